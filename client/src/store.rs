@@ -1,0 +1,183 @@
+//! The [`MetaStore`] trait: what everything above the metadata talks to, and the errors it can meet.
+//!
+//! A store is a versioned, ordered map with transactions (semantics, sections 1 to 3). Every call carries a deadline;
+//! an error says whether the change may have been made ([`Error::applied`]).
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lake_proto::kv::{Expected, Invalid, KeyValue, Revision, Txn, TxnResult};
+
+/// A store that anything may share.
+pub type SharedStore = Arc<dyn MetaStore>;
+
+/// What a store can do beyond single-key compare-and-set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Transactions over several keys.
+    pub multi_key: bool,
+    /// Every page of one listing sees one revision.
+    pub consistent_listing: bool,
+}
+
+/// How fresh a read must be (semantics, section 3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Consistency {
+    /// Confirmed against a quorum.
+    #[default]
+    Linearizable,
+    /// Whatever the peer asked has applied.
+    Local,
+    /// Local, if the peer was confirmed at most this long ago.
+    Bounded(Duration),
+}
+
+/// Options of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReadOptions {
+    pub consistency: Consistency,
+    /// Wait, up to the deadline, until this revision has been applied. 0: no wait.
+    pub min_revision: Revision,
+}
+
+/// A read's value, and the revision of the state it was read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Read<T> {
+    pub revision: Revision,
+    pub value: T,
+}
+
+/// One page of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Page {
+    pub entries: Vec<KeyValue>,
+    /// What to ask for next; `None` on the last page. Opaque.
+    pub next: Option<String>,
+}
+
+/// What a commit did, and whether it was asked for more than once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    pub result: TxnResult,
+    /// An earlier attempt of this same call may have been applied before the one that answered. A failed compare may
+    /// then be the call's own doing: look whether the observed value is the one it wanted to write.
+    pub resent: bool,
+}
+
+/// Metadata: an ordered, versioned map with transactions.
+#[async_trait]
+pub trait MetaStore: Debug + Send + Sync + 'static {
+    /// What this store can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// One entry, or `None`.
+    async fn get(&self, key: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Option<KeyValue>>, Error>;
+
+    /// The entries of those `keys` that exist, at one revision, in the order asked for.
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error>;
+
+    /// One page of at most `limit` entries under `prefix`; `page` is `None` or what the page before said comes next.
+    async fn list(
+        &self,
+        prefix: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Page>, Error>;
+
+    /// Runs a transaction. A failed compare is an answer (`succeeded == false`), not an error.
+    async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error>;
+
+    /// Puts `value` if `key` is as expected.
+    async fn cas(&self, key: &str, expected: Expected, value: Bytes, deadline: Instant) -> Result<Committed, Error> {
+        self.commit(Txn::cas(key, expected, value), deadline).await
+    }
+
+    /// Deletes `key` if its `mod_revision` is as expected.
+    async fn cas_delete(&self, key: &str, expected: Revision, deadline: Instant) -> Result<Committed, Error> {
+        self.commit(Txn::cas_delete(key, expected), deadline).await
+    }
+
+    /// Every entry under `prefix`, at one revision; starts again if the pages expire in the middle.
+    async fn list_all(&self, prefix: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Vec<KeyValue>>, Error> {
+        'start: loop {
+            let mut entries = Vec::new();
+            let mut page: Option<String> = None;
+            loop {
+                let limit = lake_proto::limits::MAX_PAGE_ENTRIES as u32;
+                let read = match self.list(prefix, page.as_deref(), limit, options, deadline).await {
+                    Err(Error::SnapshotExpired { .. }) if Instant::now() < deadline => continue 'start,
+                    other => other?,
+                };
+                entries.extend(read.value.entries);
+                match read.value.next {
+                    Some(next) => page = Some(next),
+                    None => return Ok(Read { revision: read.revision, value: entries }),
+                }
+            }
+        }
+    }
+}
+
+/// Whether a failed change may have been made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// Certainly not: retry as a new request if you like.
+    No,
+    /// It may have been, or may still be.
+    Unknown,
+}
+
+/// Why a call to a store failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The request breaks a limit or rule of the contract. Nothing was proposed.
+    #[error("invalid request: {0}")]
+    Invalid(#[from] Invalid),
+    /// The request was refused for what it asks, with the server's words.
+    #[error("{doing}: the metadata cluster refused: {message}")]
+    Refused { doing: String, message: String },
+    /// No answer within the deadline.
+    #[error("{doing}: the metadata cluster is unreachable ({}): {last} ({attempts} attempts in {:.1} s, {leader})", .endpoints.join(", "), .elapsed.as_secs_f64())]
+    Unavailable {
+        doing: String,
+        endpoints: Vec<String>,
+        attempts: u32,
+        elapsed: Duration,
+        /// The last leader known, with its term, or that none is.
+        leader: String,
+        /// The last attempt's error.
+        last: String,
+        applied: Applied,
+    },
+    /// The pages of this listing are no longer held.
+    #[error("listing {prefix}: the pages are no longer held; start again")]
+    SnapshotExpired { prefix: String },
+    /// A defect or damaged data.
+    #[error("{doing}: {message}")]
+    Internal { doing: String, message: String, applied: Applied },
+}
+
+impl Error {
+    /// Whether the change that failed may have been made.
+    pub fn applied(&self) -> Applied {
+        match self {
+            Error::Invalid(_) | Error::Refused { .. } | Error::SnapshotExpired { .. } => Applied::No,
+            Error::Unavailable { applied, .. } | Error::Internal { applied, .. } => *applied,
+        }
+    }
+
+    /// Whether the cluster could not be reached, rather than having answered.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Error::Unavailable { .. })
+    }
+}

@@ -1,0 +1,537 @@
+//! The map's vocabulary as plain values: what a caller builds, what the log carries, what an answer holds.
+//!
+//! A [`Txn`] is checked in one place, [`Txn::validate`], by the client before it sends and by the peer before it
+//! proposes, so that nothing invalid ever reaches the log.
+
+use bytes::Bytes;
+
+use crate::limits::*;
+use crate::v1;
+
+/// The cluster-wide counter, raised once by every command that changes anything.
+pub type Revision = u64;
+
+/// One key with its value and the revisions it carries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyValue {
+    pub key: String,
+    pub value: Bytes,
+    /// 1 at creation, +1 per change. Information only: never compare-and-set on it.
+    pub version: u64,
+    pub create_revision: Revision,
+    /// What compare-and-set expects; never used twice, so that a recreated key is not taken for the old one.
+    pub mod_revision: Revision,
+}
+
+/// One condition of a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compare {
+    /// The key looked at; the prefix for the `Prefix*` conditions; empty for [`Condition::EntryTerm`].
+    pub key: String,
+    pub condition: Condition,
+}
+
+/// What a [`Compare`] demands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    Absent,
+    ModRevision(Revision),
+    CreateRevision(Revision),
+    Version(u64),
+    Value(Bytes),
+    /// No key under the prefix.
+    PrefixEmpty,
+    /// No key under the prefix has a `mod_revision` above this one.
+    PrefixUnchangedSince(Revision),
+    /// The log entry that carries the transaction was proposed in this term.
+    EntryTerm(u64),
+}
+
+impl Compare {
+    pub fn absent(key: impl Into<String>) -> Self {
+        Self { key: key.into(), condition: Condition::Absent }
+    }
+
+    pub fn mod_revision(key: impl Into<String>, revision: Revision) -> Self {
+        Self { key: key.into(), condition: Condition::ModRevision(revision) }
+    }
+
+    pub fn prefix_empty(prefix: impl Into<String>) -> Self {
+        Self { key: prefix.into(), condition: Condition::PrefixEmpty }
+    }
+
+    /// Compare-and-set's own condition.
+    pub fn expected(key: impl Into<String>, expected: Expected) -> Self {
+        match expected {
+            Expected::Absent => Self::absent(key),
+            Expected::ModRevision(r) => Self::mod_revision(key, r),
+        }
+    }
+}
+
+/// What compare-and-set expects of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    Absent,
+    ModRevision(Revision),
+}
+
+/// One operation of a transaction's branch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    Put { key: String, value: Bytes, return_previous: bool },
+    Delete { key: String, return_previous: bool },
+    Get { key: String },
+    /// At most `limit` entries under the prefix (at most [`MAX_PAGE_ENTRIES`]).
+    List { prefix: String, limit: u32 },
+}
+
+impl Op {
+    pub fn put(key: impl Into<String>, value: impl Into<Bytes>) -> Self {
+        Self::Put { key: key.into(), value: value.into(), return_previous: false }
+    }
+
+    pub fn delete(key: impl Into<String>) -> Self {
+        Self::Delete { key: key.into(), return_previous: false }
+    }
+
+    /// The key the operation is about; the prefix for a list.
+    pub fn key(&self) -> &str {
+        match self {
+            Op::Put { key, .. } | Op::Delete { key, .. } | Op::Get { key } => key,
+            Op::List { prefix, .. } => prefix,
+        }
+    }
+
+    /// Whether the operation can change the map.
+    pub fn is_write(&self) -> bool {
+        matches!(self, Op::Put { .. } | Op::Delete { .. })
+    }
+}
+
+/// All or nothing, at one revision: `then` if every compare holds, else `otherwise`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Txn {
+    pub when: Vec<Compare>,
+    pub then: Vec<Op>,
+    pub otherwise: Vec<Op>,
+}
+
+/// The result of one [`Op`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpResult {
+    Put { previous: Option<KeyValue> },
+    Delete { deleted: bool, previous: Option<KeyValue> },
+    Get { entry: Option<KeyValue> },
+    List { entries: Vec<KeyValue>, more: bool },
+}
+
+/// What a transaction did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TxnResult {
+    /// The revision it ran at: a new one if it changed anything.
+    pub revision: Revision,
+    /// `then` ran.
+    pub succeeded: bool,
+    pub results: Vec<OpResult>,
+    /// When a compare failed: the entries that the compares looked at and that exist.
+    pub observed: Vec<KeyValue>,
+}
+
+/// A message off the wire, or a transaction about to be sent, that the contract does not allow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("the key {key:?} has {len} bytes; a key has 1 to {MAX_KEY_BYTES}")]
+    KeyLength { key: String, len: usize },
+    #[error("the value of key {key:?} has {len} bytes; a value has at most {MAX_VALUE_BYTES}")]
+    ValueLength { key: String, len: usize },
+    #[error("the transaction has {count} compares and operations; it may have at most {MAX_TXN_OPS}")]
+    TxnOps { count: usize },
+    #[error("the transaction has {bytes} bytes of keys and values; it may have at most {MAX_TXN_BYTES}")]
+    TxnBytes { bytes: usize },
+    #[error("{count} keys were asked for at once; at most {MAX_BATCH_GET_KEYS} can be")]
+    BatchKeys { count: usize },
+    #[error("a list asks for {limit} entries; it may ask for 1 to {MAX_PAGE_ENTRIES}")]
+    ListLimit { limit: u32 },
+    #[error("key {key:?} is lake's own: a write to it must stand in `then`, covered by a compare of absent or mod_revision on that key")]
+    BlindWrite { key: String },
+    #[error("key {key:?} lies neither under {GUARDED_PREFIX} nor under {USER_PREFIX}")]
+    OutsideNamespaces { key: String },
+    #[error("the message lacks its {0}")]
+    Missing(&'static str),
+}
+
+/// Checks a key's length. The start of the key is quoted in the error, not all of it.
+pub fn validate_key(key: &str) -> Result<(), Invalid> {
+    if key.is_empty() || key.len() > MAX_KEY_BYTES {
+        return Err(Invalid::KeyLength { key: key.chars().take(64).collect(), len: key.len() });
+    }
+    Ok(())
+}
+
+fn validate_prefix(prefix: &str) -> Result<(), Invalid> {
+    if prefix.len() > MAX_KEY_BYTES {
+        return Err(Invalid::KeyLength { key: prefix.chars().take(64).collect(), len: prefix.len() });
+    }
+    Ok(())
+}
+
+impl Txn {
+    /// The common case: put `value` if `key` is as expected.
+    pub fn cas(key: impl Into<String>, expected: Expected, value: impl Into<Bytes>) -> Self {
+        let key = key.into();
+        Self { when: vec![Compare::expected(key.clone(), expected)], then: vec![Op::put(key, value)], otherwise: vec![] }
+    }
+
+    /// Delete `key` if it is as expected.
+    pub fn cas_delete(key: impl Into<String>, expected: Revision) -> Self {
+        let key = key.into();
+        Self { when: vec![Compare::mod_revision(key.clone(), expected)], then: vec![Op::delete(key)], otherwise: vec![] }
+    }
+
+    /// Checks every limit and the rule against blind writes under `/lake/` (semantics, sections 1 and 2).
+    ///
+    /// # Errors
+    /// The first thing found that the contract does not allow.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let count = self.when.len() + self.then.len() + self.otherwise.len();
+        if count > MAX_TXN_OPS {
+            return Err(Invalid::TxnOps { count });
+        }
+        let mut bytes = 0;
+        for compare in &self.when {
+            bytes += compare.key.len();
+            match &compare.condition {
+                Condition::EntryTerm(_) => {}
+                Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => validate_prefix(&compare.key)?,
+                Condition::Value(v) => {
+                    validate_key(&compare.key)?;
+                    bytes += v.len();
+                    if v.len() > MAX_VALUE_BYTES {
+                        return Err(Invalid::ValueLength { key: compare.key.clone(), len: v.len() });
+                    }
+                }
+                _ => validate_key(&compare.key)?,
+            }
+        }
+        for op in self.then.iter().chain(&self.otherwise) {
+            bytes += op.key().len();
+            match op {
+                Op::List { prefix, limit } => {
+                    validate_prefix(prefix)?;
+                    if *limit == 0 || *limit as usize > MAX_PAGE_ENTRIES {
+                        return Err(Invalid::ListLimit { limit: *limit });
+                    }
+                }
+                Op::Put { key, value, .. } => {
+                    validate_key(key)?;
+                    bytes += value.len();
+                    if value.len() > MAX_VALUE_BYTES {
+                        return Err(Invalid::ValueLength { key: key.clone(), len: value.len() });
+                    }
+                }
+                Op::Delete { key, .. } | Op::Get { key } => validate_key(key)?,
+            }
+        }
+        if bytes > MAX_TXN_BYTES {
+            return Err(Invalid::TxnBytes { bytes });
+        }
+        self.validate_no_blind_write()
+    }
+
+    fn validate_no_blind_write(&self) -> Result<(), Invalid> {
+        let covered: std::collections::HashSet<&str> = self
+            .when
+            .iter()
+            .filter(|c| matches!(c.condition, Condition::Absent | Condition::ModRevision(_)))
+            .map(|c| c.key.as_str())
+            .collect();
+        let writes = |ops: &'_ [Op]| ops.iter().filter(|o| o.is_write()).map(|o| o.key().to_owned()).collect::<Vec<_>>();
+        for key in writes(&self.then) {
+            if key.starts_with(GUARDED_PREFIX) {
+                if !covered.contains(key.as_str()) {
+                    return Err(Invalid::BlindWrite { key });
+                }
+            } else if !key.starts_with(USER_PREFIX) {
+                return Err(Invalid::OutsideNamespaces { key });
+            }
+        }
+        for key in writes(&self.otherwise) {
+            if key.starts_with(GUARDED_PREFIX) {
+                return Err(Invalid::BlindWrite { key });
+            } else if !key.starts_with(USER_PREFIX) {
+                return Err(Invalid::OutsideNamespaces { key });
+            }
+        }
+        Ok(())
+    }
+}
+
+// ---- to and from the wire -------------------------------------------------------------------------------------
+
+impl From<KeyValue> for v1::KeyValue {
+    fn from(e: KeyValue) -> Self {
+        v1::KeyValue {
+            key: e.key,
+            value: e.value,
+            version: e.version,
+            create_revision: e.create_revision,
+            mod_revision: e.mod_revision,
+        }
+    }
+}
+
+impl From<v1::KeyValue> for KeyValue {
+    fn from(e: v1::KeyValue) -> Self {
+        KeyValue {
+            key: e.key,
+            value: e.value,
+            version: e.version,
+            create_revision: e.create_revision,
+            mod_revision: e.mod_revision,
+        }
+    }
+}
+
+impl From<Compare> for v1::Compare {
+    fn from(c: Compare) -> Self {
+        use v1::compare::Condition as Wire;
+        let condition = match c.condition {
+            Condition::Absent => Wire::Absent(true),
+            Condition::ModRevision(r) => Wire::ModRevision(r),
+            Condition::CreateRevision(r) => Wire::CreateRevision(r),
+            Condition::Version(v) => Wire::Version(v),
+            Condition::Value(v) => Wire::Value(v),
+            Condition::PrefixEmpty => Wire::PrefixEmpty(true),
+            Condition::PrefixUnchangedSince(r) => Wire::PrefixUnchangedSince(r),
+            Condition::EntryTerm(t) => Wire::EntryTerm(t),
+        };
+        v1::Compare { key: c.key, condition: Some(condition) }
+    }
+}
+
+impl TryFrom<v1::Compare> for Compare {
+    type Error = Invalid;
+
+    fn try_from(c: v1::Compare) -> Result<Self, Invalid> {
+        use v1::compare::Condition as Wire;
+        let condition = match c.condition.ok_or(Invalid::Missing("compare's condition"))? {
+            Wire::Absent(true) => Condition::Absent,
+            Wire::PrefixEmpty(true) => Condition::PrefixEmpty,
+            Wire::Absent(false) | Wire::PrefixEmpty(false) => return Err(Invalid::Missing("compare's condition")),
+            Wire::ModRevision(r) => Condition::ModRevision(r),
+            Wire::CreateRevision(r) => Condition::CreateRevision(r),
+            Wire::Version(v) => Condition::Version(v),
+            Wire::Value(v) => Condition::Value(v),
+            Wire::PrefixUnchangedSince(r) => Condition::PrefixUnchangedSince(r),
+            Wire::EntryTerm(t) => Condition::EntryTerm(t),
+        };
+        Ok(Compare { key: c.key, condition })
+    }
+}
+
+impl From<Op> for v1::Op {
+    fn from(op: Op) -> Self {
+        use v1::op::Op as Wire;
+        let op = match op {
+            Op::Put { key, value, return_previous } => Wire::Put(v1::op::Put { key, value, return_previous }),
+            Op::Delete { key, return_previous } => Wire::Delete(v1::op::Delete { key, return_previous }),
+            Op::Get { key } => Wire::Get(v1::op::Get { key }),
+            Op::List { prefix, limit } => Wire::List(v1::op::List { prefix, limit }),
+        };
+        v1::Op { op: Some(op) }
+    }
+}
+
+impl TryFrom<v1::Op> for Op {
+    type Error = Invalid;
+
+    fn try_from(op: v1::Op) -> Result<Self, Invalid> {
+        use v1::op::Op as Wire;
+        Ok(match op.op.ok_or(Invalid::Missing("operation"))? {
+            Wire::Put(p) => Op::Put { key: p.key, value: p.value, return_previous: p.return_previous },
+            Wire::Delete(d) => Op::Delete { key: d.key, return_previous: d.return_previous },
+            Wire::Get(g) => Op::Get { key: g.key },
+            Wire::List(l) => Op::List { prefix: l.prefix, limit: l.limit },
+        })
+    }
+}
+
+impl From<Txn> for v1::Txn {
+    fn from(t: Txn) -> Self {
+        v1::Txn {
+            when: t.when.into_iter().map(Into::into).collect(),
+            then: t.then.into_iter().map(Into::into).collect(),
+            otherwise: t.otherwise.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::Txn> for Txn {
+    type Error = Invalid;
+
+    /// Reads the structure only; limits are for [`Txn::validate`].
+    fn try_from(t: v1::Txn) -> Result<Self, Invalid> {
+        Ok(Txn {
+            when: t.when.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            then: t.then.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            otherwise: t.otherwise.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<OpResult> for v1::OpResult {
+    fn from(r: OpResult) -> Self {
+        use v1::op_result::{self as wire, Result as Wire};
+        let result = match r {
+            OpResult::Put { previous } => Wire::Put(wire::Put { previous: previous.map(Into::into) }),
+            OpResult::Delete { deleted, previous } => {
+                Wire::Delete(wire::Delete { deleted, previous: previous.map(Into::into) })
+            }
+            OpResult::Get { entry } => Wire::Get(wire::Get { entry: entry.map(Into::into) }),
+            OpResult::List { entries, more } => {
+                Wire::List(wire::List { entries: entries.into_iter().map(Into::into).collect(), more })
+            }
+        };
+        v1::OpResult { result: Some(result) }
+    }
+}
+
+impl TryFrom<v1::OpResult> for OpResult {
+    type Error = Invalid;
+
+    fn try_from(r: v1::OpResult) -> Result<Self, Invalid> {
+        use v1::op_result::Result as Wire;
+        Ok(match r.result.ok_or(Invalid::Missing("operation's result"))? {
+            Wire::Put(p) => OpResult::Put { previous: p.previous.map(Into::into) },
+            Wire::Delete(d) => OpResult::Delete { deleted: d.deleted, previous: d.previous.map(Into::into) },
+            Wire::Get(g) => OpResult::Get { entry: g.entry.map(Into::into) },
+            Wire::List(l) => {
+                OpResult::List { entries: l.entries.into_iter().map(Into::into).collect(), more: l.more }
+            }
+        })
+    }
+}
+
+impl TryFrom<v1::TxnResponse> for TxnResult {
+    type Error = Invalid;
+
+    fn try_from(r: v1::TxnResponse) -> Result<Self, Invalid> {
+        Ok(TxnResult {
+            revision: r.revision,
+            succeeded: r.succeeded,
+            results: r.results.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            observed: r.observed.into_iter().map(Into::into).collect(),
+        })
+    }
+}
+
+impl TxnResult {
+    /// The answer as it goes over the wire.
+    pub fn into_response(self, header: v1::ResponseHeader) -> v1::TxnResponse {
+        v1::TxnResponse {
+            header: Some(header),
+            revision: self.revision,
+            succeeded: self.succeeded,
+            results: self.results.into_iter().map(Into::into).collect(),
+            observed: self.observed.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_write_under_lake_needs_a_compare_on_that_key() {
+        let blind = Txn { then: vec![Op::put("/lake/a", "1")], ..Txn::default() };
+        assert_eq!(blind.validate(), Err(Invalid::BlindWrite { key: "/lake/a".into() }));
+
+        let other_key = Txn { when: vec![Compare::absent("/lake/b")], ..blind.clone() };
+        assert_eq!(other_key.validate(), Err(Invalid::BlindWrite { key: "/lake/a".into() }));
+
+        let by_version = Txn {
+            when: vec![Compare { key: "/lake/a".into(), condition: Condition::Version(1) }],
+            ..blind.clone()
+        };
+        assert_eq!(by_version.validate(), Err(Invalid::BlindWrite { key: "/lake/a".into() }));
+
+        assert_eq!(Txn::cas("/lake/a", Expected::Absent, "1").validate(), Ok(()));
+        assert_eq!(Txn::cas_delete("/lake/a", 4).validate(), Ok(()));
+
+        let in_otherwise = Txn {
+            when: vec![Compare::absent("/lake/a")],
+            then: vec![],
+            otherwise: vec![Op::delete("/lake/a")],
+        };
+        assert_eq!(in_otherwise.validate(), Err(Invalid::BlindWrite { key: "/lake/a".into() }));
+    }
+
+    #[test]
+    fn users_keys_may_be_written_blindly_and_others_not_at_all() {
+        let put = |key: &str| Txn { then: vec![Op::put(key, "1")], ..Txn::default() };
+        assert_eq!(put("/kv/a").validate(), Ok(()));
+        assert_eq!(put("elsewhere").validate(), Err(Invalid::OutsideNamespaces { key: "elsewhere".into() }));
+    }
+
+    #[test]
+    fn limits_are_named() {
+        let long = format!("/kv/{}", "k".repeat(MAX_KEY_BYTES));
+        let put = |key: &str, len: usize| Txn { then: vec![Op::put(key, vec![0; len])], ..Txn::default() };
+        assert!(matches!(put(&long, 1).validate(), Err(Invalid::KeyLength { .. })));
+        assert!(matches!(put("", 1).validate(), Err(Invalid::KeyLength { .. })));
+        assert_eq!(put("/kv/a", MAX_VALUE_BYTES).validate(), Ok(()));
+        assert!(matches!(put("/kv/a", MAX_VALUE_BYTES + 1).validate(), Err(Invalid::ValueLength { .. })));
+        let many = |n: usize, len: usize| Txn {
+            then: (0..n).map(|i| Op::put(format!("/kv/{i}"), vec![0; len])).collect(),
+            ..Txn::default()
+        };
+        assert_eq!(many(MAX_TXN_OPS, 1).validate(), Ok(()));
+        assert!(matches!(many(MAX_TXN_OPS + 1, 1).validate(), Err(Invalid::TxnOps { .. })));
+        assert!(matches!(many(9, MAX_VALUE_BYTES).validate(), Err(Invalid::TxnBytes { .. })));
+        let list = |limit| Txn { then: vec![Op::List { prefix: "/kv/".into(), limit }], ..Txn::default() };
+        assert!(matches!(list(0).validate(), Err(Invalid::ListLimit { .. })));
+        assert!(matches!(list(1001).validate(), Err(Invalid::ListLimit { .. })));
+    }
+
+    fn condition() -> impl Strategy<Value = Condition> {
+        prop_oneof![
+            Just(Condition::Absent),
+            any::<u64>().prop_map(Condition::ModRevision),
+            any::<u64>().prop_map(Condition::CreateRevision),
+            any::<u64>().prop_map(Condition::Version),
+            any::<Vec<u8>>().prop_map(|v| Condition::Value(v.into())),
+            Just(Condition::PrefixEmpty),
+            any::<u64>().prop_map(Condition::PrefixUnchangedSince),
+            any::<u64>().prop_map(Condition::EntryTerm),
+        ]
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (".*", any::<Vec<u8>>(), any::<bool>())
+                .prop_map(|(key, value, return_previous)| Op::Put { key, value: value.into(), return_previous }),
+            (".*", any::<bool>()).prop_map(|(key, return_previous)| Op::Delete { key, return_previous }),
+            ".*".prop_map(|key| Op::Get { key }),
+            (".*", any::<u32>()).prop_map(|(prefix, limit)| Op::List { prefix, limit }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_transaction_survives_the_wire(
+            when in prop::collection::vec((".*", condition()).prop_map(|(key, condition)| Compare { key, condition }), 0..4),
+            then in prop::collection::vec(op(), 0..4),
+            otherwise in prop::collection::vec(op(), 0..4),
+        ) {
+            use prost::Message;
+            let txn = Txn { when, then, otherwise };
+            let bytes = v1::Txn::from(txn.clone()).encode_to_vec();
+            let back = Txn::try_from(v1::Txn::decode(&bytes[..]).unwrap()).unwrap();
+            prop_assert_eq!(txn, back);
+        }
+    }
+}

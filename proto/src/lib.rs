@@ -1,0 +1,22 @@
+//! lake's protocol: the generated gRPC code ([`v1`]), the plain types it stands for, and the limits of the contract.
+//!
+//! No I/O and no policy live here. In reading order:
+//! - [`limits`]: every size and count the contract names, in one place;
+//! - [`kv`]: keys, entries, compares, operations and transactions as plain values, validated when they come off the wire;
+//! - [`status`]: how an error travels in a gRPC status: its kind, whether it may have been applied, who leads.
+
+pub mod kv;
+pub mod limits;
+pub mod status;
+
+/// The code generated from `proto/lake/v1/*.proto`.
+#[allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)]
+pub mod v1 {
+    tonic::include_proto!("lake.v1");
+}
+
+/// The gRPC metadata key that carries the cluster secret, as `Bearer <secret>`.
+pub const SECRET_METADATA_KEY: &str = "authorization";
+
+/// Largest gRPC message either side accepts, in bytes: the largest transaction (8 MiB) with room for its framing.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
