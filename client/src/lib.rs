@@ -1,1 +1,22 @@
-//! placeholder
+//! Clients of lake's metadata. In reading order:
+//!
+//! - [`store`]: the [`store::MetaStore`] trait that everything above the metadata talks to, and its errors;
+//! - [`memory`]: the store for tests, and the reference of what a store does;
+//! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline;
+//! - [`secret`]: the cluster secret, read from a file and never shown;
+//! - [`catalog`]: namespaces and table pointers, typed, over any store;
+//! - `cache` (feature `cache`): table pointers cached with moka, so that a query needs no metadata call.
+//!
+//! Invariants: every call ends by its deadline; every error says whether the change may have been made; nothing here
+//! depends on metasrv or query.
+
+#[cfg(feature = "cache")]
+pub mod cache;
+pub mod catalog;
+pub mod memory;
+pub mod remote;
+pub mod secret;
+pub mod store;
+
+pub use catalog::Catalog;
+pub use store::{Applied, Consistency, Error, MetaStore, ReadOptions, SharedStore};

@@ -108,7 +108,12 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
     }
 
     /// Every entry under `prefix`, at one revision; starts again if the pages expire in the middle.
-    async fn list_all(&self, prefix: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Vec<KeyValue>>, Error> {
+    async fn list_all(
+        &self,
+        prefix: &str,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
         'start: loop {
             let mut entries = Vec::new();
             let mut page: Option<String> = None;

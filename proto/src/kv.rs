@@ -79,11 +79,23 @@ pub enum Expected {
 /// One operation of a transaction's branch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    Put { key: String, value: Bytes, return_previous: bool },
-    Delete { key: String, return_previous: bool },
-    Get { key: String },
+    Put {
+        key: String,
+        value: Bytes,
+        return_previous: bool,
+    },
+    Delete {
+        key: String,
+        return_previous: bool,
+    },
+    Get {
+        key: String,
+    },
     /// At most `limit` entries under the prefix (at most [`MAX_PAGE_ENTRIES`]).
-    List { prefix: String, limit: u32 },
+    List {
+        prefix: String,
+        limit: u32,
+    },
 }
 
 impl Op {
@@ -153,7 +165,9 @@ pub enum Invalid {
     BatchKeys { count: usize },
     #[error("a list asks for {limit} entries; it may ask for 1 to {MAX_PAGE_ENTRIES}")]
     ListLimit { limit: u32 },
-    #[error("key {key:?} is lake's own: a write to it must stand in `then`, covered by a compare of absent or mod_revision on that key")]
+    #[error(
+        "key {key:?} is lake's own: a write to it must stand in `then`, covered by a compare of absent or mod_revision on that key"
+    )]
     BlindWrite { key: String },
     #[error("key {key:?} lies neither under {GUARDED_PREFIX} nor under {USER_PREFIX}")]
     OutsideNamespaces { key: String },
@@ -180,13 +194,21 @@ impl Txn {
     /// The common case: put `value` if `key` is as expected.
     pub fn cas(key: impl Into<String>, expected: Expected, value: impl Into<Bytes>) -> Self {
         let key = key.into();
-        Self { when: vec![Compare::expected(key.clone(), expected)], then: vec![Op::put(key, value)], otherwise: vec![] }
+        Self {
+            when: vec![Compare::expected(key.clone(), expected)],
+            then: vec![Op::put(key, value)],
+            otherwise: vec![],
+        }
     }
 
     /// Delete `key` if it is as expected.
     pub fn cas_delete(key: impl Into<String>, expected: Revision) -> Self {
         let key = key.into();
-        Self { when: vec![Compare::mod_revision(key.clone(), expected)], then: vec![Op::delete(key)], otherwise: vec![] }
+        Self {
+            when: vec![Compare::mod_revision(key.clone(), expected)],
+            then: vec![Op::delete(key)],
+            otherwise: vec![],
+        }
     }
 
     /// Checks every limit and the rule against blind writes under `/lake/` (semantics, sections 1 and 2).
@@ -246,7 +268,8 @@ impl Txn {
             .filter(|c| matches!(c.condition, Condition::Absent | Condition::ModRevision(_)))
             .map(|c| c.key.as_str())
             .collect();
-        let writes = |ops: &'_ [Op]| ops.iter().filter(|o| o.is_write()).map(|o| o.key().to_owned()).collect::<Vec<_>>();
+        let writes =
+            |ops: &'_ [Op]| ops.iter().filter(|o| o.is_write()).map(|o| o.key().to_owned()).collect::<Vec<_>>();
         for key in writes(&self.then) {
             if key.starts_with(GUARDED_PREFIX) {
                 if !covered.contains(key.as_str()) {
@@ -406,9 +429,7 @@ impl TryFrom<v1::OpResult> for OpResult {
             Wire::Put(p) => OpResult::Put { previous: p.previous.map(Into::into) },
             Wire::Delete(d) => OpResult::Delete { deleted: d.deleted, previous: d.previous.map(Into::into) },
             Wire::Get(g) => OpResult::Get { entry: g.entry.map(Into::into) },
-            Wire::List(l) => {
-                OpResult::List { entries: l.entries.into_iter().map(Into::into).collect(), more: l.more }
-            }
+            Wire::List(l) => OpResult::List { entries: l.entries.into_iter().map(Into::into).collect(), more: l.more },
         })
     }
 }
@@ -453,20 +474,15 @@ mod tests {
         let other_key = Txn { when: vec![Compare::absent("/lake/b")], ..blind.clone() };
         assert_eq!(other_key.validate(), Err(Invalid::BlindWrite { key: "/lake/a".into() }));
 
-        let by_version = Txn {
-            when: vec![Compare { key: "/lake/a".into(), condition: Condition::Version(1) }],
-            ..blind.clone()
-        };
+        let by_version =
+            Txn { when: vec![Compare { key: "/lake/a".into(), condition: Condition::Version(1) }], ..blind.clone() };
         assert_eq!(by_version.validate(), Err(Invalid::BlindWrite { key: "/lake/a".into() }));
 
         assert_eq!(Txn::cas("/lake/a", Expected::Absent, "1").validate(), Ok(()));
         assert_eq!(Txn::cas_delete("/lake/a", 4).validate(), Ok(()));
 
-        let in_otherwise = Txn {
-            when: vec![Compare::absent("/lake/a")],
-            then: vec![],
-            otherwise: vec![Op::delete("/lake/a")],
-        };
+        let in_otherwise =
+            Txn { when: vec![Compare::absent("/lake/a")], then: vec![], otherwise: vec![Op::delete("/lake/a")] };
         assert_eq!(in_otherwise.validate(), Err(Invalid::BlindWrite { key: "/lake/a".into() }));
     }
 
@@ -512,8 +528,11 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            (".*", any::<Vec<u8>>(), any::<bool>())
-                .prop_map(|(key, value, return_previous)| Op::Put { key, value: value.into(), return_previous }),
+            (".*", any::<Vec<u8>>(), any::<bool>()).prop_map(|(key, value, return_previous)| Op::Put {
+                key,
+                value: value.into(),
+                return_previous
+            }),
             (".*", any::<bool>()).prop_map(|(key, return_previous)| Op::Delete { key, return_previous }),
             ".*".prop_map(|key| Op::Get { key }),
             (".*", any::<u32>()).prop_map(|(prefix, limit)| Op::List { prefix, limit }),

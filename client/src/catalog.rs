@@ -1,0 +1,612 @@
+//! The catalog over a store: namespaces and table pointers (semantics, section 11).
+//!
+//! Keys:
+//! ```text
+//! /lake/catalog/<namespace>            the namespace's properties
+//! /lake/table/<namespace>/<table>      the pointer: table uuid, current and previous metadata location
+//! ```
+//! Levels of a nested namespace join with U+001F, which no name may hold. A pointer never holds file lists or
+//! statistics: those are Iceberg's. Every change is one transaction with a compare on each key it writes.
+//!
+//! A change whose answer was lost is asked for again by the store; its compare then fails on its own effect. Such a
+//! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
+//! that holds exactly what the call wanted to write was written by it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Instant;
+
+use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::store::{Applied, Error, ReadOptions, SharedStore};
+
+/// Joins the levels of a nested namespace in a key. No name may hold it.
+const LEVEL_SEPARATOR: char = '\u{1f}';
+/// Longest name of a namespace level or table, in bytes.
+const MAX_NAME_BYTES: usize = 255;
+/// Deepest nesting of namespaces.
+const MAX_LEVELS: usize = 16;
+/// How often a change is tried again on what another change left, before the deadline ends it.
+const MAX_RACES: u32 = 64;
+
+/// A namespace: one or more levels.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Namespace(Vec<String>);
+
+impl Namespace {
+    /// A namespace of these levels.
+    ///
+    /// # Errors
+    /// [`CatalogError::InvalidName`] if there is no level, too many, or one is not a valid name.
+    pub fn new(levels: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, CatalogError> {
+        let levels: Vec<String> = levels.into_iter().map(Into::into).collect();
+        if levels.is_empty() || levels.len() > MAX_LEVELS {
+            return Err(CatalogError::InvalidName {
+                name: levels.join("."),
+                why: format!("a namespace has 1 to {MAX_LEVELS} levels"),
+            });
+        }
+        for level in &levels {
+            validate_name(level)?;
+        }
+        Ok(Self(levels))
+    }
+
+    /// The levels, outermost first.
+    pub fn levels(&self) -> &[String] {
+        &self.0
+    }
+
+    fn encoded(&self) -> String {
+        self.0.join(&LEVEL_SEPARATOR.to_string())
+    }
+
+    fn decode(encoded: &str) -> Result<Self, CatalogError> {
+        Self::new(encoded.split(LEVEL_SEPARATOR))
+    }
+
+    fn key(&self) -> String {
+        format!("/lake/catalog/{}", self.encoded())
+    }
+
+    /// What the keys of all namespaces nested in this one start with.
+    fn nested_prefix(&self) -> String {
+        format!("{}{LEVEL_SEPARATOR}", self.key())
+    }
+
+    fn table_prefix(&self) -> String {
+        format!("/lake/table/{}/", self.encoded())
+    }
+
+    fn view_prefix(&self) -> String {
+        format!("/lake/view/{}/", self.encoded())
+    }
+
+    fn parent(&self) -> Option<Namespace> {
+        (self.0.len() > 1).then(|| Namespace(self.0[..self.0.len() - 1].to_vec()))
+    }
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("."))
+    }
+}
+
+impl FromStr for Namespace {
+    type Err = CatalogError;
+
+    /// Levels separated by dots.
+    fn from_str(s: &str) -> Result<Self, CatalogError> {
+        Self::new(s.split('.'))
+    }
+}
+
+/// A table by namespace and name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TableIdent {
+    pub namespace: Namespace,
+    pub name: String,
+}
+
+impl TableIdent {
+    /// # Errors
+    /// [`CatalogError::InvalidName`] if `name` is not a valid name.
+    pub fn new(namespace: Namespace, name: impl Into<String>) -> Result<Self, CatalogError> {
+        let name = name.into();
+        validate_name(&name)?;
+        Ok(Self { namespace, name })
+    }
+
+    fn key(&self) -> String {
+        format!("{}{}", self.namespace.table_prefix(), self.name)
+    }
+}
+
+impl fmt::Display for TableIdent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.namespace, self.name)
+    }
+}
+
+fn validate_name(name: &str) -> Result<(), CatalogError> {
+    let why = if name.is_empty() {
+        "a name is not empty".to_owned()
+    } else if name.len() > MAX_NAME_BYTES {
+        format!("a name has at most {MAX_NAME_BYTES} bytes")
+    } else if name.contains('/') || name.chars().any(char::is_control) {
+        "a name holds no '/' and no control characters".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(CatalogError::InvalidName { name: name.chars().take(64).collect(), why })
+}
+
+/// Where a table's current metadata is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TablePointer {
+    pub uuid: Uuid,
+    pub metadata_location: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous_location: Option<String>,
+}
+
+/// A namespace's properties.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct NamespaceRecord {
+    #[serde(default)]
+    properties: BTreeMap<String, String>,
+}
+
+/// A value with the revisions that say how current it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Versioned<T> {
+    pub value: T,
+    /// What the next compare-and-set expects.
+    pub mod_revision: Revision,
+    /// The revision up to which the value is known to be current.
+    pub valid_through: Revision,
+}
+
+/// Why a catalog call failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CatalogError {
+    #[error("invalid name {name:?}: {why}")]
+    InvalidName { name: String, why: String },
+    #[error("namespace {0} does not exist")]
+    NamespaceNotFound(Namespace),
+    #[error("namespace {0} exists already")]
+    NamespaceExists(Namespace),
+    #[error("namespace {0} is not empty: drop what is in it first")]
+    NamespaceNotEmpty(Namespace),
+    #[error("table {0} does not exist")]
+    TableNotFound(TableIdent),
+    #[error("table {0} exists already")]
+    TableExists(TableIdent),
+    /// Another writer changed the pointer first.
+    #[error("table {table} was changed by another writer")]
+    Conflict {
+        table: TableIdent,
+        /// The pointer as it is now; `None` if the table is gone.
+        current: Option<Versioned<TablePointer>>,
+        /// An earlier attempt of this call may have been applied and built upon since: look whether the current
+        /// metadata already holds the change before making it again.
+        resent: bool,
+    },
+    /// The stored bytes are not what lake writes.
+    #[error("the record of {what} in the metadata is damaged: {why}")]
+    Damaged { what: String, why: String },
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+impl CatalogError {
+    /// Whether the change that failed may have been made.
+    pub fn applied(&self) -> Applied {
+        match self {
+            CatalogError::Store(e) => e.applied(),
+            CatalogError::Conflict { resent: true, .. } => Applied::Unknown,
+            _ => Applied::No,
+        }
+    }
+}
+
+type Result<T, E = CatalogError> = std::result::Result<T, E>;
+
+/// Namespaces and table pointers over a store.
+#[derive(Debug, Clone)]
+pub struct Catalog {
+    store: SharedStore,
+}
+
+impl Catalog {
+    pub fn new(store: SharedStore) -> Self {
+        Self { store }
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &SharedStore {
+        &self.store
+    }
+
+    /// Creates a namespace. Its parent, if it is nested, must exist.
+    ///
+    /// # Errors
+    /// `NamespaceExists`, `NamespaceNotFound` (the parent), or the store's.
+    pub async fn create_namespace(
+        &self,
+        namespace: &Namespace,
+        properties: BTreeMap<String, String>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let key = namespace.key();
+        let value = encode(&NamespaceRecord { properties }, &key)?;
+        for _ in 0..MAX_RACES {
+            let mut when = vec![Compare::absent(&key)];
+            if let Some(parent) = namespace.parent() {
+                when.push(Compare::mod_revision(parent.key(), self.namespace_revision(&parent, deadline).await?));
+            }
+            let txn = Txn { when, then: vec![Op::put(&key, value.clone())], otherwise: vec![] };
+            let committed = self.store.commit(txn, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(());
+            }
+            if let Some(existing) = find(&committed.result.observed, &key) {
+                // A namespace carries nothing unique. Our own lost answer and another's identical creation look the
+                // same, and either way the namespace is there as asked for.
+                return match committed.resent && existing.value == value {
+                    true => Ok(()),
+                    false => Err(CatalogError::NamespaceExists(namespace.clone())),
+                };
+            }
+        }
+        Err(self.raced(format!("creating namespace {namespace}")))
+    }
+
+    /// Drops an empty namespace.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, `NamespaceNotEmpty`, or the store's.
+    pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
+        let key = namespace.key();
+        let mut in_doubt = false;
+        for _ in 0..MAX_RACES {
+            let revision = match self.namespace_revision(namespace, deadline).await {
+                // Gone after an attempt of ours whose answer was lost: that attempt, or another's drop, did it.
+                Err(CatalogError::NamespaceNotFound(_)) if in_doubt => return Ok(()),
+                other => other?,
+            };
+            let contents = [namespace.table_prefix(), namespace.view_prefix(), namespace.nested_prefix()];
+            let mut when = vec![Compare::mod_revision(&key, revision)];
+            when.extend(contents.iter().map(Compare::prefix_empty));
+            let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
+            let committed = self.store.commit(txn, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(());
+            }
+            if committed.result.observed.iter().any(|e| contents.iter().any(|p| e.key.starts_with(p.as_str()))) {
+                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
+            }
+            in_doubt |= committed.resent;
+        }
+        Err(self.raced(format!("dropping namespace {namespace}")))
+    }
+
+    pub async fn namespace_exists(&self, namespace: &Namespace, deadline: Instant) -> Result<bool> {
+        Ok(self.store.get(&namespace.key(), ReadOptions::default(), deadline).await?.value.is_some())
+    }
+
+    /// All namespaces, in key order.
+    pub async fn list_namespaces(&self, deadline: Instant) -> Result<Vec<Namespace>> {
+        let prefix = "/lake/catalog/";
+        let read = self.store.list_all(prefix, ReadOptions::default(), deadline).await?;
+        read.value.iter().map(|e| Namespace::decode(&e.key[prefix.len()..])).collect()
+    }
+
+    /// The names of a namespace's tables, sorted.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, or the store's.
+    pub async fn list_tables(&self, namespace: &Namespace, deadline: Instant) -> Result<Vec<String>> {
+        let prefix = namespace.table_prefix();
+        let read = self.store.list_all(&prefix, ReadOptions::default(), deadline).await?;
+        if read.value.is_empty() && !self.namespace_exists(namespace, deadline).await? {
+            return Err(CatalogError::NamespaceNotFound(namespace.clone()));
+        }
+        Ok(read.value.into_iter().map(|e| e.key[prefix.len()..].to_owned()).collect())
+    }
+
+    /// A table's pointer, or `None` if there is no such table.
+    pub async fn load_table(&self, table: &TableIdent, deadline: Instant) -> Result<Option<Versioned<TablePointer>>> {
+        let read = self.store.get(&table.key(), ReadOptions::default(), deadline).await?;
+        read.value.map(|e| pointer(table, &e, read.revision)).transpose()
+    }
+
+    /// Several tables' pointers at one revision, which is returned too; `None` for those that do not exist.
+    pub async fn load_tables(
+        &self,
+        tables: &[TableIdent],
+        deadline: Instant,
+    ) -> Result<(Revision, Vec<Option<Versioned<TablePointer>>>)> {
+        let keys: Vec<String> = tables.iter().map(TableIdent::key).collect();
+        let read = self.store.batch_get(&keys, ReadOptions::default(), deadline).await?;
+        let pointers = tables
+            .iter()
+            .zip(&keys)
+            .map(|(table, key)| find(&read.value, key).map(|e| pointer(table, e, read.revision)).transpose())
+            .collect::<Result<_>>()?;
+        Ok((read.revision, pointers))
+    }
+
+    /// Creates a table that points at `new`.
+    ///
+    /// # Errors
+    /// `TableExists`, `NamespaceNotFound`, or the store's.
+    pub async fn create_table(
+        &self,
+        table: &TableIdent,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let key = table.key();
+        let value = encode(new, &key)?;
+        let mut in_doubt = false;
+        for _ in 0..MAX_RACES {
+            let namespace = self.namespace_revision(&table.namespace, deadline).await?;
+            let txn = Txn {
+                when: vec![Compare::absent(&key), Compare::mod_revision(table.namespace.key(), namespace)],
+                then: vec![Op::put(&key, value.clone())],
+                otherwise: vec![],
+            };
+            let committed = self.store.commit(txn, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(written(new, committed.result.revision));
+            }
+            in_doubt |= committed.resent;
+            if let Some(existing) = find(&committed.result.observed, &key) {
+                let current = pointer(table, existing, committed.result.revision)?;
+                // The uuid is ours alone: the table was created by this call, whatever was committed to it since.
+                return match current.value.uuid == new.uuid {
+                    true => Ok(current),
+                    false if in_doubt => {
+                        Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: true })
+                    }
+                    false => Err(CatalogError::TableExists(table.clone())),
+                };
+            }
+        }
+        Err(self.raced(format!("creating table {table}")))
+    }
+
+    /// Swaps a table's pointer, if its `mod_revision` is still `expected`.
+    ///
+    /// # Errors
+    /// `Conflict` with the pointer as it is now, or the store's.
+    pub async fn swap_table(
+        &self,
+        table: &TableIdent,
+        expected: Revision,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let key = table.key();
+        let value = encode(new, &key)?;
+        let expected = lake_proto::kv::Expected::ModRevision(expected);
+        let committed = self.store.cas(&key, expected, value.into(), deadline).await?;
+        if committed.result.succeeded {
+            return Ok(written(new, committed.result.revision));
+        }
+        let current =
+            find(&committed.result.observed, &key).map(|e| pointer(table, e, committed.result.revision)).transpose()?;
+        match current {
+            // The metadata location is ours alone: an earlier attempt of this call was applied.
+            Some(current) if current.value == *new => Ok(current),
+            current => Err(CatalogError::Conflict { table: table.clone(), current, resent: committed.resent }),
+        }
+    }
+
+    /// Drops a table, if its `mod_revision` is still `expected`.
+    ///
+    /// # Errors
+    /// `Conflict` with the pointer as it is now, or the store's.
+    pub async fn drop_table(&self, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<()> {
+        let key = table.key();
+        let committed = self.store.cas_delete(&key, expected, deadline).await?;
+        if committed.result.succeeded {
+            return Ok(());
+        }
+        let current =
+            find(&committed.result.observed, &key).map(|e| pointer(table, e, committed.result.revision)).transpose()?;
+        match current {
+            // The entry expected is gone, and an attempt whose answer was lost may have removed it.
+            None if committed.resent => Ok(()),
+            None => Err(CatalogError::TableNotFound(table.clone())),
+            current => Err(CatalogError::Conflict { table: table.clone(), current, resent: committed.resent }),
+        }
+    }
+
+    async fn namespace_revision(&self, namespace: &Namespace, deadline: Instant) -> Result<Revision> {
+        let read = self.store.get(&namespace.key(), ReadOptions::default(), deadline).await?;
+        read.value.map(|e| e.mod_revision).ok_or_else(|| CatalogError::NamespaceNotFound(namespace.clone()))
+    }
+
+    fn raced(&self, doing: String) -> CatalogError {
+        CatalogError::Store(Error::Refused {
+            doing,
+            message: format!(
+                "its namespace was changed {MAX_RACES} times in between; nothing was committed, try again"
+            ),
+        })
+    }
+}
+
+fn find<'a>(entries: &'a [KeyValue], key: &str) -> Option<&'a KeyValue> {
+    entries.iter().find(|e| e.key == key)
+}
+
+fn written(new: &TablePointer, revision: Revision) -> Versioned<TablePointer> {
+    Versioned { value: new.clone(), mod_revision: revision, valid_through: revision }
+}
+
+fn pointer(table: &TableIdent, entry: &KeyValue, revision: Revision) -> Result<Versioned<TablePointer>> {
+    let value = serde_json::from_slice(&entry.value)
+        .map_err(|e| CatalogError::Damaged { what: format!("table {table}"), why: e.to_string() })?;
+    Ok(Versioned { value, mod_revision: entry.mod_revision, valid_through: revision })
+}
+
+fn encode(value: &impl Serialize, what: &str) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).map_err(|e| CatalogError::Damaged { what: what.to_owned(), why: e.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::memory::MemoryStore;
+    use crate::store::{Capabilities, Committed, MetaStore, Page, Read};
+
+    /// Loses the answers of the next commits, which are applied all the same, and asks again as the remote store does.
+    #[derive(Debug, Default)]
+    struct LosesAnswers {
+        store: MemoryStore,
+        lose: AtomicU32,
+    }
+
+    #[async_trait]
+    impl MetaStore for LosesAnswers {
+        fn capabilities(&self) -> Capabilities {
+            self.store.capabilities()
+        }
+        async fn get(&self, k: &str, o: ReadOptions, d: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+            self.store.get(k, o, d).await
+        }
+        async fn batch_get(&self, k: &[String], o: ReadOptions, d: Instant) -> Result<Read<Vec<KeyValue>>, Error> {
+            self.store.batch_get(k, o, d).await
+        }
+        async fn list(
+            &self,
+            p: &str,
+            t: Option<&str>,
+            l: u32,
+            o: ReadOptions,
+            d: Instant,
+        ) -> Result<Read<Page>, Error> {
+            self.store.list(p, t, l, o, d).await
+        }
+        async fn commit(&self, txn: Txn, d: Instant) -> Result<Committed, Error> {
+            let mut resent = false;
+            while self.lose.load(Ordering::SeqCst) > 0 {
+                self.lose.fetch_sub(1, Ordering::SeqCst);
+                self.store.commit(txn.clone(), d).await?;
+                resent = true;
+            }
+            Ok(Committed { resent, ..self.store.commit(txn, d).await? })
+        }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(5)
+    }
+
+    fn pointer() -> TablePointer {
+        let uuid = Uuid::new_v4();
+        TablePointer { uuid, metadata_location: format!("file:///t-{uuid}/metadata/0.json"), previous_location: None }
+    }
+
+    fn setup() -> (Arc<LosesAnswers>, Catalog, Namespace, TableIdent) {
+        let store = Arc::new(LosesAnswers::default());
+        let namespace: Namespace = "a.b".parse().unwrap();
+        let table = TableIdent::new(namespace.clone(), "t").unwrap();
+        (store.clone(), Catalog::new(store), namespace, table)
+    }
+
+    #[tokio::test]
+    async fn a_tree_of_namespaces_stays_a_tree() {
+        let (_, catalog, nested, table) = setup();
+        let parent: Namespace = "a".parse().unwrap();
+        let create = |n: &Namespace| {
+            let (catalog, n) = (catalog.clone(), n.clone());
+            async move { catalog.create_namespace(&n, BTreeMap::new(), soon()).await }
+        };
+        assert_eq!(create(&nested).await, Err(CatalogError::NamespaceNotFound(parent.clone())));
+        create(&parent).await.unwrap();
+        create(&nested).await.unwrap();
+        assert_eq!(create(&nested).await, Err(CatalogError::NamespaceExists(nested.clone())));
+        catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+        assert_eq!(catalog.list_namespaces(soon()).await.unwrap(), [parent.clone(), nested.clone()]);
+        assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+        assert_eq!(catalog.list_tables(&parent, soon()).await.unwrap(), [""; 0]);
+
+        let drop = |n: &Namespace| {
+            let (catalog, n) = (catalog.clone(), n.clone());
+            async move { catalog.drop_namespace(&n, soon()).await }
+        };
+        assert_eq!(drop(&parent).await, Err(CatalogError::NamespaceNotEmpty(parent.clone())));
+        assert_eq!(drop(&nested).await, Err(CatalogError::NamespaceNotEmpty(nested.clone())));
+        let loaded = catalog.load_table(&table, soon()).await.unwrap().unwrap();
+        catalog.drop_table(&table, loaded.mod_revision, soon()).await.unwrap();
+        drop(&nested).await.unwrap();
+        assert_eq!(drop(&nested).await, Err(CatalogError::NamespaceNotFound(nested.clone())));
+        drop(&parent).await.unwrap();
+        let orphan = catalog.create_table(&table, &pointer(), soon()).await;
+        assert_eq!(orphan, Err(CatalogError::NamespaceNotFound(nested)));
+    }
+
+    #[tokio::test]
+    async fn a_lost_race_returns_what_won() {
+        let (_, catalog, _, table) = setup();
+        for n in ["a", "a.b"] {
+            catalog.create_namespace(&n.parse().unwrap(), BTreeMap::new(), soon()).await.unwrap();
+        }
+        let first = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+        assert_eq!(
+            catalog.create_table(&table, &pointer(), soon()).await,
+            Err(CatalogError::TableExists(table.clone()))
+        );
+        let won = catalog.swap_table(&table, first.mod_revision, &pointer(), soon()).await.unwrap();
+        let lost = catalog.swap_table(&table, first.mod_revision, &pointer(), soon()).await;
+        assert_eq!(
+            lost,
+            Err(CatalogError::Conflict { table: table.clone(), current: Some(won.clone()), resent: false })
+        );
+        assert!(catalog.drop_table(&table, first.mod_revision, soon()).await.is_err());
+        catalog.drop_table(&table, won.mod_revision, soon()).await.unwrap();
+        assert_eq!(catalog.drop_table(&table, won.mod_revision, soon()).await, Err(CatalogError::TableNotFound(table)));
+    }
+
+    #[tokio::test]
+    async fn a_lost_answer_is_not_taken_for_a_lost_race() {
+        let (store, catalog, nested, table) = setup();
+        let lose = || store.lose.store(1, Ordering::SeqCst);
+        catalog.create_namespace(&"a".parse().unwrap(), BTreeMap::new(), soon()).await.unwrap();
+        lose();
+        catalog.create_namespace(&nested, BTreeMap::new(), soon()).await.unwrap();
+        lose();
+        let created = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+        lose();
+        let swapped = catalog.swap_table(&table, created.mod_revision, &pointer(), soon()).await.unwrap();
+        assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, swapped.value);
+        lose();
+        catalog.drop_table(&table, swapped.mod_revision, soon()).await.unwrap();
+        lose();
+        catalog.drop_namespace(&nested, soon()).await.unwrap();
+    }
+
+    #[test]
+    fn names_that_would_break_keys_are_refused() {
+        for name in ["", "a/b", "a\u{1f}b", "a\nb", &"x".repeat(256)] {
+            assert!(matches!(Namespace::new([name]), Err(CatalogError::InvalidName { .. })), "{name:?}");
+        }
+        assert!(Namespace::new([""; 0]).is_err());
+        assert!(Namespace::new(vec!["x"; 17]).is_err());
+        assert_eq!("a.b".parse::<Namespace>().unwrap().levels(), ["a", "b"]);
+    }
+}

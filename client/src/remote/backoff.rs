@@ -1,0 +1,37 @@
+//! How long to wait between attempts: exponential, capped, with full jitter, so that a thousand clients that lost the
+//! same leader do not come back at the same moment.
+
+use std::time::Duration;
+
+use rand::Rng;
+
+const FIRST: Duration = Duration::from_millis(10);
+const CAP: Duration = Duration::from_millis(150);
+
+/// The waits of one call.
+#[derive(Debug, Default)]
+pub struct Backoff {
+    waits: u32,
+}
+
+impl Backoff {
+    /// The next wait: anything from half of the current ceiling to all of it.
+    pub fn next_wait(&mut self) -> Duration {
+        let ceiling = FIRST.saturating_mul(1 << self.waits.min(10)).min(CAP);
+        self.waits = self.waits.saturating_add(1);
+        ceiling.mul_f64(rand::rng().random_range(0.5..=1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_the_cap_and_stay_there() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<_> = (0..100).map(|_| backoff.next_wait()).collect();
+        assert!(waits[0] >= FIRST / 2 && waits[0] <= FIRST);
+        assert!(waits[20..].iter().all(|w| *w >= CAP / 2 && *w <= CAP));
+    }
+}
