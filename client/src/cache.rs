@@ -24,8 +24,11 @@ use moka::future::Cache;
 
 use crate::catalog::{Catalog, CatalogError, TableIdent, TablePointer, Versioned};
 
-/// How long the outcome of a load is handed to those who ask next, besides those who waited for it.
+/// How long the outcome of a load may be handed to those who ask next, should its caller have gone before removing it.
 const LOAD_KEPT: Duration = Duration::from_millis(1);
+
+/// The pause before a load that ended with another caller's deadline is made again.
+const LOAD_PAUSE: Duration = Duration::from_millis(20);
 
 /// Bounds and ages of a [`PointerCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,7 +178,9 @@ impl Inner {
         loop {
             // The load may be another caller's, and end by that one's deadline.
             match self.load_once(table, deadline).await {
-                Err(e) if is_away(&e) && Instant::now() < deadline => {}
+                Err(e) if is_away(&e) && Instant::now() + LOAD_PAUSE < deadline => {
+                    tokio::time::sleep(LOAD_PAUSE).await;
+                }
                 other => return other,
             }
         }
@@ -184,7 +189,9 @@ impl Inner {
     /// Loads a table, once for all who ask while it is under way.
     async fn load_once(&self, table: &TableIdent, deadline: Instant) -> Result<Arc<Entry>, CatalogError> {
         let load = async { self.load(std::slice::from_ref(table), deadline).await.map(|mut e| e.swap_remove(0)) };
-        self.loads.try_get_with(table.clone(), load).await.map_err(|e| CatalogError::clone(&e))
+        let loaded = self.loads.try_get_with(table.clone(), load).await.map_err(|e| CatalogError::clone(&e));
+        self.loads.invalidate(table).await;
+        loaded
     }
 
     fn refresh_in_background(self: &Arc<Self>, table: &TableIdent, entry: &Arc<Entry>) {
@@ -388,7 +395,8 @@ mod tests {
         store.away.store(true, Ordering::SeqCst);
         assert!(cache.resolve(&tables, soon()).await.unwrap().iter().all(|r| r.metasrv_away && r.pointer.is_some()));
         let unknown = TableIdent::new(tables[0].namespace.clone(), "c").unwrap();
-        assert!(cache.resolve(&[unknown], soon()).await.is_err());
+        let at_once = Instant::now() + Duration::from_millis(50);
+        assert!(cache.resolve(&[unknown], at_once).await.is_err());
 
         store.away.store(false, Ordering::SeqCst);
         let a = catalog.load_table(&tables[0], soon()).await.unwrap().unwrap();
