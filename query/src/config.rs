@@ -1,0 +1,377 @@
+//! A query node's configuration: flags and environment over a TOML file over defaults.
+//!
+//! [`Options`] is what anyone may say, every field optional; [`Config`] is what the node runs with, complete and
+//! validated. A wrong value is refused at start with the field's name. Secrets are referenced (a file, or the
+//! environment), never spelled out in the file or on the command line, and never appear in `Debug` output.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+
+/// What may be said about a query node. Flags win over the environment, both over the file named by `config`.
+#[derive(Debug, Clone, Default, clap::Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// A TOML file with these options, named as the flags are with underscores
+    #[arg(long = "config", env = "LAKE_QUERY_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// This node's name, unique in the cluster [default: query-<port>]
+    #[arg(long, env = "LAKE_QUERY_ID")]
+    pub id: Option<String>,
+    /// Directory for spill files and logs [default: ./lake-query]
+    #[arg(long, env = "LAKE_QUERY_DIR", value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Address to serve Flight SQL on [default: 127.0.0.1:9393]
+    #[arg(long, env = "LAKE_QUERY_LISTEN", value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// Address under which clients reach this node [default: the listen address]
+    #[arg(long, env = "LAKE_QUERY_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// The metadata peers
+    #[arg(long, env = "LAKE_QUERY_META", value_name = "HOST:PORT,...", value_delimiter = ',')]
+    pub meta: Option<Vec<String>>,
+    /// Where tables live: file:///dir or s3://bucket/prefix
+    #[arg(long, env = "LAKE_QUERY_WAREHOUSE", value_name = "URI")]
+    pub warehouse: Option<String>,
+    /// S3 endpoint, for other services than AWS
+    #[arg(long, env = "LAKE_QUERY_S3_ENDPOINT", value_name = "URL")]
+    pub s3_endpoint: Option<String>,
+    /// S3 region [default: AWS_REGION, else us-east-1]
+    #[arg(long, env = "LAKE_QUERY_S3_REGION", value_name = "REGION")]
+    pub s3_region: Option<String>,
+    /// Address buckets by path, not by host name [default: true with --s3-endpoint]
+    #[arg(long, env = "LAKE_QUERY_S3_PATH_STYLE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub s3_path_style: Option<bool>,
+    /// File that holds the S3 access key id [default: AWS_ACCESS_KEY_ID or the instance's role]
+    #[arg(long, env = "LAKE_QUERY_S3_ACCESS_KEY_FILE", value_name = "FILE")]
+    pub s3_access_key_file: Option<PathBuf>,
+    /// File that holds the S3 secret access key [default: AWS_SECRET_ACCESS_KEY or the instance's role]
+    #[arg(long, env = "LAKE_QUERY_S3_SECRET_KEY_FILE", value_name = "FILE")]
+    pub s3_secret_key_file: Option<PathBuf>,
+    /// Memory for running statements, in bytes; more spills to disk [default: half of the machine's]
+    #[arg(long, env = "LAKE_QUERY_MEMORY_LIMIT_BYTES", value_name = "BYTES")]
+    pub memory_limit_bytes: Option<usize>,
+    /// Memory for cached table metadata, in bytes [default: 268435456]
+    #[arg(long, env = "LAKE_QUERY_METADATA_CACHE_BYTES", value_name = "BYTES")]
+    pub metadata_cache_bytes: Option<u64>,
+    /// How many table pointers are cached [default: 100000]
+    #[arg(long, env = "LAKE_QUERY_POINTER_CACHE_ENTRIES", value_name = "N")]
+    pub pointer_cache_entries: Option<u64>,
+    /// Age at which a cached table pointer is looked up anew before use, in milliseconds [default: 1000]
+    #[arg(long, env = "LAKE_QUERY_POINTER_TTL_MS", value_name = "MS")]
+    pub pointer_ttl_ms: Option<u64>,
+    /// Longest run of a statement that reads, unless its client asks for less, in seconds [default: 600]
+    #[arg(long, env = "LAKE_QUERY_READ_TIMEOUT_SECS", value_name = "SECS")]
+    pub read_timeout_secs: Option<u64>,
+    /// Longest run of a statement that changes something, unless its client says otherwise, in seconds [default: 60]
+    #[arg(long, env = "LAKE_QUERY_WRITE_TIMEOUT_SECS", value_name = "SECS")]
+    pub write_timeout_secs: Option<u64>,
+    /// How many statements run at a time; more wait [default: 64]
+    #[arg(long, env = "LAKE_QUERY_MAX_STATEMENTS", value_name = "N")]
+    pub max_statements: Option<usize>,
+    /// How many parts of one query run in parallel [default: the machine's cores]
+    #[arg(long, env = "LAKE_QUERY_TARGET_PARTITIONS", value_name = "N")]
+    pub target_partitions: Option<usize>,
+    /// Size at which a data file is ended and the next begun, in bytes [default: 268435456]
+    #[arg(long, env = "LAKE_QUERY_TARGET_FILE_BYTES", value_name = "BYTES")]
+    pub target_file_bytes: Option<usize>,
+    /// Whether SQL may name Parquet files outside the warehouse [default: true on a loopback address, else false]
+    #[arg(long, env = "LAKE_QUERY_ALLOW_LOCAL_FILES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub allow_local_files: Option<bool>,
+    /// File that holds the secret which callers must present
+    #[arg(long, env = "LAKE_QUERY_SECRET_FILE", value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Serve on an address that others can reach without a secret
+    #[arg(long, env = "LAKE_QUERY_INSECURE_OPEN_NETWORK", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub insecure_open_network: Option<bool>,
+}
+
+/// What a query node runs with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub id: String,
+    /// Spill files are under `<dir>/spill`.
+    pub dir: PathBuf,
+    /// Where Flight SQL is served; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Under which address clients are told to come; the bound one if `None`.
+    pub advertise: Option<String>,
+    /// Endpoints of the metadata peers (`host:port`). The node itself is given a store; this is for who makes it.
+    pub meta: Vec<String>,
+    /// URI of the warehouse, without a trailing slash.
+    pub warehouse: String,
+    pub s3: S3Config,
+    pub memory_limit_bytes: usize,
+    pub metadata_cache_bytes: u64,
+    pub pointer_cache_entries: u64,
+    pub pointer_ttl: Duration,
+    pub read_timeout: Duration,
+    pub write_timeout: Duration,
+    pub max_statements: usize,
+    pub target_partitions: usize,
+    pub target_file_bytes: usize,
+    pub allow_local_files: bool,
+    pub secret: Option<Secret>,
+}
+
+/// How to reach S3.
+#[derive(Debug, Clone, Default)]
+pub struct S3Config {
+    pub endpoint: Option<String>,
+    pub region: Option<String>,
+    pub path_style: bool,
+    pub access_key: Option<Secret>,
+    pub secret_key: Option<Secret>,
+}
+
+/// A value that no output shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(value: impl Into<String>) -> Self {
+        Self(value.into())
+    }
+
+    /// The value, for handing on only.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads the first line of `path`.
+    fn from_file(field: &str, path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Error::invalid(format!("{field}: reading {}: {e}", path.display())))?;
+        let value = text.lines().next().unwrap_or_default().trim();
+        if value.is_empty() {
+            return Err(Error::invalid(format!("{field}: {} is empty", path.display())));
+        }
+        Ok(Self(value.to_owned()))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<secret>")
+    }
+}
+
+macro_rules! over {
+    ($top:ident, $below:ident; $($field:ident),* $(,)?) => {
+        Options { $($field: $top.$field.or($below.$field)),* }
+    };
+}
+
+impl Options {
+    /// These options, and where they say nothing, those of `below`.
+    pub fn over(self, below: Options) -> Options {
+        let top = self;
+        over!(top, below;
+            config, id, dir, listen, advertise, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
+            s3_access_key_file, s3_secret_key_file, memory_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
+            pointer_ttl_ms, read_timeout_secs, write_timeout_secs, max_statements, target_partitions,
+            target_file_bytes, allow_local_files, secret_file, insecure_open_network,
+        )
+    }
+
+    fn from_file(path: &Path) -> Result<Options> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Error::invalid(format!("reading the configuration {}: {e}", path.display())))?;
+        toml::from_str(&text).map_err(|e| Error::invalid(format!("the configuration {}: {e}", path.display())))
+    }
+}
+
+impl Config {
+    /// The configuration that `options`, and the file they name, ask for.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field that is wrong.
+    pub fn new(options: Options) -> Result<Config> {
+        let options = match &options.config {
+            Some(path) => {
+                let file = Options::from_file(path)?;
+                options.over(file)
+            }
+            None => options,
+        };
+        let listen = options.listen.as_deref().unwrap_or("127.0.0.1:9393");
+        let listen = resolve_address("listen", listen)?;
+        let open = !listen.ip().is_loopback();
+        let secret = options.secret_file.as_deref().map(|path| Secret::from_file("secret_file", path)).transpose()?;
+        if open && secret.is_none() && options.insecure_open_network != Some(true) {
+            return Err(Error::invalid(format!(
+                "listen: {listen} can be reached from other machines, so a secret is needed: set secret_file, or say \
+                 insecure_open_network = true if everyone who can reach it may read and write every table"
+            )));
+        }
+        let warehouse = options
+            .warehouse
+            .ok_or_else(|| Error::invalid("warehouse: say where tables live, as file:///dir or s3://bucket/prefix"))?;
+        let memory = match options.memory_limit_bytes {
+            Some(bytes) => at_least("memory_limit_bytes", bytes, 64 << 20)?,
+            None => half_of_memory(),
+        };
+        let path_style = options.s3_path_style.unwrap_or(options.s3_endpoint.is_some());
+        Ok(Config {
+            id: options.id.unwrap_or_else(|| format!("query-{}", listen.port())),
+            dir: options.dir.unwrap_or_else(|| PathBuf::from("lake-query")),
+            listen,
+            advertise: options.advertise,
+            meta: options.meta.unwrap_or_default(),
+            warehouse: warehouse_uri(&warehouse)?,
+            s3: S3Config {
+                endpoint: options.s3_endpoint,
+                region: options.s3_region,
+                path_style,
+                access_key: secret_from("s3_access_key_file", options.s3_access_key_file)?,
+                secret_key: secret_from("s3_secret_key_file", options.s3_secret_key_file)?,
+            },
+            memory_limit_bytes: memory,
+            metadata_cache_bytes: options.metadata_cache_bytes.unwrap_or(256 << 20),
+            pointer_cache_entries: at_least(
+                "pointer_cache_entries",
+                options.pointer_cache_entries.unwrap_or(100_000),
+                1,
+            )?,
+            pointer_ttl: Duration::from_millis(options.pointer_ttl_ms.unwrap_or(1000)),
+            read_timeout: Duration::from_secs(at_least(
+                "read_timeout_secs",
+                options.read_timeout_secs.unwrap_or(600),
+                1,
+            )?),
+            write_timeout: Duration::from_secs(at_least(
+                "write_timeout_secs",
+                options.write_timeout_secs.unwrap_or(60),
+                1,
+            )?),
+            max_statements: at_least("max_statements", options.max_statements.unwrap_or(64), 1)?,
+            target_partitions: at_least(
+                "target_partitions",
+                options
+                    .target_partitions
+                    .unwrap_or_else(|| std::thread::available_parallelism().map_or(2, |n| n.get())),
+                1,
+            )?,
+            target_file_bytes: at_least("target_file_bytes", options.target_file_bytes.unwrap_or(256 << 20), 1 << 20)?,
+            allow_local_files: options.allow_local_files.unwrap_or(!open),
+            secret,
+        })
+    }
+}
+
+fn secret_from(field: &str, path: Option<PathBuf>) -> Result<Option<Secret>> {
+    path.map(|path| Secret::from_file(field, &path)).transpose()
+}
+
+fn at_least<T: PartialOrd + fmt::Display>(field: &str, value: T, least: T) -> Result<T> {
+    match value < least {
+        true => Err(Error::invalid(format!("{field}: {value} is too small, the least is {least}"))),
+        false => Ok(value),
+    }
+}
+
+fn resolve_address(field: &str, text: &str) -> Result<SocketAddr> {
+    use std::net::ToSocketAddrs;
+    text.to_socket_addrs()
+        .map_err(|e| Error::invalid(format!("{field}: {text:?} is not an address like 127.0.0.1:9393: {e}")))?
+        .next()
+        .ok_or_else(|| Error::invalid(format!("{field}: {text:?} resolves to no address")))
+}
+
+/// A `file:` warehouse is made absolute; either kind loses its trailing slash.
+fn warehouse_uri(text: &str) -> Result<String> {
+    let wrong = |why: &str| Error::invalid(format!("warehouse: {text:?} {why}; use file:///dir or s3://bucket/prefix"));
+    let trimmed = text.trim_end_matches('/');
+    if let Some(rest) = trimmed.strip_prefix("s3://") {
+        return match rest.split('/').next() {
+            Some(bucket) if !bucket.is_empty() => Ok(trimmed.to_owned()),
+            _ => Err(wrong("names no bucket")),
+        };
+    }
+    let path = match trimmed.split_once("://") {
+        Some(("file", path)) if path.starts_with('/') => PathBuf::from(path),
+        Some(("file", _)) => return Err(wrong("names a host")),
+        Some((scheme, _)) => return Err(wrong(&format!("has the scheme {scheme}, which is not supported"))),
+        None if text.is_empty() => return Err(wrong("is empty")),
+        None => std::path::absolute(trimmed).map_err(|e| wrong(&e.to_string()))?,
+    };
+    let path = path.to_str().ok_or_else(|| wrong("is not UTF-8"))?;
+    match path.split('/').any(|part| part == "." || part == "..") {
+        true => Err(wrong("must hold neither . nor ..")),
+        false => Ok(format!("file://{path}")),
+    }
+}
+
+fn half_of_memory() -> usize {
+    const FALLBACK_BYTES: usize = 2 << 30;
+    let total_kib = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?.to_owned();
+        line.split_whitespace().nth(1)?.parse::<usize>().ok()
+    });
+    total_kib.map_or(FALLBACK_BYTES, |kib| (kib << 10) / 2).max(64 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        Options { warehouse: Some("file:///w/".into()), ..Options::default() }
+    }
+
+    #[test]
+    fn defaults_are_safe() {
+        let config = Config::new(options()).unwrap();
+        assert!(config.listen.ip().is_loopback() && config.allow_local_files && config.secret.is_none());
+        assert_eq!(config.warehouse, "file:///w");
+    }
+
+    #[test]
+    fn an_open_address_needs_a_secret_or_the_word() {
+        let open = || Options { listen: Some("0.0.0.0:0".into()), ..options() };
+        let error = Config::new(open()).unwrap_err();
+        assert!(error.message.contains("secret_file") && error.message.starts_with("listen:"), "{error}");
+        let config = Config::new(Options { insecure_open_network: Some(true), ..open() }).unwrap();
+        assert!(!config.allow_local_files);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        std::fs::write(&path, "hunter2\n").unwrap();
+        let config = Config::new(Options { secret_file: Some(path), ..open() }).unwrap();
+        assert!(!format!("{config:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_unknown_fields_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("query.toml");
+        std::fs::write(&path, "id = 'a'\nwarehouse = 's3://b/p'\nread_timeout_secs = 5\n").unwrap();
+        let config =
+            Config::new(Options { config: Some(path.clone()), id: Some("b".into()), ..Options::default() }).unwrap();
+        assert_eq!((config.id.as_str(), config.warehouse.as_str()), ("b", "s3://b/p"));
+        assert_eq!(config.read_timeout, Duration::from_secs(5));
+        std::fs::write(&path, "wharehouse = 's3://b/p'\n").unwrap();
+        let error = Config::new(Options { config: Some(path), ..Options::default() }).unwrap_err();
+        assert!(error.message.contains("wharehouse"), "{error}");
+    }
+
+    #[test]
+    fn wrong_values_name_their_field() {
+        for (wrong, field) in [
+            (Options { warehouse: Some("hdfs://x/y".into()), ..options() }, "warehouse"),
+            (Options { warehouse: Some("file://host/y".into()), ..options() }, "warehouse"),
+            (Options { warehouse: None, ..options() }, "warehouse"),
+            (Options { listen: Some("nonsense".into()), ..options() }, "listen"),
+            (Options { max_statements: Some(0), ..options() }, "max_statements"),
+            (Options { secret_file: Some("/does/not/exist".into()), ..options() }, "secret_file"),
+        ] {
+            let error = Config::new(wrong).unwrap_err();
+            assert!(error.message.starts_with(field), "{error}");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The one error of the crate: what kind it is (what a caller can do about it), what happened in words, and where in
+//! the statement, when that is known.
+//!
+//! Errors travel: they are raised deep in the storage or commit code, pass through DataFusion wrapped as an external
+//! error, are unwrapped again here, and leave the node as a Flight status ([`crate::flight`]).
+
+use std::fmt;
+
+use datafusion::common::{DataFusionError, SchemaError};
+
+/// A place in a statement, counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    pub line: u64,
+    pub column: u64,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+impl std::str::FromStr for Position {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (line, column) = text.split_once(':').unwrap_or((text, "1"));
+        Ok(Position { line: line.parse()?, column: column.parse()? })
+    }
+}
+
+/// What can be done about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The statement or the configuration is wrong: correct it.
+    Invalid,
+    /// lake cannot do this yet. Nothing was done.
+    NotSupported,
+    /// A namespace, table or file does not exist.
+    NotFound,
+    /// A namespace or table exists already.
+    AlreadyExists,
+    /// The statement is not allowed here.
+    Denied,
+    /// Another writer was in the way until the deadline. Nothing was committed: run it again.
+    Conflict,
+    /// The metadata cluster could not be reached. Nothing was committed: run it again later.
+    Unavailable,
+    /// Whether the change was committed could not be found out: look before running it again.
+    Unknown,
+    /// The deadline passed. Nothing was committed.
+    Deadline,
+    /// A bound of this node is reached (memory, statements, a full disk): try later, or with less.
+    Exhausted,
+    /// A file is damaged or not what the metadata says it is.
+    Corrupt,
+    /// Reading or writing objects failed.
+    Storage,
+    /// The caller went away.
+    Cancelled,
+    /// A defect of lake.
+    Internal,
+}
+
+/// An error with its kind, its words and its place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    pub kind: Kind,
+    pub message: String,
+    pub position: Option<Position>,
+}
+
+/// The crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+macro_rules! constructors {
+    ($($name:ident => $kind:ident),* $(,)?) => {
+        $(pub fn $name(message: impl fmt::Display) -> Self {
+            Self::new(Kind::$kind, message)
+        })*
+    };
+}
+
+impl Error {
+    pub fn new(kind: Kind, message: impl fmt::Display) -> Self {
+        Self { kind, message: message.to_string(), position: None }
+    }
+
+    constructors! {
+        invalid => Invalid, not_supported => NotSupported, not_found => NotFound, already_exists => AlreadyExists,
+        denied => Denied, conflict => Conflict, unavailable => Unavailable, unknown => Unknown, deadline => Deadline,
+        exhausted => Exhausted, corrupt => Corrupt, storage => Storage, cancelled => Cancelled, internal => Internal,
+    }
+
+    pub fn at(mut self, position: Option<Position>) -> Self {
+        self.position = self.position.or(position);
+        self
+    }
+
+    /// The same error with what was being done in front.
+    pub fn while_doing(mut self, doing: impl fmt::Display) -> Self {
+        self.message = format!("{doing}: {}", self.message);
+        self
+    }
+
+    /// For passing through DataFusion; [`From<DataFusionError>`] finds it again.
+    pub fn into_datafusion(self) -> DataFusionError {
+        DataFusionError::External(Box::new(self))
+    }
+
+    /// An error of the object store while `doing` something to `location`.
+    pub fn object_store(doing: &str, location: &str, error: &object_store::Error) -> Self {
+        let text = with_sources(error);
+        let kind = match error {
+            object_store::Error::NotFound { .. } => Kind::NotFound,
+            _ if is_disk_full(&text) => Kind::Exhausted,
+            _ => Kind::Storage,
+        };
+        Self::new(kind, format!("{doing} {location}: {text}"))
+    }
+}
+
+fn is_disk_full(text: &str) -> bool {
+    text.contains("No space left on device") || text.contains("os error 28") || text.contains("Disk quota exceeded")
+}
+
+/// An error's words and those of what caused it, each once.
+pub fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+impl From<iceberg::Error> for Error {
+    fn from(error: iceberg::Error) -> Self {
+        let text = with_sources(&error);
+        match error.kind() {
+            iceberg::ErrorKind::DataInvalid => Error::corrupt(text),
+            iceberg::ErrorKind::FeatureUnsupported => Error::not_supported(text),
+            _ if is_disk_full(&text) => Error::exhausted(text),
+            _ => Error::storage(text),
+        }
+    }
+}
+
+impl From<DataFusionError> for Error {
+    fn from(error: DataFusionError) -> Self {
+        let position = error
+            .diagnostic()
+            .and_then(|diagnostic| diagnostic.span)
+            .map(|span| Position { line: span.start.line, column: span.start.column })
+            .filter(|position| position.line > 0);
+        if let Some(ours) = find_ours(&error) {
+            return ours.clone().at(position);
+        }
+        let message = error.strip_backtrace();
+        classify(&error, &message).at(position)
+    }
+}
+
+/// Our own error, if one caused this.
+fn find_ours(error: &DataFusionError) -> Option<&Error> {
+    let mut current: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = current {
+        if let Some(ours) = cause.downcast_ref::<Error>() {
+            return Some(ours);
+        }
+        let inner = match cause.downcast_ref::<DataFusionError>() {
+            Some(DataFusionError::External(inner)) => Some(inner.as_ref() as &(dyn std::error::Error + 'static)),
+            Some(DataFusionError::Shared(inner)) => Some(inner.as_ref() as &(dyn std::error::Error + 'static)),
+            Some(DataFusionError::ArrowError(inner, _)) => match inner.as_ref() {
+                arrow::error::ArrowError::ExternalError(inner) => {
+                    Some(inner.as_ref() as &(dyn std::error::Error + 'static))
+                }
+                other => Some(other as &(dyn std::error::Error + 'static)),
+            },
+            _ => None,
+        };
+        current = inner.or_else(|| cause.source());
+    }
+    None
+}
+
+fn classify(error: &DataFusionError, message: &str) -> Error {
+    match error {
+        DataFusionError::Diagnostic(_, inner) | DataFusionError::Context(_, inner) => classify(inner, message),
+        DataFusionError::Shared(inner) => classify(inner, message),
+        DataFusionError::Collection(errors) => match errors.first() {
+            Some(first) => classify(first, &first.strip_backtrace()),
+            None => Error::internal(message),
+        },
+        DataFusionError::SQL(error, _) => {
+            let text = error.to_string();
+            let text = text.trim_start_matches("sql parser error: ");
+            let (text, position) = split_position(text);
+            Error::invalid(format!("syntax error: {text}")).at(position)
+        }
+        DataFusionError::SchemaError(schema, _) => match schema.as_ref() {
+            SchemaError::FieldNotFound { .. } => Error::not_found(tidy(message)),
+            _ => Error::invalid(tidy(message)),
+        },
+        DataFusionError::Plan(_) | DataFusionError::Configuration(_) => Error::invalid(tidy(message)),
+        DataFusionError::NotImplemented(_) => {
+            Error::not_supported(tidy(message).replacen("This feature is not implemented: ", "not supported yet: ", 1))
+        }
+        DataFusionError::ResourcesExhausted(_) => {
+            Error::exhausted(format!("{}; raise memory_limit or ask for less", tidy(message)))
+        }
+        DataFusionError::ObjectStore(inner) => Error::object_store("reading", "an object", inner),
+        DataFusionError::ParquetError(_) => Error::corrupt(tidy(message)),
+        DataFusionError::IoError(_) if is_disk_full(message) => Error::exhausted(tidy(message)),
+        DataFusionError::IoError(_) => Error::storage(tidy(message)),
+        DataFusionError::ArrowError(inner, _) => match inner.as_ref() {
+            arrow::error::ArrowError::ParquetError(_) => Error::corrupt(tidy(message)),
+            _ => Error::invalid(tidy(message)),
+        },
+        DataFusionError::Execution(_) => Error::invalid(tidy(message)),
+        _ => Error::internal(tidy(message)),
+    }
+}
+
+/// Without the names of DataFusion's own error classes.
+fn tidy(message: &str) -> String {
+    let mut text = message;
+    for prefix in [
+        "Error during planning: ",
+        "Schema error: ",
+        "Execution error: ",
+        "Arrow error: ",
+        "Optimizer rule 'type_coercion' failed",
+        "caused by",
+        "type_coercion",
+    ] {
+        text = text.trim_start();
+        text = text.strip_prefix(prefix).unwrap_or(text);
+    }
+    text.trim().to_string()
+}
+
+/// Takes ` at Line: 3, Column: 7` off the end of a parser's message.
+fn split_position(text: &str) -> (String, Option<Position>) {
+    let Some((head, tail)) = text.rsplit_once(" at Line: ") else { return (text.to_string(), None) };
+    let mut numbers =
+        tail.split(", Column: ").map(|part| part.trim_matches(|c: char| !c.is_ascii_digit()).parse().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(line), Some(column)) => (head.to_string(), Some(Position { line, column })),
+        _ => (text.to_string(), None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_error_survives_datafusion() {
+        let ours = Error::conflict("another writer").at(Some(Position { line: 2, column: 3 }));
+        let wrapped = DataFusionError::Context("running".into(), Box::new(ours.clone().into_datafusion()));
+        assert_eq!(Error::from(wrapped), ours);
+        let arrow = arrow::error::ArrowError::ExternalError(Box::new(ours.clone().into_datafusion()));
+        assert_eq!(Error::from(DataFusionError::ArrowError(Box::new(arrow), None)), ours);
+    }
+
+    #[test]
+    fn the_place_is_taken_off_a_syntax_error() {
+        let (text, position) = split_position("Expected: an expression, found: FROM at Line: 3, Column: 17");
+        assert_eq!(text, "Expected: an expression, found: FROM");
+        assert_eq!(position, Some(Position { line: 3, column: 17 }));
+        assert_eq!(split_position("odd at Line: x").1, None);
+    }
+}

@@ -1,0 +1,239 @@
+//! The catalog of one statement: the tables it names, as they were when their pointers were resolved, all at once.
+//!
+//! Everything else in the metadata is listed only for statements that look at listings (SHOW TABLES,
+//! information_schema), and then loaded table by table as the statement gets to it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, TableProvider};
+use datafusion::common::{Result as DfResult, TableReference};
+use datafusion::datasource::TableType;
+use datafusion::sql::parser::Statement as Parsed;
+use futures::{StreamExt, TryStreamExt};
+use lake_client::catalog::{CatalogError, Namespace, TableIdent};
+
+use super::statement::position_of;
+use super::{CATALOG, DEFAULT_SCHEMA, Engine, files};
+use crate::error::{Error, Kind, Position, Result};
+use crate::scan::LakeTable;
+use crate::table::{Tables, catalog_error};
+
+/// Namespaces listed at a time.
+const LISTINGS_IN_FLIGHT: usize = 8;
+/// The schema whose tables are listings.
+const INFORMATION_SCHEMA: &str = "information_schema";
+
+/// What a statement's names mean.
+pub struct Found {
+    pub catalogs: Arc<dyn CatalogProviderList>,
+    pub stale: Option<Duration>,
+    /// Names that mean no table. They may still be something else, or not be needed.
+    missing: Vec<(TableReference, Option<Position>)>,
+}
+
+impl Found {
+    /// An error of planning, if it is about a name that means no table, says so and where.
+    pub fn explain(&self, error: Error) -> Error {
+        for (table, position) in &self.missing {
+            let resolved = table.clone().resolve(CATALOG, DEFAULT_SCHEMA);
+            if error.message.contains(&format!("table '{resolved}' not found")) {
+                let schema = match resolved.schema.as_ref() {
+                    DEFAULT_SCHEMA => String::new(),
+                    schema => format!("{schema}."),
+                };
+                return Error::not_found(format!("table {schema}{} does not exist", resolved.table)).at(*position);
+            }
+        }
+        error
+    }
+}
+
+/// The table that a name means.
+///
+/// # Errors
+/// `NotFound` for another catalog than lake's; `Invalid` for a name that cannot be one.
+pub fn ident(table: &TableReference) -> Result<TableIdent> {
+    if let Some(catalog) = table.catalog()
+        && catalog != CATALOG
+    {
+        return Err(Error::not_found(format!("catalog {catalog} does not exist; there is only {CATALOG}")));
+    }
+    let namespace = namespace(table.schema().unwrap_or(DEFAULT_SCHEMA))?;
+    TableIdent::new(namespace, table.table()).map_err(|e| catalog_error("naming a table", e))
+}
+
+/// The namespace that a schema's name means: levels are separated by dots.
+pub fn namespace(schema: &str) -> Result<Namespace> {
+    schema.parse().map_err(|e: CatalogError| catalog_error("naming a schema", e))
+}
+
+/// Finds what the statement's names mean.
+pub async fn resolve(
+    engine: &Engine,
+    statement: &Parsed,
+    references: &[TableReference],
+    deadline: Instant,
+) -> Result<Found> {
+    let mut schemas: BTreeMap<String, StatementSchema> = BTreeMap::new();
+    let mut named: Vec<(TableReference, TableIdent)> = Vec::new();
+    let mut missing = Vec::new();
+    let mut listings = false;
+    for reference in references {
+        let place = || position_of(statement, reference);
+        if files::is_file(reference) {
+            let file = files::table(engine, reference.table()).await.map_err(|e| e.at(place()))?;
+            schemas.entry(DEFAULT_SCHEMA.to_owned()).or_default().add(reference.table(), Entry::Loaded(file));
+        } else if reference.schema() == Some(INFORMATION_SCHEMA) {
+            listings = true;
+        } else {
+            match ident(reference) {
+                Ok(ident) => named.push((reference.clone(), ident)),
+                // Perhaps the name of a function or of a common table expression: then nobody asks for it.
+                Err(error) if error.kind == Kind::Invalid => missing.push((reference.clone(), place())),
+                Err(error) => return Err(error.at(place())),
+            }
+        }
+    }
+    let idents: Vec<TableIdent> = named.iter().map(|(_, ident)| ident.clone()).collect();
+    let loaded = engine.tables.load(&idents, deadline).await?;
+    for ((reference, _), table) in named.into_iter().zip(loaded.tables) {
+        let place = position_of(statement, &reference);
+        match table {
+            Some(table) => {
+                let table = LakeTable::new(engine.tables.clone(), table, deadline).map_err(|e| e.at(place))?;
+                let schema = reference.schema().unwrap_or(DEFAULT_SCHEMA).to_owned();
+                schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(Arc::new(table)));
+            }
+            None => missing.push((reference, place)),
+        }
+    }
+    if listings {
+        list(&engine.tables, &mut schemas, deadline).await?;
+    }
+    let schemas = schemas.into_iter().map(|(name, schema)| (name, Arc::new(schema))).collect();
+    let catalogs = Arc::new(StatementCatalogs { lake: Arc::new(StatementCatalog { schemas }) });
+    Ok(Found { catalogs, stale: loaded.stale, missing })
+}
+
+/// Adds the names of everything that exists.
+async fn list(tables: &Arc<Tables>, schemas: &mut BTreeMap<String, StatementSchema>, deadline: Instant) -> Result<()> {
+    let failed = |e| catalog_error("listing namespaces and tables", e);
+    let namespaces = tables.catalog.list_namespaces(deadline).await.map_err(failed)?;
+    let listed: Vec<(Namespace, Vec<String>)> = futures::stream::iter(namespaces)
+        .map(|namespace| async move {
+            match tables.catalog.list_tables(&namespace, deadline).await {
+                Ok(names) => Ok((namespace, names)),
+                // Dropped in between.
+                Err(CatalogError::NamespaceNotFound(_)) => Ok((namespace, Vec::new())),
+                Err(error) => Err(error),
+            }
+        })
+        .buffered(LISTINGS_IN_FLIGHT)
+        .try_collect()
+        .await
+        .map_err(failed)?;
+    for (namespace, names) in listed {
+        let schema = schemas.entry(namespace.to_string()).or_default();
+        for name in names {
+            let ident = TableIdent::new(namespace.clone(), name.clone()).map_err(failed)?;
+            schema.tables.entry(name).or_insert(Entry::Listed { ident, tables: tables.clone(), deadline });
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+enum Entry {
+    Loaded(Arc<dyn TableProvider>),
+    /// Known by name; loaded when somebody asks.
+    Listed {
+        ident: TableIdent,
+        tables: Arc<Tables>,
+        deadline: Instant,
+    },
+}
+
+#[derive(Debug, Default)]
+struct StatementSchema {
+    tables: HashMap<String, Entry>,
+}
+
+impl StatementSchema {
+    fn add(&mut self, name: &str, entry: Entry) {
+        self.tables.insert(name.to_owned(), entry);
+    }
+}
+
+#[async_trait]
+impl SchemaProvider for StatementSchema {
+    fn table_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.tables.keys().cloned().collect();
+        names.sort();
+        names
+    }
+
+    async fn table(&self, name: &str) -> DfResult<Option<Arc<dyn TableProvider>>> {
+        match self.tables.get(name) {
+            None => Ok(None),
+            Some(Entry::Loaded(table)) => Ok(Some(table.clone())),
+            Some(Entry::Listed { ident, tables, deadline }) => {
+                let load = async {
+                    let mut loaded = tables.load(std::slice::from_ref(ident), *deadline).await?;
+                    match loaded.tables.pop().flatten() {
+                        Some(table) => Ok(Some(LakeTable::new(tables.clone(), table, *deadline)?)),
+                        // Dropped since it was listed.
+                        None => Ok(None),
+                    }
+                };
+                let table = load.await.map_err(Error::into_datafusion)?;
+                Ok(table.map(|table| Arc::new(table) as Arc<dyn TableProvider>))
+            }
+        }
+    }
+
+    async fn table_type(&self, name: &str) -> DfResult<Option<TableType>> {
+        Ok(self.tables.contains_key(name).then_some(TableType::Base))
+    }
+
+    fn table_exist(&self, name: &str) -> bool {
+        self.tables.contains_key(name)
+    }
+}
+
+#[derive(Debug)]
+struct StatementCatalog {
+    schemas: BTreeMap<String, Arc<StatementSchema>>,
+}
+
+impl CatalogProvider for StatementCatalog {
+    fn schema_names(&self) -> Vec<String> {
+        self.schemas.keys().cloned().collect()
+    }
+
+    fn schema(&self, name: &str) -> Option<Arc<dyn SchemaProvider>> {
+        self.schemas.get(name).map(|schema| schema.clone() as Arc<dyn SchemaProvider>)
+    }
+}
+
+#[derive(Debug)]
+struct StatementCatalogs {
+    lake: Arc<StatementCatalog>,
+}
+
+impl CatalogProviderList for StatementCatalogs {
+    /// A statement cannot add catalogs.
+    fn register_catalog(&self, _: String, _: Arc<dyn CatalogProvider>) -> Option<Arc<dyn CatalogProvider>> {
+        None
+    }
+
+    fn catalog_names(&self) -> Vec<String> {
+        vec![CATALOG.to_owned()]
+    }
+
+    fn catalog(&self, name: &str) -> Option<Arc<dyn CatalogProvider>> {
+        (name == CATALOG).then(|| self.lake.clone() as Arc<dyn CatalogProvider>)
+    }
+}

@@ -1,0 +1,335 @@
+//! SQL: one statement from text to rows or to a change.
+//!
+//! ```text
+//! text -> statement ([`statement`]: what kind, or refused)
+//!      -> the tables it names, their pointers resolved all at once ([`catalog`])
+//!      -> a plan on that one snapshot
+//!      -> a query: a stream of rows          ([`Engine::query`])
+//!         a change: done once, a row count   ([`Engine::change`]; DDL in [`ddl`])
+//! ```
+//! Planning changes nothing, so that a client may ask what a statement would return. Each statement has a session of its
+//! own with its own catalog: two references to a table in one statement see the same version, and nothing a statement
+//! does to its session outlives it.
+//!
+//! Limits: [`crate::config::Config`]'s memory pool (more spills to disk), its number of statements at a time (more wait until
+//! their deadline), its deadlines. A panic in planning or running becomes an `Internal` error.
+
+pub mod catalog;
+pub mod ddl;
+pub mod files;
+pub mod statement;
+pub mod tpch;
+
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::datasource::physical_plan::FileScanConfig;
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::execution::context::{SQLOptions, SessionConfig};
+use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
+use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
+use datafusion::logical_expr::{LogicalPlan, WriteOp, dml::InsertOp};
+use datafusion::physical_plan::{ExecutionPlan, collect, execute_stream};
+use datafusion::sql::parser::Statement as ParsedStatement;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::table::Tables;
+use ddl::Ddl;
+use statement::{Action, Command};
+
+/// The name of the one catalog.
+pub const CATALOG: &str = "lake";
+/// The namespace of a table named without one; created when it is first needed.
+pub const DEFAULT_SCHEMA: &str = "default";
+/// Longest statement, in bytes.
+pub const MAX_STATEMENT_BYTES: usize = 4 << 20;
+/// Files that an error about reading names.
+const FILES_NAMED: usize = 3;
+
+/// Runs statements.
+#[derive(Debug)]
+pub struct Engine {
+    tables: Arc<Tables>,
+    template: SessionState,
+    slots: Arc<Semaphore>,
+    read_timeout: Duration,
+    write_timeout: Duration,
+    allow_local_files: bool,
+}
+
+/// A statement, planned and not yet run.
+pub struct Planned {
+    pub command: Command,
+    /// The schema of what comes back. Of a change: one column, `count`.
+    pub schema: SchemaRef,
+    /// The age of the oldest table pointer used because the metadata cluster is away.
+    pub stale: Option<Duration>,
+    pub deadline: Instant,
+    state: SessionState,
+    work: Work,
+    slot: OwnedSemaphorePermit,
+}
+
+enum Work {
+    Query(Box<LogicalPlan>),
+    Insert(Box<LogicalPlan>),
+    Ddl(Box<Ddl>),
+}
+
+impl Planned {
+    /// Whether it changes something: then [`Engine::change`] runs it, else [`Engine::query`].
+    pub fn is_change(&self) -> bool {
+        !matches!(self.work, Work::Query(_))
+    }
+}
+
+impl Engine {
+    /// # Errors
+    /// If the directory for spill files cannot be made.
+    pub fn new(config: &Config, tables: Arc<Tables>) -> Result<Self> {
+        let spill = config.dir.join("spill");
+        prepare_spill(&spill)
+            .map_err(|e| Error::storage(format!("preparing the spill directory {}: {e}", spill.display())))?;
+        let pool = TrackConsumersPool::new(
+            FairSpillPool::new(config.memory_limit_bytes),
+            std::num::NonZeroUsize::MIN.saturating_add(4),
+        );
+        let runtime = RuntimeEnvBuilder::new()
+            .with_memory_pool(Arc::new(pool))
+            .with_disk_manager_builder(
+                DiskManagerBuilder::default().with_mode(DiskManagerMode::Directories(vec![spill])),
+            )
+            .build_arc()?;
+        let mut session = SessionConfig::new()
+            .with_default_catalog_and_schema(CATALOG, DEFAULT_SCHEMA)
+            .with_create_default_catalog_and_schema(false)
+            .with_information_schema(true)
+            .with_target_partitions(config.target_partitions);
+        session.options_mut().sql_parser.collect_spans = true;
+        let mut template =
+            SessionStateBuilder::new().with_config(session).with_runtime_env(runtime).with_default_features().build();
+        template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
+        Ok(Self {
+            tables,
+            template,
+            slots: Arc::new(Semaphore::new(config.max_statements)),
+            read_timeout: config.read_timeout,
+            write_timeout: config.write_timeout,
+            allow_local_files: config.allow_local_files,
+        })
+    }
+
+    /// The tables it works on.
+    pub fn tables(&self) -> &Arc<Tables> {
+        &self.tables
+    }
+
+    /// Plans a statement. Nothing is changed by it.
+    ///
+    /// `timeout` is what the client asks for, from now on; else the configuration's for its kind of statement.
+    pub async fn plan(&self, sql: &str, timeout: Option<Duration>) -> Result<Planned> {
+        let (parsed, action) = statement::parse(&self.template, sql)?;
+        let default = if action.is_change() { self.write_timeout } else { self.read_timeout };
+        let deadline = Instant::now() + timeout.unwrap_or(default);
+        let planning = self.plan_parsed(parsed, action, deadline);
+        match tokio::time::timeout_at(deadline.into(), AssertUnwindSafe(planning).catch_unwind()).await {
+            Ok(Ok(planned)) => planned,
+            Ok(Err(panic)) => Err(panicked("planning the statement", panic.as_ref())),
+            Err(_) => Err(Error::deadline("planning the statement took longer than its deadline; nothing was done")),
+        }
+    }
+
+    async fn plan_parsed(&self, parsed: ParsedStatement, action: Action, deadline: Instant) -> Result<Planned> {
+        let slot = tokio::time::timeout_at(deadline.into(), self.slots.clone().acquire_owned())
+            .await
+            .map_err(|_| Error::exhausted("too many statements are running on this node (max_statements); try again"))?
+            .map_err(|_| Error::unavailable("this node is shutting down; nothing was done"))?;
+        let references = self.template.resolve_table_references(&parsed)?;
+        let found = catalog::resolve(self, &parsed, &references, deadline).await?;
+        let mut state = SessionStateBuilder::new_from_existing(self.template.clone())
+            .with_session_id(uuid::Uuid::new_v4().to_string())
+            .with_catalog_list(found.catalogs.clone())
+            .build();
+        state.mark_start_execution();
+        let plan = state.statement_to_plan(parsed.clone()).await.map_err(|e| found.explain(e.into()))?;
+        let command = action.command();
+        let (schema, work) = match action {
+            Action::Query => {
+                check_reads_only(&plan)?;
+                let plan = state.optimize(&plan).map_err(Error::from)?;
+                (Arc::new(plan.schema().as_arrow().clone()), Work::Query(Box::new(plan)))
+            }
+            Action::Insert => {
+                check_insert(&plan)?;
+                (count_schema(command), Work::Insert(Box::new(plan)))
+            }
+            Action::CreateTable { .. } | Action::CreateSchema | Action::Drop(_) => {
+                (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?)))
+            }
+        };
+        Ok(Planned { command, schema, stale: found.stale, deadline, state, work, slot })
+    }
+
+    /// Runs a query. Dropping the stream stops it.
+    ///
+    /// # Errors
+    /// In the stream too: after an error it ends.
+    pub async fn query(&self, planned: Planned) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
+        let Planned { state, work, deadline, slot, .. } = planned;
+        let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
+        let starting = AssertUnwindSafe(async {
+            let physical = state.create_physical_plan(&plan).await?;
+            let stream = execute_stream(physical.clone(), state.task_ctx())?;
+            Ok::<_, Error>((physical, stream))
+        });
+        let (physical, stream) = match tokio::time::timeout_at(deadline.into(), starting.catch_unwind()).await {
+            Ok(Ok(started)) => started?,
+            Ok(Err(panic)) => return Err(panicked("planning the query", panic.as_ref())),
+            Err(_) => return Err(read_deadline()),
+        };
+        let schema = stream.schema();
+        let rows = futures::stream::unfold(Some((stream, physical, slot)), move |running| async move {
+            let (mut stream, physical, slot) = running?;
+            let next = AssertUnwindSafe(stream.next()).catch_unwind();
+            let error = match tokio::time::timeout_at(deadline.into(), next).await {
+                Ok(Ok(Some(Ok(batch)))) => return Some((Ok(batch), Some((stream, physical, slot)))),
+                Ok(Ok(None)) => return None,
+                Ok(Ok(Some(Err(error)))) => name_files(error.into(), &physical),
+                Ok(Err(panic)) => panicked("running the query", panic.as_ref()),
+                Err(_) => read_deadline(),
+            };
+            Some((Err(error), None))
+        });
+        Ok((schema, rows.boxed()))
+    }
+
+    /// Makes a change and returns how many rows were written. Its commit, once begun, runs to its end even if this
+    /// future is dropped.
+    pub async fn change(&self, planned: Planned) -> Result<u64> {
+        let Planned { state, work, deadline, slot: _slot, .. } = planned;
+        let changing = AssertUnwindSafe(async {
+            match work {
+                Work::Insert(plan) => insert(&state, &plan).await,
+                Work::Ddl(ddl) => ddl::run(&self.tables, &state, *ddl, deadline).await,
+                Work::Query(_) => Err(Error::internal("a query was run as a change")),
+            }
+        });
+        changing.catch_unwind().await.unwrap_or_else(|panic| Err(panicked("making the change", panic.as_ref())))
+    }
+
+    /// Lets no further statement begin.
+    pub fn close(&self) {
+        self.slots.close();
+    }
+
+    fn allows_files(&self) -> bool {
+        self.allow_local_files
+    }
+}
+
+async fn insert(state: &SessionState, plan: &LogicalPlan) -> Result<u64> {
+    let physical = state.create_physical_plan(plan).await?;
+    let batches = collect(physical.clone(), state.task_ctx()).await.map_err(|e| name_files(e.into(), &physical))?;
+    let counts = batches.iter().filter_map(|batch| batch.columns().first()?.as_primitive_opt::<UInt64Type>());
+    Ok(counts.flat_map(|counts| counts.values().iter()).sum())
+}
+
+/// The one-row answer to a change.
+fn count_schema(command: Command) -> SchemaRef {
+    let metadata = [(Command::METADATA_KEY.to_owned(), command.as_str().to_owned())].into();
+    Arc::new(Schema::new(vec![Field::new("count", DataType::Int64, false)]).with_metadata(metadata))
+}
+
+fn read_deadline() -> Error {
+    Error::deadline("the query took longer than its deadline and was stopped")
+}
+
+/// Nothing that begins as a query may turn out to change something.
+fn check_reads_only(plan: &LogicalPlan) -> Result<()> {
+    if matches!(plan, LogicalPlan::Explain(_)) {
+        // Shows the plan of what it explains, and runs nothing.
+        return Ok(());
+    }
+    let reads = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
+    reads.verify_plan(plan).map_err(|_| {
+        Error::not_supported(match plan {
+            LogicalPlan::Analyze(_) => "EXPLAIN ANALYZE of a statement that changes something is not supported yet",
+            _ => "a query that changes something (SELECT INTO, data-modifying WITH) is not supported yet",
+        })
+    })
+}
+
+/// Only rows into tables: DataFusion would also write into a file named in SQL.
+fn check_insert(plan: &LogicalPlan) -> Result<()> {
+    let LogicalPlan::Dml(dml) = plan else {
+        return Err(Error::not_supported("this form of INSERT is not supported yet"));
+    };
+    if dml.op != WriteOp::Insert(InsertOp::Append) {
+        return Err(Error::not_supported(format!("{} is not supported yet; only INSERT INTO is", dml.op)));
+    }
+    if files::is_file(&dml.table_name) {
+        return Err(Error::not_supported(format!(
+            "writing into the file {} is not supported yet",
+            dml.table_name.table()
+        )));
+    }
+    catalog::ident(&dml.table_name).map(|_| ())
+}
+
+/// Says which files were being read, when reading failed and the message does not name one.
+fn name_files(error: Error, plan: &Arc<dyn ExecutionPlan>) -> Error {
+    if !matches!(error.kind, Kind::Corrupt | Kind::Storage | Kind::Invalid | Kind::NotFound) {
+        return error;
+    }
+    let mut files = Vec::new();
+    // Collecting cannot fail.
+    let _ = plan.apply(|node| {
+        if let Some(source) = node.downcast_ref::<DataSourceExec>()
+            && let Some(scan) = source.data_source().downcast_ref::<FileScanConfig>()
+        {
+            files
+                .extend(scan.file_groups.iter().flat_map(|group| group.iter()).map(|file| format!("/{}", file.path())));
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    let concerns_files = error.kind != Kind::Invalid || error.message.contains("Parquet");
+    if files.is_empty()
+        || !concerns_files
+        || files.iter().any(|file| error.message.contains(file.trim_start_matches('/')))
+    {
+        return error;
+    }
+    let more = match files.len().saturating_sub(FILES_NAMED) {
+        0 => String::new(),
+        more => format!(" or {more} more"),
+    };
+    files.truncate(FILES_NAMED);
+    Error { message: format!("{} (while reading {}{more})", error.message, files.join(", ")), ..error }
+}
+
+fn panicked(doing: &str, panic: &(dyn std::any::Any + Send)) -> Error {
+    let words = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let words = words.unwrap_or("no message");
+    tracing::error!(doing, panic = words, "a statement panicked");
+    Error::internal(format!("{doing} failed inside lake: {words}; please report this"))
+}
+
+/// An empty directory: what an earlier run of the node left is of no use.
+fn prepare_spill(spill: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(spill) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    std::fs::create_dir_all(spill)
+}

@@ -1,0 +1,109 @@
+//! Parsed table metadata, by location. Everything here is immutable, so an entry is never wrong, only dropped when room
+//! is needed. Many that ask for the same location at the same time cause one read.
+//!
+//! A third of the bytes each for metadata.json, manifest lists and manifests. What is weighed is the size of the object
+//! times a factor for what it takes once parsed.
+
+use std::sync::Arc;
+
+use iceberg::io::FileIO;
+use iceberg::spec::{Manifest, ManifestFile, ManifestList, Snapshot, TableMetadata};
+use moka::future::Cache;
+
+use super::Storage;
+use super::io::LakeIo;
+use crate::error::{Error, Result};
+
+/// What a parsed object takes, against its size on disk (Avro and JSON are compact; maps and strings are not).
+const PARSED_FACTOR: u64 = 6;
+
+type Weighed<T> = Cache<String, (Arc<T>, u32)>;
+
+/// Caches of parsed metadata, bounded in bytes.
+#[derive(Debug, Clone)]
+pub struct MetadataCache {
+    storage: Arc<Storage>,
+    file_io: FileIO,
+    tables: Weighed<TableMetadata>,
+    lists: Weighed<ManifestList>,
+    manifests: Weighed<Manifest>,
+}
+
+impl MetadataCache {
+    pub fn new(storage: Arc<Storage>, capacity_bytes: u64) -> Self {
+        let file_io = LakeIo::new(storage.clone()).file_io();
+        let third = capacity_bytes / 3;
+        Self { storage, file_io, tables: weighed(third), lists: weighed(third), manifests: weighed(third) }
+    }
+
+    /// The table metadata at `location`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such object: a pointer that was read long ago may lead to one removed since.
+    pub async fn table(&self, location: &str) -> Result<Arc<TableMetadata>> {
+        let load = async {
+            let bytes = self.storage.read(location).await?;
+            let gzip = bytes.starts_with(&[0x1f, 0x8b]);
+            let metadata: TableMetadata = match gzip {
+                true => TableMetadata::read_from(&self.file_io, location)
+                    .await
+                    .map_err(|e| unreadable(location, e.into()))?,
+                false => serde_json::from_slice(&bytes).map_err(|e| {
+                    unreadable(location, Error::corrupt(format!("not the metadata of an Iceberg table: {e}")))
+                })?,
+            };
+            Ok((Arc::new(metadata), weight(bytes.len() as u64)))
+        };
+        get(&self.tables, location, load).await
+    }
+
+    /// Puts metadata that this node has just committed.
+    pub async fn put_table(&self, location: &str, metadata: Arc<TableMetadata>, bytes: usize) {
+        self.tables.insert(location.to_owned(), (metadata, weight(bytes as u64))).await;
+    }
+
+    /// The manifests of `snapshot`.
+    pub async fn manifest_list(&self, metadata: &TableMetadata, snapshot: &Snapshot) -> Result<Arc<ManifestList>> {
+        let location = snapshot.manifest_list();
+        let load = async {
+            let bytes = self.storage.read(location).await?;
+            let list = ManifestList::parse_with_version(&bytes, metadata.format_version())
+                .map_err(|e| unreadable(location, e.into()))?;
+            Ok((Arc::new(list), weight(bytes.len() as u64)))
+        };
+        get(&self.lists, location, load).await
+    }
+
+    /// A manifest's entries, with what they inherit from its place in the list.
+    pub async fn manifest(&self, file: &ManifestFile) -> Result<Arc<Manifest>> {
+        let location = file.manifest_path.as_str();
+        let load = async {
+            let manifest = file.load_manifest(&self.file_io).await.map_err(|e| unreadable(location, e.into()))?;
+            Ok((Arc::new(manifest), weight(file.manifest_length.max(0) as u64)))
+        };
+        get(&self.manifests, location, load).await
+    }
+}
+
+fn unreadable(location: &str, error: Error) -> Error {
+    error.while_doing(format_args!("reading {location}"))
+}
+
+fn weighed<T: Send + Sync + 'static>(capacity_bytes: u64) -> Weighed<T> {
+    Cache::builder().max_capacity(capacity_bytes).weigher(|_, (_, weight)| *weight).build()
+}
+
+fn weight(bytes: u64) -> u32 {
+    u32::try_from(bytes.saturating_mul(PARSED_FACTOR).max(1024)).unwrap_or(u32::MAX)
+}
+
+async fn get<T: Send + Sync + 'static>(
+    cache: &Weighed<T>,
+    location: &str,
+    load: impl Future<Output = Result<(Arc<T>, u32)>>,
+) -> Result<Arc<T>> {
+    match cache.try_get_with_by_ref(location, load).await {
+        Ok((value, _)) => Ok(value),
+        Err(error) => Err(Error::clone(&error)),
+    }
+}

@@ -1,0 +1,290 @@
+//! Objects: data files, manifests and table metadata, on the local file system or S3.
+//!
+//! One layer serves everybody: [`Storage`] turns a location (`file:///a/b`, `s3://bucket/a/b`) into an object store and
+//! a path, DataFusion's scans use the same stores, and [`io::LakeIo`] gives them to the iceberg crate.
+//!
+//! What holds:
+//! - Objects are only ever created, never overwritten: every name carries a fresh uuid, and creation is conditional.
+//! - Nothing counts before [`Storage::persist`] returned: on `file://` the file and the directories that lead to it
+//!   are synced to disk. A pointer is swapped only after that.
+//! - Locations are taken literally: Iceberg paths are never percent-decoded.
+//! - Keys and secrets reach neither log nor error.
+//!
+//! Limits: metadata objects of at most [`MAX_METADATA_BYTES`]; at most [`MAX_BUCKETS`] buckets at a time.
+
+pub mod cache;
+pub mod io;
+
+use std::collections::HashMap;
+use std::path::{Path as FsPath, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use datafusion::execution::object_store::ObjectStoreUrl;
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use url::Url;
+
+use crate::config::S3Config;
+use crate::error::{Error, Kind, Result};
+
+/// Largest metadata object (metadata.json, manifest list, manifest) that is read.
+pub const MAX_METADATA_BYTES: u64 = 512 << 20;
+/// Most buckets that are open at a time.
+pub const MAX_BUCKETS: usize = 64;
+
+/// The object stores, by location.
+#[derive(Debug)]
+pub struct Storage {
+    warehouse: String,
+    s3: S3Config,
+    local: Arc<LocalFileSystem>,
+    buckets: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    /// Directories whose own entry in their parent is known to be on disk.
+    durable_dirs: Mutex<std::collections::HashSet<PathBuf>>,
+}
+
+/// A location, taken apart.
+#[derive(Debug, Clone)]
+pub struct Object {
+    pub store: Arc<dyn ObjectStore>,
+    pub path: Path,
+    /// What DataFusion knows the store by.
+    pub url: ObjectStoreUrl,
+}
+
+impl Storage {
+    pub fn new(warehouse: impl Into<String>, s3: S3Config) -> Arc<Self> {
+        Arc::new(Self {
+            warehouse: warehouse.into(),
+            s3,
+            local: Arc::new(LocalFileSystem::new()),
+            buckets: Mutex::default(),
+            durable_dirs: Mutex::default(),
+        })
+    }
+
+    /// URI under which tables are created, without a trailing slash.
+    pub fn warehouse(&self) -> &str {
+        &self.warehouse
+    }
+
+    /// Writes and removes a small object, so that a wrong warehouse is found at start and not at the first INSERT.
+    ///
+    /// # Errors
+    /// Names the warehouse and what failed.
+    pub async fn check(&self) -> Result<()> {
+        let location = format!("{}/.lake-check-{}", self.warehouse, uuid::Uuid::new_v4());
+        let unusable =
+            |e: Error| Error::new(e.kind, format!("the warehouse {} cannot be written: {e}", self.warehouse));
+        self.write_new(&location, Bytes::from_static(b"lake")).await.map_err(unusable)?;
+        self.delete(&location).await.map_err(unusable)
+    }
+
+    /// Takes a location apart.
+    ///
+    /// # Errors
+    /// `Invalid` for a scheme lake does not know, and for what cannot be a path.
+    pub fn resolve(&self, location: &str) -> Result<Object> {
+        let wrong = |why: String| Error::invalid(format!("location {location}: {why}"));
+        let parse = |path: &str| Path::parse(path).map_err(|e| wrong(e.to_string()));
+        if let Some(rest) = location.strip_prefix("s3://").or_else(|| location.strip_prefix("s3a://")) {
+            let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
+            let scheme = &location[..location.len() - rest.len()];
+            let url = ObjectStoreUrl::parse(format!("{scheme}{bucket}")).map_err(|e| wrong(e.to_string()))?;
+            return Ok(Object { store: self.bucket(bucket)?, path: parse(path)?, url });
+        }
+        let path = match location.split_once("://") {
+            Some(("file", path)) => path,
+            Some((scheme, _)) => return Err(wrong(format!("the scheme {scheme} is not supported; use file or s3"))),
+            None => location.strip_prefix("file:").unwrap_or(location),
+        };
+        if !path.starts_with('/') {
+            return Err(wrong("not an absolute path".into()));
+        }
+        Ok(Object { store: self.local.clone(), path: parse(path)?, url: ObjectStoreUrl::local_filesystem() })
+    }
+
+    fn bucket(&self, bucket: &str) -> Result<Arc<dyn ObjectStore>> {
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = buckets.get(bucket) {
+            return Ok(store.clone());
+        }
+        if buckets.len() >= MAX_BUCKETS {
+            return Err(Error::exhausted(format!("bucket {bucket}: {MAX_BUCKETS} buckets are in use already")));
+        }
+        let mut builder =
+            AmazonS3Builder::from_env().with_bucket_name(bucket).with_virtual_hosted_style_request(!self.s3.path_style);
+        if let Some(endpoint) = &self.s3.endpoint {
+            builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
+        }
+        if let Some(region) = &self.s3.region {
+            builder = builder.with_region(region);
+        }
+        if let (Some(key), Some(secret)) = (&self.s3.access_key, &self.s3.secret_key) {
+            builder = builder.with_access_key_id(key.expose()).with_secret_access_key(secret.expose());
+        }
+        let store: Arc<dyn ObjectStore> = Arc::new(
+            builder.build().map_err(|e| Error::object_store("opening the bucket", &format!("s3://{bucket}"), &e))?,
+        );
+        buckets.insert(bucket.to_owned(), store.clone());
+        Ok(store)
+    }
+
+    /// Reads a metadata object whole.
+    pub async fn read(&self, location: &str) -> Result<Bytes> {
+        let object = self.resolve(location)?;
+        let failed = |e| Error::object_store("reading", location, &e);
+        let result = object.store.get(&object.path).await.map_err(failed)?;
+        let size = result.meta.size;
+        if size > MAX_METADATA_BYTES {
+            return Err(Error::corrupt(format!(
+                "reading {location}: {size} bytes is more than metadata has (at most {MAX_METADATA_BYTES})"
+            )));
+        }
+        result.bytes().await.map_err(failed)
+    }
+
+    /// Creates an object and makes it durable.
+    ///
+    /// # Errors
+    /// An object that exists already is never overwritten.
+    pub async fn write_new(&self, location: &str, bytes: Bytes) -> Result<()> {
+        let object = self.resolve(location)?;
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        object
+            .store
+            .put_opts(&object.path, bytes.into(), options)
+            .await
+            .map_err(|e| Error::object_store("writing", location, &e))?;
+        self.persist(location).await
+    }
+
+    /// Returns once an object that was written whole survives a power cut. S3 acknowledges nothing less; on a local
+    /// file system the file and the directories that lead to it are synced.
+    pub async fn persist(&self, location: &str) -> Result<()> {
+        let Some(path) = self.local_path(location)? else { return Ok(()) };
+        let known = {
+            let durable = self.durable_dirs.lock().unwrap_or_else(PoisonError::into_inner);
+            path.parent().is_some_and(|dir| durable.contains(dir))
+        };
+        let dirs = tokio::task::spawn_blocking(move || sync_to_disk(&path, known))
+            .await
+            .map_err(|e| Error::internal(format!("syncing {location}: {e}")))?
+            .map_err(|e| {
+                let error = object_store::Error::Generic { store: "LocalFileSystem", source: Box::new(e) };
+                Error::object_store("syncing to disk", location, &error)
+            })?;
+        let mut durable = self.durable_dirs.lock().unwrap_or_else(PoisonError::into_inner);
+        if durable.len() > MAX_DURABLE_DIRS {
+            durable.clear();
+        }
+        durable.extend(dirs);
+        Ok(())
+    }
+
+    fn local_path(&self, location: &str) -> Result<Option<PathBuf>> {
+        let object = self.resolve(location)?;
+        match object.url == ObjectStoreUrl::local_filesystem() {
+            false => Ok(None),
+            true => self
+                .local
+                .path_to_filesystem(&object.path)
+                .map(Some)
+                .map_err(|e| Error::object_store("finding", location, &e)),
+        }
+    }
+
+    /// Removes an object; one that does not exist is fine.
+    pub async fn delete(&self, location: &str) -> Result<()> {
+        let object = self.resolve(location)?;
+        match object.store.delete(&object.path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(Error::object_store("removing", location, &e)),
+        }
+    }
+
+    /// Removes objects of a commit that certainly did not happen. What cannot be removed is left for the sweep.
+    pub async fn discard(&self, locations: &[String]) {
+        for location in locations {
+            if let Err(error) = self.delete(location).await
+                && error.kind != Kind::NotFound
+            {
+                tracing::warn!(%location, %error, "an unused object could not be removed; the orphan sweep will find it");
+            }
+        }
+    }
+
+    /// The stores behind `locations`, for DataFusion's registry.
+    pub fn url_and_store(&self, location: &str) -> Result<(Url, Arc<dyn ObjectStore>)> {
+        let object = self.resolve(location)?;
+        let url: &Url = object.url.as_ref();
+        Ok((url.clone(), object.store))
+    }
+}
+
+/// Most directories remembered as durable. Forgetting them costs a few syncs.
+const MAX_DURABLE_DIRS: usize = 100_000;
+
+/// Syncs the file, its directory, and, unless those are `known` to be durable, the directories above.
+fn sync_to_disk(path: &FsPath, known: bool) -> std::io::Result<Vec<PathBuf>> {
+    std::fs::File::open(path)?.sync_all()?;
+    let mut synced = Vec::new();
+    for dir in path.ancestors().skip(1) {
+        match std::fs::File::open(dir).and_then(|dir| dir.sync_all()) {
+            Ok(()) => synced.push(dir.to_path_buf()),
+            // The file's own directory must be synced. One far above that may not be read is not ours.
+            Err(_) if synced.len() > 1 => break,
+            Err(e) => return Err(e),
+        }
+        if known {
+            break;
+        }
+    }
+    Ok(synced)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn local(dir: &FsPath) -> Arc<Storage> {
+        Storage::new(format!("file://{}", dir.display()), S3Config::default())
+    }
+
+    #[tokio::test]
+    async fn objects_are_created_read_and_removed_but_never_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = local(dir.path());
+        storage.check().await.unwrap();
+        let location = format!("{}/a b/%20/ü.json", storage.warehouse());
+        storage.write_new(&location, Bytes::from_static(b"one")).await.unwrap();
+        assert!(dir.path().join("a b/%20/ü.json").exists(), "paths are literal");
+        assert_eq!(storage.read(&location).await.unwrap(), "one");
+        storage.write_new(&location, Bytes::from_static(b"two")).await.unwrap_err();
+        assert_eq!(storage.read(&location).await.unwrap(), "one");
+        storage.delete(&location).await.unwrap();
+        storage.delete(&location).await.unwrap();
+        assert_eq!(storage.read(&location).await.unwrap_err().kind, Kind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn a_warehouse_that_cannot_be_written_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let error = local(&dir.path().join("file/warehouse")).check().await.unwrap_err();
+        assert!(error.message.contains("file/warehouse cannot be written"), "{error}");
+    }
+
+    #[test]
+    fn locations_are_told_apart() {
+        let storage = Storage::new("s3://b/p", S3Config { region: Some("x".into()), ..S3Config::default() });
+        let object = storage.resolve("s3://b/p/x.parquet").unwrap();
+        assert_eq!((object.path.as_ref(), object.url.as_str()), ("p/x.parquet", "s3://b/"));
+        assert!(storage.resolve("gs://b/x").unwrap_err().message.contains("gs"));
+        assert!(storage.resolve("relative/x").is_err());
+        assert!(storage.resolve("file:///a/../b").is_err());
+    }
+}

@@ -1,0 +1,388 @@
+//! Making a version current: the compare-and-set of a table's pointer.
+//!
+//! ```text
+//!           +-> write list and metadata on the current version -> swap the pointer
+//!           |                                                        | done
+//!           +-- lost the race: a moment, with jitter  <--------------+
+//!           +-- no answer: read the pointer; ours is in it? done  <--+
+//! ```
+//! A commit has one snapshot id for all its attempts. After an attempt whose answer was lost, the current metadata is
+//! looked at before anything is done again: if the snapshot is in it, the commit is done. If it is not, and the pointer
+//! has moved past what that attempt expected, the attempt can never be applied any more. Until one of the two is known
+//! the commit is in doubt, and what it wrote stays.
+//!
+//! Only at the deadline, or for a reason that trying again cannot mend, is an error returned. It says "nothing was
+//! committed", and then the files are removed; or that this is unknown, and then they stay for the orphan sweep.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use iceberg::spec::TableMetadata;
+use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
+use lake_client::store::Applied;
+
+use super::queue::Turn;
+use super::version::{self, Append, NextVersion};
+use super::writer::DataFiles;
+use super::{Table, Tables, catalog_error, check_writable, unreachable_words};
+use crate::error::{Error, Kind, Result};
+use crate::storage::io::LakeIo;
+
+/// First pause after a lost race.
+const BACKOFF_FIRST: Duration = Duration::from_millis(5);
+/// Longest pause after lost races.
+const BACKOFF_MOST: Duration = Duration::from_millis(500);
+
+/// An attempt without an answer: what it wrote, and the revision it expected.
+#[derive(Debug)]
+struct Doubt {
+    expected: u64,
+    metadata_location: String,
+    objects: Vec<String>,
+}
+
+/// A commit on its way.
+struct Commit<'a> {
+    tables: &'a Tables,
+    table: &'a Table,
+    append: Append,
+    deadline: Instant,
+    doubts: Vec<Doubt>,
+    attempts: u32,
+    backoff: Duration,
+}
+
+/// What the current version says about a commit.
+enum Look {
+    /// It is in: done by an attempt whose answer was lost.
+    Done(Versioned<TablePointer>),
+    /// Build on this.
+    Base(Versioned<TablePointer>, std::sync::Arc<TableMetadata>),
+}
+
+/// Appends `files` to `table`.
+pub async fn append(tables: &Tables, table: &Table, mut files: DataFiles, deadline: Instant) -> Result<()> {
+    if files.files.is_empty() {
+        return Ok(());
+    }
+    let io = LakeIo::new(tables.storage.clone());
+    let append = version::write_manifest(&io, &table.metadata, &files.files).await?;
+    files.add_object(append.manifest.manifest_path.clone());
+    let Some(mut turn) = tables.queues.enter(table.metadata.uuid(), deadline).await else {
+        files.discard().await;
+        return Err(Error::deadline(format!(
+            "writing table {}: other writers of this node were before it until the deadline; nothing was committed",
+            table.ident
+        )));
+    };
+    let mut commit =
+        Commit { tables, table, append, deadline, doubts: Vec::new(), attempts: 0, backoff: BACKOFF_FIRST };
+    match commit.run(&mut turn).await {
+        Ok(pointer) => {
+            files.keep();
+            turn.leave(pointer.clone());
+            tables.pointers.note_committed(&table.ident, pointer).await;
+            Ok(())
+        }
+        Err(error) if commit.doubts.is_empty() => {
+            files.discard().await;
+            Err(error)
+        }
+        Err(error) => {
+            files.keep();
+            Err(error)
+        }
+    }
+}
+
+impl Commit<'_> {
+    async fn run(&mut self, turn: &mut Turn) -> Result<Versioned<TablePointer>> {
+        let mut known = turn.hint().or_else(|| Some(self.table.pointer.clone()));
+        loop {
+            self.attempts += 1;
+            let (base, metadata) = match self.look(known.take()).await? {
+                Look::Done(pointer) => return Ok(pointer),
+                Look::Base(base, metadata) => (base, metadata),
+            };
+            let next = version::write_next(
+                &self.tables.storage,
+                &self.tables.cache,
+                &metadata,
+                Some(&base.value.metadata_location),
+                Some(&self.append),
+            )
+            .await
+            .map_err(|e| self.failed(e.kind, e))?;
+            let pointer = TablePointer {
+                uuid: base.value.uuid,
+                metadata_location: next.location.clone(),
+                previous_location: Some(base.value.metadata_location.clone()),
+            };
+            let swapped =
+                self.tables.catalog.swap_table(&self.table.ident, base.mod_revision, &pointer, self.deadline).await;
+            match swapped {
+                Ok(committed) => {
+                    self.settle(Some(&next.location)).await;
+                    self.tables.cache.put_table(&next.location, next.metadata.clone(), next.metadata_bytes).await;
+                    self.remove_expired(next);
+                    return Ok(committed);
+                }
+                Err(CatalogError::Conflict { current, resent, .. }) => {
+                    self.lost(&next, base.mod_revision, resent).await;
+                    known = current;
+                    if known.is_none() && !resent {
+                        // Gone. The look says so, or finds what was created in its place.
+                        continue;
+                    }
+                    self.pause().await?;
+                }
+                Err(error) => {
+                    let unknown = error.applied() == Applied::Unknown;
+                    self.lost(&next, base.mod_revision, unknown).await;
+                    if !unknown {
+                        return Err(self.catalog_failed(error));
+                    }
+                    if Instant::now() >= self.deadline {
+                        return Err(self.catalog_failed(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the version to build on, and settles what is in doubt if that version can tell.
+    async fn look(&mut self, known: Option<Versioned<TablePointer>>) -> Result<Look> {
+        let ident = &self.table.ident;
+        // A hint is good enough to build on, since the swap compares; not to settle a doubt, unless it is newer.
+        let mut pointer = known;
+        for _ in 0..2 {
+            let current = match pointer.take() {
+                Some(pointer) => Some(pointer),
+                None => match self.tables.catalog.load_table(ident, self.deadline).await {
+                    Ok(current) => current,
+                    Err(error) => return Err(self.catalog_failed(error)),
+                },
+            };
+            let Some(current) = current else {
+                self.tables.pointers.note_dropped(ident).await;
+                return Err(self.failed(Kind::NotFound, format_args!("table {ident} was dropped meanwhile")));
+            };
+            if current.value.uuid != self.table.metadata.uuid() {
+                return Err(
+                    self.failed(Kind::Conflict, format_args!("table {ident} was replaced by another meanwhile"))
+                );
+            }
+            let metadata = match self.tables.cache.table(&current.value.metadata_location).await {
+                Ok(metadata) => metadata,
+                // The version is so old that its metadata was removed: look at the current one.
+                Err(error) if error.kind == Kind::NotFound => continue,
+                Err(error) => return Err(self.failed(error.kind, error)),
+            };
+            if metadata.snapshot_by_id(self.append.snapshot_id).is_some() {
+                let location = &current.value.metadata_location;
+                let ours = self.doubts.iter().any(|doubt| doubt.metadata_location == *location);
+                self.settle(ours.then_some(location.as_str())).await;
+                return Ok(Look::Done(current));
+            }
+            self.rule_out(current.mod_revision).await;
+            self.check(&metadata)?;
+            return Ok(Look::Base(current, metadata));
+        }
+        Err(self.failed(Kind::Corrupt, format_args!("the current metadata of table {ident} does not exist")))
+    }
+
+    /// Whether the rows, as they were written, fit this version.
+    fn check(&self, metadata: &TableMetadata) -> Result<()> {
+        let ident = &self.table.ident;
+        check_writable(ident, metadata).map_err(|e| self.failed(e.kind, e))?;
+        if metadata.current_schema_id() != self.table.metadata.current_schema_id() {
+            return Err(self.failed(
+                Kind::Conflict,
+                format_args!("the columns of table {ident} were changed meanwhile; run the statement again"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// An attempt did not go through, or it is not known whether it did.
+    async fn lost(&mut self, next: &NextVersion, expected: u64, unknown: bool) {
+        match unknown {
+            true => self.doubts.push(Doubt {
+                expected,
+                metadata_location: next.location.clone(),
+                objects: next.objects.clone(),
+            }),
+            false => self.tables.storage.discard(&next.objects).await,
+        }
+    }
+
+    /// The pointer is at `revision` without our snapshot: attempts that expected an older one are impossible now.
+    async fn rule_out(&mut self, revision: u64) {
+        for doubt in self.doubts.extract_if(.., |doubt| doubt.expected < revision).collect::<Vec<_>>() {
+            self.tables.storage.discard(&doubt.objects).await;
+        }
+    }
+
+    /// The commit is in. If it is known as which version, no other attempt can be, and what those wrote goes.
+    async fn settle(&mut self, committed_as: Option<&str>) {
+        for doubt in std::mem::take(&mut self.doubts) {
+            if committed_as.is_some_and(|location| doubt.metadata_location != location) {
+                self.tables.storage.discard(&doubt.objects).await;
+            }
+        }
+    }
+
+    /// Waits a little after a lost race.
+    async fn pause(&mut self) -> Result<()> {
+        let pause = rand::random_range(self.backoff / 2..=self.backoff);
+        self.backoff = (self.backoff * 2).min(BACKOFF_MOST);
+        if Instant::now() + pause >= self.deadline {
+            return Err(self.failed(
+                Kind::Conflict,
+                format_args!(
+                    "other writers of table {} were first, {} times until the deadline",
+                    self.table.ident, self.attempts
+                ),
+            ));
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// Metadata files that fell out of the log are removed, if the table is set up so.
+    fn remove_expired(&self, next: NextVersion) {
+        let properties = next.metadata.properties();
+        let enabled = properties.get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
+        if !enabled || next.expired.is_empty() {
+            return;
+        }
+        let storage = self.tables.storage.clone();
+        let expired: Vec<String> = next.expired.into_iter().map(|entry| entry.metadata_file).collect();
+        self.tables.tasks.spawn(async move { storage.discard(&expired).await });
+    }
+
+    fn catalog_failed(&self, error: CatalogError) -> Error {
+        match &error {
+            CatalogError::Store(store) if store.is_unavailable() => {
+                self.failed(Kind::Unavailable, unreachable_words(&error))
+            }
+            CatalogError::TableNotFound(_) => self.failed(Kind::NotFound, error),
+            CatalogError::Damaged { .. } => self.failed(Kind::Corrupt, error),
+            _ => self.failed(Kind::Internal, error),
+        }
+    }
+
+    /// The error that ends this commit, with what is known about its outcome.
+    fn failed(&self, kind: Kind, why: impl fmt::Display) -> Error {
+        let ident = &self.table.ident;
+        match self.doubts.is_empty() {
+            true => Error::new(kind, format!("writing table {ident}: {why}; nothing was committed")),
+            false => Error::unknown(format!(
+                "writing table {ident}: {why}; whether the rows were committed is unknown: look for snapshot {} before \
+                 writing them again",
+                self.append.snapshot_id
+            )),
+        }
+    }
+}
+
+/// Creates a table with `files`.
+pub async fn create(
+    tables: &Tables,
+    ident: &TableIdent,
+    metadata: TableMetadata,
+    mut files: DataFiles,
+    deadline: Instant,
+) -> Result<()> {
+    let uuid = metadata.uuid();
+    let written = async {
+        let append = match files.files.is_empty() {
+            true => None,
+            false => {
+                let io = LakeIo::new(tables.storage.clone());
+                let append = version::write_manifest(&io, &metadata, &files.files).await?;
+                files.add_object(append.manifest.manifest_path.clone());
+                Some(append)
+            }
+        };
+        version::write_next(&tables.storage, &tables.cache, &metadata, None, append.as_ref()).await
+    };
+    let next = written.await.map_err(|e| e.while_doing(format_args!("creating table {ident}")))?;
+    for object in &next.objects {
+        files.add_object(object.clone());
+    }
+    let pointer = TablePointer { uuid, metadata_location: next.location.clone(), previous_location: None };
+    let mut created = tables.catalog.create_table(ident, &pointer, deadline).await;
+    if matches!(&created, Err(e) if e.applied() == Applied::Unknown) {
+        // The uuid is ours alone. While the table is not there, the lost attempt may still be on its way.
+        if let Ok(Some(current)) = tables.catalog.load_table(ident, deadline).await {
+            created = match current.value.uuid == uuid {
+                true => Ok(current),
+                false => Err(CatalogError::TableExists(ident.clone())),
+            };
+        }
+    }
+    match created {
+        Ok(pointer) => {
+            files.keep();
+            tables.cache.put_table(&next.location, next.metadata, next.metadata_bytes).await;
+            tables.pointers.note_committed(ident, pointer).await;
+            Ok(())
+        }
+        Err(error) => {
+            match error.applied() {
+                Applied::No => files.discard().await,
+                Applied::Unknown => files.keep(),
+            }
+            Err(catalog_error(&format!("creating table {ident}"), error))
+        }
+    }
+}
+
+/// Drops a table.
+pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<()> {
+    let doing = format!("dropping table {ident}");
+    let mut doomed: Option<(uuid::Uuid, bool)> = None;
+    loop {
+        let current = tables.catalog.load_table(ident, deadline).await.map_err(|error| match doomed {
+            Some((_, true)) => Error::unknown(format!("{doing}: {error}; whether it was dropped is unknown")),
+            _ => catalog_error(&doing, error),
+        })?;
+        let Some(current) = current else {
+            tables.pointers.note_dropped(ident).await;
+            return match doomed {
+                // Our own attempt, or another's drop, did it.
+                Some((_, true)) => Ok(()),
+                _ => Err(Error::not_found(format!("table {ident} does not exist"))),
+            };
+        };
+        let uuid = current.value.uuid;
+        if let Some((before, true)) = doomed
+            && before != uuid
+        {
+            // What was to be dropped is gone; another table has its name.
+            tables.pointers.note_dropped(ident).await;
+            return Ok(());
+        }
+        match tables.catalog.drop_table(ident, current.mod_revision, deadline).await {
+            Ok(()) => {
+                tables.pointers.note_dropped(ident).await;
+                tracing::info!(table = %ident, %uuid, metadata = %current.value.metadata_location, "dropped a table; its objects stay");
+                return Ok(());
+            }
+            Err(CatalogError::Conflict { resent, .. }) => {
+                doomed = Some((uuid, resent || matches!(doomed, Some((_, true)))));
+            }
+            Err(CatalogError::TableNotFound(_)) => doomed = Some((uuid, matches!(doomed, Some((_, true))))),
+            Err(error) if error.applied() == Applied::Unknown && Instant::now() < deadline => {
+                doomed = Some((uuid, true));
+            }
+            Err(error) => return Err(catalog_error(&doing, error)),
+        }
+        if Instant::now() >= deadline {
+            return Err(Error::conflict(format!(
+                "{doing}: other writers changed it again and again until the deadline; it was not dropped"
+            )));
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Iceberg tables: creating, loading, appending to and dropping them.
+//!
+//! A table is a pointer in the metadata cluster and immutable objects in the warehouse:
+//! ```text
+//! pointer -> <location>/metadata/00007-<uuid>.metadata.json     one version: schema, snapshots, properties
+//!              -> <location>/metadata/snap-<id>-<uuid>.avro     the snapshot's manifest list
+//!                   -> <location>/metadata/<uuid>-m0.avro       a manifest: data files with counts and bounds
+//!                        -> <location>/data/<uuid>.parquet      rows
+//! ```
+//! The location is `<warehouse>/<namespace>/<name>-<table uuid>`, so that a table created under a name used before
+//! shares nothing with the old one.
+//!
+//! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
+//! reader sees the old version or the new one.
+//!
+//! In reading order: [`types`] (Arrow and Iceberg types), [`writer`] and [`stats`] (data files), [`version`] (manifests,
+//! lists, metadata.json), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time
+//! per table), and [`Tables`] here, which is what the rest of the crate uses.
+//!
+//! What is written: format version 2, unpartitioned, append only. A table that another engine has made otherwise is
+//! refused by name ([`Table::check_writable`]), never half written.
+
+pub mod commit;
+pub mod queue;
+pub mod stats;
+pub mod types;
+pub mod version;
+pub mod writer;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
+use iceberg::spec::{FormatVersion, PartitionSpec, SortOrder, TableMetadata, TableMetadataBuilder};
+use lake_client::cache::PointerCache;
+use lake_client::catalog::{Catalog, CatalogError, Namespace, TableIdent, TablePointer, Versioned};
+use lake_client::store::Applied;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::error::{Error, Kind, Result};
+use crate::storage::Storage;
+use crate::storage::cache::MetadataCache;
+use queue::CommitQueues;
+use writer::{DataFiles, DataWriter};
+
+/// Metadata files beyond this many versions are removed after a commit, by the properties that new tables get.
+const PREVIOUS_VERSIONS: &str = "100";
+
+/// Everything about tables that a node shares between statements.
+#[derive(Debug)]
+pub struct Tables {
+    pub storage: Arc<Storage>,
+    pub cache: MetadataCache,
+    pub catalog: Catalog,
+    pub pointers: PointerCache,
+    pub(crate) queues: CommitQueues,
+    /// Commits and clean-ups under way; shutdown waits for them.
+    pub(crate) tasks: TaskTracker,
+    target_file_bytes: usize,
+}
+
+/// One version of a table, as a statement sees it.
+#[derive(Debug, Clone)]
+pub struct Table {
+    pub ident: TableIdent,
+    pub pointer: Versioned<TablePointer>,
+    pub metadata: Arc<TableMetadata>,
+}
+
+/// What resolving the tables of a statement found.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    /// In the order asked for; `None` where there is no such table.
+    pub tables: Vec<Option<Table>>,
+    /// The age of the oldest pointer used because the metadata cluster is away.
+    pub stale: Option<Duration>,
+}
+
+impl Tables {
+    pub fn new(
+        storage: Arc<Storage>,
+        metadata_cache_bytes: u64,
+        catalog: Catalog,
+        pointers: PointerCache,
+        target_file_bytes: usize,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            cache: MetadataCache::new(storage.clone(), metadata_cache_bytes),
+            storage,
+            catalog,
+            pointers,
+            queues: CommitQueues::default(),
+            tasks: TaskTracker::new(),
+            target_file_bytes,
+        })
+    }
+
+    /// Loads the tables of one statement, their pointers all at once.
+    pub async fn load(&self, idents: &[TableIdent], deadline: Instant) -> Result<Loaded> {
+        if idents.is_empty() {
+            return Ok(Loaded::default());
+        }
+        let resolved =
+            self.pointers.resolve(idents, deadline).await.map_err(|e| catalog_error("looking up tables", e))?;
+        let stale = resolved.iter().filter(|r| r.metasrv_away).map(|r| r.age).max();
+        let loads = idents.iter().zip(resolved).map(|(ident, resolved)| async move {
+            match resolved.pointer {
+                Some(pointer) => self.load_version(ident, pointer, deadline).await,
+                None => Ok(None),
+            }
+        });
+        Ok(Loaded { tables: futures::future::try_join_all(loads).await?, stale })
+    }
+
+    /// Loads the version that `pointer` names. If its metadata is gone because newer versions have long replaced it,
+    /// the pointer is read anew.
+    async fn load_version(
+        &self,
+        ident: &TableIdent,
+        pointer: Versioned<TablePointer>,
+        deadline: Instant,
+    ) -> Result<Option<Table>> {
+        let loading = |e: Error| e.while_doing(format_args!("loading table {ident}"));
+        match self.cache.table(&pointer.value.metadata_location).await {
+            Ok(metadata) => Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
+            Err(error) if error.kind == Kind::NotFound => {
+                let current = self.catalog.load_table(ident, deadline).await;
+                let Some(current) = current.map_err(|e| catalog_error("looking up a table", e))? else {
+                    self.pointers.note_dropped(ident).await;
+                    return Ok(None);
+                };
+                if current.value == pointer.value {
+                    return Err(Error::corrupt(error.message).while_doing(format_args!("loading table {ident}")));
+                }
+                self.pointers.note_committed(ident, current.clone()).await;
+                let metadata = self.cache.table(&current.value.metadata_location).await.map_err(loading)?;
+                Ok(Some(Table { ident: ident.clone(), pointer: current, metadata }))
+            }
+            Err(error) => Err(loading(error)),
+        }
+    }
+
+    /// A table that nothing points at yet, with these columns.
+    pub fn plan_create(&self, ident: &TableIdent, schema: &ArrowSchema) -> Result<TableMetadata> {
+        let schema = types::iceberg_schema(schema)?;
+        let uuid = Uuid::new_v4();
+        let properties = HashMap::from([
+            ("write.parquet.compression-codec".to_owned(), "zstd".to_owned()),
+            ("write.metadata.delete-after-commit.enabled".to_owned(), "true".to_owned()),
+            ("write.metadata.previous-versions-max".to_owned(), PREVIOUS_VERSIONS.to_owned()),
+        ]);
+        let built = TableMetadataBuilder::new(
+            schema,
+            PartitionSpec::unpartition_spec(),
+            SortOrder::unsorted_order(),
+            self.new_location(ident, uuid),
+            FormatVersion::V2,
+            properties,
+        )?
+        .assign_uuid(uuid)
+        .build()?;
+        Ok(built.metadata)
+    }
+
+    /// Names may hold what paths should not; the uuid keeps locations apart anyway.
+    fn new_location(&self, ident: &TableIdent, uuid: Uuid) -> String {
+        let clean = |name: &str| -> String {
+            let safe = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' };
+            name.chars().take(64).map(safe).collect()
+        };
+        let namespace: Vec<String> = ident.namespace.levels().iter().map(|level| clean(level)).collect();
+        format!("{}/{}/{}-{uuid}", self.storage.warehouse(), namespace.join("/"), clean(&ident.name))
+    }
+
+    /// A writer of data files for a version of a table.
+    pub fn data_writer(&self, metadata: &TableMetadata) -> Result<DataWriter> {
+        let target = metadata
+            .properties()
+            .get("write.target-file-size-bytes")
+            .and_then(|text| text.parse::<usize>().ok())
+            .map_or(self.target_file_bytes, |asked| asked.min(self.target_file_bytes));
+        DataWriter::new(
+            self.storage.clone(),
+            self.tasks.clone(),
+            metadata.location(),
+            metadata.current_schema().clone(),
+            target,
+        )
+    }
+
+    /// Appends data files to a table. Runs to its end even if the caller goes away.
+    ///
+    /// # Errors
+    /// See [`commit`]; the error's kind and words say whether something was or may have been committed.
+    pub async fn append(self: &Arc<Self>, table: &Table, files: DataFiles, deadline: Instant) -> Result<()> {
+        let tables = self.clone();
+        let table = table.clone();
+        self.owned(async move { commit::append(&tables, &table, files, deadline).await }).await
+    }
+
+    /// Creates a table from [`Tables::plan_create`]'s metadata, with data files or without. Runs to its end even if the
+    /// caller goes away.
+    ///
+    /// # Errors
+    /// `AlreadyExists`, `NotFound` (the namespace), and those of a commit.
+    pub async fn create(
+        self: &Arc<Self>,
+        ident: &TableIdent,
+        metadata: TableMetadata,
+        files: Option<DataFiles>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let tables = self.clone();
+        let ident = ident.clone();
+        let files = files.unwrap_or_else(|| DataFiles::new(self.storage.clone(), self.tasks.clone()));
+        self.owned(async move { commit::create(&tables, &ident, metadata, files, deadline).await }).await
+    }
+
+    /// Drops a table. Its objects stay where they are.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of a commit.
+    pub async fn drop_table(self: &Arc<Self>, ident: &TableIdent, deadline: Instant) -> Result<()> {
+        let tables = self.clone();
+        let ident = ident.clone();
+        self.owned(async move { commit::drop_table(&tables, &ident, deadline).await }).await
+    }
+
+    /// Runs `work` in a task that shutdown waits for and that nobody cancels.
+    async fn owned<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+        let task = self.tasks.spawn(work);
+        task.await.unwrap_or_else(|e| Err(Error::internal(format!("a commit ended unexpectedly: {e}"))))
+    }
+
+    /// Waits for commits under way; afterwards none begins.
+    pub async fn close(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+impl Table {
+    /// The Arrow schema of the current columns.
+    pub fn arrow_schema(&self) -> Result<SchemaRef> {
+        types::arrow_schema(self.metadata.current_schema())
+            .map_err(|e| e.while_doing(format_args!("table {}", self.ident)))
+    }
+
+    /// # Errors
+    /// `NotSupported`, naming what about the table lake cannot write yet.
+    pub fn check_writable(&self) -> Result<()> {
+        check_writable(&self.ident, &self.metadata)
+    }
+}
+
+fn check_writable(ident: &TableIdent, metadata: &TableMetadata) -> Result<()> {
+    let refused = |what: String| Err(Error::not_supported(format!("table {ident} cannot be written yet: {what}")));
+    if metadata.format_version() != FormatVersion::V2 {
+        return refused(format!("it has format version {}, and only 2 is written", metadata.format_version() as u8));
+    }
+    if !metadata.default_partition_spec().is_unpartitioned() {
+        return refused("it is partitioned".into());
+    }
+    if !metadata.default_sort_order().is_unsorted() {
+        return refused("it has a sort order".into());
+    }
+    if metadata.properties().contains_key("encryption.key-id") {
+        return refused("it is encrypted".into());
+    }
+    Ok(())
+}
+
+/// A catalog error outside a commit, where nothing was to be changed or the change is all there is.
+pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
+    let unknown = error.applied() == Applied::Unknown;
+    match &error {
+        CatalogError::InvalidName { .. } => Error::invalid(error),
+        CatalogError::NamespaceNotFound(_) | CatalogError::TableNotFound(_) => Error::not_found(error),
+        CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) => Error::already_exists(error),
+        CatalogError::NamespaceNotEmpty(_) => Error::invalid(error),
+        CatalogError::Conflict { .. } if unknown => Error::unknown(error),
+        CatalogError::Conflict { .. } => Error::conflict(error),
+        CatalogError::Damaged { .. } => Error::corrupt(error),
+        CatalogError::Store(_) if unknown => {
+            Error::unknown(format!("{doing}: {error}; whether it was done is unknown: look before doing it again"))
+        }
+        CatalogError::Store(store) if store.is_unavailable() => {
+            Error::unavailable(format!("{doing}: {}; nothing was committed", unreachable_words(&error)))
+        }
+        CatalogError::Store(_) => Error::internal(format!("{doing}: {error}; nothing was committed")),
+    }
+}
+
+/// What a store says about being unreachable, beginning with those words.
+pub(crate) fn unreachable_words(error: &CatalogError) -> String {
+    let text = error.to_string();
+    match text.contains("the metadata cluster is unreachable") {
+        true => text,
+        false => format!("the metadata cluster is unreachable: {text}"),
+    }
+}
+
+/// Creates a namespace unless it is there.
+pub(crate) async fn ensure_namespace(catalog: &Catalog, namespace: &Namespace, deadline: Instant) -> Result<()> {
+    match catalog.create_namespace(namespace, Default::default(), deadline).await {
+        Ok(()) | Err(CatalogError::NamespaceExists(_)) => Ok(()),
+        Err(e) => Err(catalog_error(&format!("creating namespace {namespace}"), e)),
+    }
+}

@@ -1,0 +1,97 @@
+//! One commit of a node at a time per table, first come, first served: writers of one node never lose races against
+//! each other, and each starts from the version that the one before it left.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use lake_client::catalog::{TablePointer, Versioned};
+use tokio::sync::OwnedMutexGuard;
+use uuid::Uuid;
+
+/// The version that this node's last commit left, a hint for the next.
+type Slot = Option<Versioned<TablePointer>>;
+
+/// The queues, by table. A table nobody waits for has none.
+#[derive(Debug, Clone, Default)]
+pub struct CommitQueues {
+    slots: Arc<Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<Slot>>>>>,
+}
+
+/// The right to commit to one table, until dropped.
+#[derive(Debug)]
+pub struct Turn {
+    queues: CommitQueues,
+    table: Uuid,
+    slot: Option<OwnedMutexGuard<Slot>>,
+}
+
+impl CommitQueues {
+    /// Waits for the turn; `None` if it does not come before the deadline.
+    pub async fn enter(&self, table: Uuid, deadline: Instant) -> Option<Turn> {
+        let slot = self.lock().entry(table).or_default().clone();
+        // Made first, so that the queue is tidied up however this ends.
+        let mut turn = Turn { queues: self.clone(), table, slot: None };
+        turn.slot = Some(tokio::time::timeout_at(deadline.into(), slot.lock_owned()).await.ok()?);
+        Some(turn)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, Arc<tokio::sync::Mutex<Slot>>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn {
+    /// The version that the last commit of this node left, if it is remembered.
+    pub fn hint(&self) -> Option<Versioned<TablePointer>> {
+        self.slot.as_ref().and_then(|slot| slot.as_ref().cloned())
+    }
+
+    /// Leaves `pointer` as the hint for the next.
+    pub fn leave(&mut self, pointer: Versioned<TablePointer>) {
+        if let Some(slot) = &mut self.slot {
+            **slot = Some(pointer);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.slot.take();
+        let mut slots = self.queues.lock();
+        if slots.get(&self.table).is_some_and(|slot| Arc::strong_count(slot) == 1) {
+            slots.remove(&self.table);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn turns_come_in_order_and_leave_nothing_behind() {
+        let queues = CommitQueues::default();
+        let table = Uuid::new_v4();
+        let far = Instant::now() + Duration::from_secs(60);
+        let first = queues.enter(table, far).await.unwrap();
+        assert!(queues.enter(table, Instant::now()).await.is_none(), "taken");
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut waiting = Vec::new();
+        for i in 0..4 {
+            let (queues, order) = (queues.clone(), order.clone());
+            let mut enter = Box::pin(async move {
+                let _turn = queues.enter(table, far).await.unwrap();
+                order.lock().unwrap().push(i);
+            });
+            assert!(futures::poll!(&mut enter).is_pending());
+            waiting.push(enter);
+        }
+        drop(first);
+        futures::future::join_all(waiting).await;
+        assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3]);
+        assert!(queues.lock().is_empty());
+    }
+}

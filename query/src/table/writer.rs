@@ -1,0 +1,292 @@
+//! Writing data files: a stream of record batches becomes Parquet files of about the target size, each durable before
+//! it is named anywhere.
+//!
+//! Memory: one row group of one file is held encoded, at most [`ROW_GROUP_BYTES`], besides the upload's buffer.
+//! A [`DataFiles`] that is dropped without [`DataFiles::keep`] removes what it names: a statement that fails or is
+//! cancelled leaves nothing behind.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, RecordBatch};
+use arrow::compute::{CastOptions, cast_with_options};
+use arrow::datatypes::SchemaRef;
+use iceberg::spec::{DataFile, Schema};
+use object_store::buffered::BufWriter;
+use parquet::arrow::AsyncArrowWriter;
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::stats::{NanCounter, data_file};
+use super::types::arrow_schema;
+use crate::error::{Error, Result, with_sources};
+use crate::storage::Storage;
+
+/// A row group ends at about this size.
+const ROW_GROUP_BYTES: usize = 64 << 20;
+/// And at this many rows.
+const ROW_GROUP_ROWS: usize = 1 << 20;
+/// An upload's buffer; smaller files are created in one request.
+const UPLOAD_BUFFER_BYTES: usize = 8 << 20;
+
+/// Data files that no snapshot refers to yet.
+#[derive(Debug)]
+pub struct DataFiles {
+    pub files: Vec<DataFile>,
+    pub rows: u64,
+    /// Every object written so far for the commit to come, data files first.
+    objects: Vec<String>,
+    storage: Arc<Storage>,
+    tasks: TaskTracker,
+}
+
+impl DataFiles {
+    pub fn new(storage: Arc<Storage>, tasks: TaskTracker) -> Self {
+        Self { files: Vec::new(), rows: 0, objects: Vec::new(), storage, tasks }
+    }
+
+    /// Also removed if nothing comes of it.
+    pub fn add_object(&mut self, location: String) {
+        self.objects.push(location);
+    }
+
+    /// A snapshot refers to the files, or may: they stay.
+    pub fn keep(mut self) {
+        self.objects.clear();
+    }
+
+    /// Removes the files now. Only for a commit that certainly did not happen.
+    pub async fn discard(mut self) {
+        let objects = std::mem::take(&mut self.objects);
+        self.storage.discard(&objects).await;
+    }
+}
+
+impl Drop for DataFiles {
+    fn drop(&mut self) {
+        let objects = std::mem::take(&mut self.objects);
+        if objects.is_empty() {
+            return;
+        }
+        let storage = self.storage.clone();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            self.tasks.spawn_on(async move { storage.discard(&objects).await }, &runtime);
+        }
+    }
+}
+
+/// Writes record batches into data files of one table.
+pub struct DataWriter {
+    storage: Arc<Storage>,
+    /// Where data files go, without a trailing slash.
+    directory: String,
+    schema: Arc<Schema>,
+    arrow_schema: SchemaRef,
+    target_file_bytes: usize,
+    open: Option<OpenFile>,
+    done: DataFiles,
+}
+
+struct OpenFile {
+    location: String,
+    writer: AsyncArrowWriter<BufWriter>,
+    nans: NanCounter,
+}
+
+impl DataWriter {
+    /// For the table at `table_location` with `schema`.
+    pub fn new(
+        storage: Arc<Storage>,
+        tasks: TaskTracker,
+        table_location: &str,
+        schema: Arc<Schema>,
+        target_file_bytes: usize,
+    ) -> Result<Self> {
+        Ok(Self {
+            directory: format!("{table_location}/data"),
+            arrow_schema: arrow_schema(&schema)?,
+            schema,
+            target_file_bytes,
+            open: None,
+            done: DataFiles::new(storage.clone(), tasks),
+            storage,
+        })
+    }
+
+    /// Adds a batch whose columns are the table's, in order.
+    pub async fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        if batch.num_rows() == 0 {
+            return Ok(());
+        }
+        let batch = conform(batch, &self.arrow_schema)?;
+        let mut file = match self.open.take() {
+            Some(file) => file,
+            None => self.begin()?,
+        };
+        file.nans.add(&batch);
+        file.writer.write(&batch).await.map_err(|e| write_failed(&file.location, &e))?;
+        match file.writer.bytes_written() + file.writer.in_progress_size() >= self.target_file_bytes {
+            true => self.end(file).await,
+            false => {
+                self.open = Some(file);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends the last file. Every file named in the result is durable.
+    pub async fn finish(mut self) -> Result<DataFiles> {
+        if let Some(file) = self.open.take() {
+            self.end(file).await?;
+        }
+        Ok(self.done)
+    }
+
+    fn begin(&mut self) -> Result<OpenFile> {
+        let location = format!("{}/{}.parquet", self.directory, Uuid::now_v7());
+        let object = self.storage.resolve(&location)?;
+        self.done.add_object(location.clone());
+        let level = ZstdLevel::try_new(3).map_err(|e| Error::internal(e.to_string()))?;
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(level))
+            .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
+            .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
+            .set_created_by(concat!("lake ", env!("CARGO_PKG_VERSION")).to_owned())
+            .build();
+        // Without the Arrow schema in the footer every reader sees the types Iceberg names.
+        let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+        let upload = BufWriter::with_capacity(object.store, object.path, UPLOAD_BUFFER_BYTES);
+        let writer = AsyncArrowWriter::try_new_with_options(upload, self.arrow_schema.clone(), options)
+            .map_err(|e| write_failed(&location, &e))?;
+        Ok(OpenFile { location, writer, nans: NanCounter::default() })
+    }
+
+    async fn end(&mut self, file: OpenFile) -> Result<()> {
+        let OpenFile { location, mut writer, nans } = file;
+        let footer = writer.finish().await.map_err(|e| write_failed(&location, &e))?;
+        self.storage.persist(&location).await?;
+        let described = data_file(&location, writer.bytes_written() as u64, &self.schema, &footer, nans)?;
+        self.done.rows += described.record_count();
+        self.done.files.push(described);
+        Ok(())
+    }
+}
+
+fn write_failed(location: &str, error: &parquet::errors::ParquetError) -> Error {
+    let source = object_store::Error::Generic { store: "Parquet", source: with_sources(error).into() };
+    Error::object_store("writing", location, &source)
+}
+
+/// The batch with exactly the table's types and nullability.
+///
+/// # Errors
+/// `Invalid`, naming the column, for a null where there may be none and a value that does not fit.
+fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
+    if batch.num_columns() != schema.fields().len() {
+        return Err(Error::internal(format!(
+            "{} columns were to be written into a table of {}",
+            batch.num_columns(),
+            schema.fields().len()
+        )));
+    }
+    let strict = CastOptions { safe: false, ..CastOptions::default() };
+    let mut columns = Vec::with_capacity(batch.num_columns());
+    for (field, column) in schema.fields().iter().zip(batch.columns()) {
+        if !field.is_nullable() && column.null_count() > 0 {
+            return Err(Error::invalid(format!("column {} is NOT NULL, and a row has no value for it", field.name())));
+        }
+        columns.push(match column.data_type() == field.data_type() {
+            true => column.clone(),
+            false => cast_with_options(column, field.data_type(), &strict)
+                .map_err(|e| Error::invalid(format!("column {}: {e}", field.name())))?,
+        });
+    }
+    RecordBatch::try_new(schema.clone(), columns).map_err(|e| Error::invalid(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Float64Array, Int64Array, StringArray};
+    use arrow::datatypes::{DataType, Field};
+    use iceberg::spec::Datum;
+
+    use super::super::types::iceberg_schema;
+    use super::*;
+    use crate::config::S3Config;
+
+    fn writer(dir: &std::path::Path, target: usize) -> DataWriter {
+        let schema = arrow::datatypes::Schema::new(vec![
+            Field::new("id", DataType::Int64, false),
+            Field::new("x", DataType::Float64, true),
+            Field::new("s", DataType::Utf8, true),
+        ]);
+        let schema = Arc::new(iceberg_schema(&schema).unwrap());
+        let location = format!("file://{}", dir.display());
+        let storage = Storage::new(location.clone(), S3Config::default());
+        DataWriter::new(storage, TaskTracker::new(), &location, schema, target).unwrap()
+    }
+
+    fn batch(ids: Vec<Option<i64>>) -> RecordBatch {
+        let rows = ids.len();
+        RecordBatch::try_from_iter_with_nullable([
+            ("id", Arc::new(Int64Array::from(ids)) as _, true),
+            (
+                "x",
+                Arc::new(Float64Array::from_iter((0..rows).map(|i| match i {
+                    0 => Some(f64::NAN),
+                    1 => None,
+                    i => Some(i as f64),
+                }))) as _,
+                true,
+            ),
+            ("s", Arc::new(StringArray::from_iter((0..rows).map(|i| Some(format!("row {i}"))))) as _, true),
+        ])
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_file_is_described_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = writer(dir.path(), 1 << 20);
+        writer.write(&batch((0..10).map(Some).collect())).await.unwrap();
+        let files = writer.finish().await.unwrap();
+        let [file] = files.files.as_slice() else { panic!() };
+        let path = file.file_path().strip_prefix("file://").unwrap();
+        assert_eq!(std::fs::metadata(path).unwrap().len(), file.file_size_in_bytes());
+        assert_eq!((file.record_count(), files.rows), (10, 10));
+        assert_eq!(file.null_value_counts()[&2], 1);
+        assert_eq!(file.nan_value_counts()[&2], 1);
+        assert_eq!(file.value_counts()[&2], 10);
+        assert_eq!((&file.lower_bounds()[&1], &file.upper_bounds()[&1]), (&Datum::long(0), &Datum::long(9)));
+        assert_eq!((&file.lower_bounds()[&2], &file.upper_bounds()[&2]), (&Datum::double(2.0), &Datum::double(9.0)));
+        assert_eq!(file.upper_bounds()[&3], Datum::string("row 9"));
+        assert_eq!(file.split_offsets().unwrap(), [4]);
+        files.discard().await;
+        assert!(!std::path::Path::new(path).exists());
+    }
+
+    #[tokio::test]
+    async fn files_end_at_the_target_size_and_go_when_nobody_keeps_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = writer(dir.path(), 1);
+        let tasks = writer.done.tasks.clone();
+        for start in 0..3 {
+            writer.write(&batch((start..start + 10).map(Some).collect())).await.unwrap();
+        }
+        let files = writer.finish().await.unwrap();
+        assert_eq!((files.files.len(), files.rows), (3, 30));
+        drop(files);
+        tasks.close();
+        tasks.wait().await;
+        assert_eq!(std::fs::read_dir(dir.path().join("data")).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_missing_value_names_its_column() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = writer(dir.path(), 1 << 20).write(&batch(vec![Some(1), None])).await.unwrap_err();
+        assert!(error.message.contains("column id is NOT NULL"), "{error}");
+    }
+}
