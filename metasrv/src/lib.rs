@@ -1,1 +1,38 @@
-//! placeholder
+//! A peer of lake's metadata cluster.
+//!
+//! A replicated, versioned, ordered map: a pure state machine, fed by a Raft log that every peer keeps on its own disk.
+//! What it does is fixed in "What the metadata does, exactly" (docs/); the sections quoted here are that text's.
+//!
+//! Invariants:
+//! - the map changes by committed log entries only, and the state machine is a pure function of them;
+//! - nothing is acknowledged before it is synced to the disks of a quorum;
+//! - a peer that cannot vouch for what it acknowledged does not vote as itself;
+//! - nothing here knows tables, files or rows: no arrow, datafusion, iceberg, parquet or object store.
+//!
+//! In reading order:
+//! - [`state`]: the map and its transactions, pure;
+//! - [`log`]: the log on disk, the durable mark, the thread that writes both;
+//! - [`snapshot`]: the whole state in a file;
+//! - [`directory`]: the data directory that holds these;
+//! - [`raft`]: openraft's types, storage and network on top of them;
+//! - [`peer`]: a peer's life: fresh, founded, serving; reads, transactions, listings;
+//! - [`services`], [`server`]: the same over gRPC; [`embedded`]: the same inside one process;
+//! - [`config`], [`error`]: what goes in, and why it does not start.
+
+pub mod config;
+pub mod directory;
+pub mod embedded;
+pub mod error;
+mod files;
+pub mod log;
+pub mod peer;
+pub mod raft;
+pub mod server;
+pub mod services;
+pub mod snapshot;
+pub mod state;
+
+pub use config::{Config, Options};
+pub use embedded::EmbeddedStore;
+pub use error::Error;
+pub use server::Server;

@@ -1,0 +1,456 @@
+//! How a peer is configured: [`Options`] as they are written, [`Config`] as it is used.
+//!
+//! Order of precedence: flags, then environment, then the TOML file, then defaults. [`Config::load`] puts them together
+//! and rejects wrong values, and values that contradict each other, with the field's name.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// The environment variable that may hold the cluster secret itself, instead of a file.
+pub const SECRET_VARIABLE: &str = "LAKE_METASRV_SECRET";
+/// How long the pages of a listing are held.
+pub const PAGE_LIFE: Duration = Duration::from_secs(60);
+/// Shortest cluster secret, in bytes.
+pub const MIN_SECRET_BYTES: usize = 16;
+
+/// A peer's options as flags, environment variables and TOML give them. All are optional here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Options {
+    /// A TOML file with these options (flags and environment variables win over it)
+    #[arg(long, env = "LAKE_METASRV_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// The peer's id: a number above 0, never used before in this cluster
+    #[arg(long, env = "LAKE_METASRV_ID")]
+    pub id: Option<u64>,
+    /// The data directory
+    #[arg(long, env = "LAKE_METASRV_DIR", value_name = "PATH")]
+    pub dir: Option<PathBuf>,
+    /// Where to listen for clients [default: 127.0.0.1:9191]
+    #[arg(long, env = "LAKE_METASRV_LISTEN", value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// Where to listen for the other peers [default: 127.0.0.1:9192]
+    #[arg(long, env = "LAKE_METASRV_RAFT_LISTEN", value_name = "HOST:PORT")]
+    pub raft_listen: Option<String>,
+    /// Where clients reach this peer [default: the address it listens on]
+    #[arg(long, env = "LAKE_METASRV_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// Where the other peers reach this peer [default: the address it listens on]
+    #[arg(long, env = "LAKE_METASRV_RAFT_ADVERTISE", value_name = "HOST:PORT")]
+    pub raft_advertise: Option<String>,
+    /// Where to reach other peers, if not where the membership says: 1=host:port,2=host:port
+    #[arg(long, env = "LAKE_METASRV_PEERS", value_name = "ID=HOST:PORT,...")]
+    pub peers: Option<String>,
+    /// A file that holds the cluster secret
+    #[arg(long, env = "LAKE_METASRV_SECRET_FILE", value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Listen on other addresses than loopback without a cluster secret
+    #[arg(long, env = "LAKE_METASRV_INSECURE_OPEN_NETWORK", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub insecure_open_network: Option<bool>,
+    /// How often a leader sends heartbeats, in milliseconds [default: 100]
+    #[arg(long, env = "LAKE_METASRV_HEARTBEAT_MS", value_name = "MS")]
+    pub heartbeat_ms: Option<u64>,
+    /// Shortest wait before an election, behind the leader's lease, in milliseconds [default: 250]
+    #[arg(long, env = "LAKE_METASRV_ELECTION_TIMEOUT_MIN_MS", value_name = "MS")]
+    pub election_timeout_min_ms: Option<u64>,
+    /// Longest wait before an election, and the length of the leader's lease, in milliseconds [default: 400]
+    #[arg(long, env = "LAKE_METASRV_ELECTION_TIMEOUT_MAX_MS", value_name = "MS")]
+    pub election_timeout_max_ms: Option<u64>,
+    /// A snapshot is taken after this many log entries [default: 10000]
+    #[arg(long, env = "LAKE_METASRV_SNAPSHOT_ENTRIES", value_name = "N")]
+    pub snapshot_entries: Option<u64>,
+    /// A snapshot is taken after this many bytes of log entries [default: 134217728]
+    #[arg(long, env = "LAKE_METASRV_SNAPSHOT_BYTES", value_name = "BYTES")]
+    pub snapshot_bytes: Option<u64>,
+    /// Log entries kept behind a snapshot, for followers that are a little late [default: 5000]
+    #[arg(long, env = "LAKE_METASRV_PURGE_MARGIN_ENTRIES", value_name = "N")]
+    pub purge_margin_entries: Option<u64>,
+    /// Below this many free bytes on the disk nothing is written [default: 67108864]
+    #[arg(long, env = "LAKE_METASRV_DISK_RESERVE_BYTES", value_name = "BYTES")]
+    pub disk_reserve_bytes: Option<u64>,
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{field}: {problem}")]
+    Field { field: &'static str, problem: String },
+    #[error("the configuration file {}: {problem}", .path.display())]
+    File { path: PathBuf, problem: String },
+}
+
+fn wrong(field: &'static str, problem: impl Into<String>) -> ConfigError {
+    ConfigError::Field { field, problem: problem.into() }
+}
+
+/// The cluster secret. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// A secret from its text; surrounding white space does not count.
+    ///
+    /// # Errors
+    /// When it is too short or cannot travel in a header.
+    pub fn new(text: &str) -> Result<Self, ConfigError> {
+        let text = text.trim();
+        if text.len() < MIN_SECRET_BYTES {
+            return Err(wrong(
+                "secret_file",
+                format!("the cluster secret must have at least {MIN_SECRET_BYTES} characters"),
+            ));
+        }
+        if !text.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(wrong(
+                "secret_file",
+                "the cluster secret may have printable ASCII characters only, and no spaces",
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    /// The secret itself, for the header that carries it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A checked configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub id: u64,
+    pub dir: PathBuf,
+    pub listen: SocketAddr,
+    pub raft_listen: SocketAddr,
+    /// `None`: the address that is bound.
+    pub advertise: Option<String>,
+    pub raft_advertise: Option<String>,
+    /// Raft addresses that win over those of the membership.
+    pub peers: HashMap<u64, String>,
+    pub secret: Option<Secret>,
+    pub insecure_open_network: bool,
+    pub timing: Timing,
+    pub storage: StorageConfig,
+    /// How long the pages of a listing are held. No option: it is a field for tests.
+    pub page_life: Duration,
+}
+
+/// Raft's clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    pub heartbeat: Duration,
+    /// A follower that hears nothing for `election_timeout_max` (the leader's lease) waits for a random time between the
+    /// two and then stands for election.
+    pub election_timeout_min: Duration,
+    pub election_timeout_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(100),
+            election_timeout_min: Duration::from_millis(250),
+            election_timeout_max: Duration::from_millis(400),
+        }
+    }
+}
+
+/// When snapshots are taken, and how much is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StorageConfig {
+    pub snapshot_entries: u64,
+    pub snapshot_bytes: u64,
+    pub purge_margin_entries: u64,
+    pub disk_reserve_bytes: u64,
+}
+
+impl Default for StorageConfig {
+    fn default() -> Self {
+        Self {
+            snapshot_entries: 10_000,
+            snapshot_bytes: 128 << 20,
+            purge_margin_entries: 5_000,
+            disk_reserve_bytes: 64 << 20,
+        }
+    }
+}
+
+impl Options {
+    /// Reads options from TOML.
+    ///
+    /// # Errors
+    /// When it is not TOML, or names an option that there is not.
+    pub fn from_toml(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|e| e.to_string())
+    }
+
+    /// These options, and where they say nothing, those of `base`.
+    #[must_use]
+    pub fn over(self, base: Options) -> Options {
+        Options {
+            config: self.config.or(base.config),
+            id: self.id.or(base.id),
+            dir: self.dir.or(base.dir),
+            listen: self.listen.or(base.listen),
+            raft_listen: self.raft_listen.or(base.raft_listen),
+            advertise: self.advertise.or(base.advertise),
+            raft_advertise: self.raft_advertise.or(base.raft_advertise),
+            peers: self.peers.or(base.peers),
+            secret_file: self.secret_file.or(base.secret_file),
+            insecure_open_network: self.insecure_open_network.or(base.insecure_open_network),
+            heartbeat_ms: self.heartbeat_ms.or(base.heartbeat_ms),
+            election_timeout_min_ms: self.election_timeout_min_ms.or(base.election_timeout_min_ms),
+            election_timeout_max_ms: self.election_timeout_max_ms.or(base.election_timeout_max_ms),
+            snapshot_entries: self.snapshot_entries.or(base.snapshot_entries),
+            snapshot_bytes: self.snapshot_bytes.or(base.snapshot_bytes),
+            purge_margin_entries: self.purge_margin_entries.or(base.purge_margin_entries),
+            disk_reserve_bytes: self.disk_reserve_bytes.or(base.disk_reserve_bytes),
+        }
+    }
+}
+
+impl Config {
+    /// A configuration with defaults: loopback, free ports.
+    pub fn new(id: u64, dir: impl Into<PathBuf>) -> Self {
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self {
+            id,
+            dir: dir.into(),
+            listen: any_port,
+            raft_listen: any_port,
+            advertise: None,
+            raft_advertise: None,
+            peers: HashMap::new(),
+            secret: None,
+            insecure_open_network: false,
+            timing: Timing::default(),
+            storage: StorageConfig::default(),
+            page_life: PAGE_LIFE,
+        }
+    }
+
+    /// Puts flags and environment (already in `options`), the TOML file they name, and defaults together, and checks
+    /// the result. The secret is read from its file, or from [`SECRET_VARIABLE`].
+    ///
+    /// # Errors
+    /// Names the field or the file.
+    pub fn load(options: Options) -> Result<Self, ConfigError> {
+        let options = match options.config.clone() {
+            None => options,
+            Some(path) => {
+                let problem = |problem: String| ConfigError::File { path: path.clone(), problem };
+                let text = std::fs::read_to_string(&path).map_err(|e| problem(e.to_string()))?;
+                options.over(Options::from_toml(&text).map_err(problem)?)
+            }
+        };
+        let secret = match (&options.secret_file, std::env::var(SECRET_VARIABLE)) {
+            (Some(path), _) => Some(read_secret(path)?),
+            (None, Ok(text)) => Some(Secret::new(&text)?),
+            (None, Err(_)) => None,
+        };
+        let timing = Timing::default();
+        let storage = StorageConfig::default();
+        let millis = |value: Option<u64>, default: Duration| value.map_or(default, Duration::from_millis);
+        let config = Self {
+            id: options.id.ok_or_else(|| wrong("id", "every peer needs one, a number above 0"))?,
+            dir: options.dir.ok_or_else(|| wrong("dir", "say where the peer keeps its data"))?,
+            listen: address("listen", options.listen.as_deref().unwrap_or("127.0.0.1:9191"))?,
+            raft_listen: address("raft_listen", options.raft_listen.as_deref().unwrap_or("127.0.0.1:9192"))?,
+            advertise: options.advertise,
+            raft_advertise: options.raft_advertise,
+            peers: options.peers.as_deref().map_or(Ok(HashMap::new()), parse_peers)?,
+            secret,
+            insecure_open_network: options.insecure_open_network.unwrap_or(false),
+            timing: Timing {
+                heartbeat: millis(options.heartbeat_ms, timing.heartbeat),
+                election_timeout_min: millis(options.election_timeout_min_ms, timing.election_timeout_min),
+                election_timeout_max: millis(options.election_timeout_max_ms, timing.election_timeout_max),
+            },
+            storage: StorageConfig {
+                snapshot_entries: options.snapshot_entries.unwrap_or(storage.snapshot_entries),
+                snapshot_bytes: options.snapshot_bytes.unwrap_or(storage.snapshot_bytes),
+                purge_margin_entries: options.purge_margin_entries.unwrap_or(storage.purge_margin_entries),
+                disk_reserve_bytes: options.disk_reserve_bytes.unwrap_or(storage.disk_reserve_bytes),
+            },
+            page_life: PAGE_LIFE,
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Checks what must hold between the fields.
+    ///
+    /// # Errors
+    /// Names the field.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.id == 0 {
+            return Err(wrong("id", "must be above 0"));
+        }
+        let t = &self.timing;
+        if t.heartbeat < Duration::from_millis(10) {
+            return Err(wrong("heartbeat_ms", "must be at least 10"));
+        }
+        if t.election_timeout_min < t.heartbeat * 2 {
+            return Err(wrong("election_timeout_min_ms", "must be at least twice heartbeat_ms"));
+        }
+        if t.election_timeout_max <= t.election_timeout_min {
+            return Err(wrong("election_timeout_max_ms", "must be above election_timeout_min_ms"));
+        }
+        if t.election_timeout_max > Duration::from_secs(60) {
+            return Err(wrong("election_timeout_max_ms", "must be at most 60000"));
+        }
+        if self.storage.snapshot_entries == 0 {
+            return Err(wrong("snapshot_entries", "must be above 0"));
+        }
+        if self.storage.snapshot_bytes < 1 << 20 {
+            return Err(wrong("snapshot_bytes", "must be at least 1048576"));
+        }
+        for (field, listen) in [("listen", self.listen), ("raft_listen", self.raft_listen)] {
+            if !listen.ip().is_loopback() && self.secret.is_none() && !self.insecure_open_network {
+                let problem = format!(
+                    "{listen} can be reached from other machines, and there is no cluster secret: give every peer the same \
+                     secret_file, or say insecure_open_network if anyone on that network may read and change everything"
+                );
+                return Err(wrong(field, problem));
+            }
+        }
+        for (field, advertise, listen) in
+            [("advertise", &self.advertise, self.listen), ("raft_advertise", &self.raft_advertise, self.raft_listen)]
+        {
+            match advertise {
+                Some(address) => check_host_port(field, address)?,
+                None if listen.ip().is_unspecified() => {
+                    return Err(wrong(
+                        field,
+                        format!("needed, because {listen} is not an address that others can use"),
+                    ));
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read_secret(path: &Path) -> Result<Secret, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| wrong("secret_file", format!("cannot read {}: {e}", path.display())))?;
+    Secret::new(&text)
+}
+
+fn address(field: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
+    text.parse().map_err(|_| wrong(field, format!("{text:?} is not an IP address with a port, like 127.0.0.1:9191")))
+}
+
+fn check_host_port(field: &'static str, text: &str) -> Result<(), ConfigError> {
+    let port =
+        text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).and_then(|(_, port)| port.parse::<u16>().ok());
+    match port {
+        Some(port) if port > 0 => Ok(()),
+        _ => Err(wrong(field, format!("{text:?} is not a host with a port, like meta1.example:9191"))),
+    }
+}
+
+fn parse_peers(text: &str) -> Result<HashMap<u64, String>, ConfigError> {
+    let mut peers = HashMap::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (id, address) = part
+            .split_once('=')
+            .and_then(|(id, address)| Some((id.trim().parse().ok()?, address.trim())))
+            .ok_or_else(|| wrong("peers", format!("{part:?} is not an id, =, and an address, like 1=host:9192")))?;
+        check_host_port("peers", address)?;
+        if peers.insert(id, address.to_owned()).is_some() {
+            return Err(wrong("peers", format!("peer {id} is there twice")));
+        }
+    }
+    Ok(peers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn minimal() -> Options {
+        Options { id: Some(1), dir: Some("d".into()), ..Options::default() }
+    }
+
+    fn error(options: Options) -> String {
+        Config::load(options).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn defaults_are_loopback() {
+        let config = Config::load(minimal()).unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:9191");
+        assert_eq!(config.raft_listen.to_string(), "127.0.0.1:9192");
+        assert_eq!(config.timing, Timing::default());
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("peer.toml");
+        std::fs::write(&file, "id = 7\nlisten = \"127.0.0.1:1\"\nheartbeat_ms = 50\npeers = \"1=a:1, 2=b:2\"\n")
+            .unwrap();
+        let flags = Options { config: Some(file.clone()), id: Some(1), dir: Some("d".into()), ..Options::default() };
+        let config = Config::load(flags.clone()).unwrap();
+        assert_eq!((config.id, config.listen.port()), (1, 1));
+        assert_eq!(config.timing.heartbeat, Duration::from_millis(50));
+        assert_eq!(config.peers[&2], "b:2");
+
+        std::fs::write(&file, "identity = 7\n").unwrap();
+        let said = error(flags);
+        assert!(said.contains("peer.toml") && said.contains("identity"), "{said}");
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let with = |change: fn(&mut Options)| {
+            let mut options = minimal();
+            change(&mut options);
+            error(options)
+        };
+        assert!(error(Options::default()).starts_with("id:"));
+        assert!(with(|o| o.id = Some(0)).starts_with("id:"));
+        assert!(with(|o| o.dir = None).starts_with("dir:"));
+        assert!(with(|o| o.listen = Some("localhost".into())).starts_with("listen:"));
+        assert!(with(|o| o.advertise = Some("host".into())).starts_with("advertise:"));
+        assert!(with(|o| o.peers = Some("1:2".into())).starts_with("peers:"));
+        assert!(with(|o| o.heartbeat_ms = Some(300)).starts_with("election_timeout_min_ms:"));
+        assert!(with(|o| o.election_timeout_max_ms = Some(100)).starts_with("election_timeout_max_ms:"));
+        assert!(with(|o| o.snapshot_entries = Some(0)).starts_with("snapshot_entries:"));
+        assert!(with(|o| o.secret_file = Some("/does/not/exist".into())).starts_with("secret_file:"));
+    }
+
+    #[test]
+    fn an_open_network_needs_a_secret_or_the_explicit_word() {
+        let open = Options { listen: Some("0.0.0.0:9191".into()), advertise: Some("h:9191".into()), ..minimal() };
+        assert!(error(open.clone()).starts_with("listen:"));
+        assert!(Config::load(Options { insecure_open_network: Some(true), ..open.clone() }).is_ok());
+
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("secret");
+        std::fs::write(&file, "0123456789abcdef\n").unwrap();
+        let config = Config::load(Options { secret_file: Some(file.clone()), ..open.clone() }).unwrap();
+        assert_eq!(config.secret.as_ref().map(Secret::expose), Some("0123456789abcdef"));
+        assert!(!format!("{config:?}").contains("0123456789abcdef"), "a secret is never printed");
+        assert!(
+            error(Options { secret_file: Some(file.clone()), advertise: None, ..open.clone() })
+                .starts_with("advertise:")
+        );
+        std::fs::write(&file, "short").unwrap();
+        assert!(error(Options { secret_file: Some(file), ..open }).starts_with("secret_file:"));
+    }
+}

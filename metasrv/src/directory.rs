@@ -1,0 +1,183 @@
+//! A peer's data directory: who holds it, whose it is, and everything in it opened and checked.
+//!
+//! ```text
+//!   lock         held by the process that uses the directory; holds its pid
+//!   mark         identity, vote, and how far the log was acknowledged (log/mark.rs)
+//!   log/         the log's entries (log/sled_log.rs)
+//!   snapshots/   the newest two snapshots (snapshot.rs)
+//! ```
+//!
+//! The mark is written last when a directory is made, so that a directory with a mark is complete.
+//!
+//! Failure cases: in use, of another peer, damaged: each an [`Error`] that names the directory or the file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::config::StorageConfig;
+use crate::error::Error;
+use crate::files;
+use crate::log::mark::{Mark, MarkFile};
+use crate::log::sled_log::SledLog;
+use crate::log::{FreeSpace, Log, LogOptions};
+use crate::raft::state_machine::StateMachine;
+use crate::snapshot::{self, Loaded, SnapshotData, SnapshotStore};
+
+/// A directory that this process holds. Dropping it lets others in.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    _file: File,
+}
+
+impl DirectoryLock {
+    /// Takes the directory, making it if need be.
+    ///
+    /// # Errors
+    /// When another process holds it ([`Error::Locked`] says which), or it cannot be made.
+    pub fn take(dir: &Path) -> Result<Self, Error> {
+        std::fs::create_dir_all(dir).map_err(Error::io(format!("making the data directory {}", dir.display())))?;
+        let path = dir.join("lock");
+        let doing = || format!("locking the data directory with {}", path.display());
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(Error::io(doing()))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut pid = String::new();
+                let holder = match file.read_to_string(&mut pid) {
+                    Ok(_) if !pid.trim().is_empty() => format!("process {}", pid.trim()),
+                    _ => "another process".to_owned(),
+                };
+                return Err(Error::Locked { dir: dir.to_owned(), holder });
+            }
+            Err(e) => return Err(Error::io(doing())(e.into())),
+        }
+        file.set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "{}", std::process::id()))
+            .map_err(Error::io(doing()))?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// The open contents of a directory.
+pub struct Contents {
+    pub log: Log,
+    pub state_machine: StateMachine,
+}
+
+/// What opening a directory needs to know.
+pub struct DirectoryOptions {
+    /// `None`: whatever the directory says, 1 for a new one.
+    pub peer_id: Option<u64>,
+    pub storage: StorageConfig,
+    pub free_space: Option<FreeSpace>,
+}
+
+/// Opens, or makes, everything in a directory that is held. Blocks.
+///
+/// # Errors
+/// When it belongs to another peer, is damaged, or cannot be read or written.
+pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
+    let mark_path = dir.join("mark");
+    let mut log_options = LogOptions::new(dir.join("log"), options.storage.disk_reserve_bytes);
+    if let Some(free_space) = options.free_space {
+        log_options.free_space = free_space;
+    }
+    let snapshot_dir = dir.join("snapshots");
+    let snapshots = SnapshotStore::open(snapshot_dir.clone())
+        .map_err(Error::io(format!("opening the snapshots in {}", snapshot_dir.display())))?;
+    if !mark_path.exists() {
+        let log = create(dir, &mark_path, log_options, &snapshots, options.peer_id.unwrap_or(1))?;
+        let state_machine = StateMachine::new(snapshots, log.clone(), options.storage.disk_reserve_bytes, None);
+        return Ok(Contents { log, state_machine });
+    }
+    let mark = MarkFile::open(&mark_path)?;
+    if let Some(expected) = options.peer_id
+        && mark.get().peer_id != expected
+    {
+        return Err(Error::OtherPeer { dir: dir.to_owned(), found: mark.get().peer_id, expected });
+    }
+    let loaded = load_snapshot(&snapshots, mark.get())?;
+    let log = Log::open(log_options, mark)?;
+    let state_machine = StateMachine::new(snapshots, log.clone(), options.storage.disk_reserve_bytes, loaded);
+    Ok(Contents { log, state_machine })
+}
+
+fn create(
+    dir: &Path,
+    mark_path: &Path,
+    log_options: LogOptions,
+    snapshots: &SnapshotStore,
+    peer_id: u64,
+) -> Result<Log, Error> {
+    let without_mark = |what: String| {
+        Error::Damaged(format!(
+            "the data directory {} has {what} but no {}: who this peer was and whom it voted for is lost; {}",
+            dir.display(),
+            mark_path.display(),
+            files::REJOIN
+        ))
+    };
+    let doing = || format!("making the data directory {}", dir.display());
+    if !snapshots.list().map_err(Error::io(doing()))?.is_empty() {
+        return Err(without_mark("snapshots".to_owned()));
+    }
+    if log_options.dir.exists() {
+        // Left by a start that was cut off before it wrote the mark, unless there is something in it.
+        match SledLog::holds_entries(&log_options.dir) {
+            Ok(false) => std::fs::remove_dir_all(&log_options.dir).map_err(Error::io(doing()))?,
+            Ok(true) => return Err(without_mark("a log".to_owned())),
+            Err(e) => return Err(without_mark(format!("a log that cannot be read ({e})"))),
+        }
+    }
+    let identity = Mark { peer_id, incarnation: uuid::Uuid::new_v4().simple().to_string(), ..Mark::default() };
+    SledLog::create(&log_options.dir, &identity.incarnation).map_err(Error::io(doing()))?;
+    let mark = MarkFile::create(mark_path, identity).map_err(Error::io(doing()))?;
+    Ok(Log::open(log_options, mark)?)
+}
+
+/// The newest snapshot, or, if that is damaged, the one before it where it still joins the log.
+fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loaded, SnapshotData)>, Error> {
+    let list =
+        snapshots.list().map_err(Error::io(format!("listing the snapshots in {}", snapshots.dir().display())))?;
+    let joins = |index: u64| mark.purged.is_none_or(|purged| index >= purged.index);
+    let mut damaged = None;
+    for (id, path) in list.into_iter().filter(|(id, _)| joins(id.index)) {
+        match snapshot::read(&path) {
+            Ok(loaded) if loaded.cluster_id == mark.cluster_id => {
+                if let Some(what) = &damaged {
+                    tracing::warn!(path = %path.display(), "using an older snapshot, the log joins it: {what}");
+                }
+                return Ok(Some((loaded, SnapshotData { path })));
+            }
+            Ok(loaded) => {
+                return Err(Error::Damaged(format!(
+                    "the snapshot {} is of cluster {}, but this peer belongs to cluster {}; put the right one back",
+                    path.display(),
+                    loaded.cluster_id,
+                    mark.cluster_id
+                )));
+            }
+            Err(e) => damaged = damaged.or_else(|| Some(format!("the snapshot at index {}: {e}", id.index))),
+        }
+    }
+    match (damaged, mark.purged) {
+        (Some(what), _) => Err(Error::Damaged(what)),
+        (None, Some(purged)) => Err(Error::Damaged(format!(
+            "{} holds no snapshot that reaches entry {}, where the log in this directory begins; {}",
+            snapshots.dir().display(),
+            purged.index,
+            files::REJOIN
+        ))),
+        (None, None) => Ok(None),
+    }
+}

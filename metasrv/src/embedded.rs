@@ -1,0 +1,183 @@
+//! A metadata store in this process: a cluster of one peer without any listener, behind the [`MetaStore`] trait.
+//!
+//! It is the same peer as any other, with the same log, snapshots and state machine, so its directory can later be started
+//! as a peer of its own and grown to three. It refuses a directory whose cluster has other voters.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lake_client::store::{self, Capabilities, Committed, MetaStore, Page, Read, ReadOptions};
+use lake_proto::kv::{KeyValue, Txn};
+use lake_proto::v1::error_detail::{Applied, Kind};
+
+use crate::error::Error;
+use crate::peer::failure::Failure;
+use crate::peer::member::Member;
+use crate::peer::{Opened, Peer, Settings, founding};
+use crate::raft::network::Transport;
+
+/// How long opening may wait until the log is recovered.
+const RECOVERY: Duration = Duration::from_secs(60);
+
+/// The store. Close it with [`EmbeddedStore::shutdown`].
+pub struct EmbeddedStore {
+    dir: PathBuf,
+    peer: Arc<Peer>,
+    member: Arc<Member>,
+}
+
+impl std::fmt::Debug for EmbeddedStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EmbeddedStore").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+impl EmbeddedStore {
+    /// Opens, or makes, the store in `dir`, and waits until it serves.
+    ///
+    /// # Errors
+    /// In use, damaged, unreadable, or of a cluster with other voters.
+    pub async fn open(dir: impl Into<PathBuf>) -> Result<Arc<Self>, Error> {
+        Self::open_with(dir, Settings::default()).await
+    }
+
+    /// The same with other settings than the default ones.
+    ///
+    /// # Errors
+    /// As [`EmbeddedStore::open`].
+    pub async fn open_with(dir: impl Into<PathBuf>, settings: Settings) -> Result<Arc<Self>, Error> {
+        let dir = dir.into();
+        let opened = Opened::open(dir.clone(), None, &settings).await?;
+        let voters = opened.voters().await;
+        match voters {
+            Ok(0 | 1) => {}
+            Ok(voters) => {
+                opened.close().await;
+                return Err(Error::ManyVoters { dir, voters });
+            }
+            Err(e) => {
+                opened.close().await;
+                return Err(e);
+            }
+        }
+        let transport = Transport::new(HashMap::new(), None);
+        let peer = Peer::start(opened, String::new(), String::new(), settings, transport).await?;
+        match Self::begin(&peer).await {
+            Ok(member) => Ok(Arc::new(Self { dir, peer, member })),
+            Err(e) => {
+                peer.shutdown().await;
+                Err(e)
+            }
+        }
+    }
+
+    async fn begin(peer: &Peer) -> Result<Arc<Member>, Error> {
+        let member = founding::found_alone(peer).await.map_err(|f| Error::Stopped(f.message))?;
+        let mut recovered = member.recovered();
+        let waited = tokio::time::timeout(RECOVERY, recovered.wait_for(|recovered| *recovered)).await;
+        match waited {
+            Ok(Ok(_)) => Ok(member.clone()),
+            _ => {
+                let problem = member.problem().unwrap_or_else(|| "no reason is known".to_owned());
+                Err(Error::Stopped(format!("the store did not recover within {} s: {problem}", RECOVERY.as_secs())))
+            }
+        }
+    }
+
+    /// Where it keeps its data.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Resolves once the store cannot go on, with the reason; the process must then end.
+    pub fn failed(&self) -> impl Future<Output = Error> + Send + 'static {
+        crate::peer::until_failed(self.peer.failed())
+    }
+
+    /// Closes the store; calls that come later fail.
+    pub async fn shutdown(&self) {
+        self.peer.shutdown().await;
+    }
+
+    fn error(&self, doing: String, started: Instant, failure: Failure) -> store::Error {
+        let applied = match failure.applied {
+            Applied::Unknown => store::Applied::Unknown,
+            Applied::NotApplied => store::Applied::No,
+        };
+        match failure.kind {
+            Kind::InvalidArgument | Kind::WrongIdentity | Kind::Unauthenticated => {
+                store::Error::Refused { doing, message: failure.message }
+            }
+            Kind::Internal | Kind::Unspecified => store::Error::Internal { doing, message: failure.message, applied },
+            Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: doing },
+            Kind::NotLeader | Kind::Unavailable | Kind::Overloaded => store::Error::Unavailable {
+                doing,
+                endpoints: vec![format!("embedded in this process, {}", self.dir.display())],
+                attempts: 1,
+                elapsed: started.elapsed(),
+                leader: "a cluster of one".to_owned(),
+                last: failure.message,
+                applied,
+            },
+        }
+    }
+}
+
+#[async_trait]
+impl MetaStore for EmbeddedStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { multi_key: true, consistent_listing: true }
+    }
+
+    async fn get(
+        &self,
+        key: &str,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Option<KeyValue>>, store::Error> {
+        let started = Instant::now();
+        let read = self.member.get(key, options, deadline).await;
+        let (revision, value) = read.map_err(|f| self.error(format!("reading {key}"), started, f))?;
+        Ok(Read { revision, value })
+    }
+
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, store::Error> {
+        let started = Instant::now();
+        let read = self.member.batch_get(keys, options, deadline).await;
+        let (revision, value) = read.map_err(|f| self.error(format!("reading {} keys", keys.len()), started, f))?;
+        Ok(Read { revision, value })
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Page>, store::Error> {
+        let started = Instant::now();
+        let page = self.member.list(prefix, page, limit, options, deadline).await.map_err(|f| match f.kind {
+            Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: prefix.to_owned() },
+            _ => self.error(format!("listing {prefix}"), started, f),
+        })?;
+        Ok(Read { revision: page.revision, value: Page { entries: page.entries, next: page.next } })
+    }
+
+    async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, store::Error> {
+        let started = Instant::now();
+        txn.validate()?;
+        let first = txn.then.first().or(txn.otherwise.first()).map(|op| op.key().to_owned());
+        let doing = || format!("committing {}", first.as_deref().unwrap_or("a transaction"));
+        let result = self.member.commit(txn, deadline).await.map_err(|f| self.error(doing(), started, f))?;
+        Ok(Committed { result, resent: false })
+    }
+}

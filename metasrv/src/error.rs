@@ -1,0 +1,77 @@
+//! Why a peer does not start, or has to stop.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::config::ConfigError;
+use crate::log::mark::MarkError;
+use crate::log::sled_log::OpenError;
+use crate::snapshot::SnapshotError;
+
+/// Every variant is something an operator acts on differently.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration is wrong.
+    #[error("the configuration is wrong: {0}")]
+    Config(#[from] ConfigError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address} for {what}: {source}; is another process listening there?")]
+    Listen { what: &'static str, address: String, source: io::Error },
+    /// Another process uses the data directory.
+    #[error("the data directory {} is in use by {holder}; stop that process, or choose another directory", .dir.display())]
+    Locked { dir: PathBuf, holder: String },
+    /// The data directory belongs to another peer.
+    #[error("the data directory {} belongs to peer {found}, not to peer {expected}; choose the directory or the id accordingly", .dir.display())]
+    OtherPeer { dir: PathBuf, found: u64, expected: u64 },
+    /// A single process cannot serve a directory whose cluster has other voters.
+    #[error("the data directory {} belongs to a cluster with {voters} voters and cannot be used by one process alone; start its peers with `lake metasrv`", .dir.display())]
+    ManyVoters { dir: PathBuf, voters: usize },
+    /// The data directory cannot be read or written.
+    #[error("{doing}: {source}")]
+    Io { doing: String, source: io::Error },
+    /// The data directory is damaged, or lacks what this peer has acknowledged.
+    #[error("{0}")]
+    Damaged(String),
+    /// A write or sync failed, or the consensus core ended: the peer cannot go on.
+    #[error("this peer has to stop: {0}")]
+    Stopped(String),
+}
+
+impl Error {
+    /// An I/O error with what was being done.
+    pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let doing = doing.into();
+        move |source| Self::Io { doing, source }
+    }
+}
+
+impl From<MarkError> for Error {
+    fn from(e: MarkError) -> Self {
+        match e {
+            MarkError::Io { path, source } => Self::Io { doing: format!("opening {}", path.display()), source },
+            damaged => Self::Damaged(damaged.to_string()),
+        }
+    }
+}
+
+impl From<OpenError> for Error {
+    fn from(e: OpenError) -> Self {
+        match e {
+            OpenError::Io { dir, source } => {
+                Self::Io { doing: format!("opening the log in {}", dir.display()), source }
+            }
+            damaged => Self::Damaged(damaged.to_string()),
+        }
+    }
+}
+
+impl From<SnapshotError> for Error {
+    fn from(e: SnapshotError) -> Self {
+        match e {
+            SnapshotError::Io { path, source } => {
+                Self::Io { doing: format!("reading the snapshot {}", path.display()), source }
+            }
+            damaged => Self::Damaged(damaged.to_string()),
+        }
+    }
+}

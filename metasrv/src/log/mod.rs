@@ -1,0 +1,453 @@
+//! The Raft log of one peer: entries on disk, the durable mark beside them, and one thread that writes both.
+//!
+//! ```text
+//!   openraft -- append --> memory tail (readable at once) -- queue --> writer thread
+//!                                                                       | packs all that is queued into one batch
+//!                                                                       | sled, fdatasync, mark, fdatasync
+//!                                                                       v callbacks, in order
+//! ```
+//!
+//! - [`mark`]: the durable mark; also the only home of the vote;
+//! - [`sled_log`]: entries on sled, the only file that knows it;
+//! - [`writer`]: the thread, its messages, what it does when the disk is full or fails;
+//! - this file: [`Log`], the handle that everyone shares, and the memory tail.
+//!
+//! Limits: [`QUEUE_REQUESTS`] requests wait for the writer; the tail keeps what is not yet durable, and up to
+//! [`TAIL_BYTES`] of what is; one read returns about [`READ_BYTES`].
+//!
+//! States, as [`Health`] tells them: `Good`; `Held`: the disk is full, nothing is acknowledged, it goes on by itself
+//! once there is room; `Failed`: a write or sync failed, which is final for this process.
+
+pub mod mark;
+pub mod sled_log;
+pub mod writer;
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::{Bound, RangeBounds};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use lake_proto::kv::{Condition, Op, Txn};
+use lake_proto::v1;
+use openraft::entry::RaftEntry;
+use openraft::storage::IOFlushed;
+use prost::Message;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use self::mark::{Mark, MarkFile};
+use self::sled_log::{Bounds, Frame, OpenError, SledLog};
+use self::writer::{Request, Writer};
+use crate::raft::types::{Command, Entry, LogId, Payload, TypeConfig, Vote, log_id};
+use crate::raft::wire::entry_from_wire;
+
+/// Requests that wait for the writer thread.
+pub const QUEUE_REQUESTS: usize = 1024;
+/// Durable entries kept in memory for followers that are almost up to date.
+pub const TAIL_BYTES: usize = 32 << 20;
+/// About how much one read returns.
+pub const READ_BYTES: usize = 4 << 20;
+
+/// How the log is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Health {
+    Good,
+    /// Nothing is acknowledged until there is room on the disk again. Says what is full.
+    Held(String),
+    /// Final for this process. Says what failed.
+    Failed(String),
+}
+
+/// Tells how many bytes are free on the file system of a path. A seam for tests.
+pub type FreeSpace = Arc<dyn Fn(&Path) -> io::Result<u64> + Send + Sync>;
+
+/// What opening a log needs.
+#[derive(Clone)]
+pub struct LogOptions {
+    /// The directory of the entries.
+    pub dir: PathBuf,
+    /// Below this many free bytes nothing is written.
+    pub disk_reserve_bytes: u64,
+    pub free_space: FreeSpace,
+}
+
+impl LogOptions {
+    /// A log in `dir` that looks at the real file system.
+    pub fn new(dir: PathBuf, disk_reserve_bytes: u64) -> Self {
+        Self { dir, disk_reserve_bytes, free_space: Arc::new(crate::files::free_bytes) }
+    }
+}
+
+/// The handle to a peer's log. Cheap to clone.
+#[derive(Clone)]
+pub struct Log {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log").field("dir", &self.inner.dir).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    dir: PathBuf,
+    shared: Arc<Shared>,
+    requests: mpsc::Sender<Request>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+/// What the handle, its readers and the writer thread share.
+pub(crate) struct Shared {
+    tail: Mutex<Tail>,
+    entries: Mutex<Option<Arc<SledLog>>>,
+    health: watch::Sender<Health>,
+    /// Since when the writer is busy with one batch; how a hanging disk is noticed.
+    busy_since: Mutex<Option<Instant>>,
+    stop: AtomicBool,
+}
+
+/// The end of the log in memory, and where the log begins and ends.
+#[derive(Debug, Default)]
+struct Tail {
+    /// Contiguous; the last one is `last`.
+    entries: VecDeque<(Entry, usize)>,
+    bytes: usize,
+    /// Entries from this index on may not be durable yet and stay in memory.
+    next_unflushed: u64,
+    purged: Option<LogId>,
+    last: Option<LogId>,
+    mark: Mark,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks guard is changed by assignments that cannot panic half-way.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tail {
+    fn first_index(&self) -> u64 {
+        self.next_index() - self.entries.len() as u64
+    }
+
+    fn next_index(&self) -> u64 {
+        self.last.map_or(0, |id| id.index + 1)
+    }
+
+    fn push(&mut self, entry: Entry) -> io::Result<()> {
+        let id = entry.log_id;
+        let begins = self.last.is_none() && self.entries.is_empty();
+        if !begins && id.index != self.next_index() {
+            return Err(io::Error::other(format!(
+                "appending to the log: entry {} does not follow entry {}; this is a defect",
+                id.index,
+                self.next_index().saturating_sub(1)
+            )));
+        }
+        if begins {
+            self.next_unflushed = id.index;
+        }
+        let bytes = entry_bytes(&entry);
+        self.bytes += bytes;
+        self.entries.push_back((entry, bytes));
+        self.last = Some(id);
+        Ok(())
+    }
+
+    fn truncate_after(&mut self, last: Option<LogId>) {
+        let keep = last.map_or(0, |id| id.index + 1);
+        while self.entries.back().is_some_and(|(e, _)| e.log_id.index >= keep) {
+            if let Some((_, bytes)) = self.entries.pop_back() {
+                self.bytes -= bytes;
+            }
+        }
+        self.last = last;
+        self.next_unflushed = self.next_unflushed.min(keep);
+    }
+
+    fn purge(&mut self, upto: LogId) {
+        while self.entries.front().is_some_and(|(e, _)| e.log_id.index <= upto.index) {
+            self.pop_front();
+        }
+        self.purged = Some(upto);
+        if self.last.is_none_or(|last| last.index < upto.index) {
+            self.last = Some(upto);
+            self.next_unflushed = upto.index + 1;
+        }
+    }
+
+    fn flushed(&mut self, upto: u64) {
+        // A truncation may already have taken back what has just been written.
+        self.next_unflushed = self.next_unflushed.max(upto + 1).min(self.next_index());
+        while self.bytes > TAIL_BYTES && self.entries.front().is_some_and(|(e, _)| e.log_id.index < self.next_unflushed)
+        {
+            self.pop_front();
+        }
+    }
+
+    fn pop_front(&mut self) {
+        if let Some((_, bytes)) = self.entries.pop_front() {
+            self.bytes -= bytes;
+        }
+    }
+}
+
+/// About how much memory an entry takes.
+pub fn entry_bytes(entry: &Entry) -> usize {
+    64 + match &entry.payload {
+        Payload::Blank => 0,
+        Payload::Membership(_) => 1024,
+        Payload::Normal(Command::Txn(txn)) => txn_bytes(txn),
+    }
+}
+
+/// The keys and values of a transaction, in bytes.
+pub fn txn_bytes(txn: &Txn) -> usize {
+    let compares = txn
+        .when
+        .iter()
+        .map(|c| 48 + c.key.len() + if let Condition::Value(value) = &c.condition { value.len() } else { 0 });
+    let ops = txn
+        .then
+        .iter()
+        .chain(&txn.otherwise)
+        .map(|op| 64 + op.key().len() + if let Op::Put { value, .. } = op { value.len() } else { 0 });
+    compares.chain(ops).sum()
+}
+
+impl Log {
+    /// Makes an empty log for the directory of `mark`.
+    pub fn create(options: LogOptions, mark: MarkFile) -> io::Result<Self> {
+        let entries = SledLog::create(&options.dir, &mark.get().incarnation)?;
+        Self::start(options, mark, entries, None)
+    }
+
+    /// Opens an existing log and checks it against the mark.
+    ///
+    /// # Errors
+    /// When it cannot be read, is damaged, or ends before what the mark says was acknowledged.
+    pub fn open(options: LogOptions, mark: MarkFile) -> Result<Self, OpenError> {
+        let pair = |id: LogId| (id.leader_id.term, id.index);
+        let bounds = Bounds { purged: mark.get().purged.map(pair), durable: mark.get().last.map(pair) };
+        let (entries, last) = SledLog::open(&options.dir, &mark.get().incarnation, bounds)?;
+        let dir = options.dir.clone();
+        let last = last.map(|(term, index)| log_id(term, index));
+        Self::start(options, mark, entries, last).map_err(|source| OpenError::Io { dir, source })
+    }
+
+    fn start(options: LogOptions, mark: MarkFile, entries: SledLog, last: Option<LogId>) -> io::Result<Self> {
+        let (requests, receiver) = mpsc::channel(QUEUE_REQUESTS);
+        let tail = Tail {
+            next_unflushed: last.map_or(0, |id| id.index + 1),
+            purged: mark.get().purged,
+            last,
+            mark: mark.get().clone(),
+            ..Tail::default()
+        };
+        let entries = Arc::new(entries);
+        let shared = Arc::new(Shared {
+            tail: Mutex::new(tail),
+            entries: Mutex::new(Some(entries.clone())),
+            health: watch::Sender::new(Health::Good),
+            busy_since: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        });
+        let dir = options.dir.clone();
+        let writer = Writer::new(options, mark, entries, shared.clone(), receiver);
+        let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
+        Ok(Self { inner: Arc::new(Inner { dir, shared, requests, thread: Mutex::new(Some(thread)) }) })
+    }
+
+    /// How the log is doing, and when that changes.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.inner.shared.health.subscribe()
+    }
+
+    /// For how long the writer has been busy with one batch.
+    pub fn busy_for(&self) -> std::time::Duration {
+        lock(&self.inner.shared.busy_since).map_or(std::time::Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// What the durable mark says.
+    pub fn mark(&self) -> Mark {
+        lock(&self.inner.shared.tail).mark.clone()
+    }
+
+    /// Up to where entries are gone, and the last one there is.
+    pub fn bounds(&self) -> (Option<LogId>, Option<LogId>) {
+        let tail = lock(&self.inner.shared.tail);
+        (tail.purged, tail.last)
+    }
+
+    /// Makes entries readable at once and durable soon: then, `callback`.
+    pub async fn append(&self, entries: Vec<Entry>, callback: IOFlushed<TypeConfig>) -> io::Result<()> {
+        {
+            let mut tail = lock(&self.inner.shared.tail);
+            for entry in &entries {
+                tail.push(entry.clone())?;
+            }
+        }
+        self.send(Request::Append { entries, callback }).await
+    }
+
+    /// Makes a vote durable.
+    pub async fn save_vote(&self, vote: Vote) -> io::Result<()> {
+        self.ask(|reply| Request::Vote { vote, reply }).await
+    }
+
+    /// Removes everything behind `last`.
+    pub async fn truncate_after(&self, last: Option<LogId>) -> io::Result<()> {
+        lock(&self.inner.shared.tail).truncate_after(last);
+        self.ask(|reply| Request::Truncate { last, reply }).await
+    }
+
+    /// Notes durably that entries up to `upto` are no longer needed; they are removed in the background.
+    pub async fn purge(&self, upto: LogId) -> io::Result<()> {
+        self.ask(|reply| Request::Purge { upto, reply }).await
+    }
+
+    /// Notes durably that a durable snapshot covers the log up to `upto`.
+    pub async fn note_snapshot(&self, upto: LogId) -> io::Result<()> {
+        self.ask(|reply| Request::Snapshot { upto, reply }).await
+    }
+
+    /// Makes this directory part of a cluster.
+    pub async fn adopt(&self, cluster_id: String) -> io::Result<()> {
+        self.ask(|reply| Request::Adopt { cluster_id, reply }).await
+    }
+
+    /// The vote that was last saved.
+    pub fn vote(&self) -> Option<Vote> {
+        lock(&self.inner.shared.tail).mark.vote
+    }
+
+    async fn ask(&self, request: impl FnOnce(oneshot::Sender<io::Result<()>>) -> Request) -> io::Result<()> {
+        let (reply, answer) = oneshot::channel();
+        self.send(request(reply)).await?;
+        answer.await.map_err(|_| self.closed())?
+    }
+
+    async fn send(&self, request: Request) -> io::Result<()> {
+        self.inner.requests.send(request).await.map_err(|_| self.closed())
+    }
+
+    fn closed(&self) -> io::Error {
+        io::Error::other(format!("the log in {} is closed", self.inner.dir.display()))
+    }
+
+    /// The entries of `range` that the log holds, in order; ends early after about `max_bytes`.
+    ///
+    /// # Errors
+    /// When the disk cannot be read, or an entry in the middle is missing.
+    pub async fn read(&self, range: impl RangeBounds<u64>, max_bytes: usize) -> io::Result<Vec<Entry>> {
+        let start = match range.start_bound() {
+            Bound::Included(i) => *i,
+            Bound::Excluded(i) => i.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(i) => i.saturating_add(1),
+            Bound::Excluded(i) => *i,
+            Bound::Unbounded => u64::MAX,
+        };
+        let (start, disk_end, from_tail) = self.read_tail(start, end, max_bytes);
+        if start >= disk_end {
+            return Ok(from_tail);
+        }
+        let reader = lock(&self.inner.shared.entries).clone().ok_or_else(|| self.closed())?;
+        let frames = tokio::task::spawn_blocking(move || reader.read(start, disk_end, max_bytes))
+            .await
+            .map_err(|e| io::Error::other(format!("reading the log: {e}")))??;
+        let mut entries = frames.into_iter().map(|f| decode(&self.inner.dir, f)).collect::<io::Result<Vec<_>>>()?;
+        let read: usize = entries.iter().map(entry_bytes).sum();
+        let complete = entries.last().map_or(start, |e| e.index() + 1) >= disk_end;
+        if complete && read < max_bytes {
+            entries.extend(from_tail);
+        }
+        self.check_contiguous(start, disk_end, complete || read >= max_bytes, &entries)?;
+        Ok(entries)
+    }
+
+    /// Clamps a range to the log and takes what the tail has of it: what is left for the disk, and the entries.
+    fn read_tail(&self, start: u64, end: u64, max_bytes: usize) -> (u64, u64, Vec<Entry>) {
+        let tail = lock(&self.inner.shared.tail);
+        let start = start.max(tail.purged.map_or(0, |id| id.index + 1));
+        let end = end.min(tail.next_index());
+        if start >= end {
+            return (start, start, Vec::new());
+        }
+        let first = tail.first_index();
+        let mut entries = Vec::new();
+        let mut bytes = 0;
+        let skip = start.saturating_sub(first) as usize;
+        let take = end.saturating_sub(first.max(start)) as usize;
+        for (entry, size) in tail.entries.iter().skip(skip).take(take) {
+            if bytes >= max_bytes && !entries.is_empty() {
+                break;
+            }
+            bytes += size;
+            entries.push(entry.clone());
+        }
+        (start, end.min(first), entries)
+    }
+
+    /// Absent entries are allowed at the beginning, if a purge overtook the read; never elsewhere.
+    fn check_contiguous(&self, start: u64, disk_end: u64, complete: bool, entries: &[Entry]) -> io::Result<()> {
+        let purged = lock(&self.inner.shared.tail).purged.map_or(0, |id| id.index + 1);
+        let begin = entries.first().map_or(disk_end, |e| e.index());
+        let hole = entries.windows(2).any(|w| w[1].index() != w[0].index() + 1);
+        if hole || !complete || begin > start.max(purged) {
+            let what = format!(
+                "reading entries {start} to {} from the log in {}: entries are missing that were acknowledged; {}",
+                disk_end - 1,
+                self.inner.dir.display(),
+                crate::files::REJOIN
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        Ok(())
+    }
+
+    /// Stops the writer once everything queued is written (or refused, while the disk is full), and closes the files.
+    pub async fn close(&self) {
+        self.inner.shared.stop.store(true, Ordering::Release);
+        let _ = self.inner.requests.send(Request::Stop).await;
+        let thread = lock(&self.inner.thread).take();
+        let reader = lock(&self.inner.shared.entries).take();
+        let waited = tokio::task::spawn_blocking(move || {
+            if let Some(thread) = thread {
+                let _ = thread.join();
+            }
+            // Reads that are under way end soon; the files are free only after the last of them.
+            let deadline = Instant::now() + std::time::Duration::from_secs(2);
+            while let Some(reader) = &reader
+                && Arc::strong_count(reader) > 1
+                && Instant::now() < deadline
+            {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        });
+        let _ = waited.await;
+    }
+}
+
+fn decode(dir: &Path, frame: Frame) -> io::Result<Entry> {
+    let (index, term) = (frame.index, frame.term);
+    v1::LogEntry::decode(frame.payload)
+        .map_err(|e| e.to_string())
+        .and_then(|wire| entry_from_wire(wire).map_err(|e| e.to_string()))
+        .and_then(
+            |entry| {
+                if entry.log_id == log_id(term, index) { Ok(entry) } else { Err("it is another entry".to_owned()) }
+            },
+        )
+        .map_err(|what| {
+            let what = format!("entry {index} of the log in {} makes no sense: {what}", dir.display());
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,277 @@
+//! The thread that writes a peer's log and mark.
+//!
+//! It takes everything that is queued, makes one batch of neighbouring appends, and goes through the order that
+//! durability rests on: entries, fdatasync, mark, fdatasync, callbacks. Votes and truncations write the mark first.
+//! Requests are done strictly in the order they were queued.
+//!
+//! Failure cases:
+//! - little room on the disk: the batch is held, unacknowledged, and looked at again every [`HOLD_POLL`]; whatever is
+//!   queued behind it waits too, which stops this peer's Raft core, but not its process;
+//! - a failed write or sync: after it nobody knows what is on disk, so nothing is acknowledged ever again
+//!   ([`Health::Failed`]), and the process must end.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use openraft::storage::IOFlushed;
+use prost::Message;
+use tokio::sync::mpsc::{self, error::TryRecvError};
+use tokio::sync::oneshot;
+
+use super::mark::MarkFile;
+use super::sled_log::{Frame, SledLog};
+use super::{Health, LogOptions, Shared, entry_bytes, lock};
+use crate::raft::types::{Entry, LogId, TypeConfig, Vote};
+use crate::raft::wire::entry_to_wire;
+
+/// How often a held batch looks for room.
+pub const HOLD_POLL: Duration = Duration::from_millis(100);
+/// A batch takes up no more once it has this many bytes.
+const BATCH_BYTES: usize = 8 << 20;
+/// Room a batch may take beyond its own bytes: sled writes whole segments.
+const OVERHEAD_BYTES: u64 = 8 << 20;
+
+type Reply = oneshot::Sender<io::Result<()>>;
+
+/// What the writer is asked to do.
+pub enum Request {
+    Append { entries: Vec<Entry>, callback: IOFlushed<TypeConfig> },
+    Vote { vote: Vote, reply: Reply },
+    Truncate { last: Option<LogId>, reply: Reply },
+    Purge { upto: LogId, reply: Reply },
+    Snapshot { upto: LogId, reply: Reply },
+    Adopt { cluster_id: String, reply: Reply },
+    Stop,
+}
+
+/// The writer thread's own state.
+pub(crate) struct Writer {
+    options: LogOptions,
+    mark: MarkFile,
+    entries: Arc<SledLog>,
+    shared: Arc<Shared>,
+    requests: mpsc::Receiver<Request>,
+    /// Entries up to here are still to be removed from disk.
+    purge_upto: Option<u64>,
+    failed: Option<String>,
+}
+
+impl Writer {
+    pub(crate) fn new(
+        options: LogOptions,
+        mark: MarkFile,
+        entries: Arc<SledLog>,
+        shared: Arc<Shared>,
+        requests: mpsc::Receiver<Request>,
+    ) -> Self {
+        let purge_upto = mark.get().purged.map(|id| id.index);
+        Self { options, mark, entries, shared, requests, purge_upto, failed: None }
+    }
+
+    pub(crate) fn run(mut self) {
+        while let Some(request) = self.next() {
+            let mut batch = Vec::new();
+            let mut next = Some(request);
+            let mut bytes = 0;
+            while let Some(request) = next {
+                match request {
+                    Request::Append { entries, callback } => {
+                        bytes += entries.iter().map(entry_bytes).sum::<usize>();
+                        batch.push((entries, callback));
+                    }
+                    Request::Stop => {
+                        self.append(batch);
+                        return;
+                    }
+                    other => {
+                        self.append(std::mem::take(&mut batch));
+                        self.single(other);
+                        bytes = 0;
+                    }
+                }
+                next = if bytes < BATCH_BYTES { self.requests.try_recv().ok() } else { None };
+            }
+            self.append(batch);
+        }
+    }
+
+    /// The next request; while there is none, removes what was purged.
+    fn next(&mut self) -> Option<Request> {
+        while let Some(upto) = self.purge_upto {
+            match self.requests.try_recv() {
+                Ok(request) => return Some(request),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => {}
+            }
+            self.purge_some(upto);
+        }
+        self.requests.blocking_recv()
+    }
+
+    fn purge_some(&mut self, upto: u64) {
+        if self.failed.is_some() {
+            self.purge_upto = None;
+            return;
+        }
+        match self.entries.purge_some(upto) {
+            Ok(true) => {}
+            Ok(false) => self.purge_upto = None,
+            Err(e) => {
+                self.purge_upto = None;
+                self.fail(&e);
+            }
+        }
+    }
+
+    fn append(&mut self, batch: Vec<(Vec<Entry>, IOFlushed<TypeConfig>)>) {
+        if batch.is_empty() {
+            return;
+        }
+        let (entries, callbacks): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        let result = self.busy(|this| this.write(entries.into_iter().flatten().collect()));
+        for callback in callbacks {
+            callback.io_completed(result.as_ref().map(|()| ()).map_err(copy));
+        }
+        // Also under steady load the log must not keep what was purged.
+        if let Some(upto) = self.purge_upto {
+            self.purge_some(upto);
+        }
+    }
+
+    fn write(&mut self, entries: Vec<Entry>) -> io::Result<()> {
+        self.check()?;
+        let Some(last) = entries.last().map(|e| e.log_id) else { return Ok(()) };
+        let frames: Vec<Frame> = entries
+            .iter()
+            .map(|entry| Frame {
+                index: entry.log_id.index,
+                term: entry.log_id.leader_id.term,
+                payload: entry_to_wire(entry).encode_to_vec().into(),
+            })
+            .collect();
+        self.hold(frames.iter().map(|f| f.payload.len() as u64).sum())?;
+        let entries = self.entries.clone();
+        self.finally(|this| {
+            entries.append(&frames)?;
+            entries.sync()?;
+            this.mark.update(|m| m.last = Some(last))
+        })?;
+        let mut tail = lock(&self.shared.tail);
+        tail.mark = self.mark.get().clone();
+        tail.flushed(last.index);
+        Ok(())
+    }
+
+    /// Waits until there is room for `bytes` beyond the reserve.
+    fn hold(&mut self, bytes: u64) -> io::Result<()> {
+        let wanted = self.options.disk_reserve_bytes.saturating_add(bytes);
+        let wanted = if self.options.disk_reserve_bytes == 0 { wanted } else { wanted.saturating_add(OVERHEAD_BYTES) };
+        let mut held = false;
+        loop {
+            // A file system that cannot be asked is found out by the write itself.
+            let free = (self.options.free_space)(&self.options.dir).unwrap_or(u64::MAX);
+            if free >= wanted {
+                break;
+            }
+            if self.shared.stop.load(Ordering::Acquire) {
+                return Err(io::Error::new(io::ErrorKind::StorageFull, "stopped while the disk was full"));
+            }
+            if !held {
+                held = true;
+                let what = format!(
+                    "disk full: {} has {} MiB free and {} MiB are needed (a reserve included); nothing is acknowledged \
+                     until there is room",
+                    self.options.dir.display(),
+                    free >> 20,
+                    wanted.div_ceil(1 << 20)
+                );
+                tracing::error!("{what}");
+                self.shared.health.send_replace(Health::Held(what));
+            }
+            std::thread::sleep(HOLD_POLL);
+        }
+        if held {
+            tracing::info!(dir = %self.options.dir.display(), "there is room on the disk again: going on");
+            self.shared.health.send_replace(Health::Good);
+        }
+        Ok(())
+    }
+
+    fn single(&mut self, request: Request) {
+        let (reply, result) = match request {
+            Request::Vote { vote, reply } => (reply, self.mark_both(|m| m.vote = Some(vote))),
+            Request::Adopt { cluster_id, reply } => (reply, self.mark_both(|m| m.cluster_id = cluster_id)),
+            Request::Snapshot { upto, reply } => (reply, self.mark_one(|m| m.snapshot = m.snapshot.max(Some(upto)))),
+            Request::Truncate { last, reply } => (reply, self.truncate(last)),
+            Request::Purge { upto, reply } => (reply, self.purge(upto)),
+            Request::Append { .. } | Request::Stop => return,
+        };
+        // Whoever asked may be gone, being shut down.
+        let _ = reply.send(result);
+    }
+
+    fn mark_both(&mut self, change: impl FnOnce(&mut super::mark::Mark)) -> io::Result<()> {
+        self.check()?;
+        self.busy(|this| this.finally(|this| this.mark.update_both(change)))?;
+        lock(&self.shared.tail).mark = self.mark.get().clone();
+        Ok(())
+    }
+
+    fn mark_one(&mut self, change: impl FnOnce(&mut super::mark::Mark)) -> io::Result<()> {
+        self.check()?;
+        self.busy(|this| this.finally(|this| this.mark.update(change)))?;
+        lock(&self.shared.tail).mark = self.mark.get().clone();
+        Ok(())
+    }
+
+    fn truncate(&mut self, last: Option<LogId>) -> io::Result<()> {
+        // The mark first: it must never ask for entries that are about to go.
+        self.mark_one(|m| {
+            if m.last > last {
+                m.last = last;
+            }
+        })?;
+        let entries = self.entries.clone();
+        self.busy(|this| this.finally(|_| entries.truncate_from(last.map_or(0, |id| id.index + 1))))
+    }
+
+    fn purge(&mut self, upto: LogId) -> io::Result<()> {
+        self.mark_one(|m| {
+            m.purged = m.purged.max(Some(upto));
+            // A snapshot from the leader may reach beyond the end of the log.
+            m.last = m.last.max(Some(upto));
+        })?;
+        self.purge_upto = Some(upto.index);
+        lock(&self.shared.tail).purge(upto);
+        Ok(())
+    }
+
+    fn busy<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        *lock(&self.shared.busy_since) = Some(Instant::now());
+        let result = work(self);
+        *lock(&self.shared.busy_since) = None;
+        result
+    }
+
+    /// Runs a write whose failure is final.
+    fn finally(&mut self, work: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
+        work(self).inspect_err(|e| self.fail(e))
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        let what = format!("writing failed: {error}; what is on the disk is not known, so this peer stops");
+        tracing::error!("{what}");
+        self.failed = Some(what.clone());
+        self.shared.health.send_replace(Health::Failed(what));
+    }
+
+    fn check(&self) -> io::Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |what| Err(io::Error::other(what.clone())))
+    }
+}
+
+fn copy(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), error.to_string())
+}

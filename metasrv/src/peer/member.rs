@@ -1,0 +1,423 @@
+//! A peer that belongs to a cluster: its consensus core runs, and it serves reads and transactions.
+//!
+//! - Reads take the newest published state once their consistency allows it; nothing is served before the peer has
+//!   recovered what it had applied before a restart.
+//! - Transactions are validated, counted against the limits on what is in flight, proposed, and answered with what they
+//!   did. An error says whether the transaction may have been applied.
+//!
+//! Limits: [`MAX_PROPOSALS`] transactions of [`MAX_PROPOSED_BYTES`] in flight; beyond: Overloaded.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lake_client::store::{Consistency, ReadOptions};
+use lake_proto::kv::{Invalid, KeyValue, Txn, TxnResult, validate_key};
+use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES};
+use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
+use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader, RaftError};
+use openraft::{Config as RaftConfig, SnapshotPolicy};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::failure::Failure;
+use super::pages::{Page, Pages};
+use super::reads::ReadIndex;
+use super::view::View;
+use super::watchdog::Watchdog;
+use super::{Identity, Settings};
+use crate::error::Error;
+use crate::log::{Health, Log, txn_bytes};
+use crate::raft::log_store::LogStore;
+use crate::raft::network::{Network, Sender, Transport};
+use crate::raft::state_machine::{Applied, Published, StateMachine};
+use crate::raft::types::{Command, Outcome, Raft, TypeConfig};
+use crate::snapshot::SnapshotStore;
+
+/// Transactions in flight at once.
+pub const MAX_PROPOSALS: usize = 4096;
+/// Bytes of transactions in flight at once.
+pub const MAX_PROPOSED_BYTES: usize = 256 << 20;
+/// How long a leader that stops waits for another to take over.
+const HANDOVER: Duration = Duration::from_millis(500);
+
+/// A peer that belongs to a cluster.
+pub struct Member {
+    pub identity: Arc<Identity>,
+    pub cluster_id: String,
+    pub view: View,
+    pub log: Log,
+    pub network: Network,
+    pub published: Arc<Published>,
+    pub pages: Arc<Pages>,
+    pub reads: Arc<ReadIndex>,
+    pub snapshots: SnapshotStore,
+    recovered: watch::Receiver<bool>,
+    proposals: Arc<Semaphore>,
+    proposed_bytes: Arc<Semaphore>,
+    stop: CancellationToken,
+    tasks: std::sync::Mutex<JoinSet<()>>,
+}
+
+impl Member {
+    /// Starts the consensus core and the tasks around it. Problems that end the peer go to `failed`.
+    pub(super) async fn start(
+        identity: Arc<Identity>,
+        cluster_id: String,
+        settings: &Settings,
+        transport: Transport,
+        log: Log,
+        state_machine: StateMachine,
+        failed: watch::Sender<Option<String>>,
+    ) -> Result<Arc<Self>, Error> {
+        let published = state_machine.published();
+        let snapshots = state_machine.snapshots();
+        let sender =
+            Sender { cluster_id: cluster_id.clone(), id: identity.id, incarnation: identity.incarnation.clone() };
+        let network = Network { transport, sender };
+        let config = raft_config(&cluster_id, settings)?;
+        let raft = Raft::new(identity.id, Arc::new(config), network.clone(), LogStore::new(log.clone()), state_machine)
+            .await
+            .map_err(|e| Error::Stopped(format!("starting the consensus core: {e}")))?;
+        let view = View::new(raft, identity.clone(), settings.timing.election_timeout_max);
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+
+        let (reads, rounds) = ReadIndex::new(view.clone(), network.clone(), stop.clone());
+        tasks.spawn(rounds);
+        let pages = Arc::new(Pages::new(settings.page_life));
+        let (recovered_sender, recovered) = watch::channel(false);
+        tasks.spawn(recover(view.clone(), recovered_sender, stop.clone()));
+        let watchdog = Watchdog {
+            view: view.clone(),
+            log: log.clone(),
+            published: published.clone(),
+            pages: pages.clone(),
+            snapshot_bytes: settings.storage.snapshot_bytes,
+            failed,
+        };
+        tasks.spawn(watchdog.run(stop.clone()));
+        Ok(Arc::new(Self {
+            identity,
+            cluster_id,
+            view,
+            log,
+            network,
+            published,
+            pages,
+            reads,
+            snapshots,
+            recovered,
+            proposals: Arc::new(Semaphore::new(MAX_PROPOSALS)),
+            proposed_bytes: Arc::new(Semaphore::new(MAX_PROPOSED_BYTES)),
+            stop,
+            tasks: std::sync::Mutex::new(tasks),
+        }))
+    }
+
+    /// The consensus core.
+    pub fn raft(&self) -> &Raft {
+        self.view.raft()
+    }
+
+    /// Whether the peer has recovered and serves.
+    pub fn recovered(&self) -> watch::Receiver<bool> {
+        self.recovered.clone()
+    }
+
+    /// The header of an answer from the state at `revision`.
+    pub fn header(&self, revision: u64) -> v1::ResponseHeader {
+        v1::ResponseHeader {
+            cluster_id: self.cluster_id.clone(),
+            peer_id: self.identity.id,
+            term: self.view.term(),
+            revision,
+        }
+    }
+
+    // ---- reads ------------------------------------------------------------------------------------------------
+
+    /// The state that a read may be answered from.
+    ///
+    /// # Errors
+    /// Unavailable when that takes longer than the deadline allows.
+    pub async fn read(&self, options: ReadOptions, deadline: Instant) -> Result<Arc<Applied>, Failure> {
+        let late = || Failure {
+            term: self.view.term(),
+            leader: self.view.leader(),
+            ..Failure::unavailable(format!(
+                "peer {}: the read could not be answered within its deadline{}",
+                self.identity.id,
+                self.why_slow()
+            ))
+        };
+        tokio::time::timeout_at(deadline.into(), self.read_when_ready(options, deadline))
+            .await
+            .unwrap_or_else(|_| Err(late()))
+    }
+
+    fn why_slow(&self) -> String {
+        if let Some(problem) = self.problem() {
+            return format!(": {problem}");
+        }
+        if !*self.recovered.borrow() {
+            return ": it is still recovering what it had applied before it was started".to_owned();
+        }
+        match self.view.leader_id() {
+            None => ": no leader is known".to_owned(),
+            Some(_) => String::new(),
+        }
+    }
+
+    async fn read_when_ready(&self, options: ReadOptions, deadline: Instant) -> Result<Arc<Applied>, Failure> {
+        let stopping = || Failure::unavailable(format!("peer {} is stopping", self.identity.id));
+        self.recovered.clone().wait_for(|recovered| *recovered).await.map_err(|_| stopping())?;
+        match options.consistency {
+            Consistency::Local => {}
+            Consistency::Bounded(max) if self.reads.staleness().is_some_and(|staleness| staleness <= max) => {}
+            Consistency::Linearizable | Consistency::Bounded(_) => self.confirm(deadline).await?,
+        }
+        let mut applied = self.published.subscribe();
+        let applied = applied
+            .wait_for(|applied| applied.state.revision() >= options.min_revision)
+            .await
+            .map_err(|_| stopping())?
+            .clone();
+        Ok(applied)
+    }
+
+    /// One read-index round, and what it asks for applied.
+    async fn confirm(&self, deadline: Instant) -> Result<(), Failure> {
+        let point = loop {
+            match self.reads.next_round().await {
+                Ok(point) => break point,
+                Err(f) if f.kind == Kind::Unavailable && Instant::now() < deadline && self.problem().is_none() => {}
+                Err(f) => return Err(f),
+            }
+        };
+        self.published
+            .subscribe()
+            .wait_for(|applied| applied.last.is_some_and(|id| id.index >= point.index))
+            .await
+            .map_err(|_| Failure::unavailable("the peer is stopping"))?;
+        self.reads.confirm(point);
+        Ok(())
+    }
+
+    /// One entry, and the revision it was read at.
+    pub async fn get(
+        &self,
+        key: &str,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<(u64, Option<KeyValue>), Failure> {
+        validate_key(key).map_err(Failure::invalid)?;
+        let applied = self.read(options, deadline).await?;
+        Ok((applied.state.revision(), applied.state.get(key)))
+    }
+
+    /// Those entries that exist, in the order asked for, and the revision they were read at.
+    pub async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<(u64, Vec<KeyValue>), Failure> {
+        if keys.len() > MAX_BATCH_GET_KEYS {
+            return Err(Failure::invalid(Invalid::BatchKeys { count: keys.len() }));
+        }
+        for key in keys {
+            validate_key(key).map_err(Failure::invalid)?;
+        }
+        let applied = self.read(options, deadline).await?;
+        Ok((applied.state.revision(), keys.iter().filter_map(|key| applied.state.get(key)).collect()))
+    }
+
+    /// One page of a listing.
+    pub async fn list(
+        &self,
+        prefix: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Page, Failure> {
+        if prefix.len() > MAX_KEY_BYTES {
+            let key = prefix.chars().take(64).collect();
+            return Err(Failure::invalid(Invalid::KeyLength { key, len: prefix.len() }));
+        }
+        match page {
+            Some(token) => self.pages.next(token, prefix, limit),
+            None => Ok(self.pages.first(self.read(options, deadline).await?, prefix, limit)),
+        }
+    }
+
+    // ---- transactions -----------------------------------------------------------------------------------------
+
+    /// Runs a transaction through the log.
+    ///
+    /// # Errors
+    /// NotLeader with a hint, InvalidArgument, Overloaded: nothing was proposed. Unavailable says whether it may have been
+    /// applied.
+    pub async fn commit(&self, txn: Txn, deadline: Instant) -> Result<TxnResult, Failure> {
+        txn.validate().map_err(Failure::invalid)?;
+        if let Health::Held(what) | Health::Failed(what) = &*self.log.health().borrow() {
+            return Err(Failure::new(Kind::Overloaded, format!("peer {}: {what}", self.identity.id)));
+        }
+        let bytes = txn_bytes(&txn).min(MAX_PROPOSED_BYTES) as u32;
+        let overloaded = |_| {
+            let what = format!(
+                "peer {} has {MAX_PROPOSALS} transactions or {} MiB of them in flight",
+                self.identity.id,
+                MAX_PROPOSED_BYTES >> 20
+            );
+            Failure::new(Kind::Overloaded, what)
+        };
+        let permits = (
+            self.proposals.clone().try_acquire_owned().map_err(overloaded)?,
+            self.proposed_bytes.clone().try_acquire_many_owned(bytes).map_err(overloaded)?,
+        );
+        // The proposal goes on when its caller gives up, and counts until it has ended.
+        let raft = self.raft().clone();
+        let proposal = tokio::spawn(async move {
+            let result = raft.client_write(Command::Txn(Arc::new(txn))).await;
+            drop(permits);
+            result
+        });
+        match tokio::time::timeout_at(deadline.into(), proposal).await {
+            Ok(Ok(Ok(response))) => match response.data {
+                Outcome::Txn(result) => Ok(result),
+                Outcome::Nothing => Err(Failure {
+                    kind: Kind::Internal,
+                    ..Failure::unknown("the transaction was answered with nothing; this is a defect")
+                }),
+            },
+            Ok(Ok(Err(e))) => Err(self.write_failure(e)),
+            Ok(Err(e)) => Err(Failure::unknown(format!("peer {}: the proposal was cut off: {e}", self.identity.id))),
+            Err(_) => Err(Failure {
+                term: self.view.term(),
+                leader: self.view.leader(),
+                ..Failure::unknown(format!(
+                    "peer {}: the transaction was proposed and not committed within its deadline",
+                    self.identity.id
+                ))
+            }),
+        }
+    }
+
+    fn write_failure(&self, error: RaftError<TypeConfig, ClientWriteError<TypeConfig>>) -> Failure {
+        match error {
+            RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => self.not_leader(&forward),
+            RaftError::APIError(ClientWriteError::LogEntryDiscarded(_)) => Failure {
+                term: self.view.term(),
+                leader: self.view.leader(),
+                ..Failure::unknown(format!(
+                    "peer {} lost the leadership while the transaction was under way",
+                    self.identity.id
+                ))
+            },
+            RaftError::APIError(e) => Failure::unavailable(format!("peer {}: {e}", self.identity.id)),
+            RaftError::Fatal(e) => {
+                let why = self.problem().unwrap_or_else(|| e.to_string());
+                Failure::unknown(format!("peer {}: the consensus core ended: {why}", self.identity.id))
+            }
+        }
+    }
+
+    /// What a peer says that does not lead.
+    pub fn not_leader(&self, forward: &ForwardToLeader<TypeConfig>) -> Failure {
+        let term = self.view.term();
+        if forward.reason == ForwardReason::LeaseExpired {
+            let what = format!("peer {} leads term {term}, but no quorum has confirmed it lately", self.identity.id);
+            return Failure { term, ..Failure::unavailable(what) };
+        }
+        let leader = forward.leader_id.filter(|id| *id != self.identity.id).and_then(|id| self.view.member(id));
+        let message = match &leader {
+            Some(leader) => format!(
+                "peer {} does not lead term {term}; peer {} at {} does",
+                self.identity.id, leader.id, leader.grpc_address
+            ),
+            None => format!("peer {} does not lead term {term}, and knows of no leader", self.identity.id),
+        };
+        Failure { term, leader, ..Failure::new(Kind::NotLeader, message) }
+    }
+
+    // ---- state and end ----------------------------------------------------------------------------------------
+
+    /// What keeps this peer from working, if anything does.
+    pub fn problem(&self) -> Option<String> {
+        if let Health::Held(what) | Health::Failed(what) = &*self.log.health().borrow() {
+            return Some(what.clone());
+        }
+        self.view.metrics().running_state.err().map(|e| e.to_string())
+    }
+
+    /// Hands the leadership over if this peer has it, and ends the core and its tasks. The log stays open.
+    pub async fn shutdown(&self) {
+        self.hand_over().await;
+        self.stop.cancel();
+        let mut tasks = std::mem::take(&mut *crate::log::lock(&self.tasks));
+        while tasks.join_next().await.is_some() {}
+        if let Err(e) = self.raft().shutdown().await {
+            tracing::warn!("ending the consensus core: {e}");
+        }
+    }
+
+    pub async fn hand_over(&self) {
+        if self.view.leader_id() != Some(self.identity.id) {
+            return;
+        }
+        let Some(successor) = self.view.successor() else { return };
+        tracing::info!(successor, "handing the leadership over");
+        if let Err(e) = self.raft().trigger().transfer_leader(successor).await {
+            tracing::warn!("handing the leadership over: {e}");
+            return;
+        }
+        let id = self.identity.id;
+        let other_leads = |metrics: &openraft::RaftMetrics<TypeConfig>| metrics.current_leader.is_some_and(|l| l != id);
+        if let Err(e) = self.raft().wait(Some(HANDOVER)).metrics(other_leads, "another peer leads").await {
+            tracing::warn!("no other peer has taken the leadership over: {e}");
+        }
+    }
+}
+
+async fn recover(view: View, recovered: watch::Sender<bool>, stop: CancellationToken) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        result = view.raft().wait_for_recovery(None) => match result {
+            Ok(metrics) => {
+                tracing::info!(applied = metrics.last_applied.map(|id| id.index), "recovered: serving reads");
+                recovered.send_replace(true);
+            }
+            Err(e) => tracing::debug!("waiting for recovery ended: {e}"),
+        },
+    }
+    // Readers that wait for recovery are told by their deadline, not by this task's end.
+    stop.cancelled().await;
+}
+
+fn raft_config(cluster_id: &str, settings: &Settings) -> Result<RaftConfig, Error> {
+    let millis = |d: Duration| d.as_millis() as u64;
+    let storage = &settings.storage;
+    let config = RaftConfig {
+        cluster_name: cluster_id.to_owned(),
+        heartbeat_interval: millis(settings.timing.heartbeat),
+        election_timeout_min: millis(settings.timing.election_timeout_min),
+        election_timeout_max: millis(settings.timing.election_timeout_max),
+        enable_pre_vote: Some(true),
+        enable_leader_restore: Some(false),
+        snapshot_policy: SnapshotPolicy::LogsSinceLast(storage.snapshot_entries),
+        max_in_snapshot_log_to_keep: storage.purge_margin_entries,
+        purge_batch_size: (storage.snapshot_entries / 10).clamp(1, 1000),
+        replication_lag_threshold: storage.snapshot_entries.max(storage.purge_margin_entries).saturating_mul(2),
+        max_payload_entries: 1024,
+        // The network has its own, longer limits for snapshots.
+        install_snapshot_timeout: 600_000,
+        api_channel_size: Some(2 * MAX_PROPOSALS as u64),
+        // A peer that comes back is tried again soon.
+        backoff: "50ms 100ms 200ms ..400ms".to_owned(),
+        ..RaftConfig::default()
+    };
+    config.validate().map_err(|e| Error::Stopped(format!("openraft refuses its configuration: {e}")))
+}

@@ -1,0 +1,317 @@
+//! One peer: its data directory, and what stage of its life it is in.
+//!
+//! ```text
+//!   Fresh --- Adopt (cluster id durable in the mark) ---> Member --- wait_for_recovery ---> serves
+//! ```
+//!
+//! A fresh peer has an identity and nothing else; it can only be asked who it is and to become a founder. A
+//! [`Member`] runs a consensus core. A peer that finds a cluster id in its mark starts as a member at once.
+//!
+//! - [`founding`]: `Init`, which makes one cluster of several fresh peers;
+//! - [`member`]: reads and transactions;
+//! - [`reads`], [`pages`], [`watchdog`], [`view`]: parts of a member;
+//! - [`failure`]: why a call failed.
+
+pub mod failure;
+pub mod founding;
+pub mod member;
+pub mod pages;
+pub mod reads;
+pub mod view;
+pub mod watchdog;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
+use tokio::sync::{Mutex, watch};
+
+use self::failure::Failure;
+use self::member::Member;
+use crate::config::{StorageConfig, Timing};
+use crate::directory::{self, DirectoryLock, DirectoryOptions};
+use crate::error::Error;
+use crate::log::{FreeSpace, Log};
+use crate::raft::network::Transport;
+use crate::raft::state_machine::StateMachine;
+
+/// Who a peer is (semantics, section 9) and where it can be reached now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub id: u64,
+    pub incarnation: String,
+    /// Empty when the peer runs embedded.
+    pub raft_address: String,
+    pub grpc_address: String,
+}
+
+impl Identity {
+    /// This peer as a member.
+    pub fn to_wire(&self) -> v1::Member {
+        v1::Member {
+            id: self.id,
+            raft_address: self.raft_address.clone(),
+            grpc_address: self.grpc_address.clone(),
+            incarnation: self.incarnation.clone(),
+        }
+    }
+
+    /// A member, with this peer's own addresses as they are now if it is this peer.
+    fn known_as(&self, member: v1::Member) -> v1::Member {
+        if member.id == self.id && member.incarnation == self.incarnation { self.to_wire() } else { member }
+    }
+}
+
+/// What of the configuration a peer needs.
+#[derive(Clone)]
+pub struct Settings {
+    pub timing: Timing,
+    pub storage: StorageConfig,
+    /// How long the pages of a listing are held.
+    pub page_life: Duration,
+    /// How free space is found out; `None`: from the file system.
+    pub free_space: Option<FreeSpace>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            timing: Timing::default(),
+            storage: StorageConfig::default(),
+            page_life: crate::config::PAGE_LIFE,
+            free_space: None,
+        }
+    }
+}
+
+/// One peer.
+pub struct Peer {
+    pub identity: Arc<Identity>,
+    pub log: Log,
+    pub(crate) transport: Transport,
+    settings: Settings,
+    member: ArcSwapOption<Member>,
+    /// What becomes the member's. Also serialises founding.
+    fresh: Mutex<Option<StateMachine>>,
+    failed: watch::Sender<Option<String>>,
+    lock: std::sync::Mutex<Option<DirectoryLock>>,
+}
+
+/// A data directory that is held and open, before the peer's addresses are known.
+pub struct Opened {
+    log: Log,
+    state_machine: StateMachine,
+    lock: DirectoryLock,
+}
+
+impl Opened {
+    /// Takes and opens a directory. `id` is `None` for whatever it says (1 if it is new).
+    ///
+    /// # Errors
+    /// In use, of another peer, damaged, unreadable.
+    pub async fn open(dir: PathBuf, id: Option<u64>, settings: &Settings) -> Result<Self, Error> {
+        let options =
+            DirectoryOptions { peer_id: id, storage: settings.storage, free_space: settings.free_space.clone() };
+        let opening = tokio::task::spawn_blocking(move || {
+            let lock = DirectoryLock::take(&dir)?;
+            directory::open(&dir, options).map(|contents| (contents, lock))
+        });
+        let (contents, lock) =
+            opening.await.map_err(|e| Error::Stopped(format!("opening the data directory: {e}")))??;
+        Ok(Self { log: contents.log, state_machine: contents.state_machine, lock })
+    }
+
+    /// The voters of the cluster that the directory belongs to, as its snapshot and log say.
+    pub async fn voters(&self) -> Result<usize, Error> {
+        let applied = self.state_machine.published().current();
+        let mut voters = applied.membership.voter_ids().count();
+        let mut next = applied.last.map_or(0, |id| id.index + 1);
+        loop {
+            let entries = self
+                .log
+                .read(next.., crate::log::READ_BYTES)
+                .await
+                .map_err(Error::io("reading the log's membership"))?;
+            let Some(last) = entries.last() else { return Ok(voters) };
+            next = last.log_id.index + 1;
+            for entry in &entries {
+                if let crate::raft::types::Payload::Membership(membership) = &entry.payload {
+                    voters = membership.voter_ids().count();
+                }
+            }
+        }
+    }
+
+    /// Closes the directory again.
+    pub async fn close(self) {
+        self.log.close().await;
+    }
+}
+
+impl Peer {
+    /// Starts a peer in an open directory: as a member if it belongs to a cluster, else fresh.
+    ///
+    /// # Errors
+    /// When the consensus core does not start.
+    pub async fn start(
+        opened: Opened,
+        raft_address: String,
+        grpc_address: String,
+        settings: Settings,
+        transport: Transport,
+    ) -> Result<Arc<Self>, Error> {
+        let mark = opened.log.mark();
+        let identity = Identity { id: mark.peer_id, incarnation: mark.incarnation, raft_address, grpc_address };
+        let peer = Arc::new(Self {
+            identity: Arc::new(identity),
+            log: opened.log,
+            transport,
+            settings,
+            member: ArcSwapOption::empty(),
+            fresh: Mutex::new(Some(opened.state_machine)),
+            failed: watch::Sender::new(None),
+            lock: std::sync::Mutex::new(Some(opened.lock)),
+        });
+        if !mark.cluster_id.is_empty() {
+            let mut fresh = peer.fresh.lock().await;
+            if let Err(e) = peer.become_member(&mut fresh, mark.cluster_id).await {
+                peer.log.close().await;
+                return Err(e);
+            }
+        }
+        Ok(peer)
+    }
+
+    async fn become_member(&self, fresh: &mut Option<StateMachine>, cluster_id: String) -> Result<Arc<Member>, Error> {
+        let state_machine = fresh
+            .take()
+            .ok_or_else(|| Error::Stopped("the peer has begun to serve its cluster before and failed".to_owned()))?;
+        let member = Member::start(
+            self.identity.clone(),
+            cluster_id,
+            &self.settings,
+            self.transport.clone(),
+            self.log.clone(),
+            state_machine,
+            self.failed.clone(),
+        )
+        .await?;
+        self.member.store(Some(member.clone()));
+        tracing::info!(peer = self.identity.id, cluster = member.cluster_id, "this peer is a member");
+        Ok(member)
+    }
+
+    /// Makes a fresh peer a member of `cluster_id`, durably. Nothing happens to one that is.
+    ///
+    /// # Errors
+    /// When it belongs to another cluster, or the mark cannot be written.
+    pub async fn adopt(&self, cluster_id: &str) -> Result<Arc<Member>, Failure> {
+        let mut fresh = self.fresh.lock().await;
+        if let Some(member) = self.member.load_full() {
+            if member.cluster_id == cluster_id {
+                return Ok(member);
+            }
+            return Err(Failure::new(
+                Kind::WrongIdentity,
+                format!(
+                    "peer {} belongs to cluster {} and cannot become a founder of {cluster_id}",
+                    self.identity.id, member.cluster_id
+                ),
+            ));
+        }
+        self.log
+            .adopt(cluster_id.to_owned())
+            .await
+            .map_err(|e| Failure::unavailable(format!("peer {}: noting the cluster's id: {e}", self.identity.id)))?;
+        self.become_member(&mut fresh, cluster_id.to_owned()).await.map_err(|e| {
+            let what = e.to_string();
+            self.failed.send_replace(Some(what.clone()));
+            Failure::unavailable(format!("peer {}: {what}", self.identity.id))
+        })
+    }
+
+    /// The member, once the peer is one.
+    pub fn member(&self) -> Option<Arc<Member>> {
+        self.member.load_full()
+    }
+
+    /// The member.
+    ///
+    /// # Errors
+    /// Unavailable while the peer is fresh.
+    pub fn serving(&self) -> Result<Arc<Member>, Failure> {
+        self.member().ok_or_else(|| {
+            Failure::unavailable(format!(
+                "peer {} belongs to no cluster yet; found one with `lake meta init`, or join it to one",
+                self.identity.id
+            ))
+        })
+    }
+
+    /// What ended the peer, once something has. `None` until then.
+    pub fn failed(&self) -> watch::Receiver<Option<String>> {
+        self.failed.subscribe()
+    }
+
+    /// Everything this peer knows of itself and its cluster. Never waits for a quorum.
+    pub fn status(&self) -> v1::StatusResponse {
+        use v1::status_response::Stage;
+        let mark = self.log.mark();
+        let base = v1::StatusResponse {
+            self_: Some(self.identity.to_wire()),
+            cluster_id: mark.cluster_id,
+            stage: Stage::Fresh as i32,
+            problem: self.failed.borrow().clone().unwrap_or_default(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..v1::StatusResponse::default()
+        };
+        let Some(member) = self.member() else { return base };
+        let metrics = member.view.metrics();
+        let applied = member.published.current();
+        let problem = member.problem();
+        let stage = match &problem {
+            Some(_) => Stage::Stopped,
+            None if *member.recovered().borrow() => Stage::Member,
+            None => Stage::Recovering,
+        };
+        let (voters, learners) = member.view.members();
+        let (purged, last) = self.log.bounds();
+        v1::StatusResponse {
+            stage: stage as i32,
+            problem: problem.unwrap_or(base.problem),
+            term: metrics.current_term,
+            leader: member.view.leader(),
+            voters,
+            learners,
+            last_log_index: last.map_or(0, |id| id.index),
+            applied_index: applied.last.map_or(0, |id| id.index),
+            snapshot_index: metrics.snapshot.map_or(0, |id| id.index),
+            purged_index: purged.map_or(0, |id| id.index),
+            revision: applied.state.revision(),
+            keys: applied.state.len() as u64,
+            ..base
+        }
+    }
+
+    /// Ends the peer: hands the leadership over, ends the core, closes the log.
+    pub async fn shutdown(&self) {
+        if let Some(member) = self.member() {
+            member.shutdown().await;
+        }
+        self.log.close().await;
+        drop(crate::log::lock(&self.lock).take());
+    }
+}
+
+/// Resolves once something has ended the peer.
+pub(crate) async fn until_failed(mut failed: watch::Receiver<Option<String>>) -> Error {
+    let what = failed.wait_for(Option::is_some).await.ok().and_then(|what| what.clone());
+    match what {
+        Some(what) => Error::Stopped(what),
+        // The peer was stopped as it should be, and cannot fail any more.
+        None => std::future::pending().await,
+    }
+}

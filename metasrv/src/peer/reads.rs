@@ -1,0 +1,164 @@
+//! Read-index rounds, shared by all readers that wait (semantics, section 3).
+//!
+//! One task runs one round at a time. A round takes every reader that is waiting when it begins, confirms the leadership
+//! against a quorum (here, or by asking the leader), and gives each the log index that it has to see applied. Readers that
+//! come meanwhile wait for the next round, so that a round always begins after the reads it serves.
+//!
+//! Limits: [`MAX_WAITING`] readers, one round of [`ROUND_TIMEOUT`] at most.
+//! Failure cases: no leader, no quorum, too many readers: the readers of that round are told.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
+use openraft::ReadPolicy;
+use openraft::errors::{LinearizableReadError, RaftError};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::failure::Failure;
+use super::view::View;
+use crate::log::lock;
+use crate::raft::network::{Network, Transport};
+
+/// Readers that wait for the next round.
+pub const MAX_WAITING: usize = 8192;
+/// How long one round may take.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long to wait before looking for the leader again.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// What a reader has to see applied, and when its round began.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadPoint {
+    pub index: u64,
+    pub began: Instant,
+}
+
+type Answer = oneshot::Sender<Result<ReadPoint, Failure>>;
+
+/// The readers' side.
+#[derive(Debug)]
+pub struct ReadIndex {
+    waiting: mpsc::Sender<Answer>,
+    /// When the newest round began that this peer also applied.
+    confirmed: Mutex<Option<Instant>>,
+}
+
+impl ReadIndex {
+    /// The readers' side, and the task that runs the rounds until it is cancelled.
+    pub fn new(view: View, network: Network, stop: CancellationToken) -> (Arc<Self>, impl Future<Output = ()>) {
+        let (waiting, readers) = mpsc::channel(MAX_WAITING);
+        let this = Arc::new(Self { waiting, confirmed: Mutex::new(None) });
+        (this, async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = rounds(view, network, readers) => {}
+            }
+        })
+    }
+
+    /// Waits for a round that begins after this call.
+    ///
+    /// # Errors
+    /// Unavailable without a leader or a quorum, Overloaded with too many readers.
+    pub async fn next_round(&self) -> Result<ReadPoint, Failure> {
+        let (answer, point) = oneshot::channel();
+        self.waiting.try_send(answer).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(_) => {
+                Failure::new(Kind::Overloaded, format!("{MAX_WAITING} reads are waiting for confirmation already"))
+            }
+            mpsc::error::TrySendError::Closed(_) => Failure::unavailable("the peer is stopping"),
+        })?;
+        point.await.map_err(|_| Failure::unavailable("the peer is stopping"))?
+    }
+
+    /// A reader has seen its point applied.
+    pub fn confirm(&self, point: ReadPoint) {
+        let mut confirmed = lock(&self.confirmed);
+        *confirmed = (*confirmed).max(Some(point.began));
+    }
+
+    /// How long ago the newest round began that this peer completed and applied.
+    pub fn staleness(&self) -> Option<Duration> {
+        lock(&self.confirmed).map(|at| at.elapsed())
+    }
+}
+
+async fn rounds(view: View, network: Network, mut readers: mpsc::Receiver<Answer>) {
+    let mut waiting = Vec::new();
+    while readers.recv_many(&mut waiting, MAX_WAITING).await > 0 {
+        waiting.retain(|answer| !answer.is_closed());
+        if waiting.is_empty() {
+            continue;
+        }
+        let began = Instant::now();
+        let result = match tokio::time::timeout(ROUND_TIMEOUT, round(&view, &network)).await {
+            Ok(result) => result.map(|index| ReadPoint { index, began }),
+            Err(_) => Err(Failure {
+                leader: view.leader(),
+                term: view.term(),
+                ..Failure::unavailable(format!(
+                    "peer {} could not confirm a read against a quorum within {} s",
+                    view.id(),
+                    ROUND_TIMEOUT.as_secs()
+                ))
+            }),
+        };
+        for answer in waiting.drain(..) {
+            // A reader that gave up is gone.
+            let _ = answer.send(result.clone());
+        }
+    }
+}
+
+/// Confirms the leadership, wherever it is now. Looks again while it moves; the caller limits the time.
+async fn round(view: &View, network: &Network) -> Result<u64, Failure> {
+    loop {
+        match view.leader_id() {
+            Some(id) if id == view.id() => match local(view).await {
+                Ok(index) => return Ok(index),
+                Err(Retry::No(failure)) => return Err(failure),
+                Err(Retry::Yes(why)) => tracing::debug!("confirming reads as the leader: {why}"),
+            },
+            Some(id) => match view.member(id) {
+                Some(member) => match remote(&network.transport, network, id, &member).await {
+                    Ok(index) => return Ok(index),
+                    Err(why) => tracing::debug!(leader = id, "asking the leader to confirm reads: {why}"),
+                },
+                None => tracing::debug!(leader = id, "the leader is not in the membership known here"),
+            },
+            None => {}
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Whether another look at who leads may help.
+pub enum Retry {
+    Yes(String),
+    No(Failure),
+}
+
+/// The read index, if this peer leads and a quorum confirms it.
+pub async fn local(view: &View) -> Result<u64, Retry> {
+    match view.raft().get_read_linearizer(ReadPolicy::ReadIndex).await {
+        Ok(linearizer) => Ok(linearizer.read_log_id().index()),
+        Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(forward))) => {
+            Err(Retry::Yes(format!("peer {} leads now", forward.leader_id.map_or("?".into(), |id| id.to_string()))))
+        }
+        Err(RaftError::APIError(LinearizableReadError::QuorumNotEnough(e))) => Err(Retry::Yes(e.to_string())),
+        Err(RaftError::Fatal(e)) => {
+            Err(Retry::No(Failure::unavailable(format!("peer {}: the consensus core ended: {e}", view.id()))))
+        }
+    }
+}
+
+async fn remote(transport: &Transport, network: &Network, id: u64, member: &v1::Member) -> Result<u64, String> {
+    let to = crate::raft::types::Member::from(member.clone());
+    let mut client = transport.client(id, &member.raft_address).map_err(|e| e.to_string())?;
+    let request = v1::ReadIndexRequest { header: Some(network.sender.header(id, &to)) };
+    let response = client.read_index(request).await.map_err(|status| status.message().to_owned())?.into_inner();
+    response.read_log_id.map(|id| id.index).ok_or_else(|| "it gave no index".to_owned())
+}

@@ -1,0 +1,97 @@
+//! What a member knows of its cluster at this moment: term, leader, members. Never waits.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lake_proto::v1;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::{Instant, RaftMetrics, ServerState};
+
+use super::Identity;
+use crate::raft::types::{Raft, TypeConfig};
+
+/// A look at the consensus core. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct View {
+    raft: Raft,
+    identity: Arc<Identity>,
+    /// A leader that no quorum has confirmed for this long no longer calls itself one.
+    leader_lease: Duration,
+}
+
+impl View {
+    /// Of this core.
+    pub fn new(raft: Raft, identity: Arc<Identity>, leader_lease: Duration) -> Self {
+        Self { raft, identity, leader_lease }
+    }
+
+    /// The core itself.
+    pub fn raft(&self) -> &Raft {
+        &self.raft
+    }
+
+    /// This peer's id.
+    pub fn id(&self) -> u64 {
+        self.identity.id
+    }
+
+    /// What the core last said of itself.
+    pub fn metrics(&self) -> RaftMetrics<TypeConfig> {
+        self.raft.metrics().borrow_watched().clone()
+    }
+
+    /// The term.
+    pub fn term(&self) -> u64 {
+        self.raft.metrics().borrow_watched().current_term
+    }
+
+    /// Who leads, as far as this peer can know: not this one, if it has lost its quorum.
+    pub fn leader_id(&self) -> Option<u64> {
+        let receiver = self.raft.metrics();
+        let metrics = receiver.borrow_watched();
+        let leader = metrics.current_leader?;
+        if leader != self.identity.id {
+            return Some(leader);
+        }
+        let alone = metrics.membership_config.voter_ids().eq([self.identity.id]);
+        let confirmed = metrics.last_quorum_acked.is_some_and(|at| at.elapsed() <= self.leader_lease * 2);
+        (metrics.state == ServerState::Leader && (alone || confirmed)).then_some(leader)
+    }
+
+    /// Who leads, with its addresses.
+    pub fn leader(&self) -> Option<v1::Member> {
+        self.member(self.leader_id()?)
+    }
+
+    /// A member by its id.
+    pub fn member(&self, id: u64) -> Option<v1::Member> {
+        let metrics = self.raft.metrics();
+        let membership = metrics.borrow_watched().membership_config.clone();
+        membership.membership().get_node(&id).map(|member| self.identity.known_as(member.to_wire(id)))
+    }
+
+    /// Every voter, and every learner.
+    pub fn members(&self) -> (Vec<v1::Member>, Vec<v1::Member>) {
+        let metrics = self.raft.metrics();
+        let membership = metrics.borrow_watched().membership_config.clone();
+        let voters: BTreeSet<u64> = membership.voter_ids().collect();
+        membership
+            .membership()
+            .nodes()
+            .map(|(id, member)| self.identity.known_as(member.to_wire(*id)))
+            .partition(|member| voters.contains(&member.id))
+    }
+
+    /// The other voter that has replicated most of the log: who should lead next.
+    pub fn successor(&self) -> Option<u64> {
+        let metrics = self.metrics();
+        let voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
+        metrics
+            .replication?
+            .into_iter()
+            .filter(|(id, _)| *id != self.identity.id && voters.contains(id))
+            .max_by_key(|(_, matched)| *matched)
+            .map(|(id, _)| id)
+    }
+}

@@ -1,0 +1,85 @@
+//! What a member looks after by the clock: a disk that hangs or is full, a core or log that has ended, snapshots by the
+//! size of the log, and listings that nobody continues.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::pages::Pages;
+use super::view::View;
+use crate::log::{Health, Log};
+use crate::raft::state_machine::Published;
+
+/// How often it looks.
+const EVERY: Duration = Duration::from_millis(100);
+/// A leader whose disk takes longer than this gives the leadership up (semantics, section 8).
+pub const DISK_HANGS: Duration = Duration::from_secs(2);
+/// How long until it tries that again.
+const GIVE_UP_AGAIN: Duration = Duration::from_secs(5);
+
+pub(super) struct Watchdog {
+    pub view: View,
+    pub log: Log,
+    pub published: Arc<Published>,
+    pub pages: Arc<Pages>,
+    pub snapshot_bytes: u64,
+    pub failed: watch::Sender<Option<String>>,
+}
+
+impl Watchdog {
+    pub(super) async fn run(self, stop: CancellationToken) {
+        let mut gave_up: Option<Instant> = None;
+        let mut ticks = tokio::time::interval(EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            self.pages.expire();
+            if let Some(problem) = self.ended() {
+                self.failed.send_if_modified(|failed| {
+                    let first = failed.is_none();
+                    failed.get_or_insert(problem);
+                    first
+                });
+                return;
+            }
+            let may_give_up = gave_up.is_none_or(|at| at.elapsed() > GIVE_UP_AGAIN);
+            if may_give_up && self.log.busy_for() > DISK_HANGS && self.give_up_leadership().await {
+                gave_up = Some(Instant::now());
+            }
+            if self.published.log_bytes() > self.snapshot_bytes
+                && let Err(e) = self.view.raft().trigger().snapshot().await
+            {
+                tracing::warn!("asking for a snapshot: {e}");
+            }
+        }
+    }
+
+    /// What ended the peer for good.
+    fn ended(&self) -> Option<String> {
+        if let Health::Failed(what) = &*self.log.health().borrow() {
+            return Some(what.clone());
+        }
+        self.view.metrics().running_state.err().map(|e| format!("the consensus core ended: {e}"))
+    }
+
+    async fn give_up_leadership(&self) -> bool {
+        if self.view.leader_id() != Some(self.view.id()) {
+            return false;
+        }
+        let Some(successor) = self.view.successor() else { return false };
+        tracing::error!(
+            successor,
+            millis = self.log.busy_for().as_millis() as u64,
+            "the disk does not answer or is full: giving the leadership up"
+        );
+        if let Err(e) = self.view.raft().trigger().transfer_leader(successor).await {
+            tracing::warn!("giving the leadership up: {e}");
+        }
+        true
+    }
+}

@@ -1,0 +1,103 @@
+//! openraft's log storage: a thin coat over [`Log`].
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Bound, RangeBounds};
+
+use futures::Stream;
+use openraft::OptionalSend;
+use openraft::entry::RaftEntry;
+use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
+
+use super::types::{Entry, LogId, TypeConfig, Vote};
+use crate::log::{Log, READ_BYTES};
+
+/// The log, as openraft sees it. Readers are clones of it.
+#[derive(Debug, Clone)]
+pub struct LogStore {
+    log: Log,
+}
+
+impl LogStore {
+    /// Over an open log.
+    pub fn new(log: Log) -> Self {
+        Self { log }
+    }
+}
+
+impl RaftLogReader<TypeConfig> for LogStore {
+    async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<Entry>, io::Error>
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        self.log.read(range, usize::MAX).await
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
+        Ok(self.log.vote())
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, io::Error> {
+        self.log.read(start..end, READ_BYTES).await
+    }
+
+    /// In pieces of about [`READ_BYTES`], so that applying a long log does not take all of it into memory.
+    async fn entries_stream<RB>(&mut self, range: RB) -> impl Stream<Item = Result<Entry, io::Error>> + OptionalSend
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        let start = match range.start_bound() {
+            Bound::Included(i) => *i,
+            Bound::Excluded(i) => i.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(i) => i.saturating_add(1),
+            Bound::Excluded(i) => *i,
+            Bound::Unbounded => u64::MAX,
+        };
+        let log = self.log.clone();
+        let pieces = futures::stream::try_unfold(start, move |next| {
+            let log = log.clone();
+            async move {
+                let entries = log.read(next..end, READ_BYTES).await?;
+                let after = entries.last().map(|e| e.index() + 1);
+                Ok::<_, io::Error>(after.map(|after| (futures::stream::iter(entries.into_iter().map(Ok)), after)))
+            }
+        });
+        Box::pin(futures::TryStreamExt::try_flatten(pieces))
+    }
+}
+
+impl RaftLogStorage<TypeConfig> for LogStore {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> Result<LogState<TypeConfig>, io::Error> {
+        let (last_purged_log_id, last_log_id) = self.log.bounds();
+        Ok(LogState { last_purged_log_id, last_log_id })
+    }
+
+    async fn get_log_reader(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
+        self.log.save_vote(*vote).await
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<TypeConfig>) -> Result<(), io::Error>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        self.log.append(entries.into_iter().collect(), callback).await
+    }
+
+    async fn truncate_after(&mut self, last_log_id: Option<LogId>) -> Result<(), io::Error> {
+        self.log.truncate_after(last_log_id).await
+    }
+
+    async fn purge(&mut self, log_id: LogId) -> Result<(), io::Error> {
+        self.log.purge(log_id).await
+    }
+}

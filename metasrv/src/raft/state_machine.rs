@@ -1,0 +1,290 @@
+//! openraft's state machine: applies committed entries to the pure [`State`] and publishes the result.
+//!
+//! There is one writer, openraft's state machine task. Readers take [`Published::current`], an immutable value, and never
+//! wait for the writer. What an entry did is published before its proposer hears of it.
+//!
+//! Snapshots are written from such an immutable value, in the background. A durable snapshot is noted in the log's mark
+//! before openraft purges the log behind it.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures::{Stream, StreamExt};
+use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot};
+use openraft::vote::leader_id_std::CommittedLeaderId;
+use openraft::{EntryPayload, OptionalSend};
+use tokio::sync::watch;
+
+use super::types::{Command, Entry, LogId, Member, Outcome, SnapshotMeta, StoredMembership, TypeConfig};
+use crate::files;
+use crate::log::{Log, entry_bytes, lock};
+use crate::snapshot::{self, SnapshotData, SnapshotStore};
+use crate::state::State;
+
+/// A snapshot as openraft hands it around.
+pub type RaftSnapshot = Snapshot<CommittedLeaderId<u64>, u64, Member, SnapshotData>;
+
+/// Answers of at most this many entries wait for one publication.
+const PUBLISH_EVERY: usize = 256;
+/// Room a snapshot takes per entry beyond its key and value.
+const SNAPSHOT_ENTRY_OVERHEAD_BYTES: u64 = 64;
+
+/// Everything that entries up to `last` have done.
+#[derive(Debug, Clone, Default)]
+pub struct Applied {
+    pub last: Option<LogId>,
+    pub membership: StoredMembership,
+    pub state: State,
+}
+
+/// Where the newest [`Applied`] is to be had.
+#[derive(Debug)]
+pub struct Published {
+    current: watch::Sender<Arc<Applied>>,
+    /// Bytes of entries applied since the last snapshot was begun.
+    log_bytes: AtomicU64,
+}
+
+impl Published {
+    fn new(applied: Applied) -> Arc<Self> {
+        Arc::new(Self { current: watch::Sender::new(Arc::new(applied)), log_bytes: AtomicU64::new(0) })
+    }
+
+    /// The newest.
+    pub fn current(&self) -> Arc<Applied> {
+        self.current.borrow().clone()
+    }
+
+    /// The newest, and every one that comes.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<Applied>> {
+        self.current.subscribe()
+    }
+
+    /// Bytes of entries applied since the last snapshot was begun.
+    pub fn log_bytes(&self) -> u64 {
+        self.log_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub struct StateMachine {
+    published: Arc<Published>,
+    snapshots: Arc<Snapshots>,
+}
+
+/// What the state machine and the builder of a snapshot share.
+#[derive(Debug)]
+struct Snapshots {
+    store: SnapshotStore,
+    log: Log,
+    disk_reserve_bytes: u64,
+    newest: Mutex<Option<(SnapshotMeta, SnapshotData)>>,
+}
+
+impl StateMachine {
+    /// Starts from what the newest usable snapshot holds, if there is one.
+    pub fn new(
+        store: SnapshotStore,
+        log: Log,
+        disk_reserve_bytes: u64,
+        loaded: Option<(snapshot::Loaded, SnapshotData)>,
+    ) -> Self {
+        let (applied, newest) = match loaded {
+            Some((loaded, data)) => {
+                let applied = Applied {
+                    last: loaded.meta.last_log_id,
+                    membership: loaded.meta.last_membership.clone(),
+                    state: loaded.state,
+                };
+                (applied, Some((loaded.meta, data)))
+            }
+            None => (Applied::default(), None),
+        };
+        let snapshots = Snapshots { store, log, disk_reserve_bytes, newest: Mutex::new(newest) };
+        Self { published: Published::new(applied), snapshots: Arc::new(snapshots) }
+    }
+
+    /// Where readers find what was applied.
+    pub fn published(&self) -> Arc<Published> {
+        self.published.clone()
+    }
+
+    /// Where snapshots are kept, and received.
+    pub fn snapshots(&self) -> SnapshotStore {
+        self.snapshots.store.clone()
+    }
+
+    fn builder(&self) -> SnapshotBuilder {
+        self.published.log_bytes.store(0, Ordering::Relaxed);
+        SnapshotBuilder { applied: self.published.current(), snapshots: self.snapshots.clone() }
+    }
+
+    fn apply_entry(applied: &mut Applied, entry: Entry) -> Outcome {
+        let log_id = entry.log_id;
+        applied.last = Some(log_id);
+        match entry.payload {
+            EntryPayload::Blank => Outcome::Nothing,
+            EntryPayload::Normal(Command::Txn(txn)) => Outcome::Txn(applied.state.apply(log_id.leader_id.term, &txn)),
+            EntryPayload::Membership(membership) => {
+                applied.membership = StoredMembership::new(Some(log_id), membership);
+                Outcome::Nothing
+            }
+        }
+    }
+}
+
+impl RaftStateMachine<TypeConfig> for StateMachine {
+    type SnapshotData = SnapshotData;
+    type SnapshotBuilder = SnapshotBuilder;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
+        let applied = self.published.current();
+        Ok((applied.last, applied.membership.clone()))
+    }
+
+    async fn apply<Strm>(&mut self, mut entries: Strm) -> Result<(), io::Error>
+    where
+        Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
+    {
+        let mut ended = false;
+        while !ended {
+            let mut applied = Applied::clone(&self.published.current());
+            let mut answers = Vec::new();
+            let mut bytes = 0;
+            let mut failed = None;
+            for _ in 0..PUBLISH_EVERY {
+                match entries.next().await {
+                    Some(Ok((entry, responder))) => {
+                        bytes += entry_bytes(&entry) as u64;
+                        let outcome = Self::apply_entry(&mut applied, entry);
+                        answers.extend(responder.map(|responder| (responder, outcome)));
+                    }
+                    Some(Err(e)) => {
+                        failed = Some(e);
+                        break;
+                    }
+                    None => {
+                        ended = true;
+                        break;
+                    }
+                }
+            }
+            self.published.log_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.published.current.send_replace(Arc::new(applied));
+            for (responder, outcome) in answers {
+                responder.send(outcome);
+            }
+            if let Some(e) = failed {
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {
+        if !force {
+            // A snapshot that does not fit would stop this peer; the log can wait.
+            let state = &self.published.current().state;
+            let size = state.bytes() + state.len() as u64 * SNAPSHOT_ENTRY_OVERHEAD_BYTES;
+            let free = files::free_bytes(self.snapshots.store.dir()).unwrap_or(u64::MAX);
+            if free < self.snapshots.disk_reserve_bytes.saturating_add(size) {
+                tracing::warn!(
+                    free_mib = free >> 20,
+                    needed_mib = size >> 20,
+                    "no room for a snapshot beyond the disk's reserve: putting it off"
+                );
+                return None;
+            }
+        }
+        Some(self.builder())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
+        self.builder()
+    }
+
+    async fn install_snapshot(&mut self, meta: &SnapshotMeta, snapshot: SnapshotData) -> Result<(), io::Error> {
+        let snapshots = self.snapshots.clone();
+        let meta = meta.clone();
+        let (applied, meta, data) = blocking(move || {
+            let loaded = snapshot::read(&snapshot.path)?;
+            if loaded.meta.last_log_id != meta.last_log_id {
+                let what = format!(
+                    "the snapshot {} covers {:?}, not {:?} as was said",
+                    snapshot.path.display(),
+                    loaded.meta.last_log_id,
+                    meta.last_log_id
+                );
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
+            let data = snapshots.store.adopt(&loaded.meta, &snapshot)?;
+            let applied = Applied {
+                last: loaded.meta.last_log_id,
+                membership: loaded.meta.last_membership.clone(),
+                state: loaded.state,
+            };
+            Ok((applied, loaded.meta, data))
+        })
+        .await?;
+        self.snapshots.keep(meta, data).await?;
+        self.published.log_bytes.store(0, Ordering::Relaxed);
+        self.published.current.send_replace(Arc::new(applied));
+        Ok(())
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<RaftSnapshot>, io::Error> {
+        let newest = lock(&self.snapshots.newest).clone();
+        Ok(newest.map(|(meta, snapshot)| Snapshot { meta, snapshot }))
+    }
+}
+
+impl Snapshots {
+    /// A snapshot has become durable: notes it in the mark, and lets older ones go.
+    async fn keep(&self, meta: SnapshotMeta, data: SnapshotData) -> io::Result<()> {
+        if let Some(last) = meta.last_log_id {
+            self.log.note_snapshot(last).await?;
+        }
+        {
+            let mut newest = lock(&self.newest);
+            if newest.as_ref().is_none_or(|(have, _)| have.last_log_id <= meta.last_log_id) {
+                *newest = Some((meta, data));
+            }
+        }
+        let store = self.store.clone();
+        blocking(move || store.prune()).await
+    }
+}
+
+/// Writes one snapshot from an immutable state.
+#[derive(Debug)]
+pub struct SnapshotBuilder {
+    applied: Arc<Applied>,
+    snapshots: Arc<Snapshots>,
+}
+
+impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
+    type SnapshotData = SnapshotData;
+
+    async fn build_snapshot(&mut self) -> Result<RaftSnapshot, io::Error> {
+        let meta = SnapshotMeta { last_log_id: self.applied.last, last_membership: self.applied.membership.clone() };
+        let started = std::time::Instant::now();
+        let (applied, snapshots, covered) = (self.applied.clone(), self.snapshots.clone(), meta.clone());
+        let cluster_id = self.snapshots.log.mark().cluster_id;
+        let data = blocking(move || snapshots.store.write(&covered, &cluster_id, &applied.state)).await?;
+        self.snapshots.keep(meta.clone(), data.clone()).await?;
+        tracing::info!(
+            index = meta.last_log_id.map(|id| id.index),
+            keys = self.applied.state.len(),
+            millis = started.elapsed().as_millis() as u64,
+            "snapshot written"
+        );
+        Ok(Snapshot { meta, snapshot: data })
+    }
+}
+
+/// Runs what waits for the disk off the async threads.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| io::Error::other(format!("a disk task ended: {e}")))?
+}

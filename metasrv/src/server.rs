@@ -1,0 +1,201 @@
+//! A peer as a process runs it: two listeners, one for clients and one for the other peers.
+//!
+//! Start: take and open the data directory, bind both addresses, start the peer, serve. Stop, in this order: health says
+//! no, a leader hands over, running calls get [`DRAIN`] to end, the core ends, the log closes, the directory is free.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lake_proto::MAX_MESSAGE_BYTES;
+use lake_proto::v1::cluster_server::ClusterServer;
+use lake_proto::v1::kv_server::KvServer;
+use lake_proto::v1::raft_server::RaftServer;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
+use tonic_health::ServingStatus;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::peer::{Opened, Peer, Settings};
+use crate::raft::network::Transport;
+use crate::services::CheckSecret;
+use crate::services::cluster::ClusterService;
+use crate::services::kv::KvService;
+use crate::services::raft::RaftService;
+
+/// How long running calls may go on when the server stops.
+pub const DRAIN: Duration = Duration::from_secs(2);
+
+type Serving = tonic::transport::server::Router;
+
+/// A running peer. Stop it with [`Server::shutdown`]; dropping it leaves the stopping to the runtime's end.
+pub struct Server {
+    peer: Arc<Peer>,
+    grpc_address: SocketAddr,
+    raft_address: SocketAddr,
+    failed: watch::Receiver<Option<String>>,
+    health: tonic_health::server::HealthReporter,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Server {
+    /// Starts a peer.
+    ///
+    /// # Errors
+    /// A configuration that contradicts itself, a directory that is in use, of another peer or damaged, an address that
+    /// cannot be listened on.
+    pub async fn start(config: Config) -> Result<Self, Error> {
+        config.validate()?;
+        let settings =
+            Settings { timing: config.timing, storage: config.storage, page_life: config.page_life, free_space: None };
+        let grpc = bind("clients (listen)", config.listen).await?;
+        let raft = bind("peers (raft_listen)", config.raft_listen).await?;
+        let grpc_address = bound(&grpc)?;
+        let raft_address = bound(&raft)?;
+        let opened = Opened::open(config.dir.clone(), Some(config.id), &settings).await?;
+        let advertised =
+            |advertise: &Option<String>, bound: SocketAddr| advertise.clone().unwrap_or_else(|| bound.to_string());
+        let peer = Peer::start(
+            opened,
+            advertised(&config.raft_advertise, raft_address),
+            advertised(&config.advertise, grpc_address),
+            settings,
+            Transport::new(config.peers.clone(), config.secret.as_ref()),
+        )
+        .await?;
+
+        let secret = CheckSecret::new(config.secret.as_ref());
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let (health, health_service) = tonic_health::server::health_reporter();
+        set_health(&health, ServingStatus::NotServing).await;
+        let kv = KvServer::new(KvService::new(peer.clone()))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(usize::MAX);
+        let clients = builder()
+            .add_service(health_service)
+            .add_service(InterceptedService::new(kv, secret.clone()))
+            .add_service(ClusterServer::with_interceptor(ClusterService::new(peer.clone()), secret.clone()));
+        let raft_service = RaftServer::new(RaftService::new(peer.clone()))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let peers = builder().add_service(InterceptedService::new(raft_service, secret));
+        let ended = watch::Sender::new(None);
+        tasks.spawn(serve("clients", clients, grpc, stop.clone(), ended.clone()));
+        tasks.spawn(serve("peers", peers, raft, stop.clone(), ended.clone()));
+        tasks.spawn(report_health(peer.clone(), health.clone(), stop.clone()));
+        tasks.spawn(watch_failure(peer.failed(), ended.clone(), stop.clone()));
+        tracing::info!(
+            peer = config.id, dir = %config.dir.display(), grpc = %grpc_address, raft = %raft_address,
+            "the metadata peer is up"
+        );
+        Ok(Self { peer, grpc_address, raft_address, failed: ended.subscribe(), health, stop, tasks })
+    }
+
+    /// Where it listens for clients.
+    pub fn grpc_address(&self) -> SocketAddr {
+        self.grpc_address
+    }
+
+    /// Where it listens for the other peers.
+    pub fn raft_address(&self) -> SocketAddr {
+        self.raft_address
+    }
+
+    /// Resolves once the peer cannot go on; the process must then end with an error.
+    pub fn failed(&self) -> impl Future<Output = Error> + Send + 'static {
+        crate::peer::until_failed(self.failed.clone())
+    }
+
+    /// Stops the peer; returns when its directory and addresses are free.
+    pub async fn shutdown(mut self) {
+        set_health(&self.health, ServingStatus::NotServing).await;
+        if let Some(member) = self.peer.member() {
+            member.hand_over().await;
+        }
+        self.stop.cancel();
+        let drained = tokio::time::timeout(DRAIN, async { while self.tasks.join_next().await.is_some() {} }).await;
+        if drained.is_err() {
+            tracing::warn!("calls are still running after {} s: cutting them off", DRAIN.as_secs());
+            self.tasks.shutdown().await;
+        }
+        self.peer.shutdown().await;
+        tracing::info!(peer = self.peer.identity.id, "the metadata peer is down");
+    }
+}
+
+fn builder() -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(Duration::from_secs(5)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(8 << 20)
+}
+
+async fn bind(what: &'static str, address: SocketAddr) -> Result<TcpListener, Error> {
+    TcpListener::bind(address).await.map_err(|source| Error::Listen { what, address: address.to_string(), source })
+}
+
+fn bound(listener: &TcpListener) -> Result<SocketAddr, Error> {
+    listener.local_addr().map_err(Error::io("asking for the bound address"))
+}
+
+async fn serve(
+    what: &'static str,
+    router: Serving,
+    listener: TcpListener,
+    stop: CancellationToken,
+    failed: watch::Sender<Option<String>>,
+) {
+    let incoming = TcpListenerStream::new(listener);
+    if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
+        failed.send_replace(Some(format!("serving {what}: {e}")));
+    }
+}
+
+async fn set_health(health: &tonic_health::server::HealthReporter, status: ServingStatus) {
+    for service in ["", "lake.v1.Kv", "lake.v1.Cluster"] {
+        health.set_service_status(service, status).await;
+    }
+}
+
+/// Says "serving" while the peer is a member that has recovered and has no problem.
+async fn report_health(peer: Arc<Peer>, health: tonic_health::server::HealthReporter, stop: CancellationToken) {
+    let mut serving = false;
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let now = peer.member().is_some_and(|member| *member.recovered().borrow() && member.problem().is_none());
+        if now != serving {
+            serving = now;
+            set_health(&health, if now { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
+        }
+    }
+}
+
+/// Passes on what ended the peer.
+async fn watch_failure(
+    mut failed: watch::Receiver<Option<String>>,
+    ended: watch::Sender<Option<String>>,
+    stop: CancellationToken,
+) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        what = failed.wait_for(Option::is_some) => {
+            if let Ok(what) = what {
+                tracing::error!("this peer has to stop: {}", what.as_deref().unwrap_or_default());
+                ended.send_replace(what.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The gRPC services: they turn messages into calls on a [`crate::peer::Peer`] and back, and hold no logic of their own.
+//!
+//! - [`kv`], [`cluster`]: for clients; [`raft`]: for the other peers;
+//! - this file: the secret's check, and a call's deadline.
+
+pub mod cluster;
+pub mod kv;
+pub mod raft;
+
+use std::time::{Duration, Instant};
+
+use lake_proto::SECRET_METADATA_KEY;
+use lake_proto::status::status;
+use lake_proto::v1::error_detail::{Applied, Kind};
+use tonic::metadata::MetadataMap;
+use tonic::service::Interceptor;
+use tonic::{Request, Status};
+
+use crate::config::Secret;
+
+/// A call without a deadline gets this one.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
+/// The longest a call may wait.
+pub const MAX_DEADLINE: Duration = Duration::from_secs(300);
+/// Answered this much before the caller's deadline, so that the answer, which says more, comes first.
+const ANSWER_EARLY: Duration = Duration::from_millis(10);
+
+/// Refuses calls without the cluster secret, if there is one.
+#[derive(Debug, Clone)]
+pub struct CheckSecret {
+    expected: Option<String>,
+}
+
+impl CheckSecret {
+    /// Checks for this secret; lets everything pass without one.
+    pub fn new(secret: Option<&Secret>) -> Self {
+        Self { expected: secret.map(|secret| format!("Bearer {}", secret.expose())) }
+    }
+}
+
+impl Interceptor for CheckSecret {
+    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+        let Some(expected) = &self.expected else { return Ok(request) };
+        let given = request.metadata().get(SECRET_METADATA_KEY).map(|value| value.as_bytes());
+        match given {
+            Some(given) if same(given, expected.as_bytes()) => Ok(request),
+            Some(_) => Err(refuse("the cluster secret is wrong: use the one that the peers were given")),
+            None => Err(refuse("this cluster has a secret: give the one that the peers were given")),
+        }
+    }
+}
+
+fn refuse(message: &str) -> Status {
+    status(Kind::Unauthenticated, Applied::NotApplied, message)
+}
+
+/// Compares in a time that does not depend on where the difference is.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+/// When a call has to be answered: a little before its `grpc-timeout`.
+pub fn deadline(metadata: &MetadataMap) -> Instant {
+    let asked = metadata.get("grpc-timeout").and_then(|v| v.to_str().ok()).and_then(parse_timeout);
+    let timeout = asked.unwrap_or(DEFAULT_DEADLINE).min(MAX_DEADLINE);
+    Instant::now() + timeout.saturating_sub(ANSWER_EARLY.min(timeout / 4))
+}
+
+/// The value of a `grpc-timeout` header: up to 8 digits and a unit.
+fn parse_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 {
+        return None;
+    }
+    let n: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(n * 3600),
+        "M" => Duration::from_secs(n * 60),
+        "S" => Duration::from_secs(n),
+        "m" => Duration::from_millis(n),
+        "u" => Duration::from_micros(n),
+        "n" => Duration::from_nanos(n),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_as_grpc_writes_them() {
+        assert_eq!(parse_timeout("250m"), Some(Duration::from_millis(250)));
+        assert_eq!(parse_timeout("3S"), Some(Duration::from_secs(3)));
+        assert_eq!(parse_timeout("99999999u"), Some(Duration::from_micros(99_999_999)));
+        for bad in ["", "m", "12", "1x", "123456789m", "-1S", "1é"] {
+            assert_eq!(parse_timeout(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_the_secret_itself_opens_the_door() {
+        let secret = Secret::new("0123456789abcdef").unwrap();
+        let with = |value: Option<&str>| {
+            let mut request = Request::new(());
+            if let Some(value) = value {
+                request.metadata_mut().insert(SECRET_METADATA_KEY, value.parse().unwrap());
+            }
+            CheckSecret::new(Some(&secret)).call(request).map(drop).map_err(|status| status.code())
+        };
+        assert_eq!(with(Some("Bearer 0123456789abcdef")), Ok(()));
+        for wrong in [None, Some("Bearer 0123456789abcdeF"), Some("0123456789abcdef"), Some("Bearer ")] {
+            assert_eq!(with(wrong), Err(tonic::Code::Unauthenticated));
+        }
+        assert!(CheckSecret::new(None).call(Request::new(())).is_ok());
+    }
+}

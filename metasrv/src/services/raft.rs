@@ -1,0 +1,264 @@
+//! The `Raft` service: what the other peers call.
+//!
+//! Each call's header is checked before anything else (semantics, section 9): the cluster, this peer's id and
+//! incarnation, and the sender's incarnation where the membership knows the sender under another one. A sender that the
+//! membership does not know passes, since it may be newer than this peer's membership.
+
+use std::io;
+use std::sync::Arc;
+
+use lake_proto::kv::Invalid;
+use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
+use lake_proto::v1::raft_server::Raft;
+use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, TransferLeaderRequest, VoteRequest, VoteResponse};
+use openraft::storage::Snapshot;
+use tokio::io::AsyncWriteExt;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::deadline;
+use crate::peer::Peer;
+use crate::peer::failure::Failure;
+use crate::peer::member::Member;
+use crate::peer::reads::{self, Retry};
+use crate::raft::types::{TypeConfig, log_id};
+use crate::raft::wire::{
+    entry_from_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_from_wire, vote_to_wire,
+};
+use crate::snapshot::{self, SnapshotData};
+
+/// Answers for one peer.
+pub struct RaftService {
+    peer: Arc<Peer>,
+}
+
+impl RaftService {
+    /// Of this peer.
+    pub fn new(peer: Arc<Peer>) -> Self {
+        Self { peer }
+    }
+
+    /// The member that a call is meant for, if it is meant for this one.
+    fn addressed(&self, header: Option<v1::RaftHeader>) -> Result<Arc<Member>, Failure> {
+        let header = header.ok_or_else(|| Failure::invalid(Invalid::Missing("header")))?;
+        let member = self.peer.serving()?;
+        let identity = &self.peer.identity;
+        let wrong = |what: String| {
+            Failure::new(
+                Kind::WrongIdentity,
+                format!("peer {} refuses a call from peer {}: {what}", identity.id, header.from_id),
+            )
+        };
+        if header.cluster_id != member.cluster_id {
+            return Err(wrong(format!(
+                "it is for cluster {:?}, and this peer belongs to {:?}",
+                header.cluster_id, member.cluster_id
+            )));
+        }
+        if header.to_id != identity.id || header.to_incarnation != identity.incarnation {
+            return Err(wrong(format!(
+                "it is for peer {} with incarnation {:?}, and this is peer {} with incarnation {:?}",
+                header.to_id, header.to_incarnation, identity.id, identity.incarnation
+            )));
+        }
+        if let Some(known) = member.view.member(header.from_id)
+            && known.incarnation != header.from_incarnation
+        {
+            return Err(wrong(format!(
+                "the membership knows the caller with incarnation {:?}, not {:?}: it has lost its data directory",
+                known.incarnation, header.from_incarnation
+            )));
+        }
+        Ok(member)
+    }
+
+    fn stopped(&self, error: impl std::fmt::Display) -> Failure {
+        Failure::unavailable(format!("peer {}: the consensus core ended: {error}", self.peer.identity.id))
+    }
+}
+
+fn vote_request(request: v1::VoteRequest) -> Result<VoteRequest<TypeConfig>, Failure> {
+    Ok(VoteRequest {
+        vote: required_vote(request.vote).map_err(Failure::invalid)?,
+        last_log_id: request.last_log_id.map(log_id_from_wire),
+        leadership_transfer: request.leadership_transfer,
+    })
+}
+
+fn vote_response(response: VoteResponse<TypeConfig>) -> v1::VoteResponse {
+    v1::VoteResponse {
+        vote: Some(vote_to_wire(&response.vote)),
+        granted: response.vote_granted,
+        last_log_id: response.last_log_id.map(log_id_to_wire),
+    }
+}
+
+#[tonic::async_trait]
+impl Raft for RaftService {
+    async fn append(&self, request: Request<v1::AppendRequest>) -> Result<Response<v1::AppendResponse>, Status> {
+        let request = request.into_inner();
+        let member = self.addressed(request.header)?;
+        let rpc = AppendEntriesRequest {
+            vote: required_vote(request.vote).map_err(Failure::invalid)?,
+            prev_log_id: request.prev_log_id.map(log_id_from_wire),
+            entries: request
+                .entries
+                .into_iter()
+                .map(entry_from_wire)
+                .collect::<Result<_, _>>()
+                .map_err(Failure::invalid)?,
+            leader_commit: request.leader_commit.map(log_id_from_wire),
+        };
+        use v1::append_response::Result as Wire;
+        let result = match member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))? {
+            AppendEntriesResponse::Success => Wire::Success(true),
+            AppendEntriesResponse::PartialSuccess(Some(id)) => Wire::PartialSuccess(log_id_to_wire(id)),
+            // Nothing at all was accepted, which the caller answers by looking for the last matching entry.
+            AppendEntriesResponse::PartialSuccess(None) | AppendEntriesResponse::Conflict => Wire::Conflict(true),
+            AppendEntriesResponse::HigherVote(vote) => Wire::HigherVote(vote_to_wire(&vote)),
+        };
+        Ok(Response::new(v1::AppendResponse { result: Some(result) }))
+    }
+
+    async fn vote(&self, request: Request<v1::VoteRequest>) -> Result<Response<v1::VoteResponse>, Status> {
+        let mut request = request.into_inner();
+        let member = self.addressed(request.header.take())?;
+        let response = member.raft().vote(vote_request(request)?).await.map_err(|e| self.stopped(e))?;
+        Ok(Response::new(vote_response(response)))
+    }
+
+    async fn pre_vote(&self, request: Request<v1::VoteRequest>) -> Result<Response<v1::VoteResponse>, Status> {
+        let mut request = request.into_inner();
+        let member = self.addressed(request.header.take())?;
+        let response = member.raft().pre_vote(vote_request(request)?).await.map_err(|e| self.stopped(e))?;
+        Ok(Response::new(vote_response(response)))
+    }
+
+    async fn snapshot(
+        &self,
+        request: Request<Streaming<v1::SnapshotMessage>>,
+    ) -> Result<Response<v1::SnapshotResponse>, Status> {
+        use v1::snapshot_message::Message;
+        let mut stream = request.into_inner();
+        let Some(Message::Header(header)) = stream.message().await?.and_then(|m| m.message) else {
+            return Err(Failure::invalid("a snapshot begins with its header").into());
+        };
+        let member = self.addressed(header.header)?;
+        let vote = required_vote(header.vote).map_err(Failure::invalid)?;
+        let meta = header.meta.ok_or_else(|| Failure::invalid(Invalid::Missing("snapshot's meta")))?;
+        let meta = snapshot_meta_from_wire(meta).map_err(Failure::invalid)?;
+        let path = member.snapshots.temporary("receiving");
+        let received = receive(&mut stream, &path, header.size).await;
+        if let Err(e) = received {
+            let _ = tokio::fs::remove_file(&path).await;
+            return Err(e.into());
+        }
+        let checked = path.clone();
+        let check = tokio::task::spawn_blocking(move || snapshot::read(&checked).map(drop));
+        let checked = check.await.map_err(|e| e.to_string()).and_then(|r| r.map_err(|e| e.to_string()));
+        if let Err(what) = checked {
+            let _ = tokio::fs::remove_file(&path).await;
+            return Err(Failure::unavailable(format!("the snapshot did not arrive whole: {what}")).into());
+        }
+        tracing::info!(bytes = header.size, index = meta.last_log_id.map(|id| id.index), "received a snapshot");
+        let snapshot = Snapshot { meta, snapshot: SnapshotData { path: path.clone() } };
+        let response = member.raft().install_full_snapshot(vote, snapshot).await;
+        // An older snapshot than what is applied is not installed, and then nobody has moved the file.
+        let _ = tokio::fs::remove_file(&path).await;
+        let response = response.map_err(|e| self.stopped(e))?;
+        Ok(Response::new(v1::SnapshotResponse { vote: Some(vote_to_wire(&response.vote)) }))
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: Request<v1::TransferLeaderRequest>,
+    ) -> Result<Response<v1::TransferLeaderResponse>, Status> {
+        let request = request.into_inner();
+        let member = self.addressed(request.header)?;
+        let from = required_vote(request.from_leader).map_err(Failure::invalid)?;
+        let last = request.last_log_id.map(log_id_from_wire);
+        let rpc = TransferLeaderRequest::new(from, request.to_node, last);
+        let (accepted, reason) = match member.raft().handle_transfer_leader(rpc).await.map_err(|e| self.stopped(e))? {
+            Ok(()) => (true, String::new()),
+            Err(e) => (false, e.to_string()),
+        };
+        Ok(Response::new(v1::TransferLeaderResponse { accepted, reason }))
+    }
+
+    async fn read_index(
+        &self,
+        request: Request<v1::ReadIndexRequest>,
+    ) -> Result<Response<v1::ReadIndexResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let member = self.addressed(request.into_inner().header)?;
+        let confirmed = tokio::time::timeout_at(deadline.into(), reads::local(&member.view)).await;
+        let index = match confirmed {
+            Ok(Ok(index)) => index,
+            Ok(Err(Retry::No(failure))) => return Err(failure.into()),
+            Ok(Err(Retry::Yes(why))) => {
+                return Err(Failure {
+                    term: member.view.term(),
+                    leader: member.view.leader(),
+                    ..Failure::new(Kind::NotLeader, format!("peer {}: {why}", self.peer.identity.id))
+                }
+                .into());
+            }
+            Err(_) => return Err(Failure::unavailable("no quorum confirmed the leadership in time").into()),
+        };
+        Ok(Response::new(v1::ReadIndexResponse {
+            read_log_id: Some(log_id_to_wire(log_id(member.view.term(), index))),
+        }))
+    }
+
+    async fn identity(&self, _: Request<v1::IdentityRequest>) -> Result<Response<v1::IdentityResponse>, Status> {
+        Ok(Response::new(self.peer.identity_answer()))
+    }
+
+    async fn adopt(&self, request: Request<v1::AdoptRequest>) -> Result<Response<v1::AdoptResponse>, Status> {
+        let request = request.into_inner();
+        let identity = &self.peer.identity;
+        if request.to_id != identity.id || request.to_incarnation != identity.incarnation {
+            let what = format!(
+                "this is peer {} with incarnation {}, not peer {} with incarnation {}",
+                identity.id, identity.incarnation, request.to_id, request.to_incarnation
+            );
+            return Err(Failure::new(Kind::WrongIdentity, what).into());
+        }
+        if request.cluster_id.is_empty() || request.cluster_id.len() > 64 {
+            return Err(Failure::invalid("a cluster id has 1 to 64 characters").into());
+        }
+        self.peer.adopt(&request.cluster_id).await?;
+        Ok(Response::new(v1::AdoptResponse {}))
+    }
+}
+
+/// Writes what comes into a file, durably, and checks that it is as long as was said.
+async fn receive(
+    stream: &mut Streaming<v1::SnapshotMessage>,
+    path: &std::path::Path,
+    size: u64,
+) -> Result<(), Failure> {
+    let cannot_write =
+        |e: io::Error| Failure::unavailable(format!("receiving a snapshot into {}: {e}", path.display()));
+    let mut file = tokio::fs::File::create(path).await.map_err(cannot_write)?;
+    let mut received = 0;
+    loop {
+        let message = stream
+            .message()
+            .await
+            .map_err(|s| Failure::unavailable(format!("receiving a snapshot: {}", s.message())))?;
+        let Some(message) = message else { break };
+        let Some(v1::snapshot_message::Message::Chunk(chunk)) = message.message else {
+            return Err(Failure::invalid("a snapshot has one header, then chunks"));
+        };
+        received += chunk.len() as u64;
+        if received > size {
+            break;
+        }
+        file.write_all(&chunk).await.map_err(cannot_write)?;
+    }
+    if received != size {
+        return Err(Failure::unavailable(format!("{received} bytes of a snapshot of {size} bytes arrived")));
+    }
+    file.sync_all().await.map_err(cannot_write)
+}

@@ -1,0 +1,308 @@
+//! Snapshots: the whole state in one file, so that the log before it can go and a restart is quick.
+//!
+//! Format: `magic, format version`, then records framed `length, CRC-32, v1::SnapshotRecord`: a head (what the snapshot
+//! covers, cluster id, revision, number of keys), every entry in key order, and an end with the number of keys. A file
+//! without its end, or with any damaged frame, is not a snapshot.
+//!
+//! A file is written under a temporary name, synced, renamed and its directory synced; only then does it exist. The two
+//! newest are kept. Names begin with the index, so that their order is the order of age.
+//!
+//! Failure cases: a damaged newest file is refused ([`SnapshotError::Damaged`]) unless the one before still joins the
+//! log, which the caller decides.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use lake_proto::v1;
+use prost::Message;
+
+use crate::files;
+use crate::raft::types::{LogId, SnapshotMeta, log_id};
+use crate::raft::wire::{snapshot_meta_from_wire, snapshot_meta_to_wire};
+use crate::state::{State, StateBuilder};
+
+/// How many snapshots are kept.
+pub const KEEP: usize = 2;
+const MAGIC: &[u8; 8] = b"lakesnap";
+const FORMAT: u32 = 1;
+/// Larger than any record can be: a key and a value at their limits.
+const MAX_RECORD_BYTES: usize = 2 << 20;
+const EXTENSION: &str = "snap";
+const TEMPORARY: &str = "tmp";
+
+/// A snapshot on disk: what openraft hands around.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotData {
+    pub path: PathBuf,
+}
+
+/// What a snapshot file holds.
+#[derive(Debug)]
+pub struct Loaded {
+    pub meta: SnapshotMeta,
+    pub cluster_id: String,
+    pub state: State,
+}
+
+/// Why a snapshot cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    #[error("the snapshot {}: {source}", .path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("the snapshot {} is damaged: {what}; {}", .path.display(), files::REJOIN)]
+    Damaged { path: PathBuf, what: String },
+}
+
+impl From<SnapshotError> for io::Error {
+    fn from(e: SnapshotError) -> Self {
+        let kind = match &e {
+            SnapshotError::Io { source, .. } => source.kind(),
+            SnapshotError::Damaged { .. } => io::ErrorKind::InvalidData,
+        };
+        io::Error::new(kind, e.to_string())
+    }
+}
+
+/// The snapshots of one peer.
+#[derive(Debug, Clone)]
+pub struct SnapshotStore {
+    dir: PathBuf,
+}
+
+impl SnapshotStore {
+    /// Opens the directory, making it if need be, and removes what was left half-written.
+    pub fn open(dir: PathBuf) -> io::Result<Self> {
+        std::fs::create_dir_all(&dir)?;
+        for entry in std::fs::read_dir(&dir)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|e| e == TEMPORARY) {
+                std::fs::remove_file(&path)?;
+            }
+        }
+        Ok(Self { dir })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The snapshots there are, newest first.
+    pub fn list(&self) -> io::Result<Vec<(LogId, PathBuf)>> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            if let Some(id) = parse_name(&path) {
+                found.push((id, path));
+            }
+        }
+        found.sort_by(|a, b| b.0.index.cmp(&a.0.index).then(b.0.cmp(&a.0)));
+        Ok(found)
+    }
+
+    /// Writes a snapshot, durably. Blocks for as long as that takes.
+    pub fn write(&self, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<SnapshotData> {
+        let path = self.path_for(meta);
+        let temporary = self.temporary("building");
+        let written = write_file(&temporary, meta, cluster_id, state).and_then(|()| self.publish(&temporary, &path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&temporary);
+        }
+        written.map_err(|e| io::Error::new(e.kind(), format!("writing the snapshot {}: {e}", path.display())))?;
+        Ok(SnapshotData { path })
+    }
+
+    /// Makes a snapshot that was received one of this peer's own, durably. A file from elsewhere is copied.
+    pub fn adopt(&self, meta: &SnapshotMeta, data: &SnapshotData) -> io::Result<SnapshotData> {
+        let path = self.path_for(meta);
+        if data.path != path {
+            if data.path.parent() == Some(&self.dir) {
+                self.publish(&data.path, &path)?;
+            } else {
+                let temporary = self.temporary("copying");
+                std::fs::copy(&data.path, &temporary)?;
+                File::open(&temporary)?.sync_all()?;
+                self.publish(&temporary, &path)?;
+            }
+        }
+        Ok(SnapshotData { path })
+    }
+
+    /// A name for a file to receive into; it is removed at the next start if it is never adopted.
+    pub fn temporary(&self, purpose: &str) -> PathBuf {
+        self.dir.join(format!("{purpose}-{}.{TEMPORARY}", uuid::Uuid::new_v4().simple()))
+    }
+
+    /// Removes all but the newest [`KEEP`].
+    pub fn prune(&self) -> io::Result<()> {
+        for (_, path) in self.list()?.into_iter().skip(KEEP) {
+            std::fs::remove_file(path)?;
+        }
+        files::sync_dir(&self.dir)
+    }
+
+    fn publish(&self, temporary: &Path, path: &Path) -> io::Result<()> {
+        std::fs::rename(temporary, path)?;
+        files::sync_dir(&self.dir)
+    }
+
+    fn path_for(&self, meta: &SnapshotMeta) -> PathBuf {
+        let (term, index) = meta.last_log_id.map_or((0, 0), |id| (id.leader_id.term, id.index));
+        self.dir.join(format!("{index:020}-{term}.{EXTENSION}"))
+    }
+}
+
+fn parse_name(path: &Path) -> Option<LogId> {
+    if path.extension()? != EXTENSION {
+        return None;
+    }
+    let (index, term) = path.file_stem()?.to_str()?.split_once('-')?;
+    Some(log_id(term.parse().ok()?, index.parse().ok()?))
+}
+
+fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<()> {
+    use v1::snapshot_record::{End, Head, Record};
+    let mut out = BufWriter::with_capacity(1 << 20, OpenOptions::new().write(true).create_new(true).open(path)?);
+    out.write_all(MAGIC)?;
+    out.write_all(&FORMAT.to_be_bytes())?;
+    let keys = state.len() as u64;
+    let mut buffer = Vec::new();
+    let mut record = |record: Record, out: &mut BufWriter<File>| {
+        buffer.clear();
+        v1::SnapshotRecord { record: Some(record) }.encode(&mut buffer).map_err(io::Error::other)?;
+        out.write_all(&(buffer.len() as u32).to_be_bytes())?;
+        out.write_all(&crc32fast::hash(&buffer).to_be_bytes())?;
+        out.write_all(&buffer)
+    };
+    let head = Head {
+        meta: Some(snapshot_meta_to_wire(meta)),
+        cluster_id: cluster_id.to_owned(),
+        revision: state.revision(),
+        keys,
+    };
+    record(Record::Head(head), &mut out)?;
+    for entry in state.iter() {
+        record(Record::Entry(entry.into()), &mut out)?;
+    }
+    record(Record::End(End { keys }), &mut out)?;
+    out.into_inner().map_err(|e| e.into_error())?.sync_all()
+}
+
+/// Reads and checks a whole snapshot. Blocks for as long as that takes.
+pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
+    let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
+    let damaged = |what: &str| SnapshotError::Damaged { path: path.to_owned(), what: what.to_owned() };
+    let file = File::open(path).map_err(io_error)?;
+    let mut reader = BufReader::with_capacity(1 << 20, file);
+    let mut read_exact = |bytes: &mut [u8]| match reader.read_exact(bytes) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(damaged("it ends too early")),
+        other => other.map_err(io_error),
+    };
+    let mut start = [0; 12];
+    read_exact(&mut start)?;
+    if &start[..8] != MAGIC {
+        return Err(damaged("it does not begin like one"));
+    }
+    if start[8..] != FORMAT.to_be_bytes() {
+        return Err(damaged("its format is of another version of lake"));
+    }
+    let mut next = || -> Result<v1::snapshot_record::Record, SnapshotError> {
+        let mut header = [0; 8];
+        read_exact(&mut header)?;
+        let len = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        if len > MAX_RECORD_BYTES {
+            return Err(damaged("a record is longer than can be"));
+        }
+        let mut bytes = vec![0; len];
+        read_exact(&mut bytes)?;
+        if crc32fast::hash(&bytes).to_be_bytes() != header[4..] {
+            return Err(damaged("a record's checksum does not match"));
+        }
+        let record = v1::SnapshotRecord::decode(bytes.as_slice()).map_err(|e| damaged(&e.to_string()))?;
+        record.record.ok_or_else(|| damaged("a record is of an unknown kind"))
+    };
+    use v1::snapshot_record::Record;
+    let Record::Head(head) = next()? else { return Err(damaged("its head is missing")) };
+    let meta = head.meta.ok_or_else(|| damaged("its head is incomplete"))?;
+    let meta = snapshot_meta_from_wire(meta).map_err(|e| damaged(&e.to_string()))?;
+    let mut state = StateBuilder::new(head.revision);
+    let mut previous = String::new();
+    for n in 0u64.. {
+        match next()? {
+            Record::Entry(entry) => {
+                if n > 0 && entry.key <= previous {
+                    return Err(damaged("its keys are out of order"));
+                }
+                previous.clone_from(&entry.key);
+                state.add(entry.into());
+            }
+            Record::End(end) if end.keys == n && head.keys == n => break,
+            Record::End(_) => return Err(damaged("entries are missing")),
+            Record::Head(_) => return Err(damaged("it has a second head")),
+        }
+    }
+    Ok(Loaded { meta, cluster_id: head.cluster_id, state: state.build() })
+}
+
+#[cfg(test)]
+mod tests {
+    use lake_proto::kv::{Op, Txn};
+
+    use super::*;
+    use crate::raft::types::StoredMembership;
+
+    fn sample() -> (SnapshotMeta, State) {
+        let mut state = State::default();
+        for i in 0..500 {
+            state.apply(1, &Txn { then: vec![Op::put(format!("/kv/{i:04}"), vec![i as u8; i])], ..Txn::default() });
+        }
+        let meta = SnapshotMeta { last_log_id: Some(log_id(2, 700)), last_membership: StoredMembership::default() };
+        (meta, state)
+    }
+
+    #[test]
+    fn a_snapshot_is_read_as_it_was_written_and_two_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().join("snapshots")).unwrap();
+        let (mut meta, state) = sample();
+        for index in [700, 800, 900] {
+            meta.last_log_id = Some(log_id(2, index));
+            let data = store.write(&meta, "c", &state).unwrap();
+            let loaded = read(&data.path).unwrap();
+            assert_eq!((loaded.meta, loaded.cluster_id.as_str(), loaded.state), (meta.clone(), "c", state.clone()));
+            store.prune().unwrap();
+        }
+        let kept: Vec<u64> = store.list().unwrap().into_iter().map(|(id, _)| id.index).collect();
+        assert_eq!(kept, [900, 800]);
+    }
+
+    #[test]
+    fn every_damaged_byte_and_every_truncation_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().to_owned()).unwrap();
+        let (meta, state) = sample();
+        let path = store.write(&meta, "c", &state).unwrap().path;
+        let good = std::fs::read(&path).unwrap();
+        let step = good.len() / 97;
+        for at in (0..good.len()).step_by(step) {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            std::fs::write(&path, &bad).unwrap();
+            let error = read(&path).unwrap_err().to_string();
+            assert!(error.contains(&path.display().to_string()), "{error}");
+            std::fs::write(&path, &good[..at]).unwrap();
+            assert!(matches!(read(&path), Err(SnapshotError::Damaged { .. })), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn half_written_files_are_removed_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().to_owned()).unwrap();
+        let left = store.temporary("receiving");
+        std::fs::write(&left, b"half").unwrap();
+        SnapshotStore::open(dir.path().to_owned()).unwrap();
+        assert!(!left.exists());
+    }
+}
