@@ -1,1 +1,31 @@
-//! placeholder
+//! Clusters of lake processes on one machine: started, watched, hurt and stopped.
+//!
+//! `lake up` is this crate with a prompt in front; the integration tests and the fault runs are this crate with a
+//! workload beside. In reading order:
+//!
+//! - [`ports`]: ports that no two supervisors on a machine take at the same time;
+//! - [`dirlock`]: one supervisor per directory;
+//! - [`manifest`]: `cluster.json`, what runs where, for tools and tests;
+//! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself;
+//! - [`probe`]: asking a process whether it serves, and the peers who leads;
+//! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed.
+//!
+//! Invariants: no child outlives its supervisor, however that ends; every wait is bounded; readiness is asked for, never
+//! slept for; `cluster.json` is never half written. Nothing here knows SQL or what a child does with its data.
+
+pub mod cluster;
+pub mod dirlock;
+mod error;
+pub mod manifest;
+pub mod ports;
+pub mod probe;
+pub mod process;
+
+pub use cluster::{Cluster, Spec};
+pub use error::Error;
+pub use process::{Event, ProcessName, Role};
+
+pub(crate) use error::IoContext;
+
+/// What the fallible functions of this crate return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

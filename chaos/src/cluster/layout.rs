@@ -1,0 +1,303 @@
+//! What runs where: directories, ports, addresses, pids and command lines. Keeps `cluster.json`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{DEFAULT_PEERS, MAX_PROCESSES_PER_ROLE, Spec};
+use crate::dirlock::DirLock;
+use crate::manifest::Entry;
+use crate::ports::Port;
+use crate::process::{Launch, ProcessName, Role};
+use crate::{Error, IoContext, Result, manifest, ports};
+
+/// The log of a child, in its directory.
+const LOG_FILE: &str = "lake.log";
+/// What a child writes to its standard output and error.
+const OUTPUT_FILE: &str = "output.log";
+
+/// Shared by the cluster and the tasks of its processes.
+#[derive(Debug)]
+pub(super) struct Layout {
+    spec: Spec,
+    places: Mutex<BTreeMap<ProcessName, Place>>,
+    /// Held until the last process's task has ended.
+    _lock: DirLock,
+}
+
+#[derive(Debug)]
+struct Place {
+    data_dir: PathBuf,
+    pid: Option<u32>,
+    ports: BTreeMap<&'static str, Port>,
+}
+
+/// What a process of this role serves. The first is where clients go.
+fn services(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Metasrv => &["grpc", "raft"],
+        Role::Query => &["flight"],
+    }
+}
+
+/// How many peers to run: what the directory holds decides, if it holds any.
+pub(super) fn peer_count(spec: &Spec) -> Result<u64> {
+    let held = (1..=MAX_PROCESSES_PER_ROLE)
+        .take_while(|id| spec.dir.join(ProcessName::metasrv(*id).to_string()).is_dir())
+        .count() as u64;
+    let wrong = |problem: String| Err(Error::Directory { dir: spec.dir.clone(), problem });
+    match (spec.peers, held) {
+        (Some(asked), _) if !(1..=MAX_PROCESSES_PER_ROLE).contains(&asked) => {
+            wrong(format!("{asked} peers were asked for; 1 to {MAX_PROCESSES_PER_ROLE} can be"))
+        }
+        (Some(asked), held) if held > 0 && held != asked => wrong(format!(
+            "holds a cluster of {held} metadata peers, and {asked} were asked for: start it with --peers {held}, or \
+             choose another directory with --dir"
+        )),
+        (Some(asked), _) => Ok(asked),
+        (None, 0) => Ok(DEFAULT_PEERS),
+        (None, held) => Ok(held),
+    }
+}
+
+impl Layout {
+    pub(super) fn new(
+        spec: Spec,
+        names: impl Iterator<Item = ProcessName>,
+        previous: &[Entry],
+        lock: DirLock,
+    ) -> Result<Self> {
+        let mut places = BTreeMap::new();
+        for name in names {
+            let data_dir = spec.dir.join(name.to_string());
+            fs::create_dir_all(&data_dir).doing(|| format!("making the directory {}", data_dir.display()))?;
+            let before = previous.iter().find(|e| e.name() == name);
+            let mut ports = BTreeMap::new();
+            for service in services(name.role) {
+                let port = match before.and_then(|e| port_of(e.addresses.get(*service)?)) {
+                    Some(number) => ports::reserve_exactly(number)?,
+                    None => None,
+                };
+                ports.insert(*service, port.map_or_else(ports::reserve, Ok)?);
+            }
+            places.insert(name, Place { data_dir, pid: None, ports });
+        }
+        let layout = Self { spec, places: Mutex::new(places), _lock: lock };
+        layout.write(&layout.places())?;
+        Ok(layout)
+    }
+
+    fn places(&self) -> MutexGuard<'_, BTreeMap<ProcessName, Place>> {
+        // What is under the lock is whole after each statement.
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn entries(&self) -> Vec<Entry> {
+        self.places().iter().map(|(name, place)| place.entry(*name)).collect()
+    }
+
+    pub(super) fn entry(&self, name: ProcessName) -> Option<Entry> {
+        self.places().get(&name).map(|place| place.entry(name))
+    }
+
+    pub(super) fn endpoints(&self, role: Role) -> Vec<String> {
+        endpoints(&self.places(), role)
+    }
+
+    pub(super) fn endpoint(&self, name: ProcessName) -> Option<String> {
+        self.places().get(&name).and_then(|place| place.address(services(name.role)[0]))
+    }
+
+    /// What the process wrote before it had a log, and its log.
+    pub(super) fn logs(&self, name: ProcessName) -> [PathBuf; 2] {
+        let dir = self.spec.dir.join(name.to_string());
+        [dir.join(OUTPUT_FILE), dir.join(LOG_FILE)]
+    }
+
+    pub(super) fn set_pid(&self, name: ProcessName, pid: Option<u32>) {
+        let mut places = self.places();
+        if let Some(place) = places.get_mut(&name) {
+            place.pid = pid;
+        }
+        if let Err(error) = self.write(&places) {
+            tracing::error!(%error, "cluster.json does not say what runs");
+        }
+    }
+
+    /// Gives new ports to a process that is down, for those that somebody else has taken meanwhile.
+    pub(super) fn renew_taken_ports(&self, name: ProcessName) -> Result<bool> {
+        let mut places = self.places();
+        let Some(place) = places.get_mut(&name) else { return Err(Error::UnknownProcess(name)) };
+        let mut moved = false;
+        for port in place.ports.values_mut().filter(|p| !p.is_free()) {
+            *port = ports::reserve()?;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    pub(super) fn launch(&self, name: ProcessName) -> Launch {
+        let places = self.places();
+        let dir = self.spec.dir.join(name.to_string());
+        let mut args = match name.role {
+            Role::Metasrv => metasrv_args(&places, name, &dir),
+            Role::Query => {
+                let file = || format!("file://{}", self.spec.dir.join("warehouse").display());
+                let warehouse = self.spec.warehouse.clone().unwrap_or_else(file);
+                query_args(&places, name, &dir, &warehouse)
+            }
+        };
+        args.push("--exit-with-parent".to_owned());
+        if let Some(level) = &self.spec.log_level {
+            args.extend(["--log-level".to_owned(), level.clone()]);
+        }
+        args.extend_from_slice(match name.role {
+            Role::Metasrv => &self.spec.metasrv_args,
+            Role::Query => &self.spec.query_args,
+        });
+        Launch {
+            program: self.spec.binary.clone(),
+            args: args.into_iter().map(Into::into).collect(),
+            env: Vec::new(),
+            output: dir.join(OUTPUT_FILE),
+        }
+    }
+
+    fn write(&self, places: &BTreeMap<ProcessName, Place>) -> Result<()> {
+        let entries: Vec<Entry> = places.iter().map(|(name, place)| place.entry(*name)).collect();
+        manifest::write(&self.spec.dir, &entries)
+    }
+}
+
+impl Place {
+    fn address(&self, service: &str) -> Option<String> {
+        self.ports.get(service).map(Port::loopback)
+    }
+
+    fn entry(&self, name: ProcessName) -> Entry {
+        Entry {
+            role: name.role,
+            id: name.id,
+            pid: self.pid,
+            log_file: self.data_dir.join(LOG_FILE),
+            data_dir: self.data_dir.clone(),
+            addresses: self.ports.iter().map(|(service, port)| ((*service).to_owned(), port.loopback())).collect(),
+        }
+    }
+}
+
+fn endpoints(places: &BTreeMap<ProcessName, Place>, role: Role) -> Vec<String> {
+    let of_role = places.iter().filter(|(name, _)| name.role == role);
+    of_role.filter_map(|(_, place)| place.address(services(role)[0])).collect()
+}
+
+fn metasrv_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path) -> Vec<String> {
+    let address = |service| places.get(&name).and_then(|p| p.address(service)).unwrap_or_default();
+    let peers: Vec<String> = places
+        .iter()
+        .filter(|(name, _)| name.role == Role::Metasrv)
+        .filter_map(|(name, place)| Some(format!("{}={}", name.id, place.address("raft")?)))
+        .collect();
+    [
+        "metasrv",
+        "--id",
+        &name.id.to_string(),
+        "--dir",
+        &dir.display().to_string(),
+        "--listen",
+        &address("grpc"),
+        "--raft-listen",
+        &address("raft"),
+        "--peers",
+        &peers.join(","),
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+fn query_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path, warehouse: &str) -> Vec<String> {
+    let address = places.get(&name).and_then(|p| p.address("flight")).unwrap_or_default();
+    [
+        "query",
+        "--id",
+        &name.to_string(),
+        "--dir",
+        &dir.display().to_string(),
+        "--listen",
+        &address,
+        "--meta",
+        &endpoints(places, Role::Metasrv).join(","),
+        "--warehouse",
+        warehouse,
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+fn port_of(address: &str) -> Option<u16> {
+    address.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn layout(dir: &Path, previous: &[Entry]) -> Layout {
+        let spec = Spec::new("/bin/lake", dir);
+        let names = [ProcessName::metasrv(1), ProcessName::metasrv(2), ProcessName::query(1)];
+        Layout::new(spec, names.into_iter(), previous, DirLock::take(dir).unwrap()).unwrap()
+    }
+
+    fn arguments(launch: &Launch) -> String {
+        launch.args.iter().map(|a| a.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_same_ports_are_taken_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = layout(dir.path(), &[]).entries();
+        assert_eq!(manifest::read(dir.path()).unwrap(), Some(first.clone()));
+        let second = layout(dir.path(), &first);
+        assert_eq!(second.entries(), first);
+        second.set_pid(ProcessName::metasrv(2), Some(7));
+        let written = manifest::read(dir.path()).unwrap().unwrap();
+        assert_eq!(written.iter().map(|e| e.pid).collect::<Vec<_>>(), [None, Some(7), None]);
+    }
+
+    #[test]
+    fn a_taken_port_is_renewed_and_everyone_is_told_the_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = layout(dir.path(), &[]);
+        let name = ProcessName::metasrv(1);
+        let raft = layout.entry(name).unwrap().addresses["raft"].clone();
+        assert!(!layout.renew_taken_ports(name).unwrap());
+        let _somebody = TcpListener::bind(&raft).unwrap();
+        assert!(layout.renew_taken_ports(name).unwrap());
+        let renewed = layout.entry(name).unwrap().addresses["raft"].clone();
+        assert_ne!(renewed, raft);
+        let other = arguments(&layout.launch(ProcessName::metasrv(2)));
+        assert!(other.contains(&format!("--peers 1={renewed},2=")), "{other}");
+        let node = arguments(&layout.launch(ProcessName::query(1)));
+        let peers = layout.endpoints(Role::Metasrv).join(",");
+        assert!(node.contains(&format!("--meta {peers} --warehouse file://{}", dir.path().display())), "{node}");
+        assert!(node.contains("--exit-with-parent"), "{node}");
+    }
+
+    #[test]
+    fn the_directory_decides_how_many_peers_there_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spec = Spec::new("/bin/lake", dir.path());
+        assert_eq!(peer_count(&spec).unwrap(), DEFAULT_PEERS);
+        spec.peers = Some(0);
+        assert!(peer_count(&spec).is_err());
+        fs::create_dir(dir.path().join("metasrv-1")).unwrap();
+        spec.peers = None;
+        assert_eq!(peer_count(&spec).unwrap(), 1);
+        spec.peers = Some(3);
+        let message = peer_count(&spec).unwrap_err().to_string();
+        assert!(message.contains("cluster of 1 metadata peers") && message.contains("--peers 1"), "{message}");
+    }
+}
