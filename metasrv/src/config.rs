@@ -4,19 +4,17 @@
 //! and rejects wrong values, and values that contradict each other, with the field's name.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use lake_client::secret::Secret;
 use serde::Deserialize;
 
 /// The environment variable that may hold the cluster secret itself, instead of a file.
 pub const SECRET_VARIABLE: &str = "LAKE_METASRV_SECRET";
 /// How long the pages of a listing are held.
 pub const PAGE_LIFE: Duration = Duration::from_secs(60);
-/// Shortest cluster secret, in bytes.
-pub const MIN_SECRET_BYTES: usize = 16;
 
 /// A peer's options as flags, environment variables and TOML give them. All are optional here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Deserialize)]
@@ -87,44 +85,6 @@ pub enum ConfigError {
 
 fn wrong(field: &'static str, problem: impl Into<String>) -> ConfigError {
     ConfigError::Field { field, problem: problem.into() }
-}
-
-/// The cluster secret. Never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
-impl Secret {
-    /// A secret from its text; surrounding white space does not count.
-    ///
-    /// # Errors
-    /// When it is too short or cannot travel in a header.
-    pub fn new(text: &str) -> Result<Self, ConfigError> {
-        let text = text.trim();
-        if text.len() < MIN_SECRET_BYTES {
-            return Err(wrong(
-                "secret_file",
-                format!("the cluster secret must have at least {MIN_SECRET_BYTES} characters"),
-            ));
-        }
-        if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err(wrong(
-                "secret_file",
-                "the cluster secret may have printable ASCII characters only, and no spaces",
-            ));
-        }
-        Ok(Self(text.to_owned()))
-    }
-
-    /// The secret itself, for the header that carries it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
 }
 
 /// A checked configuration.
@@ -256,8 +216,8 @@ impl Config {
             }
         };
         let secret = match (&options.secret_file, std::env::var(SECRET_VARIABLE)) {
-            (Some(path), _) => Some(read_secret(path)?),
-            (None, Ok(text)) => Some(Secret::new(&text)?),
+            (Some(path), _) => Some(Secret::from_file(path).map_err(|e| wrong("secret_file", e))?),
+            (None, Ok(text)) => Some(Secret::new(text.trim()).map_err(|e| wrong(SECRET_VARIABLE, e))?),
             (None, Err(_)) => None,
         };
         let timing = Timing::default();
@@ -342,12 +302,6 @@ impl Config {
         }
         Ok(())
     }
-}
-
-fn read_secret(path: &Path) -> Result<Secret, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| wrong("secret_file", format!("cannot read {}: {e}", path.display())))?;
-    Secret::new(&text)
 }
 
 fn address(field: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
@@ -444,7 +398,7 @@ mod tests {
         let file = dir.path().join("secret");
         std::fs::write(&file, "0123456789abcdef\n").unwrap();
         let config = Config::load(Options { secret_file: Some(file.clone()), ..open.clone() }).unwrap();
-        assert_eq!(config.secret.as_ref().map(Secret::expose), Some("0123456789abcdef"));
+        assert_eq!(config.secret, Some(Secret::new("0123456789abcdef").unwrap()));
         assert!(!format!("{config:?}").contains("0123456789abcdef"), "a secret is never printed");
         assert!(
             error(Options { secret_file: Some(file.clone()), advertise: None, ..open.clone() })

@@ -119,6 +119,8 @@ struct Tail {
     next_unflushed: u64,
     purged: Option<LogId>,
     last: Option<LogId>,
+    /// Where the first entry ever appended stands: 0 in a cluster, anything in openraft's own tests.
+    begin: u64,
     mark: Mark,
 }
 
@@ -130,6 +132,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Tail {
     fn first_index(&self) -> u64 {
         self.next_index() - self.entries.len() as u64
+    }
+
+    /// The first index that can be asked for.
+    fn first_kept(&self) -> u64 {
+        self.purged.map_or(self.begin, |id| id.index + 1)
     }
 
     fn next_index(&self) -> u64 {
@@ -148,6 +155,7 @@ impl Tail {
         }
         if begins {
             self.next_unflushed = id.index;
+            self.begin = id.index;
         }
         let bytes = entry_bytes(&entry);
         self.bytes += bytes;
@@ -158,6 +166,9 @@ impl Tail {
 
     fn truncate_after(&mut self, last: Option<LogId>) {
         let keep = last.map_or(0, |id| id.index + 1);
+        if keep >= self.next_index() {
+            return;
+        }
         while self.entries.back().is_some_and(|(e, _)| e.log_id.index >= keep) {
             if let Some((_, bytes)) = self.entries.pop_back() {
                 self.bytes -= bytes;
@@ -373,7 +384,7 @@ impl Log {
     /// Clamps a range to the log and takes what the tail has of it: what is left for the disk, and the entries.
     fn read_tail(&self, start: u64, end: u64, max_bytes: usize) -> (u64, u64, Vec<Entry>) {
         let tail = lock(&self.inner.shared.tail);
-        let start = start.max(tail.purged.map_or(0, |id| id.index + 1));
+        let start = start.max(tail.first_kept());
         let end = end.min(tail.next_index());
         if start >= end {
             return (start, start, Vec::new());
@@ -395,10 +406,10 @@ impl Log {
 
     /// Absent entries are allowed at the beginning, if a purge overtook the read; never elsewhere.
     fn check_contiguous(&self, start: u64, disk_end: u64, complete: bool, entries: &[Entry]) -> io::Result<()> {
-        let purged = lock(&self.inner.shared.tail).purged.map_or(0, |id| id.index + 1);
+        let kept = lock(&self.inner.shared.tail).first_kept();
         let begin = entries.first().map_or(disk_end, |e| e.index());
         let hole = entries.windows(2).any(|w| w[1].index() != w[0].index() + 1);
-        if hole || !complete || begin > start.max(purged) {
+        if hole || !complete || begin > start.max(kept) {
             let what = format!(
                 "reading entries {start} to {} from the log in {}: entries are missing that were acknowledged; {}",
                 disk_end - 1,

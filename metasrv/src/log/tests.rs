@@ -1,1 +1,220 @@
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
+use lake_proto::kv::{Op, Txn};
+use openraft::storage::RaftLogStorage;
+use openraft::testing::log::{StoreBuilder, Suite};
+use openraft::type_config::TypeConfigExt;
+
+use super::*;
+use crate::raft::log_store::LogStore;
+use crate::raft::state_machine::StateMachine;
+use crate::raft::types::{Member, Membership};
+use crate::snapshot::SnapshotStore;
+
+fn identity() -> Mark {
+    Mark { peer_id: 1, incarnation: "ab".repeat(16), ..Mark::default() }
+}
+
+fn options(dir: &Path) -> LogOptions {
+    LogOptions::new(dir.join("log"), 0)
+}
+
+fn create(dir: &Path) -> Log {
+    Log::create(options(dir), MarkFile::create(&dir.join("mark"), identity()).unwrap()).unwrap()
+}
+
+fn open(dir: &Path) -> Result<Log, OpenError> {
+    Log::open(options(dir), MarkFile::open(&dir.join("mark")).unwrap())
+}
+
+fn entry(term: u64, index: u64, bytes: usize) -> Entry {
+    let txn = Txn { then: vec![Op::put(format!("/kv/{index}"), vec![7; bytes])], ..Txn::default() };
+    Entry { log_id: log_id(term, index), payload: Payload::Normal(Command::Txn(Arc::new(txn))) }
+}
+
+fn callback() -> (IOFlushed<TypeConfig>, impl Future<Output = io::Result<()>>) {
+    let (sender, receiver) = TypeConfig::oneshot();
+    (IOFlushed::signal(sender), async move { receiver.await.map_err(|_| io::Error::other("dropped"))? })
+}
+
+async fn append(log: &Log, entries: Vec<Entry>) -> io::Result<()> {
+    let (callback, flushed) = callback();
+    log.append(entries, callback).await?;
+    flushed.await
+}
+
+struct Builder;
+
+impl StoreBuilder<TypeConfig, LogStore, StateMachine, tempfile::TempDir> for Builder {
+    async fn build(&self) -> Result<(tempfile::TempDir, LogStore, StateMachine), openraft::StorageError<TypeConfig>> {
+        let dir = tempfile::tempdir().unwrap();
+        let log = create(dir.path());
+        let snapshots = SnapshotStore::open(dir.path().join("snapshots")).unwrap();
+        let state_machine = StateMachine::new(snapshots, log.clone(), 0, None);
+        Ok((dir, LogStore::new(log), state_machine))
+    }
+}
+
+/// openraft's own storage suite, on the real log and the real state machine.
+#[tokio::test(flavor = "multi_thread")]
+async fn openraft_storage_suite() {
+    Suite::test_all(Builder).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_can_be_read_before_they_are_durable_and_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    let entries: Vec<Entry> = (0..100).map(|i| entry(1, i, 500)).collect();
+    let (callback, flushed) = callback();
+    log.append(entries.clone(), callback).await.unwrap();
+    assert_eq!(log.read(.., usize::MAX).await.unwrap(), entries, "readable when append returns");
+    flushed.await.unwrap();
+    log.save_vote(Vote::new(3, 1)).await.unwrap();
+    log.close().await;
+    assert!(log.append(vec![entry(1, 100, 1)], IOFlushed::noop()).await.is_err(), "a closed log takes nothing");
+
+    let log = open(dir.path()).unwrap();
+    assert_eq!(log.bounds(), (None, Some(log_id(1, 99))));
+    assert_eq!(log.vote(), Some(Vote::new(3, 1)));
+    append(&log, vec![entry(3, 100, 500)]).await.unwrap();
+    let read = log.read(95..=100, usize::MAX).await.unwrap();
+    assert_eq!(read[..5], entries[95..], "from the disk");
+    assert_eq!(read[5], entry(3, 100, 500), "and from memory");
+    assert!(log.read(0..101, 2000).await.unwrap().len() < 10, "reads are bounded in bytes");
+    log.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_entries_leave_memory_and_are_read_from_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    let size = 1 << 20;
+    for i in 0..40 {
+        append(&log, vec![entry(1, i, size)]).await.unwrap();
+    }
+    {
+        let tail = lock(&log.inner.shared.tail);
+        assert!(tail.bytes <= TAIL_BYTES && tail.first_index() > 0, "{} bytes in memory", tail.bytes);
+    }
+    let read = log.read(0..40, usize::MAX).await.unwrap();
+    assert_eq!(read.iter().map(|e| e.log_id.index).collect::<Vec<_>>(), (0..40).collect::<Vec<_>>());
+    let some = log.read(0..40, READ_BYTES).await.unwrap();
+    assert!(some.len() <= 5, "{} entries of 1 MiB in one read", some.len());
+    log.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn truncation_and_purge_survive_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    append(&log, (0..50).map(|i| entry(1, i, 100)).collect()).await.unwrap();
+    log.truncate_after(Some(log_id(1, 29))).await.unwrap();
+    append(&log, vec![entry(2, 30, 100)]).await.unwrap();
+    log.purge(log_id(1, 10)).await.unwrap();
+    assert_eq!(log.bounds(), (Some(log_id(1, 10)), Some(log_id(2, 30))));
+    log.close().await;
+
+    let log = open(dir.path()).unwrap();
+    assert_eq!(log.bounds(), (Some(log_id(1, 10)), Some(log_id(2, 30))));
+    let read = log.read(.., usize::MAX).await.unwrap();
+    assert_eq!((read[0].log_id, read.len()), (log_id(1, 11), 20));
+    // A snapshot may reach beyond the log.
+    log.purge(log_id(4, 100)).await.unwrap();
+    append(&log, vec![entry(4, 101, 1)]).await.unwrap();
+    log.close().await;
+    let log = open(dir.path()).unwrap();
+    assert_eq!(log.bounds(), (Some(log_id(4, 100)), Some(log_id(4, 101))));
+    log.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_that_does_not_follow_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    append(&log, vec![entry(1, 0, 1)]).await.unwrap();
+    let error = append(&log, vec![entry(1, 2, 1)]).await.unwrap_err();
+    assert!(error.to_string().contains("entry 2 does not follow entry 0"), "{error}");
+    log.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_behind_its_mark_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    append(&log, (0..10).map(|i| entry(1, i, 1)).collect()).await.unwrap();
+    log.close().await;
+    let mut mark = MarkFile::open(&dir.path().join("mark")).unwrap();
+    assert_eq!(mark.get().last, Some(log_id(1, 9)));
+    mark.update(|m| m.last = Some(log_id(1, 10))).unwrap();
+    drop(mark);
+    assert!(matches!(open(dir.path()).unwrap_err(), OpenError::Behind { .. }));
+}
+
+/// A log on a disk with as much room as a test says.
+fn create_with_room(dir: &Path, room: &Arc<AtomicU64>) -> Log {
+    let room = room.clone();
+    let mut options = options(dir);
+    options.disk_reserve_bytes = 1 << 20;
+    options.free_space = Arc::new(move |_| Ok(room.load(Ordering::SeqCst)));
+    Log::create(options, MarkFile::create(&dir.join("mark"), identity()).unwrap()).unwrap()
+}
+
+async fn until(log: &Log, wanted: impl Fn(&Health) -> bool) {
+    let mut health = log.health();
+    tokio::time::timeout(Duration::from_secs(20), health.wait_for(wanted)).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_holds_what_is_appended_until_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let room = Arc::new(AtomicU64::new(0));
+    let log = create_with_room(dir.path(), &room);
+    let (callback, flushed) = callback();
+    log.append(vec![entry(1, 0, 10)], callback).await.unwrap();
+    let mut flushed = Box::pin(flushed);
+    until(&log, |h| matches!(h, Health::Held(what) if what.contains("disk full"))).await;
+    assert!(futures::poll!(&mut flushed).is_pending(), "nothing is acknowledged");
+    assert_eq!(log.read(.., usize::MAX).await.unwrap().len(), 1, "but it can be read");
+    assert!(log.busy_for() > Duration::ZERO);
+    room.store(u64::MAX, Ordering::SeqCst);
+    flushed.await.unwrap();
+    until(&log, |h| *h == Health::Good).await;
+    log.close().await;
+    assert_eq!(open(dir.path()).unwrap().bounds().1, Some(log_id(1, 0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_can_be_closed_while_the_disk_is_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create_with_room(dir.path(), &Arc::new(AtomicU64::new(0)));
+    let (callback, flushed) = callback();
+    log.append(vec![entry(1, 0, 10)], callback).await.unwrap();
+    until(&log, |h| matches!(h, Health::Held(_))).await;
+    tokio::time::timeout(Duration::from_secs(20), log.close()).await.unwrap();
+    assert!(flushed.await.is_err(), "what was held is refused");
+    assert_eq!(open(dir.path()).unwrap().bounds().1, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memberships_and_blank_entries_survive_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    let membership = Membership::new(
+        vec![BTreeSet::from([1])],
+        std::collections::BTreeMap::from([(1, Member { incarnation: "a".into(), ..Member::default() })]),
+    )
+    .unwrap();
+    let entries = vec![
+        Entry { log_id: log_id(0, 0), payload: Payload::Membership(membership) },
+        Entry { log_id: log_id(1, 1), payload: Payload::Blank },
+    ];
+    append(&log, entries.clone()).await.unwrap();
+    log.close().await;
+    let log = open(dir.path()).unwrap();
+    assert_eq!(log.read(.., usize::MAX).await.unwrap(), entries);
+    assert_eq!(LogStore::new(log.clone()).get_log_state().await.unwrap().last_log_id, Some(log_id(1, 1)));
+    log.close().await;
+}

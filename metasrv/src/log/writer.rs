@@ -132,7 +132,7 @@ impl Writer {
         let (entries, callbacks): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         let result = self.busy(|this| this.write(entries.into_iter().flatten().collect()));
         for callback in callbacks {
-            callback.io_completed(result.as_ref().map(|()| ()).map_err(copy));
+            callback.io_completed(result.as_ref().copied().map_err(copy));
         }
         // Also under steady load the log must not keep what was purged.
         if let Some(upto) = self.purge_upto {

@@ -97,7 +97,7 @@ impl Pages {
     }
 
     /// How many listings are held.
-    pub fn len(&self) -> usize {
+    pub fn held(&self) -> usize {
         lock(&self.held).len()
     }
 }
@@ -143,14 +143,14 @@ mod tests {
         for _ in 0..MAX_HELD {
             pages.first(state.clone(), "/kv/", 1);
         }
-        assert_eq!(pages.len(), MAX_HELD);
+        assert_eq!(pages.held(), MAX_HELD);
         assert_eq!(pages.next(&first, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
 
         let short = Pages::new(Duration::ZERO);
         let token = short.first(state.clone(), "/kv/", 1).next.unwrap();
         assert_eq!(short.next(&token, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
         short.expire();
-        assert_eq!(short.len(), 0);
+        assert_eq!(short.held(), 0);
         assert!(pages.first(state, "/kv/", 0).next.is_none(), "a listing of one page is not held");
     }
 

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use lake_client::secret::Secret;
 use lake_proto::v1::raft_client::RaftClient;
 use lake_proto::{MAX_MESSAGE_BYTES, SECRET_METADATA_KEY, v1};
 use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Timeout, Unreachable};
@@ -38,7 +39,6 @@ use super::types::{Member, TypeConfig, Vote};
 use super::wire::{
     entry_to_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_to_wire, vote_from_wire, vote_to_wire,
 };
-use crate::config::Secret;
 use crate::log::lock;
 use crate::snapshot::SnapshotData;
 
@@ -90,7 +90,7 @@ struct Inner {
 impl Transport {
     /// No connection yet.
     pub fn new(overrides: HashMap<u64, String>, secret: Option<&Secret>) -> Self {
-        let value = secret.and_then(|secret| MetadataValue::try_from(format!("Bearer {}", secret.expose())).ok());
+        let value = secret.and_then(|secret| MetadataValue::try_from(secret.bearer()).ok());
         let value = value.map(|mut value| {
             value.set_sensitive(true);
             value

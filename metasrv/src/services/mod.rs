@@ -16,7 +16,7 @@ use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-use crate::config::Secret;
+use lake_client::secret::Secret;
 
 /// A call without a deadline gets this one.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
@@ -28,13 +28,13 @@ const ANSWER_EARLY: Duration = Duration::from_millis(10);
 /// Refuses calls without the cluster secret, if there is one.
 #[derive(Debug, Clone)]
 pub struct CheckSecret {
-    expected: Option<String>,
+    expected: Option<Secret>,
 }
 
 impl CheckSecret {
     /// Checks for this secret; lets everything pass without one.
     pub fn new(secret: Option<&Secret>) -> Self {
-        Self { expected: secret.map(|secret| format!("Bearer {}", secret.expose())) }
+        Self { expected: secret.cloned() }
     }
 }
 
@@ -43,7 +43,7 @@ impl Interceptor for CheckSecret {
         let Some(expected) = &self.expected else { return Ok(request) };
         let given = request.metadata().get(SECRET_METADATA_KEY).map(|value| value.as_bytes());
         match given {
-            Some(given) if same(given, expected.as_bytes()) => Ok(request),
+            Some(given) if expected.matches_bearer(given) => Ok(request),
             Some(_) => Err(refuse("the cluster secret is wrong: use the one that the peers were given")),
             None => Err(refuse("this cluster has a secret: give the one that the peers were given")),
         }
@@ -52,11 +52,6 @@ impl Interceptor for CheckSecret {
 
 fn refuse(message: &str) -> Status {
     status(Kind::Unauthenticated, Applied::NotApplied, message)
-}
-
-/// Compares in a time that does not depend on where the difference is.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
 
 /// When a call has to be answered: a little before its `grpc-timeout`.

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use lake_client::remote::{RemoteConfig, RemoteStore};
+use lake_client::store::MetaStore;
 use lake_metasrv::config::Config;
 use lake_metasrv::server::Server;
 use lake_proto::kv::{Expected, Op, Txn};
@@ -168,6 +170,11 @@ pub async fn eventually<T>(what: &str, look: impl AsyncFn() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// The client's own store over a cluster.
+pub fn remote_store(endpoints: Vec<String>) -> std::sync::Arc<dyn MetaStore> {
+    std::sync::Arc::new(RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap())
 }
 
 /// The kind of a failed call.

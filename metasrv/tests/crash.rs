@@ -1,0 +1,239 @@
+//! Peers as processes of their own, killed with SIGKILL: nothing acknowledged is lost, and the rest goes on soon.
+//!
+//! The processes are this test binary itself, told by environment variables to run one peer.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use lake_client::store::{MetaStore, ReadOptions};
+use lake_metasrv::config::Config;
+use lake_metasrv::server::Server;
+use lake_proto::kv::Expected;
+use lake_proto::v1;
+use support::eventually;
+
+const PEER: &str = "LAKE_TEST_PEER";
+
+/// Not a test by itself: what a child process runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn run_one_peer() {
+    let Ok(arguments) = std::env::var(PEER) else { return };
+    let parts: Vec<&str> = arguments.split('|').collect();
+    let mut config = Config::new(parts[0].parse().unwrap(), parts[1]);
+    config.listen = parts[2].parse().unwrap();
+    config.raft_listen = parts[3].parse().unwrap();
+    config.storage.disk_reserve_bytes = 0;
+    config.storage.snapshot_entries = 2000;
+    config.storage.purge_margin_entries = 500;
+    let server = Server::start(config).await.unwrap();
+    eprintln!("{}", server.failed().await);
+    std::process::exit(1);
+}
+
+struct Processes {
+    arguments: BTreeMap<u64, (SocketAddr, SocketAddr, String)>,
+    children: BTreeMap<u64, Child>,
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for id in self.children.keys().copied().collect::<Vec<_>>() {
+            self.kill(id);
+        }
+    }
+}
+
+impl Processes {
+    async fn start(dir: &Path) -> Self {
+        let port = || {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            (listener.local_addr().unwrap(), listener)
+        };
+        let ports: Vec<_> = (0..6).map(|_| port()).collect();
+        let arguments = (1..=3u64)
+            .map(|id| {
+                let (grpc, raft) = (ports[id as usize * 2 - 2].0, ports[id as usize * 2 - 1].0);
+                let text = format!("{id}|{}|{grpc}|{raft}", dir.join(format!("peer-{id}")).display());
+                (id, (grpc, raft, text))
+            })
+            .collect();
+        drop(ports);
+        let mut this = Self { arguments, children: BTreeMap::new() };
+        for id in 1..=3 {
+            this.spawn(id);
+        }
+        let founders = this.arguments.iter().map(|(id, (grpc, raft, _))| v1::Member {
+            id: *id,
+            raft_address: raft.to_string(),
+            grpc_address: grpc.to_string(),
+            incarnation: String::new(),
+        });
+        let founders: Vec<_> = founders.collect();
+        eventually("the founding", async || {
+            this.cluster(1).init(v1::InitRequest { founders: founders.clone() }).await.ok()
+        })
+        .await;
+        this
+    }
+
+    fn spawn(&mut self, id: u64) {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "run_one_peer", "--nocapture"])
+            .env(PEER, &self.arguments[&id].2)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.children.insert(id, child);
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self, id: u64) {
+        let mut child = self.children.remove(&id).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn cluster(&self, id: u64) -> v1::cluster_client::ClusterClient<tonic::transport::Channel> {
+        let address = format!("http://{}", self.arguments[&id].0);
+        v1::cluster_client::ClusterClient::new(tonic::transport::Channel::from_shared(address).unwrap().connect_lazy())
+    }
+
+    async fn leader(&self) -> u64 {
+        eventually("a leader", async || {
+            for id in self.children.keys() {
+                if let Ok(answer) = self.cluster(*id).leader(v1::LeaderRequest {}).await
+                    && answer.into_inner().leader.is_some_and(|l| l.id == *id)
+                {
+                    return Some(*id);
+                }
+            }
+            None
+        })
+        .await
+    }
+
+    fn store(&self) -> Arc<dyn MetaStore> {
+        let endpoints = self.arguments.values().map(|(grpc, ..)| grpc.to_string()).collect();
+        support::remote_store(endpoints)
+    }
+}
+
+/// Writers that count, each on its own keys, until told to stop. What they were told is acknowledged.
+struct Load {
+    stop: Arc<AtomicBool>,
+    last_success_ms: Arc<AtomicU64>,
+    longest_gap_ms: Arc<AtomicU64>,
+    writers: Vec<tokio::task::JoinHandle<Vec<String>>>,
+    began: Instant,
+}
+
+impl Load {
+    fn start(store: Arc<dyn MetaStore>, writers: usize, run: &str) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (last_success_ms, longest_gap_ms) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let began = Instant::now();
+        let writers = (0..writers)
+            .map(|w| {
+                let (store, stop, run) = (store.clone(), stop.clone(), run.to_owned());
+                let (last, longest) = (last_success_ms.clone(), longest_gap_ms.clone());
+                tokio::spawn(async move {
+                    let mut acknowledged = Vec::new();
+                    for n in 0u64.. {
+                        if stop.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let key = format!("/kv/{run}/{w}/{n:06}");
+                        let deadline = Instant::now() + Duration::from_secs(20);
+                        let committed = store.cas(&key, Expected::Absent, "v".into(), deadline).await.unwrap();
+                        assert!(committed.result.succeeded || committed.resent, "{key} was there already");
+                        acknowledged.push(key);
+                        let now = began.elapsed().as_millis() as u64;
+                        let before = last.swap(now, Ordering::SeqCst);
+                        longest.fetch_max(now.saturating_sub(before), Ordering::SeqCst);
+                    }
+                    acknowledged
+                })
+            })
+            .collect();
+        Self { stop, last_success_ms, longest_gap_ms, writers, began }
+    }
+
+    async fn goes_on(&self) {
+        let since = self.began.elapsed().as_millis() as u64;
+        eventually("the load to go on", async || (self.last_success_ms.load(Ordering::SeqCst) > since).then_some(()))
+            .await;
+    }
+
+    async fn finish(self) -> Vec<String> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = Vec::new();
+        for writer in self.writers {
+            all.extend(writer.await.unwrap());
+        }
+        all
+    }
+}
+
+async fn all_there(store: &Arc<dyn MetaStore>, run: &str, acknowledged: Vec<String>) {
+    let deadline = Instant::now() + support::PATIENCE;
+    let found = store.list_all(&format!("/kv/{run}/"), ReadOptions::default(), deadline).await.unwrap().value;
+    let found: std::collections::HashSet<String> = found.into_iter().map(|e| e.key).collect();
+    let lost: Vec<_> = acknowledged.iter().filter(|key| !found.contains(*key)).collect();
+    assert!(lost.is_empty(), "{} of {} acknowledged writes are lost: {lost:?}", lost.len(), acknowledged.len());
+    println!("{run}: all {} acknowledged writes are there", acknowledged.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_are_killed_under_load() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut processes = Processes::start(dir.path()).await;
+    let store = processes.store();
+    let load = Load::start(store.clone(), 8, "leaders");
+    load.goes_on().await;
+    let mut gaps = Vec::new();
+    for _ in 0..5 {
+        let leader = processes.leader().await;
+        load.goes_on().await;
+        load.longest_gap_ms.store(0, Ordering::SeqCst);
+        processes.kill(leader);
+        load.goes_on().await;
+        gaps.push(load.longest_gap_ms.load(Ordering::SeqCst));
+        processes.spawn(leader);
+        eventually("the old leader to be back", async || {
+            let status = processes.cluster(leader).status(v1::StatusRequest {}).await.ok()?.into_inner();
+            (status.stage() == v1::status_response::Stage::Member).then_some(())
+        })
+        .await;
+    }
+    gaps.sort_unstable();
+    println!("milliseconds without a commit per killed leader: {gaps:?}");
+    all_there(&store, "leaders", load.finish().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_peers_are_killed_at_once_under_load() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut processes = Processes::start(dir.path()).await;
+    let store = processes.store();
+    let load = Load::start(store.clone(), 8, "all");
+    for _ in 0..3 {
+        load.goes_on().await;
+        // Let the log grow over a snapshot or two in the meantime.
+        load.goes_on().await;
+        for id in 1..=3 {
+            processes.kill(id);
+        }
+        for id in 1..=3 {
+            processes.spawn(id);
+        }
+    }
+    load.goes_on().await;
+    all_there(&store, "all", load.finish().await).await;
+}
