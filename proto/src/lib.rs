@@ -18,5 +18,9 @@ pub mod v1 {
 /// The gRPC metadata key that carries the cluster secret, as `Bearer <secret>`.
 pub const SECRET_METADATA_KEY: &str = "authorization";
 
+/// The gRPC metadata key that names the cluster a request is meant for. A peer of another cluster refuses it: an address
+/// may have come to belong to one since the caller learnt it.
+pub const CLUSTER_METADATA_KEY: &str = "lake-cluster-id";
+
 /// Largest gRPC message either side accepts, in bytes: the largest transaction (8 MiB) with room for its framing.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;

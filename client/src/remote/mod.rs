@@ -89,6 +89,8 @@ struct Shared {
     channels: HashMap<String, Channel>,
     /// The number of question rounds that have ended.
     rounds: u64,
+    /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
+    cluster_id: Option<String>,
 }
 
 /// What became of one attempt that brought no answer.
@@ -306,6 +308,7 @@ impl Inner {
             match tokio::time::timeout_at(until, answers.next()).await {
                 Ok(Some(answer)) => {
                     let had_leader = round.has_leader();
+                    let answer = answer.and_then(|(address, answer)| self.of_our_cluster(address, answer));
                     round.answer(answer.map_err(|e| why = Some(e)).ok());
                     if !had_leader && round.has_leader() {
                         until = until.min(tokio::time::Instant::now() + ASK_GRACE);
@@ -333,13 +336,28 @@ impl Inner {
         (!found).then(|| why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned()))
     }
 
-    async fn ask_one(&self, address: &str) -> Result<v1::LeaderResponse, String> {
+    /// Refuses what a peer of another cluster says. The first leader that is named decides which cluster is ours.
+    fn of_our_cluster(&self, address: &str, answer: v1::LeaderResponse) -> Result<v1::LeaderResponse, String> {
+        let mut shared = self.lock();
+        if answer.leader.is_some() && shared.cluster_id.is_none() {
+            shared.cluster_id = Some(answer.cluster_id.clone());
+        }
+        match &shared.cluster_id {
+            Some(ours) if !answer.cluster_id.is_empty() && *ours != answer.cluster_id => {
+                let theirs = &answer.cluster_id;
+                Err(format!("{address} belongs to cluster {theirs}, and the others to {ours}: correct the endpoints"))
+            }
+            _ => Ok(answer),
+        }
+    }
+
+    async fn ask_one<'a>(&self, address: &'a str) -> Result<(&'a str, v1::LeaderResponse), String> {
         let asked = async {
             let mut client = ClusterClient::new(self.channel(address)?);
             client.leader(self.request(v1::LeaderRequest {}, ASK_TIMEOUT)?).await
         };
         match tokio::time::timeout(ASK_TIMEOUT, asked).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Ok(answer)) => Ok((address, answer.into_inner())),
             Ok(Err(status)) => Err(format!("{address}: {}", describe(&status))),
             Err(_) => {
                 self.lock().channels.remove(address);
@@ -349,7 +367,12 @@ impl Inner {
     }
 
     fn request<T>(&self, message: T, timeout: Duration) -> Result<Request<T>, Status> {
-        request(message, timeout, self.config.secret.as_ref())
+        let mut request = request(message, timeout, self.config.secret.as_ref())?;
+        if let Some(id) = &self.lock().cluster_id {
+            let header = id.parse().map_err(|_| Status::internal(format!("cluster id {id:?} is no header value")))?;
+            request.metadata_mut().insert(lake_proto::CLUSTER_METADATA_KEY, header);
+        }
+        Ok(request)
     }
 }
 
