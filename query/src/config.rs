@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lake_client::secret::Secret;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -117,6 +118,7 @@ pub struct Config {
     pub target_partitions: usize,
     pub target_file_bytes: usize,
     pub allow_local_files: bool,
+    /// What callers must present.
     pub secret: Option<Secret>,
 }
 
@@ -126,15 +128,15 @@ pub struct S3Config {
     pub endpoint: Option<String>,
     pub region: Option<String>,
     pub path_style: bool,
-    pub access_key: Option<Secret>,
-    pub secret_key: Option<Secret>,
+    pub access_key: Option<Credential>,
+    pub secret_key: Option<Credential>,
 }
 
-/// A value that no output shows.
+/// A key of the object store, which no output shows.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Credential(String);
 
-impl Secret {
+impl Credential {
     pub fn new(value: impl Into<String>) -> Self {
         Self(value.into())
     }
@@ -156,7 +158,7 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for Credential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("<secret>")
     }
@@ -203,7 +205,12 @@ impl Config {
         let listen = options.listen.as_deref().unwrap_or("127.0.0.1:9393");
         let listen = resolve_address("listen", listen)?;
         let open = !listen.ip().is_loopback();
-        let secret = options.secret_file.as_deref().map(|path| Secret::from_file("secret_file", path)).transpose()?;
+        let secret = options
+            .secret_file
+            .as_deref()
+            .map(Secret::from_file)
+            .transpose()
+            .map_err(|e| Error::invalid(format!("secret_file: {e}")))?;
         if open && secret.is_none() && options.insecure_open_network != Some(true) {
             return Err(Error::invalid(format!(
                 "listen: {listen} can be reached from other machines, so a secret is needed: set secret_file, or say \
@@ -229,8 +236,8 @@ impl Config {
                 endpoint: options.s3_endpoint,
                 region: options.s3_region,
                 path_style,
-                access_key: secret_from("s3_access_key_file", options.s3_access_key_file)?,
-                secret_key: secret_from("s3_secret_key_file", options.s3_secret_key_file)?,
+                access_key: credential_from("s3_access_key_file", options.s3_access_key_file)?,
+                secret_key: credential_from("s3_secret_key_file", options.s3_secret_key_file)?,
             },
             memory_limit_bytes: memory,
             metadata_cache_bytes: options.metadata_cache_bytes.unwrap_or(256 << 20),
@@ -265,8 +272,8 @@ impl Config {
     }
 }
 
-fn secret_from(field: &str, path: Option<PathBuf>) -> Result<Option<Secret>> {
-    path.map(|path| Secret::from_file(field, &path)).transpose()
+fn credential_from(field: &str, path: Option<PathBuf>) -> Result<Option<Credential>> {
+    path.map(|path| Credential::from_file(field, &path)).transpose()
 }
 
 fn at_least<T: PartialOrd + fmt::Display>(field: &str, value: T, least: T) -> Result<T> {
@@ -341,7 +348,7 @@ mod tests {
         assert!(!config.allow_local_files);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        std::fs::write(&path, "hunter2\n").unwrap();
+        std::fs::write(&path, "hunter2-hunter2-hunter2\n").unwrap();
         let config = Config::new(Options { secret_file: Some(path), ..open() }).unwrap();
         assert!(!format!("{config:?}").contains("hunter2"));
     }

@@ -1,7 +1,36 @@
-//! A query node of lake.
+//! A query node of lake: Iceberg tables on object storage, SQL over them, served as Arrow Flight SQL.
+//!
+//! A node keeps nothing that matters: what is committed is in the metadata cluster (a pointer per table) and in the
+//! warehouse (immutable objects). Any number of nodes serve the same tables.
+//!
+//! What holds:
+//! - never wrong rows: a table state that cannot be read correctly yet is refused by name;
+//! - never a lost row: files are written and durable before the pointer is swapped, a lost race is built anew on the
+//!   new version, an unknown outcome is looked up, and an error says whether anything was committed;
+//! - a query on a table whose pointer is cached and fresh needs no metadata call;
+//! - everything is bounded: memory, statements, caches, queues, deadlines.
+//!
+//! In reading order:
+//! - [`config`]: options, and the configuration they make;
+//! - [`error`]: the one error, by what can be done about it;
+//! - [`storage`]: objects on a file system or S3, and the cache of parsed metadata;
+//! - [`table`]: Iceberg tables: types, data files, versions, and the commit;
+//! - [`scan`]: a table version as DataFusion reads it, and INSERT's sink;
+//! - [`sql`]: a statement from text to rows or a change;
+//! - [`flight`]: how statements come in;
+//! - [`node`]: all of it started, served and stopped;
+//! - [`client`]: the other end, for the shell and tests.
+
+pub mod client;
 pub mod config;
 pub mod error;
+pub mod flight;
+pub mod node;
 pub mod scan;
 pub mod sql;
 pub mod storage;
 pub mod table;
+
+pub use config::{Config, Options};
+pub use error::{Error, Kind, Position};
+pub use node::QueryNode;

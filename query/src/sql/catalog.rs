@@ -12,7 +12,6 @@ use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, 
 use datafusion::common::{Result as DfResult, TableReference};
 use datafusion::datasource::TableType;
 use datafusion::sql::parser::Statement as Parsed;
-use futures::{StreamExt, TryStreamExt};
 use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
 use super::statement::position_of;
@@ -21,8 +20,6 @@ use crate::error::{Error, Kind, Position, Result};
 use crate::scan::LakeTable;
 use crate::table::{Tables, catalog_error};
 
-/// Namespaces listed at a time.
-const LISTINGS_IN_FLIGHT: usize = 8;
 /// The schema whose tables are listings.
 const INFORMATION_SCHEMA: &str = "information_schema";
 
@@ -120,25 +117,10 @@ pub async fn resolve(
 
 /// Adds the names of everything that exists.
 async fn list(tables: &Arc<Tables>, schemas: &mut BTreeMap<String, StatementSchema>, deadline: Instant) -> Result<()> {
-    let failed = |e| catalog_error("listing namespaces and tables", e);
-    let namespaces = tables.catalog.list_namespaces(deadline).await.map_err(failed)?;
-    let listed: Vec<(Namespace, Vec<String>)> = futures::stream::iter(namespaces)
-        .map(|namespace| async move {
-            match tables.catalog.list_tables(&namespace, deadline).await {
-                Ok(names) => Ok((namespace, names)),
-                // Dropped in between.
-                Err(CatalogError::NamespaceNotFound(_)) => Ok((namespace, Vec::new())),
-                Err(error) => Err(error),
-            }
-        })
-        .buffered(LISTINGS_IN_FLIGHT)
-        .try_collect()
-        .await
-        .map_err(failed)?;
-    for (namespace, names) in listed {
+    for (namespace, idents) in tables.list(deadline).await? {
         let schema = schemas.entry(namespace.to_string()).or_default();
-        for name in names {
-            let ident = TableIdent::new(namespace.clone(), name.clone()).map_err(failed)?;
+        for ident in idents {
+            let name = ident.name.clone();
             schema.tables.entry(name).or_insert(Entry::Listed { ident, tables: tables.clone(), deadline });
         }
     }

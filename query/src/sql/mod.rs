@@ -135,6 +135,11 @@ impl Engine {
         &self.tables
     }
 
+    /// What kind of statement it is, without looking anything up.
+    pub fn classify(&self, sql: &str) -> Result<Action> {
+        statement::parse(&self.template, sql).map(|(_, action)| action)
+    }
+
     /// Plans a statement. Nothing is changed by it.
     ///
     /// `timeout` is what the client asks for, from now on; else the configuration's for its kind of statement.

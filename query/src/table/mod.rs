@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
+use futures::{StreamExt, TryStreamExt};
 use iceberg::spec::{FormatVersion, PartitionSpec, SortOrder, TableMetadata, TableMetadataBuilder};
 use lake_client::cache::PointerCache;
 use lake_client::catalog::{Catalog, CatalogError, Namespace, TableIdent, TablePointer, Versioned};
@@ -47,6 +48,9 @@ use writer::{DataFiles, DataWriter};
 
 /// Metadata files beyond this many versions are removed after a commit, by the properties that new tables get.
 const PREVIOUS_VERSIONS: &str = "100";
+
+/// Namespaces listed at a time.
+const LISTINGS_IN_FLIGHT: usize = 8;
 
 /// Everything about tables that a node shares between statements.
 #[derive(Debug)]
@@ -102,9 +106,22 @@ impl Tables {
         if idents.is_empty() {
             return Ok(Loaded::default());
         }
-        let resolved =
-            self.pointers.resolve(idents, deadline).await.map_err(|e| catalog_error("looking up tables", e))?;
+        let failed = |e| catalog_error("looking up tables", e);
+        let mut resolved = self.pointers.resolve(idents, deadline).await.map_err(failed)?;
         let stale = resolved.iter().filter(|r| r.metasrv_away).map(|r| r.age).max();
+        // That there is no such table is not believed from the cache: another node may just have created it.
+        let absent = |i: &usize| resolved[*i].pointer.is_none() && !resolved[*i].metasrv_away;
+        let absent: Vec<usize> = (0..idents.len()).filter(absent).collect();
+        if !absent.is_empty() {
+            let asked: Vec<TableIdent> = absent.iter().map(|&i| idents[i].clone()).collect();
+            let (_, pointers) = self.catalog.load_tables(&asked, deadline).await.map_err(failed)?;
+            for ((&i, ident), pointer) in absent.iter().zip(&asked).zip(pointers) {
+                if let Some(pointer) = pointer {
+                    self.pointers.note_committed(ident, pointer.clone()).await;
+                    resolved[i].pointer = Some(pointer);
+                }
+            }
+        }
         let loads = idents.iter().zip(resolved).map(|(ident, resolved)| async move {
             match resolved.pointer {
                 Some(pointer) => self.load_version(ident, pointer, deadline).await,
@@ -112,6 +129,27 @@ impl Tables {
             }
         });
         Ok(Loaded { tables: futures::future::try_join_all(loads).await?, stale })
+    }
+
+    /// All namespaces with their tables.
+    pub async fn list(&self, deadline: Instant) -> Result<Vec<(Namespace, Vec<TableIdent>)>> {
+        let failed = |e| catalog_error("listing namespaces and tables", e);
+        let namespaces = self.catalog.list_namespaces(deadline).await.map_err(failed)?;
+        futures::stream::iter(namespaces)
+            .map(|namespace| async move {
+                let names = match self.catalog.list_tables(&namespace, deadline).await {
+                    Ok(names) => names,
+                    // Dropped in between.
+                    Err(CatalogError::NamespaceNotFound(_)) => Vec::new(),
+                    Err(error) => return Err(failed(error)),
+                };
+                let idents = names.into_iter().map(|name| TableIdent::new(namespace.clone(), name));
+                let idents = idents.collect::<Result<_, _>>().map_err(failed)?;
+                Ok((namespace, idents))
+            })
+            .buffered(LISTINGS_IN_FLIGHT)
+            .try_collect()
+            .await
     }
 
     /// Loads the version that `pointer` names. If its metadata is gone because newer versions have long replaced it,

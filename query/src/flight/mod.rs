@@ -1,0 +1,80 @@
+//! Arrow Flight SQL: how statements come in and rows go out.
+//!
+//! - A query: GetFlightInfo plans it and returns a ticket, DoGet runs it. The ticket holds the statement itself, so any
+//!   query node can redeem it. [`crate::client`] makes the ticket and saves the first round trip.
+//! - A change: GetFlightInfo changes nothing (drivers send DML through it); DoGet runs it, once per operation id however
+//!   often the ticket is redeemed on this node ([`operations`]), and answers with one row, `count`. DoPut runs it and
+//!   answers with the count.
+//! - Deadlines: the header `lake-timeout-ms`, else `grpc-timeout` less a margin, so that our words reach the client and
+//!   not the transport's; else the configuration's. A client that goes away stops its query; a change goes on to its end.
+//! - Errors: a status whose code says what can be done ([`status`]), with `lake-error-position` where there is a place.
+//! - Rows from pointers that are old because the metadata cluster is away: the header `lake-stale-ms`.
+//! - With a secret configured, every call needs `authorization: Bearer <secret>`; only the health service does not.
+
+pub mod operations;
+pub mod rows;
+pub mod service;
+pub mod status;
+pub mod ticket;
+
+use std::time::Duration;
+
+use tonic::metadata::MetadataMap;
+
+/// Asks for a deadline, in milliseconds from now.
+pub const TIMEOUT_HEADER: &str = "lake-timeout-ms";
+/// The age in milliseconds of the oldest table pointer used because the metadata cluster is away.
+pub const STALE_HEADER: &str = "lake-stale-ms";
+/// `line:column` of the place in the statement that an error is about.
+pub const POSITION_HEADER: &str = "lake-error-position";
+/// The kind of an error, finer than its code.
+pub const KIND_HEADER: &str = "lake-error-kind";
+/// Largest message taken from a client: a statement, with room for what is around it.
+pub const MAX_REQUEST_BYTES: usize = crate::sql::MAX_STATEMENT_BYTES + (1 << 20);
+
+/// How long the client gives a statement, if it says so.
+pub fn timeout_of(headers: &MetadataMap) -> Option<Duration> {
+    if let Some(millis) = headers.get(TIMEOUT_HEADER).and_then(|value| value.to_str().ok()?.parse().ok()) {
+        return Some(Duration::from_millis(millis));
+    }
+    let timeout = parse_grpc_timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
+    let margin = (timeout / 10).clamp(Duration::from_millis(20), Duration::from_millis(500));
+    Some(timeout.saturating_sub(margin).max(timeout / 2))
+}
+
+/// `100m`: a number of at most eight digits and a unit.
+fn parse_grpc_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 {
+        return None;
+    }
+    let amount: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(amount * 3600),
+        "M" => Duration::from_secs(amount * 60),
+        "S" => Duration::from_secs(amount),
+        "m" => Duration::from_millis(amount),
+        "u" => Duration::from_micros(amount),
+        "n" => Duration::from_nanos(amount),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_deadline_comes_before_the_transports() {
+        let with = |name: &'static str, value: &'static str| {
+            let mut headers = MetadataMap::new();
+            headers.insert(name, value.parse().unwrap());
+            timeout_of(&headers)
+        };
+        assert_eq!(with("grpc-timeout", "10S"), Some(Duration::from_millis(9500)));
+        assert_eq!(with("grpc-timeout", "100m"), Some(Duration::from_millis(80)));
+        assert_eq!(with("grpc-timeout", "ü"), None);
+        assert_eq!(with(TIMEOUT_HEADER, "1500"), Some(Duration::from_millis(1500)));
+        assert_eq!(timeout_of(&MetadataMap::new()), None);
+    }
+}

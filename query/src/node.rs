@@ -1,0 +1,175 @@
+//! A query node: everything wired together, served, and stopped in order.
+//!
+//! States: starting (nothing is served; any error ends it) -> serving -> stopping (no statement begins; changes under
+//! way end, for at most [`SHUTDOWN_PATIENCE`]; connections close) -> stopped.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_flight::flight_service_server::FlightServiceServer;
+use lake_client::cache::{CacheConfig, PointerCache};
+use lake_client::catalog::Catalog;
+use lake_client::secret::Secret;
+use lake_client::store::SharedStore;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Interceptor;
+use tonic::{Request, Status};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::flight::MAX_REQUEST_BYTES;
+use crate::flight::operations::Operations;
+use crate::flight::service::LakeFlight;
+use crate::sql::Engine;
+use crate::storage::Storage;
+use crate::table::Tables;
+
+/// How long stopping waits for changes under way, and then for connections.
+pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
+/// An idle connection is asked whether it is still there.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// A running query node.
+#[derive(Debug)]
+pub struct QueryNode {
+    address: SocketAddr,
+    advertised: String,
+    engine: Arc<Engine>,
+    operations: Arc<Operations>,
+    stop: CancellationToken,
+    server: JoinHandle<()>,
+    failed: watch::Receiver<Option<Error>>,
+}
+
+impl QueryNode {
+    /// Starts a node over `store`. When it returns, it serves.
+    ///
+    /// # Errors
+    /// A warehouse that cannot be written, an address that cannot be had, a directory that cannot be made: each named.
+    pub async fn start(config: Config, store: SharedStore) -> Result<QueryNode> {
+        let storage = Storage::new(config.warehouse.clone(), config.s3.clone());
+        storage.check().await?;
+        let catalog = Catalog::new(store);
+        let ages = CacheConfig {
+            max_tables: config.pointer_cache_entries,
+            refresh_after: config.pointer_ttl / 2,
+            fresh_for: config.pointer_ttl,
+            ..CacheConfig::default()
+        };
+        let pointers = PointerCache::new(catalog.clone(), ages);
+        let tables = Tables::new(storage, config.metadata_cache_bytes, catalog, pointers, config.target_file_bytes);
+        let engine = Arc::new(Engine::new(&config, tables)?);
+        let operations = Arc::new(Operations::default());
+        let listener = TcpListener::bind(config.listen).await.map_err(|e| {
+            let hint = match e.kind() {
+                std::io::ErrorKind::AddrInUse => "; another process uses it, choose another with listen",
+                _ => "",
+            };
+            Error::invalid(format!("listening on {}: {e}{hint}", config.listen))
+        })?;
+        let address = listener
+            .local_addr()
+            .map_err(|e| Error::internal(format!("reading the address listened on ({}): {e}", config.listen)))?;
+        let service = LakeFlight::new(engine.clone(), operations.clone())?;
+        let stop = CancellationToken::new();
+        let (report, failed) = watch::channel(None);
+        let server = tokio::spawn(serve(listener, service, config.secret, stop.clone(), report));
+        let advertised = config.advertise.unwrap_or_else(|| address.to_string());
+        tracing::info!(id = %config.id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
+        Ok(QueryNode { address, advertised, engine, operations, stop, server, failed })
+    }
+
+    /// Where Flight SQL is served.
+    pub fn flight_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Under which address clients are told to come.
+    pub fn advertised_address(&self) -> &str {
+        &self.advertised
+    }
+
+    /// What runs the statements.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Returns when the node can serve no longer, with the reason. Cancel-safe.
+    pub async fn failed(&self) -> Error {
+        let mut failed = self.failed.clone();
+        match failed.wait_for(Option::is_some).await {
+            Ok(error) => error.clone().unwrap_or_else(|| Error::internal("the server ended")),
+            Err(_) => Error::internal("the server ended"),
+        }
+    }
+
+    /// Stops: no statement begins, changes under way end (for at most [`SHUTDOWN_PATIENCE`]), connections close.
+    pub async fn shutdown(self) {
+        self.engine.close();
+        let changes = async {
+            self.operations.close().await;
+            self.engine.tables().close().await;
+        };
+        if tokio::time::timeout(SHUTDOWN_PATIENCE, changes).await.is_err() {
+            tracing::warn!("changes were still under way when the query node stopped; whether they are made is open");
+        }
+        self.stop.cancel();
+        let abort = self.server.abort_handle();
+        if tokio::time::timeout(SHUTDOWN_PATIENCE, self.server).await.is_err() {
+            tracing::warn!("clients were still reading when the query node stopped");
+            abort.abort();
+        }
+    }
+}
+
+async fn serve(
+    listener: TcpListener,
+    service: LakeFlight,
+    secret: Option<Secret>,
+    stop: CancellationToken,
+    report: watch::Sender<Option<Error>>,
+) {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<FlightServiceServer<LakeFlight>>().await;
+    let flight = FlightServiceServer::new(service)
+        .max_decoding_message_size(MAX_REQUEST_BYTES)
+        .max_encoding_message_size(usize::MAX);
+    let flight = tonic::service::interceptor::InterceptedService::new(flight, RequireSecret { secret });
+    let served = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .tcp_nodelay(true)
+        .add_service(health_service)
+        .add_service(flight)
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned())
+        .await;
+    let reason = match served {
+        Err(e) => Error::internal(format!("serving Flight SQL: {}", crate::error::with_sources(&e))),
+        Ok(()) => Error::unavailable("the query node was stopped"),
+    };
+    if !stop.is_cancelled() {
+        tracing::error!(%reason, "the query node serves no longer");
+    }
+    report.send_replace(Some(reason));
+}
+
+/// Lets only those pass who know the secret, if there is one.
+#[derive(Clone)]
+struct RequireSecret {
+    secret: Option<Secret>,
+}
+
+impl Interceptor for RequireSecret {
+    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+        let Some(secret) = &self.secret else { return Ok(request) };
+        let header = request.metadata().get("authorization");
+        match header.is_some_and(|header| secret.matches_bearer(header.as_bytes())) {
+            true => Ok(request),
+            false => Err(Status::unauthenticated("this query node needs the cluster's secret as a bearer token")),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Statements from end to end: a client, Flight SQL, a node, a warehouse.
+
+mod common;
+
+use common::*;
+use lake_query::Kind;
+use lake_query::client::SqlClient;
+use uuid::Uuid;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_is_made_filled_read_and_dropped() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    assert_eq!(number(&client, "CREATE SCHEMA shop").await, 0);
+    assert_eq!(
+        number(
+            &client,
+            "CREATE TABLE shop.orders (id BIGINT NOT NULL, what VARCHAR, price DECIMAL(10, 2), day DATE, at TIMESTAMP)"
+        )
+        .await,
+        0
+    );
+    let inserted = "INSERT INTO shop.orders VALUES (1, 'tea', 2.50, DATE '2026-01-02', TIMESTAMP '2026-01-02 03:04:05.678901'), (2, NULL, NULL, NULL, NULL)";
+    assert_eq!(number(&client, inserted).await, 2);
+    assert_eq!(number(&client, "INSERT INTO shop.orders (price, id) VALUES (1, 3)").await, 1);
+    assert_eq!(
+        number(&client, "INSERT INTO shop.orders SELECT id + 10, what, price, day, at FROM shop.orders").await,
+        3
+    );
+    assert_eq!(
+        text(&client, "SELECT * FROM shop.orders WHERE id < 4 ORDER BY id").await,
+        [
+            ["1", "tea", "2.50", "2026-01-02", "2026-01-02T03:04:05.678901"],
+            ["2", "NULL", "NULL", "NULL", "NULL"],
+            ["3", "NULL", "1.00", "NULL", "NULL"],
+        ]
+    );
+    assert_eq!(number(&client, "SELECT count(*) FROM shop.orders").await, 6);
+    assert_eq!(number(&client, "SELECT max(id) FROM lake.shop.orders").await, 13);
+    assert_eq!(text(&client, "SELECT count(*), sum(price) FROM shop.orders WHERE what = 'tea'").await, [["2", "5.00"]]);
+
+    assert_eq!(number(&client, "CREATE TABLE copied AS SELECT id, what FROM shop.orders WHERE id > 2").await, 4);
+    assert_eq!(number(&client, "SELECT count(*) FROM \"default\".copied").await, 4);
+    assert_eq!(number(&client, "CREATE TABLE IF NOT EXISTS copied AS SELECT 1 AS x").await, 0);
+    let error = refused(&client, "CREATE TABLE copied (x INT)").await;
+    assert_eq!((error.kind, error.message.as_str()), (Kind::AlreadyExists, "table default.copied exists already"));
+
+    assert_eq!(text(&client, "SHOW TABLES").await, [["default", "copied"], ["shop", "orders"]]);
+    assert_eq!(text(&client, "SHOW TABLES FROM shop").await, [["shop", "orders"]]);
+    assert_eq!(text(&client, "SHOW SCHEMAS").await, [["default"], ["shop"]]);
+    assert_eq!(text(&client, "DESCRIBE copied").await, [["id", "Int64", "YES"], ["what", "Utf8View", "YES"]]);
+    let columns =
+        "SELECT column_name FROM information_schema.columns WHERE table_name = 'orders' ORDER BY ordinal_position";
+    assert_eq!(text(&client, columns).await.concat(), ["id", "what", "price", "day", "at"]);
+
+    let error = refused(&client, "DROP SCHEMA shop").await;
+    assert!(error.message.contains("not empty"), "{error}");
+    run(&client, "DROP TABLE shop.orders").await;
+    run(&client, "DROP SCHEMA shop").await;
+    run(&client, "DROP TABLE IF EXISTS shop.orders").await;
+    assert_eq!(refused(&client, "DROP TABLE shop.orders").await.kind, Kind::NotFound);
+    assert_eq!(refused(&client, "SELECT * FROM shop.orders").await.kind, Kind::NotFound);
+    assert_eq!(text(&client, "SHOW SCHEMAS").await, [["default"]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_created_on_one_node_is_there_on_the_other_at_once() {
+    let cluster = Cluster::start(2).await;
+    let (a, b) = (cluster.client(0).await, cluster.client(1).await);
+    assert_eq!(refused(&b, "SELECT * FROM t").await.kind, Kind::NotFound);
+    run(&a, "CREATE TABLE t AS SELECT 1 AS x").await;
+    assert_eq!(number(&b, "SELECT count(*) FROM t").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nested_and_odd_values_come_back() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE odd AS SELECT [1, 2, NULL] AS list, named_struct('a', 1, 'b', 'x') AS struct, map {'k': 1} AS map, arrow_cast(200, 'UInt8') AS small, arrow_cast('d', 'Dictionary(Int32, Utf8)') AS dict, X'00ff' AS bytes, CAST('NaN' AS DOUBLE) AS nan").await;
+    run(&client, "INSERT INTO odd SELECT * FROM odd").await;
+    assert_eq!(
+        text(&client, "SELECT list, struct, map, small, dict, bytes, nan FROM odd").await,
+        [["[1, 2, NULL]", "{a: 1, b: x}", "{k: 1}", "200", "d", "00ff", "NaN"]; 2]
+    );
+    assert_eq!(number(&client, "SELECT count(*) FROM odd WHERE struct['b'] = 'x' AND list[2] = 2").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nan_is_never_lost_to_bounds() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE f (x DOUBLE, y DOUBLE)").await;
+    run(&client, "INSERT INTO f VALUES (5, 5), ('NaN', 5)").await;
+    run(&client, "INSERT INTO f VALUES (5, 6)").await;
+    assert_eq!(number(&client, "SELECT count(*) FROM f WHERE x = 5").await, 2);
+    assert_eq!(number(&client, "SELECT count(*) FROM f WHERE x > 7").await, 1, "NaN is the largest value");
+    assert_eq!(text(&client, "SELECT max(x), min(x), max(y) FROM f").await, [["NaN", "5.0", "6.0"]]);
+    assert_eq!(number(&client, "SELECT count(*) FROM f WHERE x < 6 LIMIT 5").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn explain_shows_and_does_nothing() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (x BIGINT)").await;
+    let plan = pretty(&run(&client, "EXPLAIN INSERT INTO t VALUES (1)").await);
+    assert!(plan.contains("AppendSink(table=default.t)"), "{plan}");
+    run(&client, "INSERT INTO t VALUES (1)").await;
+    let plan = pretty(&run(&client, "EXPLAIN ANALYZE SELECT * FROM t WHERE x > 0").await);
+    assert!(plan.contains("DataSourceExec"), "{plan}");
+    let error = refused(&client, "EXPLAIN ANALYZE INSERT INTO t VALUES (1)").await;
+    assert_eq!(error.kind, Kind::NotSupported, "{error}");
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_say_what_and_where() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (id BIGINT NOT NULL, name VARCHAR)").await;
+    for (sql, kind, words, position) in [
+        ("SELECT *\nFROM nope.missing", Kind::NotFound, "table nope.missing does not exist", Some((2, 6))),
+        ("SELECT 1 FORM t", Kind::Invalid, "syntax error", Some((1, 15))),
+        ("SELECT nmae FROM t", Kind::NotFound, "nmae", Some((1, 8))),
+        ("SELECT * FROM other.public.t", Kind::NotFound, "catalog other does not exist", Some((1, 15))),
+        ("INSERT INTO t VALUES ('abc', 'x')", Kind::Invalid, "abc", None),
+        ("INSERT INTO t VALUES (1)", Kind::Invalid, "Column count", None),
+        ("INSERT INTO t (name) VALUES ('x')", Kind::Invalid, "column id is NOT NULL", None),
+        ("INSERT INTO nope VALUES (1)", Kind::NotFound, "table nope does not exist", Some((1, 13))),
+        ("CREATE TABLE nowhere.t (x INT)", Kind::NotFound, "CREATE SCHEMA nowhere", None),
+        ("CREATE TABLE u (x INTERVAL)", Kind::Invalid, "column x: there is no Iceberg type", None),
+        ("CREATE TABLE u AS SELECT NULL AS x", Kind::Invalid, "column x: there is no Iceberg type", None),
+        ("UPDATE t SET id = 1", Kind::NotSupported, "UPDATE is not supported yet", None),
+        ("INSERT OVERWRITE t VALUES (1, 'x')", Kind::NotSupported, "Overwrite", None),
+        ("SELECT 1 / 0", Kind::Invalid, "ivide by zero", None),
+    ] {
+        let error = refused(&client, sql).await;
+        assert!(error.kind == kind && error.message.contains(words), "{sql}: {:?} {error}", error.kind);
+        let found = error.position.map(|p| (p.line, p.column));
+        assert!(position.is_none() || found == position, "{sql}: {found:?}");
+    }
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 0, "none of it left a trace");
+    assert!(cluster.files(".parquet").is_empty(), "{:?}", cluster.files(".parquet"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_redeemed_twice_is_made_once() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (x BIGINT)").await;
+    let id = Uuid::new_v4();
+    for _ in 0..3 {
+        let rows = client.execute_as(id, "INSERT INTO t VALUES (1)", TIMEOUT).await.unwrap();
+        assert_eq!(rows.command.as_deref(), Some("INSERT"));
+    }
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_secret_is_asked_for() {
+    use lake_client::secret::Secret;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("secret");
+    std::fs::write(&path, "open-sesame-open-sesame").unwrap();
+    let store = std::sync::Arc::new(lake_client::memory::MemoryStore::new());
+    let cluster =
+        Cluster::over(store, 1, |options| lake_query::Options { secret_file: Some(path.clone()), ..options }).await;
+    let error = refused(&cluster.client(0).await, "SELECT 1").await;
+    assert_eq!(error.code, tonic::Code::Unauthenticated, "{error}");
+    let endpoint = [cluster.nodes[0].flight_address().to_string()];
+    let connect =
+        async |secret: &str| SqlClient::connect(&endpoint, Some(&Secret::new(secret).unwrap())).await.unwrap();
+    refused(&connect("wrong-wrong-wrong-wrong").await, "SELECT 1").await;
+    assert_eq!(number(&connect("open-sesame-open-sesame").await, "SELECT 1").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_cannot_start_says_why() {
+    use lake_query::{Config, Options, QueryNode};
+    let dir = tempfile::tempdir().unwrap();
+    let store = || std::sync::Arc::new(lake_client::memory::MemoryStore::new());
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let config = Config::new(Options { listen: Some(address.clone()), ..options(dir.path()) }).unwrap();
+    let error = QueryNode::start(config, store()).await.unwrap_err();
+    assert!(error.message.contains(&address) && error.message.contains("another process"), "{error}");
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let warehouse = format!("file://{}/file/warehouse", dir.path().display());
+    let config = Config::new(Options { warehouse: Some(warehouse.clone()), ..options(dir.path()) }).unwrap();
+    let error = QueryNode::start(config, store()).await.unwrap_err();
+    assert!(error.message.contains(&format!("the warehouse {warehouse} cannot be written")), "{error}");
+}
