@@ -65,9 +65,7 @@ impl Peer {
         }
         let founders = self.ask_all(founders).await?;
         let cluster_id = cluster_id(&founders);
-        for founder in &founders {
-            check_founder(founder, &cluster_id, &founders)?;
-        }
+        check_founders(&founders, &cluster_id)?;
         for founder in founders.iter().filter(|f| f.member.id != self.identity.id) {
             self.have_adopt(founder, &cluster_id).await?;
         }
@@ -192,32 +190,25 @@ impl Peer {
     }
 }
 
-/// Whether a founder can be one of this cluster.
-fn check_founder(founder: &Founder, cluster_id: &str, all: &[Founder]) -> Result<(), Failure> {
-    let id = founder.member.id;
-    let theirs = &founder.answer.cluster_id;
-    if theirs.is_empty() {
-        return match all.iter().find(|f| f.answer.has_log) {
-            None => Ok(()),
-            Some(other) => Err(Failure::new(
-                Kind::WrongIdentity,
-                format!(
-                    "peer {id} is fresh, but peer {} belongs to cluster {}, which is founded: a peer whose directory was lost \
-                     cannot come back as itself; start it with a new id and join it",
-                    other.member.id, other.answer.cluster_id
-                ),
-            )),
-        };
+/// Whether all of them can be founders of this cluster.
+fn check_founders(founders: &[Founder], cluster_id: &str) -> Result<(), Failure> {
+    let past = founders.iter().find(|f| f.answer.has_log);
+    let fresh = founders.iter().find(|f| f.answer.cluster_id.is_empty());
+    if let (Some(past), Some(fresh)) = (past, fresh) {
+        let what = format!(
+            "peer {} is fresh, but peer {} belongs to cluster {}, which is founded: a peer whose directory was lost \
+             cannot come back as itself; start it with a new id and join it",
+            fresh.member.id, past.member.id, past.answer.cluster_id
+        );
+        return Err(Failure::new(Kind::WrongIdentity, what));
     }
-    if theirs != cluster_id {
-        return Err(Failure::new(
-            Kind::WrongIdentity,
-            format!(
-                "peer {id} belongs to another cluster, {theirs}; found the new one with an empty data directory there"
-            ),
-        ));
-    }
-    Ok(())
+    let other = founders.iter().find(|f| !f.answer.cluster_id.is_empty() && f.answer.cluster_id != cluster_id);
+    let Some(other) = other else { return Ok(()) };
+    let what = format!(
+        "peer {} belongs to another cluster, {}; found the new one with an empty data directory there",
+        other.member.id, other.answer.cluster_id
+    );
+    Err(Failure::new(Kind::WrongIdentity, what))
 }
 
 /// The id of the cluster that exactly these directories found: as random as their incarnations.
