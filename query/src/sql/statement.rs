@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn errors_and_tables_have_places() {
-        let error = parse("SELECT 1\nFROM WHERE").unwrap_err();
+        let error = parse("SELECT 1\nFROM t WHERE").unwrap_err();
         assert_eq!(error.position.map(|p| p.line), Some(2), "{error}");
         let (statement, _) = parse("SELECT *\n  FROM a JOIN nope.B ON true").unwrap();
         let table = TableReference::partial("nope", "b");

@@ -18,13 +18,14 @@ pub mod io;
 use std::collections::HashMap;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use datafusion::execution::object_store::ObjectStoreUrl;
 use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig};
 use url::Url;
 
 use crate::config::S3Config;
@@ -34,6 +35,9 @@ use crate::error::{Error, Kind, Result};
 pub const MAX_METADATA_BYTES: u64 = 512 << 20;
 /// Most buckets that are open at a time.
 pub const MAX_BUCKETS: usize = 64;
+
+/// How long a request to S3 is tried again.
+const RETRY_FOR: Duration = Duration::from_secs(30);
 
 /// The object stores, by location.
 #[derive(Debug)]
@@ -115,8 +119,10 @@ impl Storage {
         if buckets.len() >= MAX_BUCKETS {
             return Err(Error::exhausted(format!("bucket {bucket}: {MAX_BUCKETS} buckets are in use already")));
         }
-        let mut builder =
-            AmazonS3Builder::from_env().with_bucket_name(bucket).with_virtual_hosted_style_request(!self.s3.path_style);
+        let mut builder = AmazonS3Builder::from_env()
+            .with_retry(RetryConfig { max_retries: 5, retry_timeout: RETRY_FOR, ..RetryConfig::default() })
+            .with_bucket_name(bucket)
+            .with_virtual_hosted_style_request(!self.s3.path_style);
         if let Some(endpoint) = &self.s3.endpoint {
             builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
         }

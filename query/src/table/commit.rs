@@ -50,6 +50,8 @@ struct Commit<'a> {
     doubts: Vec<Doubt>,
     attempts: u32,
     backoff: Duration,
+    /// Another node was seen to commit to the table.
+    contended: bool,
 }
 
 /// What the current version says about a commit.
@@ -75,12 +77,20 @@ pub async fn append(tables: &Tables, table: &Table, mut files: DataFiles, deadli
             table.ident
         )));
     };
-    let mut commit =
-        Commit { tables, table, append, deadline, doubts: Vec::new(), attempts: 0, backoff: BACKOFF_FIRST };
+    let mut commit = Commit {
+        tables,
+        table,
+        append,
+        deadline,
+        doubts: Vec::new(),
+        attempts: 0,
+        backoff: BACKOFF_FIRST,
+        contended: false,
+    };
     match commit.run(&mut turn).await {
         Ok(pointer) => {
             files.keep();
-            turn.leave(pointer.clone());
+            turn.leave(pointer.clone(), commit.contended);
             tables.pointers.note_committed(&table.ident, pointer).await;
             Ok(())
         }
@@ -97,13 +107,19 @@ pub async fn append(tables: &Tables, table: &Table, mut files: DataFiles, deadli
 
 impl Commit<'_> {
     async fn run(&mut self, turn: &mut Turn) -> Result<Versioned<TablePointer>> {
-        let mut known = turn.hint().or_else(|| Some(self.table.pointer.clone()));
+        let hint = turn.hint();
+        // With others at work a look costs less than an attempt that is bound to fail.
+        let mut known = match turn.contended() {
+            true => None,
+            false => hint.clone().or_else(|| Some(self.table.pointer.clone())),
+        };
         loop {
             self.attempts += 1;
             let (base, metadata) = match self.look(known.take()).await? {
                 Look::Done(pointer) => return Ok(pointer),
                 Look::Base(base, metadata) => (base, metadata),
             };
+            self.contended |= hint.as_ref().is_some_and(|hint| hint.mod_revision != base.mod_revision);
             let next = version::write_next(
                 &self.tables.storage,
                 &self.tables.cache,

@@ -9,8 +9,14 @@ use lake_client::catalog::{TablePointer, Versioned};
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
-/// The version that this node's last commit left, a hint for the next.
-type Slot = Option<Versioned<TablePointer>>;
+/// What one commit leaves for the next.
+#[derive(Debug, Default)]
+struct Slot {
+    /// The version that this node's last commit made.
+    last: Option<Versioned<TablePointer>>,
+    /// Others have committed in between lately: what is remembered is probably not current.
+    contended: bool,
+}
 
 /// The queues, by table. A table nobody waits for has none.
 #[derive(Debug, Clone, Default)]
@@ -42,15 +48,20 @@ impl CommitQueues {
 }
 
 impl Turn {
-    /// The version that the last commit of this node left, if it is remembered.
+    /// The version to build on, if this node made the last one, for all that is known.
     pub fn hint(&self) -> Option<Versioned<TablePointer>> {
-        self.slot.as_ref().and_then(|slot| slot.as_ref().cloned())
+        self.slot.as_ref().and_then(|slot| slot.last.clone())
     }
 
-    /// Leaves `pointer` as the hint for the next.
-    pub fn leave(&mut self, pointer: Versioned<TablePointer>) {
+    /// Whether other nodes are committing to the table too.
+    pub fn contended(&self) -> bool {
+        self.slot.as_ref().is_some_and(|slot| slot.contended)
+    }
+
+    /// Leaves word for the next.
+    pub fn leave(&mut self, last: Versioned<TablePointer>, contended: bool) {
         if let Some(slot) = &mut self.slot {
-            **slot = Some(pointer);
+            **slot = Slot { last: Some(last), contended };
         }
     }
 }

@@ -253,8 +253,8 @@ mod tests {
         writer.write(&batch((0..10).map(Some).collect())).await.unwrap();
         let files = writer.finish().await.unwrap();
         let [file] = files.files.as_slice() else { panic!() };
-        let path = file.file_path().strip_prefix("file://").unwrap();
-        assert_eq!(std::fs::metadata(path).unwrap().len(), file.file_size_in_bytes());
+        let path = file.file_path().strip_prefix("file://").unwrap().to_owned();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), file.file_size_in_bytes());
         assert_eq!((file.record_count(), files.rows), (10, 10));
         assert_eq!(file.null_value_counts()[&2], 1);
         assert_eq!(file.nan_value_counts()[&2], 1);
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(file.upper_bounds()[&3], Datum::string("row 9"));
         assert_eq!(file.split_offsets().unwrap(), [4]);
         files.discard().await;
-        assert!(!std::path::Path::new(path).exists());
+        assert!(!std::path::Path::new(&path).exists());
     }
 
     #[tokio::test]

@@ -1,0 +1,289 @@
+//! Several writers and a metadata cluster that misbehaves: every row exactly once, and errors that tell the truth.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use common::*;
+use lake_client::memory::MemoryStore;
+use lake_client::store::{Applied, Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions, SharedStore};
+use lake_proto::kv::{KeyValue, Txn};
+use lake_query::{Kind, Options};
+
+/// A store whose commits lose their answers, and which can be out of reach.
+#[derive(Debug)]
+struct Faulty {
+    inner: MemoryStore,
+    /// Every so many commits the answer is lost; 0: never.
+    lose_every: AtomicU64,
+    /// A lost answer's commit is made every other time only.
+    commits: AtomicU64,
+    away: AtomicBool,
+    calls: AtomicU64,
+}
+
+impl Faulty {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            inner: MemoryStore::new(),
+            lose_every: AtomicU64::new(0),
+            commits: AtomicU64::new(0),
+            away: AtomicBool::new(false),
+            calls: AtomicU64::new(0),
+        })
+    }
+
+    async fn reach(&self, deadline: Instant) -> Result<(), Error> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if !self.away.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        tokio::time::sleep_until(deadline.into()).await;
+        Err(self.unavailable(Applied::No))
+    }
+
+    fn unavailable(&self, applied: Applied) -> Error {
+        Error::Unavailable {
+            doing: "committing".into(),
+            endpoints: vec!["127.0.0.1:1".into()],
+            attempts: 1,
+            elapsed: Duration::ZERO,
+            leader: "no leader known".into(),
+            last: "connection refused".into(),
+            applied,
+        }
+    }
+}
+
+#[async_trait]
+impl MetaStore for Faulty {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    async fn get(&self, key: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+        self.reach(deadline).await?;
+        self.inner.get(key, options, deadline).await
+    }
+
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        self.reach(deadline).await?;
+        self.inner.batch_get(keys, options, deadline).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Page>, Error> {
+        self.reach(deadline).await?;
+        self.inner.list(prefix, page, limit, options, deadline).await
+    }
+
+    async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error> {
+        self.reach(deadline).await?;
+        let every = self.lose_every.load(Ordering::Relaxed);
+        let number = self.commits.fetch_add(1, Ordering::Relaxed);
+        if every > 0 && number.is_multiple_of(every) {
+            if (number / every).is_multiple_of(2) {
+                self.inner.commit(txn, deadline).await?;
+            }
+            return Err(self.unavailable(Applied::Unknown));
+        }
+        self.inner.commit(txn, deadline).await
+    }
+}
+
+/// `writers` clients insert `each` rows one by one, spread over the nodes; the row's value is unique.
+async fn insert_concurrently(cluster: &Cluster, writers: usize, each: usize) {
+    let inserts = (0..writers).map(|writer| async move {
+        let client = cluster.client(writer % cluster.nodes.len()).await;
+        for row in 0..each {
+            let value = writer * each + row;
+            let count = number(&client, &format!("INSERT INTO t VALUES ({value})")).await;
+            assert_eq!(count, 1);
+        }
+    });
+    futures::future::join_all(inserts).await;
+}
+
+async fn every_row_once(cluster: &Cluster, rows: usize) {
+    // Another node's pointer is believed for a moment; the freshest one has every row.
+    let client = cluster.client(0).await;
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let values = numbers(&client, "SELECT x FROM t ORDER BY x").await;
+        if values == (0..rows as i64).collect::<Vec<_>>() {
+            return;
+        }
+        assert!(Instant::now() < until, "{} of {rows} rows: {values:?}", values.len());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_writers_on_two_nodes_lose_nothing() {
+    let cluster = Cluster::start(2).await;
+    run(&cluster.client(0).await, "CREATE TABLE t (x BIGINT)").await;
+    insert_concurrently(&cluster, 8, 20).await;
+    every_row_once(&cluster, 160).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_race_keeps_both_rows() {
+    let cluster = Cluster::start(2).await;
+    let (a, b) = (cluster.client(0).await, cluster.client(1).await);
+    run(&a, "CREATE TABLE t (x BIGINT)").await;
+    for round in 0..10 {
+        let (first, second) =
+            (format!("INSERT INTO t VALUES ({})", 2 * round), format!("INSERT INTO t VALUES ({})", 2 * round + 1));
+        tokio::join!(run(&a, &first), run(&b, &second));
+    }
+    every_row_once(&cluster, 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_answers_neither_lose_nor_repeat_rows() {
+    let store = Faulty::new();
+    let cluster = Cluster::over(store.clone() as SharedStore, 2, |options| options).await;
+    run(&cluster.client(0).await, "CREATE TABLE t (x BIGINT)").await;
+    store.lose_every.store(3, Ordering::Relaxed);
+    insert_concurrently(&cluster, 6, 15).await;
+    store.lose_every.store(0, Ordering::Relaxed);
+    every_row_once(&cluster, 90).await;
+    run(&cluster.client(0).await, "DROP TABLE t").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ddl_survives_lost_answers() {
+    let store = Faulty::new();
+    let cluster = Cluster::over(store.clone() as SharedStore, 1, |options| options).await;
+    let client = cluster.client(0).await;
+    store.lose_every.store(2, Ordering::Relaxed);
+    let mut unknown = 0;
+    for i in 0..8 {
+        for sql in [format!("CREATE TABLE t{i} AS SELECT 1 AS x"), format!("DROP TABLE t{i}")] {
+            match client.query(&sql, TIMEOUT).await {
+                Ok(_) => {}
+                Err(error) => {
+                    assert!(
+                        error.kind == Kind::Unknown || error.kind == Kind::NotFound,
+                        "{sql}: {:?} {error}",
+                        error.kind
+                    );
+                    unknown += 1;
+                }
+            }
+        }
+    }
+    store.lose_every.store(0, Ordering::Relaxed);
+    assert!(unknown < 16, "some go through");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_metadata_away_reads_go_on_and_writes_say_so() {
+    let store = Faulty::new();
+    let cluster =
+        Cluster::over(store.clone() as SharedStore, 1, |options| Options { pointer_ttl_ms: Some(50), ..options }).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 7 AS x").await;
+    let before = cluster.files("").len();
+    store.away.store(true, Ordering::Relaxed);
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let rows = client.execute("SELECT * FROM t", TIMEOUT).await.unwrap();
+        if rows.notices.iter().any(|notice| notice.contains("away")) {
+            break;
+        }
+        assert!(Instant::now() < until, "no word of stale rows");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(number(&client, "SELECT x FROM t").await, 7);
+    let started = Instant::now();
+    let error = client.query("INSERT INTO t VALUES (8)", Some(Duration::from_secs(3))).await.unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(error.kind, Kind::Unavailable, "{error}");
+    assert!(error.message.contains("the metadata cluster is unreachable"), "{error}");
+    assert!(error.message.contains("nothing was committed"), "{error}");
+    assert_eq!(cluster.files("").len(), before, "what was written for it is removed: {:?}", cluster.files(""));
+    let error = client.query("SELECT * FROM never_seen", Some(Duration::from_secs(2))).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Unavailable, "{error}");
+    store.away.store(false, Ordering::Relaxed);
+    assert_eq!(number(&client, "INSERT INTO t VALUES (8)").await, 1);
+    assert_eq!(number(&client, "SELECT sum(x) FROM t").await, 15);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_outcome_at_the_deadline_is_called_that() {
+    let store = Faulty::new();
+    let cluster = Cluster::over(store.clone() as SharedStore, 1, |options| options).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (x BIGINT)").await;
+    // The commit's answer is lost, and then nothing can be reached any more.
+    store.commits.store(0, Ordering::Relaxed);
+    store.lose_every.store(1_000_000, Ordering::Relaxed);
+    let breaking = async {
+        while store.commits.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        store.away.store(true, Ordering::Relaxed);
+    };
+    let insert = client.query("INSERT INTO t VALUES (1)", Some(Duration::from_secs(3)));
+    let (result, ()) = tokio::join!(insert, breaking);
+    match result {
+        // The look came before the cluster went away.
+        Ok(_) => {}
+        Err(error) => {
+            assert_eq!(error.kind, Kind::Unknown, "{error}");
+            assert!(error.message.contains("whether the rows were committed is unknown"), "{error}");
+        }
+    }
+    store.away.store(false, Ordering::Relaxed);
+    store.lose_every.store(0, Ordering::Relaxed);
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 1, "and its files are still there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fresh_pointers_need_no_metadata_call() {
+    let store = Faulty::new();
+    let cluster =
+        Cluster::over(store.clone() as SharedStore, 1, |options| Options { pointer_ttl_ms: Some(600_000), ..options })
+            .await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 7 AS x").await;
+    run(&client, "SELECT * FROM t").await;
+    let before = store.calls.load(Ordering::Relaxed);
+    for _ in 0..20 {
+        run(&client, "SELECT * FROM t").await;
+    }
+    assert_eq!(store.calls.load(Ordering::Relaxed), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_small_inserts_do_not_pile_up_manifests() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (x BIGINT)").await;
+    for i in 0..130 {
+        run(&client, &format!("INSERT INTO t VALUES ({i})")).await;
+    }
+    every_row_once(&cluster, 130).await;
+    assert!(!cluster.files("-m1.avro").is_empty(), "small manifests were merged");
+    let metadata = cluster.files(".metadata.json");
+    let until = Instant::now() + Duration::from_secs(10);
+    while cluster.files(".metadata.json").len() > 101 {
+        assert!(Instant::now() < until, "{} metadata files", metadata.len());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,164 @@
+//! Parquet files named in SQL, damaged files, and tables as others read them.
+
+mod common;
+
+use std::sync::Arc;
+
+use arrow::array::{Int64Array, RecordBatch, StringArray};
+use common::*;
+use futures::TryStreamExt;
+use iceberg::io::FileIO;
+use iceberg::spec::{ManifestContentType, TableMetadata};
+use lake_query::{Kind, Options};
+
+fn write_parquet(path: &std::path::Path, ids: std::ops::Range<i64>) {
+    let names: Vec<String> = ids.clone().map(|id| format!("name {id}")).collect();
+    let batch = RecordBatch::try_from_iter([
+        ("id", Arc::new(Int64Array::from_iter_values(ids)) as _),
+        ("name", Arc::new(StringArray::from(names)) as _),
+    ])
+    .unwrap();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_read_and_loaded() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    let dir = cluster.dir.path().join("in put");
+    std::fs::create_dir(&dir).unwrap();
+    write_parquet(&dir.join("a.parquet"), 0..10);
+    write_parquet(&dir.join("b.parquet"), 10..30);
+    let dir = dir.display();
+    assert_eq!(number(&client, &format!("SELECT count(*) FROM '{dir}/a.parquet'")).await, 10);
+    assert_eq!(number(&client, &format!("SELECT count(*) FROM '{dir}/*.parquet'")).await, 30);
+    assert_eq!(number(&client, &format!("SELECT sum(id) FROM '{dir}'")).await, 435);
+    assert_eq!(
+        number(&client, &format!("SELECT count(*) FROM 'file://{dir}/b.parquet' WHERE name = 'name 12'")).await,
+        1
+    );
+    assert_eq!(number(&client, &format!("CREATE TABLE loaded AS SELECT * FROM '{dir}/a.parquet'")).await, 10);
+    assert_eq!(number(&client, &format!("INSERT INTO loaded SELECT * FROM '{dir}/b.parquet'")).await, 20);
+    assert_eq!(text(&client, "SELECT count(*), min(name), sum(id) FROM loaded").await, [["30", "name 0", "435"]]);
+    let error = refused(&client, &format!("INSERT INTO '{dir}/a.parquet' SELECT * FROM loaded")).await;
+    assert_eq!(error.kind, Kind::NotSupported, "{error}");
+    let error = refused(&client, &format!("SELECT * FROM '{dir}/none.parquet'")).await;
+    assert!(error.kind == Kind::NotFound && error.message.contains("none.parquet"), "{:?} {error}", error.kind);
+    let error = refused(&client, "SELECT * FROM 'ftp://x/y.parquet'").await;
+    assert!(error.message.contains("ftp"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_refused_where_they_are_not_allowed() {
+    let store = Arc::new(lake_client::memory::MemoryStore::new());
+    let cluster = Cluster::over(store, 1, |options| Options { allow_local_files: Some(false), ..options }).await;
+    let error = refused(&cluster.client(0).await, "SELECT * FROM '/etc/x.parquet'").await;
+    assert!(error.kind == Kind::Denied && error.message.contains("allow_local_files"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_files_are_named() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    let path = |name: &str| cluster.dir.path().join(name);
+    write_parquet(&path("good.parquet"), 0..1000);
+    let good = std::fs::read(path("good.parquet")).unwrap();
+    std::fs::write(path("text.parquet"), "this is no Parquet file at all").unwrap();
+    std::fs::write(path("empty.parquet"), "").unwrap();
+    std::fs::write(path("cut.parquet"), &good[..good.len() / 2]).unwrap();
+    let mut flipped = good.clone();
+    for byte in &mut flipped[4..good.len() / 2] {
+        *byte ^= 0x55;
+    }
+    std::fs::write(path("flipped.parquet"), flipped).unwrap();
+    for name in ["text.parquet", "empty.parquet", "cut.parquet", "flipped.parquet"] {
+        let error = refused(&client, &format!("SELECT sum(id), max(name) FROM '{}'", path(name).display())).await;
+        assert!(error.message.contains(name), "{name}: {error}");
+        assert_ne!(error.kind, Kind::Internal, "{name}: {error}");
+    }
+    let error =
+        refused(&client, &format!("CREATE TABLE bad AS SELECT * FROM '{}'", path("flipped.parquet").display())).await;
+    assert!(error.message.contains("flipped.parquet"), "{error}");
+    assert!(cluster.files(".parquet").is_empty());
+    assert_eq!(number(&client, "SELECT 1").await, 1, "the node lives");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_table_is_an_error_that_names_the_file() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT * FROM tpch('nation', 0.01)").await;
+    let data = cluster.files(".parquet").pop().unwrap();
+    let bytes = std::fs::read(&data).unwrap();
+    let name = data.file_name().unwrap().to_string_lossy().into_owned();
+    std::fs::write(&data, &bytes[..bytes.len() / 2]).unwrap();
+    let error = refused(&client, "SELECT n_name FROM t").await;
+    assert!(error.message.contains(&name), "{error}");
+    std::fs::remove_file(&data).unwrap();
+    let error = refused(&client, "SELECT n_comment FROM t").await;
+    assert!(error.message.contains(&name), "{error}");
+    let metadata = cluster.files(".metadata.json").pop().unwrap();
+    std::fs::write(&data, &bytes).unwrap();
+    std::fs::write(&metadata, "{").unwrap();
+    // Another node, which has nothing cached.
+    let config = lake_query::Config::new(options(cluster.dir.path())).unwrap();
+    let node = lake_query::QueryNode::start(config, cluster.store.clone()).await.unwrap();
+    let other = lake_query::client::SqlClient::connect(&[node.flight_address().to_string()], None).await.unwrap();
+    let error = refused(&other, "SELECT * FROM t").await;
+    assert!(error.kind == Kind::Corrupt && error.message.contains(".metadata.json"), "{:?} {error}", error.kind);
+    node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_read_the_table_as_the_format_says() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (id BIGINT NOT NULL, name VARCHAR, x DOUBLE)").await;
+    for start in [0, 100, 200] {
+        let rows: Vec<String> = (start..start + 10).map(|i| format!("({i}, 'n{i}', {i}.5)")).collect();
+        run(&client, &format!("INSERT INTO t VALUES {}", rows.join(", "))).await;
+    }
+    let location = cluster.files(".metadata.json").pop().unwrap().display().to_string();
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&location).unwrap()).unwrap();
+    let sequences: Vec<i64> =
+        json["snapshots"].as_array().unwrap().iter().map(|s| s["sequence-number"].as_i64().unwrap()).collect();
+    assert_eq!(sequences, [1, 2, 3], "snapshots are in order");
+    assert_eq!(json["format-version"], 2);
+    assert_eq!(json["snapshots"][2]["summary"]["total-records"], "30");
+    assert_eq!(json["metadata-log"].as_array().unwrap().len(), 3);
+
+    let io = FileIO::new_with_fs();
+    let metadata = TableMetadata::read_from(&io, &format!("file://{location}")).await.unwrap();
+    let ids: Vec<i32> = metadata.current_schema().as_struct().fields().iter().map(|field| field.id).collect();
+    assert_eq!(ids, [1, 2, 3]);
+    let ident = iceberg::TableIdent::from_strs(["default", "t"]).unwrap();
+    let table = iceberg::table::Table::builder()
+        .metadata(metadata)
+        .identifier(ident)
+        .file_io(io.clone())
+        .metadata_location(format!("file://{location}"))
+        .runtime(iceberg::Runtime::current())
+        .build()
+        .unwrap();
+    let snapshot = table.metadata().current_snapshot().unwrap().clone();
+    let list = table.manifest_list_reader(&snapshot).load().await.unwrap();
+    let mut rows = 0;
+    for manifest in list.entries() {
+        assert_eq!(manifest.content, ManifestContentType::Data);
+        for entry in manifest.load_manifest(&io).await.unwrap().entries() {
+            let file = entry.data_file();
+            rows += file.record_count();
+            assert_eq!(file.null_value_counts()[&1], 0);
+            assert_eq!(file.nan_value_counts()[&3], 0);
+            assert!(file.lower_bounds().contains_key(&1) && file.upper_bounds().contains_key(&2));
+            let on_disk = std::fs::metadata(file.file_path().strip_prefix("file://").unwrap()).unwrap().len();
+            assert_eq!(file.file_size_in_bytes(), on_disk);
+        }
+    }
+    assert_eq!(rows, 30);
+    let read: Vec<_> = table.scan().build().unwrap().to_arrow().await.unwrap().try_collect().await.unwrap();
+    assert_eq!(read.iter().map(|batch| batch.num_rows()).sum::<usize>(), 30, "the iceberg crate's own reader agrees");
+}
