@@ -1,0 +1,89 @@
+//! Commands of the shell itself, which begin with a backslash. Pure.
+
+/// What `\?` says.
+pub const HELP: &str = "\
+Statements end with a semicolon and may span lines.
+  \\d             the tables
+  \\d TABLE       a table's columns
+  \\l             the schemas
+  \\limit N|off   print at most N rows of a result
+  \\timing        show elapsed times, or no longer
+  \\?             this help
+  \\q             quit (also Ctrl-D, and Ctrl-C at an empty prompt)
+Ctrl-C drops the statement being typed, or stops the one that runs.";
+
+/// A command of the shell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    Tables,
+    Describe(String),
+    Schemas,
+    Timing,
+    /// `None`: every row.
+    Limit(Option<usize>),
+    Help,
+    Quit,
+}
+
+/// Reads a line as a command, if it is meant to be one.
+///
+/// # Errors
+/// What is wrong with it, for the user.
+pub fn parse(line: &str) -> Option<Result<Command, String>> {
+    let line = line.trim().trim_end_matches(';').trim_end();
+    if line.eq_ignore_ascii_case("quit") || line.eq_ignore_ascii_case("exit") {
+        return Some(Ok(Command::Quit));
+    }
+    let line = line.strip_prefix('\\')?;
+    let (name, argument) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let argument = argument.trim();
+    let command = match (name, argument) {
+        ("d" | "dt", "") => Command::Tables,
+        ("d", table) => Command::Describe(table.to_owned()),
+        ("l", "") => Command::Schemas,
+        ("timing", "") => Command::Timing,
+        ("limit", "off") => Command::Limit(None),
+        ("limit", rows) => match rows.parse() {
+            Ok(rows) if rows > 0 => Command::Limit(Some(rows)),
+            _ => return Some(Err("\\limit takes a number of rows above 0, or off".to_owned())),
+        },
+        ("?" | "h" | "help", _) => Command::Help,
+        ("q" | "quit", "") => Command::Quit,
+        ("l" | "timing" | "q" | "quit" | "dt", _) => return Some(Err(format!("\\{name} takes no argument"))),
+        _ => return Some(Err(format!("there is no command \\{name}; \\? lists them"))),
+    };
+    Some(Ok(command))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_read_with_their_arguments() {
+        for (line, expected) in [
+            ("\\d", Command::Tables),
+            (" \\d tpch.lineitem; ", Command::Describe("tpch.lineitem".into())),
+            ("\\l", Command::Schemas),
+            ("\\timing", Command::Timing),
+            ("\\limit 50", Command::Limit(Some(50))),
+            ("\\limit off", Command::Limit(None)),
+            ("\\?", Command::Help),
+            ("\\q", Command::Quit),
+            ("exit", Command::Quit),
+            ("QUIT;", Command::Quit),
+        ] {
+            assert_eq!(parse(line), Some(Ok(expected)), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_and_sql_is_left_alone() {
+        for wrong in ["\\x", "\\limit", "\\limit 0", "\\limit many", "\\q now", "\\"] {
+            assert!(matches!(parse(wrong), Some(Err(_))), "{wrong}");
+        }
+        assert_eq!(parse("select 1;"), None);
+        assert_eq!(parse("exit_code"), None);
+        assert_eq!(parse(""), None);
+    }
+}
