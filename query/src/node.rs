@@ -109,7 +109,7 @@ impl QueryNode {
     }
 
     /// Stops: no statement begins, changes under way end (for at most [`SHUTDOWN_PATIENCE`]), connections close.
-    pub async fn shutdown(self) {
+    pub async fn shutdown(mut self) {
         self.engine.close();
         let changes = async {
             self.operations.close().await;
@@ -119,11 +119,17 @@ impl QueryNode {
             tracing::warn!("changes were still under way when the query node stopped; whether they are made is open");
         }
         self.stop.cancel();
-        let abort = self.server.abort_handle();
-        if tokio::time::timeout(SHUTDOWN_PATIENCE, self.server).await.is_err() {
+        if tokio::time::timeout(SHUTDOWN_PATIENCE, &mut self.server).await.is_err() {
             tracing::warn!("clients were still reading when the query node stopped");
-            abort.abort();
         }
+    }
+}
+
+impl Drop for QueryNode {
+    /// Without [`QueryNode::shutdown`] nobody waits; the server still ends.
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.server.abort();
     }
 }
 

@@ -317,7 +317,7 @@ impl FlightSqlService for LakeFlight {
                     };
                     loaded.tables.into_iter().map(schema).collect::<Result<_, _>>().map_err(refused)?
                 }
-                false => vec![Arc::new(Schema::empty()); idents.len()],
+                false => idents.iter().map(|_| Arc::new(Schema::empty())).collect(),
             };
             for (ident, schema) in idents.iter().zip(schemas) {
                 builder.append(CATALOG, namespace.to_string(), &ident.name, "TABLE", &schema).map_err(Status::from)?;

@@ -20,7 +20,7 @@ use crate::table::{Tables, catalog_error, ensure_namespace};
 
 /// A change of the catalog.
 pub enum Ddl {
-    CreateTable { ident: TableIdent, if_not_exists: bool, columns: Schema, rows: Option<LogicalPlan> },
+    CreateTable { ident: TableIdent, if_not_exists: bool, columns: Schema, rows: Option<Box<LogicalPlan>> },
     CreateSchema { namespace: Namespace, if_not_exists: bool },
     DropTable { ident: TableIdent, if_exists: bool },
     DropSchema { namespace: Namespace, if_exists: bool },
@@ -51,7 +51,7 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
                 ident: ident(&create.name)?,
                 if_not_exists: create.if_not_exists,
                 columns: Schema::new(fields.collect::<Vec<_>>()),
-                rows: as_query.is_some().then(|| Arc::unwrap_or_clone(create.input)),
+                rows: as_query.is_some().then(|| Box::new(Arc::unwrap_or_clone(create.input))),
             })
         }
         DdlStatement::CreateCatalogSchema(create) => {
@@ -104,7 +104,7 @@ async fn create_table(
     ident: &TableIdent,
     if_not_exists: bool,
     columns: &Schema,
-    rows: Option<LogicalPlan>,
+    rows: Option<Box<LogicalPlan>>,
     deadline: Instant,
 ) -> Result<u64> {
     let doing = format!("creating table {ident}");

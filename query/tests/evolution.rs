@@ -1,0 +1,184 @@
+//! Tables that other engines have changed: read right, or refused by name.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use iceberg::io::FileIO;
+use iceberg::spec::{
+    DataContentType, DataFileBuilder, DataFileFormat, MAIN_BRANCH, ManifestListWriter, ManifestWriterBuilder,
+    NestedField, Operation, PrimitiveType, Schema, Snapshot, Summary, TableMetadata, TableMetadataBuilder, Transform,
+    Type, UnboundPartitionSpec,
+};
+use lake_client::Catalog;
+use lake_client::catalog::{TableIdent, TablePointer};
+use lake_query::{Kind, Options};
+
+/// Plays another engine: reads the table's metadata, changes it, and swaps the pointer.
+async fn change(
+    cluster: &Cluster,
+    change: impl AsyncFnOnce(TableMetadata, TableMetadataBuilder) -> TableMetadataBuilder,
+) {
+    let catalog = Catalog::new(cluster.store.clone());
+    let ident = TableIdent::new("default".parse().unwrap(), "t").unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let current = catalog.load_table(&ident, deadline).await.unwrap().unwrap();
+    let location = current.value.metadata_location.clone();
+    let metadata = TableMetadata::read_from(&FileIO::new_with_fs(), &location).await.unwrap();
+    let builder = metadata.clone().into_builder(Some(location.clone()));
+    let changed = change(metadata, builder).await.build().unwrap().metadata;
+    let new_location = location.replace(".metadata.json", "-changed.metadata.json");
+    std::fs::write(new_location.strip_prefix("file://").unwrap(), serde_json::to_vec(&changed).unwrap()).unwrap();
+    let pointer =
+        TablePointer { uuid: current.value.uuid, metadata_location: new_location, previous_location: Some(location) };
+    catalog.swap_table(&ident, current.mod_revision, &pointer, deadline).await.unwrap();
+}
+
+/// A cluster whose nodes look at every pointer anew.
+async fn cluster() -> Cluster {
+    let store = Arc::new(lake_client::memory::MemoryStore::new());
+    Cluster::over(store, 1, |options| Options { pointer_ttl_ms: Some(0), ..options }).await
+}
+
+fn field(id: i32, name: &str, primitive: PrimitiveType) -> Arc<NestedField> {
+    Arc::new(NestedField::optional(id, name, Type::Primitive(primitive)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renamed_swapped_widened_and_new_columns_read_right() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a INT, b VARCHAR, c VARCHAR, f REAL, n DECIMAL(5, 2))").await;
+    run(&client, "INSERT INTO t VALUES (1, 'b1', 'c1', 1.5, 1.25), (2, 'b2', 'c2', 'NaN', 2.25)").await;
+    change(&cluster, async |_, builder| {
+        // b and c swap their names, a is widened, f too, n gets more digits, d is new.
+        let fields = [
+            field(1, "a", PrimitiveType::Long),
+            field(2, "c", PrimitiveType::String),
+            field(3, "b", PrimitiveType::String),
+            field(4, "f", PrimitiveType::Double),
+            field(5, "n", PrimitiveType::Decimal { precision: 9, scale: 2 }),
+            field(6, "d", PrimitiveType::Long),
+        ];
+        builder.add_current_schema(Schema::builder().with_schema_id(1).with_fields(fields).build().unwrap()).unwrap()
+    })
+    .await;
+    run(&client, "INSERT INTO t VALUES (3000000000, 'c3', 'b3', 1e300, 1234567.25, 4)").await;
+    assert_eq!(
+        text(&client, "SELECT a, b, c, f, n, d FROM t ORDER BY a").await,
+        [
+            ["1", "c1", "b1", "1.5", "1.25", "NULL"],
+            ["2", "c2", "b2", "NaN", "2.25", "NULL"],
+            ["3000000000", "b3", "c3", "1e300", "1234567.25", "4"],
+        ]
+    );
+    for (filter, rows) in [
+        ("b = 'c1'", 1),
+        ("b = 'b1'", 0),
+        ("c = 'b2'", 1),
+        ("a > 1", 2),
+        ("a > 2147483647", 1),
+        ("f > 1e299", 2),
+        ("n > 2", 2),
+        ("d IS NULL", 2),
+        ("d = 4", 1),
+        ("d IS NOT NULL AND a < 10", 0),
+    ] {
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE {filter}")).await, rows, "{filter}");
+    }
+    assert_eq!(
+        text(&client, "SELECT min(a), max(a), min(d), count(d), count(*) FROM t").await,
+        [["1", "3000000000", "4", "1", "3"]]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn columns_changed_while_a_statement_runs_are_a_conflict() {
+    let cluster = Cluster::over(Arc::new(lake_client::memory::MemoryStore::new()), 1, |options| Options {
+        pointer_ttl_ms: Some(600_000),
+        ..options
+    })
+    .await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a INT)").await;
+    change(&cluster, async |_, builder| {
+        let fields = [field(1, "a", PrimitiveType::Int), field(2, "b", PrimitiveType::Int)];
+        builder.add_current_schema(Schema::builder().with_schema_id(1).with_fields(fields).build().unwrap()).unwrap()
+    })
+    .await;
+    // The node still believes the old pointer, and so the old columns.
+    let error = refused(&client, "INSERT INTO t VALUES (1)").await;
+    assert_eq!(error.kind, Kind::Conflict, "{error}");
+    assert!(error.message.contains("columns") && error.message.contains("nothing was committed"), "{error}");
+    assert!(cluster.files(".parquet").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partitioned_table_is_read_but_not_written() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a INT, b VARCHAR)").await;
+    run(&client, "INSERT INTO t VALUES (1, 'x')").await;
+    change(&cluster, async |_, builder| {
+        let spec = UnboundPartitionSpec::builder()
+            .with_spec_id(1)
+            .add_partition_field(1, "a_bucket", Transform::Bucket(4))
+            .unwrap();
+        builder.add_default_partition_spec(spec.build()).unwrap()
+    })
+    .await;
+    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE b = 'x'").await, 1);
+    let error = refused(&client, "INSERT INTO t VALUES (2, 'y')").await;
+    assert!(error.kind == Kind::NotSupported && error.message.contains("partitioned"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_rows_never_come_back() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS a").await;
+    change(&cluster, async |metadata, builder| {
+        let io = FileIO::new_with_fs();
+        let at = |name: &str| format!("{}/metadata/{name}", metadata.location());
+        let schema = metadata.current_schema().clone();
+        let spec = metadata.default_partition_spec().as_ref().clone();
+        let output = io.new_output(at("deletes.avro")).unwrap();
+        let mut writer = ManifestWriterBuilder::new(output, Some(77), schema, spec).build_v2_deletes();
+        let file = DataFileBuilder::default()
+            .content(DataContentType::PositionDeletes)
+            .file_path(at("deletes.parquet"))
+            .file_format(DataFileFormat::Parquet)
+            .record_count(1)
+            .file_size_in_bytes(100)
+            .build()
+            .unwrap();
+        writer.add_file(file, -1).unwrap();
+        let deletes = writer.write_manifest_file().await.unwrap();
+        let parent = metadata.current_snapshot().unwrap();
+        let before = std::fs::read(parent.manifest_list().strip_prefix("file://").unwrap()).unwrap();
+        let before = iceberg::spec::ManifestList::parse_with_version(&before, metadata.format_version()).unwrap();
+        let writer = io.new_output(at("list.avro")).unwrap().writer().await.unwrap();
+        let mut list = ManifestListWriter::v2(writer, 77, Some(parent.snapshot_id()), 2);
+        list.add_manifests(before.consume_entries().into_iter().chain([deletes])).unwrap();
+        list.close().await.unwrap();
+        let snapshot = Snapshot::builder()
+            .with_snapshot_id(77)
+            .with_parent_snapshot_id(Some(parent.snapshot_id()))
+            .with_sequence_number(2)
+            .with_timestamp_ms(parent.timestamp_ms() + 1)
+            .with_manifest_list(at("list.avro"))
+            .with_summary(Summary { operation: Operation::Delete, additional_properties: Default::default() })
+            .build();
+        builder.set_branch_snapshot(snapshot, MAIN_BRANCH).unwrap()
+    })
+    .await;
+    for sql in ["SELECT * FROM t", "SELECT count(*) FROM t"] {
+        let error = refused(&client, sql).await;
+        assert!(error.kind == Kind::NotSupported && error.message.contains("delete files"), "{error}");
+    }
+    // Adding rows is right all the same: the deletes stay in force.
+    assert_eq!(number(&client, "INSERT INTO t VALUES (2)").await, 1);
+    assert_eq!(refused(&client, "SELECT * FROM t").await.kind, Kind::NotSupported);
+}
