@@ -11,6 +11,8 @@ use std::time::Duration;
 use lake_client::secret::Secret;
 use serde::Deserialize;
 
+use crate::files::FreeSpace;
+
 /// The environment variable that may hold the cluster secret itself, instead of a file.
 pub const SECRET_VARIABLE: &str = "LAKE_METASRV_SECRET";
 /// How long the pages of a listing are held.
@@ -51,13 +53,13 @@ pub struct Options {
     /// Listen on other addresses than loopback without a cluster secret
     #[arg(long, env = "LAKE_METASRV_INSECURE_OPEN_NETWORK", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub insecure_open_network: Option<bool>,
-    /// How often a leader sends heartbeats, in milliseconds [default: 100]
+    /// How often a leader sends heartbeats, in milliseconds [default: 80]
     #[arg(long, env = "LAKE_METASRV_HEARTBEAT_MS", value_name = "MS")]
     pub heartbeat_ms: Option<u64>,
-    /// Shortest wait before an election, behind the leader's lease, in milliseconds [default: 250]
+    /// Shortest wait before an election, behind the leader's lease, in milliseconds [default: 200]
     #[arg(long, env = "LAKE_METASRV_ELECTION_TIMEOUT_MIN_MS", value_name = "MS")]
     pub election_timeout_min_ms: Option<u64>,
-    /// Longest wait before an election, and the length of the leader's lease, in milliseconds [default: 400]
+    /// Longest wait before an election, and the length of the leader's lease, in milliseconds [default: 320]
     #[arg(long, env = "LAKE_METASRV_ELECTION_TIMEOUT_MAX_MS", value_name = "MS")]
     pub election_timeout_max_ms: Option<u64>,
     /// A snapshot is taken after this many log entries [default: 10000]
@@ -103,8 +105,9 @@ pub struct Config {
     pub insecure_open_network: bool,
     pub timing: Timing,
     pub storage: StorageConfig,
-    /// How long the pages of a listing are held. No option: it is a field for tests.
+    /// How long the pages of a listing are held. No option: a seam for tests, as is the next.
     pub page_life: Duration,
+    pub free_space: FreeSpace,
 }
 
 /// Raft's clocks.
@@ -120,9 +123,9 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            heartbeat: Duration::from_millis(100),
-            election_timeout_min: Duration::from_millis(250),
-            election_timeout_max: Duration::from_millis(400),
+            heartbeat: Duration::from_millis(80),
+            election_timeout_min: Duration::from_millis(200),
+            election_timeout_max: Duration::from_millis(320),
         }
     }
 }
@@ -198,6 +201,7 @@ impl Config {
             timing: Timing::default(),
             storage: StorageConfig::default(),
             page_life: PAGE_LIFE,
+            free_space: FreeSpace::default(),
         }
     }
 
@@ -245,6 +249,7 @@ impl Config {
                 disk_reserve_bytes: options.disk_reserve_bytes.unwrap_or(storage.disk_reserve_bytes),
             },
             page_life: PAGE_LIFE,
+            free_space: FreeSpace::default(),
         };
         config.validate()?;
         Ok(config)

@@ -19,11 +19,11 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::config::StorageConfig;
 use crate::error::Error;
-use crate::files;
+use crate::files::{self, FreeSpace};
 use crate::log::mark::{Mark, MarkFile};
 use crate::log::sled_log::SledLog;
-use crate::log::{FreeSpace, Log, LogOptions};
-use crate::raft::state_machine::StateMachine;
+use crate::log::{Log, LogOptions};
+use crate::raft::state_machine::{DiskReserve, StateMachine};
 use crate::snapshot::{self, Loaded, SnapshotData, SnapshotStore};
 
 /// A directory that this process holds. Dropping it lets others in.
@@ -79,7 +79,7 @@ pub struct DirectoryOptions {
     /// `None`: whatever the directory says, 1 for a new one.
     pub peer_id: Option<u64>,
     pub storage: StorageConfig,
-    pub free_space: Option<FreeSpace>,
+    pub free_space: FreeSpace,
 }
 
 /// Opens, or makes, everything in a directory that is held. Blocks.
@@ -89,15 +89,14 @@ pub struct DirectoryOptions {
 pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     let mark_path = dir.join("mark");
     let mut log_options = LogOptions::new(dir.join("log"), options.storage.disk_reserve_bytes);
-    if let Some(free_space) = options.free_space {
-        log_options.free_space = free_space;
-    }
+    log_options.free_space = options.free_space.clone();
+    let reserve = DiskReserve { bytes: options.storage.disk_reserve_bytes, free_space: options.free_space };
     let snapshot_dir = dir.join("snapshots");
     let snapshots = SnapshotStore::open(snapshot_dir.clone())
         .map_err(Error::io(format!("opening the snapshots in {}", snapshot_dir.display())))?;
     if !mark_path.exists() {
         let log = create(dir, &mark_path, log_options, &snapshots, options.peer_id.unwrap_or(1))?;
-        let state_machine = StateMachine::new(snapshots, log.clone(), options.storage.disk_reserve_bytes, None);
+        let state_machine = StateMachine::new(snapshots, log.clone(), reserve, None);
         return Ok(Contents { log, state_machine });
     }
     let mark = MarkFile::open(&mark_path)?;
@@ -108,7 +107,7 @@ pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     }
     let loaded = load_snapshot(&snapshots, mark.get())?;
     let log = Log::open(log_options, mark)?;
-    let state_machine = StateMachine::new(snapshots, log.clone(), options.storage.disk_reserve_bytes, loaded);
+    let state_machine = StateMachine::new(snapshots, log.clone(), reserve, loaded);
     Ok(Contents { log, state_machine })
 }
 

@@ -1,8 +1,10 @@
 //! The few file-system helpers that the log, the mark and the snapshots share.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The way out for a peer whose directory can no longer speak for it (semantics, section 9).
 pub(crate) const REJOIN: &str = "if a majority of the other peers is healthy, move this data directory away and start \
@@ -14,8 +16,38 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Bytes that an unprivileged writer can still use on the file system of `path`.
-pub(crate) fn free_bytes(path: &Path) -> io::Result<u64> {
-    let stat = rustix::fs::statvfs(path)?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+type Ask = dyn Fn(&Path) -> io::Result<u64> + Send + Sync;
+
+/// Tells how many bytes are free on the file system of a path. By default it asks the file system; a seam for tests.
+#[derive(Clone)]
+pub struct FreeSpace {
+    ask: Arc<Ask>,
+}
+
+impl fmt::Debug for FreeSpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreeSpace").finish_non_exhaustive()
+    }
+}
+
+impl Default for FreeSpace {
+    fn default() -> Self {
+        Self::new(|path| {
+            let stat = rustix::fs::statvfs(path)?;
+            Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+        })
+    }
+}
+
+impl FreeSpace {
+    /// Asks this function.
+    pub fn new(ask: impl Fn(&Path) -> io::Result<u64> + Send + Sync + 'static) -> Self {
+        Self { ask: Arc::new(ask) }
+    }
+
+    /// Bytes that an unprivileged writer can still use. A file system that cannot be asked has room: the write itself
+    /// finds out.
+    pub fn bytes(&self, path: &Path) -> u64 {
+        (self.ask)(path).unwrap_or(u64::MAX)
+    }
 }

@@ -17,13 +17,13 @@
 //! - [`raft`]: openraft's types, storage and network on top of them;
 //! - [`peer`]: a peer's life: fresh, founded, serving; reads, transactions, listings;
 //! - [`services`], [`server`]: the same over gRPC; [`embedded`]: the same inside one process;
-//! - [`config`], [`error`]: what goes in, and why it does not start.
+//! - [`config`], [`error`]: what goes in, and why it does not start; [`files`]: a few file-system helpers.
 
 pub mod config;
 pub mod directory;
 pub mod embedded;
 pub mod error;
-mod files;
+pub mod files;
 pub mod log;
 pub mod peer;
 pub mod raft;

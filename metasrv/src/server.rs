@@ -52,8 +52,12 @@ impl Server {
     /// cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, Error> {
         config.validate()?;
-        let settings =
-            Settings { timing: config.timing, storage: config.storage, page_life: config.page_life, free_space: None };
+        let settings = Settings {
+            timing: config.timing,
+            storage: config.storage,
+            page_life: config.page_life,
+            free_space: config.free_space.clone(),
+        };
         let grpc = bind("clients (listen)", config.listen).await?;
         let raft = bind("peers (raft_listen)", config.raft_listen).await?;
         let grpc_address = bound(&grpc)?;

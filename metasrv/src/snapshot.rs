@@ -191,6 +191,25 @@ fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State)
 
 /// Reads and checks a whole snapshot. Blocks for as long as that takes.
 pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
+    let mut state = StateBuilder::default();
+    let head = scan(path, |entry| state.add(entry.into()))?;
+    Ok(Loaded { meta: head.meta, cluster_id: head.cluster_id, state: state.build(head.revision) })
+}
+
+/// Checks a whole snapshot without keeping it. Blocks for as long as that takes.
+pub fn check(path: &Path) -> Result<(), SnapshotError> {
+    scan(path, drop).map(drop)
+}
+
+/// What a snapshot says of itself.
+struct ScannedHead {
+    meta: SnapshotMeta,
+    cluster_id: String,
+    revision: u64,
+}
+
+/// Goes through a whole snapshot, checking everything.
+fn scan(path: &Path, mut each: impl FnMut(v1::KeyValue)) -> Result<ScannedHead, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
     let damaged = |what: &str| SnapshotError::Damaged { path: path.to_owned(), what: what.to_owned() };
     let file = File::open(path).map_err(io_error)?;
@@ -226,7 +245,6 @@ pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
     let Record::Head(head) = next()? else { return Err(damaged("its head is missing")) };
     let meta = head.meta.ok_or_else(|| damaged("its head is incomplete"))?;
     let meta = snapshot_meta_from_wire(meta).map_err(|e| damaged(&e.to_string()))?;
-    let mut state = StateBuilder::new(head.revision);
     let mut previous = String::new();
     for n in 0u64.. {
         match next()? {
@@ -235,14 +253,14 @@ pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
                     return Err(damaged("its keys are out of order"));
                 }
                 previous.clone_from(&entry.key);
-                state.add(entry.into());
+                each(entry);
             }
             Record::End(end) if end.keys == n && head.keys == n => break,
             Record::End(_) => return Err(damaged("entries are missing")),
             Record::Head(_) => return Err(damaged("it has a second head")),
         }
     }
-    Ok(Loaded { meta, cluster_id: head.cluster_id, state: state.build() })
+    Ok(ScannedHead { meta, cluster_id: head.cluster_id, revision: head.revision })
 }
 
 #[cfg(test)]

@@ -30,8 +30,8 @@ async fn run_one_peer() {
     config.listen = parts[2].parse().unwrap();
     config.raft_listen = parts[3].parse().unwrap();
     config.storage.disk_reserve_bytes = 0;
-    config.storage.snapshot_entries = 2000;
-    config.storage.purge_margin_entries = 500;
+    config.storage.snapshot_entries = 300;
+    config.storage.purge_margin_entries = 100;
     let server = Server::start(config).await.unwrap();
     eprintln!("{}", server.failed().await);
     std::process::exit(1);
@@ -130,6 +130,7 @@ struct Load {
     stop: Arc<AtomicBool>,
     last_success_ms: Arc<AtomicU64>,
     longest_gap_ms: Arc<AtomicU64>,
+    acknowledged: Arc<AtomicU64>,
     writers: Vec<tokio::task::JoinHandle<Vec<String>>>,
     began: Instant,
 }
@@ -138,11 +139,13 @@ impl Load {
     fn start(store: Arc<dyn MetaStore>, writers: usize, run: &str) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (last_success_ms, longest_gap_ms) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let acknowledged_count = Arc::new(AtomicU64::new(0));
         let began = Instant::now();
         let writers = (0..writers)
             .map(|w| {
                 let (store, stop, run) = (store.clone(), stop.clone(), run.to_owned());
                 let (last, longest) = (last_success_ms.clone(), longest_gap_ms.clone());
+                let count = acknowledged_count.clone();
                 tokio::spawn(async move {
                     let mut acknowledged = Vec::new();
                     for n in 0u64.. {
@@ -154,6 +157,7 @@ impl Load {
                         let committed = store.cas(&key, Expected::Absent, "v".into(), deadline).await.unwrap();
                         assert!(committed.result.succeeded || committed.resent, "{key} was there already");
                         acknowledged.push(key);
+                        count.fetch_add(1, Ordering::SeqCst);
                         let now = began.elapsed().as_millis() as u64;
                         let before = last.swap(now, Ordering::SeqCst);
                         longest.fetch_max(now.saturating_sub(before), Ordering::SeqCst);
@@ -162,13 +166,21 @@ impl Load {
                 })
             })
             .collect();
-        Self { stop, last_success_ms, longest_gap_ms, writers, began }
+        Self { stop, last_success_ms, longest_gap_ms, acknowledged: acknowledged_count, writers, began }
     }
 
     async fn goes_on(&self) {
         let since = self.began.elapsed().as_millis() as u64;
         eventually("the load to go on", async || (self.last_success_ms.load(Ordering::SeqCst) > since).then_some(()))
             .await;
+    }
+
+    async fn grows_by(&self, n: u64) {
+        let wanted = self.acknowledged.load(Ordering::SeqCst) + n;
+        eventually("more acknowledged writes", async || {
+            (self.acknowledged.load(Ordering::SeqCst) >= wanted).then_some(())
+        })
+        .await;
     }
 
     async fn finish(self) -> Vec<String> {
@@ -224,9 +236,8 @@ async fn all_peers_are_killed_at_once_under_load() {
     let store = processes.store();
     let load = Load::start(store.clone(), 8, "all");
     for _ in 0..3 {
-        load.goes_on().await;
-        // Let the log grow over a snapshot or two in the meantime.
-        load.goes_on().await;
+        // Over a snapshot and a purge each time.
+        load.grows_by(500).await;
         for id in 1..=3 {
             processes.kill(id);
         }

@@ -40,6 +40,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use self::mark::{Mark, MarkFile};
 use self::sled_log::{Bounds, Frame, OpenError, SledLog};
 use self::writer::{Request, Writer};
+use crate::files::FreeSpace;
 use crate::raft::types::{Command, Entry, LogId, Payload, TypeConfig, Vote, log_id};
 use crate::raft::wire::entry_from_wire;
 
@@ -60,9 +61,6 @@ pub enum Health {
     Failed(String),
 }
 
-/// Tells how many bytes are free on the file system of a path. A seam for tests.
-pub type FreeSpace = Arc<dyn Fn(&Path) -> io::Result<u64> + Send + Sync>;
-
 /// What opening a log needs.
 #[derive(Clone)]
 pub struct LogOptions {
@@ -76,7 +74,7 @@ pub struct LogOptions {
 impl LogOptions {
     /// A log in `dir` that looks at the real file system.
     pub fn new(dir: PathBuf, disk_reserve_bytes: u64) -> Self {
-        Self { dir, disk_reserve_bytes, free_space: Arc::new(crate::files::free_bytes) }
+        Self { dir, disk_reserve_bytes, free_space: FreeSpace::default() }
     }
 }
 

@@ -14,10 +14,12 @@
 //! An entry too large for that is one frame whose payload is cut: the head's value under the index, and the other parts
 //! under the index followed by a part number. Tree `meta` holds the incarnation of the directory the log was made for.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use bytes::Bytes;
 
@@ -79,9 +81,31 @@ pub struct SledLog {
     dir: PathBuf,
 }
 
+thread_local! {
+    /// Whether a panic on this thread is one that [`guard`] will turn into an error.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lets panics that [`guard`] catches pass without the panic message, which would look like a crash; all others are
+/// reported as before.
+fn quiet_guarded_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !GUARDED.get() {
+                report(panic);
+            }
+        }));
+    });
+}
+
 /// Runs a call into sled and turns both its errors and its panics into an I/O error that names the directory.
 fn guard<T>(dir: &Path, doing: &str, call: impl FnOnce() -> Result<T, sled::Error>) -> io::Result<T> {
-    match catch_unwind(AssertUnwindSafe(call)) {
+    GUARDED.set(true);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    GUARDED.set(false);
+    match result {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(sled::Error::Io(e))) => {
             Err(io::Error::new(e.kind(), format!("{doing} the log in {}: {e}", dir.display())))
@@ -156,6 +180,7 @@ impl SledLog {
     }
 
     fn open_sled(dir: &Path) -> io::Result<Self> {
+        quiet_guarded_panics();
         let db = guard(dir, "opening", || {
             sled::Config::new()
                 .path(dir)

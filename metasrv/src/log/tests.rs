@@ -9,7 +9,7 @@ use openraft::type_config::TypeConfigExt;
 
 use super::*;
 use crate::raft::log_store::LogStore;
-use crate::raft::state_machine::StateMachine;
+use crate::raft::state_machine::{DiskReserve, StateMachine};
 use crate::raft::types::{Member, Membership};
 use crate::snapshot::SnapshotStore;
 
@@ -52,7 +52,7 @@ impl StoreBuilder<TypeConfig, LogStore, StateMachine, tempfile::TempDir> for Bui
         let dir = tempfile::tempdir().unwrap();
         let log = create(dir.path());
         let snapshots = SnapshotStore::open(dir.path().join("snapshots")).unwrap();
-        let state_machine = StateMachine::new(snapshots, log.clone(), 0, None);
+        let state_machine = StateMachine::new(snapshots, log.clone(), DiskReserve::default(), None);
         Ok((dir, LogStore::new(log), state_machine))
     }
 }
@@ -158,7 +158,7 @@ fn create_with_room(dir: &Path, room: &Arc<AtomicU64>) -> Log {
     let room = room.clone();
     let mut options = options(dir);
     options.disk_reserve_bytes = 1 << 20;
-    options.free_space = Arc::new(move |_| Ok(room.load(Ordering::SeqCst)));
+    options.free_space = crate::files::FreeSpace::new(move |_| Ok(room.load(Ordering::SeqCst)));
     Log::create(options, MarkFile::create(&dir.join("mark"), identity()).unwrap()).unwrap()
 }
 

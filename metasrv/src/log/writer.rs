@@ -170,8 +170,7 @@ impl Writer {
         let wanted = if self.options.disk_reserve_bytes == 0 { wanted } else { wanted.saturating_add(OVERHEAD_BYTES) };
         let mut held = false;
         loop {
-            // A file system that cannot be asked is found out by the write itself.
-            let free = (self.options.free_space)(&self.options.dir).unwrap_or(u64::MAX);
+            let free = self.options.free_space.bytes(&self.options.dir);
             if free >= wanted {
                 break;
             }

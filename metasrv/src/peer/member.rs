@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use lake_client::store::{Consistency, ReadOptions};
 use lake_proto::kv::{Invalid, KeyValue, Txn, TxnResult, validate_key};
-use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES};
+use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_TXN_BYTES};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader, RaftError};
@@ -231,7 +231,18 @@ impl Member {
             validate_key(key).map_err(Failure::invalid)?;
         }
         let applied = self.read(options, deadline).await?;
-        Ok((applied.state.revision(), keys.iter().filter_map(|key| applied.state.get(key)).collect()))
+        let mut entries = Vec::new();
+        let mut bytes = 0;
+        for entry in keys.iter().filter_map(|key| applied.state.get(key)) {
+            bytes += entry.key.len() + entry.value.len();
+            if bytes > MAX_TXN_BYTES {
+                let what =
+                    format!("the entries asked for have more than {MAX_TXN_BYTES} bytes; ask for fewer keys at once");
+                return Err(Failure::invalid(what));
+            }
+            entries.push(entry);
+        }
+        Ok((applied.state.revision(), entries))
     }
 
     /// One page of a listing.
@@ -353,9 +364,8 @@ impl Member {
         self.view.metrics().running_state.err().map(|e| e.to_string())
     }
 
-    /// Hands the leadership over if this peer has it, and ends the core and its tasks. The log stays open.
+    /// Ends the core and its tasks. The log stays open.
     pub async fn shutdown(&self) {
-        self.hand_over().await;
         self.stop.cancel();
         let mut tasks = std::mem::take(&mut *crate::log::lock(&self.tasks));
         while tasks.join_next().await.is_some() {}
@@ -364,6 +374,7 @@ impl Member {
         }
     }
 
+    /// Has another voter lead, if this peer leads now; waits a little for that.
     pub async fn hand_over(&self) {
         if self.view.leader_id() != Some(self.identity.id) {
             return;

@@ -34,7 +34,8 @@ use self::member::Member;
 use crate::config::{StorageConfig, Timing};
 use crate::directory::{self, DirectoryLock, DirectoryOptions};
 use crate::error::Error;
-use crate::log::{FreeSpace, Log};
+use crate::files::FreeSpace;
+use crate::log::Log;
 use crate::raft::network::Transport;
 use crate::raft::state_machine::StateMachine;
 
@@ -72,8 +73,8 @@ pub struct Settings {
     pub storage: StorageConfig,
     /// How long the pages of a listing are held.
     pub page_life: Duration,
-    /// How free space is found out; `None`: from the file system.
-    pub free_space: Option<FreeSpace>,
+    /// How free space is found out.
+    pub free_space: FreeSpace,
 }
 
 impl Default for Settings {
@@ -82,7 +83,7 @@ impl Default for Settings {
             timing: Timing::default(),
             storage: StorageConfig::default(),
             page_life: crate::config::PAGE_LIFE,
-            free_space: None,
+            free_space: FreeSpace::default(),
         }
     }
 }
@@ -296,7 +297,7 @@ impl Peer {
         }
     }
 
-    /// Ends the peer: hands the leadership over, ends the core, closes the log.
+    /// Ends the peer: ends the core, closes the log, lets the directory go.
     pub async fn shutdown(&self) {
         if let Some(member) = self.member() {
             member.shutdown().await;

@@ -17,7 +17,7 @@ use openraft::{EntryPayload, OptionalSend};
 use tokio::sync::watch;
 
 use super::types::{Command, Entry, LogId, Member, Outcome, SnapshotMeta, StoredMembership, TypeConfig};
-use crate::files;
+use crate::files::FreeSpace;
 use crate::log::{Log, entry_bytes, lock};
 use crate::snapshot::{self, SnapshotData, SnapshotStore};
 use crate::state::State;
@@ -74,12 +74,19 @@ pub struct StateMachine {
     snapshots: Arc<Snapshots>,
 }
 
+/// Room on the disk that a snapshot must leave.
+#[derive(Debug, Clone, Default)]
+pub struct DiskReserve {
+    pub bytes: u64,
+    pub free_space: FreeSpace,
+}
+
 /// What the state machine and the builder of a snapshot share.
 #[derive(Debug)]
 struct Snapshots {
     store: SnapshotStore,
     log: Log,
-    disk_reserve_bytes: u64,
+    reserve: DiskReserve,
     newest: Mutex<Option<(SnapshotMeta, SnapshotData)>>,
 }
 
@@ -88,7 +95,7 @@ impl StateMachine {
     pub fn new(
         store: SnapshotStore,
         log: Log,
-        disk_reserve_bytes: u64,
+        reserve: DiskReserve,
         loaded: Option<(snapshot::Loaded, SnapshotData)>,
     ) -> Self {
         let (applied, newest) = match loaded {
@@ -102,7 +109,7 @@ impl StateMachine {
             }
             None => (Applied::default(), None),
         };
-        let snapshots = Snapshots { store, log, disk_reserve_bytes, newest: Mutex::new(newest) };
+        let snapshots = Snapshots { store, log, reserve, newest: Mutex::new(newest) };
         Self { published: Published::new(applied), snapshots: Arc::new(snapshots) }
     }
 
@@ -188,8 +195,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             // A snapshot that does not fit would stop this peer; the log can wait.
             let state = &self.published.current().state;
             let size = state.bytes() + state.len() as u64 * SNAPSHOT_ENTRY_OVERHEAD_BYTES;
-            let free = files::free_bytes(self.snapshots.store.dir()).unwrap_or(u64::MAX);
-            if free < self.snapshots.disk_reserve_bytes.saturating_add(size) {
+            let free = self.snapshots.reserve.free_space.bytes(self.snapshots.store.dir());
+            if free < self.snapshots.reserve.bytes.saturating_add(size) {
                 tracing::warn!(
                     free_mib = free >> 20,
                     needed_mib = size >> 20,

@@ -154,7 +154,7 @@ impl Raft for RaftService {
             return Err(e.into());
         }
         let checked = path.clone();
-        let check = tokio::task::spawn_blocking(move || snapshot::read(&checked).map(drop));
+        let check = tokio::task::spawn_blocking(move || snapshot::check(&checked));
         let checked = check.await.map_err(|e| e.to_string()).and_then(|r| r.map_err(|e| e.to_string()));
         if let Err(what) = checked {
             let _ = tokio::fs::remove_file(&path).await;

@@ -138,11 +138,6 @@ pub struct StateBuilder {
 }
 
 impl StateBuilder {
-    /// Begins a state at `revision`.
-    pub fn new(revision: Revision) -> Self {
-        Self { state: State { revision, ..State::default() } }
-    }
-
     /// Adds an entry.
     pub fn add(&mut self, entry: KeyValue) {
         let kept = Entry {
@@ -154,9 +149,9 @@ impl StateBuilder {
         self.state.insert(entry.key.into(), kept);
     }
 
-    /// The finished state.
-    pub fn build(self) -> State {
-        self.state
+    /// The finished state, at `revision`.
+    pub fn build(self, revision: Revision) -> State {
+        State { revision, ..self.state }
     }
 }
 
