@@ -76,13 +76,13 @@ async fn a_table_created_on_one_node_is_there_on_the_other_at_once() {
 async fn nested_and_odd_values_come_back() {
     let cluster = Cluster::start(1).await;
     let client = cluster.client(0).await;
-    run(&client, "CREATE TABLE odd AS SELECT [1, 2, NULL] AS list, named_struct('a', 1, 'b', 'x') AS struct, map {'k': 1} AS pairs, arrow_cast(200, 'UInt8') AS small, arrow_cast('d', 'Dictionary(Int32, Utf8)') AS dict, X'00ff' AS bytes, CAST('NaN' AS DOUBLE) AS nan").await;
+    run(&client, "CREATE TABLE odd AS SELECT [1, 2, NULL] AS list, named_struct('a', 1, 'b', 'x') AS st, map {'k': 1} AS pairs, arrow_cast(200, 'UInt8') AS small, arrow_cast('d', 'Dictionary(Int32, Utf8)') AS dict, X'00ff' AS bytes, CAST('NaN' AS DOUBLE) AS nan").await;
     run(&client, "INSERT INTO odd SELECT * FROM odd").await;
     assert_eq!(
-        text(&client, "SELECT list, struct, pairs, small, dict, bytes, nan FROM odd").await,
+        text(&client, "SELECT list, st, pairs, small, dict, bytes, nan FROM odd").await,
         [["[1, 2, NULL]", "{a: 1, b: x}", "{k: 1}", "200", "d", "00ff", "NaN"]; 2]
     );
-    assert_eq!(number(&client, "SELECT count(*) FROM odd WHERE struct['b'] = 'x' AND list[2] = 2").await, 2);
+    assert_eq!(number(&client, "SELECT count(*) FROM odd WHERE st['b'] = 'x' AND list[2] = 2").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

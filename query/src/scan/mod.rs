@@ -133,7 +133,7 @@ impl TableProvider for LakeTable {
             );
         }
         self.table.check_writable().map_err(Error::into_datafusion)?;
-        let sink = AppendSink::new(self.tables.clone(), self.table.clone(), self.schema.clone(), self.deadline);
+        let sink = AppendSink::new(self.tables.clone(), self.table.clone(), &self.schema, self.deadline);
         Ok(Arc::new(DataSinkExec::new(input, Arc::new(sink), None)))
     }
 }

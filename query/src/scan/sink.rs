@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::common::Result as DfResult;
 use datafusion::datasource::sink::DataSink;
@@ -20,12 +20,15 @@ use crate::table::{Table, Tables};
 pub struct AppendSink {
     tables: Arc<Tables>,
     table: Table,
+    /// Every column may be null here: the writer refuses nulls, naming the column, and DataFusion would name a number.
     schema: SchemaRef,
     deadline: Instant,
 }
 
 impl AppendSink {
-    pub fn new(tables: Arc<Tables>, table: Table, schema: SchemaRef, deadline: Instant) -> Self {
+    pub fn new(tables: Arc<Tables>, table: Table, schema: &Schema, deadline: Instant) -> Self {
+        let nullable = schema.fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
+        let schema = Arc::new(Schema::new(nullable.collect::<Vec<_>>()));
         Self { tables, table, schema, deadline }
     }
 

@@ -107,7 +107,14 @@ fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {
         .with_dialect(&GenericDialect {})
         .with_recursion_limit(limit)
         .build()
-        .and_then(|mut parser| parser.parse_statements())?;
+        .and_then(|mut parser| parser.parse_statements())
+        .map_err(|e| {
+            let error = Error::from(e);
+            match error.message.ends_with("found: EOF") {
+                true => error.at(Some(end_of(sql))),
+                false => error,
+            }
+        })?;
     match (statements.pop_front(), statements.is_empty()) {
         (Some(statement), true) => Ok(statement),
         (None, _) => Err(Error::invalid("there is no statement")),
@@ -115,6 +122,13 @@ fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {
             Err(Error::not_supported("several statements in one text are not supported yet: send them one by one"))
         }
     }
+}
+
+/// The place after the last character, which the parser does not name.
+fn end_of(sql: &str) -> Position {
+    let sql = sql.trim_end();
+    let last = sql.rsplit('\n').next().unwrap_or(sql);
+    Position { line: sql.matches('\n').count() as u64 + 1, column: last.chars().count() as u64 + 1 }
 }
 
 fn classify(statement: &Parsed) -> Result<Action> {
@@ -347,7 +361,7 @@ mod tests {
     #[test]
     fn errors_and_tables_have_places() {
         let error = parse("SELECT 1\nFROM t WHERE").unwrap_err();
-        assert_eq!(error.position.map(|p| p.line), Some(2), "{error}");
+        assert_eq!(error.position, Some(Position { line: 2, column: 13 }), "{error}");
         let (statement, _) = parse("SELECT *\n  FROM a JOIN nope.B ON true").unwrap();
         let table = TableReference::partial("nope", "b");
         assert_eq!(position_of(&statement, &table), Some(Position { line: 2, column: 15 }));
