@@ -6,13 +6,16 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use anyhow::{Context, Result};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use rustyline::error::ReadlineError;
 use rustyline::history::DefaultHistory;
-use rustyline::{Config, ExternalPrinter};
+use rustyline::{
+    Cmd, ConditionalEventHandler, Config, Event, EventContext, EventHandler, ExternalPrinter, KeyEvent, RepeatCount,
+};
 
 use crate::console::Console;
 
@@ -23,8 +26,10 @@ const MAX_HISTORY: usize = 1_000;
 #[derive(Debug)]
 pub enum Line {
     Text(String),
-    /// Ctrl-C.
-    Interrupted,
+    /// Ctrl-C, and whether anything had been typed.
+    Interrupted {
+        typed: bool,
+    },
     /// Ctrl-D, or the terminal is gone.
     End,
     Failed(String),
@@ -40,6 +45,8 @@ pub struct Editor {
     requests: mpsc::Sender<Request>,
     lines: tokio::sync::mpsc::Receiver<Line>,
     console: Console,
+    /// The cursor is in a line that is being edited.
+    editing: bool,
     _terminal: TerminalGuard,
 }
 
@@ -58,6 +65,9 @@ impl Editor {
             .build();
         let mut editor =
             rustyline::Editor::<(), DefaultHistory>::with_config(config).context("opening the terminal")?;
+        let typed = Arc::new(AtomicBool::new(false));
+        let look = EventHandler::Conditional(Box::new(LookAtLine { typed: typed.clone() }));
+        editor.bind_sequence(KeyEvent::ctrl('C'), look);
         let history = history_file();
         if let Some(path) = &history {
             // The first start has no history yet.
@@ -79,7 +89,9 @@ impl Editor {
                         Request::Line { prompt } => {
                             let line = match editor.readline(&prompt) {
                                 Ok(line) => Line::Text(line),
-                                Err(ReadlineError::Interrupted) => Line::Interrupted,
+                                Err(ReadlineError::Interrupted) => {
+                                    Line::Interrupted { typed: typed.load(Ordering::Relaxed) }
+                                }
                                 Err(ReadlineError::Eof) => Line::End,
                                 Err(e) => Line::Failed(e.to_string()),
                             };
@@ -92,7 +104,7 @@ impl Editor {
                 }
             })
             .context("starting the line editor")?;
-        Ok(Self { requests, lines, console: console.clone(), _terminal: terminal })
+        Ok(Self { requests, lines, console: console.clone(), editing: false, _terminal: terminal })
     }
 
     /// Lets the user edit a line.
@@ -100,7 +112,10 @@ impl Editor {
         if self.requests.send(Request::Line { prompt: prompt.to_owned() }).is_err() {
             return Line::End;
         }
-        self.lines.recv().await.unwrap_or(Line::End)
+        self.editing = true;
+        let line = self.lines.recv().await.unwrap_or(Line::End);
+        self.editing = false;
+        line
     }
 
     /// Puts what was typed into the history.
@@ -113,6 +128,21 @@ impl Editor {
 impl Drop for Editor {
     fn drop(&mut self) {
         self.console.send_to_stderr();
+        if self.editing {
+            eprintln!();
+        }
+    }
+}
+
+/// Notes whether the line was empty when Ctrl-C was pressed, which the editor's error does not say.
+struct LookAtLine {
+    typed: Arc<AtomicBool>,
+}
+
+impl ConditionalEventHandler for LookAtLine {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+        self.typed.store(!context.line().is_empty(), Ordering::Relaxed);
+        Some(Cmd::Interrupt)
     }
 }
 

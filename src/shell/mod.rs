@@ -189,8 +189,8 @@ impl Shell {
                         }
                     }
                 }
-                Line::Interrupted if input.is_empty() => return Ok(Ended::Well),
-                Line::Interrupted => input = Input::default(),
+                Line::Interrupted { typed: false } if input.is_empty() => return Ok(Ended::Well),
+                Line::Interrupted { .. } => input = Input::default(),
                 Line::End => return Ok(Ended::Well),
                 Line::Failed(why) => bail!("reading from the terminal: {why}"),
             }

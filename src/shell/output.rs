@@ -131,7 +131,7 @@ fn change_count(batch: &RecordBatch) -> Result<String, Failure> {
 /// Where batches are turned into text.
 enum Sink<'a, W: Write> {
     Table { out: &'a mut W, schema: SchemaRef, waiting: Vec<RecordBatch>, rows: usize, tables: usize },
-    Csv { out: arrow::csv::Writer<&'a mut W>, schema: SchemaRef, written: bool },
+    Csv { out: Box<arrow::csv::Writer<&'a mut W>>, schema: SchemaRef, written: bool },
     Json(arrow::json::ArrayWriter<&'a mut W>),
 }
 
@@ -141,7 +141,7 @@ impl<'a, W: Write> Sink<'a, W> {
             Format::Table => Sink::Table { out, schema, waiting: Vec::new(), rows: 0, tables: 0 },
             Format::Csv => {
                 let out = arrow::csv::WriterBuilder::new().with_header(true).build(out);
-                Sink::Csv { out, schema, written: false }
+                Sink::Csv { out: Box::new(out), schema, written: false }
             }
             Format::Json => Sink::Json(arrow::json::WriterBuilder::new().with_explicit_nulls(true).build(out)),
         }
