@@ -121,12 +121,12 @@ mod tests {
     fn lines_stay_lines_and_control_characters_are_shown() {
         let batch = batch(vec![Some(1)], vec![Some("a\nbb\x1b[2J")]);
         let expected = "\
-+----------+--------------+
-| count(*) | name         |
-+----------+--------------+
-|        1 | a            |
++----------+-------------+
+| count(*) | name        |
++----------+-------------+
+|        1 | a           |
 |          | bb\\u{1b}[2J |
-+----------+--------------+
++----------+-------------+
 ";
         assert_eq!(render(&batch.schema(), std::slice::from_ref(&batch)).unwrap(), expected);
     }

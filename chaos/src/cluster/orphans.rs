@@ -88,7 +88,9 @@ mod tests {
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
-        assert!(is_child(child.id(), &data_dir));
+        // For a moment after it was started, a process has no command line.
+        let shown = || async { is_child(child.id(), &data_dir).then_some(()).ok_or("not shown".to_owned()) };
+        probe::until("its command line", PATIENCE, shown).await.unwrap();
         assert!(!is_child(child.id(), &dir.join("metasrv-2")));
         // What a copy of the directory says of this child is not about the copy.
         await_end(&dir.join("copy"), &[entry(dir, child.id())]).await.unwrap();
