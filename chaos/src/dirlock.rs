@@ -14,7 +14,7 @@ use crate::{Error, IoContext, Result};
 /// The directory is this process's until dropped.
 #[derive(Debug)]
 pub struct DirLock {
-    _file: File,
+    file: File,
 }
 
 impl DirLock {
@@ -39,7 +39,14 @@ impl DirLock {
             Err(e) => return Err(Error::Io { doing: doing(), source: e.into() }),
         }
         file.set_len(0).and_then(|()| write!(file, "{}", std::process::id())).doing(doing)?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+impl Drop for DirLock {
+    fn drop(&mut self) {
+        // Closing alone would leave it locked while a child that is just being spawned has a copy of the descriptor.
+        let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 

@@ -26,8 +26,15 @@ const DEFAULT_EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
 #[derive(Debug)]
 pub struct Port {
     number: u16,
-    /// Holds the lock for as long as it is open.
-    _lock: File,
+    /// Locked.
+    lock: File,
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // Closing alone would leave it locked while a child that is just being spawned has a copy of the descriptor.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 impl Port {
@@ -77,7 +84,7 @@ fn try_reserve(dir: &Path, number: u16) -> Option<Port> {
     let path = dir.join(format!("{number}.lock"));
     let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
-    is_bindable(number).then_some(Port { number, _lock: lock })
+    is_bindable(number).then_some(Port { number, lock })
 }
 
 fn is_bindable(number: u16) -> bool {
