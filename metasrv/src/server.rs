@@ -14,9 +14,9 @@ use lake_proto::v1::raft_server::RaftServer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
+use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 
 use crate::config::Config;
@@ -136,7 +136,6 @@ impl Server {
 
 fn builder() -> tonic::transport::Server {
     tonic::transport::Server::builder()
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         .initial_stream_window_size(4 << 20)
@@ -158,7 +157,8 @@ async fn serve(
     stop: CancellationToken,
     failed: watch::Sender<Option<String>>,
 ) {
-    let incoming = TcpListenerStream::new(listener);
+    // The builder's own nodelay does not reach connections of a listener that was bound outside of it.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
         failed.send_replace(Some(format!("serving {what}: {e}")));
     }

@@ -105,6 +105,17 @@ impl Error {
         self
     }
 
+    /// An error that ended a change. What failed while rows were read or written says that nothing was committed; a
+    /// wrong statement need not, and a commit has said what it knows.
+    pub fn of_a_change(mut self) -> Self {
+        let midway =
+            matches!(self.kind, Kind::Storage | Kind::Exhausted | Kind::Corrupt | Kind::Internal | Kind::Deadline);
+        if midway && !self.message.contains("committed") {
+            self.message.push_str("; nothing was committed");
+        }
+        self
+    }
+
     /// For passing through DataFusion; [`From<DataFusionError>`] finds it again.
     pub fn into_datafusion(self) -> DataFusionError {
         DataFusionError::External(Box::new(self))

@@ -15,9 +15,9 @@ use lake_client::store::SharedStore;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Interceptor;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Status};
 
 use crate::config::Config;
@@ -146,12 +146,13 @@ async fn serve(
         .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(usize::MAX);
     let flight = tonic::service::interceptor::InterceptedService::new(flight, RequireSecret { secret });
+    // The builder's own nodelay does not reach connections of a listener that was bound outside of it.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
-        .tcp_nodelay(true)
         .add_service(health_service)
         .add_service(flight)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned())
+        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned())
         .await;
     let reason = match served {
         Err(e) => Error::internal(format!("serving Flight SQL: {}", crate::error::with_sources(&e))),

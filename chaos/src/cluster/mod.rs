@@ -314,6 +314,7 @@ impl Cluster {
     /// was interrupted is completed by the next start.
     async fn found(&self) -> Result<()> {
         let answers = self.statuses().await;
+        one_cluster(&answers)?;
         let peers = self.endpoints(Role::Metasrv);
         if answers.len() < peers.len() {
             return Err(Error::Founding(format!("only {} of {} peers answer", answers.len(), peers.len())));
@@ -341,6 +342,21 @@ impl Cluster {
             if fresh == 0 { Ok(()) } else { Err(format!("{fresh} peers are still fresh")) }
         })
         .await
+    }
+}
+
+/// Peers of several clusters under one directory: somebody moved or restored one's data.
+fn one_cluster(answers: &[StatusResponse]) -> Result<()> {
+    let named = |a: &StatusResponse| Some((a.self_.as_ref()?.id, a.cluster_id.clone()));
+    let belong: Vec<(u64, String)> = answers.iter().filter(|a| !a.cluster_id.is_empty()).filter_map(named).collect();
+    let votes = |id: &String| belong.iter().filter(|(_, other)| other == id).count();
+    let Some((_, ours)) = belong.iter().max_by_key(|(_, id)| votes(id)) else { return Ok(()) };
+    match belong.iter().find(|(_, id)| id != ours) {
+        None => Ok(()),
+        Some((peer, theirs)) => Err(Error::Founding(format!(
+            "the data directory of {} belongs to another cluster ({theirs}) than the others ({ours}): put its own back",
+            ProcessName::metasrv(*peer)
+        ))),
     }
 }
 

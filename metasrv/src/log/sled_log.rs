@@ -20,6 +20,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -30,6 +31,8 @@ pub const MAX_VALUE_BYTES: usize = 32 << 10;
 /// Most keys removed between two syncs.
 pub const REMOVE_KEYS: usize = 100;
 
+/// How long opening waits for a database of this process to be closed.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const SEGMENT_BYTES: usize = 8 << 20;
 const CACHE_BYTES: u64 = 32 << 20;
 const FRAME_HEADER_BYTES: usize = 4 + 4 + 8 + 8;
@@ -181,14 +184,25 @@ impl SledLog {
 
     fn open_sled(dir: &Path) -> io::Result<Self> {
         quiet_guarded_panics();
-        let db = guard(dir, "opening", || {
-            sled::Config::new()
-                .path(dir)
-                .flush_every_ms(None)
-                .segment_size(SEGMENT_BYTES)
-                .cache_capacity(CACHE_BYTES)
-                .open()
-        })?;
+        let until = Instant::now() + LOCK_PATIENCE;
+        let db = loop {
+            let opened = guard(dir, "opening", || {
+                sled::Config::new()
+                    .path(dir)
+                    .flush_every_ms(None)
+                    .segment_size(SEGMENT_BYTES)
+                    .cache_capacity(CACHE_BYTES)
+                    .open()
+            });
+            match opened {
+                // A database of this process that was just dropped is closed by sled's own threads, a moment later. No
+                // other process can hold it: the data directory's lock is ours.
+                Err(e) if e.to_string().contains("could not acquire lock") && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                opened => break opened?,
+            }
+        };
         let log = guard(dir, "opening", || db.open_tree("log"))?;
         let db_file = File::options().read(true).write(true).open(dir.join("db"))?;
         Ok(Self { log, db, db_file, dir: dir.to_owned() })

@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use lake_client::store::{Consistency, ReadOptions};
 use lake_proto::kv::Txn;
-use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::kv_server::Kv;
+use lake_proto::{CLUSTER_METADATA_KEY, v1};
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::deadline;
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
+use crate::peer::member::Member;
 
 /// Serves one peer's map.
 pub struct KvService {
@@ -22,6 +25,23 @@ impl KvService {
     /// Of this peer.
     pub fn new(peer: Arc<Peer>) -> Self {
         Self { peer }
+    }
+
+    /// The member that serves, if the caller means its cluster.
+    fn member(&self, metadata: &MetadataMap) -> Result<Arc<Member>, Failure> {
+        let member = self.peer.serving()?;
+        match metadata.get(CLUSTER_METADATA_KEY) {
+            Some(meant) if meant.as_bytes() != member.cluster_id.as_bytes() => {
+                let what = format!(
+                    "the request is for cluster {}, and peer {} belongs to cluster {}: correct the endpoints",
+                    String::from_utf8_lossy(meant.as_bytes()),
+                    member.identity.id,
+                    member.cluster_id
+                );
+                Err(Failure::new(Kind::WrongIdentity, what))
+            }
+            _ => Ok(member),
+        }
     }
 }
 
@@ -41,16 +61,16 @@ fn read_options(options: Option<v1::ReadOptions>) -> Result<ReadOptions, Failure
 impl Kv for KvService {
     async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<v1::GetResponse>, Status> {
         let deadline = deadline(request.metadata());
+        let member = self.member(request.metadata())?;
         let request = request.into_inner();
-        let member = self.peer.serving()?;
         let (revision, entry) = member.get(&request.key, read_options(request.options)?, deadline).await?;
         Ok(Response::new(v1::GetResponse { header: Some(member.header(revision)), entry: entry.map(Into::into) }))
     }
 
     async fn batch_get(&self, request: Request<v1::BatchGetRequest>) -> Result<Response<v1::BatchGetResponse>, Status> {
         let deadline = deadline(request.metadata());
+        let member = self.member(request.metadata())?;
         let request = request.into_inner();
-        let member = self.peer.serving()?;
         let (revision, entries) = member.batch_get(&request.keys, read_options(request.options)?, deadline).await?;
         let entries = entries.into_iter().map(Into::into).collect();
         Ok(Response::new(v1::BatchGetResponse { header: Some(member.header(revision)), entries }))
@@ -58,8 +78,8 @@ impl Kv for KvService {
 
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {
         let deadline = deadline(request.metadata());
+        let member = self.member(request.metadata())?;
         let request = request.into_inner();
-        let member = self.peer.serving()?;
         let token = Some(request.page.as_str()).filter(|page| !page.is_empty());
         let options = read_options(request.options)?;
         let page = member.list(&request.prefix, token, request.limit, options, deadline).await?;
@@ -72,7 +92,7 @@ impl Kv for KvService {
 
     async fn txn(&self, request: Request<v1::TxnRequest>) -> Result<Response<v1::TxnResponse>, Status> {
         let deadline = deadline(request.metadata());
-        let member = self.peer.serving()?;
+        let member = self.member(request.metadata())?;
         let txn = request.into_inner().txn.ok_or_else(|| Failure::invalid("the request has no transaction"))?;
         let txn = Txn::try_from(txn).map_err(Failure::invalid)?;
         let result = member.commit(txn, deadline).await?;

@@ -230,7 +230,9 @@ impl Engine {
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }
         });
-        changing.catch_unwind().await.unwrap_or_else(|panic| Err(panicked("making the change", panic.as_ref())))
+        let changed = changing.catch_unwind().await;
+        let changed = changed.unwrap_or_else(|panic| Err(panicked("making the change", panic.as_ref())));
+        changed.map_err(Error::of_a_change)
     }
 
     /// Lets no further statement begin.

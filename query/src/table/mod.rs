@@ -269,7 +269,9 @@ impl Tables {
     /// Runs `work` in a task that shutdown waits for and that nobody cancels.
     async fn owned<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
         let task = self.tasks.spawn(work);
-        task.await.unwrap_or_else(|e| Err(Error::internal(format!("a commit ended unexpectedly: {e}"))))
+        task.await.unwrap_or_else(|e| {
+            Err(Error::unknown(format!("a commit ended unexpectedly ({e}); whether anything was committed is unknown")))
+        })
     }
 
     /// Waits for commits under way; afterwards none begins.

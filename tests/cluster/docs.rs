@@ -1,0 +1,59 @@
+//! The book holds together: every page is in its table of contents, and every link leads somewhere.
+
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn markdown_files(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    entries.flat_map(|p| if p.is_dir() { markdown_files(&p) } else { vec![p] }).filter(|p| is_markdown(p)).collect()
+}
+
+fn is_markdown(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "md")
+}
+
+/// The targets of `[text](target)` in a page, without those on the web.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+    targets.filter(|t| !t.contains("://")).collect()
+}
+
+#[test]
+fn every_page_is_listed_and_every_link_leads_somewhere() {
+    let pages = root().join("docs/src");
+    let summary = std::fs::read_to_string(pages.join("SUMMARY.md")).unwrap();
+    let mut files = markdown_files(&pages);
+    assert!(files.len() > 3, "the book has pages");
+    for page in &files {
+        let name = page.strip_prefix(&pages).unwrap().to_str().unwrap();
+        assert!(name == "SUMMARY.md" || links(&summary).contains(&name), "{name} is not in SUMMARY.md");
+    }
+    files.extend([root().join("README.md"), root().join("CHANGELOG.md")]);
+    for page in files {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for link in links(&text) {
+            let file = link.split('#').next().unwrap_or_default();
+            let target = page.parent().unwrap().join(file);
+            assert!(file.is_empty() || target.exists(), "{}: the link to {link} leads nowhere", page.display());
+        }
+    }
+}
+
+#[test]
+fn source_files_that_the_book_names_exist() {
+    let words = |text: &str| -> Vec<String> {
+        let code = text.split('`').skip(1).step_by(2);
+        code.filter(|c| c.ends_with(".rs") && c.contains('/')).map(str::to_owned).collect()
+    };
+    let mut named = 0;
+    for page in markdown_files(&root().join("docs/src")) {
+        for file in words(&std::fs::read_to_string(&page).unwrap()) {
+            named += 1;
+            assert!(root().join(&file).exists(), "{} names {file}, which does not exist", page.display());
+        }
+    }
+    assert!(named > 5, "the book names source files");
+}

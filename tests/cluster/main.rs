@@ -1,0 +1,14 @@
+//! Clusters of real processes, as a user or an operator meets them. Each module reads like a session.
+//!
+//! Tests that hurt processes run one at a time ([`common::alone`]): on two cores, five processes of one cluster and five
+//! of another would measure each other.
+
+mod away;
+mod bad_input;
+mod common;
+mod docs;
+mod leader_dies;
+mod object_storage;
+mod power;
+mod quick_start;
+mod race;
