@@ -14,7 +14,9 @@ pub const FILE_NAME: &str = "lake.log";
 /// Size at which a log file is put aside, as `lake.log.1`, for a new one. The one put aside before goes.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 /// What libraries say at their info level is of no use to an operator.
-const QUIET: &str = "openraft=warn,sled=warn,h2=warn,hyper=warn,tower=warn,datafusion=warn,rustyline=warn";
+/// openraft repeats several times a second that a peer is away.
+const QUIET: &str = "openraft=warn,openraft::core::heartbeat=error,openraft::replication=error,openraft::engine=error,\
+                     openraft::core::raft_core=error,sled=warn,h2=warn,hyper=warn,tower=warn,datafusion=warn,rustyline=warn";
 
 /// How a line looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -44,8 +46,8 @@ pub struct LogArgs {
 /// The level is none, or the file cannot be opened.
 pub fn start(args: &LogArgs, dir: &Path) -> Result<()> {
     match args.log_stderr {
-        true => install(args, io::stderr),
-        false => install(args, Mutex::new(LogFile::open(dir)?)),
+        true => install(args, Mutex::new(Lossy::new(io::stderr()))),
+        false => install(args, Mutex::new(Lossy::new(LogFile::open(dir)?))),
     }
 }
 
@@ -57,6 +59,8 @@ where
     let filter = EnvFilter::try_new(&directives)
         .with_context(|| format!("log_level: {:?} is no level like info, and no list of directives", args.log_level))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(writer);
+    // They would go to standard error, and printing there panics when that fails too.
+    let builder = builder.log_internal_errors(false);
     let installed = match args.log_format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),
@@ -68,6 +72,47 @@ where
         default_hook(panic);
     }));
     Ok(())
+}
+
+/// A log that cannot be written, on a full disk for one, must not stop what it tells of: lines are lost, counted, and
+/// the next one that can be written says so.
+#[derive(Debug)]
+struct Lossy<W> {
+    writer: W,
+    lost: u64,
+    last_error: Option<io::Error>,
+}
+
+impl<W: Write> Lossy<W> {
+    fn new(writer: W) -> Self {
+        Self { writer, lost: 0, last_error: None }
+    }
+
+    fn try_write(&mut self, line: &[u8]) -> io::Result<()> {
+        if let Some(error) = &self.last_error {
+            // The line that failed may have been cut in its middle.
+            self.writer.write_all(format!("\n{} lines of the log are lost: {error}\n", self.lost).as_bytes())?;
+            (self.lost, self.last_error) = (0, None);
+        }
+        self.writer.write_all(line)
+    }
+}
+
+impl<W: Write> Write for Lossy<W> {
+    /// Takes a whole line. Never fails.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if let Err(error) = self.try_write(line) {
+            self.lost += 1;
+            self.last_error = Some(error);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        // What cannot be flushed shows at the next line.
+        let _ = self.writer.flush();
+        Ok(())
+    }
 }
 
 /// A file that is put aside when it is full.
@@ -117,6 +162,37 @@ impl Write for LogFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_written_loses_lines_and_says_so_later() {
+        /// Fails while it is full.
+        struct Disk {
+            full: bool,
+            text: Vec<u8>,
+        }
+        impl Write for Disk {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                if self.full {
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                self.text.write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut log = Lossy::new(Disk { full: false, text: Vec::new() });
+        log.write_all(b"one\n").unwrap();
+        log.writer.full = true;
+        log.write_all(b"two\n").unwrap();
+        log.write_all(b"three\n").unwrap();
+        log.writer.full = false;
+        log.write_all(b"four\n").unwrap();
+        log.write_all(b"five\n").unwrap();
+        let text = String::from_utf8(log.writer.text).unwrap();
+        assert!(text.starts_with("one\n\n2 lines of the log are lost: "), "{text}");
+        assert!(text.ends_with("\nfour\nfive\n"), "{text}");
+    }
 
     #[test]
     fn a_full_log_is_put_aside() {

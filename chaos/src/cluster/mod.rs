@@ -39,6 +39,8 @@ pub const DEFAULT_PEERS: u64 = 3;
 const EVENT_QUEUE: usize = 256;
 /// How long founding may take once every peer answers.
 const FOUND_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the tasks of stopped processes may take to end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -271,10 +273,10 @@ impl Cluster {
     }
 
     /// Stops everything, query nodes first, and waits for the end.
-    pub async fn shutdown(self) {
+    pub async fn shutdown(mut self) {
         // A half-done readdressing would start again what is stopped here.
         self.readdress.abort();
-        let _ = self.readdress.await;
+        let _ = (&mut self.readdress).await;
         for role in [Role::Query, Role::Metasrv] {
             let mut stopping = JoinSet::new();
             for process in self.processes.iter().filter(|p| p.name().role == role) {
@@ -286,6 +288,16 @@ impl Cluster {
                 });
             }
             stopping.join_all().await;
+        }
+        // The directory is free once the tasks of the processes have ended, which they do when nobody can ask them any
+        // more.
+        let layout = Arc::downgrade(&self.layout);
+        drop(self);
+        let freed = probe::until("the directory to be free", SHUTDOWN_TIMEOUT, || async {
+            if layout.strong_count() == 0 { Ok(()) } else { Err("a task still holds it".to_owned()) }
+        });
+        if let Err(error) = freed.await {
+            tracing::warn!(%error, "the cluster is stopped, but its directory is still locked");
         }
     }
 
