@@ -57,3 +57,17 @@ fn source_files_that_the_book_names_exist() {
     }
     assert!(named > 5, "the book names source files");
 }
+
+#[test]
+fn the_book_lists_every_option() {
+    let page = std::fs::read_to_string(root().join("docs/src/configuration.md")).unwrap();
+    for command in ["up", "standalone", "metasrv", "query"] {
+        let help = std::process::Command::new(crate::common::LAKE).args([command, "--help"]).output().unwrap();
+        let help = String::from_utf8(help.stdout).unwrap();
+        let options: Vec<_> = help.split_whitespace().filter(|w| w.starts_with("--") && w.len() > 2).collect();
+        assert!(options.len() > 5, "{help}");
+        for option in options.iter().map(|o| o.trim_end_matches([',', ']', '.'])) {
+            assert!(page.contains(option), "docs/src/configuration.md does not mention {option} of lake {command}");
+        }
+    }
+}

@@ -87,10 +87,20 @@ struct Shared {
     /// Endpoints learnt from members, beyond those given.
     learnt: Vec<String>,
     channels: HashMap<String, Channel>,
+    /// Which endpoint a peer answered at. It is preferred to the address that the peer is known under in the cluster,
+    /// because it works from here: a proxy or NAT may stand between.
+    answered_at: HashMap<u64, String>,
     /// The number of question rounds that have ended.
     rounds: u64,
     /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
     cluster_id: Option<String>,
+}
+
+impl Shared {
+    fn forget_connection(&mut self, address: &str) {
+        self.channels.remove(address);
+        self.answered_at.retain(|_, endpoint| endpoint != address);
+    }
 }
 
 /// What became of one attempt that brought no answer.
@@ -280,10 +290,11 @@ impl Inner {
         let detail = status::detail(&failure.status);
         shared.view.forget(address);
         if let Some(d) = detail {
-            shared.view.learn(d.term, d.leader.as_ref().filter(|l| l.grpc_address != address));
+            let leader = d.leader.map(|l| Self::reachable(&shared, l)).filter(|l| l.grpc_address != address);
+            shared.view.learn(d.term, leader.as_ref());
         }
         if failure.broken {
-            shared.channels.remove(address);
+            shared.forget_connection(address);
         }
     }
 
@@ -323,7 +334,11 @@ impl Inner {
         let mut shared = self.lock();
         if let Some(l) = view.leader() {
             let leader = v1::Member { id: l.id, grpc_address: l.address.clone(), ..v1::Member::default() };
+            let leader = Self::reachable(&shared, leader);
             shared.view.learn(l.term, Some(&leader));
+            // A member behind an endpoint that was given is asked there.
+            let given = |id: &u64| shared.answered_at.get(id).is_some_and(|e| self.config.endpoints.contains(e));
+            let members: Vec<_> = members.into_iter().filter(|m| !given(&m.id)).collect();
             shared.learnt = members
                 .into_iter()
                 .map(|m| m.grpc_address)
@@ -334,6 +349,14 @@ impl Inner {
         shared.rounds += 1;
         *turn = shared.rounds;
         (!found).then(|| why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned()))
+    }
+
+    /// The address at which to reach the member from here.
+    fn reachable(shared: &Shared, mut member: v1::Member) -> v1::Member {
+        if let Some(endpoint) = shared.answered_at.get(&member.id) {
+            member.grpc_address.clone_from(endpoint);
+        }
+        member
     }
 
     /// Refuses what a peer of another cluster says. The first leader that is named decides which cluster is ours.
@@ -347,7 +370,12 @@ impl Inner {
                 let theirs = &answer.cluster_id;
                 Err(format!("{address} belongs to cluster {theirs}, and the others to {ours}: correct the endpoints"))
             }
-            _ => Ok(answer),
+            _ => {
+                if shared.answered_at.len() < 2 * MAX_ENDPOINTS || shared.answered_at.contains_key(&answer.peer_id) {
+                    shared.answered_at.insert(answer.peer_id, address.to_owned());
+                }
+                Ok(answer)
+            }
         }
     }
 
@@ -358,9 +386,12 @@ impl Inner {
         };
         match tokio::time::timeout(ASK_TIMEOUT, asked).await {
             Ok(Ok(answer)) => Ok((address, answer.into_inner())),
-            Ok(Err(status)) => Err(format!("{address}: {}", describe(&status))),
+            Ok(Err(status)) => {
+                self.lock().forget_connection(address);
+                Err(format!("{address}: {}", describe(&status)))
+            }
             Err(_) => {
-                self.lock().channels.remove(address);
+                self.lock().forget_connection(address);
                 Err(format!("{address}: no answer within {:.1} s", ASK_TIMEOUT.as_secs_f64()))
             }
         }
