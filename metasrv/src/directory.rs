@@ -29,7 +29,7 @@ use crate::snapshot::{self, Loaded, SnapshotData, SnapshotStore};
 /// A directory that this process holds. Dropping it lets others in.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    _file: File,
+    file: File,
 }
 
 impl DirectoryLock {
@@ -64,7 +64,16 @@ impl DirectoryLock {
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{}", std::process::id()))
             .map_err(Error::io(doing()))?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that is being spawned may still hold a copy of the descriptor.
+        if let Err(e) = flock(&self.file, FlockOperation::Unlock) {
+            tracing::warn!("unlocking the data directory: {e}");
+        }
     }
 }
 
@@ -178,5 +187,20 @@ fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loade
             files::REJOIN
         ))),
         (None, None) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_given_up_is_free_though_a_copy_of_its_descriptor_is_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = DirectoryLock::take(dir.path()).unwrap();
+        assert!(matches!(DirectoryLock::take(dir.path()), Err(Error::Locked { .. })));
+        let _copy = lock.file.try_clone().unwrap();
+        drop(lock);
+        DirectoryLock::take(dir.path()).unwrap();
     }
 }

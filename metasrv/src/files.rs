@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// The way out for a peer whose directory can no longer speak for it (semantics, section 9).
-pub(crate) const REJOIN: &str = "if a majority of the other peers is healthy, move this data directory away and start \
-     the peer with an empty directory and a new, never used id, then join it as a learner; else restore the directory \
-     from a backup";
+pub(crate) const REJOIN: &str = "keep this directory for inspection and leave the peer stopped: the others go on without \
+     it while they are a majority. Do not start it from an older copy of its directory, which would break promises it \
+     has made since. Adding a fresh peer in its place is not built yet";
 
 /// Makes names created, renamed or removed in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {

@@ -81,6 +81,26 @@ async fn when_the_leader_goes_another_takes_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_the_last_to_stop_waits_for_nobody() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let mut quickest = Duration::MAX;
+    // The quickest of a few, for a machine that is busy with other things.
+    for _ in 0..3 {
+        let leader = cluster.leader().await;
+        let last = cluster.running.remove(&leader).unwrap();
+        cluster.stop_all().await;
+        let started = Instant::now();
+        last.shutdown().await;
+        quickest = quickest.min(started.elapsed());
+        for id in 1..=3 {
+            cluster.start(id).await;
+        }
+    }
+    assert!(quickest < Duration::from_millis(400), "it waited {quickest:?}, for a successor that is down");
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_follower_that_was_away_too_long_gets_a_snapshot() {
     let mut cluster = TestCluster::founded(3, |config| {
         config.storage.snapshot_entries = 40;

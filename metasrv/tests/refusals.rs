@@ -65,7 +65,7 @@ async fn a_damaged_directory_is_refused_and_the_file_named() {
         std::fs::write(&path, bytes).unwrap();
     }
     let said = refusal(config(1)).await;
-    assert!(said.contains(".snap") && said.contains("damaged") && said.contains("join it as a learner"), "{said}");
+    assert!(said.contains(".snap") && said.contains("damaged") && said.contains("leave the peer stopped"), "{said}");
     std::fs::remove_dir_all(&snapshots).unwrap();
     let said = refusal(config(1)).await;
     assert!(said.contains("holds no snapshot that reaches entry"), "{said}");

@@ -113,6 +113,10 @@ fn guard<T>(dir: &Path, doing: &str, call: impl FnOnce() -> Result<T, sled::Erro
         Ok(Err(sled::Error::Io(e))) => {
             Err(io::Error::new(e.kind(), format!("{doing} the log in {}: {e}", dir.display())))
         }
+        Ok(Err(e @ sled::Error::Corruption { .. })) => {
+            let what = format!("{doing} the log in {}: the file is damaged (sled says: {e})", dir.join("db").display());
+            Err(io::Error::new(io::ErrorKind::InvalidData, what))
+        }
         Ok(Err(e)) => Err(io::Error::other(format!("{doing} the log in {}: {e}", dir.display()))),
         Err(panic) => {
             let said = panic

@@ -16,11 +16,13 @@ use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_TXN_BYTES};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader, RaftError};
+use openraft::metrics::WaitError;
 use openraft::{Config as RaftConfig, SnapshotPolicy};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::address::Addresses;
 use super::failure::Failure;
 use super::pages::{Page, Pages};
 use super::reads::ReadIndex;
@@ -41,6 +43,8 @@ pub const MAX_PROPOSALS: usize = 4096;
 pub const MAX_PROPOSED_BYTES: usize = 256 << 20;
 /// How long a leader that stops waits for another to take over.
 const HANDOVER: Duration = Duration::from_millis(500);
+/// How long that other may take to show that it can be reached, and how often it is asked again.
+const REACH: Duration = Duration::from_millis(100);
 
 /// A peer that belongs to a cluster.
 pub struct Member {
@@ -52,6 +56,7 @@ pub struct Member {
     pub published: Arc<Published>,
     pub pages: Arc<Pages>,
     pub reads: Arc<ReadIndex>,
+    pub addresses: Addresses,
     pub snapshots: SnapshotStore,
     recovered: watch::Receiver<bool>,
     proposals: Arc<Semaphore>,
@@ -75,7 +80,7 @@ impl Member {
         let snapshots = state_machine.snapshots();
         let sender =
             Sender { cluster_id: cluster_id.clone(), id: identity.id, incarnation: identity.incarnation.clone() };
-        let network = Network { transport, sender };
+        let network = Network::new(transport, sender);
         let config = raft_config(&cluster_id, settings)?;
         let raft = Raft::new(identity.id, Arc::new(config), network.clone(), LogStore::new(log.clone()), state_machine)
             .await
@@ -89,6 +94,8 @@ impl Member {
         let pages = Arc::new(Pages::new(settings.page_life));
         let (recovered_sender, recovered) = watch::channel(false);
         tasks.spawn(recover(view.clone(), recovered_sender, stop.clone()));
+        let addresses = Addresses::new(view.clone(), network.clone());
+        tasks.spawn(addresses.clone().keep_own(recovered.clone(), stop.clone()));
         let watchdog = Watchdog {
             view: view.clone(),
             log: log.clone(),
@@ -107,6 +114,7 @@ impl Member {
             published,
             pages,
             reads,
+            addresses,
             snapshots,
             recovered,
             proposals: Arc::new(Semaphore::new(MAX_PROPOSALS)),
@@ -374,12 +382,21 @@ impl Member {
         }
     }
 
-    /// Has another voter lead, if this peer leads now; waits a little for that.
+    /// Has another voter lead, if this peer leads now and one can be reached; waits a little for that.
     pub async fn hand_over(&self) {
         if self.view.leader_id() != Some(self.identity.id) {
             return;
         }
-        let Some(successor) = self.view.successor() else { return };
+        let successors = self.view.successors();
+        if successors.is_empty() {
+            return;
+        }
+        let reached = futures::future::join_all(successors.iter().map(|id| self.reaches(*id))).await;
+        let Some(successor) = successors.into_iter().zip(reached).find_map(|(id, reached)| reached.then_some(id))
+        else {
+            tracing::info!("no other voter can be reached: stopping without handing the leadership over");
+            return;
+        };
         tracing::info!(successor, "handing the leadership over");
         if let Err(e) = self.raft().trigger().transfer_leader(successor).await {
             tracing::warn!("handing the leadership over: {e}");
@@ -387,8 +404,35 @@ impl Member {
         }
         let id = self.identity.id;
         let other_leads = |metrics: &openraft::RaftMetrics<TypeConfig>| metrics.current_leader.is_some_and(|l| l != id);
-        if let Err(e) = self.raft().wait(Some(HANDOVER)).metrics(other_leads, "another peer leads").await {
-            tracing::warn!("no other peer has taken the leadership over: {e}");
+        let wait = self.raft().wait(Some(HANDOVER));
+        tokio::select! {
+            waited = wait.metrics(other_leads, "another peer leads") => match waited {
+                Ok(_) => {}
+                // The error itself would print all of openraft's metrics.
+                Err(WaitError::Timeout(..)) => tracing::warn!(
+                    successor, millis = HANDOVER.as_millis() as u64, "no other peer has taken the leadership over"
+                ),
+                Err(WaitError::ShuttingDown) => tracing::debug!("handing the leadership over: the core has ended"),
+            },
+            () = self.until_gone(successor) => {
+                tracing::info!(successor, "the peer that was to lead is gone: stopping without handing the leadership over");
+            }
+        }
+    }
+
+    /// Whether another member answers, as itself, right now.
+    async fn reaches(&self, id: u64) -> bool {
+        let Some(member) = self.view.member(id) else { return false };
+        let Ok(mut client) = self.network.transport.client(id, &member.raft_address) else { return false };
+        match tokio::time::timeout(REACH, client.identity(v1::IdentityRequest {})).await {
+            Ok(Ok(answer)) => answer.into_inner().incarnation == member.incarnation,
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+
+    async fn until_gone(&self, id: u64) {
+        while self.reaches(id).await {
+            tokio::time::sleep(REACH).await;
         }
     }
 }

@@ -9,9 +9,10 @@
 //!
 //! - [`founding`]: `Init`, which makes one cluster of several fresh peers;
 //! - [`member`]: reads and transactions;
-//! - [`reads`], [`pages`], [`watchdog`], [`view`]: parts of a member;
+//! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member;
 //! - [`failure`]: why a call failed.
 
+pub mod address;
 pub mod failure;
 pub mod founding;
 pub mod member;

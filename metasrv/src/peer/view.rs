@@ -9,7 +9,7 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{Instant, RaftMetrics, ServerState};
 
 use super::Identity;
-use crate::raft::types::{Raft, TypeConfig};
+use crate::raft::types::{Member, Raft, TypeConfig};
 
 /// A look at the consensus core. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -29,6 +29,11 @@ impl View {
     /// The core itself.
     pub fn raft(&self) -> &Raft {
         &self.raft
+    }
+
+    /// Who this peer is, and where it is reached now.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// This peer's id.
@@ -83,15 +88,25 @@ impl View {
             .partition(|member| voters.contains(&member.id))
     }
 
-    /// The other voter that has replicated most of the log: who should lead next.
-    pub fn successor(&self) -> Option<u64> {
+    /// What the membership says of this peer: where it was reached when that was written.
+    pub fn own_record(&self) -> Option<Member> {
+        let metrics = self.raft.metrics();
+        let membership = metrics.borrow_watched().membership_config.clone();
+        membership.membership().get_node(&self.identity.id).cloned()
+    }
+
+    /// The other voters, those that have replicated most of the log first: who should lead next. Empty unless this peer
+    /// leads.
+    pub fn successors(&self) -> Vec<u64> {
         let metrics = self.metrics();
         let voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
-        metrics
-            .replication?
+        let mut others: Vec<_> = metrics
+            .replication
             .into_iter()
+            .flatten()
             .filter(|(id, _)| *id != self.identity.id && voters.contains(id))
-            .max_by_key(|(_, matched)| *matched)
-            .map(|(id, _)| id)
+            .collect();
+        others.sort_by_key(|(_, matched)| std::cmp::Reverse(*matched));
+        others.into_iter().map(|(id, _)| id).collect()
     }
 }

@@ -71,7 +71,7 @@ impl Watchdog {
         if self.view.leader_id() != Some(self.view.id()) {
             return false;
         }
-        let Some(successor) = self.view.successor() else { return false };
+        let Some(&successor) = self.view.successors().first() else { return false };
         tracing::error!(
             successor,
             millis = self.log.busy_for().as_millis() as u64,

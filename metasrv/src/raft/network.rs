@@ -161,12 +161,27 @@ impl Sender {
 pub struct Network {
     pub transport: Transport,
     pub sender: Sender,
+    /// Where the membership last said that each peer is. openraft keeps a leader's connections when it replaces a record.
+    addresses: Arc<Mutex<HashMap<u64, String>>>,
+}
+
+impl Network {
+    /// No connection yet.
+    pub fn new(transport: Transport, sender: Sender) -> Self {
+        Self { transport, sender, addresses: Arc::default() }
+    }
+
+    /// The membership says now that peer `id` is at `raft_address`: connections that exist go there from now on.
+    pub fn moved(&self, id: u64, raft_address: &str) {
+        lock(&self.addresses).insert(id, raft_address.to_owned());
+    }
 }
 
 impl RaftNetworkFactory<TypeConfig> for Network {
     type Network = PeerNetwork;
 
     async fn new_client(&mut self, target: u64, node: &Member) -> PeerNetwork {
+        self.moved(target, &node.raft_address);
         PeerNetwork { network: self.clone(), target, member: node.clone() }
     }
 }
@@ -189,7 +204,7 @@ impl PeerNetwork {
     fn client(&self) -> Result<Client, RpcError> {
         self.network
             .transport
-            .client(self.target, &self.member.raft_address)
+            .client(self.target, &self.known_address())
             .map_err(|e| RPCError::Unreachable(Unreachable::new(&e)))
     }
 
@@ -221,8 +236,13 @@ impl PeerNetwork {
         }
     }
 
-    fn address(&self) -> &str {
-        self.network.transport.resolve(self.target, &self.member.raft_address)
+    fn known_address(&self) -> String {
+        let addresses = lock(&self.network.addresses);
+        addresses.get(&self.target).unwrap_or(&self.member.raft_address).clone()
+    }
+
+    fn address(&self) -> String {
+        self.network.transport.resolve(self.target, &self.known_address()).to_owned()
     }
 
     fn nonsense(&self, what: impl std::fmt::Display) -> RpcError {

@@ -210,6 +210,24 @@ impl Raft for RaftService {
         }))
     }
 
+    async fn readdress(
+        &self,
+        request: Request<v1::ReaddressRequest>,
+    ) -> Result<Response<v1::ReaddressResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let request = request.into_inner();
+        let from = request.header.as_ref().map(|header| (header.from_id, header.from_incarnation.clone()));
+        let member = self.addressed(request.header)?;
+        let caller = request.self_.ok_or_else(|| Failure::invalid(Invalid::Missing("self")))?;
+        if from != Some((caller.id, caller.incarnation.clone())) {
+            let what =
+                format!("peer {}: only peer {} itself can say where it is reached", self.peer.identity.id, caller.id);
+            return Err(Failure::new(Kind::WrongIdentity, what).into());
+        }
+        member.addresses.replace(caller, deadline).await?;
+        Ok(Response::new(v1::ReaddressResponse {}))
+    }
+
     async fn identity(&self, _: Request<v1::IdentityRequest>) -> Result<Response<v1::IdentityResponse>, Status> {
         Ok(Response::new(self.peer.identity_answer()))
     }

@@ -15,6 +15,7 @@ use lake_proto::v1;
 use lake_proto::v1::cluster_client::ClusterClient;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::kv_client::KvClient;
+use lake_proto::v1::raft_client::RaftClient;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
@@ -30,7 +31,12 @@ pub struct TestCluster {
 
 fn free_port() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
+    let address = listener.local_addr().unwrap();
+    // With a connection that this end closed first, the kernel hands the port to nobody for a minute, except to who names it.
+    let other_end = std::net::TcpStream::connect(address).unwrap();
+    drop(listener.accept().unwrap());
+    drop(other_end);
+    address
 }
 
 impl TestCluster {
@@ -84,6 +90,17 @@ impl TestCluster {
         self.running.insert(id, server);
     }
 
+    /// Gives a peer that is down other ports, and tells the others where to look for it.
+    pub fn relocate(&mut self, id: u64) {
+        let config = self.configs.get_mut(&id).unwrap();
+        config.listen = free_port();
+        config.raft_listen = free_port();
+        let raft = config.raft_listen.to_string();
+        for (_, other) in self.configs.iter_mut().filter(|(other, _)| **other != id) {
+            other.peers.insert(id, raft.clone());
+        }
+    }
+
     pub async fn stop(&mut self, id: u64) {
         self.running.remove(&id).unwrap().shutdown().await;
     }
@@ -99,6 +116,12 @@ impl TestCluster {
 
     pub fn kv(&self, id: u64) -> KvClient<Channel> {
         KvClient::new(self.channel(id)).max_decoding_message_size(64 << 20)
+    }
+
+    /// The other peers' way in.
+    pub fn raft(&self, id: u64) -> RaftClient<Channel> {
+        let address = format!("http://{}", self.configs[&id].raft_listen);
+        RaftClient::new(Channel::from_shared(address).unwrap().connect_lazy())
     }
 
     pub fn cluster(&self, id: u64) -> ClusterClient<Channel> {
