@@ -27,7 +27,7 @@ use clap::{Parser, Subcommand};
 /// How long threads that are still busy may take when everything else has ended.
 const RUNTIME_STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// Plans of large statements recurse deeply.
-const THREAD_STACK_BYTES: usize = 8 << 20;
+const THREAD_STACK_BYTES: usize = 32 << 20;
 
 /// A lakehouse whose metadata lives in its own Raft group
 #[derive(Debug, Parser)]

@@ -125,7 +125,8 @@ impl Default for Policy {
             min_backoff: Duration::from_millis(100),
             max_backoff: Duration::from_secs(30),
             steady_after: Duration::from_secs(30),
-            stop_timeout: Duration::from_secs(10),
+            // A query node lets its commits end (10 s), then its connections (10 s).
+            stop_timeout: Duration::from_secs(25),
         }
     }
 }

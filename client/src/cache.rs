@@ -377,7 +377,7 @@ mod tests {
         let (store, catalog, cache, tables) = setup(CacheConfig::default()).await;
         cache.resolve(&tables[..1], soon()).await.unwrap();
         let b = catalog.load_table(&tables[1], soon()).await.unwrap().unwrap();
-        catalog.swap_table(&tables[1], b.mod_revision, &pointer("2"), soon()).await.unwrap();
+        catalog.swap_table(&tables[1], b.mod_revision, &pointer("2"), None, soon()).await.unwrap();
         store.reads.store(0, Ordering::SeqCst);
         // b, loaded now, changed after a was read: one more read settles both.
         let both = cache.resolve(&tables, soon()).await.unwrap();
@@ -400,7 +400,7 @@ mod tests {
 
         store.away.store(false, Ordering::SeqCst);
         let a = catalog.load_table(&tables[0], soon()).await.unwrap().unwrap();
-        catalog.swap_table(&tables[0], a.mod_revision, &pointer("back"), soon()).await.unwrap();
+        catalog.swap_table(&tables[0], a.mod_revision, &pointer("back"), None, soon()).await.unwrap();
         let deadline = soon();
         loop {
             let r = cache.resolve(&tables[..1], soon()).await.unwrap().remove(0);
@@ -417,7 +417,7 @@ mod tests {
     async fn what_was_committed_here_is_seen_and_never_replaced_by_something_older() {
         let (_, catalog, cache, tables) = setup(CacheConfig::default()).await;
         let old = catalog.load_table(&tables[0], soon()).await.unwrap().unwrap();
-        let new = catalog.swap_table(&tables[0], old.mod_revision, &pointer("2"), soon()).await.unwrap();
+        let new = catalog.swap_table(&tables[0], old.mod_revision, &pointer("2"), None, soon()).await.unwrap();
         cache.note_committed(&tables[0], new.clone()).await;
         cache.note_committed(&tables[0], old).await;
         let seen = cache.resolve(&tables[..1], soon()).await.unwrap().remove(0).pointer.unwrap();

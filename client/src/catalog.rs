@@ -4,9 +4,16 @@
 //! ```text
 //! /lake/catalog/<namespace>            the namespace's properties
 //! /lake/table/<namespace>/<table>      the pointer: table uuid, current and previous metadata location
+//! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
 //! ```
 //! Levels of a nested namespace join with U+001F, which no name may hold. A pointer never holds file lists or
 //! statistics: those are Iceberg's. Every change is one transaction with a compare on each key it writes.
+//!
+//! Compare-and-set alone is not fair: of two writers, the one that builds on its own last commit is always a little
+//! quicker, and the other may lose for ever. So a writer that has lost may claim the next turn ([`Catalog::claim_turn`]).
+//! A swap needs that nobody else has; the claimant's own ends its claim in the same transaction. Nothing that matters
+//! rests on it: the compare on the pointer decides as before, and a claim that outlives its claimant is ended by whoever
+//! waits for it.
 //!
 //! A change whose answer was lost is asked for again by the store; its compare then fails on its own effect. Such a
 //! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
@@ -17,7 +24,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Instant;
 
-use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn};
+use lake_proto::kv::{Compare, Expected, KeyValue, Op, Revision, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -196,6 +203,15 @@ pub enum CatalogError {
         /// metadata already holds the change before making it again.
         resent: bool,
     },
+    /// Another writer has claimed the next turn. The pointer has not been changed.
+    #[error("another writer of table {table} has claimed the next turn")]
+    NotYourTurn {
+        table: TableIdent,
+        /// The claim.
+        turn: Revision,
+        /// An earlier attempt of this call may still be applied, once the turn is free.
+        resent: bool,
+    },
     /// The stored bytes are not what lake writes.
     #[error("the record of {what} in the metadata is damaged: {why}")]
     Damaged { what: String, why: String },
@@ -208,7 +224,9 @@ impl CatalogError {
     pub fn applied(&self) -> Applied {
         match self {
             CatalogError::Store(e) => e.applied(),
-            CatalogError::Conflict { resent: true, .. } => Applied::Unknown,
+            CatalogError::Conflict { resent: true, .. } | CatalogError::NotYourTurn { resent: true, .. } => {
+                Applied::Unknown
+            }
             _ => Applied::No,
         }
     }
@@ -381,31 +399,77 @@ impl Catalog {
         Err(self.raced(format!("creating table {table}")))
     }
 
-    /// Swaps a table's pointer, if its `mod_revision` is still `expected`.
+    /// Swaps a table's pointer, if its `mod_revision` is still `expected` and the next turn is nobody else's: unclaimed,
+    /// or the caller's own claim `turn`, which ends with it.
     ///
     /// # Errors
-    /// `Conflict` with the pointer as it is now, or the store's.
+    /// `Conflict` with the pointer as it is now, `NotYourTurn`, or the store's.
     pub async fn swap_table(
         &self,
         table: &TableIdent,
         expected: Revision,
         new: &TablePointer,
+        turn: Option<Revision>,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        let key = table.key();
+        let (key, turn_key) = (table.key(), turn_key(new.uuid));
         let value = encode(new, &key)?;
-        let expected = lake_proto::kv::Expected::ModRevision(expected);
-        let committed = self.store.cas(&key, expected, value.into(), deadline).await?;
-        if committed.result.succeeded {
-            return Ok(written(new, committed.result.revision));
+        let mut then = vec![Op::put(&key, value)];
+        let my_turn = match turn {
+            None => Compare::absent(&turn_key),
+            Some(claim) => {
+                then.push(Op::delete(&turn_key));
+                Compare::mod_revision(&turn_key, claim)
+            }
+        };
+        let txn = Txn { when: vec![Compare::mod_revision(&key, expected), my_turn], then, otherwise: vec![] };
+        let committed = self.store.commit(txn, deadline).await?;
+        let (result, resent) = (committed.result, committed.resent);
+        if result.succeeded {
+            return Ok(written(new, result.revision));
         }
-        let current =
-            find(&committed.result.observed, &key).map(|e| pointer(table, e, committed.result.revision)).transpose()?;
+        let current = find(&result.observed, &key).map(|e| pointer(table, e, result.revision)).transpose()?;
         match current {
             // The metadata location is ours alone: an earlier attempt of this call was applied.
             Some(current) if current.value == *new => Ok(current),
-            current => Err(CatalogError::Conflict { table: table.clone(), current, resent: committed.resent }),
+            Some(current) if current.mod_revision == expected => {
+                let turn = find(&result.observed, &turn_key).map_or(0, |e| e.mod_revision);
+                Err(CatalogError::NotYourTurn { table: table.clone(), turn, resent })
+            }
+            current => Err(CatalogError::Conflict { table: table.clone(), current, resent }),
         }
+    }
+
+    /// Claims the next turn to swap the pointer of the table with this uuid, for `claimant`, whose id is its own.
+    /// Returns the claim; `None` if it is another's turn.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn claim_turn(&self, table: Uuid, claimant: Uuid, deadline: Instant) -> Result<Option<Revision>> {
+        let key = turn_key(table);
+        let committed = self.store.cas(&key, Expected::Absent, claimant.to_string().into(), deadline).await?;
+        if committed.result.succeeded {
+            return Ok(Some(committed.result.revision));
+        }
+        let held = find(&committed.result.observed, &key).filter(|e| e.value == claimant.to_string());
+        Ok(held.map(|e| e.mod_revision))
+    }
+
+    /// The claim on the next turn, if there is one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn turn(&self, table: Uuid, deadline: Instant) -> Result<Option<Revision>> {
+        let read = self.store.get(&turn_key(table), ReadOptions::default(), deadline).await?;
+        Ok(read.value.map(|e| e.mod_revision))
+    }
+
+    /// Ends a claim, if it is still that one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn end_turn(&self, table: Uuid, claim: Revision, deadline: Instant) -> Result<()> {
+        self.store.cas_delete(&turn_key(table), claim, deadline).await.map(drop).map_err(Into::into)
     }
 
     /// Drops a table, if its `mod_revision` is still `expected`.
@@ -441,6 +505,10 @@ impl Catalog {
             ),
         })
     }
+}
+
+fn turn_key(table: Uuid) -> String {
+    format!("/lake/turn/{table}")
 }
 
 fn find<'a>(entries: &'a [KeyValue], key: &str) -> Option<&'a KeyValue> {
@@ -571,8 +639,8 @@ mod tests {
             catalog.create_table(&table, &pointer(), soon()).await,
             Err(CatalogError::TableExists(table.clone()))
         );
-        let won = catalog.swap_table(&table, first.mod_revision, &pointer(), soon()).await.unwrap();
-        let lost = catalog.swap_table(&table, first.mod_revision, &pointer(), soon()).await;
+        let won = catalog.swap_table(&table, first.mod_revision, &pointer(), None, soon()).await.unwrap();
+        let lost = catalog.swap_table(&table, first.mod_revision, &pointer(), None, soon()).await;
         assert_eq!(
             lost,
             Err(CatalogError::Conflict { table: table.clone(), current: Some(won.clone()), resent: false })
@@ -592,12 +660,39 @@ mod tests {
         lose();
         let created = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
         lose();
-        let swapped = catalog.swap_table(&table, created.mod_revision, &pointer(), soon()).await.unwrap();
+        let swapped = catalog.swap_table(&table, created.mod_revision, &pointer(), None, soon()).await.unwrap();
         assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, swapped.value);
         lose();
         catalog.drop_table(&table, swapped.mod_revision, soon()).await.unwrap();
         lose();
         catalog.drop_namespace(&nested, soon()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_claimed_turn_is_the_claimants() {
+        let (_, catalog, _, table) = setup();
+        for n in ["a", "a.b"] {
+            catalog.create_namespace(&n.parse().unwrap(), BTreeMap::new(), soon()).await.unwrap();
+        }
+        let first = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+        let uuid = first.value.uuid;
+        let next = || TablePointer { uuid, ..pointer() };
+        let [mine, theirs] = [Uuid::new_v4(), Uuid::new_v4()];
+        let claim = catalog.claim_turn(uuid, mine, soon()).await.unwrap().unwrap();
+        assert_eq!(catalog.claim_turn(uuid, mine, soon()).await.unwrap(), Some(claim), "asked for again");
+        assert_eq!(catalog.claim_turn(uuid, theirs, soon()).await.unwrap(), None);
+        let early = catalog.swap_table(&table, first.mod_revision, &next(), None, soon()).await;
+        assert_eq!(early, Err(CatalogError::NotYourTurn { table: table.clone(), turn: claim, resent: false }));
+        let swapped = catalog.swap_table(&table, first.mod_revision, &next(), Some(claim), soon()).await.unwrap();
+        assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "the claim ends with the swap");
+
+        // One that its claimant leaves behind is ended by who waits for it, and then does not count any more.
+        let left = catalog.claim_turn(uuid, mine, soon()).await.unwrap().unwrap();
+        assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), Some(left));
+        catalog.end_turn(uuid, left, soon()).await.unwrap();
+        let late = catalog.swap_table(&table, swapped.mod_revision, &next(), Some(left), soon()).await;
+        assert!(matches!(late, Err(CatalogError::NotYourTurn { turn: 0, .. })), "{late:?}");
+        catalog.swap_table(&table, swapped.mod_revision, &next(), None, soon()).await.unwrap();
     }
 
     #[test]

@@ -14,9 +14,6 @@ use crate::store::{Capabilities, Committed, Error, MetaStore, Page, Read, ReadOp
 
 /// Most listings whose pages are held at once; the oldest expires first.
 const MAX_HELD_LISTINGS: usize = 64;
-/// The term that entries are proposed in: there is no election here.
-const TERM: u64 = 1;
-
 /// A store in this process's memory.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
@@ -33,6 +30,9 @@ struct Inner {
 }
 
 impl MemoryStore {
+    /// The term that every transaction runs in: there is no election here.
+    pub const TERM: u64 = 1;
+
     pub fn new() -> Self {
         Self::default()
     }
@@ -57,7 +57,7 @@ impl Inner {
             Condition::Value(v) => entry.is_some_and(|e| e.value == *v),
             Condition::PrefixEmpty => self.under(&compare.key).next().is_none(),
             Condition::PrefixUnchangedSince(r) => self.under(&compare.key).all(|e| e.mod_revision <= *r),
-            Condition::EntryTerm(t) => *t == TERM,
+            Condition::EntryTerm(t) => *t == MemoryStore::TERM,
         }
     }
 

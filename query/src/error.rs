@@ -105,12 +105,9 @@ impl Error {
         self
     }
 
-    /// An error that ended a change. What failed while rows were read or written says that nothing was committed; a
-    /// wrong statement need not, and a commit has said what it knows.
+    /// An error that ended a change. Unless the commit has said what it knows, nothing was committed.
     pub fn of_a_change(mut self) -> Self {
-        let midway =
-            matches!(self.kind, Kind::Storage | Kind::Exhausted | Kind::Corrupt | Kind::Internal | Kind::Deadline);
-        if midway && !self.message.contains("committed") {
+        if self.kind != Kind::Unknown && !self.message.contains("committed") {
             self.message.push_str("; nothing was committed");
         }
         self

@@ -33,7 +33,7 @@ async fn change(
     std::fs::write(new_location.strip_prefix("file://").unwrap(), serde_json::to_vec(&changed).unwrap()).unwrap();
     let pointer =
         TablePointer { uuid: current.value.uuid, metadata_location: new_location, previous_location: Some(location) };
-    catalog.swap_table(&ident, current.mod_revision, &pointer, deadline).await.unwrap();
+    catalog.swap_table(&ident, current.mod_revision, &pointer, None, deadline).await.unwrap();
 }
 
 /// A cluster whose nodes look at every pointer anew.

@@ -1,5 +1,11 @@
 //! Two writers of one table, through different query nodes, at the same moment.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
 use crate::common::{Scratch, TestCluster};
 
 /// Rounds of two INSERTs at once.
@@ -31,5 +37,36 @@ async fn no_row_is_lost_when_two_nodes_write_one_table_at_once() {
     for node in [&a, &b] {
         cluster.until_rows(node, "SELECT v FROM t ORDER BY v", &expected).await;
     }
+    cluster.stop().await;
+}
+
+/// Two writers through each of two nodes, for as long as one has not made its share.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_node_starves_another() {
+    const SHARE: usize = 20;
+    let _alone = crate::common::alone().await;
+    let scratch = Scratch::new();
+    let cluster = TestCluster::start(&scratch).await;
+    cluster.sql(0).await.run("CREATE TABLE t (node BIGINT)").await.unwrap();
+    let made = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let mut writers = JoinSet::new();
+    for writer in 0..4 {
+        let (node, made) = (writer % 2, made.clone());
+        let sql = cluster.sql(node).await;
+        writers.spawn(async move {
+            while made.iter().any(|m| m.load(Ordering::SeqCst) < SHARE) {
+                let insert = format!("INSERT INTO t VALUES ({node})");
+                sql.run_within(&insert, Duration::from_secs(10)).await.unwrap_or_else(|e| panic!("node {node}: {e}"));
+                made[node].fetch_add(1, Ordering::SeqCst);
+            }
+        });
+    }
+    while let Some(ended) = writers.join_next().await {
+        ended.unwrap();
+    }
+    let made = made.each_ref().map(|m| m.load(Ordering::SeqCst));
+    println!("INSERTs through each node: {made:?}");
+    // Nobody can be held to equal shares; to be passed over again and again is another thing.
+    assert!(made.iter().max().unwrap() <= &(10 * SHARE), "{made:?}");
     cluster.stop().await;
 }

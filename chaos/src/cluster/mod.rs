@@ -349,9 +349,20 @@ impl Cluster {
                 false => format!("{e}. Other peers are members already, but these are fresh: {}", fresh.join(", ")),
             })
         })?;
+        let members = answers.iter().filter(|a| a.stage() != Stage::Fresh).count();
         probe::until("every founder to be a member", FOUND_TIMEOUT, || async {
-            let fresh = self.statuses().await.iter().filter(|a| a.stage() == Stage::Fresh).count();
-            if fresh == 0 { Ok(()) } else { Err(format!("{fresh} peers are still fresh")) }
+            let answers = self.statuses().await;
+            let fresh = answers.iter().filter(|a| a.stage() == Stage::Fresh).filter_map(|a| a.self_.as_ref());
+            let fresh: Vec<_> = fresh.map(|m| ProcessName::metasrv(m.id).to_string()).collect();
+            match (fresh.is_empty(), members) {
+                (true, _) => Ok(()),
+                (false, 0) => Err(format!("{} belong to no cluster yet", fresh.join(", "))),
+                (false, _) => Err(format!(
+                    "the cluster is founded, but {} belong to none: was their data directory lost or emptied? Put it \
+                     back",
+                    fresh.join(", ")
+                )),
+            }
         })
         .await
     }

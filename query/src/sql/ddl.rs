@@ -26,6 +26,9 @@ pub enum Ddl {
     DropSchema { namespace: Namespace, if_exists: bool },
 }
 
+/// The schema that describes the others.
+const INFORMATION_SCHEMA: &str = "information_schema";
+
 /// The change that a plan of DataFusion's stands for.
 pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
     let LogicalPlan::Ddl(statement) = plan else {
@@ -56,6 +59,9 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
         }
         DdlStatement::CreateCatalogSchema(create) => {
             let name = create.schema_name.strip_prefix("lake.").unwrap_or(&create.schema_name);
+            if name == INFORMATION_SCHEMA {
+                return Err(Error::invalid(format!("{name} is the name of a schema that is always there")));
+            }
             Ok(Ddl::CreateSchema { namespace: namespace(name)?, if_not_exists: create.if_not_exists })
         }
         DdlStatement::DropTable(drop) => Ok(Ddl::DropTable { ident: ident(&drop.name)?, if_exists: drop.if_exists }),

@@ -39,6 +39,7 @@ pub async fn table(engine: &Engine, name: &str) -> Result<Arc<dyn TableProvider>
         )));
     }
     let reading = |e: Error| e.while_doing(format_args!("reading {name}"));
+    check_kind(name)?;
     let url = parse(name).map_err(reading)?;
     let (store_url, store) = engine.tables().storage.url_and_store(&location(&url)).map_err(reading)?;
     let state = &engine.template;
@@ -78,6 +79,18 @@ pub async fn table(engine: &Engine, name: &str) -> Result<Arc<dyn TableProvider>
         ListingOptions::new(Arc::new(format)).with_file_extension(if url.is_collection() { ".parquet" } else { "" });
     let config = ListingTableConfig::new(url).with_listing_options(options).with_schema(Arc::new(schema));
     Ok(Arc::new(ListingTable::try_new(config)?))
+}
+
+/// A pipe would be waited for, and a device has no end.
+fn check_kind(name: &str) -> Result<()> {
+    let path = name.strip_prefix("file://").unwrap_or(name);
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() && !found.is_dir() => {
+            Err(Error::invalid(format!("{name} is neither a file nor a directory")))
+        }
+        // What is not there, and what is elsewhere, is found out by reading it.
+        _ => Ok(()),
+    }
 }
 
 /// A directory is one also without the slash at its end.

@@ -117,6 +117,8 @@ impl Engine {
             .with_information_schema(true)
             .with_target_partitions(config.target_partitions);
         session.options_mut().sql_parser.collect_spans = true;
+        // 0.1 in SQL is a decimal, exactly: through a float, 28 digits would come out as 16.
+        session.options_mut().sql_parser.parse_float_as_decimal = true;
         let mut template =
             SessionStateBuilder::new().with_config(session).with_runtime_env(runtime).with_default_features().build();
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));

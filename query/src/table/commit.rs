@@ -11,6 +11,9 @@
 //! has moved past what that attempt expected, the attempt can never be applied any more. Until one of the two is known
 //! the commit is in doubt, and what it wrote stays.
 //!
+//! A commit that has lost twice claims the table's next turn, so that no writer is passed over for ever; others wait for
+//! a claim at most [`TURN_LIMIT`], then end it.
+//!
 //! Only at the deadline, or for a reason that trying again cannot mend, is an error returned. It says "nothing was
 //! committed", and then the files are removed; or that this is unknown, and then they stay for the orphan sweep.
 
@@ -31,7 +34,13 @@ use crate::storage::io::LakeIo;
 /// First pause after a lost race.
 const BACKOFF_FIRST: Duration = Duration::from_millis(5);
 /// Longest pause after lost races.
-const BACKOFF_MOST: Duration = Duration::from_millis(500);
+const BACKOFF_MOST: Duration = Duration::from_millis(80);
+/// A commit that has lost this often claims the next turn.
+const LOSSES_BEFORE_CLAIM: u32 = 2;
+/// How long another's claim is respected. A commit takes a few milliseconds; a claimant that takes this long is gone.
+const TURN_LIMIT: Duration = Duration::from_secs(1);
+/// How often a writer that waits for a claim to end looks.
+const TURN_POLL: Duration = Duration::from_millis(5);
 
 /// An attempt without an answer: what it wrote, and the revision it expected.
 #[derive(Debug)]
@@ -52,6 +61,9 @@ struct Commit<'a> {
     backoff: Duration,
     /// Another node was seen to commit to the table.
     contended: bool,
+    losses: u32,
+    /// The claim on the next turn, if this commit has it.
+    turn: Option<u64>,
 }
 
 /// What the current version says about a commit.
@@ -86,8 +98,12 @@ pub async fn append(tables: &Tables, table: &Table, mut files: DataFiles, deadli
         attempts: 0,
         backoff: BACKOFF_FIRST,
         contended: false,
+        losses: 0,
+        turn: None,
     };
-    match commit.run(&mut turn).await {
+    let outcome = commit.run(&mut turn).await;
+    commit.give_up_turn();
+    match outcome {
         Ok(pointer) => {
             files.keep();
             turn.leave(pointer.clone(), commit.contended);
@@ -134,10 +150,13 @@ impl Commit<'_> {
                 metadata_location: next.location.clone(),
                 previous_location: Some(base.value.metadata_location.clone()),
             };
+            let catalog = &self.tables.catalog;
             let swapped =
-                self.tables.catalog.swap_table(&self.table.ident, base.mod_revision, &pointer, self.deadline).await;
+                catalog.swap_table(&self.table.ident, base.mod_revision, &pointer, self.turn, self.deadline).await;
             match swapped {
                 Ok(committed) => {
+                    // Ended by the swap itself.
+                    self.turn = None;
                     self.settle(Some(&next.location)).await;
                     self.tables.cache.put_table(&next.location, next.metadata.clone(), next.metadata_bytes).await;
                     self.remove_expired(next);
@@ -150,7 +169,16 @@ impl Commit<'_> {
                         // Gone. The look says so, or finds what was created in its place.
                         continue;
                     }
-                    self.pause().await?;
+                    self.losses += 1;
+                    self.claim_turn().await;
+                    if self.turn.is_none() {
+                        self.pause().await?;
+                    }
+                }
+                Err(CatalogError::NotYourTurn { turn, resent, .. }) => {
+                    self.lost(&next, base.mod_revision, resent).await;
+                    self.turn = None;
+                    self.await_turn(turn).await?;
                 }
                 Err(error) => {
                     let unknown = error.applied() == Applied::Unknown;
@@ -246,6 +274,51 @@ impl Commit<'_> {
                 self.tables.storage.discard(&doubt.objects).await;
             }
         }
+    }
+
+    /// Claims the next turn, if this commit has lost often enough. Without an answer it goes on as before.
+    async fn claim_turn(&mut self) {
+        if self.losses < LOSSES_BEFORE_CLAIM || self.turn.is_some() {
+            return;
+        }
+        let deadline = self.deadline.min(Instant::now() + TURN_LIMIT);
+        // The snapshot's id is this commit's alone.
+        let claimant = uuid::Uuid::from_u128(self.append.snapshot_id as u128);
+        match self.tables.catalog.claim_turn(self.table.metadata.uuid(), claimant, deadline).await {
+            Ok(claim) => self.turn = claim,
+            Err(error) => tracing::debug!(table = %self.table.ident, %error, "claiming the next turn failed"),
+        }
+    }
+
+    /// Waits until another's claim has ended, and ends it if that takes too long.
+    async fn await_turn(&self, claim: u64) -> Result<()> {
+        let (catalog, table) = (&self.tables.catalog, self.table.metadata.uuid());
+        let until = Instant::now() + TURN_LIMIT;
+        let mut seen = Some(claim);
+        while seen == Some(claim) && claim != 0 {
+            if Instant::now() >= self.deadline {
+                let ident = &self.table.ident;
+                return Err(self.failed(Kind::Conflict, format_args!("it was the turn of other writers of {ident}")));
+            }
+            if Instant::now() >= until {
+                let ended = catalog.end_turn(table, claim, self.deadline).await;
+                return ended.map_err(|e| self.catalog_failed(e));
+            }
+            tokio::time::sleep(TURN_POLL).await;
+            seen = catalog.turn(table, self.deadline).await.map_err(|e| self.catalog_failed(e))?;
+        }
+        Ok(())
+    }
+
+    /// Ends a claim that this commit has and will not use. Whoever waits for it would do so in the end.
+    fn give_up_turn(&mut self) {
+        let Some(claim) = self.turn.take() else { return };
+        let (catalog, table) = (self.tables.catalog.clone(), self.table.metadata.uuid());
+        self.tables.tasks.spawn(async move {
+            if let Err(error) = catalog.end_turn(table, claim, Instant::now() + TURN_LIMIT).await {
+                tracing::debug!(%table, %error, "ending an unused claim failed");
+            }
+        });
     }
 
     /// Waits a little after a lost race.

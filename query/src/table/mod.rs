@@ -320,8 +320,8 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
         CatalogError::NamespaceNotFound(_) | CatalogError::TableNotFound(_) => Error::not_found(error),
         CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) => Error::already_exists(error),
         CatalogError::NamespaceNotEmpty(_) => Error::invalid(error),
-        CatalogError::Conflict { .. } if unknown => Error::unknown(error),
-        CatalogError::Conflict { .. } => Error::conflict(error),
+        CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
+        CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),
         CatalogError::Damaged { .. } => Error::corrupt(error),
         CatalogError::Store(_) if unknown => {
             Error::unknown(format!("{doing}: {error}; whether it was done is unknown: look before doing it again"))
