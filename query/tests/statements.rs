@@ -43,7 +43,14 @@ async fn a_table_is_made_filled_read_and_dropped() {
     assert_eq!(number(&client, "SELECT count(*) FROM \"default\".copied").await, 4);
     assert_eq!(number(&client, "CREATE TABLE IF NOT EXISTS copied AS SELECT 1 AS x").await, 0);
     let error = refused(&client, "CREATE TABLE copied (x INT)").await;
-    assert_eq!((error.kind, error.message.as_str()), (Kind::AlreadyExists, "table default.copied exists already"));
+    assert_eq!(
+        (error.kind, error.message.as_str()),
+        (Kind::AlreadyExists, "table default.copied exists already; nothing was committed")
+    );
+
+    // 28 digits stay 28 digits, and an exponent makes a float.
+    let exact = "SELECT 9999999999999999.9999999999 - 0.0000000001, CAST(1e300 > 1e299 AS INT), CAST(1.5E2 AS INT)";
+    assert_eq!(text(&client, exact).await, [["9999999999999999.9999999998", "1", "150"]]);
 
     assert_eq!(text(&client, "SHOW TABLES").await, [["default", "copied"], ["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW TABLES FROM shop").await, [["shop", "orders"]]);

@@ -115,7 +115,7 @@ fn a_log_that_ends_before_what_was_acknowledged_is_refused() {
     let error = open(&dir, None, id(10)).unwrap_err();
     assert!(matches!(error, OpenError::Behind { acknowledged: 10, .. }), "{error}");
     let said = error.to_string();
-    assert!(said.contains("index 9") && said.contains("new, never used id"), "{said}");
+    assert!(said.contains("index 9") && said.contains("leave the peer stopped"), "{said}");
     assert!(open(&dir, None, id(9)).is_ok());
     assert!(open(&dir, None, id(5)).is_ok(), "entries behind the acknowledged end stay");
 }

@@ -1,12 +1,15 @@
 //! What a statement is, before anything is looked up: a query, a change that lake can make, or one that it refuses by
 //! name. Nothing is accepted that would be half done.
 
+use std::ops::ControlFlow;
+
 use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::{DFParserBuilder, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::{
-    ColumnOption, CreateTable, Ident, ObjectName, ObjectType, ShowStatementFilter, ShowStatementFilterPosition,
-    ShowStatementOptions, Statement, visit_relations,
+    CastKind, ColumnOption, CreateTable, DataType, ExactNumberInfo, Expr, Ident, ObjectName, ObjectType,
+    ShowStatementFilter, ShowStatementFilterPosition, ShowStatementOptions, Statement, Value, ValueWithSpan,
+    visit_expressions_mut, visit_relations,
 };
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 
@@ -93,12 +96,34 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         )));
     }
     let statement = parse_one(state, sql)?;
-    let statement = match rewrite(&statement)? {
+    let mut statement = match rewrite(&statement)? {
         Some(sql) => parse_one(state, &sql)?,
         None => statement,
     };
     let action = classify(&statement)?;
+    exponents_are_floats(&mut statement);
     Ok((statement, action))
+}
+
+/// A number with an exponent is a float, as in other databases; without one it is a decimal.
+fn exponents_are_floats(statement: &mut Parsed) {
+    let statement = match statement {
+        Parsed::Statement(statement) => statement.as_mut(),
+        Parsed::Explain(explain) => return exponents_are_floats(&mut explain.statement),
+        _ => return,
+    };
+    let _ = visit_expressions_mut(statement, |expr| {
+        if let Expr::Value(number) = expr
+            && let Value::Number(text, _) = &number.value
+            && text.contains(['e', 'E'])
+        {
+            let text = Expr::Value(ValueWithSpan { value: Value::SingleQuotedString(text.clone()), span: number.span });
+            let data_type = DataType::Double(ExactNumberInfo::None);
+            let expr_as_text = Box::new(text);
+            *expr = Expr::Cast { kind: CastKind::Cast, expr: expr_as_text, data_type, array: false, format: None };
+        }
+        ControlFlow::<()>::Continue(())
+    });
 }
 
 fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {

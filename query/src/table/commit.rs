@@ -300,12 +300,18 @@ impl Commit<'_> {
                 let ident = &self.table.ident;
                 return Err(self.failed(Kind::Conflict, format_args!("it was the turn of other writers of {ident}")));
             }
-            if Instant::now() >= until {
-                let ended = catalog.end_turn(table, claim, self.deadline).await;
-                return ended.map_err(|e| self.catalog_failed(e));
+            let looked = match Instant::now() >= until {
+                true => catalog.end_turn(table, claim, self.deadline).await.map(|()| None),
+                false => {
+                    tokio::time::sleep(TURN_POLL).await;
+                    catalog.turn(table, self.deadline).await
+                }
+            };
+            match looked {
+                Ok(now) => seen = now,
+                // Without an answer the claim counts as it was, until the deadline above.
+                Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
             }
-            tokio::time::sleep(TURN_POLL).await;
-            seen = catalog.turn(table, self.deadline).await.map_err(|e| self.catalog_failed(e))?;
         }
         Ok(())
     }
