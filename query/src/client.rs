@@ -24,6 +24,8 @@ use crate::sql::statement::Command;
 
 /// How long one connection attempt may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// What is known of a statement whose answer did not come.
+const UNKNOWN_OUTCOME: &str = "whether the statement was run is unknown";
 /// How much later than the node the client gives up: the node's words are better.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -58,12 +60,6 @@ impl From<Status> for SqlError {
     }
 }
 
-impl From<FlightError> for SqlError {
-    fn from(error: FlightError) -> Self {
-        Status::from(error).into()
-    }
-}
-
 /// A connection to one of several query nodes.
 #[derive(Debug, Clone)]
 pub struct SqlClient {
@@ -79,9 +75,22 @@ pub struct Rows {
     pub notices: Vec<String>,
     /// What a statement that changed something was; then there is one row, `count`.
     pub command: Option<String>,
+    /// The node they come from.
+    endpoint: String,
     /// Came with the schema.
     first: Option<RecordBatch>,
     batches: FlightRecordBatchStream,
+}
+
+impl Rows {
+    /// Why no more rows come.
+    fn lost(&self, error: FlightError) -> SqlError {
+        let outcome = match self.command {
+            Some(_) => UNKNOWN_OUTCOME,
+            None => "not all rows have come: run the query again",
+        };
+        lost(&self.endpoint, error.into(), outcome)
+    }
 }
 
 impl Stream for Rows {
@@ -91,7 +100,8 @@ impl Stream for Rows {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
-        self.batches.poll_next_unpin(cx).map(|batch| batch.map(|batch| batch.map_err(SqlError::from)))
+        let next = self.batches.poll_next_unpin(cx);
+        next.map(|batch| batch.map(|batch| batch.map_err(|e| self.lost(e))))
     }
 }
 
@@ -148,7 +158,7 @@ impl SqlClient {
             }
             None => answer.await,
         };
-        let response = response.map_err(|status| self.lost(status))?;
+        let response = response.map_err(|status| lost(&self.endpoint, status, UNKNOWN_OUTCOME))?;
         let stale = response.metadata().get(STALE_HEADER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         let notices = stale.map(|millis| {
             let seconds = millis as f64 / 1000.0;
@@ -157,10 +167,11 @@ impl SqlClient {
         let data = response.into_inner().map_err(|status| FlightError::Tonic(Box::new(status)));
         let mut batches = FlightRecordBatchStream::new_from_flight_data(data);
         // The schema comes with the first message.
-        let first = batches.next().await.transpose()?;
+        let first = batches.next().await.transpose().map_err(|e| lost(&self.endpoint, e.into(), UNKNOWN_OUTCOME))?;
         let schema = batches.schema().cloned().unwrap_or_else(|| std::sync::Arc::new(Schema::empty()));
         let command = schema.metadata().get(Command::METADATA_KEY).cloned();
-        Ok(Rows { schema, notices: notices.into_iter().collect(), command, first, batches })
+        let endpoint = self.endpoint.clone();
+        Ok(Rows { schema, notices: notices.into_iter().collect(), command, endpoint, first, batches })
     }
 
     /// Runs a statement and returns all its rows.
@@ -175,21 +186,22 @@ impl SqlClient {
         ))
         .into()
     }
+}
 
-    /// A status of the transport's own says nothing of what the node did.
-    fn lost(&self, status: Status) -> SqlError {
-        let from_node =
-            status.metadata().contains_key(crate::flight::KIND_HEADER) || status.code() == Code::Unauthenticated;
-        let mut error = SqlError::from(status);
-        if !from_node {
-            error.message = format!(
-                "the connection to {} failed: {}; whether the statement was run is unknown",
-                self.endpoint, error.message
-            );
-            error.kind = Kind::Unknown;
-        }
-        error
+/// A status of the transport's own says nothing of what the node did; `outcome` says what that means.
+fn lost(endpoint: &str, status: Status, outcome: &str) -> SqlError {
+    if status.metadata().contains_key(crate::flight::KIND_HEADER) || status.code() == Code::Unauthenticated {
+        return status.into();
     }
+    if status.code() == Code::Unimplemented {
+        let message = format!("{endpoint} is no query node: what answers there, a metadata peer perhaps, runs no SQL");
+        return SqlError { message, position: None, code: status.code(), kind: Kind::Invalid };
+    }
+    let mut error = SqlError::from(status);
+    let why = if error.message.is_empty() { error.code.description() } else { &error.message };
+    error.message = format!("the connection to {endpoint} failed: {why}; {outcome}");
+    error.kind = Kind::Unknown;
+    error
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -145,7 +145,8 @@ fn table(answers: &[Answer], leader: Option<u64>) -> String {
     }
     let clusters: Vec<&str> =
         answers.iter().filter_map(|a| a.status.as_ref().ok()).map(|s| s.cluster_id.as_str()).collect();
-    let cluster = clusters.iter().find(|id| !id.is_empty()).unwrap_or(&"not founded yet");
+    let unknown = if clusters.is_empty() { "unknown: no peer answers" } else { "not founded yet" };
+    let cluster = clusters.iter().find(|id| !id.is_empty()).unwrap_or(&unknown);
     format!("cluster {cluster}\n{}", columns(rows))
 }
 

@@ -39,7 +39,10 @@ pub async fn run(args: Args) -> Result<u8> {
         .with_context(|| format!("finding out the absolute path of {}", args.local.dir.display()))?;
     let _lock = DirLock::take(&dir)?;
     if dir.join(ProcessName::metasrv(2).to_string()).exists() {
-        bail!("{} holds a cluster of several metadata peers: start it with `lake up`", dir.display());
+        bail!(
+            "{} holds a cluster of several metadata peers: start it with `lake up`, or choose another directory with --dir",
+            dir.display()
+        );
     }
     logging::start(&args.local.log, &dir)?;
     let store = EmbeddedStore::open(dir.join(ProcessName::metasrv(1).to_string())).await?;

@@ -244,7 +244,14 @@ impl RemoteStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        self.on_leader(&doing, deadline, true, send).await.map(|(answer, _)| answer)
+        match self.on_leader(&doing, deadline, true, send).await {
+            Ok((answer, _)) => Ok(answer),
+            // Whether a read was made does not matter.
+            Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
+                Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
+            }
+            Err(e) => Err(e),
+        }
     }
 }
 
@@ -507,7 +514,11 @@ fn is_connect_error(status: &Status) -> bool {
 
 /// The innermost reason of a status, which says more than tonic's "transport error".
 fn describe(status: &Status) -> String {
-    let mut reason = status.message().to_owned();
+    let mut reason = match status.message() {
+        "" if status.code() == Code::Unimplemented => "something else than a metadata peer answers there".to_owned(),
+        "" => status.code().description().to_owned(),
+        message => message.to_owned(),
+    };
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         reason = error.to_string();

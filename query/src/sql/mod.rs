@@ -54,6 +54,8 @@ pub const CATALOG: &str = "lake";
 pub const DEFAULT_SCHEMA: &str = "default";
 /// Longest statement, in bytes.
 pub const MAX_STATEMENT_BYTES: usize = 4 << 20;
+/// How long a query waits for what it has to ask the metadata cluster: several times a change of leader.
+const METADATA_PATIENCE: Duration = Duration::from_secs(15);
 /// Files that an error about reading names.
 const FILES_NAMED: usize = 3;
 
@@ -163,7 +165,12 @@ impl Engine {
             .map_err(|_| Error::exhausted("too many statements are running on this node (max_statements); try again"))?
             .map_err(|_| Error::unavailable("this node is shutting down; nothing was done"))?;
         let references = self.template.resolve_table_references(&parsed)?;
-        let found = catalog::resolve(self, &parsed, &references, deadline).await?;
+        // A change is waited for as long as its client wants; a query that cannot be planned says so soon.
+        let patience = match action.is_change() {
+            true => deadline,
+            false => deadline.min(Instant::now() + METADATA_PATIENCE),
+        };
+        let found = catalog::resolve(self, &parsed, &references, patience).await?;
         let mut state = SessionStateBuilder::new_from_existing(self.template.clone())
             .with_session_id(uuid::Uuid::new_v4().to_string())
             .with_catalog_list(found.catalogs.clone())
