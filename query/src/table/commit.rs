@@ -300,12 +300,11 @@ impl Commit<'_> {
                 let ident = &self.table.ident;
                 return Err(self.failed(Kind::Conflict, format_args!("it was the turn of other writers of {ident}")));
             }
+            // Before either, so that a store that refuses at once is not asked without a pause.
+            tokio::time::sleep(TURN_POLL).await;
             let looked = match Instant::now() >= until {
                 true => catalog.end_turn(table, claim, self.deadline).await.map(|()| None),
-                false => {
-                    tokio::time::sleep(TURN_POLL).await;
-                    catalog.turn(table, self.deadline).await
-                }
+                false => catalog.turn(table, self.deadline).await,
             };
             match looked {
                 Ok(now) => seen = now,
