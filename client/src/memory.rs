@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use async_trait::async_trait;
+use lake_proto::coordination::ScopeOwner;
 use lake_proto::kv::{Compare, Condition, Invalid, KeyValue, Op, OpResult, Revision, Txn, TxnResult, validate_key};
 use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_PAGE_ENTRIES};
 
@@ -58,6 +59,9 @@ impl Inner {
             Condition::PrefixEmpty => self.under(&compare.key).next().is_none(),
             Condition::PrefixUnchangedSince(r) => self.under(&compare.key).all(|e| e.mod_revision <= *r),
             Condition::EntryTerm(t) => *t == MemoryStore::TERM,
+            // There are none: `commit` has refused operations that would make one.
+            Condition::LeaseAlive(_) => false,
+            Condition::ScopeFree(owner) => !matches!(owner, Some(ScopeOwner::Lease(_))),
         }
     }
 
@@ -65,7 +69,7 @@ impl Inner {
         let mut seen = BTreeMap::new();
         for compare in when {
             match compare.condition {
-                Condition::EntryTerm(_) => {}
+                Condition::EntryTerm(_) | Condition::LeaseAlive(_) | Condition::ScopeFree(_) => {}
                 Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => {
                     seen.extend(self.under(&compare.key).take(MAX_PAGE_ENTRIES).map(|e| (e.key.clone(), e.clone())));
                 }
@@ -84,7 +88,7 @@ impl Inner {
         let mut results = Vec::with_capacity(branch.len());
         for op in branch {
             results.push(match op {
-                Op::Put { key, value, return_previous } => {
+                Op::Put { key, value, return_previous, lease: _ } => {
                     let old = self.map.remove(&key);
                     let entry = KeyValue {
                         key: key.clone(),
@@ -92,6 +96,7 @@ impl Inner {
                         version: old.as_ref().map_or(1, |o| o.version + 1),
                         create_revision: old.as_ref().map_or(revision, |o| o.create_revision),
                         mod_revision: revision,
+                        lease: None,
                     };
                     self.map.insert(key, entry);
                     changed = true;
@@ -110,12 +115,13 @@ impl Inner {
                     entries.truncate(limit);
                     OpResult::List { entries, more }
                 }
+                Op::AcquireScope { .. } | Op::ReleaseScope { .. } => unreachable!("`commit` has refused these"),
             });
         }
         if changed {
             self.revision = revision;
         }
-        TxnResult { revision: self.revision, succeeded, results, observed }
+        TxnResult { revision: self.revision, succeeded, results, observed, ..TxnResult::default() }
     }
 }
 
@@ -173,6 +179,15 @@ impl MetaStore for MemoryStore {
 
     async fn commit(&self, txn: Txn, _: Instant) -> Result<Committed, Error> {
         txn.validate()?;
+        let beyond = |op: &Op| match op {
+            Op::Put { lease, .. } => lease.is_some(),
+            Op::AcquireScope { .. } | Op::ReleaseScope { .. } => true,
+            Op::Delete { .. } | Op::Get { .. } | Op::List { .. } => false,
+        };
+        if txn.then.iter().chain(&txn.otherwise).any(beyond) {
+            let message = "the store in memory has neither leases nor scopes".to_owned();
+            return Err(Error::Refused { doing: "running a transaction".to_owned(), message });
+        }
         Ok(Committed { result: self.lock().apply(txn), resent: false })
     }
 }

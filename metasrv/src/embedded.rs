@@ -108,9 +108,13 @@ impl EmbeddedStore {
             Applied::NotApplied => store::Applied::No,
         };
         match failure.kind {
-            Kind::InvalidArgument | Kind::WrongIdentity | Kind::Unauthenticated => {
-                store::Error::Refused { doing, message: failure.message }
-            }
+            Kind::InvalidArgument
+            | Kind::WrongIdentity
+            | Kind::Unauthenticated
+            | Kind::QuotaExceeded
+            | Kind::SessionExpired
+            | Kind::LeaseExpired
+            | Kind::Compacted => store::Error::Refused { doing, message: failure.message },
             Kind::Internal | Kind::Unspecified => store::Error::Internal { doing, message: failure.message, applied },
             Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: doing },
             Kind::NotLeader | Kind::Unavailable | Kind::Overloaded => store::Error::Unavailable {
@@ -177,7 +181,7 @@ impl MetaStore for EmbeddedStore {
         txn.validate()?;
         let first = txn.then.first().or(txn.otherwise.first()).map(|op| op.key().to_owned());
         let doing = || format!("committing {}", first.as_deref().unwrap_or("a transaction"));
-        let result = self.member.commit(txn, deadline).await.map_err(|f| self.error(doing(), started, f))?;
+        let result = self.member.commit(txn, None, deadline).await.map_err(|f| self.error(doing(), started, f))?;
         Ok(Committed { result, resent: false })
     }
 }

@@ -27,6 +27,7 @@ use crate::services::CheckSecret;
 use crate::services::cluster::ClusterService;
 use crate::services::kv::KvService;
 use crate::services::raft::RaftService;
+use crate::services::streams::Streams;
 
 /// How long running calls may go on when the server stops.
 pub const DRAIN: Duration = Duration::from_secs(2);
@@ -76,10 +77,11 @@ impl Server {
 
         let secret = CheckSecret::new(config.secret.as_ref());
         let stop = CancellationToken::new();
+        let streams = Streams::new(stop.child_token());
         let mut tasks = JoinSet::new();
         let (health, health_service) = tonic_health::server::health_reporter();
         set_health(&health, ServingStatus::NotServing).await;
-        let kv = KvServer::new(KvService::new(peer.clone()))
+        let kv = KvServer::new(KvService::new(peer.clone(), streams.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(usize::MAX);
         let clients = builder()
@@ -95,6 +97,7 @@ impl Server {
         tasks.spawn(serve("peers", peers, raft, stop.clone(), ended.clone()));
         tasks.spawn(report_health(peer.clone(), health.clone(), stop.clone()));
         tasks.spawn(watch_failure(peer.failed(), ended.clone(), stop.clone()));
+        tasks.spawn(end_streams(streams, stop.clone()));
         tracing::info!(
             peer = config.id, dir = %config.dir.display(), grpc = %grpc_address, raft = %raft_address,
             "the metadata peer is up"
@@ -185,6 +188,12 @@ async fn report_health(peer: Arc<Peer>, health: tonic_health::server::HealthRepo
             set_health(&health, if now { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
         }
     }
+}
+
+/// Waits for the streams' tasks once the server stops.
+async fn end_streams(streams: Streams, stop: CancellationToken) {
+    stop.cancelled().await;
+    streams.ended().await;
 }
 
 /// Passes on what ended the peer.

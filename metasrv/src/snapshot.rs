@@ -1,8 +1,9 @@
 //! Snapshots: the whole state in one file, so that the log before it can go and a restart is quick.
 //!
 //! Format: `magic, format version`, then records framed `length, CRC-32, v1::SnapshotRecord`: a head (what the snapshot
-//! covers, cluster id, revision, number of keys), every entry in key order, and an end with the number of keys. A file
-//! without its end, or with any damaged frame, is not a snapshot.
+//! covers, cluster id, the state's numbers and its hash, how many records follow), every part of the state, and an end
+//! with the number of records. A file without its end, with any damaged frame, or whose state has another hash than the
+//! head says, is not a snapshot.
 //!
 //! A file is written under a temporary name, synced, renamed and its directory synced; only then does it exist. The two
 //! newest are kept. Names begin with the index, so that their order is the order of age.
@@ -14,18 +15,20 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use prost::Message;
 
 use crate::files;
 use crate::raft::types::{LogId, SnapshotMeta, log_id};
 use crate::raft::wire::{snapshot_meta_from_wire, snapshot_meta_to_wire};
-use crate::state::{State, StateBuilder};
+use crate::state::restore::{Numbers, Part, StateBuilder};
+use crate::state::{FEATURE_LEVEL, State};
 
 /// How many snapshots are kept.
 pub const KEEP: usize = 2;
 const MAGIC: &[u8; 8] = b"lakesnap";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Larger than any record can be: a key and a value at their limits.
 const MAX_RECORD_BYTES: usize = 2 << 20;
 const EXTENSION: &str = "snap";
@@ -52,13 +55,15 @@ pub enum SnapshotError {
     Io { path: PathBuf, source: io::Error },
     #[error("the snapshot {} is damaged: {what}; {}", .path.display(), files::REJOIN)]
     Damaged { path: PathBuf, what: String },
+    #[error("the snapshot {}: {what}", .path.display())]
+    Newer { path: PathBuf, what: String },
 }
 
 impl From<SnapshotError> for io::Error {
     fn from(e: SnapshotError) -> Self {
         let kind = match &e {
             SnapshotError::Io { source, .. } => source.kind(),
-            SnapshotError::Damaged { .. } => io::ErrorKind::InvalidData,
+            SnapshotError::Damaged { .. } | SnapshotError::Newer { .. } => io::ErrorKind::InvalidData,
         };
         io::Error::new(kind, e.to_string())
     }
@@ -166,7 +171,6 @@ fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State)
     let mut out = BufWriter::with_capacity(1 << 20, OpenOptions::new().write(true).create_new(true).open(path)?);
     out.write_all(MAGIC)?;
     out.write_all(&FORMAT.to_be_bytes())?;
-    let keys = state.len() as u64;
     let mut buffer = Vec::new();
     let mut record = |record: Record, out: &mut BufWriter<File>| {
         buffer.clear();
@@ -175,41 +179,65 @@ fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State)
         out.write_all(&crc32fast::hash(&buffer).to_be_bytes())?;
         out.write_all(&buffer)
     };
+    let numbers = state.numbers();
     let head = Head {
         meta: Some(snapshot_meta_to_wire(meta)),
         cluster_id: cluster_id.to_owned(),
-        revision: state.revision(),
-        keys,
+        revision: numbers.revision,
+        feature_level: numbers.feature_level,
+        compacted_revision: numbers.compacted,
+        state_hash: state.digest().to_be_bytes().to_vec().into(),
     };
     record(Record::Head(head), &mut out)?;
-    for entry in state.iter() {
-        record(Record::Entry(entry.into()), &mut out)?;
+    let mut records = 0;
+    for part in state.parts() {
+        record(part_to_wire(part), &mut out)?;
+        records += 1;
     }
-    record(Record::End(End { keys }), &mut out)?;
+    record(Record::End(End { records }), &mut out)?;
     out.into_inner().map_err(|e| e.into_error())?.sync_all()
+}
+
+fn part_to_wire(part: Part) -> v1::snapshot_record::Record {
+    use v1::snapshot_record::{Event, Lease, Quota, Record, Session, session::Kept};
+    match part {
+        Part::Lease { id, ttl_ms, holder } => Record::Lease(Lease { id, ttl_ms, holder }),
+        Part::Entry(entry) => Record::Entry(entry.into()),
+        Part::Scope(scope) => Record::Scope(scope.into()),
+        Part::Session { id, ttl_ms, holder, lowest, kept } => Record::Session(Session {
+            id,
+            ttl_ms,
+            holder,
+            lowest_unanswered: lowest,
+            kept: kept.into_iter().map(|(sequence, outcome)| Kept { sequence, outcome }).collect(),
+        }),
+        Part::Quota { prefix, bytes } => Record::Quota(Quota { prefix, bytes }),
+        Part::Event { revision, key, entry } => Record::Event(Event { revision, key, entry: entry.map(Into::into) }),
+    }
+}
+
+/// The part that a record holds; none for the head and the end.
+fn part_from_wire(record: v1::snapshot_record::Record) -> Result<Option<Part>, Invalid> {
+    use v1::snapshot_record::Record;
+    Ok(Some(match record {
+        Record::Head(_) | Record::End(_) => return Ok(None),
+        Record::Lease(l) => Part::Lease { id: l.id, ttl_ms: l.ttl_ms, holder: l.holder },
+        Record::Entry(entry) => Part::Entry(entry.into()),
+        Record::Scope(scope) => Part::Scope(scope.try_into()?),
+        Record::Session(s) => Part::Session {
+            id: s.id,
+            ttl_ms: s.ttl_ms,
+            holder: s.holder,
+            lowest: s.lowest_unanswered,
+            kept: s.kept.into_iter().map(|kept| (kept.sequence, kept.outcome)).collect(),
+        },
+        Record::Quota(q) => Part::Quota { prefix: q.prefix, bytes: q.bytes },
+        Record::Event(e) => Part::Event { revision: e.revision, key: e.key, entry: e.entry.map(Into::into) },
+    }))
 }
 
 /// Reads and checks a whole snapshot. Blocks for as long as that takes.
 pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
-    let mut state = StateBuilder::default();
-    let head = scan(path, |entry| state.add(entry.into()))?;
-    Ok(Loaded { meta: head.meta, cluster_id: head.cluster_id, state: state.build(head.revision) })
-}
-
-/// Checks a whole snapshot without keeping it. Blocks for as long as that takes.
-pub fn check(path: &Path) -> Result<(), SnapshotError> {
-    scan(path, drop).map(drop)
-}
-
-/// What a snapshot says of itself.
-struct ScannedHead {
-    meta: SnapshotMeta,
-    cluster_id: String,
-    revision: u64,
-}
-
-/// Goes through a whole snapshot, checking everything.
-fn scan(path: &Path, mut each: impl FnMut(v1::KeyValue)) -> Result<ScannedHead, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
     let damaged = |what: &str| SnapshotError::Damaged { path: path.to_owned(), what: what.to_owned() };
     let file = File::open(path).map_err(io_error)?;
@@ -243,24 +271,42 @@ fn scan(path: &Path, mut each: impl FnMut(v1::KeyValue)) -> Result<ScannedHead, 
     };
     use v1::snapshot_record::Record;
     let Record::Head(head) = next()? else { return Err(damaged("its head is missing")) };
+    if head.feature_level > FEATURE_LEVEL {
+        let what = format!(
+            "it is of feature level {}, and this build knows {FEATURE_LEVEL}: upgrade this peer",
+            head.feature_level
+        );
+        return Err(SnapshotError::Newer { path: path.to_owned(), what });
+    }
     let meta = head.meta.ok_or_else(|| damaged("its head is incomplete"))?;
     let meta = snapshot_meta_from_wire(meta).map_err(|e| damaged(&e.to_string()))?;
-    let mut previous = String::new();
+    let mut state = StateBuilder::new(Numbers {
+        revision: head.revision,
+        feature_level: head.feature_level,
+        compacted: head.compacted_revision,
+    });
     for n in 0u64.. {
-        match next()? {
-            Record::Entry(entry) => {
-                if n > 0 && entry.key <= previous {
-                    return Err(damaged("its keys are out of order"));
-                }
-                previous.clone_from(&entry.key);
-                each(entry);
+        let record = next()?;
+        if let Record::End(end) = &record {
+            if end.records != n {
+                return Err(damaged("records are missing"));
             }
-            Record::End(end) if end.keys == n && head.keys == n => break,
-            Record::End(_) => return Err(damaged("entries are missing")),
-            Record::Head(_) => return Err(damaged("it has a second head")),
+            break;
         }
+        let part = part_from_wire(record).map_err(|e| damaged(&e.to_string()))?;
+        let part = part.ok_or_else(|| damaged("it has a second head"))?;
+        state.add(part).map_err(damaged)?;
     }
-    Ok(ScannedHead { meta, cluster_id: head.cluster_id, revision: head.revision })
+    let state = state.build();
+    if state.digest().to_be_bytes() != *head.state_hash {
+        return Err(damaged("its state has another hash than it says"));
+    }
+    Ok(Loaded { meta, cluster_id: head.cluster_id, state })
+}
+
+/// Checks a whole snapshot without keeping it. Blocks for as long as that takes.
+pub fn check(path: &Path) -> Result<(), SnapshotError> {
+    read(path).map(drop)
 }
 
 #[cfg(test)]
@@ -273,7 +319,7 @@ mod tests {
     fn sample() -> (SnapshotMeta, State) {
         let mut state = State::default();
         for i in 0..500 {
-            state.apply(1, &Txn { then: vec![Op::put(format!("/kv/{i:04}"), vec![i as u8; i])], ..Txn::default() });
+            state.run(1, &Txn { then: vec![Op::put(format!("/kv/{i:04}"), vec![i as u8; i])], ..Txn::default() });
         }
         let meta = SnapshotMeta { last_log_id: Some(log_id(2, 700)), last_membership: StoredMembership::default() };
         (meta, state)

@@ -64,7 +64,7 @@ async fn the_membership_follows_a_peer_that_is_restarted_elsewhere() {
             let leader = cluster.leader().await;
             let follower = (1..=3).find(|id| *id != leader).unwrap();
             let txn = Txn { then: vec![Op::put("/kv/a", "2")], ..Txn::default() };
-            let error = cluster.kv(follower).txn(v1::TxnRequest { txn: Some(txn.into()) }).await.err()?;
+            let error = cluster.kv(follower).txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None }).await.err()?;
             lake_proto::status::detail(&error)?.leader
         })
         .await;

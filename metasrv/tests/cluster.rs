@@ -160,7 +160,7 @@ async fn a_follower_says_who_leads_and_proposes_nothing() {
     let leader = cluster.leader().await;
     let follower = (1..=3).find(|id| *id != leader).unwrap();
     let txn = Txn { then: vec![Op::put("/kv/a", "1")], ..Txn::default() };
-    let error = cluster.kv(follower).txn(v1::TxnRequest { txn: Some(txn.into()) }).await.unwrap_err();
+    let error = cluster.kv(follower).txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None }).await.unwrap_err();
     let detail = lake_proto::status::detail(&error).unwrap();
     assert_eq!((detail.kind(), detail.applied()), (Kind::NotLeader, Applied::NotApplied));
     let hint = detail.leader.unwrap();
@@ -177,10 +177,10 @@ async fn what_breaks_the_contract_is_refused_before_it_is_proposed() {
     let mut cluster = TestCluster::founded(1, |_| {}).await;
     let index = cluster.status(1).await.last_log_index;
     let blind = Txn { then: vec![Op::put("/lake/table/a", "1")], ..Txn::default() };
-    let error = cluster.kv(1).txn(v1::TxnRequest { txn: Some(blind.into()) }).await.unwrap_err();
+    let error = cluster.kv(1).txn(v1::TxnRequest { txn: Some(blind.into()), stamp: None }).await.unwrap_err();
     assert_eq!(kind(&error), Kind::InvalidArgument);
     assert!(error.message().contains("/lake/table/a"), "{error}");
-    let error = cluster.kv(1).txn(v1::TxnRequest { txn: None }).await.unwrap_err();
+    let error = cluster.kv(1).txn(v1::TxnRequest { txn: None, stamp: None }).await.unwrap_err();
     assert_eq!(kind(&error), Kind::InvalidArgument);
     let key = "k".repeat(5000);
     let error = cluster.try_get(1, &key, v1::ReadOptions::default()).await.unwrap_err();
@@ -198,7 +198,7 @@ async fn without_a_quorum_nothing_is_read_or_written_and_the_error_says_whether_
         cluster.stop(id).await;
     }
     let txn = Txn { then: vec![Op::put("/kv/a", "2")], ..Txn::default() };
-    let mut request = Request::new(v1::TxnRequest { txn: Some(txn.clone().into()) });
+    let mut request = Request::new(v1::TxnRequest { txn: Some(txn.clone().into()), stamp: None });
     request.set_timeout(Duration::from_millis(300));
     let error = cluster.kv(leader).txn(request).await.unwrap_err();
     let detail = lake_proto::status::detail(&error).unwrap();
@@ -213,7 +213,7 @@ async fn without_a_quorum_nothing_is_read_or_written_and_the_error_says_whether_
         cluster.status(leader).await.leader.is_none().then_some(())
     })
     .await;
-    let error = cluster.kv(leader).txn(v1::TxnRequest { txn: Some(txn.into()) }).await.unwrap_err();
+    let error = cluster.kv(leader).txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None }).await.unwrap_err();
     let detail = lake_proto::status::detail(&error).unwrap();
     assert_eq!(detail.applied(), Applied::NotApplied, "it knows that nothing can be committed: {error}");
     cluster.stop_all().await;

@@ -43,7 +43,7 @@ async fn a_leader_with_a_full_disk_gives_way_and_comes_back_as_a_follower() {
     cluster.put("/kv/a", "2").await;
     stopped(&cluster, full).await;
     let txn = Txn { then: vec![Op::put("/kv/b", "1")], ..Txn::default() };
-    let error = cluster.kv(full).txn(v1::TxnRequest { txn: Some(txn.into()) }).await.unwrap_err();
+    let error = cluster.kv(full).txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None }).await.unwrap_err();
     let detail = lake_proto::status::detail(&error).unwrap();
     assert_eq!((detail.kind(), detail.applied()), (Kind::Overloaded, Applied::NotApplied), "{error}");
     let next = eventually("another leader", async || {
@@ -77,7 +77,7 @@ async fn with_all_disks_full_nothing_is_acknowledged_and_nothing_is_lost() {
         room.store(0, Ordering::SeqCst);
     }
     let txn = Txn { then: vec![Op::put("/kv/a", "2")], ..Txn::default() };
-    let mut request = tonic::Request::new(v1::TxnRequest { txn: Some(txn.into()) });
+    let mut request = tonic::Request::new(v1::TxnRequest { txn: Some(txn.into()), stamp: None });
     request.set_timeout(std::time::Duration::from_millis(500));
     let error = cluster.kv(leader).txn(request).await.unwrap_err();
     assert!(lake_proto::status::detail(&error).is_some(), "{error}");

@@ -116,7 +116,7 @@ async fn the_cluster_secret_is_asked_for_by_everything_but_health() {
     eventually("a commit", async || {
         for id in 1..=3 {
             let txn = Txn { then: vec![Op::put("/kv/a", "1")], ..Txn::default() };
-            let mut request = tonic::Request::new(v1::TxnRequest { txn: Some(txn.into()) });
+            let mut request = tonic::Request::new(v1::TxnRequest { txn: Some(txn.into()), stamp: None });
             request.metadata_mut().insert(lake_proto::SECRET_METADATA_KEY, value.parse().unwrap());
             if cluster.kv(id).txn(request).await.is_ok() {
                 return Some(());

@@ -5,6 +5,7 @@
 
 use bytes::Bytes;
 
+use crate::coordination::{LeaseId, Scope, ScopeOwner, validate_scope_path};
 use crate::limits::*;
 use crate::v1;
 
@@ -21,12 +22,15 @@ pub struct KeyValue {
     pub create_revision: Revision,
     /// What compare-and-set expects; never used twice, so that a recreated key is not taken for the old one.
     pub mod_revision: Revision,
+    /// The lease the key hangs on.
+    pub lease: Option<LeaseId>,
 }
 
 /// One condition of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compare {
-    /// The key looked at; the prefix for the `Prefix*` conditions; empty for [`Condition::EntryTerm`].
+    /// The key looked at; the prefix for the `Prefix*` conditions; the path for [`Condition::ScopeFree`]; empty for
+    /// [`Condition::EntryTerm`] and [`Condition::LeaseAlive`].
     pub key: String,
     pub condition: Condition,
 }
@@ -45,6 +49,11 @@ pub enum Condition {
     PrefixUnchangedSince(Revision),
     /// The log entry that carries the transaction was proposed in this term.
     EntryTerm(u64),
+    /// The lease is alive. Its id is its fence (semantics, section 5).
+    LeaseAlive(LeaseId),
+    /// No live scope of another owner conflicts with the path, and the owner, if it is a lease, is alive. Without an
+    /// owner every scope is another's (semantics, section 6).
+    ScopeFree(Option<ScopeOwner>),
 }
 
 impl Compare {
@@ -54,6 +63,14 @@ impl Compare {
 
     pub fn mod_revision(key: impl Into<String>, revision: Revision) -> Self {
         Self { key: key.into(), condition: Condition::ModRevision(revision) }
+    }
+
+    pub fn lease_alive(lease: LeaseId) -> Self {
+        Self { key: String::new(), condition: Condition::LeaseAlive(lease) }
+    }
+
+    pub fn scope_free(path: impl Into<String>, owner: Option<ScopeOwner>) -> Self {
+        Self { key: path.into(), condition: Condition::ScopeFree(owner) }
     }
 
     pub fn prefix_empty(prefix: impl Into<String>) -> Self {
@@ -83,6 +100,8 @@ pub enum Op {
         key: String,
         value: Bytes,
         return_previous: bool,
+        /// The lease the key hangs on from now on; covered by [`Condition::LeaseAlive`].
+        lease: Option<LeaseId>,
     },
     Delete {
         key: String,
@@ -96,22 +115,38 @@ pub enum Op {
         prefix: String,
         limit: u32,
     },
+    /// Covered by [`Condition::ScopeFree`] with the same path and owner. Held by this owner already: it stays as it is.
+    AcquireScope {
+        path: String,
+        owner: ScopeOwner,
+    },
+    /// Nothing happens if this owner does not hold it.
+    ReleaseScope {
+        path: String,
+        owner: ScopeOwner,
+    },
 }
 
 impl Op {
     pub fn put(key: impl Into<String>, value: impl Into<Bytes>) -> Self {
-        Self::Put { key: key.into(), value: value.into(), return_previous: false }
+        Self::Put { key: key.into(), value: value.into(), return_previous: false, lease: None }
+    }
+
+    /// A put of a key that is to hang on a lease.
+    pub fn put_leased(key: impl Into<String>, value: impl Into<Bytes>, lease: LeaseId) -> Self {
+        Self::Put { key: key.into(), value: value.into(), return_previous: false, lease: Some(lease) }
     }
 
     pub fn delete(key: impl Into<String>) -> Self {
         Self::Delete { key: key.into(), return_previous: false }
     }
 
-    /// The key the operation is about; the prefix for a list.
+    /// The key the operation is about; the prefix for a list, the path for a scope.
     pub fn key(&self) -> &str {
         match self {
             Op::Put { key, .. } | Op::Delete { key, .. } | Op::Get { key } => key,
             Op::List { prefix, .. } => prefix,
+            Op::AcquireScope { path, .. } | Op::ReleaseScope { path, .. } => path,
         }
     }
 
@@ -136,6 +171,8 @@ pub enum OpResult {
     Delete { deleted: bool, previous: Option<KeyValue> },
     Get { entry: Option<KeyValue> },
     List { entries: Vec<KeyValue>, more: bool },
+    AcquireScope { fence: Revision },
+    ReleaseScope { released: bool },
 }
 
 /// What a transaction did.
@@ -148,6 +185,17 @@ pub struct TxnResult {
     pub results: Vec<OpResult>,
     /// When a compare failed: the entries that the compares looked at and that exist.
     pub observed: Vec<KeyValue>,
+    /// When a [`Condition::ScopeFree`] failed: the scopes in the way.
+    pub conflicts: Vec<Scope>,
+    /// A repeated request's first answer, when that was too large to keep: `results`, `observed` and `conflicts` are gone.
+    pub reduced: Option<Reduced>,
+}
+
+/// What is kept of an answer that was too large (semantics, section 4).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reduced {
+    /// Of the entries the answer held, in order, as far as they were kept.
+    pub mod_revisions: Vec<Revision>,
 }
 
 /// A message off the wire, or a transaction about to be sent, that the contract does not allow.
@@ -171,6 +219,24 @@ pub enum Invalid {
     BlindWrite { key: String },
     #[error("key {key:?} lies neither under {GUARDED_PREFIX} nor under {USER_PREFIX}")]
     OutsideNamespaces { key: String },
+    #[error("key {key:?} is to hang on lease {lease}: a compare that the lease is alive must cover that")]
+    UnguardedLease { key: String, lease: LeaseId },
+    #[error("scope {path:?} is to be acquired for {owner}: a compare that it is free for that owner must cover that")]
+    UnguardedScope { path: String, owner: ScopeOwner },
+    #[error("scope operations stand in `then` only")]
+    ScopeInOtherwise,
+    #[error("{path:?} is no scope path: it begins with `/`, has no empty part and at most {MAX_SCOPE_DEPTH} parts")]
+    ScopePath { path: String },
+    #[error("{id:?} is no procedure id: it has 1 to {MAX_HOLDER_BYTES} bytes")]
+    ProcedureId { id: String },
+    #[error("{what} has {len} bytes; it may have at most {MAX_HOLDER_BYTES}")]
+    Holder { what: &'static str, len: usize },
+    #[error("the time to live of a {what} is {ttl_ms} ms; it may be {min_ms} to {max_ms} ms")]
+    Ttl { what: &'static str, ttl_ms: u64, min_ms: u64, max_ms: u64 },
+    #[error(
+        "a stamp has session {session}, sequence {sequence} and lowest unanswered {lowest}; 0 < lowest <= sequence"
+    )]
+    Stamp { session: u64, sequence: u64, lowest: u64 },
     #[error("the message lacks its {0}")]
     Missing(&'static str),
 }
@@ -224,7 +290,11 @@ impl Txn {
         for compare in &self.when {
             bytes += compare.key.len();
             match &compare.condition {
-                Condition::EntryTerm(_) => {}
+                Condition::EntryTerm(_) | Condition::LeaseAlive(_) => {}
+                Condition::ScopeFree(owner) => {
+                    validate_scope_path(&compare.key)?;
+                    owner.as_ref().map_or(Ok(()), ScopeOwner::validate)?;
+                }
                 Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => validate_prefix(&compare.key)?,
                 Condition::Value(v) => {
                     validate_key(&compare.key)?;
@@ -253,12 +323,41 @@ impl Txn {
                     }
                 }
                 Op::Delete { key, .. } | Op::Get { key } => validate_key(key)?,
+                Op::AcquireScope { path, owner } | Op::ReleaseScope { path, owner } => {
+                    validate_scope_path(path)?;
+                    owner.validate()?;
+                }
             }
         }
         if bytes > MAX_TXN_BYTES {
             return Err(Invalid::TxnBytes { bytes });
         }
+        self.validate_covered()?;
         self.validate_no_blind_write()
+    }
+
+    /// What hangs on a lease, or is claimed, is covered by a compare, so that no operation of a branch can fail.
+    fn validate_covered(&self) -> Result<(), Invalid> {
+        let covers = |wanted: &dyn Fn(&Compare) -> bool| self.when.iter().any(wanted);
+        for (op, in_then) in self.then.iter().map(|op| (op, true)).chain(self.otherwise.iter().map(|op| (op, false))) {
+            match op {
+                Op::Put { key, lease: Some(lease), .. }
+                    if !in_then || !covers(&|c| c.condition == Condition::LeaseAlive(*lease)) =>
+                {
+                    return Err(Invalid::UnguardedLease { key: key.clone(), lease: *lease });
+                }
+                Op::AcquireScope { .. } | Op::ReleaseScope { .. } if !in_then => return Err(Invalid::ScopeInOtherwise),
+                Op::AcquireScope { path, owner }
+                    if !covers(&|c| {
+                        c.key == *path && matches!(&c.condition, Condition::ScopeFree(Some(o)) if o == owner)
+                    }) =>
+                {
+                    return Err(Invalid::UnguardedScope { path: path.clone(), owner: owner.clone() });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn validate_no_blind_write(&self) -> Result<(), Invalid> {
@@ -300,6 +399,7 @@ impl From<KeyValue> for v1::KeyValue {
             version: e.version,
             create_revision: e.create_revision,
             mod_revision: e.mod_revision,
+            lease: e.lease.unwrap_or(0),
         }
     }
 }
@@ -312,6 +412,7 @@ impl From<v1::KeyValue> for KeyValue {
             version: e.version,
             create_revision: e.create_revision,
             mod_revision: e.mod_revision,
+            lease: Some(e.lease).filter(|lease| *lease != 0),
         }
     }
 }
@@ -328,6 +429,8 @@ impl From<Compare> for v1::Compare {
             Condition::PrefixEmpty => Wire::PrefixEmpty(true),
             Condition::PrefixUnchangedSince(r) => Wire::PrefixUnchangedSince(r),
             Condition::EntryTerm(t) => Wire::EntryTerm(t),
+            Condition::LeaseAlive(lease) => Wire::LeaseAlive(lease),
+            Condition::ScopeFree(owner) => Wire::ScopeFree(v1::ScopeFree { owner: owner.map(Into::into) }),
         };
         v1::Compare { key: c.key, condition: Some(condition) }
     }
@@ -348,6 +451,8 @@ impl TryFrom<v1::Compare> for Compare {
             Wire::Value(v) => Condition::Value(v),
             Wire::PrefixUnchangedSince(r) => Condition::PrefixUnchangedSince(r),
             Wire::EntryTerm(t) => Condition::EntryTerm(t),
+            Wire::LeaseAlive(lease) => Condition::LeaseAlive(lease),
+            Wire::ScopeFree(free) => Condition::ScopeFree(free.owner.map(TryInto::try_into).transpose()?),
         };
         Ok(Compare { key: c.key, condition })
     }
@@ -357,10 +462,18 @@ impl From<Op> for v1::Op {
     fn from(op: Op) -> Self {
         use v1::op::Op as Wire;
         let op = match op {
-            Op::Put { key, value, return_previous } => Wire::Put(v1::op::Put { key, value, return_previous }),
+            Op::Put { key, value, return_previous, lease } => {
+                Wire::Put(v1::op::Put { key, value, return_previous, lease: lease.unwrap_or(0) })
+            }
             Op::Delete { key, return_previous } => Wire::Delete(v1::op::Delete { key, return_previous }),
             Op::Get { key } => Wire::Get(v1::op::Get { key }),
             Op::List { prefix, limit } => Wire::List(v1::op::List { prefix, limit }),
+            Op::AcquireScope { path, owner } => {
+                Wire::AcquireScope(v1::op::AcquireScope { path, owner: Some(owner.into()) })
+            }
+            Op::ReleaseScope { path, owner } => {
+                Wire::ReleaseScope(v1::op::ReleaseScope { path, owner: Some(owner.into()) })
+            }
         };
         v1::Op { op: Some(op) }
     }
@@ -372,10 +485,17 @@ impl TryFrom<v1::Op> for Op {
     fn try_from(op: v1::Op) -> Result<Self, Invalid> {
         use v1::op::Op as Wire;
         Ok(match op.op.ok_or(Invalid::Missing("operation"))? {
-            Wire::Put(p) => Op::Put { key: p.key, value: p.value, return_previous: p.return_previous },
+            Wire::Put(p) => Op::Put {
+                key: p.key,
+                value: p.value,
+                return_previous: p.return_previous,
+                lease: Some(p.lease).filter(|lease| *lease != 0),
+            },
             Wire::Delete(d) => Op::Delete { key: d.key, return_previous: d.return_previous },
             Wire::Get(g) => Op::Get { key: g.key },
             Wire::List(l) => Op::List { prefix: l.prefix, limit: l.limit },
+            Wire::AcquireScope(a) => Op::AcquireScope { path: a.path, owner: ScopeOwner::required(a.owner)? },
+            Wire::ReleaseScope(r) => Op::ReleaseScope { path: r.path, owner: ScopeOwner::required(r.owner)? },
         })
     }
 }
@@ -415,6 +535,8 @@ impl From<OpResult> for v1::OpResult {
             OpResult::List { entries, more } => {
                 Wire::List(wire::List { entries: entries.into_iter().map(Into::into).collect(), more })
             }
+            OpResult::AcquireScope { fence } => Wire::AcquireScope(wire::AcquireScope { fence }),
+            OpResult::ReleaseScope { released } => Wire::ReleaseScope(wire::ReleaseScope { released }),
         };
         v1::OpResult { result: Some(result) }
     }
@@ -430,6 +552,8 @@ impl TryFrom<v1::OpResult> for OpResult {
             Wire::Delete(d) => OpResult::Delete { deleted: d.deleted, previous: d.previous.map(Into::into) },
             Wire::Get(g) => OpResult::Get { entry: g.entry.map(Into::into) },
             Wire::List(l) => OpResult::List { entries: l.entries.into_iter().map(Into::into).collect(), more: l.more },
+            Wire::AcquireScope(a) => OpResult::AcquireScope { fence: a.fence },
+            Wire::ReleaseScope(r) => OpResult::ReleaseScope { released: r.released },
         })
     }
 }
@@ -443,19 +567,42 @@ impl TryFrom<v1::TxnResponse> for TxnResult {
             succeeded: r.succeeded,
             results: r.results.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
             observed: r.observed.into_iter().map(Into::into).collect(),
+            conflicts: r.conflicts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            reduced: r.reduced.then_some(Reduced { mod_revisions: r.mod_revisions }),
         })
     }
 }
 
 impl TxnResult {
     /// The answer as it goes over the wire.
-    pub fn into_response(self, header: v1::ResponseHeader) -> v1::TxnResponse {
+    pub fn into_response(self, header: Option<v1::ResponseHeader>) -> v1::TxnResponse {
         v1::TxnResponse {
-            header: Some(header),
+            header,
             revision: self.revision,
             succeeded: self.succeeded,
             results: self.results.into_iter().map(Into::into).collect(),
             observed: self.observed.into_iter().map(Into::into).collect(),
+            conflicts: self.conflicts.into_iter().map(Into::into).collect(),
+            reduced: self.reduced.is_some(),
+            mod_revisions: self.reduced.unwrap_or_default().mod_revisions,
+        }
+    }
+
+    /// What is kept of this answer when it is too large to keep whole (semantics, section 4).
+    pub fn reduce(&self, max_mod_revisions: usize) -> Self {
+        let in_results = self.results.iter().flat_map(|result| match result {
+            OpResult::Put { previous } | OpResult::Delete { previous, .. } => previous.as_slice(),
+            OpResult::Get { entry } => entry.as_slice(),
+            OpResult::List { entries, .. } => entries.as_slice(),
+            OpResult::AcquireScope { .. } | OpResult::ReleaseScope { .. } => &[],
+        });
+        let mod_revisions =
+            in_results.chain(&self.observed).map(|entry| entry.mod_revision).take(max_mod_revisions).collect();
+        Self {
+            revision: self.revision,
+            succeeded: self.succeeded,
+            reduced: Some(Reduced { mod_revisions }),
+            ..Self::default()
         }
     }
 }
@@ -494,6 +641,28 @@ mod tests {
     }
 
     #[test]
+    fn what_hangs_on_a_lease_or_is_claimed_is_covered_by_a_compare() {
+        let leased = Txn { then: vec![Op::put_leased("/kv/a", "1", 7)], ..Txn::default() };
+        assert_eq!(leased.validate(), Err(Invalid::UnguardedLease { key: "/kv/a".into(), lease: 7 }));
+        let other = Txn { when: vec![Compare::lease_alive(8)], ..leased.clone() };
+        assert_eq!(other.validate(), Err(Invalid::UnguardedLease { key: "/kv/a".into(), lease: 7 }));
+        assert_eq!(Txn { when: vec![Compare::lease_alive(7)], ..leased }.validate(), Ok(()));
+
+        let mine = ScopeOwner::Lease(7);
+        let path = "/catalog/a".to_owned();
+        let acquire =
+            Txn { then: vec![Op::AcquireScope { path: path.clone(), owner: mine.clone() }], ..Txn::default() };
+        assert!(matches!(acquire.validate(), Err(Invalid::UnguardedScope { .. })));
+        let others = Txn { when: vec![Compare::scope_free(path.clone(), None)], ..acquire.clone() };
+        assert!(matches!(others.validate(), Err(Invalid::UnguardedScope { .. })));
+        assert_eq!(
+            Txn { when: vec![Compare::scope_free(path.clone(), Some(mine))], ..acquire.clone() }.validate(),
+            Ok(())
+        );
+        assert_eq!(Txn { otherwise: acquire.then, ..Txn::default() }.validate(), Err(Invalid::ScopeInOtherwise));
+    }
+
+    #[test]
     fn limits_are_named() {
         let long = format!("/kv/{}", "k".repeat(MAX_KEY_BYTES));
         let put = |key: &str, len: usize| Txn { then: vec![Op::put(key, vec![0; len])], ..Txn::default() };
@@ -513,6 +682,10 @@ mod tests {
         assert!(matches!(list(1001).validate(), Err(Invalid::ListLimit { .. })));
     }
 
+    fn owner() -> impl Strategy<Value = ScopeOwner> {
+        prop_oneof![any::<u64>().prop_map(ScopeOwner::Lease), ".*".prop_map(ScopeOwner::Procedure)]
+    }
+
     fn condition() -> impl Strategy<Value = Condition> {
         prop_oneof![
             Just(Condition::Absent),
@@ -523,16 +696,18 @@ mod tests {
             Just(Condition::PrefixEmpty),
             any::<u64>().prop_map(Condition::PrefixUnchangedSince),
             any::<u64>().prop_map(Condition::EntryTerm),
+            any::<u64>().prop_map(Condition::LeaseAlive),
+            prop::option::of(owner()).prop_map(Condition::ScopeFree),
         ]
     }
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            (".*", any::<Vec<u8>>(), any::<bool>()).prop_map(|(key, value, return_previous)| Op::Put {
-                key,
-                value: value.into(),
-                return_previous
-            }),
+            (".*", any::<Vec<u8>>(), any::<bool>(), prop::option::of(1..u64::MAX)).prop_map(
+                |(key, value, return_previous, lease)| Op::Put { key, value: value.into(), return_previous, lease }
+            ),
+            (".*", owner()).prop_map(|(path, owner)| Op::AcquireScope { path, owner }),
+            (".*", owner()).prop_map(|(path, owner)| Op::ReleaseScope { path, owner }),
             (".*", any::<bool>()).prop_map(|(key, return_previous)| Op::Delete { key, return_previous }),
             ".*".prop_map(|key| Op::Get { key }),
             (".*", any::<u32>()).prop_map(|(prefix, limit)| Op::List { prefix, limit }),

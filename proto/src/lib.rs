@@ -3,8 +3,10 @@
 //! No I/O and no policy live here. In reading order:
 //! - [`limits`]: every size and count the contract names, in one place;
 //! - [`kv`]: keys, entries, compares, operations and transactions as plain values, validated when they come off the wire;
+//! - [`coordination`]: leases, scopes and sessions as plain values;
 //! - [`status`]: how an error travels in a gRPC status: its kind, whether it may have been applied, who leads.
 
+pub mod coordination;
 pub mod kv;
 pub mod limits;
 pub mod status;

@@ -19,3 +19,16 @@ pub const MAX_PAGE_BYTES: usize = 1 << 20;
 pub const GUARDED_PREFIX: &str = "/lake/";
 /// Keys under this prefix are the users' own and may be written blindly.
 pub const USER_PREFIX: &str = "/kv/";
+
+/// Most parts in a scope's path.
+pub const MAX_SCOPE_DEPTH: usize = 32;
+/// Longest name of a lease's or session's holder, and longest procedure id, in bytes.
+pub const MAX_HOLDER_BYTES: usize = 256;
+/// Shortest and longest time to live of a lease, in milliseconds (semantics, section 5).
+pub const LEASE_TTL_MS: (u64, u64) = (1_000, 60_000);
+/// Shortest and longest time a session may be silent, in milliseconds.
+pub const SESSION_TTL_MS: (u64, u64) = (5_000, 3_600_000);
+/// Requests of one session in flight (semantics, section 4).
+pub const SESSION_WINDOW: u64 = 256;
+/// Leases, sessions or scopes named in one message, and in one page of them.
+pub const MAX_IDS: usize = 1000;

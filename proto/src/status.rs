@@ -3,8 +3,8 @@
 use prost::Message;
 use tonic::{Code, Status};
 
+use crate::v1::ErrorDetail;
 use crate::v1::error_detail::{Applied, Kind};
-use crate::v1::{ErrorDetail, Member};
 
 /// The gRPC code for a kind of error. The only place that maps them.
 pub fn code(kind: Kind) -> Code {
@@ -13,28 +13,23 @@ pub fn code(kind: Kind) -> Code {
         Kind::InvalidArgument => Code::InvalidArgument,
         Kind::Unavailable => Code::Unavailable,
         Kind::WrongIdentity => Code::PermissionDenied,
-        Kind::SnapshotExpired => Code::OutOfRange,
-        Kind::Overloaded => Code::ResourceExhausted,
+        Kind::Overloaded | Kind::QuotaExceeded => Code::ResourceExhausted,
+        Kind::SessionExpired | Kind::LeaseExpired => Code::NotFound,
+        Kind::Compacted | Kind::SnapshotExpired => Code::OutOfRange,
         Kind::Unauthenticated => Code::Unauthenticated,
         Kind::Internal | Kind::Unspecified => Code::Internal,
     }
 }
 
-/// A status that carries its detail.
+/// A status that carries its detail, without a leader.
 pub fn status(kind: Kind, applied: Applied, message: impl Into<String>) -> Status {
-    with_leader(kind, applied, message, 0, None)
+    let detail = ErrorDetail { kind: kind as i32, applied: applied as i32, ..ErrorDetail::default() };
+    with_detail(detail, message)
 }
 
-/// A status that also says who leads, in which term.
-pub fn with_leader(
-    kind: Kind,
-    applied: Applied,
-    message: impl Into<String>,
-    term: u64,
-    leader: Option<Member>,
-) -> Status {
-    let detail = ErrorDetail { kind: kind as i32, applied: applied as i32, term, leader };
-    Status::with_details(code(kind), message, detail.encode_to_vec().into())
+/// A status that carries this detail.
+pub fn with_detail(detail: ErrorDetail, message: impl Into<String>) -> Status {
+    Status::with_details(code(detail.kind()), message, detail.encode_to_vec().into())
 }
 
 /// The detail of a failed call, if the other side was a lake peer that gave one.
@@ -48,11 +43,18 @@ pub fn detail(status: &Status) -> Option<ErrorDetail> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::v1::Member;
 
     #[test]
     fn a_status_keeps_its_detail() {
         let leader = Member { id: 2, grpc_address: "127.0.0.1:1".into(), ..Member::default() };
-        let s = with_leader(Kind::NotLeader, Applied::NotApplied, "peer 1 does not lead", 7, Some(leader.clone()));
+        let given = ErrorDetail {
+            kind: Kind::NotLeader as i32,
+            term: 7,
+            leader: Some(leader.clone()),
+            ..ErrorDetail::default()
+        };
+        let s = with_detail(given, "peer 1 does not lead");
         assert_eq!(s.code(), Code::FailedPrecondition);
         let d = detail(&s).unwrap();
         assert_eq!((d.kind(), d.applied(), d.term, d.leader), (Kind::NotLeader, Applied::NotApplied, 7, Some(leader)));

@@ -636,7 +636,7 @@ impl MetaStore for RemoteStore {
             None => "running a transaction".to_owned(),
         };
         let resendable = is_resendable(&txn);
-        let message = v1::TxnRequest { txn: Some(txn.into()) };
+        let message = v1::TxnRequest { txn: Some(txn.into()), stamp: None };
         let (answer, resent) = self
             .on_leader(&doing, deadline, resendable, |mut kv, timeout| {
                 let request = self.inner.request(message.clone(), timeout);

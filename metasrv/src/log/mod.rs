@@ -30,7 +30,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use lake_proto::kv::{Condition, Op, Txn};
 use lake_proto::v1;
 use openraft::entry::RaftEntry;
 use openraft::storage::IOFlushed;
@@ -41,7 +40,7 @@ use self::mark::{Mark, MarkFile};
 use self::sled_log::{Bounds, Frame, OpenError, SledLog};
 use self::writer::{Request, Writer};
 use crate::files::FreeSpace;
-use crate::raft::types::{Command, Entry, LogId, Payload, TypeConfig, Vote, log_id};
+use crate::raft::types::{Entry, LogId, Payload, TypeConfig, Vote, log_id};
 use crate::raft::wire::entry_from_wire;
 
 /// Requests that wait for the writer thread.
@@ -203,27 +202,13 @@ impl Tail {
     }
 }
 
-/// About how much memory an entry takes.
+/// About how much memory an entry takes: what it decodes to shares its bytes.
 pub fn entry_bytes(entry: &Entry) -> usize {
-    64 + match &entry.payload {
+    256 + match &entry.payload {
         Payload::Blank => 0,
         Payload::Membership(_) => 1024,
-        Payload::Normal(Command::Txn(txn)) => txn_bytes(txn),
+        Payload::Normal(command) => command.encoded().len(),
     }
-}
-
-/// The keys and values of a transaction, in bytes.
-pub fn txn_bytes(txn: &Txn) -> usize {
-    let compares = txn
-        .when
-        .iter()
-        .map(|c| 48 + c.key.len() + if let Condition::Value(value) = &c.condition { value.len() } else { 0 });
-    let ops = txn
-        .then
-        .iter()
-        .chain(&txn.otherwise)
-        .map(|op| 64 + op.key().len() + if let Op::Put { value, .. } = op { value.len() } else { 0 });
-    compares.chain(ops).sum()
 }
 
 impl Log {

@@ -10,8 +10,10 @@ use openraft::type_config::TypeConfigExt;
 use super::*;
 use crate::raft::log_store::LogStore;
 use crate::raft::state_machine::{DiskReserve, StateMachine};
+use crate::raft::types::Command;
 use crate::raft::types::{Member, Membership};
 use crate::snapshot::SnapshotStore;
+use crate::state::command::Action;
 
 fn identity() -> Mark {
     Mark { peer_id: 1, incarnation: "ab".repeat(16), ..Mark::default() }
@@ -31,7 +33,7 @@ fn open(dir: &Path) -> Result<Log, OpenError> {
 
 fn entry(term: u64, index: u64, bytes: usize) -> Entry {
     let txn = Txn { then: vec![Op::put(format!("/kv/{index}"), vec![7; bytes])], ..Txn::default() };
-    Entry { log_id: log_id(term, index), payload: Payload::Normal(Command::Txn(Arc::new(txn))) }
+    Entry { log_id: log_id(term, index), payload: Payload::Normal(Command::new(Action::Txn(txn).unstamped())) }
 }
 
 fn callback() -> (IOFlushed<TypeConfig>, impl Future<Output = io::Result<()>>) {

@@ -4,6 +4,8 @@ use lake_proto::status;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::{Applied, Kind};
 
+use crate::state::command::Refusal;
+
 /// A failed call. Cheap enough to hand to every reader that waited for the same thing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
@@ -12,12 +14,14 @@ pub struct Failure {
     pub message: String,
     pub term: u64,
     pub leader: Option<v1::Member>,
+    /// With Compacted: the first revision that can be watched from.
+    pub oldest_revision: u64,
 }
 
 impl Failure {
     /// A failure after which nothing was proposed.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, applied: Applied::NotApplied, message: message.into(), term: 0, leader: None }
+        Self { kind, applied: Applied::NotApplied, message: message.into(), term: 0, leader: None, oldest_revision: 0 }
     }
 
     /// Cannot be served now; nothing was proposed.
@@ -30,14 +34,47 @@ impl Failure {
         Self::new(Kind::InvalidArgument, error.to_string())
     }
 
+    /// The state machine refused a command: nothing was changed. Of a repeated request whose session is over nobody
+    /// knows what the first attempt did.
+    pub fn refused(refusal: &Refusal) -> Self {
+        let kind = match refusal {
+            Refusal::SessionExpired { .. } => Kind::SessionExpired,
+            Refusal::QuotaExceeded { .. } => Kind::QuotaExceeded,
+            Refusal::TooMany { .. } | Refusal::WindowFull { .. } => Kind::Overloaded,
+            Refusal::SequenceAnswered { .. } | Refusal::FeatureLevel { .. } => Kind::InvalidArgument,
+        };
+        Self::new(kind, refusal.to_string())
+    }
+
     /// Proposed, and then nobody answered.
     pub fn unknown(message: impl Into<String>) -> Self {
         Self { applied: Applied::Unknown, ..Self::unavailable(message) }
     }
 }
 
+impl Failure {
+    fn into_parts(self) -> (v1::ErrorDetail, String) {
+        let detail = v1::ErrorDetail {
+            kind: self.kind as i32,
+            applied: self.applied as i32,
+            term: self.term,
+            leader: self.leader,
+            oldest_revision: self.oldest_revision,
+        };
+        (detail, self.message)
+    }
+}
+
 impl From<Failure> for tonic::Status {
     fn from(f: Failure) -> Self {
-        status::with_leader(f.kind, f.applied, f.message, f.term, f.leader)
+        let (detail, message) = f.into_parts();
+        status::with_detail(detail, message)
+    }
+}
+
+impl From<Failure> for v1::CallError {
+    fn from(f: Failure) -> Self {
+        let (detail, message) = f.into_parts();
+        v1::CallError { message, detail: Some(detail) }
     }
 }

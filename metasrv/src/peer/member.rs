@@ -2,20 +2,21 @@
 //!
 //! - Reads take the newest published state once their consistency allows it; nothing is served before the peer has
 //!   recovered what it had applied before a restart.
-//! - Transactions are validated, counted against the limits on what is in flight, proposed, and answered with what they
-//!   did. An error says whether the transaction may have been applied.
+//! - Commands are validated, counted against the limits on what is in flight, proposed, and answered with what they did.
+//!   An error says whether the command may have been applied.
 //!
-//! Limits: [`MAX_PROPOSALS`] transactions of [`MAX_PROPOSED_BYTES`] in flight; beyond: Overloaded.
+//! Limits: [`MAX_PROPOSALS`] commands of [`MAX_PROPOSED_BYTES`] in flight; beyond: Overloaded.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lake_client::store::{Consistency, ReadOptions};
+use lake_proto::coordination::Stamp;
 use lake_proto::kv::{Invalid, KeyValue, Txn, TxnResult, validate_key};
 use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_TXN_BYTES};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
-use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader, RaftError};
+use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader};
 use openraft::metrics::WaitError;
 use openraft::{Config as RaftConfig, SnapshotPolicy};
 use tokio::sync::{Semaphore, watch};
@@ -30,16 +31,17 @@ use super::view::View;
 use super::watchdog::Watchdog;
 use super::{Identity, Settings};
 use crate::error::Error;
-use crate::log::{Health, Log, txn_bytes};
+use crate::log::{Health, Log};
 use crate::raft::log_store::LogStore;
 use crate::raft::network::{Network, Sender, Transport};
 use crate::raft::state_machine::{Applied, Published, StateMachine};
-use crate::raft::types::{Command, Outcome, Raft, TypeConfig};
+use crate::raft::types::{Answer, Command, Raft, Reply, TypeConfig};
 use crate::snapshot::SnapshotStore;
+use crate::state::command::{self as state, Action, Outcome};
 
-/// Transactions in flight at once.
+/// Commands in flight at once.
 pub const MAX_PROPOSALS: usize = 4096;
-/// Bytes of transactions in flight at once.
+/// Bytes of commands in flight at once.
 pub const MAX_PROPOSED_BYTES: usize = 256 << 20;
 /// How long a leader that stops waits for another to take over.
 const HANDOVER: Duration = Duration::from_millis(500);
@@ -272,75 +274,92 @@ impl Member {
         }
     }
 
-    // ---- transactions -----------------------------------------------------------------------------------------
+    // ---- commands ---------------------------------------------------------------------------------------------
 
     /// Runs a transaction through the log.
     ///
     /// # Errors
-    /// NotLeader with a hint, InvalidArgument, Overloaded: nothing was proposed. Unavailable says whether it may have been
-    /// applied.
-    pub async fn commit(&self, txn: Txn, deadline: Instant) -> Result<TxnResult, Failure> {
+    /// As [`Member::propose`]; and the refusals of the contract, after which nothing was changed.
+    pub async fn commit(&self, txn: Txn, stamp: Option<Stamp>, deadline: Instant) -> Result<TxnResult, Failure> {
         txn.validate().map_err(Failure::invalid)?;
+        match self.propose(Action::Txn(txn), stamp, deadline).await? {
+            Outcome::Txn(result) => Ok(result),
+            other => Err(misanswered(&other)),
+        }
+    }
+
+    /// Runs a command through the log. A refusal is an error here.
+    ///
+    /// # Errors
+    /// NotLeader with a hint, InvalidArgument, Overloaded, and a [`Refusal`]: nothing was changed. Unavailable says
+    /// whether the command may have been applied.
+    pub async fn propose(&self, action: Action, stamp: Option<Stamp>, deadline: Instant) -> Result<Outcome, Failure> {
+        if let Some(stamp) = stamp {
+            stamp.validate().map_err(Failure::invalid)?;
+        }
         if let Health::Held(what) | Health::Failed(what) = &*self.log.health().borrow() {
             return Err(Failure::new(Kind::Overloaded, format!("peer {}: {what}", self.identity.id)));
         }
-        let bytes = txn_bytes(&txn).min(MAX_PROPOSED_BYTES) as u32;
+        let command = Command::new(state::Command { stamp, proposed_unix_ms: unix_ms(), action });
+        let bytes = command.encoded().len().min(MAX_PROPOSED_BYTES) as u32;
         let overloaded = |_| {
             let what = format!(
-                "peer {} has {MAX_PROPOSALS} transactions or {} MiB of them in flight",
+                "peer {} has {MAX_PROPOSALS} commands or {} MiB of them in flight",
                 self.identity.id,
                 MAX_PROPOSED_BYTES >> 20
             );
             Failure::new(Kind::Overloaded, what)
         };
-        let permits = (
+        // The proposal goes on when its caller gives up, and counts until it has ended.
+        let counted = [
             self.proposals.clone().try_acquire_owned().map_err(overloaded)?,
             self.proposed_bytes.clone().try_acquire_many_owned(bytes).map_err(overloaded)?,
-        );
-        // The proposal goes on when its caller gives up, and counts until it has ended.
-        let raft = self.raft().clone();
-        let proposal = tokio::spawn(async move {
-            let result = raft.client_write(Command::Txn(Arc::new(txn))).await;
-            drop(permits);
-            result
-        });
-        match tokio::time::timeout_at(deadline.into(), proposal).await {
+        ];
+        let (reply, answer) = Reply::new(counted);
+        let answer = async {
+            self.raft().client_write_ff(command, Some(reply)).await.map_err(|e| self.core_ended(&e))?;
+            // Dropped unanswered only with the core.
+            answer.await.map_err(|_| self.core_ended(&"it dropped the command"))
+        };
+        match tokio::time::timeout_at(deadline.into(), answer).await {
             Ok(Ok(Ok(response))) => match response.data {
-                Outcome::Txn(result) => Ok(result),
-                Outcome::Nothing => Err(Failure {
+                Answer(Some(Outcome::Refused(refusal))) => Err(Failure::refused(&refusal)),
+                Answer(Some(outcome)) => Ok(outcome),
+                Answer(None) => Err(Failure {
                     kind: Kind::Internal,
-                    ..Failure::unknown("the transaction was answered with nothing; this is a defect")
+                    ..Failure::unknown("the command was answered with nothing; this is a defect")
                 }),
             },
             Ok(Ok(Err(e))) => Err(self.write_failure(e)),
-            Ok(Err(e)) => Err(Failure::unknown(format!("peer {}: the proposal was cut off: {e}", self.identity.id))),
+            Ok(Err(ended)) => Err(ended),
             Err(_) => Err(Failure {
                 term: self.view.term(),
                 leader: self.view.leader(),
                 ..Failure::unknown(format!(
-                    "peer {}: the transaction was proposed and not committed within its deadline",
+                    "peer {}: the command was proposed and not committed within its deadline",
                     self.identity.id
                 ))
             }),
         }
     }
 
-    fn write_failure(&self, error: RaftError<TypeConfig, ClientWriteError<TypeConfig>>) -> Failure {
+    fn core_ended(&self, error: &dyn std::fmt::Display) -> Failure {
+        let why = self.problem().unwrap_or_else(|| error.to_string());
+        Failure::unknown(format!("peer {}: the consensus core ended: {why}", self.identity.id))
+    }
+
+    fn write_failure(&self, error: ClientWriteError<TypeConfig>) -> Failure {
         match error {
-            RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => self.not_leader(&forward),
-            RaftError::APIError(ClientWriteError::LogEntryDiscarded(_)) => Failure {
+            ClientWriteError::ForwardToLeader(forward) => self.not_leader(&forward),
+            ClientWriteError::LogEntryDiscarded(_) => Failure {
                 term: self.view.term(),
                 leader: self.view.leader(),
                 ..Failure::unknown(format!(
-                    "peer {} lost the leadership while the transaction was under way",
+                    "peer {} lost the leadership while the command was under way",
                     self.identity.id
                 ))
             },
-            RaftError::APIError(e) => Failure::unavailable(format!("peer {}: {e}", self.identity.id)),
-            RaftError::Fatal(e) => {
-                let why = self.problem().unwrap_or_else(|| e.to_string());
-                Failure::unknown(format!("peer {}: the consensus core ended: {why}", self.identity.id))
-            }
+            e => Failure::unavailable(format!("peer {}: {e}", self.identity.id)),
         }
     }
 
@@ -435,6 +454,16 @@ impl Member {
             tokio::time::sleep(REACH).await;
         }
     }
+}
+
+/// A command's answer was of another command's kind.
+pub fn misanswered(outcome: &Outcome) -> Failure {
+    let what = format!("the command was answered with {outcome:?}; this is a defect");
+    Failure { kind: Kind::Internal, ..Failure::unknown(what) }
+}
+
+fn unix_ms() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 async fn recover(view: View, recovered: watch::Sender<bool>, stop: CancellationToken) {

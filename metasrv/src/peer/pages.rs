@@ -118,7 +118,7 @@ mod tests {
     fn applied(keys: u32) -> Arc<Applied> {
         let mut applied = Applied::default();
         for i in 0..keys {
-            applied.state.apply(1, &Txn { then: vec![Op::put(format!("/kv/{i:05}"), "v")], ..Txn::default() });
+            applied.state.run(1, &Txn { then: vec![Op::put(format!("/kv/{i:05}"), "v")], ..Txn::default() });
         }
         Arc::new(applied)
     }

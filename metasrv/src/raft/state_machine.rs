@@ -16,7 +16,7 @@ use openraft::vote::leader_id_std::CommittedLeaderId;
 use openraft::{EntryPayload, OptionalSend};
 use tokio::sync::watch;
 
-use super::types::{Command, Entry, LogId, Member, Outcome, SnapshotMeta, StoredMembership, TypeConfig};
+use super::types::{Answer, Entry, LogId, Member, SnapshotMeta, StoredMembership, TypeConfig};
 use crate::files::FreeSpace;
 use crate::log::{Log, entry_bytes, lock};
 use crate::snapshot::{self, SnapshotData, SnapshotStore};
@@ -128,15 +128,17 @@ impl StateMachine {
         SnapshotBuilder { applied: self.published.current(), snapshots: self.snapshots.clone() }
     }
 
-    fn apply_entry(applied: &mut Applied, entry: Entry) -> Outcome {
+    fn apply_entry(applied: &mut Applied, entry: Entry) -> Answer {
         let log_id = entry.log_id;
         applied.last = Some(log_id);
         match entry.payload {
-            EntryPayload::Blank => Outcome::Nothing,
-            EntryPayload::Normal(Command::Txn(txn)) => Outcome::Txn(applied.state.apply(log_id.leader_id.term, &txn)),
+            EntryPayload::Blank => Answer(None),
+            EntryPayload::Normal(command) => {
+                Answer(Some(applied.state.apply(log_id.leader_id.term, command.command())))
+            }
             EntryPayload::Membership(membership) => {
                 applied.membership = StoredMembership::new(Some(log_id), membership);
-                Outcome::Nothing
+                Answer(None)
             }
         }
     }

@@ -7,22 +7,44 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use lake_proto::kv::{Txn, TxnResult};
+use bytes::Bytes;
+use lake_proto::kv::Invalid;
 use lake_proto::v1;
-use openraft::impls::leader_id_std;
+use openraft::impls::{BoxedErrorSource, InlineBatch, TokioRuntime, leader_id_std};
+use openraft::raft::responder::Responder;
 use openraft::vote::leader_id_std::CommittedLeaderId;
+use openraft::{OptionalSend, RaftTypeConfig};
 use prost::Message;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-openraft::declare_raft_types!(
-    /// lake's instantiation of openraft.
-    pub TypeConfig:
-        D = Command,
-        R = Outcome,
-        NodeId = u64,
-        Node = Member,
-        LeaderId = leader_id_std::LeaderId<u64, u64>,
-);
+use crate::state::command::{self as state, Outcome};
+
+/// lake's instantiation of openraft. Written out, since openraft's macro cannot name a [`Reply`].
+#[derive(Debug, Clone, Copy, Default, Eq, PartialEq, Ord, PartialOrd)]
+pub struct TypeConfig;
+
+impl RaftTypeConfig for TypeConfig {
+    type D = Command;
+    type R = Answer;
+    type NodeId = u64;
+    type Node = Member;
+    type Term = u64;
+    type LeaderId = leader_id_std::LeaderId<u64, u64>;
+    type Vote = Vote;
+    type Payload = Payload;
+    type Entry = Entry;
+    type AsyncRuntime = TokioRuntime;
+    type Responder<T>
+        = Reply<T>
+    where
+        T: OptionalSend + 'static;
+    type Batch<T>
+        = InlineBatch<T>
+    where
+        T: OptionalSend + 'static;
+    type ErrorSource = BoxedErrorSource;
+}
 
 /// A handle to the consensus core.
 pub type Raft = openraft::Raft<TypeConfig, super::state_machine::StateMachine>;
@@ -46,60 +68,111 @@ pub fn log_id(term: u64, index: u64) -> LogId {
     LogId { leader_id: CommittedLeaderId::new(term), index }
 }
 
-/// What the log replicates. Cheap to clone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
-    Txn(Arc<Txn>),
+/// What the log replicates: a command, and the bytes that stand for it in the log and on the network. It is encoded
+/// once, where it is proposed, and decoded once where it arrives. Cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Command {
+    decoded: Arc<state::Command>,
+    encoded: Bytes,
+}
+
+impl Command {
+    /// Encodes a command that is about to be proposed.
+    pub fn new(command: state::Command) -> Self {
+        Self { encoded: command.encode(), decoded: Arc::new(command) }
+    }
+
+    /// Reads one from the log or the network.
+    ///
+    /// # Errors
+    /// When the bytes are no command that this build knows.
+    pub fn decode(encoded: Bytes) -> Result<Self, Invalid> {
+        Ok(Self { decoded: Arc::new(state::Command::decode(encoded.clone())?), encoded })
+    }
+
+    /// What is to be done.
+    pub fn command(&self) -> &state::Command {
+        &self.decoded
+    }
+
+    /// The bytes that stand for it.
+    pub fn encoded(&self) -> &Bytes {
+        &self.encoded
+    }
+}
+
+impl fmt::Debug for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.decoded.fmt(f)
+    }
 }
 
 impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Command::Txn(txn) => {
+        use state::Action;
+        match &self.decoded.action {
+            Action::Txn(txn) => {
                 write!(f, "txn of {} compares, {} + {} operations", txn.when.len(), txn.then.len(), txn.otherwise.len())
             }
+            other => write!(f, "{other:?}"),
         }
     }
 }
 
-/// What applying an entry answers to whoever proposed it.
+/// What applying an entry answers to whoever proposed it: nothing, for a blank or membership entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// A blank or membership entry.
-    Nothing,
-    Txn(TxnResult),
+pub struct Answer(pub Option<Outcome>);
+
+/// Where a command's answer goes. It holds what the command counts against for as long as the command is under way, also
+/// when nobody waits for the answer any more.
+pub struct Reply<T> {
+    sender: oneshot::Sender<T>,
+    _counted: Counted,
+}
+
+/// What a command in flight counts against.
+pub type Counted = [OwnedSemaphorePermit; 2];
+
+impl<T> Reply<T> {
+    /// The reply, and where it arrives.
+    pub fn new(counted: Counted) -> (Self, oneshot::Receiver<T>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self { sender, _counted: counted }, receiver)
+    }
+}
+
+impl<T: OptionalSend + 'static> Responder<TypeConfig, T> for Reply<T> {
+    fn on_complete(self, result: T) {
+        // Whoever asked may have given up.
+        let _ = self.sender.send(result);
+    }
 }
 
 // openraft's `serde` feature, which the workspace enables, asks for these two; lake's own encodings are the .proto ones.
 impl Serialize for Command {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&v1::Command::from(self).encode_to_vec())
+        serializer.serialize_bytes(&self.encoded)
     }
 }
 
 impl<'de> Deserialize<'de> for Command {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let bytes = Vec::<u8>::deserialize(deserializer)?;
-        let wire = v1::Command::decode(&bytes[..]).map_err(serde::de::Error::custom)?;
-        Command::try_from(wire).map_err(serde::de::Error::custom)
+        Command::decode(bytes.into()).map_err(serde::de::Error::custom)
     }
 }
 
-impl Serialize for Outcome {
+impl Serialize for Answer {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let wire = match self {
-            Outcome::Nothing => None,
-            Outcome::Txn(result) => Some(result.clone().into_response(v1::ResponseHeader::default()).encode_to_vec()),
-        };
-        wire.serialize(serializer)
+        self.0.clone().map(|outcome| v1::Outcome::from(outcome).encode_to_vec()).serialize(serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Outcome {
+impl<'de> Deserialize<'de> for Answer {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Some(bytes) = Option::<Vec<u8>>::deserialize(deserializer)? else { return Ok(Outcome::Nothing) };
-        let wire = v1::TxnResponse::decode(&bytes[..]).map_err(serde::de::Error::custom)?;
-        TxnResult::try_from(wire).map(Outcome::Txn).map_err(serde::de::Error::custom)
+        let Some(bytes) = Option::<Vec<u8>>::deserialize(deserializer)? else { return Ok(Answer(None)) };
+        let wire = v1::Outcome::decode(&bytes[..]).map_err(serde::de::Error::custom)?;
+        Outcome::try_from(wire).map(|outcome| Answer(Some(outcome))).map_err(serde::de::Error::custom)
     }
 }
 

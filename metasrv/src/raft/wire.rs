@@ -4,32 +4,12 @@
 //! log into "damaged".
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use lake_proto::kv::{Invalid, Txn};
+use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use openraft::vote::RaftLeaderId;
 
 use super::types::{Command, Entry, LogId, Member, Membership, Payload, SnapshotMeta, StoredMembership, Vote, log_id};
-
-impl From<&Command> for v1::Command {
-    fn from(command: &Command) -> Self {
-        let command = match command {
-            Command::Txn(txn) => v1::command::Command::Txn(Txn::clone(txn).into()),
-        };
-        v1::Command { command: Some(command) }
-    }
-}
-
-impl TryFrom<v1::Command> for Command {
-    type Error = Invalid;
-
-    fn try_from(wire: v1::Command) -> Result<Self, Invalid> {
-        match wire.command.ok_or(Invalid::Missing("command"))? {
-            v1::command::Command::Txn(txn) => Ok(Command::Txn(Arc::new(txn.try_into()?))),
-        }
-    }
-}
 
 /// A log id as it is sent and kept.
 pub fn log_id_to_wire(id: LogId) -> v1::LogId {
@@ -113,7 +93,7 @@ pub fn entry_to_wire(entry: &Entry) -> v1::LogEntry {
     use v1::log_entry::Payload as Wire;
     let payload = match &entry.payload {
         Payload::Blank => Wire::Blank(true),
-        Payload::Normal(command) => Wire::Command(command.into()),
+        Payload::Normal(command) => Wire::Command(command.encoded().clone()),
         Payload::Membership(membership) => Wire::Membership(membership_to_wire(membership)),
     };
     v1::LogEntry { log_id: Some(log_id_to_wire(entry.log_id)), payload: Some(payload) }
@@ -125,7 +105,7 @@ pub fn entry_from_wire(wire: v1::LogEntry) -> Result<Entry, Invalid> {
     let log_id = log_id_from_wire(wire.log_id.ok_or(Invalid::Missing("log id"))?);
     let payload = match wire.payload.ok_or(Invalid::Missing("log entry's payload"))? {
         Wire::Blank(_) => Payload::Blank,
-        Wire::Command(command) => Payload::Normal(command.try_into()?),
+        Wire::Command(command) => Payload::Normal(Command::decode(command)?),
         Wire::Membership(membership) => Payload::Membership(membership_from_wire(membership)?),
     };
     Ok(Entry { log_id, payload })
@@ -136,6 +116,7 @@ mod tests {
     use lake_proto::kv::{Op, Txn};
 
     use super::*;
+    use crate::state::command::Action;
 
     #[test]
     fn entries_survive_the_wire() {
@@ -143,7 +124,11 @@ mod tests {
         let membership =
             Membership::new(vec![BTreeSet::from([1, 2])], BTreeMap::from([(1, member.clone()), (2, member)])).unwrap();
         let txn = Txn { then: vec![Op::put("/kv/a", "1")], ..Txn::default() };
-        for payload in [Payload::Blank, Payload::Membership(membership), Payload::Normal(Command::Txn(Arc::new(txn)))] {
+        for payload in [
+            Payload::Blank,
+            Payload::Membership(membership),
+            Payload::Normal(Command::new(Action::Txn(txn).unstamped())),
+        ] {
             let entry = Entry { log_id: log_id(3, 7), payload };
             assert_eq!(entry_from_wire(entry_to_wire(&entry)).unwrap(), entry);
         }

@@ -1,17 +1,18 @@
 //! The `Kv` service: reads on any peer, transactions on the leader.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lake_client::store::{Consistency, ReadOptions};
 use lake_proto::kv::Txn;
-use lake_proto::v1::error_detail::Kind;
+use lake_proto::v1;
 use lake_proto::v1::kv_server::Kv;
-use lake_proto::{CLUSTER_METADATA_KEY, v1};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
-use super::deadline;
+use super::streams::Streams;
+use super::{deadline, pipeline, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
@@ -19,33 +20,22 @@ use crate::peer::member::Member;
 /// Serves one peer's map.
 pub struct KvService {
     peer: Arc<Peer>,
+    streams: Streams,
 }
 
 impl KvService {
     /// Of this peer.
-    pub fn new(peer: Arc<Peer>) -> Self {
-        Self { peer }
+    pub fn new(peer: Arc<Peer>, streams: Streams) -> Self {
+        Self { peer, streams }
     }
 
-    /// The member that serves, if the caller means its cluster.
     fn member(&self, metadata: &MetadataMap) -> Result<Arc<Member>, Failure> {
-        let member = self.peer.serving()?;
-        match metadata.get(CLUSTER_METADATA_KEY) {
-            Some(meant) if meant.as_bytes() != member.cluster_id.as_bytes() => {
-                let what = format!(
-                    "the request is for cluster {}, and peer {} belongs to cluster {}: correct the endpoints",
-                    String::from_utf8_lossy(meant.as_bytes()),
-                    member.identity.id,
-                    member.cluster_id
-                );
-                Err(Failure::new(Kind::WrongIdentity, what))
-            }
-            _ => Ok(member),
-        }
+        serving(&self.peer, metadata)
     }
 }
 
-fn read_options(options: Option<v1::ReadOptions>) -> Result<ReadOptions, Failure> {
+/// What a read's options ask for.
+pub(super) fn read_options(options: Option<v1::ReadOptions>) -> Result<ReadOptions, Failure> {
     use v1::read_options::Consistency as Wire;
     let options = options.unwrap_or_default();
     let consistency = match Wire::try_from(options.consistency) {
@@ -57,23 +47,52 @@ fn read_options(options: Option<v1::ReadOptions>) -> Result<ReadOptions, Failure
     Ok(ReadOptions { consistency, min_revision: options.min_revision })
 }
 
+/// One entry.
+pub(super) async fn get(
+    member: &Member,
+    request: v1::GetRequest,
+    deadline: Instant,
+) -> Result<v1::GetResponse, Failure> {
+    let (revision, entry) = member.get(&request.key, read_options(request.options)?, deadline).await?;
+    Ok(v1::GetResponse { header: Some(member.header(revision)), entry: entry.map(Into::into) })
+}
+
+/// Several entries at one revision.
+pub(super) async fn batch_get(
+    member: &Member,
+    request: v1::BatchGetRequest,
+    deadline: Instant,
+) -> Result<v1::BatchGetResponse, Failure> {
+    let (revision, entries) = member.batch_get(&request.keys, read_options(request.options)?, deadline).await?;
+    let entries = entries.into_iter().map(Into::into).collect();
+    Ok(v1::BatchGetResponse { header: Some(member.header(revision)), entries })
+}
+
+/// A transaction.
+pub(super) async fn txn(
+    member: &Member,
+    request: v1::TxnRequest,
+    deadline: Instant,
+) -> Result<v1::TxnResponse, Failure> {
+    let txn = request.txn.ok_or_else(|| Failure::invalid("the request has no transaction"))?;
+    let txn = Txn::try_from(txn).map_err(Failure::invalid)?;
+    let result = member.commit(txn, request.stamp.map(Into::into), deadline).await?;
+    let header = member.header(result.revision);
+    Ok(result.into_response(Some(header)))
+}
+
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<v1::GetResponse>, Status> {
         let deadline = deadline(request.metadata());
         let member = self.member(request.metadata())?;
-        let request = request.into_inner();
-        let (revision, entry) = member.get(&request.key, read_options(request.options)?, deadline).await?;
-        Ok(Response::new(v1::GetResponse { header: Some(member.header(revision)), entry: entry.map(Into::into) }))
+        Ok(Response::new(get(&member, request.into_inner(), deadline).await?))
     }
 
     async fn batch_get(&self, request: Request<v1::BatchGetRequest>) -> Result<Response<v1::BatchGetResponse>, Status> {
         let deadline = deadline(request.metadata());
         let member = self.member(request.metadata())?;
-        let request = request.into_inner();
-        let (revision, entries) = member.batch_get(&request.keys, read_options(request.options)?, deadline).await?;
-        let entries = entries.into_iter().map(Into::into).collect();
-        Ok(Response::new(v1::BatchGetResponse { header: Some(member.header(revision)), entries }))
+        Ok(Response::new(batch_get(&member, request.into_inner(), deadline).await?))
     }
 
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {
@@ -93,10 +112,17 @@ impl Kv for KvService {
     async fn txn(&self, request: Request<v1::TxnRequest>) -> Result<Response<v1::TxnResponse>, Status> {
         let deadline = deadline(request.metadata());
         let member = self.member(request.metadata())?;
-        let txn = request.into_inner().txn.ok_or_else(|| Failure::invalid("the request has no transaction"))?;
-        let txn = Txn::try_from(txn).map_err(Failure::invalid)?;
-        let result = member.commit(txn, deadline).await?;
-        let header = member.header(result.revision);
-        Ok(Response::new(result.into_response(header)))
+        Ok(Response::new(txn(&member, request.into_inner(), deadline).await?))
+    }
+
+    type PipelineStream = ReceiverStream<Result<v1::PipelineResponses, Status>>;
+
+    async fn pipeline(
+        &self,
+        request: Request<Streaming<v1::PipelineRequests>>,
+    ) -> Result<Response<Self::PipelineStream>, Status> {
+        let member = self.member(request.metadata())?;
+        let stream = self.streams.open(|answers, stop| pipeline::serve(member, request.into_inner(), answers, stop))?;
+        Ok(Response::new(stream))
     }
 }

@@ -1,22 +1,30 @@
 //! The gRPC services: they turn messages into calls on a [`crate::peer::Peer`] and back, and hold no logic of their own.
 //!
-//! - [`kv`], [`cluster`]: for clients; [`raft`]: for the other peers;
-//! - this file: the secret's check, and a call's deadline.
+//! - [`kv`] with [`pipeline`], [`cluster`]: for clients; [`raft`]: for the other peers;
+//! - [`streams`]: who serves a stream of answers, and for how long;
+//! - this file: the secret's check, a call's deadline, and the member that serves.
 
 pub mod cluster;
 pub mod kv;
+pub mod pipeline;
 pub mod raft;
+pub mod streams;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lake_proto::SECRET_METADATA_KEY;
 use lake_proto::status::status;
 use lake_proto::v1::error_detail::{Applied, Kind};
+use lake_proto::{CLUSTER_METADATA_KEY, SECRET_METADATA_KEY};
 use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
 use lake_client::secret::Secret;
+
+use crate::peer::Peer;
+use crate::peer::failure::Failure;
+use crate::peer::member::Member;
 
 /// A call without a deadline gets this one.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
@@ -52,6 +60,26 @@ impl Interceptor for CheckSecret {
 
 fn refuse(message: &str) -> Status {
     status(Kind::Unauthenticated, Applied::NotApplied, message)
+}
+
+/// The member that serves, if the caller means its cluster.
+///
+/// # Errors
+/// Unavailable while the peer is fresh, WrongIdentity if the caller means another cluster.
+pub fn serving(peer: &Peer, metadata: &MetadataMap) -> Result<Arc<Member>, Failure> {
+    let member = peer.serving()?;
+    match metadata.get(CLUSTER_METADATA_KEY) {
+        Some(meant) if meant.as_bytes() != member.cluster_id.as_bytes() => {
+            let what = format!(
+                "the request is for cluster {}, and peer {} belongs to cluster {}: correct the endpoints",
+                String::from_utf8_lossy(meant.as_bytes()),
+                member.identity.id,
+                member.cluster_id
+            );
+            Err(Failure::new(Kind::WrongIdentity, what))
+        }
+        _ => Ok(member),
+    }
 }
 
 /// When a call has to be answered: a little before its `grpc-timeout`.

@@ -1,33 +1,170 @@
-//! Transactions: compares against the state as it was before, then one branch, all at one revision.
+//! Commands: each is checked against the state as it was before, and then done at one revision, or not at all.
+//!
+//! A transaction's compares come first, then one branch. What an operation needs (a live lease, a free scope) its
+//! transaction has compared, so that an operation cannot fail; limits on numbers and bytes are looked at before the branch
+//! begins.
 //!
 //! Bounds on what an answer may hold are part of the function, since every peer must compute the same: the entries
 //! observed by failed compares and those of list operations are cut at [`MAX_ANSWER_BYTES`] over the whole answer, and
 //! lists say that there is more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use lake_proto::kv::{Compare, Condition, KeyValue, Op, OpResult, Txn, TxnResult};
-use lake_proto::limits::{MAX_PAGE_ENTRIES, MAX_TXN_BYTES};
+use imbl::OrdSet;
+use lake_proto::coordination::{LeaseId, Scope, ScopeOwner};
+use lake_proto::kv::{Compare, Condition, KeyValue, Op, OpResult, Revision, Txn, TxnResult};
+use lake_proto::limits::{MAX_IDS, MAX_PAGE_ENTRIES, MAX_TXN_BYTES};
 
-use super::{Entry, MAX_LIST_BYTES, State, compact};
+use super::changes::Event;
+use super::command::{self, Action, Command, Outcome, Refusal};
+use super::quotas::MAX_QUOTAS;
+use super::scopes::{Acquired, MAX_SCOPES};
+use super::sessions::{Begin, MAX_SESSIONS};
+use super::{Entry, Held, MAX_LEASES, MAX_LIST_BYTES, State, compact, entry_size, hash};
 
 /// Observed and listed entries of one answer hold about this many bytes at most.
 const MAX_ANSWER_BYTES: usize = MAX_TXN_BYTES;
 
 impl State {
-    /// Runs a transaction that a log entry of `term` carries.
-    pub fn apply(&mut self, term: u64, txn: &Txn) -> TxnResult {
-        let succeeded = txn.when.iter().all(|compare| self.holds(term, compare));
-        let observed = if succeeded { Vec::new() } else { self.observe(&txn.when) };
-        let ops = if succeeded { &txn.then } else { &txn.otherwise };
+    /// Does what a log entry of `term` asks.
+    pub fn apply(&mut self, term: u64, command: &Command) -> Outcome {
+        let Some(stamp) = command.stamp else { return self.act(term, command) };
+        match self.sessions.begin(stamp, &mut self.hash) {
+            Begin::Run => {}
+            Begin::Repeated(outcome) => return outcome,
+            Begin::Refused(refusal) => return Outcome::Refused(refusal),
+        }
+        let outcome = self.act(term, command);
+        self.sessions.keep(stamp, &outcome, &mut self.hash);
+        outcome
+    }
 
-        let mut run = Run { next_revision: self.revision + 1, changed: false, bytes_left: MAX_ANSWER_BYTES };
+    fn act(&mut self, term: u64, command: &Command) -> Outcome {
+        let done = match &command.action {
+            Action::Txn(txn) => self.transact(term, command.proposed_unix_ms, txn).map(Outcome::Txn),
+            Action::GrantLease { ttl_ms, holder } => self.grant(*ttl_ms, holder),
+            Action::RevokeLease { lease } => Ok(self.end_leases(&[*lease])),
+            Action::ExpireLeases { leases, term: proposed } if *proposed == term => Ok(self.end_leases(leases)),
+            Action::OpenSession { ttl_ms, holder } => self.open_session(*ttl_ms, holder),
+            Action::CloseSession { session } => Ok(self.end_sessions(&[*session])),
+            Action::ExpireSessions { sessions, term: proposed } if *proposed == term => Ok(self.end_sessions(sessions)),
+            Action::ExpireLeases { .. } | Action::ExpireSessions { .. } => Ok(self.ended(false)),
+            Action::SetFeatureLevel { level } => self.set_feature_level(*level),
+            Action::SetQuota { prefix, bytes } => self.set_quota(prefix, *bytes),
+        };
+        done.unwrap_or_else(Outcome::Refused)
+    }
+
+    fn next_revision(&mut self) -> Revision {
+        self.revision += 1;
+        self.revision
+    }
+
+    // ---- leases, sessions, settings -------------------------------------------------------------------------------
+
+    fn grant(&mut self, ttl_ms: u64, holder: &str) -> Result<Outcome, Refusal> {
+        if self.leases.len() >= MAX_LEASES {
+            return Err(Refusal::TooMany { what: command::LEASES, limit: MAX_LEASES as u64 });
+        }
+        let id = self.next_revision();
+        self.hash.add(hash::lease(id, ttl_ms, holder));
+        let held = Held { ttl_ms, holder: holder.into(), keys: OrdSet::new(), scopes: OrdSet::new() };
+        self.leases.insert(id, held);
+        Ok(Outcome::Granted { id })
+    }
+
+    /// Ends those leases that there are, deletes the keys that hang on them and releases their scopes.
+    fn end_leases(&mut self, ids: &[LeaseId]) -> Outcome {
+        let mut deleted = BTreeSet::new();
+        let mut existed = false;
+        for id in ids {
+            let Some(lease) = self.leases.remove(id) else { continue };
+            existed = true;
+            self.hash.remove(hash::lease(*id, lease.ttl_ms, &lease.holder));
+            for path in &lease.scopes {
+                self.scopes.release(path, &ScopeOwner::Lease(*id), &mut self.hash);
+            }
+            for key in &lease.keys {
+                self.remove(key);
+                deleted.insert(key.clone());
+            }
+        }
+        if existed {
+            let revision = self.next_revision();
+            let events = deleted.into_iter().map(|key| Event { key, entry: None }).collect();
+            self.changes.push(revision, events, &mut self.hash);
+        }
+        self.ended(existed)
+    }
+
+    fn open_session(&mut self, ttl_ms: u64, holder: &str) -> Result<Outcome, Refusal> {
+        if self.sessions.len() >= MAX_SESSIONS {
+            return Err(Refusal::TooMany { what: command::SESSIONS, limit: MAX_SESSIONS as u64 });
+        }
+        let id = self.next_revision();
+        self.sessions.open(id, ttl_ms, holder, &mut self.hash);
+        Ok(Outcome::Granted { id })
+    }
+
+    fn end_sessions(&mut self, ids: &[Revision]) -> Outcome {
+        let mut existed = false;
+        for id in ids {
+            existed |= self.sessions.close(*id, &mut self.hash);
+        }
+        if existed {
+            self.next_revision();
+        }
+        self.ended(existed)
+    }
+
+    fn ended(&self, existed: bool) -> Outcome {
+        Outcome::Ended { revision: self.revision, existed }
+    }
+
+    fn set_feature_level(&mut self, level: u32) -> Result<Outcome, Refusal> {
+        if level <= self.feature_level {
+            return Err(Refusal::FeatureLevel { level: self.feature_level });
+        }
+        self.feature_level = level;
+        Ok(Outcome::Set { revision: self.next_revision() })
+    }
+
+    fn set_quota(&mut self, prefix: &str, limit_bytes: Option<u64>) -> Result<Outcome, Refusal> {
+        if limit_bytes.is_some() && !self.quotas.contains(prefix) && self.quotas.len() >= MAX_QUOTAS {
+            return Err(Refusal::TooMany { what: command::QUOTAS, limit: MAX_QUOTAS as u64 });
+        }
+        let used_bytes = match prefix {
+            "" => self.bytes,
+            prefix => self.under(prefix, None).map(|(key, entry)| entry_size(key, entry)).sum(),
+        };
+        self.quotas.set(prefix, limit_bytes, used_bytes, &mut self.hash);
+        Ok(Outcome::Set { revision: self.next_revision() })
+    }
+
+    // ---- transactions -----------------------------------------------------------------------------------------
+
+    fn transact(&mut self, term: u64, proposed_unix_ms: u64, txn: &Txn) -> Result<TxnResult, Refusal> {
+        let succeeded = txn.when.iter().all(|compare| self.holds(term, compare));
+        let (observed, conflicts) =
+            if succeeded { (Vec::new(), Vec::new()) } else { (self.observe(&txn.when), self.in_the_way(&txn.when)) };
+        let ops = if succeeded { &txn.then } else { &txn.otherwise };
+        self.check_limits(ops)?;
+
+        let mut run = Run {
+            next_revision: self.revision + 1,
+            proposed_unix_ms,
+            changed: false,
+            touched: BTreeMap::new(),
+            bytes_left: MAX_ANSWER_BYTES,
+        };
         let results = ops.iter().map(|op| run.op(self, op)).collect();
         if run.changed {
             self.revision = run.next_revision;
+            let events = run.events(self);
+            self.changes.push(self.revision, events, &mut self.hash);
         }
-        TxnResult { revision: self.revision, succeeded, results, observed }
+        Ok(TxnResult { revision: self.revision, succeeded, results, observed, conflicts, reduced: None })
     }
 
     fn holds(&self, term: u64, compare: &Compare) -> bool {
@@ -41,7 +178,34 @@ impl State {
             Condition::PrefixEmpty => self.under(&compare.key, None).next().is_none(),
             Condition::PrefixUnchangedSince(r) => self.under(&compare.key, None).all(|(_, e)| e.mod_revision <= *r),
             Condition::EntryTerm(t) => *t == term,
+            Condition::LeaseAlive(id) => self.leases.contains_key(id),
+            Condition::ScopeFree(owner) => {
+                self.can_own(owner.as_ref()) && self.scopes.conflicts(&compare.key, owner.as_ref()).next().is_none()
+            }
         }
+    }
+
+    pub(super) fn can_own(&self, owner: Option<&ScopeOwner>) -> bool {
+        match owner {
+            Some(ScopeOwner::Lease(id)) => self.leases.contains_key(id),
+            Some(ScopeOwner::Procedure(_)) | None => true,
+        }
+    }
+
+    /// The scopes that made compares fail, each once, in order.
+    fn in_the_way(&self, when: &[Compare]) -> Vec<Scope> {
+        let mut found = BTreeMap::new();
+        for compare in when {
+            if let Condition::ScopeFree(owner) = &compare.condition {
+                for scope in self.scopes.conflicts(&compare.key, owner.as_ref()) {
+                    if found.len() >= MAX_IDS {
+                        break;
+                    }
+                    found.insert(scope.path.clone(), scope);
+                }
+            }
+        }
+        found.into_values().collect()
     }
 
     /// The entries that exist among those the compares name, each once, in key order.
@@ -50,7 +214,7 @@ impl State {
         let mut bytes = 0;
         for compare in when {
             match compare.condition {
-                Condition::EntryTerm(_) => {}
+                Condition::EntryTerm(_) | Condition::LeaseAlive(_) | Condition::ScopeFree(_) => {}
                 Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => {
                     for (key, entry) in self.under(&compare.key, None).take(MAX_PAGE_ENTRIES) {
                         if bytes >= MAX_ANSWER_BYTES {
@@ -73,38 +237,74 @@ impl State {
         }
         seen.into_iter().map(|(key, entry)| entry.key_value(key)).collect()
     }
+
+    /// Refuses a branch that would leave more than a quota, or too many scopes.
+    fn check_limits(&self, ops: &[Op]) -> Result<(), Refusal> {
+        // What each key will hold, after the last operation on it.
+        let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut scopes = BTreeSet::new();
+        for op in ops {
+            match op {
+                Op::Put { key, value, .. } => {
+                    sizes.insert(key, (key.len() + value.len()) as u64);
+                }
+                Op::Delete { key, .. } => {
+                    sizes.insert(key, 0);
+                }
+                Op::AcquireScope { path, .. } if !self.scopes.is_held(path) => {
+                    scopes.insert(path.as_str());
+                }
+                _ => {}
+            }
+        }
+        if !scopes.is_empty() && self.scopes.len() + scopes.len() > MAX_SCOPES {
+            return Err(Refusal::TooMany { what: command::SCOPES, limit: MAX_SCOPES as u64 });
+        }
+        self.quotas.check(sizes.iter().map(|(key, size)| {
+            let now = self.entries.get(*key).map_or(0, |entry| entry_size(key, entry));
+            (*key, *size as i64 - now as i64)
+        }))
+    }
 }
 
 /// One branch under way: each operation sees what those before it did.
 struct Run {
-    next_revision: u64,
+    next_revision: Revision,
+    proposed_unix_ms: u64,
     changed: bool,
+    /// The keys written, and whether each was there before.
+    touched: BTreeMap<Arc<str>, bool>,
     bytes_left: usize,
 }
 
 impl Run {
     fn op(&mut self, state: &mut State, op: &Op) -> OpResult {
         match op {
-            Op::Put { key, value, return_previous } => {
+            Op::Put { key, value, return_previous, lease } => {
                 self.changed = true;
                 let (shared_key, previous) = match state.entries.get_key_value(key.as_str()) {
                     Some((shared_key, entry)) => (shared_key.clone(), Some(entry.clone())),
                     None => (Arc::from(key.as_str()), None),
                 };
+                self.touched.entry(shared_key.clone()).or_insert(previous.is_some());
                 let entry = Entry {
                     value: compact(value),
                     version: previous.as_ref().map_or(1, |p| p.version + 1),
                     create_revision: previous.as_ref().map_or(self.next_revision, |p| p.create_revision),
                     mod_revision: self.next_revision,
+                    lease: *lease,
                 };
-                state.insert(shared_key, entry);
+                state.insert(shared_key, Arc::new(entry));
                 OpResult::Put { previous: previous.filter(|_| *return_previous).map(|p| p.key_value(key)) }
             }
             Op::Delete { key, return_previous } => {
                 let previous = state.remove(key);
+                if let Some((shared_key, _)) = &previous {
+                    self.changed = true;
+                    self.touched.entry(shared_key.clone()).or_insert(true);
+                }
                 let deleted = previous.is_some();
-                self.changed |= deleted;
-                let previous = previous.filter(|_| *return_previous).map(|p| p.key_value(key));
+                let previous = previous.filter(|_| *return_previous).map(|(_, p)| p.key_value(key));
                 OpResult::Delete { deleted, previous }
             }
             Op::Get { key } => OpResult::Get { entry: state.get(key) },
@@ -114,107 +314,45 @@ impl Run {
                 self.bytes_left = self.bytes_left.saturating_sub(bytes);
                 OpResult::List { entries: listing.entries, more: listing.more }
             }
+            Op::AcquireScope { path, owner } => {
+                let (fence, at) = (self.next_revision, self.proposed_unix_ms);
+                match state.scopes.acquire(path, owner, fence, at, &mut state.hash) {
+                    Acquired::Already(fence) => OpResult::AcquireScope { fence },
+                    Acquired::New => {
+                        self.changed = true;
+                        state.note_scope(owner, |scopes| drop(scopes.insert(path.as_str().into())));
+                        OpResult::AcquireScope { fence }
+                    }
+                }
+            }
+            Op::ReleaseScope { path, owner } => {
+                let released = state.scopes.release(path, owner, &mut state.hash);
+                if released {
+                    self.changed = true;
+                    state.note_scope(owner, |scopes| drop(scopes.remove(path.as_str())));
+                }
+                OpResult::ReleaseScope { released }
+            }
         }
+    }
+
+    /// What the branch has changed, one event per key.
+    fn events(self, state: &State) -> Vec<Event> {
+        let left = self.touched.into_iter().filter_map(|(key, was_there)| match state.entries.get(&*key) {
+            Some(entry) => Some(Event { key, entry: Some(entry.clone()) }),
+            None => was_there.then_some(Event { key, entry: None }),
+        });
+        left.collect()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use lake_proto::kv::Expected;
-
-    use super::*;
-
-    fn put(key: &str, value: &'static str) -> Txn {
-        Txn { then: vec![Op::put(key, value)], ..Txn::default() }
-    }
-
-    #[test]
-    fn a_deleted_and_recreated_key_is_not_the_old_one() {
-        let mut state = State::default();
-        let first = state.apply(1, &Txn::cas("/lake/a", Expected::Absent, "1"));
-        assert!(first.succeeded);
-        assert!(state.apply(1, &Txn::cas_delete("/lake/a", first.revision)).succeeded);
-        let second = state.apply(1, &Txn::cas("/lake/a", Expected::Absent, "1"));
-        assert!(second.succeeded && second.revision > first.revision);
-        let stale = state.apply(1, &Txn::cas("/lake/a", Expected::ModRevision(first.revision), "2"));
-        assert!(!stale.succeeded);
-        assert_eq!(stale.observed[0].mod_revision, second.revision);
-        assert_eq!(stale.observed[0].version, 1, "a new life of the key starts again at version 1");
-    }
-
-    #[test]
-    fn a_command_that_changes_nothing_raises_no_revision() {
-        let mut state = State::default();
-        state.apply(1, &put("/kv/a", "1"));
-        assert_eq!(state.apply(1, &Txn { then: vec![Op::delete("/kv/none")], ..Txn::default() }).revision, 1);
-        assert_eq!(state.apply(1, &Txn { then: vec![Op::Get { key: "/kv/a".into() }], ..Txn::default() }).revision, 1);
-        assert_eq!(state.apply(1, &put("/kv/a", "1")).revision, 2, "a put is a change, also to the same value");
-    }
-
-    #[test]
-    fn operations_see_those_before_them_and_share_one_revision() {
-        let mut state = State::default();
-        let result = state.apply(
-            1,
-            &Txn {
-                then: vec![
-                    Op::put("/kv/a", "1"),
-                    Op::Put { key: "/kv/a".into(), value: "2".into(), return_previous: true },
-                    Op::put("/kv/b", "3"),
-                    Op::List { prefix: "/kv/".into(), limit: 1 },
-                    Op::delete("/kv/b"),
-                    Op::Get { key: "/kv/b".into() },
-                ],
-                ..Txn::default()
-            },
-        );
-        assert_eq!(result.revision, 1);
-        let OpResult::Put { previous: Some(previous) } = &result.results[1] else { panic!("{result:?}") };
-        assert_eq!((&previous.value[..], previous.version, previous.mod_revision), (&b"1"[..], 1, 1));
-        let OpResult::List { entries, more: true } = &result.results[3] else { panic!("{result:?}") };
-        assert_eq!((entries.len(), &entries[0].value[..]), (1, &b"2"[..]));
-        assert_eq!(result.results[4], OpResult::Delete { deleted: true, previous: None });
-        assert_eq!(result.results[5], OpResult::Get { entry: None });
-        assert_eq!(state.get("/kv/a").map(|e| (e.version, e.create_revision)), Some((2, 1)));
-    }
-
-    #[test]
-    fn prefix_compares_and_the_entry_term() {
-        let mut state = State::default();
-        let when = |key: &str, condition| Txn {
-            when: vec![Compare { key: key.into(), condition }],
-            then: vec![Op::put("/kv/x", "x")],
-            otherwise: vec![],
-        };
-        assert!(state.clone().apply(1, &when("/kv/t/", Condition::PrefixEmpty)).succeeded);
-        state.apply(1, &put("/kv/t/a", "1"));
-        state.apply(1, &put("/kv/tb", "1"));
-        let failed = state.clone().apply(1, &when("/kv/t/", Condition::PrefixEmpty));
-        assert!(!failed.succeeded);
-        assert_eq!(failed.observed.len(), 1, "/kv/tb does not lie under /kv/t/");
-        assert!(state.clone().apply(1, &when("/kv/t/", Condition::PrefixUnchangedSince(1))).succeeded);
-        assert!(!state.clone().apply(1, &when("/kv/t", Condition::PrefixUnchangedSince(1))).succeeded);
-        assert!(state.clone().apply(7, &when("", Condition::EntryTerm(7))).succeeded);
-        assert!(!state.clone().apply(8, &when("", Condition::EntryTerm(7))).succeeded);
-    }
-
-    #[test]
-    fn lists_in_a_transaction_are_bounded_in_bytes() {
-        let mut state = State::default();
-        for i in 0..20 {
-            let big = vec![0u8; 1 << 20];
-            state.apply(1, &Txn { then: vec![Op::put(format!("/kv/{i:02}"), big)], ..Txn::default() });
+impl State {
+    /// Keeps a lease's own list of its scopes.
+    pub(super) fn note_scope(&mut self, owner: &ScopeOwner, note: impl FnOnce(&mut OrdSet<Arc<str>>)) {
+        if let ScopeOwner::Lease(id) = owner
+            && let Some(lease) = self.leases.get_mut(id)
+        {
+            note(&mut lease.scopes);
         }
-        let lists = vec![Op::List { prefix: "/kv/".into(), limit: 1000 }; 20];
-        let result = state.apply(1, &Txn { then: lists, ..Txn::default() });
-        let held: usize = result
-            .results
-            .iter()
-            .map(|r| match r {
-                OpResult::List { entries, more: true } => entries.len(),
-                other => panic!("every list must say that there is more: {other:?}"),
-            })
-            .sum();
-        assert!((20..=28).contains(&held), "{held} entries of 1 MiB; one per list is always returned");
     }
 }

@@ -1,24 +1,49 @@
-//! The replicated map as a pure value (semantics, sections 1 and 2).
+//! The replicated state as a pure value (semantics, sections 1, 2 and 4 to 7).
 //!
-//! A [`State`] is a persistent ordered map from key to entry and the cluster-wide `revision`. The only way it changes
-//! is [`State::apply`], a function of the command and the term of the log entry that carries it: no clock, no random
-//! source, no I/O, so that the same log gives the same state on every peer and after every restart.
+//! A [`State`] is a persistent ordered map from key to entry, the cluster-wide `revision`, and beside them the leases,
+//! scopes, sessions, quotas and recent changes. The only way it changes is [`State::apply`], a function of the command
+//! and the term of the log entry that carries it: no clock, no random source, no I/O, so that the same log gives the same
+//! state, and the same hash of it, on every peer and after every restart.
 //!
 //! Cloning is O(1) and the clone never changes: this is what pages of a listing, snapshots and readers hold.
 //!
-//! In reading order: this file (the map and its reads), [`apply`] (transactions).
+//! In reading order: [`command`] (what can be asked), this file (the parts, and reading them), [`apply`] (commands and
+//! transactions), [`scopes`], [`sessions`], [`quotas`], [`changes`], [`hash`]; [`restore`] puts a state together again
+//! from what a snapshot holds.
 
 mod apply;
+pub mod changes;
+pub mod command;
+mod hash;
 #[cfg(test)]
 mod model;
+pub mod quotas;
+pub mod restore;
+mod scopes;
+mod sessions;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Bound;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use imbl::OrdMap;
+use imbl::{OrdMap, OrdSet};
+use lake_proto::coordination::{LeaseId, Scope, SessionId};
 use lake_proto::kv::{KeyValue, Revision};
 use lake_proto::limits::MAX_PAGE_BYTES;
+
+use self::changes::Changes;
+use self::hash::StateHash;
+use self::quotas::{DEFAULT_QUOTA_BYTES, Quota, Quotas};
+use self::scopes::Scopes;
+use self::sessions::Sessions;
+
+/// The feature level that this build writes at, and the highest it can apply (semantics, section 1). It covers the
+/// limits, the formats of commands and snapshots, and what is hashed how.
+pub const FEATURE_LEVEL: u32 = 1;
+/// Leases at once.
+pub const MAX_LEASES: usize = 100_000;
 
 /// What the map holds under one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +52,7 @@ struct Entry {
     version: u64,
     create_revision: Revision,
     mod_revision: Revision,
+    lease: Option<LeaseId>,
 }
 
 impl Entry {
@@ -37,17 +63,58 @@ impl Entry {
             version: self.version,
             create_revision: self.create_revision,
             mod_revision: self.mod_revision,
+            lease: self.lease,
         }
     }
 }
 
-/// The whole replicated map at one revision.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Bytes of a key and its value.
+fn entry_size(key: &str, entry: &Entry) -> u64 {
+    (key.len() + entry.value.len()) as u64
+}
+
+/// A live lease. Its countdown is the leader's affair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Held {
+    ttl_ms: u64,
+    holder: Arc<str>,
+    keys: OrdSet<Arc<str>>,
+    scopes: OrdSet<Arc<str>>,
+}
+
+/// What is told of a live lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    pub id: LeaseId,
+    pub ttl_ms: u64,
+    pub holder: String,
+    pub keys: usize,
+}
+
+/// The whole replicated state at one revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
     entries: OrdMap<Arc<str>, Arc<Entry>>,
     revision: Revision,
     /// Bytes of all keys and values.
     bytes: u64,
+    leases: OrdMap<LeaseId, Held>,
+    scopes: Scopes,
+    sessions: Sessions,
+    quotas: Quotas,
+    changes: Changes,
+    feature_level: u32,
+    hash: StateHash,
+}
+
+impl Default for State {
+    /// As a cluster is founded: empty, with the default quota.
+    fn default() -> Self {
+        let mut hash = StateHash::default();
+        let mut quotas = Quotas::default();
+        quotas.set("", Some(DEFAULT_QUOTA_BYTES), 0, &mut hash);
+        Self { quotas, hash, ..Self::bare() }
+    }
 }
 
 /// Some entries of a listing, and whether there are more behind them.
@@ -58,6 +125,22 @@ pub struct Listing {
 }
 
 impl State {
+    /// Nothing at all, not even a quota.
+    fn bare() -> Self {
+        Self {
+            entries: OrdMap::new(),
+            revision: 0,
+            bytes: 0,
+            leases: OrdMap::new(),
+            scopes: Scopes::default(),
+            sessions: Sessions::default(),
+            quotas: Quotas::default(),
+            changes: Changes::default(),
+            feature_level: FEATURE_LEVEL,
+            hash: StateHash::default(),
+        }
+    }
+
     /// The revision of the last command that changed anything.
     pub fn revision(&self) -> Revision {
         self.revision
@@ -104,18 +187,96 @@ impl State {
         self.entries.iter().map(|(key, entry)| entry.key_value(key))
     }
 
-    fn insert(&mut self, key: Arc<str>, entry: Entry) {
-        self.bytes += (key.len() + entry.value.len()) as u64;
-        let key_len = key.len();
-        if let Some(previous) = self.entries.insert(key, Arc::new(entry)) {
-            self.bytes -= (key_len + previous.value.len()) as u64;
+    /// Leases that are alive, in order of their ids, behind an id.
+    pub fn leases(&self, after: LeaseId) -> impl Iterator<Item = Lease> + '_ {
+        self.leases.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, lease)| Lease {
+            id: *id,
+            ttl_ms: lease.ttl_ms,
+            holder: lease.holder.to_string(),
+            keys: lease.keys.len(),
+        })
+    }
+
+    /// Every live lease's time to live, in order of their ids.
+    pub fn lease_ttls(&self) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
+        self.leases.iter().map(|(id, lease)| (*id, lease.ttl_ms))
+    }
+
+    /// Whether a lease is alive.
+    pub fn has_lease(&self, id: LeaseId) -> bool {
+        self.leases.contains_key(&id)
+    }
+
+    /// The live scopes whose path begins with a prefix, behind a path, in order.
+    pub fn scopes<'a>(&'a self, prefix: &'a str, after: &'a str) -> impl Iterator<Item = Scope> + 'a {
+        self.scopes.list(prefix, after)
+    }
+
+    /// Whether a session is open.
+    pub fn has_session(&self, id: SessionId) -> bool {
+        self.sessions.contains(id)
+    }
+
+    /// Every open session's time to live, in order of their ids.
+    pub fn session_ttls(&self) -> impl Iterator<Item = (SessionId, u64)> + '_ {
+        self.sessions.iter().map(|(id, session)| (id, session.ttl_ms))
+    }
+
+    /// How many leases, scopes and sessions there are.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        (self.leases.len(), self.scopes.len(), self.sessions.len())
+    }
+
+    /// The limits on bytes, by prefix; the empty one is the whole map's.
+    pub fn quotas(&self) -> impl Iterator<Item = (&str, Quota)> {
+        self.quotas.iter()
+    }
+
+    /// The recent changes.
+    pub fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// The feature level that commands are applied at.
+    pub fn feature_level(&self) -> u32 {
+        self.feature_level
+    }
+
+    /// The hash of all of this: equal on peers that have applied the same log.
+    pub fn digest(&self) -> u128 {
+        self.hash.digest([self.revision, u64::from(self.feature_level), self.changes.compacted()])
+    }
+
+    fn insert(&mut self, key: Arc<str>, entry: Arc<Entry>) {
+        let size = entry_size(&key, &entry);
+        self.hash.add(hash::entry(&key, &entry));
+        self.bytes += size;
+        self.quotas.grown(&key, size);
+        let lease = entry.lease;
+        let previous = self.entries.insert(key.clone(), entry);
+        if let Some(previous) = previous {
+            self.forget(&key, &previous);
+        }
+        if let Some(held) = lease.and_then(|id| self.leases.get_mut(&id)) {
+            held.keys.insert(key);
         }
     }
 
-    fn remove(&mut self, key: &str) -> Option<Arc<Entry>> {
-        let previous = self.entries.remove(key)?;
-        self.bytes -= (key.len() + previous.value.len()) as u64;
-        Some(previous)
+    fn remove(&mut self, key: &str) -> Option<(Arc<str>, Arc<Entry>)> {
+        let (key, previous) = self.entries.remove_with_key(key)?;
+        self.forget(&key, &previous);
+        Some((key, previous))
+    }
+
+    /// What is no longer under `key` no longer counts.
+    fn forget(&mut self, key: &str, previous: &Entry) {
+        let size = entry_size(key, previous);
+        self.hash.remove(hash::entry(key, previous));
+        self.bytes -= size;
+        self.quotas.shrunk(key, size);
+        if let Some(held) = previous.lease.and_then(|id| self.leases.get_mut(&id)) {
+            held.keys.remove(key);
+        }
     }
 
     fn under<'a>(
@@ -128,30 +289,6 @@ impl State {
             _ => Bound::Included(prefix),
         };
         self.entries.range::<_, str>((start, Bound::Unbounded)).take_while(move |(key, _)| key.starts_with(prefix))
-    }
-}
-
-/// Rebuilds a [`State`] from what a snapshot holds.
-#[derive(Debug, Default)]
-pub struct StateBuilder {
-    state: State,
-}
-
-impl StateBuilder {
-    /// Adds an entry.
-    pub fn add(&mut self, entry: KeyValue) {
-        let kept = Entry {
-            value: compact(&entry.value),
-            version: entry.version,
-            create_revision: entry.create_revision,
-            mod_revision: entry.mod_revision,
-        };
-        self.state.insert(entry.key.into(), kept);
-    }
-
-    /// The finished state, at `revision`.
-    pub fn build(self, revision: Revision) -> State {
-        State { revision, ..self.state }
     }
 }
 

@@ -34,7 +34,7 @@ fn condition() -> impl Strategy<Value = Condition> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => (key(), value(), any::<bool>())
-            .prop_map(|(key, value, return_previous)| Op::Put { key, value: value.into(), return_previous }),
+            .prop_map(|(key, value, return_previous)| Op::Put { key, value: value.into(), return_previous, lease: None }),
         2 => (key(), any::<bool>()).prop_map(|(key, return_previous)| Op::Delete { key, return_previous }),
         1 => key().prop_map(|key| Op::Get { key }),
         1 => (key(), 1u32..4).prop_map(|(prefix, limit)| Op::List { prefix, limit }),
@@ -64,7 +64,7 @@ proptest! {
             let before = state.clone();
             let held = before.iter().collect::<Vec<_>>();
             let expected = block_on(reference.commit(txn.clone(), Instant::now())).unwrap().result;
-            prop_assert_eq!(state.apply(MemoryStore::TERM, &txn), expected);
+            prop_assert_eq!(state.run(MemoryStore::TERM, &txn), expected);
             let (revision, entries) = under("");
             let bytes: usize = entries.iter().map(|e| e.key.len() + e.value.len()).sum();
             prop_assert_eq!(state.iter().collect::<Vec<_>>(), entries);

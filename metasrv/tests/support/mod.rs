@@ -152,7 +152,7 @@ impl TestCluster {
     pub async fn commit(&self, txn: Txn) -> v1::TxnResponse {
         eventually("a commit", async || {
             for id in self.running.keys() {
-                let mut request = Request::new(v1::TxnRequest { txn: Some(txn.clone().into()) });
+                let mut request = Request::new(v1::TxnRequest { txn: Some(txn.clone().into()), stamp: None });
                 request.set_timeout(Duration::from_secs(5));
                 if let Ok(response) = self.kv(*id).txn(request).await {
                     return Some(response.into_inner());

@@ -1,0 +1,108 @@
+//! Many calls on one stream (`Kv.Pipeline`): the cost of a gRPC call is paid once for all that are ready together.
+//!
+//! One task serves one stream. It starts every request of a message at once, and sends the answers in whatever order they
+//! come, as many in one message as there are by then. It holds no logic: each request is the call of the same name.
+//!
+//! Limits: [`MAX_IN_FLIGHT`] requests of one stream, more are answered Overloaded at once; answers of about
+//! [`MESSAGE_BYTES`] in one message; a caller that does not read its answers is not read from.
+//! It ends when the caller closes its side and has been answered, when the caller goes, and when the server stops.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
+use lake_proto::v1::pipeline_request::Request;
+use lake_proto::v1::pipeline_response::Response;
+use prost::Message;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+use super::kv;
+use super::streams::Messages;
+use super::{DEFAULT_DEADLINE, MAX_DEADLINE};
+use crate::peer::failure::Failure;
+use crate::peer::member::Member;
+
+/// Requests of one stream that are under way.
+pub const MAX_IN_FLIGHT: usize = 1024;
+/// A message takes up no more answers once it has this many bytes.
+const MESSAGE_BYTES: usize = 1 << 20;
+/// Serves one stream.
+pub async fn serve(
+    member: Arc<Member>,
+    mut requests: Streaming<v1::PipelineRequests>,
+    answers: Messages<v1::PipelineResponses>,
+    stop: CancellationToken,
+) {
+    let mut in_flight = FuturesUnordered::new();
+    let mut ready = Vec::new();
+    let mut open = true;
+    while open || !in_flight.is_empty() {
+        tokio::select! {
+            () = stop.cancelled() => {
+                let stopping = Failure::unknown(format!("peer {} is stopping", member.identity.id));
+                // The caller may be gone as well.
+                let _ = answers.try_send(Err(stopping.into()));
+                return;
+            }
+            message = requests.message(), if open => match message {
+                Ok(Some(message)) => {
+                    for request in message.requests {
+                        if in_flight.len() < MAX_IN_FLIGHT {
+                            in_flight.push(answer(member.clone(), request));
+                        } else {
+                            ready.push(overloaded(request.id));
+                        }
+                    }
+                }
+                Ok(None) => open = false,
+                // The caller is gone: what it asked for goes on without it.
+                Err(_) => return,
+            },
+            Some(response) = in_flight.next() => ready.push(response),
+        }
+        let mut bytes: usize = ready.iter().map(Message::encoded_len).sum();
+        while bytes < MESSAGE_BYTES
+            && let Some(Some(response)) = in_flight.next().now_or_never()
+        {
+            bytes += response.encoded_len();
+            ready.push(response);
+        }
+        if !ready.is_empty() {
+            let message = v1::PipelineResponses { responses: std::mem::take(&mut ready) };
+            if answers.send(Ok(message)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Answers one request.
+fn answer(member: Arc<Member>, request: v1::PipelineRequest) -> BoxFuture<'static, v1::PipelineResponse> {
+    let timeout = match request.timeout_ms {
+        0 => DEFAULT_DEADLINE,
+        millis => Duration::from_millis(millis).min(MAX_DEADLINE),
+    };
+    let deadline = Instant::now() + timeout;
+    async move {
+        let response = match request.request {
+            Some(Request::Get(get)) => kv::get(&member, get, deadline).await.map(Response::Get),
+            Some(Request::BatchGet(get)) => kv::batch_get(&member, get, deadline).await.map(Response::BatchGet),
+            Some(Request::Txn(txn)) => kv::txn(&member, txn, deadline).await.map(Response::Txn),
+            None => Err(Failure::invalid("the stream has a request of an unknown kind")),
+        };
+        let response = response.unwrap_or_else(|failure| Response::Error(failure.into()));
+        v1::PipelineResponse { id: request.id, response: Some(response) }
+    }
+    .boxed()
+}
+
+fn overloaded(id: u64) -> v1::PipelineResponse {
+    let what = format!("the stream has {MAX_IN_FLIGHT} requests in flight, which is the most");
+    let error = Failure::new(Kind::Overloaded, what);
+    v1::PipelineResponse { id, response: Some(Response::Error(error.into())) }
+}

@@ -1,0 +1,128 @@
+//! The recent changes, for watchers (semantics, section 7).
+//!
+//! They are part of the state: trimmed while applying, so that all peers keep the same.
+
+use std::sync::Arc;
+
+use imbl::Vector;
+use lake_proto::kv::{KeyValue, Revision};
+
+use super::hash::{self, StateHash};
+use super::{Entry, entry_size};
+
+/// Changes of keys that are kept.
+pub const MAX_CHANGES: usize = 100_000;
+/// Bytes of keys and values in the changes that are kept.
+pub const MAX_CHANGE_BYTES: u64 = 64 << 20;
+
+/// What one command did to the keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    pub revision: Revision,
+    events: Arc<[Event]>,
+}
+
+/// What a command left under one key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    pub key: Arc<str>,
+    /// `None`: deleted. Shared with the map for as long as it is current.
+    pub(super) entry: Option<Arc<Entry>>,
+}
+
+impl Event {
+    /// What the key holds since; `None` if it was deleted.
+    pub fn key_value(&self) -> Option<KeyValue> {
+        self.entry.as_ref().map(|entry| entry.key_value(&self.key))
+    }
+
+    /// Bytes of key and value.
+    pub fn size(&self) -> u64 {
+        self.entry.as_ref().map_or(self.key.len() as u64, |entry| entry_size(&self.key, entry))
+    }
+}
+
+impl Change {
+    /// One event per key, in key order.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    fn size(&self) -> u64 {
+        self.events.iter().map(Event::size).sum()
+    }
+}
+
+/// The changes asked for are no longer kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compacted {
+    /// The first revision that can be watched from.
+    pub oldest: Revision,
+}
+
+/// The changes that are kept, oldest first. Cheap to clone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    queue: Vector<Change>,
+    events: usize,
+    bytes: u64,
+    /// Changes up to this revision are gone.
+    compacted: Revision,
+}
+
+impl Changes {
+    /// The first revision that can be watched from.
+    pub fn oldest(&self) -> Revision {
+        self.compacted + 1
+    }
+
+    /// The changes from a revision on, oldest first.
+    ///
+    /// # Errors
+    /// When some of them are no longer kept.
+    pub fn from(&self, revision: Revision) -> Result<impl Iterator<Item = &Change>, Compacted> {
+        if revision <= self.compacted {
+            return Err(Compacted { oldest: self.oldest() });
+        }
+        let at = self.queue.binary_search_by_key(&revision, |change| change.revision).unwrap_or_else(|at| at);
+        Ok(self.queue.focus().narrow(at..).into_iter())
+    }
+
+    /// Every change that is kept.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Change> {
+        self.queue.iter()
+    }
+
+    pub(super) fn compacted(&self) -> Revision {
+        self.compacted
+    }
+
+    pub(super) fn push(&mut self, revision: Revision, events: Vec<Event>, hash: &mut StateHash) {
+        if events.is_empty() {
+            return;
+        }
+        let change = Change { revision, events: events.into() };
+        self.events += change.events.len();
+        self.bytes += change.size();
+        each_item(&change, |item| hash.add(item));
+        self.queue.push_back(change);
+        while self.events > MAX_CHANGES || self.bytes > MAX_CHANGE_BYTES {
+            let Some(oldest) = self.queue.pop_front() else { break };
+            self.events -= oldest.events.len();
+            self.bytes -= oldest.size();
+            self.compacted = oldest.revision;
+            each_item(&oldest, |item| hash.remove(item));
+        }
+    }
+
+    /// Starts a restored state: changes up to this revision are gone.
+    pub(super) fn restored(compacted: Revision) -> Self {
+        Self { compacted, ..Self::default() }
+    }
+}
+
+fn each_item(change: &Change, mut each: impl FnMut(hash::Item)) {
+    for event in change.events.iter() {
+        each(hash::event(change.revision, &event.key, event.entry.as_deref()));
+    }
+}

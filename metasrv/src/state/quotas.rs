@@ -1,0 +1,95 @@
+//! Limits on the bytes of keys and values, of the whole map and under prefixes.
+//!
+//! A transaction that would leave more than a quota where there was less is refused; one that shrinks, or changes in
+//! place, always passes, so that deletes work at the limit.
+
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
+use super::command::Refusal;
+use super::hash::{self, StateHash};
+
+/// Quotas at once.
+pub const MAX_QUOTAS: usize = 64;
+/// The whole map's, until another is set.
+pub const DEFAULT_QUOTA_BYTES: u64 = 4 << 30;
+
+/// What may lie under a prefix, and what does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quota {
+    pub limit_bytes: u64,
+    pub used_bytes: u64,
+}
+
+impl Quota {
+    /// Whether it is time to warn: four fifths are used.
+    pub fn is_nearly_full(&self) -> bool {
+        self.used_bytes >= self.limit_bytes - self.limit_bytes / 5
+    }
+}
+
+/// All quotas by prefix; the empty one is the whole map's. Cheap to clone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Quotas {
+    by_prefix: OrdMap<Arc<str>, Quota>,
+}
+
+impl Quotas {
+    pub fn len(&self) -> usize {
+        self.by_prefix.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Quota)> {
+        self.by_prefix.iter().map(|(prefix, quota)| (&**prefix, *quota))
+    }
+
+    pub fn contains(&self, prefix: &str) -> bool {
+        self.by_prefix.contains_key(prefix)
+    }
+
+    /// Sets or lifts a limit; `used_bytes` is what lies under the prefix now.
+    pub fn set(&mut self, prefix: &str, limit_bytes: Option<u64>, used_bytes: u64, hash: &mut StateHash) {
+        if let Some(old) = self.by_prefix.remove(prefix) {
+            hash.remove(hash::quota(prefix, old.limit_bytes));
+        }
+        if let Some(limit_bytes) = limit_bytes {
+            hash.add(hash::quota(prefix, limit_bytes));
+            self.by_prefix.insert(prefix.into(), Quota { limit_bytes, used_bytes });
+        }
+    }
+
+    pub fn grown(&mut self, key: &str, bytes: u64) {
+        self.each(key, |quota| quota.used_bytes += bytes);
+    }
+
+    pub fn shrunk(&mut self, key: &str, bytes: u64) {
+        self.each(key, |quota| quota.used_bytes -= bytes);
+    }
+
+    fn each(&mut self, key: &str, change: impl Fn(&mut Quota)) {
+        // Few, and the whole map's is almost always the only one.
+        let matching: Vec<Arc<str>> =
+            self.by_prefix.keys().filter(|prefix| key.starts_with(&***prefix)).cloned().collect();
+        for prefix in matching {
+            if let Some(quota) = self.by_prefix.get_mut(&prefix) {
+                change(quota);
+            }
+        }
+    }
+
+    /// Refuses what would grow by these amounts beyond a limit. `growth` has each key's, which may be negative.
+    pub fn check<'a>(&self, growth: impl Iterator<Item = (&'a str, i64)> + Clone) -> Result<(), Refusal> {
+        for (prefix, quota) in &self.by_prefix {
+            let grows: i64 = growth.clone().filter(|(key, _)| key.starts_with(&**prefix)).map(|(_, bytes)| bytes).sum();
+            if grows > 0 && quota.used_bytes.saturating_add_signed(grows) > quota.limit_bytes {
+                return Err(Refusal::QuotaExceeded {
+                    prefix: prefix.to_string(),
+                    limit: quota.limit_bytes,
+                    used: quota.used_bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,224 @@
+//! A state taken apart into what a snapshot holds, and put together again.
+//!
+//! Parts come in a fixed order: leases, entries, scopes, sessions, quotas, events. What can be worked out again (which
+//! keys hang on a lease, how much lies under a prefix, the hash) is not kept; the hash that a snapshot names is
+//! compared with the one worked out.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use imbl::{OrdMap, OrdSet};
+use lake_proto::coordination::{LeaseId, Scope, ScopeOwner, SessionId};
+use lake_proto::kv::{KeyValue, Revision};
+
+use super::changes::{Changes, Event};
+use super::sessions::{self, Session};
+use super::{Entry, Held, State, compact, hash};
+
+/// Bytes of outcomes in one part of a session.
+const SESSION_PART_BYTES: usize = 512 << 10;
+
+/// One part of a state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    Lease {
+        id: LeaseId,
+        ttl_ms: u64,
+        holder: String,
+    },
+    Entry(KeyValue),
+    Scope(Scope),
+    /// A session with large outcomes takes several.
+    Session {
+        id: SessionId,
+        ttl_ms: u64,
+        holder: String,
+        lowest: u64,
+        kept: Vec<(u64, Bytes)>,
+    },
+    Quota {
+        prefix: String,
+        bytes: u64,
+    },
+    Event {
+        revision: Revision,
+        key: String,
+        entry: Option<KeyValue>,
+    },
+}
+
+/// The numbers that are not in parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers {
+    pub revision: Revision,
+    pub feature_level: u32,
+    pub compacted: Revision,
+}
+
+impl State {
+    /// The numbers that are not in parts.
+    pub fn numbers(&self) -> Numbers {
+        Numbers { revision: self.revision, feature_level: self.feature_level, compacted: self.changes.compacted() }
+    }
+
+    /// Everything else.
+    pub fn parts(&self) -> impl Iterator<Item = Part> + '_ {
+        let leases = self.leases.iter().map(|(id, lease)| Part::Lease {
+            id: *id,
+            ttl_ms: lease.ttl_ms,
+            holder: lease.holder.to_string(),
+        });
+        let entries = self.iter().map(Part::Entry);
+        let scopes = self.scopes.list("", "").map(Part::Scope);
+        let sessions = self.sessions.iter().flat_map(|(id, session)| session_parts(id, session));
+        let quotas =
+            self.quotas.iter().map(|(prefix, q)| Part::Quota { prefix: prefix.to_owned(), bytes: q.limit_bytes });
+        let events = self.changes.iter().flat_map(|change| {
+            change.events().iter().map(|event| Part::Event {
+                revision: change.revision,
+                key: event.key.to_string(),
+                entry: event.key_value(),
+            })
+        });
+        leases.chain(entries).chain(scopes).chain(sessions).chain(quotas).chain(events)
+    }
+}
+
+fn session_parts(id: SessionId, session: &Session) -> Vec<Part> {
+    let part = |kept| Part::Session {
+        id,
+        ttl_ms: session.ttl_ms,
+        holder: session.holder.to_string(),
+        lowest: session.lowest,
+        kept,
+    };
+    let mut parts = Vec::new();
+    let mut kept = Vec::new();
+    let mut bytes = 0;
+    for (sequence, outcome) in &session.kept {
+        bytes += outcome.len();
+        kept.push((*sequence, outcome.clone()));
+        if bytes >= SESSION_PART_BYTES {
+            parts.push(part(std::mem::take(&mut kept)));
+            bytes = 0;
+        }
+    }
+    if parts.is_empty() || !kept.is_empty() {
+        parts.push(part(kept));
+    }
+    parts
+}
+
+/// Puts a [`State`] together.
+#[derive(Debug)]
+pub struct StateBuilder {
+    state: State,
+    /// The change whose events are coming in.
+    change: Option<(Revision, Vec<Event>)>,
+    /// The key of the entry before.
+    last_key: Option<Arc<str>>,
+}
+
+impl StateBuilder {
+    /// Begins with the numbers.
+    pub fn new(numbers: Numbers) -> Self {
+        let state = State {
+            revision: numbers.revision,
+            feature_level: numbers.feature_level,
+            changes: Changes::restored(numbers.compacted),
+            ..State::bare()
+        };
+        Self { state, change: None, last_key: None }
+    }
+
+    /// Adds a part.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn add(&mut self, part: Part) -> Result<(), &'static str> {
+        let state = &mut self.state;
+        match part {
+            Part::Lease { id, ttl_ms, holder } => {
+                state.hash.add(hash::lease(id, ttl_ms, &holder));
+                let held = Held { ttl_ms, holder: holder.into(), keys: OrdSet::new(), scopes: OrdSet::new() };
+                state.leases.insert(id, held);
+            }
+            Part::Entry(entry) => {
+                if self.last_key.as_ref().is_some_and(|last| **last >= *entry.key) {
+                    return Err("its keys are out of order");
+                }
+                if entry.lease.is_some_and(|id| !state.has_lease(id)) {
+                    return Err("a key hangs on a lease that is not there");
+                }
+                let key: Arc<str> = entry.key.as_str().into();
+                self.last_key = Some(key.clone());
+                state.insert(key, Arc::new(kept_entry(&entry)));
+            }
+            Part::Scope(scope) => {
+                if !state.can_own(Some(&scope.owner)) {
+                    return Err("a scope belongs to a lease that is not there");
+                }
+                state.scopes.acquire(&scope.path, &scope.owner, scope.fence, scope.acquired_unix_ms, &mut state.hash);
+                if matches!(scope.owner, ScopeOwner::Lease(_)) {
+                    state.note_scope(&scope.owner, |scopes| drop(scopes.insert(scope.path.as_str().into())));
+                }
+            }
+            Part::Session { id, ttl_ms, holder, lowest, kept } => {
+                if !kept.iter().all(|(_, outcome)| sessions::is_outcome(outcome)) {
+                    return Err("what a session keeps is no outcome");
+                }
+                let kept: OrdMap<u64, Bytes> = kept.into_iter().map(|(sequence, o)| (sequence, compact(&o))).collect();
+                let session = Session { ttl_ms, holder: holder.into(), lowest, kept };
+                state.sessions.restore(id, session, &mut state.hash);
+            }
+            Part::Quota { prefix, bytes } => {
+                let used = match prefix.as_str() {
+                    "" => state.bytes,
+                    prefix => state.under(prefix, None).map(|(key, entry)| super::entry_size(key, entry)).sum(),
+                };
+                state.quotas.set(&prefix, Some(bytes), used, &mut state.hash);
+            }
+            Part::Event { revision, key, entry } => {
+                if self.change.as_ref().is_some_and(|(open, _)| *open != revision) {
+                    self.close_change();
+                }
+                let event = shared_event(&self.state, &key, entry);
+                self.change.get_or_insert_with(|| (revision, Vec::new())).1.push(event);
+            }
+        }
+        Ok(())
+    }
+
+    fn close_change(&mut self) {
+        if let Some((revision, events)) = self.change.take() {
+            self.state.changes.push(revision, events, &mut self.state.hash);
+        }
+    }
+
+    /// The finished state.
+    pub fn build(mut self) -> State {
+        self.close_change();
+        self.state
+    }
+}
+
+fn kept_entry(entry: &KeyValue) -> Entry {
+    Entry {
+        value: compact(&entry.value),
+        version: entry.version,
+        create_revision: entry.create_revision,
+        mod_revision: entry.mod_revision,
+        lease: entry.lease,
+    }
+}
+
+/// An event shares its entry with the map for as long as that is current.
+fn shared_event(state: &State, key: &str, entry: Option<KeyValue>) -> Event {
+    let current = state.entries.get_key_value(key);
+    let shared_key = current.map_or_else(|| key.into(), |(key, _)| key.clone());
+    let entry = entry.map(|entry| match current {
+        Some((_, current)) if current.mod_revision == entry.mod_revision => current.clone(),
+        _ => Arc::new(kept_entry(&entry)),
+    });
+    Event { key: shared_key, entry }
+}
