@@ -3,7 +3,8 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let files = ["kv", "cluster", "coordination", "watch", "raft"].map(|name| format!("proto/lake/v1/{name}.proto"));
-    let descriptors = protox::compile(files, ["proto"])?;
-    tonic_prost_build::configure().bytes(".lake.v1").compile_fds(descriptors)?;
+    let etcd = std::env::var_os("CARGO_FEATURE_ETCD").map(|_| "proto/etcdserverpb/kv.proto".to_owned());
+    let descriptors = protox::compile(files.into_iter().chain(etcd), ["proto"])?;
+    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())
 }

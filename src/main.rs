@@ -2,20 +2,32 @@
 //!
 //! - [`up`], [`standalone`]: a cluster on this machine, for trying it out ([`local`]: what they share);
 //! - [`metasrv`], [`query`]: the parts, as they run on servers;
-//! - [`sql`]: the shell; [`meta`]: the operator's tool;
-//! - [`shell`], [`console`], [`endpoints`], [`logging`], [`signals`]: what the commands are made of.
+//! - [`sql`]: the shell; [`meta`]: the operator's tool; [`bench`]: the load generators behind the figures in docs/;
+//! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`signals`]: what the commands are made of.
+//!
+//! Without the feature `query` only the commands of the metadata cluster are there, and a few helpers have no user.
+#![cfg_attr(not(feature = "query"), allow(dead_code))]
 
+mod bench;
+mod columns;
+#[cfg(feature = "query")]
 mod console;
 mod endpoints;
+#[cfg(feature = "query")]
 mod local;
 mod logging;
 mod meta;
 mod metasrv;
+#[cfg(feature = "query")]
 mod query;
+#[cfg(feature = "query")]
 mod shell;
 mod signals;
+#[cfg(feature = "query")]
 mod sql;
+#[cfg(feature = "query")]
 mod standalone;
+#[cfg(feature = "query")]
 mod up;
 
 use std::process::ExitCode;
@@ -40,17 +52,23 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// A whole cluster on this machine, with sample tables and an SQL prompt
+    #[cfg(feature = "query")]
     Up(Box<up::Args>),
     /// The same in one process
+    #[cfg(feature = "query")]
     Standalone(Box<standalone::Args>),
     /// A peer of the metadata cluster
     Metasrv(Box<metasrv::Args>),
     /// A query node
+    #[cfg(feature = "query")]
     Query(Box<query::Args>),
     /// The SQL shell
+    #[cfg(feature = "query")]
     Sql(sql::Args),
     /// Look at the metadata cluster, or found one
     Meta(meta::Args),
+    /// Load generators
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -77,11 +95,16 @@ fn start(command: Command) -> Result<u8> {
 
 async fn run(command: Command) -> Result<u8> {
     match command {
+        #[cfg(feature = "query")]
         Command::Up(args) => up::run(*args).await,
+        #[cfg(feature = "query")]
         Command::Standalone(args) => standalone::run(*args).await,
         Command::Metasrv(args) => metasrv::run(*args).await.map(|()| 0),
+        #[cfg(feature = "query")]
         Command::Query(args) => query::run(*args).await.map(|()| 0),
+        #[cfg(feature = "query")]
         Command::Sql(args) => sql::run(args).await.map(local::exit_code),
         Command::Meta(args) => meta::run(args).await,
+        Command::Bench(args) => bench::run(args).await.map(|()| 0),
     }
 }

@@ -88,7 +88,7 @@ impl Server {
             .add_service(health_service)
             .add_service(InterceptedService::new(kv, secret.clone()))
             .add_service(ClusterServer::with_interceptor(ClusterService::new(peer.clone()), secret.clone()));
-        let raft_service = RaftServer::new(RaftService::new(peer.clone()))
+        let raft_service = RaftServer::new(RaftService::new(peer.clone(), stop.child_token()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let peers = builder().add_service(InterceptedService::new(raft_service, secret));

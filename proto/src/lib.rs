@@ -17,6 +17,13 @@ pub mod v1 {
     tonic::include_proto!("lake.v1");
 }
 
+/// The code generated from `proto/etcdserverpb/kv.proto`: the part of etcd's API that lake uses.
+#[cfg(feature = "etcd")]
+#[allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)]
+pub mod etcd {
+    tonic::include_proto!("etcdserverpb");
+}
+
 /// The gRPC metadata key that carries the cluster secret, as `Bearer <secret>`.
 pub const SECRET_METADATA_KEY: &str = "authorization";
 

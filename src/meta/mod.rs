@@ -11,8 +11,8 @@ use lake_proto::v1::status_response::Stage;
 use lake_proto::v1::{Member, StatusResponse};
 use serde_json::json;
 
+use crate::columns::columns;
 use crate::endpoints::At;
-use crate::local::columns;
 
 /// How long a peer may take to say what it knows.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);

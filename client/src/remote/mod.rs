@@ -14,11 +14,14 @@
 //! its compare fails. The answer then says `resent`, so that the caller can look for its own effect. A blind write is
 //! never sent again once it may have been applied.
 //!
-//! Bounds: a call ends by its deadline; one connection per endpoint; at most [`MAX_ENDPOINTS`] endpoints, those given
+//! Reads and transactions share one stream per peer ([`pipe`]), so that many made together cost little more than one.
+//!
+//! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints, those given
 //! and those learnt from members; one question round at a time.
 
 mod backoff;
 mod leader;
+mod pipe;
 
 pub mod admin;
 
@@ -35,12 +38,15 @@ use lake_proto::limits::MAX_BATCH_GET_KEYS;
 use lake_proto::v1::cluster_client::ClusterClient;
 use lake_proto::v1::error_detail::{Applied as WireApplied, Kind};
 use lake_proto::v1::kv_client::KvClient;
+use lake_proto::v1::pipeline_request::Request as Piped;
+use lake_proto::v1::pipeline_response::Response as PipedAnswer;
 use lake_proto::{MAX_MESSAGE_BYTES, status, v1};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use self::backoff::Backoff;
 use self::leader::{Round, View};
+use self::pipe::Pipe;
 use crate::secret::Secret;
 use crate::store::{Applied, Capabilities, Committed, Consistency, Error, MetaStore, Page, Read, ReadOptions};
 
@@ -87,6 +93,7 @@ struct Shared {
     /// Endpoints learnt from members, beyond those given.
     learnt: Vec<String>,
     channels: HashMap<String, Channel>,
+    pipes: HashMap<String, Pipe>,
     /// Which endpoint a peer answered at. It is preferred to the address that the peer is known under in the cluster,
     /// because it works from here: a proxy or NAT may stand between.
     answered_at: HashMap<u64, String>,
@@ -99,6 +106,7 @@ struct Shared {
 impl Shared {
     fn forget_connection(&mut self, address: &str) {
         self.channels.remove(address);
+        self.pipes.remove(address);
         self.answered_at.retain(|_, endpoint| endpoint != address);
     }
 }
@@ -167,7 +175,7 @@ impl RemoteStore {
         doing: &str,
         deadline: Instant,
         resendable: bool,
-        send: impl Fn(KvClient<Channel>, Duration) -> F,
+        send: impl Fn(String, Duration) -> F,
     ) -> Result<(T, bool), Error>
     where
         F: Future<Output = Result<T, Status>>,
@@ -182,7 +190,7 @@ impl RemoteStore {
             let Some(timeout) = attempts.remaining().map(|r| r.min(ATTEMPT_TIMEOUT)) else {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
             };
-            let failure = match self.inner.attempt(&address, timeout, &send).await {
+            let failure = match self.inner.attempt(timeout, send(address.clone(), timeout)).await {
                 Ok(answer) => return Ok((answer, in_doubt)),
                 Err(status) => classify(status),
             };
@@ -239,7 +247,7 @@ impl RemoteStore {
         &self,
         doing: String,
         deadline: Instant,
-        send: impl Fn(KvClient<Channel>, Duration) -> F,
+        send: impl Fn(String, Duration) -> F,
     ) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Status>>,
@@ -269,27 +277,53 @@ impl Inner {
         let channel = endpoint.connect_lazy();
         if shared.channels.len() >= 2 * MAX_ENDPOINTS {
             shared.channels.clear();
+            shared.pipes.clear();
         }
         shared.channels.insert(address.to_owned(), channel.clone());
         Ok(channel)
     }
 
-    async fn attempt<T, F>(
-        &self,
-        address: &str,
-        timeout: Duration,
-        send: &impl Fn(KvClient<Channel>, Duration) -> F,
-    ) -> Result<T, Status>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        let client = KvClient::new(self.channel(address)?)
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        match tokio::time::timeout(timeout, send(client, timeout)).await {
+    /// One attempt, in its time.
+    async fn attempt<T>(&self, timeout: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        match tokio::time::timeout(timeout, call).await {
             Ok(answer) => answer,
             Err(_) => Err(Status::deadline_exceeded(format!("no answer within {:.1} s", timeout.as_secs_f64()))),
         }
+    }
+
+    fn kv(&self, address: &str) -> Result<KvClient<Channel>, Status> {
+        Ok(KvClient::new(self.channel(address)?)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES))
+    }
+
+    /// One call on the stream to a peer, which is opened if there is none.
+    async fn piped<T>(
+        &self,
+        address: &str,
+        request: Piped,
+        timeout: Duration,
+        take: impl FnOnce(PipedAnswer) -> Option<T>,
+    ) -> Result<T, Status> {
+        let pipe = self.pipe(address)?;
+        let answer = pipe.call(request, timeout).await?;
+        take(answer).ok_or_else(|| Status::internal("the peer answered another question than was asked"))
+    }
+
+    fn pipe(&self, address: &str) -> Result<Pipe, Status> {
+        if let Some(pipe) = self.lock().pipes.get(address).filter(|pipe| !pipe.is_ended()) {
+            return Ok(pipe.clone());
+        }
+        let channel = self.channel(address)?;
+        let mut shared = self.lock();
+        if let Some(pipe) = shared.pipes.get(address).filter(|pipe| !pipe.is_ended()) {
+            return Ok(pipe.clone());
+        }
+        let cluster_id = shared.cluster_id.clone();
+        let pipe =
+            Pipe::open(channel, |outgoing| addressed(outgoing, self.config.secret.as_ref(), cluster_id.as_deref()));
+        shared.pipes.insert(address.to_owned(), pipe.clone());
+        Ok(pipe)
     }
 
     fn after_failure(&self, address: &str, failure: &Failure) {
@@ -405,11 +439,9 @@ impl Inner {
     }
 
     fn request<T>(&self, message: T, timeout: Duration) -> Result<Request<T>, Status> {
-        let mut request = request(message, timeout, self.config.secret.as_ref())?;
-        if let Some(id) = &self.lock().cluster_id {
-            let header = id.parse().map_err(|_| Status::internal(format!("cluster id {id:?} is no header value")))?;
-            request.metadata_mut().insert(lake_proto::CLUSTER_METADATA_KEY, header);
-        }
+        let cluster_id = self.lock().cluster_id.clone();
+        let mut request = addressed(message, self.config.secret.as_ref(), cluster_id.as_deref())?;
+        request.set_timeout(timeout);
         Ok(request)
     }
 }
@@ -426,11 +458,21 @@ fn connection(address: &str) -> Result<Endpoint, tonic::transport::Error> {
 
 /// A request that tells the server how long it has, and proves knowledge of the secret.
 fn request<T>(message: T, timeout: Duration, secret: Option<&Secret>) -> Result<Request<T>, Status> {
-    let mut request = Request::new(message);
+    let mut request = addressed(message, secret, None)?;
     request.set_timeout(timeout);
+    Ok(request)
+}
+
+/// A request that proves knowledge of the secret, and says which cluster is meant.
+fn addressed<T>(message: T, secret: Option<&Secret>, cluster_id: Option<&str>) -> Result<Request<T>, Status> {
+    let mut request = Request::new(message);
     if let Some(secret) = secret {
         let header = secret.bearer().parse().map_err(|_| Status::internal("the cluster secret is no header value"))?;
         request.metadata_mut().insert(lake_proto::SECRET_METADATA_KEY, header);
+    }
+    if let Some(id) = cluster_id {
+        let header = id.parse().map_err(|_| Status::internal(format!("cluster id {id:?} is no header value")))?;
+        request.metadata_mut().insert(lake_proto::CLUSTER_METADATA_KEY, header);
     }
     Ok(request)
 }
@@ -573,9 +615,9 @@ impl MetaStore for RemoteStore {
         validate_key(key)?;
         let message = v1::GetRequest { key: key.to_owned(), options: Some(wire_options(options)) };
         let answer = self
-            .read(format!("reading {key}"), deadline, |mut kv, timeout| {
-                let request = self.inner.request(message.clone(), timeout);
-                async move { Ok(kv.get(request?).await?.into_inner()) }
+            .read(format!("reading {key}"), deadline, async |address, timeout| {
+                let take = |answer| if let PipedAnswer::Get(get) = answer { Some(get) } else { None };
+                self.inner.piped(&address, Piped::Get(message.clone()), timeout, take).await
             })
             .await?;
         Ok(Read { revision: revision(answer.header), value: answer.entry.map(Into::into) })
@@ -593,9 +635,9 @@ impl MetaStore for RemoteStore {
         keys.iter().try_for_each(|k| validate_key(k))?;
         let message = v1::BatchGetRequest { keys: keys.to_vec(), options: Some(wire_options(options)) };
         let answer = self
-            .read(format!("reading {} keys", keys.len()), deadline, |mut kv, timeout| {
-                let request = self.inner.request(message.clone(), timeout);
-                async move { Ok(kv.batch_get(request?).await?.into_inner()) }
+            .read(format!("reading {} keys", keys.len()), deadline, async |address, timeout| {
+                let take = |answer| if let PipedAnswer::BatchGet(get) = answer { Some(get) } else { None };
+                self.inner.piped(&address, Piped::BatchGet(message.clone()), timeout, take).await
             })
             .await?;
         let entries = answer.entries.into_iter().map(Into::into).collect();
@@ -617,9 +659,9 @@ impl MetaStore for RemoteStore {
             options: Some(wire_options(options)),
         };
         let answer = self
-            .read(format!("listing {prefix}"), deadline, |mut kv, timeout| {
-                let request = self.inner.request(message.clone(), timeout);
-                async move { Ok(kv.list(request?).await?.into_inner()) }
+            .read(format!("listing {prefix}"), deadline, async |address, timeout| {
+                let request = self.inner.request(message.clone(), timeout)?;
+                Ok(self.inner.kv(&address)?.list(request).await?.into_inner())
             })
             .await?;
         let page = Page {
@@ -638,9 +680,9 @@ impl MetaStore for RemoteStore {
         let resendable = is_resendable(&txn);
         let message = v1::TxnRequest { txn: Some(txn.into()), stamp: None };
         let (answer, resent) = self
-            .on_leader(&doing, deadline, resendable, |mut kv, timeout| {
-                let request = self.inner.request(message.clone(), timeout);
-                async move { Ok(kv.txn(request?).await?.into_inner()) }
+            .on_leader(&doing, deadline, resendable, async |address, timeout| {
+                let take = |answer| if let PipedAnswer::Txn(txn) = answer { Some(txn) } else { None };
+                self.inner.piped(&address, Piped::Txn(message.clone()), timeout, take).await
             })
             .await?;
         let result = TxnResult::try_from(answer).map_err(|e| Error::Internal {

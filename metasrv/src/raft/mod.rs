@@ -4,8 +4,9 @@
 //! - [`wire`]: these to and from the .proto messages;
 //! - [`log_store`]: openraft's log storage over [`crate::log`];
 //! - [`state_machine`]: openraft's state machine over [`crate::state::State`] and [`crate::snapshot`];
-//! - [`network`]: calls to the other peers.
+//! - [`network`]: calls to the other peers; [`append_stream`]: appends to one of them, many under way at once.
 
+mod append_stream;
 pub mod log_store;
 pub mod network;
 pub mod state_machine;

@@ -15,15 +15,17 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{FutureExt, Stream, StreamExt};
 use lake_client::secret::Secret;
 use lake_proto::v1::raft_client::RaftClient;
 use lake_proto::{MAX_MESSAGE_BYTES, SECRET_METADATA_KEY, v1};
 use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Timeout, Unreachable};
 use openraft::network::RPCOption;
 use openraft::raft::{
-    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, TransferLeaderResponse,
-    VoteRequest, VoteResponse,
+    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendResult, TransferLeaderRequest,
+    TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use openraft::storage::Snapshot;
 use openraft::vote::leader_id_std::CommittedLeaderId;
@@ -35,6 +37,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use super::append_stream::{self, AppendFailed};
 use super::types::{Member, TypeConfig, Vote};
 use super::wire::{
     entry_to_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_to_wire, vote_from_wire, vote_to_wire,
@@ -53,7 +56,7 @@ pub const SNAPSHOT_CHUNK_BYTES: usize = 1 << 20;
 /// How long a whole snapshot may take.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Least time for an append with entries, which waits for the other side's disk.
-const APPEND_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const APPEND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Adds the cluster secret to a call.
 #[derive(Debug, Clone)]
@@ -156,6 +159,20 @@ impl Sender {
     }
 }
 
+/// An append as it is sent.
+pub(super) fn append_to_wire(
+    header: Option<v1::RaftHeader>,
+    rpc: &AppendEntriesRequest<TypeConfig>,
+) -> v1::AppendRequest {
+    v1::AppendRequest {
+        header,
+        vote: Some(vote_to_wire(&rpc.vote)),
+        prev_log_id: rpc.prev_log_id.map(log_id_to_wire),
+        entries: rpc.entries.iter().map(entry_to_wire).collect(),
+        leader_commit: rpc.leader_commit.map(log_id_to_wire),
+    }
+}
+
 /// Makes openraft's connections.
 #[derive(Debug, Clone)]
 pub struct Network {
@@ -195,6 +212,9 @@ pub struct PeerNetwork {
 }
 
 type RpcError = RPCError<TypeConfig>;
+/// The answers of a stream of appends, and how they come to be.
+type AppendAnswers<'s> =
+    BoxFuture<'s, Result<BoxStream<'s, Result<StreamAppendResult<TypeConfig>, RpcError>>, RpcError>>;
 
 impl PeerNetwork {
     fn header(&self) -> Option<v1::RaftHeader> {
@@ -273,13 +293,7 @@ impl RaftNetworkV2<TypeConfig> for PeerNetwork {
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RpcError> {
         let timeout = if rpc.entries.is_empty() { option.hard_ttl() } else { APPEND_TIMEOUT.max(option.hard_ttl()) };
-        let request = v1::AppendRequest {
-            header: self.header(),
-            vote: Some(vote_to_wire(&rpc.vote)),
-            prev_log_id: rpc.prev_log_id.map(log_id_to_wire),
-            entries: rpc.entries.iter().map(entry_to_wire).collect(),
-            leader_commit: rpc.leader_commit.map(log_id_to_wire),
-        };
+        let request = append_to_wire(self.header(), &rpc);
         let mut client = self.client()?;
         let response = self.call(RPCTypes::AppendEntries, timeout, client.append(request)).await?;
         use v1::append_response::Result as Wire;
@@ -290,6 +304,34 @@ impl RaftNetworkV2<TypeConfig> for PeerNetwork {
             Some(Wire::HigherVote(vote)) => Ok(AppendEntriesResponse::HigherVote(vote_from_wire(vote))),
             None => Err(self.nonsense("an answer to an append without a result")),
         }
+    }
+
+    /// Appends without waiting for the answers to those before: while one is being synced, the next is on its way.
+    fn stream_append<'s, S>(&'s mut self, input: S, _option: RPCOption) -> AppendAnswers<'s>
+    where
+        S: Stream<Item = AppendEntriesRequest<TypeConfig>> + OptionalSend + Unpin + 'static,
+    {
+        async move {
+            let mut client = self.client()?;
+            let (pipeline, requests) = append_stream::pipeline(self.header(), input);
+            let opening = client.append_stream(requests);
+            let answers = self.call(RPCTypes::AppendEntries, APPEND_TIMEOUT, opening).await?;
+            let this = &*self;
+            let results = append_stream::results(pipeline, answers).map(move |result| {
+                result.map_err(|failed| match failed {
+                    AppendFailed::Status(status) => this.error(&status),
+                    AppendFailed::Nonsense(what) => this.nonsense(what),
+                    AppendFailed::Silent => RPCError::Timeout(Timeout {
+                        action: RPCTypes::AppendEntries,
+                        id: this.network.sender.id,
+                        target: this.target,
+                        timeout: APPEND_TIMEOUT,
+                    }),
+                })
+            });
+            Ok(results.boxed())
+        }
+        .boxed()
     }
 
     async fn vote(

@@ -7,13 +7,19 @@
 use std::io;
 use std::sync::Arc;
 
+use futures::StreamExt;
+use futures::stream::BoxStream;
 use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::raft_server::Raft;
-use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, TransferLeaderRequest, VoteRequest, VoteResponse};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, StreamAppendError, StreamAppendResult, TransferLeaderRequest,
+    VoteRequest, VoteResponse,
+};
 use openraft::storage::Snapshot;
 use tokio::io::AsyncWriteExt;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::deadline;
@@ -28,14 +34,16 @@ use crate::raft::wire::{
 use crate::snapshot::{self, SnapshotData};
 
 /// Answers for one peer.
+#[derive(Clone)]
 pub struct RaftService {
     peer: Arc<Peer>,
+    stop: CancellationToken,
 }
 
 impl RaftService {
-    /// Of this peer.
-    pub fn new(peer: Arc<Peer>) -> Self {
-        Self { peer }
+    /// Of this peer; its streams end with `stop`.
+    pub fn new(peer: Arc<Peer>, stop: CancellationToken) -> Self {
+        Self { peer, stop }
     }
 
     /// The member that a call is meant for, if it is meant for this one.
@@ -73,8 +81,33 @@ impl RaftService {
     }
 
     fn stopped(&self, error: impl std::fmt::Display) -> Failure {
-        Failure::unavailable(format!("peer {}: the consensus core ended: {error}", self.peer.identity.id))
+        stopped(&self.peer, error)
     }
+}
+
+fn stopped(peer: &Peer, error: impl std::fmt::Display) -> Failure {
+    Failure::unavailable(format!("peer {}: the consensus core ended: {error}", peer.identity.id))
+}
+
+fn append_from_wire(request: v1::AppendRequest) -> Result<AppendEntriesRequest<TypeConfig>, Invalid> {
+    Ok(AppendEntriesRequest {
+        vote: required_vote(request.vote)?,
+        prev_log_id: request.prev_log_id.map(log_id_from_wire),
+        entries: request.entries.into_iter().map(entry_from_wire).collect::<Result<_, _>>()?,
+        leader_commit: request.leader_commit.map(log_id_from_wire),
+    })
+}
+
+/// The answer to one append of a stream.
+fn append_answer(result: StreamAppendResult<TypeConfig>) -> v1::AppendResponse {
+    use v1::append_response::Result as Wire;
+    let result = match result {
+        Ok(Some(matched)) => Wire::PartialSuccess(log_id_to_wire(matched)),
+        Ok(None) => Wire::Success(true),
+        Err(StreamAppendError::Conflict(_)) => Wire::Conflict(true),
+        Err(StreamAppendError::HigherVote(vote)) => Wire::HigherVote(vote_to_wire(&vote)),
+    };
+    v1::AppendResponse { result: Some(result) }
 }
 
 fn vote_request(request: v1::VoteRequest) -> Result<VoteRequest<TypeConfig>, Failure> {
@@ -96,19 +129,9 @@ fn vote_response(response: VoteResponse<TypeConfig>) -> v1::VoteResponse {
 #[tonic::async_trait]
 impl Raft for RaftService {
     async fn append(&self, request: Request<v1::AppendRequest>) -> Result<Response<v1::AppendResponse>, Status> {
-        let request = request.into_inner();
-        let member = self.addressed(request.header)?;
-        let rpc = AppendEntriesRequest {
-            vote: required_vote(request.vote).map_err(Failure::invalid)?,
-            prev_log_id: request.prev_log_id.map(log_id_from_wire),
-            entries: request
-                .entries
-                .into_iter()
-                .map(entry_from_wire)
-                .collect::<Result<_, _>>()
-                .map_err(Failure::invalid)?,
-            leader_commit: request.leader_commit.map(log_id_from_wire),
-        };
+        let mut request = request.into_inner();
+        let member = self.addressed(request.header.take())?;
+        let rpc = append_from_wire(request).map_err(Failure::invalid)?;
         use v1::append_response::Result as Wire;
         let result = match member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))? {
             AppendEntriesResponse::Success => Wire::Success(true),
@@ -118,6 +141,44 @@ impl Raft for RaftService {
             AppendEntriesResponse::HigherVote(vote) => Wire::HigherVote(vote_to_wire(&vote)),
         };
         Ok(Response::new(v1::AppendResponse { result: Some(result) }))
+    }
+
+    type AppendStreamStream = BoxStream<'static, Result<v1::AppendResponse, Status>>;
+
+    async fn append_stream(
+        &self,
+        request: Request<Streaming<v1::AppendRequest>>,
+    ) -> Result<Response<Self::AppendStreamStream>, Status> {
+        let mut requests = request.into_inner();
+        let mut first = requests.message().await?.ok_or_else(|| Failure::invalid("a stream of appends without any"))?;
+        let header = first.header.take();
+        let member = self.addressed(header.clone())?;
+        let rest = futures::stream::unfold(requests, move |mut requests| async move {
+            match requests.message().await {
+                Ok(request) => Some((request?, requests)),
+                Err(status) => {
+                    tracing::debug!("a stream of appends broke: {}", status.message());
+                    None
+                }
+            }
+        });
+        let service = self.clone();
+        let appends = futures::stream::iter([first]).chain(rest).scan((), move |(), append| {
+            // The sender may have been removed since the stream began.
+            let checked =
+                service.addressed(header.clone()).and_then(|_| append_from_wire(append).map_err(Failure::invalid));
+            let checked =
+                checked.inspect_err(|failure| tracing::warn!("a stream of appends is ended: {}", failure.message));
+            futures::future::ready(checked.ok())
+        });
+        let appends = appends.take_until(self.stop.clone().cancelled_owned());
+        let results = member.raft().stream_append(appends).take_until(self.stop.clone().cancelled_owned());
+        let peer = self.peer.clone();
+        let answers = results.map(move |result| match result {
+            Ok(result) => Ok(append_answer(result)),
+            Err(e) => Err(stopped(&peer, e).into()),
+        });
+        Ok(Response::new(answers.boxed()))
     }
 
     async fn vote(&self, request: Request<v1::VoteRequest>) -> Result<Response<v1::VoteResponse>, Status> {

@@ -1,0 +1,282 @@
+//! `lake bench meta`: a closed loop against a running metadata cluster.
+//!
+//! Each client makes one call at a time, so that the number of clients is the number of calls in flight. Keys are
+//! written once before the measurement; every client then works on keys of its own, so that a compare-and-set never loses
+//! and what is measured is the store. The first part of the time ([`Args::warmup`]) is not counted.
+//!
+//! - [`target`]: what a load is run against; [`report`]: what came of it.
+//!
+//! Limits: [`MAX_CLIENTS`] clients, [`MAX_KEYS`] keys. A call that fails is counted and makes the run fail in the end.
+
+mod report;
+mod target;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use futures::future::try_join_all;
+use hdrhistogram::Histogram;
+use lake_chaos::Role;
+use rand::rngs::SmallRng;
+use rand::{Rng, RngCore, SeedableRng};
+use tokio::task::JoinSet;
+
+use self::report::{Format, Report};
+use self::target::{EtcdTarget, LakeTarget, Target};
+use crate::endpoints::At;
+
+/// Most clients of one run.
+const MAX_CLIENTS: usize = 4096;
+/// Most keys of one run.
+const MAX_KEYS: usize = 20_000_000;
+/// How long one call may take.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Keys written in one transaction before the measurement.
+const LOAD_BATCH: usize = 100;
+/// Such transactions in flight.
+const LOAD_CLIENTS: usize = 16;
+/// The longest latency that is told apart, in microseconds.
+const MAX_LATENCY_US: u64 = 60_000_000;
+
+/// Options of `lake bench meta`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    at: At,
+    /// Run against an etcd instead, reached at these addresses
+    #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',')]
+    etcd: Vec<String>,
+    /// What each client does
+    #[arg(long, value_enum, default_value_t = Load::Cas)]
+    load: Load,
+    /// Calls in flight
+    #[arg(long, default_value_t = 16)]
+    clients: usize,
+    /// Connections that the clients share [default: one per 64 clients, at most 4]
+    #[arg(long)]
+    connections: Option<usize>,
+    /// Bytes of a value
+    #[arg(long, default_value_t = 256)]
+    value_bytes: usize,
+    /// Keys worked on
+    #[arg(long, default_value_t = 10_000)]
+    keys: usize,
+    /// Seconds measured
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Seconds before that
+    #[arg(long, default_value_t = 1.0)]
+    warmup: f64,
+    /// How the result is printed
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+/// What a client does over and over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Load {
+    /// Write a key
+    Put,
+    /// Write a key if nobody else has
+    Cas,
+    /// Two compares, two writes
+    Txn,
+    /// Read a key, confirmed by a quorum
+    Get,
+    /// Read a key from whatever the peer has
+    GetLocal,
+    /// Nine reads to one compare-and-set
+    Mixed,
+}
+
+impl Load {
+    fn name(self) -> &'static str {
+        match self {
+            Load::Put => "put",
+            Load::Cas => "cas",
+            Load::Txn => "txn",
+            Load::Get => "get",
+            Load::GetLocal => "get-local",
+            Load::Mixed => "mixed",
+        }
+    }
+}
+
+/// Runs the load and prints what came of it.
+///
+/// # Errors
+/// The cluster cannot be reached, or a call failed.
+pub async fn run(args: Args) -> Result<()> {
+    ensure!((1..=MAX_CLIENTS).contains(&args.clients), "--clients: 1 to {MAX_CLIENTS} can be");
+    ensure!((args.clients..=MAX_KEYS).contains(&args.keys), "--keys: as many as clients, to {MAX_KEYS}, can be");
+    ensure!(args.value_bytes <= lake_proto::limits::MAX_VALUE_BYTES, "--value-bytes: a value has at most 1 MiB");
+    ensure!(args.seconds > 0.0 && args.warmup >= 0.0, "--seconds and --warmup: they cannot be negative");
+    let connections = args.connections.unwrap_or(args.clients.div_ceil(64).min(4)).max(1);
+    let mut targets: Vec<Arc<dyn Target>> = Vec::new();
+    for n in 0..connections {
+        targets.push(if args.etcd.is_empty() {
+            Arc::new(LakeTarget::connect(args.at.endpoints(Role::Metasrv)?, args.at.secret()?)?)
+        } else {
+            Arc::new(EtcdTarget::connect(&args.etcd[n % args.etcd.len()]).await?)
+        });
+    }
+    let revisions = load_keys(&targets, &args).await.context("writing the keys that the load works on")?;
+    let report = measure(&targets, &args, revisions).await?;
+    println!("{}", report.format(args.format));
+    if report.errors > 0 {
+        bail!("{} calls failed; the last one: {}", report.errors, report.last_error.unwrap_or_default());
+    }
+    Ok(())
+}
+
+fn key(n: usize) -> String {
+    format!("/kv/bench/{n:08}")
+}
+
+fn value(rng: &mut SmallRng, bytes: usize) -> Bytes {
+    let mut value = vec![0; bytes];
+    rng.fill_bytes(&mut value);
+    value.into()
+}
+
+/// Writes every key. Gives the revision of each, for compare-and-set.
+async fn load_keys(targets: &[Arc<dyn Target>], args: &Args) -> Result<Vec<u64>> {
+    let batches: Vec<Vec<usize>> =
+        (0..args.keys).collect::<Vec<_>>().chunks(LOAD_BATCH).map(<[usize]>::to_vec).collect();
+    let lanes: Vec<_> = (0..LOAD_CLIENTS)
+        .map(|lane| {
+            let target = &targets[lane % targets.len()];
+            let batches = &batches;
+            async move {
+                let mut rng = SmallRng::seed_from_u64(lane as u64);
+                let mut done = Vec::new();
+                for batch in batches.iter().skip(lane).step_by(LOAD_CLIENTS) {
+                    let entries = batch.iter().map(|n| (key(*n), value(&mut rng, args.value_bytes))).collect();
+                    let revision = target.put_many(entries, Instant::now() + CALL_TIMEOUT).await?;
+                    done.extend(batch.iter().map(|n| (*n, revision)));
+                }
+                anyhow::Ok(done)
+            }
+        })
+        .collect();
+    let mut revisions = vec![0; args.keys];
+    for (n, revision) in try_join_all(lanes).await?.into_iter().flatten() {
+        revisions[n] = revision;
+    }
+    Ok(revisions)
+}
+
+/// When counting begins and ends.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    from: Instant,
+    until: Instant,
+}
+
+/// One client's figures.
+struct Counted {
+    latencies_us: Histogram<u64>,
+    errors: u64,
+    last_error: Option<String>,
+}
+
+async fn measure(targets: &[Arc<dyn Target>], args: &Args, revisions: Vec<u64>) -> Result<Report> {
+    let from = Instant::now() + Duration::from_secs_f64(args.warmup);
+    let window = Window { from, until: from + Duration::from_secs_f64(args.seconds) };
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut clients = JoinSet::new();
+    for n in 0..args.clients {
+        let own: Vec<(usize, u64)> = (n..args.keys).step_by(args.clients).map(|key| (key, revisions[key])).collect();
+        let target = targets[n % targets.len()].clone();
+        clients.spawn(client(target, args.load, own, args.value_bytes, window, n as u64, stop.clone()));
+    }
+    let mut latencies_us = histogram()?;
+    let (mut errors, mut last_error) = (0, None);
+    while let Some(counted) = clients.join_next().await {
+        let counted = counted.context("a client of the load ended")??;
+        latencies_us.add(&counted.latencies_us)?;
+        errors += counted.errors;
+        last_error = counted.last_error.or(last_error);
+    }
+    Ok(Report {
+        target: targets[0].name(),
+        load: args.load.name(),
+        clients: args.clients,
+        connections: targets.len(),
+        keys: args.keys,
+        value_bytes: args.value_bytes,
+        seconds: args.seconds,
+        latencies_us,
+        errors,
+        last_error,
+    })
+}
+
+fn histogram() -> Result<Histogram<u64>> {
+    Ok(Histogram::new_with_bounds(1, MAX_LATENCY_US, 3)?)
+}
+
+async fn client(
+    target: Arc<dyn Target>,
+    load: Load,
+    mut own: Vec<(usize, u64)>,
+    value_bytes: usize,
+    window: Window,
+    seed: u64,
+    stop: Arc<AtomicBool>,
+) -> Result<Counted> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut counted = Counted { latencies_us: histogram()?, errors: 0, last_error: None };
+    loop {
+        let started = Instant::now();
+        if started >= window.until || stop.load(Ordering::Relaxed) {
+            return Ok(counted);
+        }
+        let deadline = started + CALL_TIMEOUT;
+        let at = rng.random_range(0..own.len());
+        let (n, revision) = own[at];
+        let load = match load {
+            Load::Mixed if rng.random_range(0..10) == 0 => Load::Cas,
+            Load::Mixed => Load::Get,
+            load => load,
+        };
+        let done = match load {
+            Load::Put => target.put(key(n), value(&mut rng, value_bytes), deadline).await,
+            Load::Cas => target.cas(vec![(key(n), revision, value(&mut rng, value_bytes))], deadline).await,
+            Load::Txn => {
+                let other = (at + 1) % own.len();
+                let (m, other_revision) = own[other];
+                let mut writes = vec![(key(n), revision, value(&mut rng, value_bytes))];
+                if other != at {
+                    writes.push((key(m), other_revision, value(&mut rng, value_bytes)));
+                }
+                let done = target.cas(writes, deadline).await;
+                if let Ok(revision) = done {
+                    own[other].1 = revision;
+                }
+                done
+            }
+            Load::Get | Load::Mixed => target.get(key(n), false, deadline).await.map(|()| revision),
+            Load::GetLocal => target.get(key(n), true, deadline).await.map(|()| revision),
+        };
+        let ended = Instant::now();
+        match done {
+            Ok(revision) => {
+                own[at].1 = revision;
+                if started >= window.from && ended <= window.until {
+                    let us = (ended - started).as_micros().min(u128::from(MAX_LATENCY_US)) as u64;
+                    counted.latencies_us.record(us.max(1))?;
+                }
+            }
+            Err(e) => {
+                counted.errors += 1;
+                counted.last_error = Some(format!("{e:#}"));
+                // What such a client works on is not known any more: one that fails stops the run.
+                stop.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! `lake bench`: the load generators behind the figures in docs/.
+//!
+//! - [`meta`]: a metadata cluster, lake's own or an etcd.
+
+mod meta;
+
+use anyhow::Result;
+
+/// Options of `lake bench`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Load on a running metadata cluster, each client waiting for its answer before it asks again
+    Meta(meta::Args),
+}
+
+/// Runs a load and prints what came of it.
+///
+/// # Errors
+/// The cluster cannot be reached, or refuses what the load needs.
+pub async fn run(args: Args) -> Result<()> {
+    match args.command {
+        Command::Meta(args) => meta::run(args).await,
+    }
+}
