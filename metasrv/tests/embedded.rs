@@ -67,15 +67,18 @@ async fn its_directory_can_later_be_a_peer() {
     store.shutdown().await;
 
     let server = Server::start(Config::new(1, dir.path())).await.unwrap();
-    let mut cluster =
+    let cluster =
         v1::cluster_client::ClusterClient::connect(format!("http://{}", server.grpc_address())).await.unwrap();
     let leader = support::eventually("the peer to lead itself", async || {
         cluster.clone().leader(v1::LeaderRequest {}).await.unwrap().into_inner().leader
     })
     .await;
     assert_eq!(leader.grpc_address, server.grpc_address().to_string(), "it says where it is now, not where it was");
-    let status = cluster.status(v1::StatusRequest {}).await.unwrap().into_inner();
-    assert_eq!(status.keys, 1);
+    support::eventually("the peer to have recovered what it held", async || {
+        let status = cluster.clone().status(v1::StatusRequest {}).await.unwrap().into_inner();
+        (status.keys == 1).then_some(())
+    })
+    .await;
     server.shutdown().await;
 }
 
