@@ -31,6 +31,8 @@ pub const MAX_VALUE_BYTES: usize = 32 << 10;
 /// Most keys removed between two syncs.
 pub const REMOVE_KEYS: usize = 100;
 
+/// What sled says of a database that is open already.
+const LOCKED: &str = "could not acquire lock";
 /// How long opening waits for a database of this process to be closed.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const SEGMENT_BYTES: usize = 8 << 20;
@@ -82,6 +84,8 @@ pub struct SledLog {
     db: sled::Db,
     db_file: File,
     dir: PathBuf,
+    /// For the test of power cuts: see [`super::SkipSync`].
+    pub(super) skip_sync: bool,
 }
 
 thread_local! {
@@ -103,31 +107,41 @@ fn quiet_guarded_panics() {
     });
 }
 
-/// Runs a call into sled and turns both its errors and its panics into an I/O error that names the directory.
+/// Runs a call into sled and turns both its errors and its panics into an I/O error that names the directory. What the
+/// operating system refuses is told as it is; everything else that sled says of its files means that they are damaged,
+/// though it has other words for it (a flipped bit in `conf` makes it an older version's database).
 fn guard<T>(dir: &Path, doing: &str, call: impl FnOnce() -> Result<T, sled::Error>) -> io::Result<T> {
     GUARDED.set(true);
     let result = catch_unwind(AssertUnwindSafe(call));
     GUARDED.set(false);
+    let damaged = |said: &str| {
+        let what = format!("{doing} the log: a file in {} is damaged (sled says: {said})", dir.display());
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    };
     match result {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(sled::Error::Io(e))) => {
+        Ok(Err(sled::Error::Io(e))) if is_the_systems(&e) => {
             Err(io::Error::new(e.kind(), format!("{doing} the log in {}: {e}", dir.display())))
         }
-        Ok(Err(e @ sled::Error::Corruption { .. })) => {
-            let what = format!("{doing} the log in {}: the file is damaged (sled says: {e})", dir.join("db").display());
-            Err(io::Error::new(io::ErrorKind::InvalidData, what))
-        }
-        Ok(Err(e)) => Err(io::Error::other(format!("{doing} the log in {}: {e}", dir.display()))),
+        Ok(Err(e)) => Err(damaged(&e.to_string())),
         Err(panic) => {
             let said = panic
                 .downcast_ref::<String>()
                 .map(String::as_str)
                 .or_else(|| panic.downcast_ref::<&str>().copied())
                 .unwrap_or("no message");
-            let what =
-                format!("{doing} the log in {}: the file is damaged (sled says: {said})", dir.join("db").display());
-            Err(io::Error::new(io::ErrorKind::InvalidData, what))
+            Err(damaged(said))
         }
+    }
+}
+
+/// Whether the operating system refused something, for reasons other than being asked for places that cannot be.
+fn is_the_systems(e: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let impossible = [Errno::INVAL, Errno::FBIG, Errno::OVERFLOW].map(|errno| Some(errno.raw_os_error()));
+    match e.raw_os_error() {
+        None => e.to_string().contains(LOCKED),
+        errno => !impossible.contains(&errno),
     }
 }
 
@@ -201,7 +215,7 @@ impl SledLog {
             match opened {
                 // A database of this process that was just dropped is closed by sled's own threads, a moment later. No
                 // other process can hold it: the data directory's lock is ours.
-                Err(e) if e.to_string().contains("could not acquire lock") && Instant::now() < until => {
+                Err(e) if e.to_string().contains(LOCKED) && Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 opened => break opened?,
@@ -209,7 +223,7 @@ impl SledLog {
         };
         let log = guard(dir, "opening", || db.open_tree("log"))?;
         let db_file = File::options().read(true).write(true).open(dir.join("db"))?;
-        Ok(Self { log, db, db_file, dir: dir.to_owned() })
+        Ok(Self { log, db, db_file, dir: dir.to_owned(), skip_sync: false })
     }
 
     /// Whether a log directory without a mark holds anything that must not be thrown away.
@@ -336,6 +350,9 @@ impl SledLog {
             let what = format!("{} is not empty: what lies there is not durable; this is a defect", blobs.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
+        if self.skip_sync {
+            return Ok(());
+        }
         self.db_file
             .sync_data()
             .map_err(|e| io::Error::new(e.kind(), format!("syncing {}: {e}", self.dir.join("db").display())))
@@ -400,14 +417,10 @@ impl SledLog {
     /// The entries from `start` to before `end`, in order, from the first that is there; ends early once they hold
     /// `max_bytes` (one is always returned if there is one).
     pub fn read(&self, start: u64, end: u64, max_bytes: usize) -> io::Result<Vec<Frame>> {
-        let from = guard(&self.dir, "reading", || self.log.range(..=head_key(start)).next_back().transpose())?.map_or(
-            head_key(start),
-            |(key, _)| {
-                let mut head = [0; 8];
-                head.copy_from_slice(&key[..8]);
-                head
-            },
-        );
+        let from = guard(&self.dir, "reading", || self.log.range(..=head_key(start)).next_back().transpose())?
+            .map_or(head_key(start), |(key, _)| {
+                key.get(..8).and_then(|head| head.try_into().ok()).unwrap_or(head_key(start))
+            });
         let damaged = |what: String| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged: {what}", self.dir.join("db").display()))
         };
@@ -448,6 +461,29 @@ fn encode_header(frame: &Frame, out: &mut Vec<u8>) {
     out.extend_from_slice(&hasher.finalize().to_be_bytes());
     out.extend_from_slice(&frame.index.to_be_bytes());
     out.extend_from_slice(&frame.term.to_be_bytes());
+}
+
+/// For fuzzing: the frames in values in key order.
+pub(crate) fn decode_values(values: &[(Vec<u8>, Vec<u8>)]) -> Result<Vec<Frame>, String> {
+    let (mut decoder, mut frames) = (Decoder::new(0), Vec::new());
+    for (key, value) in values {
+        last_index(key, value);
+        decoder.push(key, value, &mut frames)?;
+    }
+    decoder.unfinished().map_or(Ok(frames), Err)
+}
+
+/// For fuzzing: makes the checksums of the whole frames in a value right.
+pub(crate) fn fix_checksums(value: &mut [u8]) {
+    let mut at = 1;
+    while let Some(header) = value.get(at..).and_then(Header::read) {
+        let payload = at + FRAME_HEADER_BYTES;
+        let end = (payload + header.len).min(value.len());
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&value[at + 8..end]);
+        value[at + 4..at + 8].copy_from_slice(&hasher.finalize().to_be_bytes());
+        at = end;
+    }
 }
 
 /// The index of the last entry in a value; `None` if it makes no sense.
