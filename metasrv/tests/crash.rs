@@ -57,19 +57,13 @@ impl Drop for Processes {
 
 impl Processes {
     async fn start(dir: &Path) -> Self {
-        let port = || {
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            (listener.local_addr().unwrap(), listener)
-        };
-        let ports: Vec<_> = (0..6).map(|_| port()).collect();
         let arguments = (1..=3u64)
             .map(|id| {
-                let (grpc, raft) = (ports[id as usize * 2 - 2].0, ports[id as usize * 2 - 1].0);
+                let (grpc, raft) = (support::free_port(), support::free_port());
                 let text = format!("{id}|{}|{grpc}|{raft}", dir.join(format!("peer-{id}")).display());
                 (id, (grpc, raft, text))
             })
             .collect();
-        drop(ports);
         let mut this = Self { arguments, children: BTreeMap::new() };
         for id in 1..=3 {
             this.spawn(id);
