@@ -204,6 +204,27 @@ fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loade
 mod tests {
     use super::*;
 
+    fn options() -> DirectoryOptions {
+        let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
+        DirectoryOptions { peer_id: None, storage, free_space: FreeSpace::default(), skip_sync: SkipSync::default() }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_directory_whose_making_was_cut_off_is_made_again() {
+        // While the log was made: whatever is there may be torn.
+        let dir = tempfile::tempdir().unwrap();
+        let building = dir.path().join("log.new");
+        std::fs::create_dir(&building).unwrap();
+        std::fs::write(building.join("conf"), b"").unwrap();
+        std::fs::write(building.join("db"), [0; 100]).unwrap();
+        open(dir.path(), options()).unwrap().log.close().await;
+        assert!(!building.exists());
+        // Before the mark had its name.
+        std::fs::rename(dir.path().join("mark"), dir.path().join("mark.new")).unwrap();
+        open(dir.path(), options()).unwrap().log.close().await;
+        open(dir.path(), options()).unwrap().log.close().await;
+    }
+
     #[test]
     fn a_lock_given_up_is_free_though_a_copy_of_its_descriptor_is_open() {
         let dir = tempfile::tempdir().unwrap();

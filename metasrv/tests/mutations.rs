@@ -258,6 +258,7 @@ fn log_values() -> Vec<u8> {
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&index.to_be_bytes());
         out.extend_from_slice(&3u64.to_be_bytes());
+        out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(payload);
         out
     };

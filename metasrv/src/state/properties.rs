@@ -402,6 +402,38 @@ fn perturb(part: &mut Part, choice: u16) {
     }
 }
 
+#[test]
+fn parts_that_contradict_each_other_are_refused() {
+    let mut state = State::default();
+    let owner = ScopeOwner::Procedure("one".into());
+    state.run(
+        1,
+        &Txn {
+            when: vec![Compare::scope_free("/a", Some(owner.clone()))],
+            then: vec![Op::AcquireScope { path: "/a".into(), owner }, Op::put("/kv/a", "1"), Op::put("/kv/b", "1")],
+            ..Txn::default()
+        },
+    );
+    state.run(1, &Txn { then: vec![Op::put("/kv/a", "2")], ..Txn::default() });
+    let (numbers, parts, _) = written(&state);
+    let changed = |change: &dyn Fn(&mut Vec<Part>)| {
+        let mut parts = parts.clone();
+        change(&mut parts);
+        put_together(numbers, parts)
+    };
+    let place = |wanted: fn(&Part) -> bool| parts.iter().position(wanted).unwrap();
+    assert_eq!(changed(&|_| {}).unwrap(), state);
+    let scope = place(|part| matches!(part, Part::Scope(_)));
+    assert_eq!(changed(&|parts| parts.insert(scope, parts[scope].clone())), Err("a scope is there twice"));
+    let event = place(|part| matches!(part, Part::Event { .. }));
+    for (one, other) in [(event, event + 1), (event, event + 2)] {
+        assert_eq!(changed(&|parts| parts.swap(one, other)), Err("its changes are out of order"));
+    }
+    assert_eq!(changed(&|parts| parts.insert(event, parts[event].clone())), Err("its changes are out of order"));
+    let entry = place(|part| matches!(part, Part::Entry(_)));
+    assert_eq!(changed(&|parts| parts.swap(entry, entry + 1)), Err("its keys are out of order"));
+}
+
 // ---- that the point is come to ------------------------------------------------------------------------------------
 
 /// The cases that these properties are for occur often. The seed is fixed: this says something of the generator.

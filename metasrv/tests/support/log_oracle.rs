@@ -181,6 +181,15 @@ impl LogWorker {
         }
     }
 
+    /// Does something that syncs nothing but the log and the mark: a snapshot makes the file system write down everything.
+    pub async fn step_in_the_log(&mut self) {
+        match self.rng.random_range(0..10) {
+            0..8 => self.append().await,
+            8 => self.vote().await,
+            _ => self.truncate().await,
+        }
+    }
+
     /// Leaves something of everything: two snapshots, and entries behind the newer; the log is purged up to that, or some
     /// way before it.
     pub async fn settle(&mut self, purge_all: bool) {

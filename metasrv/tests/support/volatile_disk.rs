@@ -135,7 +135,7 @@ impl VolatileDisk {
     }
 
     fn mount_ext4(&mut self) {
-        mount_loop(&self.device, &self.mounted);
+        mount_loop(&self.device, &self.mounted).unwrap();
     }
 
     /// Where the file system is.
@@ -179,7 +179,9 @@ pub struct MountedImage {
 }
 
 impl MountedImage {
-    pub fn new(dir: &Path, image: &[u8]) -> Self {
+    /// # Errors
+    /// When there is no sound file system on it, which flushes that were answered rule out.
+    pub fn new(dir: &Path, image: &[u8]) -> Result<Self, String> {
         let (path, mounted) = (dir.join("image"), dir.join("after"));
         std::fs::create_dir_all(&mounted).unwrap();
         let file = File::create(&path).unwrap();
@@ -190,8 +192,8 @@ impl MountedImage {
             }
         }
         drop(file);
-        mount_loop(&path, &mounted);
-        Self { file: path, mounted }
+        mount_loop(&path, &mounted)?;
+        Ok(Self { file: path, mounted })
     }
 
     pub fn path(&self) -> &Path {
@@ -207,17 +209,19 @@ impl Drop for MountedImage {
 }
 
 /// Loop devices are one pool for the whole machine: between finding a free one and taking it, another may be quicker.
-fn mount_loop(file: &Path, at: &Path) {
+fn mount_loop(file: &Path, at: &Path) -> Result<(), String> {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let mut mount = Command::new("mount");
         mount.args(["-t", "ext4", "-o", "loop,nodiscard"]).arg(file).arg(at);
         let output = mount.stdin(Stdio::null()).output().unwrap();
         if output.status.success() {
-            return;
+            return Ok(());
         }
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("loop device") && Instant::now() < until, "{mount:?}: {said}");
+        if !said.contains("loop device") || Instant::now() > until {
+            return Err(said);
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
