@@ -155,8 +155,9 @@ impl Raft for RaftService {
         let service = self.clone();
         let appends = futures::stream::iter([first]).chain(rest).scan((), move |(), append| {
             // The sender may have been removed since the stream began.
-            let checked =
-                service.addressed(header.clone()).and_then(|_| append_request_from_wire(append).map_err(Failure::invalid));
+            let checked = service
+                .addressed(header.clone())
+                .and_then(|_| append_request_from_wire(append).map_err(Failure::invalid));
             let checked =
                 checked.inspect_err(|failure| tracing::warn!("a stream of appends is ended: {}", failure.message));
             futures::future::ready(checked.ok())
