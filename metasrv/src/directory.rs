@@ -7,7 +7,8 @@
 //!   snapshots/   the newest two snapshots (snapshot.rs)
 //! ```
 //!
-//! The mark is written last when a directory is made, so that a directory with a mark is complete.
+//! When a directory is made, the log is made under another name and renamed once it is durable, and the mark is written
+//! last: a log with that other name may be thrown away at any time, and a directory with a mark is complete.
 //!
 //! Failure cases: in use, of another peer, damaged: each an [`Error`] that names the directory or the file.
 
@@ -22,7 +23,7 @@ use crate::error::Error;
 use crate::files::{self, FreeSpace};
 use crate::log::mark::{Mark, MarkFile};
 use crate::log::sled_log::SledLog;
-use crate::log::{Log, LogOptions};
+use crate::log::{Log, LogOptions, SkipSync};
 use crate::raft::state_machine::{DiskReserve, StateMachine};
 use crate::snapshot::{self, Loaded, SnapshotData, SnapshotStore};
 
@@ -89,6 +90,8 @@ pub struct DirectoryOptions {
     pub peer_id: Option<u64>,
     pub storage: StorageConfig,
     pub free_space: FreeSpace,
+    #[doc(hidden)]
+    pub skip_sync: SkipSync,
 }
 
 /// Opens, or makes, everything in a directory that is held. Blocks.
@@ -99,6 +102,7 @@ pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     let mark_path = dir.join("mark");
     let mut log_options = LogOptions::new(dir.join("log"), options.storage.disk_reserve_bytes);
     log_options.free_space = options.free_space.clone();
+    log_options.skip_sync = options.skip_sync;
     let reserve = DiskReserve { bytes: options.storage.disk_reserve_bytes, free_space: options.free_space };
     let snapshot_dir = dir.join("snapshots");
     let snapshots = SnapshotStore::open(snapshot_dir.clone())
@@ -140,15 +144,21 @@ fn create(
         return Err(without_mark("snapshots".to_owned()));
     }
     if log_options.dir.exists() {
-        // Left by a start that was cut off before it wrote the mark, unless there is something in it.
+        // Left by a start that was cut off after it made the log and before it wrote the mark, unless there is something
+        // in it.
         match SledLog::holds_entries(&log_options.dir) {
             Ok(false) => std::fs::remove_dir_all(&log_options.dir).map_err(Error::io(doing()))?,
             Ok(true) => return Err(without_mark("a log".to_owned())),
             Err(e) => return Err(without_mark(format!("a log that cannot be read ({e})"))),
         }
     }
+    let building = log_options.dir.with_extension("new");
+    if building.exists() {
+        std::fs::remove_dir_all(&building).map_err(Error::io(doing()))?;
+    }
     let identity = Mark { peer_id, incarnation: uuid::Uuid::new_v4().simple().to_string(), ..Mark::default() };
-    SledLog::create(&log_options.dir, &identity.incarnation).map_err(Error::io(doing()))?;
+    SledLog::create(&building, &identity.incarnation).map_err(Error::io(doing()))?;
+    std::fs::rename(&building, &log_options.dir).and_then(|()| files::sync_dir(dir)).map_err(Error::io(doing()))?;
     let mark = MarkFile::create(mark_path, identity).map_err(Error::io(doing()))?;
     Ok(Log::open(log_options, mark)?)
 }
@@ -193,6 +203,27 @@ fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loade
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn options() -> DirectoryOptions {
+        let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
+        DirectoryOptions { peer_id: None, storage, free_space: FreeSpace::default(), skip_sync: SkipSync::default() }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_directory_whose_making_was_cut_off_is_made_again() {
+        // While the log was made: whatever is there may be torn.
+        let dir = tempfile::tempdir().unwrap();
+        let building = dir.path().join("log.new");
+        std::fs::create_dir(&building).unwrap();
+        std::fs::write(building.join("conf"), b"").unwrap();
+        std::fs::write(building.join("db"), [0; 100]).unwrap();
+        open(dir.path(), options()).unwrap().log.close().await;
+        assert!(!building.exists());
+        // Before the mark had its name.
+        std::fs::rename(dir.path().join("mark"), dir.path().join("mark.new")).unwrap();
+        open(dir.path(), options()).unwrap().log.close().await;
+        open(dir.path(), options()).unwrap().log.close().await;
+    }
 
     #[test]
     fn a_lock_given_up_is_free_though_a_copy_of_its_descriptor_is_open() {

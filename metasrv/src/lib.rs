@@ -24,6 +24,8 @@ pub mod directory;
 pub mod embedded;
 pub mod error;
 pub mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod log;
 pub mod peer;
 pub mod raft;

@@ -239,9 +239,22 @@ fn part_from_wire(record: v1::snapshot_record::Record) -> Result<Option<Part>, I
 /// Reads and checks a whole snapshot. Blocks for as long as that takes.
 pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
-    let damaged = |what: &str| SnapshotError::Damaged { path: path.to_owned(), what: what.to_owned() };
     let file = File::open(path).map_err(io_error)?;
-    let mut reader = BufReader::with_capacity(1 << 20, file);
+    read_from(BufReader::with_capacity(1 << 20, file), path)
+}
+
+/// Reads and checks a whole snapshot; the path is for messages.
+pub(crate) fn read_from(reader: impl Read, path: &Path) -> Result<Loaded, SnapshotError> {
+    read_hashed(reader, path, |state, hash| state.digest().to_be_bytes() == *hash)
+}
+
+fn read_hashed(
+    mut reader: impl Read,
+    path: &Path,
+    is_hash: impl FnOnce(&State, &[u8]) -> bool,
+) -> Result<Loaded, SnapshotError> {
+    let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
+    let damaged = |what: &str| SnapshotError::Damaged { path: path.to_owned(), what: what.to_owned() };
     let mut read_exact = |bytes: &mut [u8]| match reader.read_exact(bytes) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(damaged("it ends too early")),
         other => other.map_err(io_error),
@@ -297,11 +310,26 @@ pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
         let part = part.ok_or_else(|| damaged("it has a second head"))?;
         state.add(part).map_err(damaged)?;
     }
+    match reader.read(&mut [0]).map_err(io_error)? {
+        0 => {}
+        _ => return Err(damaged("it goes on behind its end")),
+    }
     let state = state.build();
-    if state.digest().to_be_bytes() != *head.state_hash {
+    if !is_hash(&state, &head.state_hash) {
         return Err(damaged("its state has another hash than it says"));
     }
     Ok(Loaded { meta, cluster_id: head.cluster_id, state })
+}
+
+/// For fuzzing: reads records as if they had come in a file that frames them rightly, whatever the state's hash is.
+pub(crate) fn read_records(records: &[&[u8]]) -> Result<Loaded, SnapshotError> {
+    let mut file = [&MAGIC[..], &FORMAT.to_be_bytes()].concat();
+    for record in records {
+        file.extend_from_slice(&(record.len() as u32).to_be_bytes());
+        file.extend_from_slice(&crc32fast::hash(record).to_be_bytes());
+        file.extend_from_slice(record);
+    }
+    read_hashed(&file[..], Path::new("fuzzed"), |_, _| true)
 }
 
 /// Checks a whole snapshot without keeping it. Blocks for as long as that takes.
@@ -349,6 +377,8 @@ mod tests {
         let path = store.write(&meta, "c", &state).unwrap().path;
         let good = std::fs::read(&path).unwrap();
         let step = good.len() / 97;
+        std::fs::write(&path, [&good[..], b"x"].concat()).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("goes on behind its end"));
         for at in (0..good.len()).step_by(step) {
             let mut bad = good.clone();
             bad[at] ^= 1;

@@ -13,9 +13,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lake_client::store::{MetaStore, ReadOptions};
-use lake_metasrv::config::Config;
+use lake_metasrv::config::{Config, StorageConfig};
+use lake_metasrv::directory::{self, DirectoryOptions};
+use lake_metasrv::files::FreeSpace;
+use lake_metasrv::log::SkipSync;
+use lake_metasrv::raft::types::{LogId, Payload};
 use lake_metasrv::server::Server;
-use lake_proto::kv::Expected;
+use lake_proto::coordination::ScopeOwner;
+use lake_proto::kv::{Compare, Expected, Op, Txn};
 use lake_proto::v1;
 use support::eventually;
 
@@ -52,19 +57,13 @@ impl Drop for Processes {
 
 impl Processes {
     async fn start(dir: &Path) -> Self {
-        let port = || {
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            (listener.local_addr().unwrap(), listener)
-        };
-        let ports: Vec<_> = (0..6).map(|_| port()).collect();
         let arguments = (1..=3u64)
             .map(|id| {
-                let (grpc, raft) = (ports[id as usize * 2 - 2].0, ports[id as usize * 2 - 1].0);
+                let (grpc, raft) = (support::free_port(), support::free_port());
                 let text = format!("{id}|{}|{grpc}|{raft}", dir.join(format!("peer-{id}")).display());
                 (id, (grpc, raft, text))
             })
             .collect();
-        drop(ports);
         let mut this = Self { arguments, children: BTreeMap::new() };
         for id in 1..=3 {
             this.spawn(id);
@@ -193,6 +192,80 @@ impl Load {
     }
 }
 
+/// Work on scopes, leased to procedures, and keys that come and go, beside a load. Its failures are nobody's business: what
+/// it did or did not do must be the same on every peer.
+async fn busy_with_scopes(store: Arc<dyn MetaStore>, stop: Arc<AtomicBool>, worker: u64) {
+    let owner = ScopeOwner::Procedure(format!("worker {worker}"));
+    for n in 0u64.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        // Two workers contend for each.
+        let path = format!("/tables/{}", (n + worker) % 3);
+        let key = |n: u64| format!("/kv/comes-and-goes/{worker}/{}", n % 20);
+        let take = Txn {
+            when: vec![Compare::scope_free(path.clone(), Some(owner.clone()))],
+            then: vec![
+                Op::AcquireScope { path: path.clone(), owner: owner.clone() },
+                Op::put(key(n), vec![7; (n % 50) as usize]),
+                Op::delete(key(n + 7)),
+            ],
+            otherwise: vec![Op::put(format!("/kv/comes-and-goes/{worker}/waited"), "")],
+        };
+        let give = Txn { then: vec![Op::ReleaseScope { path, owner: owner.clone() }], ..Txn::default() };
+        for txn in [take, give] {
+            let _ = store.commit(txn, Instant::now() + Duration::from_secs(5)).await;
+        }
+    }
+}
+
+/// What the directories of peers that are down hold, put together: at the last index that all have in common their
+/// states are equal, whatever mix of snapshot and log each has come to it by.
+async fn same_states(dir: &Path) {
+    let mut histories = Vec::new();
+    for id in 1..=3u64 {
+        let options = DirectoryOptions {
+            peer_id: Some(id),
+            storage: StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() },
+            free_space: FreeSpace::default(),
+            skip_sync: SkipSync::default(),
+        };
+        let contents = directory::open(&dir.join(format!("peer-{id}")), options).unwrap();
+        let begun = contents.state_machine.published().current();
+        let from = begun.last.map_or(0, |id| id.index + 1);
+        let mut state = begun.state.clone();
+        // The log id of each index from the snapshot on, and the state it leads to.
+        let mut history: BTreeMap<u64, (LogId, u128)> = BTreeMap::new();
+        history.extend(begun.last.map(|id| (id.index, (id, state.digest()))));
+        for entry in contents.log.read(from.., usize::MAX).await.unwrap() {
+            if let Payload::Normal(command) = &entry.payload {
+                state.apply(entry.log_id.leader_id.term, command.command());
+            }
+            history.insert(entry.log_id.index, (entry.log_id, state.digest()));
+        }
+        contents.log.close().await;
+        println!("peer {id}: a snapshot at {:?}, {} entries behind it", begun.last, history.len());
+        histories.push(history);
+    }
+    let common = histories[0].iter().rev().find(|(index, (id, _))| {
+        histories.iter().all(|history| history.get(index).is_some_and(|(other, _)| other == id))
+    });
+    let (index, _) = common.expect("an index that all three have, with one log id");
+    for history in &histories {
+        // Every one that two of them share, not only the last.
+        for (at, (id, digest)) in history {
+            for other in &histories {
+                if let Some((other_id, other_digest)) = other.get(at)
+                    && other_id == id
+                {
+                    assert_eq!(digest, other_digest, "the states at {id} differ");
+                }
+            }
+        }
+    }
+    println!("the states at index {index} are equal");
+}
+
 async fn all_there(store: &Arc<dyn MetaStore>, run: &str, acknowledged: Vec<String>) {
     let deadline = Instant::now() + support::PATIENCE;
     let found = store.list_all(&format!("/kv/{run}/"), ReadOptions::default(), deadline).await.unwrap().value;
@@ -235,6 +308,8 @@ async fn all_peers_are_killed_at_once_under_load() {
     let mut processes = Processes::start(dir.path()).await;
     let store = processes.store();
     let load = Load::start(store.clone(), 8, "all");
+    let busy: Vec<_> =
+        (0..2).map(|worker| tokio::spawn(busy_with_scopes(store.clone(), load.stop.clone(), worker))).collect();
     for _ in 0..3 {
         // Over a snapshot and a purge each time.
         load.grows_by(500).await;
@@ -247,4 +322,9 @@ async fn all_peers_are_killed_at_once_under_load() {
     }
     load.goes_on().await;
     all_there(&store, "all", load.finish().await).await;
+    futures::future::join_all(busy).await;
+    for id in 1..=3 {
+        processes.kill(id);
+    }
+    same_states(dir.path()).await;
 }

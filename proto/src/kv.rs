@@ -225,6 +225,8 @@ pub enum Invalid {
     UnguardedScope { path: String, owner: ScopeOwner },
     #[error("scope operations stand in `then` only")]
     ScopeInOtherwise,
+    #[error("one transaction acquires scopes for one owner, and here are {one} and {other}")]
+    ScopeOwners { one: ScopeOwner, other: ScopeOwner },
     #[error("{path:?} is no scope path: it begins with `/`, has no empty part and at most {MAX_SCOPE_DEPTH} parts")]
     ScopePath { path: String },
     #[error("{id:?} is no procedure id: it has 1 to {MAX_HOLDER_BYTES} bytes")]
@@ -338,6 +340,16 @@ impl Txn {
 
     /// What hangs on a lease, or is claimed, is covered by a compare, so that no operation of a branch can fail.
     fn validate_covered(&self) -> Result<(), Invalid> {
+        // Two owners could each find free what the other is about to take.
+        let mut owners = self.then.iter().filter_map(|op| match op {
+            Op::AcquireScope { owner, .. } => Some(owner),
+            _ => None,
+        });
+        if let Some(one) = owners.next()
+            && let Some(other) = owners.find(|other| *other != one)
+        {
+            return Err(Invalid::ScopeOwners { one: one.clone(), other: other.clone() });
+        }
         let covers = |wanted: &dyn Fn(&Compare) -> bool| self.when.iter().any(wanted);
         for (op, in_then) in self.then.iter().map(|op| (op, true)).chain(self.otherwise.iter().map(|op| (op, false))) {
             match op {
@@ -660,6 +672,15 @@ mod tests {
             Ok(())
         );
         assert_eq!(Txn { otherwise: acquire.then, ..Txn::default() }.validate(), Err(Invalid::ScopeInOtherwise));
+
+        // Each finds its path free, and together they would conflict.
+        let both = [("/a", ScopeOwner::Lease(7)), ("/a/b", ScopeOwner::Lease(8))];
+        let both = Txn {
+            when: both.iter().map(|(path, owner)| Compare::scope_free(*path, Some(owner.clone()))).collect(),
+            then: both.map(|(path, owner)| Op::AcquireScope { path: path.into(), owner }).into(),
+            otherwise: vec![],
+        };
+        assert!(matches!(both.validate(), Err(Invalid::ScopeOwners { .. })));
     }
 
     #[test]

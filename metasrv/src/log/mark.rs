@@ -8,12 +8,14 @@
 //! Format: two slots of [`SLOT_BYTES`] in a file that is preallocated at creation, so that writing needs no room on the
 //! disk. A slot is `magic, format, payload length, sequence, payload`, zeros, and a CRC-32 over all of that. Writes
 //! alternate between the slots and the valid slot with the higher sequence counts, so that a torn write leaves the one
-//! before. What must survive even the later loss of either slot (identity and vote) is written to both.
+//! before. What must survive even the later loss of either slot is written to both: identity and vote, and what a log
+//! would be refused for if the slot before counted again (a truncation, a purge). The end of the log is written to one:
+//! the slot before holds a lower bound, which is as true.
 //!
 //! Failure cases: both slots unreadable: [`MarkError::Damaged`]. A failed write or sync is final for the process.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -115,6 +117,8 @@ pub struct MarkFile {
     path: PathBuf,
     sequence: u64,
     mark: Mark,
+    /// For the test of power cuts: see [`super::SkipSync`].
+    pub(super) skip_sync: bool,
 }
 
 impl MarkFile {
@@ -122,7 +126,7 @@ impl MarkFile {
     pub fn create(path: &Path, mark: Mark) -> io::Result<Self> {
         let temporary = path.with_extension("new");
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&temporary)?;
-        let mut this = Self { file, path: path.to_owned(), sequence: 0, mark };
+        let mut this = Self { file, path: path.to_owned(), sequence: 0, mark, skip_sync: false };
         for sequence in [1, 2] {
             this.sequence = sequence;
             this.write_slot()?;
@@ -139,28 +143,18 @@ impl MarkFile {
     /// When it cannot be read, or neither slot is valid.
     pub fn open(path: &Path) -> Result<Self, MarkError> {
         let io_error = |source| MarkError::Io { path: path.to_owned(), source };
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(io_error)?;
-        let mut best: Option<(u64, Mark)> = None;
-        for slot in 0..2u64 {
-            let mut bytes = [0; SLOT_BYTES];
-            match file.read_exact_at(&mut bytes, slot * SLOT_BYTES as u64) {
-                Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => continue,
-                Err(e) => return Err(io_error(e)),
-            }
-            match decode_slot(&bytes) {
-                Some((sequence, mark)) if best.as_ref().is_none_or(|(s, _)| sequence > *s) => {
-                    best = Some((sequence, mark));
-                }
-                Some(_) => {}
-                None => tracing::warn!(
-                    path = %path.display(), slot,
-                    "one slot of the durable mark is torn or damaged; the other one counts"
-                ),
-            }
+        let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(io_error)?;
+        let mut bytes = Vec::with_capacity(2 * SLOT_BYTES);
+        file.by_ref().take(2 * SLOT_BYTES as u64).read_to_end(&mut bytes).map_err(io_error)?;
+        let readable = bytes.chunks_exact(SLOT_BYTES).filter(|slot| decode_slot(slot).is_some()).count();
+        if readable == 1 {
+            tracing::warn!(
+                path = %path.display(),
+                "one slot of the durable mark is torn or damaged; the other one counts"
+            );
         }
-        let (sequence, mark) = best.ok_or_else(|| MarkError::Damaged { path: path.to_owned() })?;
-        Ok(Self { file, path: path.to_owned(), sequence, mark })
+        let (sequence, mark) = decode_file(&bytes).ok_or_else(|| MarkError::Damaged { path: path.to_owned() })?;
+        Ok(Self { file, path: path.to_owned(), sequence, mark, skip_sync: false })
     }
 
     /// What the file says.
@@ -180,7 +174,7 @@ impl MarkFile {
         self.write_next()
     }
 
-    /// Makes a change durable in both slots, one after the other. For identity and vote.
+    /// Makes a change durable in both slots, one after the other. For whatever is more than a bound.
     pub fn update_both(&mut self, change: impl FnOnce(&mut Mark)) -> io::Result<()> {
         self.update(change)?;
         self.write_next()
@@ -189,7 +183,7 @@ impl MarkFile {
     fn write_next(&mut self) -> io::Result<()> {
         self.sequence += 1;
         self.write_slot()?;
-        self.file.sync_data()
+        if self.skip_sync { Ok(()) } else { self.file.sync_data() }
     }
 
     fn write_slot(&self) -> io::Result<()> {
@@ -217,12 +211,23 @@ fn encode_slot(sequence: u64, mark: &Mark) -> io::Result<[u8; SLOT_BYTES]> {
     Ok(slot)
 }
 
-fn decode_slot(slot: &[u8; SLOT_BYTES]) -> Option<(u64, Mark)> {
+/// What the newest readable slot says, and its number.
+pub(crate) fn decode_file(bytes: &[u8]) -> Option<(u64, Mark)> {
+    bytes.chunks_exact(SLOT_BYTES).take(2).filter_map(decode_slot).max_by_key(|(sequence, _)| *sequence)
+}
+
+/// For fuzzing: makes a slot's checksum right.
+pub(crate) fn fix_checksum(slot: &mut [u8]) {
+    let crc = crc32fast::hash(&slot[..SLOT_BYTES - 4]);
+    slot[SLOT_BYTES - 4..].copy_from_slice(&crc.to_be_bytes());
+}
+
+fn decode_slot(slot: &[u8]) -> Option<(u64, Mark)> {
     let word = |at: usize| u32::from_be_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]);
     if &slot[..8] != MAGIC || word(8) != FORMAT || crc32fast::hash(&slot[..SLOT_BYTES - 4]) != word(SLOT_BYTES - 4) {
         return None;
     }
-    let payload = slot.get(HEADER_BYTES..HEADER_BYTES + word(12) as usize)?;
+    let payload = slot[..SLOT_BYTES - 4].get(HEADER_BYTES..HEADER_BYTES.checked_add(word(12) as usize)?)?;
     let record = Record::decode(payload).ok()?;
     let sequence = (u64::from(word(16)) << 32) | u64::from(word(20));
     Some((sequence, record.into()))

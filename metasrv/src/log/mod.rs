@@ -68,12 +68,22 @@ pub struct LogOptions {
     /// Below this many free bytes nothing is written.
     pub disk_reserve_bytes: u64,
     pub free_space: FreeSpace,
+    #[doc(hidden)]
+    pub skip_sync: SkipSync,
+}
+
+/// Syncs that are left out, so that the test of power cuts can show that it finds their absence. Nothing else sets it.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SkipSync {
+    pub entries: bool,
+    pub mark: bool,
 }
 
 impl LogOptions {
     /// A log in `dir` that looks at the real file system.
     pub fn new(dir: PathBuf, disk_reserve_bytes: u64) -> Self {
-        Self { dir, disk_reserve_bytes, free_space: FreeSpace::default() }
+        Self { dir, disk_reserve_bytes, free_space: FreeSpace::default(), skip_sync: SkipSync::default() }
     }
 }
 
@@ -231,7 +241,9 @@ impl Log {
         Self::start(options, mark, entries, last).map_err(|source| OpenError::Io { dir, source })
     }
 
-    fn start(options: LogOptions, mark: MarkFile, entries: SledLog, last: Option<LogId>) -> io::Result<Self> {
+    fn start(options: LogOptions, mut mark: MarkFile, mut entries: SledLog, last: Option<LogId>) -> io::Result<Self> {
+        mark.skip_sync = options.skip_sync.mark;
+        entries.skip_sync = options.skip_sync.entries;
         let (requests, receiver) = mpsc::channel(QUEUE_REQUESTS);
         let tail = Tail {
             next_unflushed: last.map_or(0, |id| id.index + 1),

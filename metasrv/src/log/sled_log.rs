@@ -7,10 +7,13 @@
 //!   at most [`MAX_VALUE_BYTES`], larger ones are split, and [`SledLog::sync`] fails if `blobs/` is ever not empty;
 //! - segments can be reused before our sync: keys are removed at most [`REMOVE_KEYS`] at a time, each followed by a sync;
 //! - damage is met with a panic or with silent loss: every call runs under `catch_unwind`, every entry carries a CRC, and
-//!   [`SledLog::open`] reads the whole log and checks it for contiguity and against the durable mark.
+//!   [`SledLog::open`] reads the whole log and checks it for contiguity and against the durable mark;
+//! - damage could bring an older version of some values back, from before a truncation: each entry carries the CRC of the
+//!   one before it, so that what was not written after one another is not read after one another.
 //!
 //! Layout: tree `log`, one value per packed run of entries under the big-endian index of its first entry. A value is
-//! `kind` followed by frames `len, crc, index, term, payload` (all big-endian; the CRC covers index, term and payload).
+//! `kind` followed by frames `len, crc, index, term, previous, payload` (all big-endian; the CRC covers all behind it;
+//! `previous` is the CRC of the entry before, 0 where that is not known, as behind a snapshot that was received).
 //! An entry too large for that is one frame whose payload is cut: the head's value under the index, and the other parts
 //! under the index followed by a part number. Tree `meta` holds the incarnation of the directory the log was made for.
 
@@ -19,11 +22,12 @@ use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::lock;
 use crate::files;
 
 /// Largest value given to sled.
@@ -31,11 +35,13 @@ pub const MAX_VALUE_BYTES: usize = 32 << 10;
 /// Most keys removed between two syncs.
 pub const REMOVE_KEYS: usize = 100;
 
+/// What sled says of a database that is open already.
+const LOCKED: &str = "could not acquire lock";
 /// How long opening waits for a database of this process to be closed.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const SEGMENT_BYTES: usize = 8 << 20;
 const CACHE_BYTES: u64 = 32 << 20;
-const FRAME_HEADER_BYTES: usize = 4 + 4 + 8 + 8;
+const FRAME_HEADER_BYTES: usize = 4 + 4 + 8 + 8 + 4;
 const KIND_PACKED: u8 = 1;
 const KIND_SPLIT: u8 = 2;
 const KIND_PART: u8 = 3;
@@ -82,6 +88,10 @@ pub struct SledLog {
     db: sled::Db,
     db_file: File,
     dir: PathBuf,
+    /// The index and CRC of the last entry; none is known in an empty log.
+    chain: Mutex<Option<(u64, u32)>>,
+    /// For the test of power cuts: see [`super::SkipSync`].
+    pub(super) skip_sync: bool,
 }
 
 thread_local! {
@@ -103,31 +113,41 @@ fn quiet_guarded_panics() {
     });
 }
 
-/// Runs a call into sled and turns both its errors and its panics into an I/O error that names the directory.
+/// Runs a call into sled and turns both its errors and its panics into an I/O error that names the directory. What the
+/// operating system refuses is told as it is; everything else that sled says of its files means that they are damaged,
+/// though it has other words for it (a flipped bit in `conf` makes it an older version's database).
 fn guard<T>(dir: &Path, doing: &str, call: impl FnOnce() -> Result<T, sled::Error>) -> io::Result<T> {
     GUARDED.set(true);
     let result = catch_unwind(AssertUnwindSafe(call));
     GUARDED.set(false);
+    let damaged = |said: &str| {
+        let what = format!("{doing} the log: a file in {} is damaged (sled says: {said})", dir.display());
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    };
     match result {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(sled::Error::Io(e))) => {
+        Ok(Err(sled::Error::Io(e))) if is_the_systems(&e) => {
             Err(io::Error::new(e.kind(), format!("{doing} the log in {}: {e}", dir.display())))
         }
-        Ok(Err(e @ sled::Error::Corruption { .. })) => {
-            let what = format!("{doing} the log in {}: the file is damaged (sled says: {e})", dir.join("db").display());
-            Err(io::Error::new(io::ErrorKind::InvalidData, what))
-        }
-        Ok(Err(e)) => Err(io::Error::other(format!("{doing} the log in {}: {e}", dir.display()))),
+        Ok(Err(e)) => Err(damaged(&e.to_string())),
         Err(panic) => {
             let said = panic
                 .downcast_ref::<String>()
                 .map(String::as_str)
                 .or_else(|| panic.downcast_ref::<&str>().copied())
                 .unwrap_or("no message");
-            let what =
-                format!("{doing} the log in {}: the file is damaged (sled says: {said})", dir.join("db").display());
-            Err(io::Error::new(io::ErrorKind::InvalidData, what))
+            Err(damaged(said))
         }
+    }
+}
+
+/// Whether the operating system refused something, for reasons other than being asked for places that cannot be.
+fn is_the_systems(e: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let impossible = [Errno::INVAL, Errno::FBIG, Errno::OVERFLOW].map(|errno| Some(errno.raw_os_error()));
+    match e.raw_os_error() {
+        None => e.to_string().contains(LOCKED),
+        errno => !impossible.contains(&errno),
     }
 }
 
@@ -183,6 +203,7 @@ impl SledLog {
             }
         }
         let last = this.check(bounds)?;
+        this.chain_up_to(u64::MAX).map_err(classify)?;
         Ok((this, last))
     }
 
@@ -201,7 +222,7 @@ impl SledLog {
             match opened {
                 // A database of this process that was just dropped is closed by sled's own threads, a moment later. No
                 // other process can hold it: the data directory's lock is ours.
-                Err(e) if e.to_string().contains("could not acquire lock") && Instant::now() < until => {
+                Err(e) if e.to_string().contains(LOCKED) && Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 opened => break opened?,
@@ -209,7 +230,7 @@ impl SledLog {
         };
         let log = guard(dir, "opening", || db.open_tree("log"))?;
         let db_file = File::options().read(true).write(true).open(dir.join("db"))?;
-        Ok(Self { log, db, db_file, dir: dir.to_owned() })
+        Ok(Self { log, db, db_file, dir: dir.to_owned(), chain: Mutex::new(None), skip_sync: false })
     }
 
     /// Whether a log directory without a mark holds anything that must not be thrown away.
@@ -283,21 +304,25 @@ impl SledLog {
     pub fn append(&self, frames: &[Frame]) -> io::Result<()> {
         let mut packed = Vec::with_capacity(MAX_VALUE_BYTES);
         let mut first_index = 0;
+        let mut chain = lock(&self.chain);
         for frame in frames {
+            let previous = chain.filter(|(index, _)| index + 1 == frame.index).map_or(0, |(_, crc)| crc);
+            let header = Header::of(frame, previous);
+            *chain = Some((frame.index, header.crc));
             let size = FRAME_HEADER_BYTES + frame.payload.len();
             if !packed.is_empty() && packed.len() + size > MAX_VALUE_BYTES {
                 self.insert(&head_key(first_index), &packed)?;
                 packed.clear();
             }
             if 1 + size > MAX_VALUE_BYTES {
-                self.append_split(frame)?;
+                self.append_split(frame, &header)?;
                 continue;
             }
             if packed.is_empty() {
                 packed.push(KIND_PACKED);
                 first_index = frame.index;
             }
-            encode_header(frame, &mut packed);
+            header.write(&mut packed);
             packed.extend_from_slice(&frame.payload);
         }
         if !packed.is_empty() {
@@ -306,11 +331,11 @@ impl SledLog {
         Ok(())
     }
 
-    fn append_split(&self, frame: &Frame) -> io::Result<()> {
+    fn append_split(&self, frame: &Frame, header: &Header) -> io::Result<()> {
         let room = MAX_VALUE_BYTES - 1 - FRAME_HEADER_BYTES;
         let mut value = Vec::with_capacity(MAX_VALUE_BYTES);
         value.push(KIND_SPLIT);
-        encode_header(frame, &mut value);
+        header.write(&mut value);
         value.extend_from_slice(&frame.payload[..room]);
         self.insert(&head_key(frame.index), &value)?;
         for (number, part) in frame.payload[room..].chunks(MAX_VALUE_BYTES - 1).enumerate() {
@@ -336,6 +361,9 @@ impl SledLog {
             let what = format!("{} is not empty: what lies there is not durable; this is a defect", blobs.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
+        if self.skip_sync {
+            return Ok(());
+        }
         self.db_file
             .sync_data()
             .map_err(|e| io::Error::new(e.kind(), format!("syncing {}: {e}", self.dir.join("db").display())))
@@ -353,7 +381,8 @@ impl SledLog {
             let whole = Decoder::new(0).push(&key, &value, &mut frames).is_ok();
             if !whole || frames.last().is_some_and(|f| f.index >= index) {
                 frames.retain(|f| f.index < index);
-                kept = Some((key, frames));
+                let bytes: usize = frames.iter().map(|f| FRAME_HEADER_BYTES + f.payload.len()).sum();
+                kept = Some((key, value.subslice(0, 1 + bytes), frames.is_empty()));
             }
         }
         loop {
@@ -370,13 +399,34 @@ impl SledLog {
         }
         // One insert over the old value: there is no moment without the entries that stay.
         match kept {
-            Some((key, frames)) if frames.is_empty() => {
-                guard(&self.dir, "truncating", || self.log.remove(&key).map(drop))?
-            }
-            Some((_, frames)) => self.append(&frames)?,
+            Some((key, _, true)) => guard(&self.dir, "truncating", || self.log.remove(&key).map(drop))?,
+            Some((key, kept, false)) => self.insert(&key, &kept)?,
             None => {}
         }
-        self.sync()
+        self.sync()?;
+        self.chain_up_to(index)
+    }
+
+    /// Finds the last entry before an index, which the next one appended will follow.
+    fn chain_up_to(&self, index: u64) -> io::Result<()> {
+        let last = guard(&self.dir, "reading", || {
+            let Some((key, value)) = self.log.range(..head_key(index)).next_back().transpose()? else {
+                return Ok(None);
+            };
+            // A part stands behind its head, which has the header.
+            match key.get(..8) {
+                Some(head) if key.len() > 8 => self.log.get(head),
+                _ => Ok(Some(value)),
+            }
+        })?;
+        let mut rest = last.as_ref().and_then(|value| value.get(1..)).unwrap_or_default();
+        let mut chain = None;
+        while let Some(header) = Header::read(rest) {
+            chain = Some((header.index, header.crc));
+            rest = rest.get(FRAME_HEADER_BYTES + header.len..).unwrap_or_default();
+        }
+        *lock(&self.chain) = chain;
+        Ok(())
     }
 
     /// Removes, durably, at most [`REMOVE_KEYS`] values that hold nothing behind `upto`. Whether there may be more.
@@ -400,14 +450,10 @@ impl SledLog {
     /// The entries from `start` to before `end`, in order, from the first that is there; ends early once they hold
     /// `max_bytes` (one is always returned if there is one).
     pub fn read(&self, start: u64, end: u64, max_bytes: usize) -> io::Result<Vec<Frame>> {
-        let from = guard(&self.dir, "reading", || self.log.range(..=head_key(start)).next_back().transpose())?.map_or(
-            head_key(start),
-            |(key, _)| {
-                let mut head = [0; 8];
-                head.copy_from_slice(&key[..8]);
-                head
-            },
-        );
+        let from = guard(&self.dir, "reading", || self.log.range(..=head_key(start)).next_back().transpose())?
+            .map_or(head_key(start), |(key, _)| {
+                key.get(..8).and_then(|head| head.try_into().ok()).unwrap_or(head_key(start))
+            });
         let damaged = |what: String| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged: {what}", self.dir.join("db").display()))
         };
@@ -439,15 +485,27 @@ fn part_key(index: u64, number: u32) -> [u8; 12] {
     key
 }
 
-fn encode_header(frame: &Frame, out: &mut Vec<u8>) {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&frame.index.to_be_bytes());
-    hasher.update(&frame.term.to_be_bytes());
-    hasher.update(&frame.payload);
-    out.extend_from_slice(&(frame.payload.len() as u32).to_be_bytes());
-    out.extend_from_slice(&hasher.finalize().to_be_bytes());
-    out.extend_from_slice(&frame.index.to_be_bytes());
-    out.extend_from_slice(&frame.term.to_be_bytes());
+/// For fuzzing: the frames in values in key order.
+pub(crate) fn decode_values(values: &[(Vec<u8>, Vec<u8>)]) -> Result<Vec<Frame>, String> {
+    let (mut decoder, mut frames) = (Decoder::new(0), Vec::new());
+    for (key, value) in values {
+        last_index(key, value);
+        decoder.push(key, value, &mut frames)?;
+    }
+    decoder.unfinished().map_or(Ok(frames), Err)
+}
+
+/// For fuzzing: makes the checksums of the whole frames in a value right.
+pub(crate) fn fix_checksums(value: &mut [u8]) {
+    let mut at = 1;
+    while let Some(header) = value.get(at..).and_then(Header::read) {
+        let payload = at + FRAME_HEADER_BYTES;
+        let end = (payload + header.len).min(value.len());
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&value[at + 8..end]);
+        value[at + 4..at + 8].copy_from_slice(&hasher.finalize().to_be_bytes());
+        at = end;
+    }
 }
 
 /// The index of the last entry in a value; `None` if it makes no sense.
@@ -470,23 +528,52 @@ struct Header {
     crc: u32,
     index: u64,
     term: u64,
+    /// The CRC of the entry before; 0: not known.
+    previous: u32,
 }
 
 impl Header {
-    fn read(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let double = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        Some(Self { len: word(0)? as usize, crc: word(4)?, index: double(8)?, term: double(16)? })
+    fn of(frame: &Frame, previous: u32) -> Self {
+        let mut this = Self { len: frame.payload.len(), crc: 0, index: frame.index, term: frame.term, previous };
+        this.crc = this.checksum(&frame.payload);
+        this
     }
 
-    fn check(&self, payload: &[u8]) -> Result<Frame, String> {
+    fn checksum(&self, payload: &[u8]) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&self.index.to_be_bytes());
         hasher.update(&self.term.to_be_bytes());
+        hasher.update(&self.previous.to_be_bytes());
         hasher.update(payload);
-        if hasher.finalize() != self.crc {
+        hasher.finalize()
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&(self.len as u32).to_be_bytes());
+        out.extend_from_slice(&self.crc.to_be_bytes());
+        out.extend_from_slice(&self.index.to_be_bytes());
+        out.extend_from_slice(&self.term.to_be_bytes());
+        out.extend_from_slice(&self.previous.to_be_bytes());
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let double = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        Some(Self { len: word(0)? as usize, crc: word(4)?, index: double(8)?, term: double(16)?, previous: word(24)? })
+    }
+
+    /// The frame, if it is whole and was written behind `before`, should that be the entry before it.
+    fn check(&self, payload: &[u8], before: &mut Option<(u64, u32)>) -> Result<Frame, String> {
+        if self.checksum(payload) != self.crc {
             return Err(format!("the checksum of entry {} does not match", self.index));
         }
+        let follows = before.is_none_or(|(index, crc)| {
+            index.checked_add(1) != Some(self.index) || self.previous == 0 || self.previous == crc
+        });
+        if !follows {
+            return Err(format!("entry {} was not written behind the entry that is before it now", self.index));
+        }
+        *before = Some((self.index, self.crc));
         Ok(Frame { index: self.index, term: self.term, payload: Bytes::copy_from_slice(payload) })
     }
 }
@@ -497,11 +584,13 @@ struct Decoder {
     from: u64,
     /// A split entry whose parts are still coming.
     split: Option<(Header, Vec<u8>, u32)>,
+    /// The index and CRC of the entry that came last.
+    before: Option<(u64, u32)>,
 }
 
 impl Decoder {
     fn new(from: u64) -> Self {
-        Self { from, split: None }
+        Self { from, split: None, before: None }
     }
 
     fn push(&mut self, key: &[u8], value: &[u8], out: &mut Vec<Frame>) -> Result<(), String> {
@@ -523,7 +612,7 @@ impl Decoder {
             }
             payload.extend_from_slice(rest);
             if payload.len() == header.len {
-                out.push(header.check(&payload)?);
+                out.push(header.check(&payload, &mut self.before)?);
             } else {
                 self.split = Some((header, payload, next + 1));
             }
@@ -547,8 +636,8 @@ impl Decoder {
                     let header = Header::read(rest).filter(|h| h.index == expected).ok_or_else(stray)?;
                     let end = FRAME_HEADER_BYTES + header.len;
                     let payload = rest.get(FRAME_HEADER_BYTES..end).ok_or_else(stray)?;
-                    out.push(header.check(payload)?);
-                    expected += 1;
+                    out.push(header.check(payload, &mut self.before)?);
+                    expected = expected.checked_add(1).ok_or_else(stray)?;
                     rest = &rest[end..];
                 }
             }

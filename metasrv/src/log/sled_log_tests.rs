@@ -36,7 +36,7 @@ fn entries_of_every_size_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("log");
     let edges =
-        [0, 1, MAX_VALUE_BYTES - 26, MAX_VALUE_BYTES - 25, MAX_VALUE_BYTES - 24, MAX_VALUE_BYTES, 100_000, 9 << 20];
+        [0, 1, MAX_VALUE_BYTES - 30, MAX_VALUE_BYTES - 29, MAX_VALUE_BYTES - 28, MAX_VALUE_BYTES, 100_000, 9 << 20];
     let mut entries: Vec<Frame> = edges.iter().zip(0..).map(|(len, index)| frame(index, *len)).collect();
     entries.extend(frames(8..300, 200));
     entries.push(frame(300, 70_000));
@@ -79,6 +79,34 @@ fn truncation_keeps_exactly_what_comes_before() {
         expected.push(again);
         assert_eq!(log.read(0, u64::MAX, usize::MAX).unwrap(), expected, "cut at {cut}");
     }
+}
+
+#[test]
+fn entries_from_before_a_truncation_do_not_pass_for_those_that_replaced_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("log");
+    let with_term = |term: u64, indexes: std::ops::Range<u64>| {
+        indexes.map(|index| Frame { term, ..frame(index, 100) }).collect::<Vec<_>>()
+    };
+    let log = SledLog::create(&dir, INCARNATION).unwrap();
+    log.append(&with_term(1, 0..10)).unwrap();
+    log.append(&with_term(1, 10..20)).unwrap();
+    let old = log.log.get(head_key(10)).unwrap().unwrap();
+    log.truncate_from(10).unwrap();
+    log.append(&with_term(2, 10..20)).unwrap();
+    log.append(&with_term(2, 20..30)).unwrap();
+    log.sync().unwrap();
+    drop(log);
+    let (log, last) = open(&dir, None, Some((2, 29))).unwrap();
+    assert_eq!(last, Some((2, 29)));
+    // As if damage had undone one write: contiguous, terms that rise, every checksum right, and wrong.
+    log.log.insert(head_key(10), old).unwrap();
+    log.sync().unwrap();
+    let error = log.read(0, 30, usize::MAX).unwrap_err().to_string();
+    assert!(error.contains("entry 20 was not written behind the entry that is before it now"), "{error}");
+    drop(log);
+    let error = open(&dir, None, Some((2, 29))).unwrap_err();
+    assert!(matches!(&error, OpenError::Damaged { what, .. } if what.contains("entry 20 was not written")), "{error}");
 }
 
 #[test]
@@ -247,6 +275,32 @@ fn a_truncated_file_is_never_met_with_a_panic_or_with_silence() {
     std::fs::remove_file(bad.join("db")).unwrap();
     let error = open(&bad, None, None).unwrap_err().to_string();
     assert!(error.contains("db is missing"), "{error}");
+}
+
+#[test]
+fn a_damaged_conf_is_told_as_damage_of_this_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let healthy = dir.path().join("healthy");
+    written(&healthy, &frames(0..3, 10));
+    let conf = std::fs::read(healthy.join("conf")).unwrap();
+    let mut refused = 0;
+    for at in 0..conf.len() {
+        let log = dir.path().join(format!("{at}"));
+        std::fs::create_dir(&log).unwrap();
+        std::fs::copy(healthy.join("db"), log.join("db")).unwrap();
+        let mut bad = conf.clone();
+        bad[at] ^= 1;
+        std::fs::write(log.join("conf"), bad).unwrap();
+        match open(&log, None, id(2)) {
+            Ok((_, last)) => assert_eq!(last, id(2)),
+            Err(error) => {
+                assert!(matches!(error, OpenError::Damaged { .. }), "byte {at}: {error}");
+                assert!(error.to_string().contains(&log.display().to_string()), "byte {at}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0);
 }
 
 #[test]

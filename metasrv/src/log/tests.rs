@@ -133,6 +133,30 @@ async fn truncation_and_purge_survive_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_slot_of_the_mark_lost_later_brings_no_bound_back_that_the_log_no_longer_meets() {
+    for damaged_slot in 0..2 {
+        for purge in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let log = create(dir.path());
+            append(&log, (0..50).map(|i| entry(1, i, 100)).collect()).await.unwrap();
+            if purge {
+                log.purge(log_id(1, 29)).await.unwrap();
+            } else {
+                log.truncate_after(Some(log_id(1, 29))).await.unwrap();
+            }
+            log.close().await;
+            let path = dir.path().join("mark");
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[damaged_slot * mark::SLOT_BYTES + 100] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+            let bounds = open(dir.path()).unwrap().bounds();
+            let expected = if purge { (Some(log_id(1, 29)), Some(log_id(1, 49))) } else { (None, Some(log_id(1, 29))) };
+            assert_eq!(bounds, expected, "slot {damaged_slot}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_entry_that_does_not_follow_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let log = create(dir.path());

@@ -226,8 +226,8 @@ impl Writer {
     }
 
     fn truncate(&mut self, last: Option<LogId>) -> io::Result<()> {
-        // The mark first: it must never ask for entries that are about to go.
-        self.mark_one(|m| {
+        // The mark first, in both slots: it must never ask for entries that are about to go.
+        self.mark_both(|m| {
             if m.last > last {
                 m.last = last;
             }
@@ -237,7 +237,7 @@ impl Writer {
     }
 
     fn purge(&mut self, upto: LogId) -> io::Result<()> {
-        self.mark_one(|m| {
+        self.mark_both(|m| {
             m.purged = m.purged.max(Some(upto));
             // A snapshot from the leader may reach beyond the end of the log.
             m.last = m.last.max(Some(upto));

@@ -115,8 +115,12 @@ impl Opened {
     /// # Errors
     /// In use, of another peer, damaged, unreadable.
     pub async fn open(dir: PathBuf, id: Option<u64>, settings: &Settings) -> Result<Self, Error> {
-        let options =
-            DirectoryOptions { peer_id: id, storage: settings.storage, free_space: settings.free_space.clone() };
+        let options = DirectoryOptions {
+            peer_id: id,
+            storage: settings.storage,
+            free_space: settings.free_space.clone(),
+            skip_sync: Default::default(),
+        };
         let opening = tokio::task::spawn_blocking(move || {
             let lock = DirectoryLock::take(&dir)?;
             directory::open(&dir, options).map(|contents| (contents, lock))

@@ -7,9 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lake_proto::kv::Invalid;
 use lake_proto::v1;
+use openraft::raft::AppendEntriesRequest;
 use openraft::vote::RaftLeaderId;
 
-use super::types::{Command, Entry, LogId, Member, Membership, Payload, SnapshotMeta, StoredMembership, Vote, log_id};
+use super::types::{
+    Command, Entry, LogId, Member, Membership, Payload, SnapshotMeta, StoredMembership, TypeConfig, Vote, log_id,
+};
 
 /// A log id as it is sent and kept.
 pub fn log_id_to_wire(id: LogId) -> v1::LogId {
@@ -81,10 +84,41 @@ pub fn snapshot_meta_to_wire(meta: &SnapshotMeta) -> v1::SnapshotMeta {
 /// The other way.
 pub fn snapshot_meta_from_wire(wire: v1::SnapshotMeta) -> Result<SnapshotMeta, Invalid> {
     Ok(SnapshotMeta {
-        last_log_id: wire.last_log_id.map(log_id_from_wire),
+        last_log_id: wire.last_log_id.map(possible_log_id).transpose()?,
         last_membership: stored_membership_from_wire(
             wire.membership.ok_or(Invalid::Missing("snapshot's membership"))?,
         )?,
+    })
+}
+
+/// Far beyond any index a log can reach: what counts on from here cannot overflow.
+const MAX_INDEX: u64 = 1 << 62;
+
+/// A log id that a log can have.
+fn possible_log_id(id: v1::LogId) -> Result<LogId, Invalid> {
+    if id.index > MAX_INDEX { Err(Invalid::Missing("log id, within bounds")) } else { Ok(log_id_from_wire(id)) }
+}
+
+/// What a leader asks its followers to append.
+///
+/// # Errors
+/// When something is missing, or the entries do not follow one upon the other and upon the one before them.
+pub fn append_request_from_wire(wire: v1::AppendRequest) -> Result<AppendEntriesRequest<TypeConfig>, Invalid> {
+    let prev_log_id = wire.prev_log_id.map(possible_log_id).transpose()?;
+    let entries: Vec<Entry> = wire.entries.into_iter().map(entry_from_wire).collect::<Result<_, _>>()?;
+    // Before the very first entry there is nothing, and the log may begin at any index.
+    let mut before = prev_log_id;
+    for entry in &entries {
+        if before.is_some_and(|before| entry.log_id.index != before.index + 1 || entry.log_id < before) {
+            return Err(Invalid::Missing("entries, in order"));
+        }
+        before = Some(entry.log_id);
+    }
+    Ok(AppendEntriesRequest {
+        vote: required_vote(wire.vote)?,
+        prev_log_id,
+        entries,
+        leader_commit: wire.leader_commit.map(possible_log_id).transpose()?,
     })
 }
 
@@ -102,10 +136,14 @@ pub fn entry_to_wire(entry: &Entry) -> v1::LogEntry {
 /// The other way.
 pub fn entry_from_wire(wire: v1::LogEntry) -> Result<Entry, Invalid> {
     use v1::log_entry::Payload as Wire;
-    let log_id = log_id_from_wire(wire.log_id.ok_or(Invalid::Missing("log id"))?);
+    let log_id = possible_log_id(wire.log_id.ok_or(Invalid::Missing("log id"))?)?;
     let payload = match wire.payload.ok_or(Invalid::Missing("log entry's payload"))? {
         Wire::Blank(_) => Payload::Blank,
         Wire::Command(command) => Payload::Normal(Command::decode(command)?),
+        // Without voters everyone would be a quorum.
+        Wire::Membership(membership) if membership.configs.is_empty() => {
+            return Err(Invalid::Missing("membership's voters"));
+        }
         Wire::Membership(membership) => Payload::Membership(membership_from_wire(membership)?),
     };
     Ok(Entry { log_id, payload })
@@ -133,6 +171,22 @@ mod tests {
             assert_eq!(entry_from_wire(entry_to_wire(&entry)).unwrap(), entry);
         }
         assert!(entry_from_wire(v1::LogEntry::default()).is_err());
+        let empty = v1::log_entry::Payload::Membership(v1::Membership::default());
+        let log_id_at = |index| Some(log_id_to_wire(log_id(1, index)));
+        assert!(entry_from_wire(v1::LogEntry { log_id: log_id_at(1), payload: Some(empty) }).is_err());
+        let blank =
+            |index| v1::LogEntry { log_id: log_id_at(index), payload: Some(v1::log_entry::Payload::Blank(true)) };
+        assert!(entry_from_wire(blank(u64::MAX)).is_err(), "nothing can follow it");
+        let append = |prev, entries: &[u64]| {
+            append_request_from_wire(v1::AppendRequest {
+                vote: Some(v1::Vote::default()),
+                prev_log_id: prev,
+                entries: entries.iter().map(|index| blank(*index)).collect(),
+                ..v1::AppendRequest::default()
+            })
+        };
+        assert!(append(log_id_at(3), &[4, 5]).is_ok() && append(None, &[0, 1]).is_ok());
+        assert!(append(log_id_at(3), &[5]).is_err() && append(None, &[1, 3]).is_err());
         for vote in [Vote::new(3, 1), Vote::new_committed(3, 1)] {
             assert_eq!(vote_from_wire(vote_to_wire(&vote)), vote);
         }

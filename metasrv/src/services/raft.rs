@@ -14,8 +14,7 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::raft_server::Raft;
 use openraft::raft::{
-    AppendEntriesRequest, AppendEntriesResponse, StreamAppendError, StreamAppendResult, TransferLeaderRequest,
-    VoteRequest, VoteResponse,
+    AppendEntriesResponse, StreamAppendError, StreamAppendResult, TransferLeaderRequest, VoteRequest, VoteResponse,
 };
 use openraft::storage::Snapshot;
 use tokio::io::AsyncWriteExt;
@@ -29,7 +28,7 @@ use crate::peer::member::Member;
 use crate::peer::reads::{self, Retry};
 use crate::raft::types::{TypeConfig, log_id};
 use crate::raft::wire::{
-    entry_from_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_from_wire, vote_to_wire,
+    append_request_from_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_from_wire, vote_to_wire,
 };
 use crate::snapshot::{self, SnapshotData};
 
@@ -89,15 +88,6 @@ fn stopped(peer: &Peer, error: impl std::fmt::Display) -> Failure {
     Failure::unavailable(format!("peer {}: the consensus core ended: {error}", peer.identity.id))
 }
 
-fn append_from_wire(request: v1::AppendRequest) -> Result<AppendEntriesRequest<TypeConfig>, Invalid> {
-    Ok(AppendEntriesRequest {
-        vote: required_vote(request.vote)?,
-        prev_log_id: request.prev_log_id.map(log_id_from_wire),
-        entries: request.entries.into_iter().map(entry_from_wire).collect::<Result<_, _>>()?,
-        leader_commit: request.leader_commit.map(log_id_from_wire),
-    })
-}
-
 /// The answer to one append of a stream.
 fn append_answer(result: StreamAppendResult<TypeConfig>) -> v1::AppendResponse {
     use v1::append_response::Result as Wire;
@@ -131,7 +121,7 @@ impl Raft for RaftService {
     async fn append(&self, request: Request<v1::AppendRequest>) -> Result<Response<v1::AppendResponse>, Status> {
         let mut request = request.into_inner();
         let member = self.addressed(request.header.take())?;
-        let rpc = append_from_wire(request).map_err(Failure::invalid)?;
+        let rpc = append_request_from_wire(request).map_err(Failure::invalid)?;
         use v1::append_response::Result as Wire;
         let result = match member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))? {
             AppendEntriesResponse::Success => Wire::Success(true),
@@ -165,8 +155,9 @@ impl Raft for RaftService {
         let service = self.clone();
         let appends = futures::stream::iter([first]).chain(rest).scan((), move |(), append| {
             // The sender may have been removed since the stream began.
-            let checked =
-                service.addressed(header.clone()).and_then(|_| append_from_wire(append).map_err(Failure::invalid));
+            let checked = service
+                .addressed(header.clone())
+                .and_then(|_| append_request_from_wire(append).map_err(Failure::invalid));
             let checked =
                 checked.inspect_err(|failure| tracing::warn!("a stream of appends is ended: {}", failure.message));
             futures::future::ready(checked.ok())

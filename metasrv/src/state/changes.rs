@@ -93,6 +93,11 @@ impl Changes {
         self.queue.iter()
     }
 
+    /// The newest change's revision; where there is none, that of the newest one gone.
+    pub(super) fn last_revision(&self) -> Revision {
+        self.queue.last().map_or(self.compacted, |change| change.revision)
+    }
+
     pub(super) fn compacted(&self) -> Revision {
         self.compacted
     }

@@ -224,3 +224,145 @@ impl TryFrom<v1::outcome::Refused> for Refusal {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lake_proto::coordination::{Scope, ScopeOwner};
+    use lake_proto::kv::{Compare, Condition, KeyValue, Op, OpResult, Reduced};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn owner() -> impl Strategy<Value = ScopeOwner> {
+        prop_oneof![any::<u64>().prop_map(ScopeOwner::Lease), ".*".prop_map(ScopeOwner::Procedure)]
+    }
+
+    fn condition() -> impl Strategy<Value = Condition> {
+        prop_oneof![
+            Just(Condition::Absent),
+            Just(Condition::PrefixEmpty),
+            any::<u64>().prop_map(Condition::ModRevision),
+            any::<u64>().prop_map(Condition::EntryTerm),
+            any::<Vec<u8>>().prop_map(|v| Condition::Value(v.into())),
+            prop::option::of(owner()).prop_map(Condition::ScopeFree),
+        ]
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (".*", any::<Vec<u8>>(), any::<bool>(), prop::option::of(1..u64::MAX)).prop_map(
+                |(key, value, return_previous, lease)| Op::Put { key, value: value.into(), return_previous, lease }
+            ),
+            (".*", any::<bool>()).prop_map(|(key, return_previous)| Op::Delete { key, return_previous }),
+            (".*", any::<u32>()).prop_map(|(prefix, limit)| Op::List { prefix, limit }),
+            (".*", owner()).prop_map(|(path, owner)| Op::AcquireScope { path, owner }),
+        ]
+    }
+
+    fn action() -> impl Strategy<Value = Action> {
+        let compare = (".*", condition()).prop_map(|(key, condition)| Compare { key, condition });
+        let txn = (prop::collection::vec(compare, 0..4), prop::collection::vec(op(), 0..4))
+            .prop_map(|(when, then)| Action::Txn(Txn { when, otherwise: then.clone(), then }));
+        let ids = || prop::collection::vec(any::<u64>(), 0..5);
+        prop_oneof![
+            4 => txn,
+            1 => (any::<u64>(), ".*").prop_map(|(ttl_ms, holder)| Action::GrantLease { ttl_ms, holder }),
+            1 => any::<u64>().prop_map(|lease| Action::RevokeLease { lease }),
+            1 => (ids(), any::<u64>()).prop_map(|(leases, term)| Action::ExpireLeases { leases, term }),
+            1 => (any::<u64>(), ".*").prop_map(|(ttl_ms, holder)| Action::OpenSession { ttl_ms, holder }),
+            1 => any::<u64>().prop_map(|session| Action::CloseSession { session }),
+            1 => (ids(), any::<u64>()).prop_map(|(sessions, term)| Action::ExpireSessions { sessions, term }),
+            1 => any::<u32>().prop_map(|level| Action::SetFeatureLevel { level }),
+            1 => (".*", any::<Option<u64>>()).prop_map(|(prefix, bytes)| Action::SetQuota { prefix, bytes }),
+        ]
+    }
+
+    fn command() -> impl Strategy<Value = Command> {
+        let stamp = any::<Option<[u64; 3]>>().prop_map(|numbers| {
+            numbers.map(|[session, sequence, lowest_unanswered]| Stamp { session, sequence, lowest_unanswered })
+        });
+        (stamp, any::<u64>(), action()).prop_map(|(stamp, proposed_unix_ms, action)| Command {
+            stamp,
+            proposed_unix_ms,
+            action,
+        })
+    }
+
+    fn key_value() -> impl Strategy<Value = KeyValue> {
+        (".*", any::<Vec<u8>>(), any::<[u64; 3]>(), prop::option::of(1..u64::MAX)).prop_map(
+            |(key, value, [version, create_revision, mod_revision], lease)| KeyValue {
+                key,
+                value: value.into(),
+                version,
+                create_revision,
+                mod_revision,
+                lease,
+            },
+        )
+    }
+
+    fn op_result() -> impl Strategy<Value = OpResult> {
+        let previous = || prop::option::of(key_value());
+        prop_oneof![
+            previous().prop_map(|previous| OpResult::Put { previous }),
+            (any::<bool>(), previous()).prop_map(|(deleted, previous)| OpResult::Delete { deleted, previous }),
+            previous().prop_map(|entry| OpResult::Get { entry }),
+            (prop::collection::vec(key_value(), 0..3), any::<bool>())
+                .prop_map(|(entries, more)| OpResult::List { entries, more }),
+            any::<u64>().prop_map(|fence| OpResult::AcquireScope { fence }),
+            any::<bool>().prop_map(|released| OpResult::ReleaseScope { released }),
+        ]
+    }
+
+    fn outcome() -> impl Strategy<Value = Outcome> {
+        let scope = (".*", owner(), any::<[u64; 2]>()).prop_map(|(path, owner, [fence, acquired_unix_ms])| Scope {
+            path,
+            owner,
+            fence,
+            acquired_unix_ms,
+        });
+        let reduced = any::<Option<Vec<u64>>>().prop_map(|r| r.map(|mod_revisions| Reduced { mod_revisions }));
+        let txn = (
+            (any::<u64>(), any::<bool>(), reduced),
+            prop::collection::vec(op_result(), 0..4),
+            prop::collection::vec(key_value(), 0..3),
+            prop::collection::vec(scope, 0..3),
+        )
+            .prop_map(|((revision, succeeded, reduced), results, observed, conflicts)| {
+                Outcome::Txn(TxnResult { revision, succeeded, results, observed, conflicts, reduced })
+            });
+        let kinds = prop::sample::select(vec![LEASES, SESSIONS, SCOPES, QUOTAS]);
+        let refusal = prop_oneof![
+            any::<u64>().prop_map(|session| Refusal::SessionExpired { session }),
+            any::<u64>().prop_map(|sequence| Refusal::SequenceAnswered { sequence }),
+            any::<u64>().prop_map(|sequence| Refusal::WindowFull { sequence }),
+            (kinds, any::<u64>()).prop_map(|(what, limit)| Refusal::TooMany { what, limit }),
+            (".*", any::<[u64; 2]>()).prop_map(|(prefix, [limit, used])| Refusal::QuotaExceeded {
+                prefix,
+                limit,
+                used
+            }),
+            any::<u32>().prop_map(|level| Refusal::FeatureLevel { level }),
+        ];
+        prop_oneof![
+            3 => txn,
+            1 => any::<u64>().prop_map(|id| Outcome::Granted { id }),
+            1 => (any::<u64>(), any::<bool>()).prop_map(|(revision, existed)| Outcome::Ended { revision, existed }),
+            1 => any::<u64>().prop_map(|revision| Outcome::Set { revision }),
+            2 => refusal.prop_map(Outcome::Refused),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_command_survives_the_log(command in command()) {
+            prop_assert_eq!(Command::decode(command.encode()).unwrap(), command);
+        }
+
+        #[test]
+        fn an_outcome_survives_the_wire(outcome in outcome()) {
+            let bytes = v1::Outcome::from(outcome.clone()).encode_to_vec();
+            prop_assert_eq!(Outcome::try_from(v1::Outcome::decode(&bytes[..]).unwrap()).unwrap(), outcome);
+        }
+    }
+}

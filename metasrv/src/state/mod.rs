@@ -17,7 +17,11 @@ pub mod command;
 mod hash;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod properties;
 pub mod quotas;
+#[cfg(test)]
+mod reference;
 pub mod restore;
 mod scopes;
 mod sessions;

@@ -158,6 +158,9 @@ impl StateBuilder {
                 if !state.can_own(Some(&scope.owner)) {
                     return Err("a scope belongs to a lease that is not there");
                 }
+                if state.scopes.is_held(&scope.path) {
+                    return Err("a scope is there twice");
+                }
                 state.scopes.acquire(&scope.path, &scope.owner, scope.fence, scope.acquired_unix_ms, &mut state.hash);
                 if matches!(scope.owner, ScopeOwner::Lease(_)) {
                     state.note_scope(&scope.owner, |scopes| drop(scopes.insert(scope.path.as_str().into())));
@@ -181,6 +184,13 @@ impl StateBuilder {
             Part::Event { revision, key, entry } => {
                 if self.change.as_ref().is_some_and(|(open, _)| *open != revision) {
                     self.close_change();
+                }
+                let before = match &self.change {
+                    Some((_, events)) => events.last().is_none_or(|last| *last.key < *key),
+                    None => self.state.changes.last_revision() < revision,
+                };
+                if !before || revision > self.state.revision {
+                    return Err("its changes are out of order");
                 }
                 let event = shared_event(&self.state, &key, entry);
                 self.change.get_or_insert_with(|| (revision, Vec::new())).1.push(event);

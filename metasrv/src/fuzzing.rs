@@ -1,0 +1,152 @@
+//! What a fuzzer calls: every decoder of bytes that come from the disk or the network, as functions of bytes.
+//!
+//! Each must come back whatever it is given, and hold memory in proportion to it; what decodes must encode to something
+//! that decodes to the same. Where a checksum would turn almost every input away, the checksum is made right first, so
+//! that what lies behind it is reached too: a checksum finds damage, and says nothing of a defect on the other side.
+//!
+//! `metasrv/fuzz/` has the cargo-fuzz targets; `metasrv/tests/mutations.rs` runs the same functions on a fixed number of
+//! mutated inputs as an ordinary test.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use lake_proto::v1;
+use prost::Message;
+
+use crate::log::{mark, sled_log};
+use crate::raft::wire::{
+    append_request_from_wire, entry_from_wire, entry_to_wire, membership_from_wire, membership_to_wire,
+    snapshot_meta_from_wire, snapshot_meta_to_wire,
+};
+use crate::snapshot;
+use crate::state::State;
+use crate::state::command::{Action, Command, Outcome};
+
+/// A function of a fuzzer, by its name.
+pub type Target = (&'static str, fn(&[u8]) -> bool);
+
+/// All of them. Each tells whether the bytes meant something.
+pub const TARGETS: [Target; 9] = [
+    ("log_entry", log_entry),
+    ("log_values", log_values),
+    ("mark", mark),
+    ("snapshot", snapshot),
+    ("snapshot_records", snapshot_records),
+    ("append_request", append_request),
+    ("snapshot_meta", snapshot_meta),
+    ("command", command),
+    ("outcome", outcome),
+];
+
+/// The payload of a log entry.
+pub fn log_entry(bytes: &[u8]) -> bool {
+    let Ok(wire) = v1::LogEntry::decode(bytes) else { return false };
+    let Ok(entry) = entry_from_wire(wire) else { return false };
+    let again = v1::LogEntry::decode(&entry_to_wire(&entry).encode_to_vec()[..]).expect("what was encoded");
+    assert_eq!(entry_from_wire(again).as_ref(), Ok(&entry));
+    true
+}
+
+/// The values of a log in their order: each is the length of its key, the key, two bytes of length, and the value. The
+/// checksums of packed frames are made right.
+pub fn log_values(bytes: &[u8]) -> bool {
+    let mut values = Vec::new();
+    let mut rest = bytes;
+    while let Some((key_len, after)) = rest.split_first() {
+        let Some((key, after)) = after.split_at_checked(usize::from(*key_len)) else { break };
+        let Some((len, after)) = after.split_first_chunk::<2>() else { break };
+        let value = &after[..after.len().min(usize::from(u16::from_be_bytes(*len)))];
+        let mut value_fixed = value.to_owned();
+        sled_log::fix_checksums(&mut value_fixed);
+        values.push((key.to_owned(), value_fixed));
+        rest = &after[value.len()..];
+    }
+    sled_log::decode_values(&values).is_ok_and(|frames| {
+        assert!(frames.iter().map(|f| f.payload.len()).sum::<usize>() <= bytes.len());
+        !frames.is_empty()
+    })
+}
+
+/// The file of the mark, as it is and with its checksums made right.
+pub fn mark(bytes: &[u8]) -> bool {
+    let mut file = bytes.to_owned();
+    let as_it_is = mark::decode_file(&file).is_some();
+    for slot in file.chunks_exact_mut(mark::SLOT_BYTES) {
+        mark::fix_checksum(slot);
+    }
+    mark::decode_file(&file).is_some() || as_it_is
+}
+
+/// The file of a snapshot, as it is.
+pub fn snapshot(bytes: &[u8]) -> bool {
+    snapshot::read_from(bytes, Path::new("fuzzed")).is_ok()
+}
+
+/// The records of a snapshot, each behind two bytes of length; framed, and with the state's hash made right.
+pub fn snapshot_records(bytes: &[u8]) -> bool {
+    let mut records = Vec::new();
+    let mut rest = bytes;
+    while let Some((len, after)) = rest.split_first_chunk::<2>() {
+        let (record, after) = after.split_at(after.len().min(usize::from(u16::from_be_bytes(*len))));
+        records.push(record);
+        rest = after;
+    }
+    let Ok(loaded) = snapshot::read_records(&records) else { return false };
+    // Nothing that was accepted makes the state stumble later.
+    let mut state = loaded.state;
+    for (id, _) in state.clone().lease_ttls() {
+        state.apply(1, &Action::RevokeLease { lease: id }.unstamped());
+    }
+    for (id, _) in state.clone().session_ttls() {
+        state.apply(1, &Action::CloseSession { session: id }.unstamped());
+    }
+    assert_eq!((state.counts().0, state.counts().2), (0, 0));
+    true
+}
+
+/// What a leader sends.
+pub fn append_request(bytes: &[u8]) -> bool {
+    v1::AppendRequest::decode(bytes).is_ok_and(|wire| append_request_from_wire(wire).is_ok())
+}
+
+/// What a snapshot says that it covers, with the membership.
+pub fn snapshot_meta(bytes: &[u8]) -> bool {
+    let Ok(wire) = v1::SnapshotMeta::decode(bytes) else { return false };
+    let Ok(meta) = snapshot_meta_from_wire(wire) else { return false };
+    assert_eq!(snapshot_meta_from_wire(snapshot_meta_to_wire(&meta)).as_ref(), Ok(&meta));
+    let membership = meta.last_membership.membership();
+    assert_eq!(membership_from_wire(membership_to_wire(membership)).as_ref(), Ok(membership));
+    true
+}
+
+/// A command of the log; if a peer would propose it, it is applied.
+pub fn command(bytes: &[u8]) -> bool {
+    let Ok(command) = Command::decode(Bytes::copy_from_slice(bytes)) else { return false };
+    assert_eq!(Command::decode(command.encode()).as_ref(), Ok(&command));
+    let valid = match &command.action {
+        Action::Txn(txn) => txn.validate().is_ok(),
+        _ => true,
+    };
+    if valid && command.stamp.is_none_or(|stamp| stamp.validate().is_ok()) {
+        let mut state = State::default();
+        for action in [
+            Action::GrantLease { ttl_ms: 1000, holder: String::new() },
+            Action::OpenSession { ttl_ms: 5000, holder: String::new() },
+        ] {
+            state.apply(1, &action.unstamped());
+        }
+        let first = state.apply(1, &command);
+        outcome(&v1::Outcome::from(first).encode_to_vec());
+        state.apply(2, &command);
+    }
+    true
+}
+
+/// What a command did, as sessions and snapshots keep it.
+pub fn outcome(bytes: &[u8]) -> bool {
+    let Ok(wire) = v1::Outcome::decode(bytes) else { return false };
+    let Ok(outcome) = Outcome::try_from(wire) else { return false };
+    let again = v1::Outcome::decode(&v1::Outcome::from(outcome.clone()).encode_to_vec()[..]).expect("what was encoded");
+    assert_eq!(Outcome::try_from(again).as_ref(), Ok(&outcome));
+    true
+}
