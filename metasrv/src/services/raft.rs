@@ -27,7 +27,7 @@ use crate::peer::Peer;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
 use crate::peer::reads::{self, Retry};
-use crate::raft::types::{TypeConfig, log_id};
+use crate::raft::types::{Entry, TypeConfig};
 use crate::raft::wire::{
     entry_from_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_from_wire, vote_to_wire,
 };
@@ -89,12 +89,31 @@ fn stopped(peer: &Peer, error: impl std::fmt::Display) -> Failure {
     Failure::unavailable(format!("peer {}: the consensus core ended: {error}", peer.identity.id))
 }
 
-fn append_from_wire(request: v1::AppendRequest) -> Result<AppendEntriesRequest<TypeConfig>, Invalid> {
+fn append_from_wire(peer: &Peer, request: v1::AppendRequest) -> Result<AppendEntriesRequest<TypeConfig>, Failure> {
     Ok(AppendEntriesRequest {
-        vote: required_vote(request.vote)?,
+        vote: required_vote(request.vote).map_err(Failure::invalid)?,
         prev_log_id: request.prev_log_id.map(log_id_from_wire),
-        entries: request.entries.into_iter().map(entry_from_wire).collect::<Result<_, _>>()?,
+        entries: request.entries.into_iter().map(|entry| appended(peer, entry)).collect::<Result<_, _>>()?,
         leader_commit: request.leader_commit.map(log_id_from_wire),
+    })
+}
+
+/// An entry of the leader's. A command that this build does not know ends the peer: it must not be skipped (semantics,
+/// section 1), and no later attempt would fare better.
+fn appended(peer: &Peer, entry: v1::LogEntry) -> Result<Entry, Failure> {
+    let index = entry.log_id.map_or(0, |id| id.index);
+    let is_command = matches!(entry.payload, Some(v1::log_entry::Payload::Command(_)));
+    entry_from_wire(entry).map_err(|e| {
+        if !is_command {
+            return Failure::invalid(e);
+        }
+        let what = format!(
+            "log entry {index} holds a command that this build ({}) cannot read ({e}): start this peer with the build that \
+             the leader runs; its data stays as it is",
+            env!("CARGO_PKG_VERSION")
+        );
+        peer.fail(&what);
+        Failure::unavailable(format!("peer {}: {what}", peer.identity.id))
     })
 }
 
@@ -131,7 +150,7 @@ impl Raft for RaftService {
     async fn append(&self, request: Request<v1::AppendRequest>) -> Result<Response<v1::AppendResponse>, Status> {
         let mut request = request.into_inner();
         let member = self.addressed(request.header.take())?;
-        let rpc = append_from_wire(request).map_err(Failure::invalid)?;
+        let rpc = append_from_wire(&self.peer, request)?;
         use v1::append_response::Result as Wire;
         let result = match member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))? {
             AppendEntriesResponse::Success => Wire::Success(true),
@@ -165,8 +184,7 @@ impl Raft for RaftService {
         let service = self.clone();
         let appends = futures::stream::iter([first]).chain(rest).scan((), move |(), append| {
             // The sender may have been removed since the stream began.
-            let checked =
-                service.addressed(header.clone()).and_then(|_| append_from_wire(append).map_err(Failure::invalid));
+            let checked = service.addressed(header.clone()).and_then(|_| append_from_wire(&service.peer, append));
             let checked =
                 checked.inspect_err(|failure| tracing::warn!("a stream of appends is ended: {}", failure.message));
             futures::future::ready(checked.ok())
@@ -253,8 +271,8 @@ impl Raft for RaftService {
         let deadline = deadline(request.metadata());
         let member = self.addressed(request.into_inner().header)?;
         let confirmed = tokio::time::timeout_at(deadline.into(), reads::local(&member.view)).await;
-        let index = match confirmed {
-            Ok(Ok(index)) => index,
+        let id = match confirmed {
+            Ok(Ok(id)) => id,
             Ok(Err(Retry::No(failure))) => return Err(failure.into()),
             Ok(Err(Retry::Yes(why))) => {
                 return Err(Failure {
@@ -266,9 +284,7 @@ impl Raft for RaftService {
             }
             Err(_) => return Err(Failure::unavailable("no quorum confirmed the leadership in time").into()),
         };
-        Ok(Response::new(v1::ReadIndexResponse {
-            read_log_id: Some(log_id_to_wire(log_id(member.view.term(), index))),
-        }))
+        Ok(Response::new(v1::ReadIndexResponse { read_log_id: Some(log_id_to_wire(id)) }))
     }
 
     async fn readdress(
