@@ -122,7 +122,8 @@ impl Processes {
             then: vec![Op::put_leased(key, "v", lease)],
             otherwise: vec![],
         };
-        assert!(self.store.commit(txn, soon()).await.unwrap().result.succeeded);
+        let done = eventually("a commit", async || self.store.commit(txn.clone(), soon()).await.ok()).await;
+        assert!(done.result.succeeded);
     }
 
     async fn is_there(&self, key: &str) -> bool {
@@ -149,9 +150,9 @@ async fn a_killed_leader_ends_no_lease_early_and_saves_none_for_ever() {
     let kept = peers.store.grant_lease(ttl * 3, "kept", soon()).await.unwrap();
     peers.hang("/kv/kept", kept.id).await;
     let keeper = LeaseKeeper::start(peers.store.clone(), kept);
-    let leader = peers.leader_among(&[1, 2, 3]).await;
-    eventually("half of its time to pass", async || {
-        peers.remaining_ms(leader, silent.id).await.filter(|left| *left < 1500)
+    let leader = eventually("half of its time to pass", async || {
+        let leader = peers.leader_among(&[1, 2, 3]).await;
+        peers.remaining_ms(leader, silent.id).await.filter(|left| *left < 1500).map(|_| leader)
     })
     .await;
     let killed = Instant::now();

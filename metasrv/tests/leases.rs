@@ -36,7 +36,9 @@ async fn grant(store: &RemoteStore, ttl_ms: u64) -> Lease {
 }
 
 async fn commit(store: &RemoteStore, when: Vec<Compare>, then: Vec<Op>) -> TxnResult {
-    store.commit(Txn { when, then, otherwise: vec![] }, soon()).await.unwrap().result
+    let txn = Txn { when, then, otherwise: vec![] };
+    // None of these does harm a second time.
+    eventually("a commit", async || store.commit(txn.clone(), soon()).await.ok()).await.result
 }
 
 /// Puts a key that hangs on a lease.
@@ -79,7 +81,10 @@ async fn a_silent_lease_ends_and_takes_its_keys_with_it() {
     let leader = cluster.leader().await;
     let list = leases(&cluster, leader).list(v1::ListLeasesRequest::default()).await.unwrap().into_inner();
     assert_eq!((list.leases, list.more), (vec![], false));
-    let answer = keep_alive(&cluster, leader, vec![lease.id]).await.unwrap();
+    let answer = eventually("a keep-alive's answer", async || {
+        keep_alive(&cluster, cluster.leader().await, vec![lease.id]).await.ok()
+    })
+    .await;
     assert_eq!((answer.alive, answer.expired, answer.tag), (vec![], vec![lease.id], 7));
     cluster.stop_all().await;
 }
@@ -111,10 +116,10 @@ async fn a_new_leader_gives_every_lease_its_full_time_and_ends_it_then() {
     let ttl = Duration::from_secs(3);
     let lease = grant(&store, 3000).await;
     hang(&store, "/kv/hangs", &lease).await;
-    let leader = cluster.leader().await;
-    eventually("most of its time to pass", async || {
+    let leader = eventually("most of its time to pass", async || {
+        let leader = cluster.leader().await;
         let list = leases(&cluster, leader).list(v1::ListLeasesRequest::default()).await.ok()?.into_inner();
-        list.leases[0].remaining_ms.filter(|left| *left < 1500)
+        list.leases[0].remaining_ms.filter(|left| *left < 1500).map(|_| leader)
     })
     .await;
     let stopped = Instant::now();
@@ -212,18 +217,22 @@ async fn who_does_not_lead_says_so_and_limits_are_named() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     let store = store(&cluster);
     let lease = grant(&store, 60_000).await;
-    let leader = cluster.leader().await;
-    let follower = (1..=3).find(|id| *id != leader).unwrap();
     let ask = |ttl_ms| v1::GrantLeaseRequest { ttl_ms, holder: String::new(), stamp: None };
 
-    let refused = [
-        leases(&cluster, follower).grant(ask(1000)).await.unwrap_err(),
-        keep_alive(&cluster, follower, vec![lease.id]).await.unwrap_err(),
-    ];
-    for status in refused {
-        let detail = lake_proto::status::detail(&status).unwrap();
-        assert_eq!((detail.kind(), detail.leader.map(|l| l.id)), (Kind::NotLeader, Some(leader)), "{status:?}");
-    }
+    let (leader, follower) = eventually("a follower that names the leader", async || {
+        let leader = cluster.leader().await;
+        let follower = (1..=3).find(|id| *id != leader)?;
+        let refused = [
+            leases(&cluster, follower).grant(ask(1000)).await.err()?,
+            keep_alive(&cluster, follower, vec![lease.id]).await.err()?,
+        ];
+        let named = refused.map(|status| {
+            let detail = lake_proto::status::detail(&status).unwrap();
+            (detail.kind(), detail.leader.map(|l| l.id))
+        });
+        (named == [(Kind::NotLeader, Some(leader)), (Kind::NotLeader, Some(leader))]).then_some((leader, follower))
+    })
+    .await;
     let on_follower = leases(&cluster, follower).list(v1::ListLeasesRequest::default()).await.unwrap().into_inner();
     assert_eq!(on_follower.leases[0].remaining_ms, None, "a follower measures nothing");
     assert_eq!((on_follower.leases[0].id, on_follower.leases[0].ttl_ms), (lease.id, 60_000));
@@ -244,6 +253,30 @@ fn cpu() -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
+/// How much of a core this process uses, measured over two seconds.
+async fn idle_percent() -> f64 {
+    let (before, began) = (cpu(), Instant::now());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    (cpu() - before).as_secs_f64() / began.elapsed().as_secs_f64() * 100.0
+}
+
+/// Keeps leases alive on one stream, message after message.
+async fn renew(mut client: LeasesClient<Channel>, ids: Vec<u64>, rounds: u64) -> Result<(), Status> {
+    let (sender, messages) = tokio::sync::mpsc::channel(1);
+    let message = |tag| v1::KeepAliveRequest { ids: ids.clone(), tag };
+    sender.send(message(0)).await.unwrap();
+    let messages = tokio_stream::wrappers::ReceiverStream::new(messages);
+    let mut answers = client.keep_alive(messages).await?.into_inner();
+    for tag in 0..rounds {
+        if tag > 0 {
+            sender.send(message(tag)).await.map_err(|_| Status::unavailable("the stream has ended"))?;
+        }
+        let answer = answers.message().await?.ok_or_else(|| Status::unavailable("the stream has ended"))?;
+        assert_eq!((answer.tag, answer.alive.len(), answer.expired.len()), (tag, ids.len(), 0));
+    }
+    Ok(())
+}
+
 /// Prints what 5,000 leases cost; all three peers and the clients are in this process.
 #[tokio::test(flavor = "multi_thread")]
 async fn five_thousand_leases_are_kept_alive() {
@@ -252,47 +285,29 @@ async fn five_thousand_leases_are_kept_alive() {
     const ROUNDS: u64 = 10;
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     let store = store(&cluster);
+    let without_leases = idle_percent().await;
     let mut ids = Vec::new();
     while ids.len() < LEASES {
         let granting = (0..250).map(|_| grant(&store, 60_000));
         ids.extend(futures::future::join_all(granting).await.into_iter().map(|lease| lease.id));
     }
-    let leader = cluster.leader().await;
-    let client = leases(&cluster, leader);
-    let (cpu_before, began) = (cpu(), Instant::now());
-    let streams = ids.chunks(LEASES / STREAMS).map(|ids| {
-        let (ids, mut client) = (ids.to_vec(), client.clone());
-        tokio::spawn(async move {
-            let (sender, messages) = tokio::sync::mpsc::channel(1);
-            let message = |tag| v1::KeepAliveRequest { ids: ids.clone(), tag };
-            sender.send(message(0)).await.unwrap();
-            let messages = tokio_stream::wrappers::ReceiverStream::new(messages);
-            let mut answers = client.keep_alive(messages).await.unwrap().into_inner();
-            for tag in 0..ROUNDS {
-                if tag > 0 {
-                    sender.send(message(tag)).await.unwrap();
-                }
-                let answer = answers.message().await.unwrap().unwrap();
-                assert_eq!((answer.tag, answer.alive.len(), answer.expired.len()), (tag, ids.len(), 0));
-            }
-        })
-    });
-    for stream in futures::future::join_all(streams).await {
-        stream.unwrap();
-    }
-    let (used, took) = (cpu() - cpu_before, began.elapsed());
-    let messages = STREAMS as u32 * ROUNDS as u32;
+    let with_leases = idle_percent().await;
+    // A busy machine may elect in the middle, which ends the streams: then again.
+    let (used, took) = eventually("a run without an election", async || {
+        let client = leases(&cluster, cluster.leader().await);
+        let (cpu_before, began) = (cpu(), Instant::now());
+        let streams = ids.chunks(LEASES / STREAMS).map(|ids| tokio::spawn(renew(client.clone(), ids.to_vec(), ROUNDS)));
+        let ended = futures::future::join_all(streams).await;
+        ended.into_iter().all(|stream| stream.unwrap().is_ok()).then(|| (cpu() - cpu_before, began.elapsed()))
+    })
+    .await;
     println!(
         "{LEASES} leases on {STREAMS} streams, renewed {ROUNDS} times in {took:?}: {used:?} of CPU, {:?} a message, {:?} a \
          renewal; three renewals per 10 s would take {:.2} % of a core",
-        used / messages,
+        used / (STREAMS as u32 * ROUNDS as u32),
         used / (LEASES as u32 * ROUNDS as u32),
         used.as_secs_f64() / ROUNDS as f64 * 3.0 / 10.0 * 100.0
     );
-    let (idle_before, idle_began) = (cpu(), Instant::now());
-    let ticks = idle_began + Duration::from_secs(2);
-    tokio::time::sleep_until(ticks.into()).await;
-    let idle = (cpu() - idle_before).as_secs_f64() / idle_began.elapsed().as_secs_f64() * 100.0;
-    println!("{LEASES} leases that nobody renews for 2 s: {idle:.1} % of a core for all three peers");
+    println!("three idle peers: {without_leases:.1} % of a core, with {LEASES} leases {with_leases:.1} %");
     cluster.stop_all().await;
 }

@@ -33,8 +33,24 @@ fn put(key: &str, value: &str, session: u64, sequence: u64, lowest_unanswered: u
     v1::TxnRequest { txn: Some(txn.into()), stamp: Some(stamp.into()) }
 }
 
-async fn send(cluster: &TestCluster, at: u64, request: v1::TxnRequest) -> Result<v1::TxnResponse, Status> {
-    cluster.kv(at).txn(request).await.map(|response| v1::TxnResponse { header: None, ..response.into_inner() })
+/// Sends a request until somebody has answered it or refused it for what it is. A stamped one may be sent again.
+async fn send(cluster: &TestCluster, request: v1::TxnRequest) -> Result<v1::TxnResponse, Status> {
+    eventually("an answer", async || {
+        for id in cluster.running.keys() {
+            match cluster.kv(*id).txn(request.clone()).await {
+                Ok(response) => return Some(Ok(v1::TxnResponse { header: None, ..response.into_inner() })),
+                Err(status) if !elsewhere(&status) => return Some(Err(status)),
+                Err(_) => {}
+            }
+        }
+        None
+    })
+    .await
+}
+
+/// Whether another peer may answer, or this one later.
+fn elsewhere(status: &Status) -> bool {
+    lake_proto::status::detail(status).is_none_or(|detail| matches!(detail.kind(), Kind::NotLeader | Kind::Unavailable))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,19 +59,19 @@ async fn a_request_sent_again_to_the_next_leader_gets_the_first_answer() {
     let store = store(&cluster);
     let session = store.open_session(TTL * 12, "a test", soon()).await.unwrap();
     let leader = cluster.leader().await;
-    assert!(send(&cluster, leader, put("/kv/n", "1", session, 1, 1)).await.unwrap().succeeded);
-    let first = send(&cluster, leader, put("/kv/n", "2", session, 2, 1)).await.unwrap();
+    assert!(send(&cluster, put("/kv/n", "1", session, 1, 1)).await.unwrap().succeeded);
+    let first = send(&cluster, put("/kv/n", "2", session, 2, 1)).await.unwrap();
     cluster.stop(leader).await;
     let next = cluster.leader().await;
     assert_ne!(next, leader);
-    let again = send(&cluster, next, put("/kv/n", "2", session, 2, 1)).await.unwrap();
+    let again = send(&cluster, put("/kv/n", "2", session, 2, 1)).await.unwrap();
     assert_eq!(again, first);
     let entry = cluster.get(next, "/kv/n").await.unwrap();
     assert_eq!((&entry.value[..], entry.version, entry.mod_revision), (&b"2"[..], 2, first.revision));
 
-    let third = send(&cluster, next, put("/kv/n", "3", session, 3, 3)).await.unwrap();
+    let third = send(&cluster, put("/kv/n", "3", session, 3, 3)).await.unwrap();
     assert!(third.revision > first.revision);
-    let answered = send(&cluster, next, put("/kv/n", "2", session, 2, 1)).await.unwrap_err();
+    let answered = send(&cluster, put("/kv/n", "2", session, 2, 1)).await.unwrap_err();
     assert_eq!(kind(&answered), Kind::InvalidArgument, "the client has said that it knows the answer");
     assert_eq!(&cluster.get(next, "/kv/n").await.unwrap().value[..], b"3");
     cluster.stop_all().await;
@@ -65,17 +81,16 @@ async fn a_request_sent_again_to_the_next_leader_gets_the_first_answer() {
 async fn a_full_window_refuses_and_goes_on_once_something_is_answered() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     let session = store(&cluster).open_session(TTL * 12, "", soon()).await.unwrap();
-    let leader = cluster.leader().await;
-    let sending = (1..=SESSION_WINDOW).map(|n| send(&cluster, leader, put("/kv/n", "1", session, n, 1)));
+    let sending = (1..=SESSION_WINDOW).map(|n| send(&cluster, put("/kv/n", "1", session, n, 1)));
     for sent in futures::future::join_all(sending).await {
         assert!(sent.unwrap().succeeded);
     }
     let over = SESSION_WINDOW + 1;
-    let refused = send(&cluster, leader, put("/kv/n", "1", session, over, 1)).await.unwrap_err();
+    let refused = send(&cluster, put("/kv/n", "1", session, over, 1)).await.unwrap_err();
     let detail = lake_proto::status::detail(&refused).unwrap();
     assert_eq!((detail.kind(), detail.applied()), (Kind::Overloaded, Applied::NotApplied));
     assert!(refused.message().contains("256"), "{}", refused.message());
-    assert!(send(&cluster, leader, put("/kv/n", "1", session, over, 2)).await.unwrap().succeeded);
+    assert!(send(&cluster, put("/kv/n", "1", session, over, 2)).await.unwrap().succeeded);
     cluster.stop_all().await;
 }
 
@@ -87,14 +102,13 @@ async fn a_silent_session_ends_and_one_that_speaks_does_not() {
     let silent = store.open_session(TTL, "silent", soon()).await.unwrap();
     let speaks = store.open_session(TTL, "speaks", soon()).await.unwrap();
     let kept = store.open_session(TTL, "kept alive", soon()).await.unwrap();
-    let leader = cluster.leader().await;
     let mut sequence = 0;
     // Nothing else raises the revision by two with one mutation: a session has ended.
     let mut before = None;
     let ended = loop {
         sequence += 1;
-        let revision = send(&cluster, leader, put("/kv/n", "1", speaks, sequence, sequence)).await.unwrap().revision;
-        let alive = keep_alive(&cluster, leader, vec![kept]).await.unwrap();
+        let revision = send(&cluster, put("/kv/n", "1", speaks, sequence, sequence)).await.unwrap().revision;
+        let alive = keep_alive(&cluster, vec![kept]).await;
         assert_eq!(alive.alive, [kept]);
         if before.is_some_and(|before| revision > before + 1) {
             break Instant::now();
@@ -104,23 +118,35 @@ async fn a_silent_session_ends_and_one_that_speaks_does_not() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert!(ended - opened >= TTL, "it ended after {:?}", ended - opened);
-    let expired = send(&cluster, leader, put("/kv/n", "late", silent, 1, 1)).await.unwrap_err();
+    let expired = send(&cluster, put("/kv/n", "late", silent, 1, 1)).await.unwrap_err();
     assert_eq!(kind(&expired), Kind::SessionExpired);
-    assert_eq!(&cluster.get(leader, "/kv/n").await.unwrap().value[..], b"1", "nothing ran");
+    assert_eq!(&cluster.get(1, "/kv/n").await.unwrap().value[..], b"1", "nothing ran");
     for (session, sequence) in [(speaks, sequence + 1), (kept, 1)] {
-        assert!(send(&cluster, leader, put("/kv/n", "2", session, sequence, sequence)).await.unwrap().succeeded);
+        assert!(send(&cluster, put("/kv/n", "2", session, sequence, sequence)).await.unwrap().succeeded);
     }
     assert!(store.close_session(kept, soon()).await.unwrap());
     assert!(!store.close_session(kept, soon()).await.unwrap());
-    let answer = keep_alive(&cluster, leader, vec![speaks, kept, silent]).await.unwrap();
+    let answer = keep_alive(&cluster, vec![speaks, kept, silent]).await;
     assert_eq!((answer.alive, answer.expired), (vec![speaks], vec![kept, silent]));
     cluster.stop_all().await;
 }
 
-async fn keep_alive(cluster: &TestCluster, at: u64, ids: Vec<u64>) -> Result<v1::KeepAliveResponse, Status> {
-    let messages = tokio_stream::iter([v1::KeepAliveRequest { ids, tag: 1 }]);
-    let mut answers = SessionsClient::new(cluster.channel(at)).keep_alive(messages).await?.into_inner();
-    answers.message().await.map(|answer| answer.expect("one message, one answer"))
+/// One message to whoever leads, on a stream of its own.
+async fn keep_alive(cluster: &TestCluster, ids: Vec<u64>) -> v1::KeepAliveResponse {
+    let ask = async |at: u64| {
+        let messages = tokio_stream::iter([v1::KeepAliveRequest { ids: ids.clone(), tag: 1 }]);
+        let mut answers = SessionsClient::new(cluster.channel(at)).keep_alive(messages).await?.into_inner();
+        answers.message().await
+    };
+    eventually("a keep-alive's answer", async || {
+        for id in cluster.running.keys() {
+            if let Ok(answer) = ask(*id).await {
+                return Some(answer.expect("one message, one answer"));
+            }
+        }
+        None
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,20 +157,37 @@ async fn a_lease_granted_and_revoked_twice_under_one_stamp_is_one() {
     let leader = cluster.leader().await;
     let stamp = |sequence| Some(v1::Stamp { session, sequence, lowest_unanswered: 1 });
     let grant = v1::GrantLeaseRequest { ttl_ms: 60_000, holder: "twice".into(), stamp: stamp(1) };
-    let granted = LeasesClient::new(cluster.channel(leader)).grant(grant.clone()).await.unwrap().into_inner().id;
+    let grant_once = async |cluster: &TestCluster| {
+        eventually("a grant", async || {
+            for id in cluster.running.keys() {
+                let granted = LeasesClient::new(cluster.channel(*id)).grant(grant.clone()).await;
+                if let Ok(granted) = granted {
+                    return Some(granted.into_inner().id);
+                }
+            }
+            None
+        })
+        .await
+    };
+    let granted = grant_once(&cluster).await;
     cluster.stop(leader).await;
+    assert_eq!(grant_once(&cluster).await, granted);
     let next = cluster.leader().await;
-    let mut leases = LeasesClient::new(cluster.channel(next));
-    let again = eventually("the next leader", async || {
-        LeasesClient::new(cluster.channel(next)).grant(grant.clone()).await.ok().map(|granted| granted.into_inner().id)
-    })
-    .await;
-    assert_eq!(again, granted);
-    let list = leases.list(v1::ListLeasesRequest::default()).await.unwrap().into_inner().leases;
+    let list = v1::ListLeasesRequest::default();
+    let list = LeasesClient::new(cluster.channel(next)).list(list).await.unwrap().into_inner().leases;
     assert_eq!(list.iter().map(|lease| lease.id).collect::<Vec<_>>(), [granted]);
     for _ in 0..2 {
-        let revoke = v1::RevokeLeaseRequest { id: granted, stamp: stamp(2) };
-        assert!(leases.revoke(revoke).await.unwrap().into_inner().existed, "the first answer, both times");
+        let revoked = eventually("a revocation", async || {
+            for id in cluster.running.keys() {
+                let revoke = v1::RevokeLeaseRequest { id: granted, stamp: stamp(2) };
+                if let Ok(revoked) = LeasesClient::new(cluster.channel(*id)).revoke(revoke).await {
+                    return Some(revoked.into_inner());
+                }
+            }
+            None
+        })
+        .await;
+        assert!(revoked.existed, "the first answer, both times");
     }
     cluster.stop_all().await;
 }

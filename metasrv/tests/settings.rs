@@ -45,10 +45,13 @@ async fn a_quota_is_told_before_it_refuses_and_deletes_go_on() {
     }
     let put = Txn { then: vec![Op::put("/kv/small/c", vec![0; 200])], ..Txn::default() };
     let request = v1::TxnRequest { txn: Some(put.into()), stamp: None };
-    let refused = cluster.kv(leader).txn(request.clone()).await.unwrap_err();
-    assert_eq!(kind(&refused), Kind::QuotaExceeded);
+    eventually("a refusal", async || {
+        let refused = cluster.kv(cluster.leader().await).txn(request.clone()).await.unwrap_err();
+        (kind(&refused) == Kind::QuotaExceeded).then_some(())
+    })
+    .await;
     cluster.commit(Txn { then: vec![Op::delete("/kv/small/a")], ..Txn::default() }).await;
-    assert!(cluster.kv(leader).txn(request).await.unwrap().into_inner().succeeded);
+    cluster.put("/kv/small/c", vec![0; 200]).await;
     store.set_quota("/kv/small/", None, soon()).await.unwrap();
     assert_eq!(store.quotas(ReadOptions::default(), soon()).await.unwrap().value.len(), 1);
 
