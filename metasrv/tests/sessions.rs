@@ -12,7 +12,7 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::{Applied, Kind};
 use lake_proto::v1::sessions_client::SessionsClient;
 use support::{PATIENCE, TestCluster, eventually, kind};
-use tonic::Status;
+use tonic::{Request, Status};
 
 const TTL: Duration = Duration::from_secs(5);
 
@@ -37,7 +37,10 @@ fn put(key: &str, value: &str, session: u64, sequence: u64, lowest_unanswered: u
 async fn send(cluster: &TestCluster, request: v1::TxnRequest) -> Result<v1::TxnResponse, Status> {
     eventually("an answer", async || {
         for id in cluster.running.keys() {
-            match cluster.kv(*id).txn(request.clone()).await {
+            let mut request = Request::new(request.clone());
+            // A leader that lost its quorum keeps what was proposed for as long as it may.
+            request.set_timeout(Duration::from_secs(3));
+            match cluster.kv(*id).txn(request).await {
                 Ok(response) => return Some(Ok(v1::TxnResponse { header: None, ..response.into_inner() })),
                 Err(status) if !elsewhere(&status) => return Some(Err(status)),
                 Err(_) => {}

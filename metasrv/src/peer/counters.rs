@@ -25,6 +25,8 @@ pub struct Counters {
     pub scopes_acquired: Counter,
     /// Microseconds that the transactions took which acquired them, together.
     pub scopes_acquired_micros: Counter,
+    /// Scopes taken from holders that fell silent: free for others from then on.
+    pub scopes_taken: Counter,
     /// Transactions that found another's scope in the way.
     pub scopes_contended: Counter,
     /// Transactions refused because a lease that they named was over.

@@ -74,6 +74,14 @@ impl Mortal {
         }
     }
 
+    /// How many scopes go with these.
+    fn scopes_of(self, state: &State, ids: &[Revision]) -> usize {
+        match self {
+            Mortal::Lease => ids.iter().map(|id| state.lease_scopes(*id)).sum(),
+            Mortal::Session => 0,
+        }
+    }
+
     fn expire(self, ids: Vec<Revision>, term: u64) -> Action {
         match self {
             Mortal::Lease => Action::ExpireLeases { leases: ids, term },
@@ -189,7 +197,8 @@ struct Lead {
 
 /// A chore that has come to its end.
 enum Done {
-    Expired(Mortal, Vec<Revision>, Result<(), Failure>),
+    /// What, and how many scopes went with it.
+    Expired(Mortal, Vec<Revision>, Result<usize, Failure>),
     LookedAtLevels,
 }
 
@@ -279,12 +288,13 @@ impl Lead {
 }
 
 /// What came of a proposal to end something.
-fn expired(member: &Member, kind: Mortal, ids: &[Revision], result: Result<(), Failure>) {
+fn expired(member: &Member, kind: Mortal, ids: &[Revision], result: Result<usize, Failure>) {
     let mut countdowns = lock(member.duties.of(kind));
     match result {
-        Ok(()) => {
+        Ok(scopes) => {
             tracing::info!(?kind, count = ids.len(), first = ids.first(), "silent for too long: ended");
             let counters = &member.counters;
+            counters.scopes_taken.add(scopes as u64);
             match kind {
                 Mortal::Lease => counters.leases_expired.add(ids.len() as u64),
                 Mortal::Session => counters.sessions_expired.add(ids.len() as u64),
@@ -299,9 +309,10 @@ fn expired(member: &Member, kind: Mortal, ids: &[Revision], result: Result<(), F
 }
 
 async fn propose_end(member: Arc<Member>, kind: Mortal, ids: Vec<Revision>, term: u64) -> Done {
+    let scopes = kind.scopes_of(&member.published.current().state, &ids);
     let action = kind.expire(ids.clone(), term);
     let result = member.propose(action, None, Instant::now() + PROPOSAL).await;
-    Done::Expired(kind, ids, result.map(drop))
+    Done::Expired(kind, ids, result.map(|_| scopes))
 }
 
 /// Raises the feature level to what every member supports, if that is higher (semantics, section 1). A member that does

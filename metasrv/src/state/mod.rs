@@ -207,6 +207,11 @@ impl State {
         self.leases.get(&id).map(|lease| lease.ttl_ms)
     }
 
+    /// How many scopes a lease owns.
+    pub fn lease_scopes(&self, id: LeaseId) -> usize {
+        self.leases.get(&id).map_or(0, |lease| lease.scopes.len())
+    }
+
     /// Whether a lease is alive.
     pub fn has_lease(&self, id: LeaseId) -> bool {
         self.leases.contains_key(&id)
