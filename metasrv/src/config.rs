@@ -12,6 +12,7 @@ use lake_client::secret::Secret;
 use serde::Deserialize;
 
 use crate::files::FreeSpace;
+use crate::state::FEATURE_LEVEL;
 
 /// The environment variable that may hold the cluster secret itself, instead of a file.
 pub const SECRET_VARIABLE: &str = "LAKE_METASRV_SECRET";
@@ -108,6 +109,8 @@ pub struct Config {
     /// How long the pages of a listing are held. No option: a seam for tests, as is the next.
     pub page_life: Duration,
     pub free_space: FreeSpace,
+    /// The highest feature level that the peer says it can apply. No option either.
+    pub feature_level: u32,
 }
 
 /// Raft's clocks.
@@ -202,6 +205,7 @@ impl Config {
             storage: StorageConfig::default(),
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
+            feature_level: FEATURE_LEVEL,
         }
     }
 
@@ -250,6 +254,7 @@ impl Config {
             },
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
+            feature_level: FEATURE_LEVEL,
         };
         config.validate()?;
         Ok(config)

@@ -10,7 +10,11 @@ use std::time::Duration;
 use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::v1::cluster_server::ClusterServer;
 use lake_proto::v1::kv_server::KvServer;
+use lake_proto::v1::leases_server::LeasesServer;
+use lake_proto::v1::quotas_server::QuotasServer;
 use lake_proto::v1::raft_server::RaftServer;
+use lake_proto::v1::scopes_server::ScopesServer;
+use lake_proto::v1::sessions_server::SessionsServer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -26,7 +30,11 @@ use crate::raft::network::Transport;
 use crate::services::CheckSecret;
 use crate::services::cluster::ClusterService;
 use crate::services::kv::KvService;
+use crate::services::leases::LeasesService;
+use crate::services::quotas::QuotasService;
 use crate::services::raft::RaftService;
+use crate::services::scopes::ScopesService;
+use crate::services::sessions::SessionsService;
 use crate::services::streams::Streams;
 
 /// How long running calls may go on when the server stops.
@@ -58,6 +66,7 @@ impl Server {
             storage: config.storage,
             page_life: config.page_life,
             free_space: config.free_space.clone(),
+            feature_level: config.feature_level,
         };
         let grpc = bind("clients (listen)", config.listen).await?;
         let raft = bind("peers (raft_listen)", config.raft_listen).await?;
@@ -87,6 +96,16 @@ impl Server {
         let clients = builder()
             .add_service(health_service)
             .add_service(InterceptedService::new(kv, secret.clone()))
+            .add_service(LeasesServer::with_interceptor(
+                LeasesService::new(peer.clone(), streams.clone()),
+                secret.clone(),
+            ))
+            .add_service(SessionsServer::with_interceptor(
+                SessionsService::new(peer.clone(), streams.clone()),
+                secret.clone(),
+            ))
+            .add_service(ScopesServer::with_interceptor(ScopesService::new(peer.clone()), secret.clone()))
+            .add_service(QuotasServer::with_interceptor(QuotasService::new(peer.clone()), secret.clone()))
             .add_service(ClusterServer::with_interceptor(ClusterService::new(peer.clone()), secret.clone()));
         let raft_service = RaftServer::new(RaftService::new(peer.clone(), stop.child_token()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

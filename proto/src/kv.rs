@@ -239,6 +239,8 @@ pub enum Invalid {
         "a stamp has session {session}, sequence {sequence} and lowest unanswered {lowest}; 0 < lowest <= sequence"
     )]
     Stamp { session: u64, sequence: u64, lowest: u64 },
+    #[error("log entry {index} holds a command that this build cannot read: {what}")]
+    UnknownCommand { index: u64, what: String },
     #[error("the message lacks its {0}")]
     Missing(&'static str),
 }

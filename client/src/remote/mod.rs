@@ -16,6 +16,8 @@
 //!
 //! Reads and transactions share one stream per peer ([`pipe`]), so that many made together cost little more than one.
 //!
+//! [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive.
+//!
 //! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints, those given
 //! and those learnt from members; one question round at a time.
 
@@ -24,6 +26,8 @@ mod leader;
 mod pipe;
 
 pub mod admin;
+pub mod coordination;
+pub mod keeper;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -208,6 +212,24 @@ impl RemoteStore {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
             }
         }
+    }
+
+    /// The same for a call that has a connection of gRPC's own.
+    async fn call_leader<T, F>(
+        &self,
+        doing: &str,
+        deadline: Instant,
+        resendable: bool,
+        send: impl Fn(Channel, Duration) -> F,
+    ) -> Result<(T, bool), Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let on_channel = |address: String, timeout| {
+            let call = self.inner.channel(&address).map(|channel| send(channel, timeout));
+            async move { call?.await }
+        };
+        self.on_leader(doing, deadline, resendable, on_channel).await
     }
 
     /// Where to send the next attempt: to the leader known, or found by asking. `None` when the time is up.

@@ -49,6 +49,7 @@ impl Peer {
             incarnation: self.identity.incarnation.clone(),
             cluster_id: self.log.mark().cluster_id,
             has_log: self.log.bounds().1.is_some(),
+            supported_feature_level: self.settings.feature_level,
         }
     }
 

@@ -24,6 +24,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::address::Addresses;
+use super::counters::{Counters, Guards};
+use super::duties::{self, Duties};
 use super::failure::Failure;
 use super::pages::{Page, Pages};
 use super::reads::ReadIndex;
@@ -60,6 +62,10 @@ pub struct Member {
     pub reads: Arc<ReadIndex>,
     pub addresses: Addresses,
     pub snapshots: SnapshotStore,
+    pub duties: Duties,
+    pub counters: Counters,
+    /// The highest feature level that this peer can apply.
+    pub feature_level: u32,
     recovered: watch::Receiver<bool>,
     proposals: Arc<Semaphore>,
     proposed_bytes: Arc<Semaphore>,
@@ -107,7 +113,7 @@ impl Member {
             failed,
         };
         tasks.spawn(watchdog.run(stop.clone()));
-        Ok(Arc::new(Self {
+        let member = Arc::new(Self {
             identity,
             cluster_id,
             view,
@@ -118,12 +124,18 @@ impl Member {
             reads,
             addresses,
             snapshots,
+            duties: Duties::default(),
+            counters: Counters::default(),
+            feature_level: settings.feature_level,
             recovered,
             proposals: Arc::new(Semaphore::new(MAX_PROPOSALS)),
             proposed_bytes: Arc::new(Semaphore::new(MAX_PROPOSED_BYTES)),
             stop,
             tasks: std::sync::Mutex::new(tasks),
-        }))
+        });
+        let leading = duties::run(Arc::downgrade(&member), member.stop.clone());
+        crate::log::lock(&member.tasks).spawn(leading);
+        Ok(member)
     }
 
     /// The consensus core.
@@ -282,8 +294,12 @@ impl Member {
     /// As [`Member::propose`]; and the refusals of the contract, after which nothing was changed.
     pub async fn commit(&self, txn: Txn, stamp: Option<Stamp>, deadline: Instant) -> Result<TxnResult, Failure> {
         txn.validate().map_err(Failure::invalid)?;
+        let guards = Guards::of(&txn);
         match self.propose(Action::Txn(txn), stamp, deadline).await? {
-            Outcome::Txn(result) => Ok(result),
+            Outcome::Txn(result) => {
+                self.counters.transaction(&guards, &result, &self.published.current().state);
+                Ok(result)
+            }
             other => Err(misanswered(&other)),
         }
     }
@@ -294,6 +310,7 @@ impl Member {
     /// NotLeader with a hint, InvalidArgument, Overloaded, and a [`Refusal`]: nothing was changed. Unavailable says
     /// whether the command may have been applied.
     pub async fn propose(&self, action: Action, stamp: Option<Stamp>, deadline: Instant) -> Result<Outcome, Failure> {
+        let arrived = Instant::now();
         if let Some(stamp) = stamp {
             stamp.validate().map_err(Failure::invalid)?;
         }
@@ -322,7 +339,7 @@ impl Member {
             answer.await.map_err(|_| self.core_ended(&"it dropped the command"))
         };
         match tokio::time::timeout_at(deadline.into(), answer).await {
-            Ok(Ok(Ok(response))) => match response.data {
+            Ok(Ok(Ok(response))) => match self.renewed_by(stamp, arrived, response.data) {
                 Answer(Some(Outcome::Refused(refusal))) => Err(Failure::refused(&refusal)),
                 Answer(Some(outcome)) => Ok(outcome),
                 Answer(None) => Err(Failure {
@@ -361,6 +378,14 @@ impl Member {
             },
             e => Failure::unavailable(format!("peer {}: {e}", self.identity.id)),
         }
+    }
+
+    /// A stamped mutation that is answered renews its session, as a keep-alive does.
+    fn renewed_by(&self, stamp: Option<Stamp>, arrived: Instant, answer: Answer) -> Answer {
+        if let Some(stamp) = stamp {
+            self.duties.session_spoke(stamp.session, arrived);
+        }
+        answer
     }
 
     /// What a peer says that does not lead.

@@ -9,10 +9,16 @@
 //!
 //! - [`founding`]: `Init`, which makes one cluster of several fresh peers;
 //! - [`member`]: reads and transactions;
+//! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
+//!   does for them; [`counters`]: how often what happened;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member;
 //! - [`failure`]: why a call failed.
 
 pub mod address;
+pub mod coordination;
+pub mod countdowns;
+pub mod counters;
+pub mod duties;
 pub mod failure;
 pub mod founding;
 pub mod member;
@@ -39,6 +45,7 @@ use crate::files::FreeSpace;
 use crate::log::Log;
 use crate::raft::network::Transport;
 use crate::raft::state_machine::StateMachine;
+use crate::state::FEATURE_LEVEL;
 
 /// Who a peer is (semantics, section 9) and where it can be reached now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +83,8 @@ pub struct Settings {
     pub page_life: Duration,
     /// How free space is found out.
     pub free_space: FreeSpace,
+    /// The highest feature level that the peer can apply.
+    pub feature_level: u32,
 }
 
 impl Default for Settings {
@@ -85,6 +94,7 @@ impl Default for Settings {
             storage: StorageConfig::default(),
             page_life: crate::config::PAGE_LIFE,
             free_space: FreeSpace::default(),
+            feature_level: FEATURE_LEVEL,
         }
     }
 }
@@ -127,7 +137,8 @@ impl Opened {
         });
         let (contents, lock) =
             opening.await.map_err(|e| Error::Stopped(format!("opening the data directory: {e}")))??;
-        Ok(Self { log: contents.log, state_machine: contents.state_machine, lock })
+        let state_machine = contents.state_machine.supporting(settings.feature_level);
+        Ok(Self { log: contents.log, state_machine, lock })
     }
 
     /// The voters of the cluster that the directory belongs to, as its snapshot and log say.
@@ -257,6 +268,15 @@ impl Peer {
         })
     }
 
+    /// Something ends the peer for good. The first word counts.
+    pub(crate) fn fail(&self, what: &str) {
+        self.failed.send_if_modified(|failed| {
+            let first = failed.is_none();
+            failed.get_or_insert_with(|| what.to_owned());
+            first
+        });
+    }
+
     /// What ended the peer, once something has. `None` until then.
     pub fn failed(&self) -> watch::Receiver<Option<String>> {
         self.failed.subscribe()
@@ -272,6 +292,7 @@ impl Peer {
             stage: Stage::Fresh as i32,
             problem: self.failed.borrow().clone().unwrap_or_default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            supported_feature_level: self.settings.feature_level,
             ..v1::StatusResponse::default()
         };
         let Some(member) = self.member() else { return base };
@@ -298,6 +319,8 @@ impl Peer {
             purged_index: purged.map_or(0, |id| id.index),
             revision: applied.state.revision(),
             keys: applied.state.len() as u64,
+            feature_level: applied.state.feature_level(),
+            nearly_full_quotas: coordination::nearly_full(&applied.state),
             ..base
         }
     }

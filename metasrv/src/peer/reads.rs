@@ -21,6 +21,8 @@ use super::failure::Failure;
 use super::view::View;
 use crate::log::lock;
 use crate::raft::network::{Network, Transport};
+use crate::raft::types::LogId;
+use crate::raft::wire::log_id_from_wire;
 
 /// Readers that wait for the next round.
 pub const MAX_WAITING: usize = 8192;
@@ -33,6 +35,8 @@ const RETRY: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, Copy)]
 pub struct ReadPoint {
     pub index: u64,
+    /// The term of the leader that was confirmed: that of the entry at `index`.
+    pub term: u64,
     pub began: Instant,
 }
 
@@ -95,7 +99,7 @@ async fn rounds(view: View, network: Network, mut readers: mpsc::Receiver<Answer
         }
         let began = Instant::now();
         let result = match tokio::time::timeout(ROUND_TIMEOUT, round(&view, &network)).await {
-            Ok(result) => result.map(|index| ReadPoint { index, began }),
+            Ok(result) => result.map(|id| ReadPoint { index: id.index, term: id.leader_id.term, began }),
             Err(_) => Err(Failure {
                 leader: view.leader(),
                 term: view.term(),
@@ -114,17 +118,17 @@ async fn rounds(view: View, network: Network, mut readers: mpsc::Receiver<Answer
 }
 
 /// Confirms the leadership, wherever it is now. Looks again while it moves; the caller limits the time.
-async fn round(view: &View, network: &Network) -> Result<u64, Failure> {
+async fn round(view: &View, network: &Network) -> Result<LogId, Failure> {
     loop {
         match view.leader_id() {
             Some(id) if id == view.id() => match local(view).await {
-                Ok(index) => return Ok(index),
+                Ok(id) => return Ok(id),
                 Err(Retry::No(failure)) => return Err(failure),
                 Err(Retry::Yes(why)) => tracing::debug!("confirming reads as the leader: {why}"),
             },
             Some(id) => match view.member(id) {
                 Some(member) => match remote(&network.transport, network, id, &member).await {
-                    Ok(index) => return Ok(index),
+                    Ok(id) => return Ok(id),
                     Err(why) => tracing::debug!(leader = id, "asking the leader to confirm reads: {why}"),
                 },
                 None => tracing::debug!(leader = id, "the leader is not in the membership known here"),
@@ -141,10 +145,10 @@ pub enum Retry {
     No(Failure),
 }
 
-/// The read index, if this peer leads and a quorum confirms it.
-pub async fn local(view: &View) -> Result<u64, Retry> {
+/// The read index, if this peer leads and a quorum confirms it. The entry is one of the leader's own term.
+pub async fn local(view: &View) -> Result<LogId, Retry> {
     match view.raft().get_read_linearizer(ReadPolicy::ReadIndex).await {
-        Ok(linearizer) => Ok(linearizer.read_log_id().index()),
+        Ok(linearizer) => Ok(*linearizer.read_log_id().log_id()),
         Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(forward))) => {
             Err(Retry::Yes(format!("peer {} leads now", forward.leader_id.map_or("?".into(), |id| id.to_string()))))
         }
@@ -155,10 +159,10 @@ pub async fn local(view: &View) -> Result<u64, Retry> {
     }
 }
 
-async fn remote(transport: &Transport, network: &Network, id: u64, member: &v1::Member) -> Result<u64, String> {
+async fn remote(transport: &Transport, network: &Network, id: u64, member: &v1::Member) -> Result<LogId, String> {
     let to = crate::raft::types::Member::from(member.clone());
     let mut client = transport.client(id, &member.raft_address).map_err(|e| e.to_string())?;
     let request = v1::ReadIndexRequest { header: Some(network.sender.header(id, &to)) };
     let response = client.read_index(request).await.map_err(|status| status.message().to_owned())?.into_inner();
-    response.read_log_id.map(|id| id.index).ok_or_else(|| "it gave no index".to_owned())
+    response.read_log_id.map(log_id_from_wire).ok_or_else(|| "it gave no index".to_owned())
 }

@@ -64,6 +64,24 @@ impl View {
         (metrics.state == ServerState::Leader && (alone || confirmed)).then_some(leader)
     }
 
+    /// The term in which this peer leads, as far as its core knows: a quorum may have moved on.
+    pub fn led_term(&self) -> Option<u64> {
+        let receiver = self.raft.metrics();
+        let metrics = receiver.borrow_watched();
+        let leads = metrics.state == ServerState::Leader && metrics.current_leader == Some(self.identity.id);
+        leads.then_some(metrics.current_term)
+    }
+
+    /// The term in which this peer leads, if a quorum has confirmed that within the leader's lease (semantics, section 8).
+    pub fn confirmed_term(&self) -> Option<u64> {
+        let term = self.led_term()?;
+        let receiver = self.raft.metrics();
+        let metrics = receiver.borrow_watched();
+        let alone = metrics.membership_config.voter_ids().eq([self.identity.id]);
+        let confirmed = metrics.last_quorum_acked.is_some_and(|at| at.elapsed() <= self.leader_lease);
+        (metrics.current_term == term && (alone || confirmed)).then_some(term)
+    }
+
     /// Who leads, with its addresses.
     pub fn leader(&self) -> Option<v1::Member> {
         self.member(self.leader_id()?)

@@ -20,7 +20,8 @@ use super::types::{Answer, Entry, LogId, Member, SnapshotMeta, StoredMembership,
 use crate::files::FreeSpace;
 use crate::log::{Log, entry_bytes, lock};
 use crate::snapshot::{self, SnapshotData, SnapshotStore};
-use crate::state::State;
+use crate::state::command::Action;
+use crate::state::{FEATURE_LEVEL, State};
 
 /// A snapshot as openraft hands it around.
 pub type RaftSnapshot = Snapshot<CommittedLeaderId<u64>, u64, Member, SnapshotData>;
@@ -72,6 +73,7 @@ impl Published {
 pub struct StateMachine {
     published: Arc<Published>,
     snapshots: Arc<Snapshots>,
+    feature_level: u32,
 }
 
 /// Room on the disk that a snapshot must leave.
@@ -110,7 +112,13 @@ impl StateMachine {
             None => (Applied::default(), None),
         };
         let snapshots = Snapshots { store, log, reserve, newest: Mutex::new(newest) };
-        Self { published: Published::new(applied), snapshots: Arc::new(snapshots) }
+        let published = Published::new(applied);
+        Self { published, snapshots: Arc::new(snapshots), feature_level: FEATURE_LEVEL }
+    }
+
+    /// The same, able to apply entries up to this feature level instead of this build's own.
+    pub fn supporting(self, feature_level: u32) -> Self {
+        Self { feature_level, ..self }
     }
 
     /// Where readers find what was applied.
@@ -128,10 +136,24 @@ impl StateMachine {
         SnapshotBuilder { applied: self.published.current(), snapshots: self.snapshots.clone() }
     }
 
-    fn apply_entry(applied: &mut Applied, entry: Entry) -> Answer {
+    /// # Errors
+    /// When the entry raises the feature level above what this peer knows. It must not be skipped (semantics, section 1).
+    fn apply_entry(&self, applied: &mut Applied, entry: Entry) -> Result<Answer, io::Error> {
         let log_id = entry.log_id;
+        if let EntryPayload::Normal(command) = &entry.payload
+            && let Action::SetFeatureLevel { level } = command.command().action
+            && level > self.feature_level
+        {
+            return Err(io::Error::other(format!(
+                "log entry {} raises the cluster's feature level to {level}, and this build ({}) knows {}: start this peer \
+                 with the build that the leader runs; its data stays as it is",
+                log_id.index,
+                env!("CARGO_PKG_VERSION"),
+                self.feature_level
+            )));
+        }
         applied.last = Some(log_id);
-        match entry.payload {
+        Ok(match entry.payload {
             EntryPayload::Blank => Answer(None),
             EntryPayload::Normal(command) => {
                 Answer(Some(applied.state.apply(log_id.leader_id.term, command.command())))
@@ -140,7 +162,7 @@ impl StateMachine {
                 applied.membership = StoredMembership::new(Some(log_id), membership);
                 Answer(None)
             }
-        }
+        })
     }
 }
 
@@ -166,9 +188,15 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             for _ in 0..PUBLISH_EVERY {
                 match entries.next().await {
                     Some(Ok((entry, responder))) => {
-                        bytes += entry_bytes(&entry) as u64;
-                        let outcome = Self::apply_entry(&mut applied, entry);
-                        answers.extend(responder.map(|responder| (responder, outcome)));
+                        let size = entry_bytes(&entry) as u64;
+                        match self.apply_entry(&mut applied, entry) {
+                            Ok(outcome) => answers.extend(responder.map(|responder| (responder, outcome))),
+                            Err(e) => {
+                                failed = Some(e);
+                                break;
+                            }
+                        }
+                        bytes += size;
                     }
                     Some(Err(e)) => {
                         failed = Some(e);

@@ -139,7 +139,10 @@ pub fn entry_from_wire(wire: v1::LogEntry) -> Result<Entry, Invalid> {
     let log_id = possible_log_id(wire.log_id.ok_or(Invalid::Missing("log id"))?)?;
     let payload = match wire.payload.ok_or(Invalid::Missing("log entry's payload"))? {
         Wire::Blank(_) => Payload::Blank,
-        Wire::Command(command) => Payload::Normal(Command::decode(command)?),
+        Wire::Command(command) => Payload::Normal(
+            Command::decode(command)
+                .map_err(|e| Invalid::UnknownCommand { index: log_id.index, what: e.to_string() })?,
+        ),
         // Without voters everyone would be a quorum.
         Wire::Membership(membership) if membership.configs.is_empty() => {
             return Err(Invalid::Missing("membership's voters"));

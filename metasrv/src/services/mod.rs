@@ -1,13 +1,19 @@
 //! The gRPC services: they turn messages into calls on a [`crate::peer::Peer`] and back, and hold no logic of their own.
 //!
 //! - [`kv`] with [`pipeline`], [`cluster`]: for clients; [`raft`]: for the other peers;
+//! - [`leases`], [`sessions`] with [`keep_alive`], [`scopes`], [`quotas`]: for clients, too;
 //! - [`streams`]: who serves a stream of answers, and for how long;
 //! - this file: the secret's check, a call's deadline, and the member that serves.
 
 pub mod cluster;
+pub mod keep_alive;
 pub mod kv;
+pub mod leases;
 pub mod pipeline;
+pub mod quotas;
 pub mod raft;
+pub mod scopes;
+pub mod sessions;
 pub mod streams;
 
 use std::sync::Arc;

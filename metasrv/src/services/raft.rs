@@ -26,7 +26,7 @@ use crate::peer::Peer;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
 use crate::peer::reads::{self, Retry};
-use crate::raft::types::{TypeConfig, log_id};
+use crate::raft::types::TypeConfig;
 use crate::raft::wire::{
     append_request_from_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_from_wire, vote_to_wire,
 };
@@ -88,6 +88,23 @@ fn stopped(peer: &Peer, error: impl std::fmt::Display) -> Failure {
     Failure::unavailable(format!("peer {}: the consensus core ended: {error}", peer.identity.id))
 }
 
+/// An append of the leader's. A command that this build does not know ends the peer: it must not be skipped (semantics,
+/// section 1), and no later attempt would fare better.
+fn append_from_wire(peer: &Peer, request: v1::AppendRequest) -> Result<AppendEntriesRequest<TypeConfig>, Failure> {
+    append_request_from_wire(request).map_err(|e| match e {
+        Invalid::UnknownCommand { index, what } => {
+            let what = format!(
+                "log entry {index} holds a command that this build ({}) cannot read ({what}): start this peer with the build \
+                 that the leader runs; its data stays as it is",
+                env!("CARGO_PKG_VERSION")
+            );
+            peer.fail(&what);
+            Failure::unavailable(format!("peer {}: {what}", peer.identity.id))
+        }
+        e => Failure::invalid(e),
+    })
+}
+
 /// The answer to one append of a stream.
 fn append_answer(result: StreamAppendResult<TypeConfig>) -> v1::AppendResponse {
     use v1::append_response::Result as Wire;
@@ -121,7 +138,7 @@ impl Raft for RaftService {
     async fn append(&self, request: Request<v1::AppendRequest>) -> Result<Response<v1::AppendResponse>, Status> {
         let mut request = request.into_inner();
         let member = self.addressed(request.header.take())?;
-        let rpc = append_request_from_wire(request).map_err(Failure::invalid)?;
+        let rpc = append_from_wire(&self.peer, request)?;
         use v1::append_response::Result as Wire;
         let result = match member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))? {
             AppendEntriesResponse::Success => Wire::Success(true),
@@ -155,9 +172,7 @@ impl Raft for RaftService {
         let service = self.clone();
         let appends = futures::stream::iter([first]).chain(rest).scan((), move |(), append| {
             // The sender may have been removed since the stream began.
-            let checked = service
-                .addressed(header.clone())
-                .and_then(|_| append_request_from_wire(append).map_err(Failure::invalid));
+            let checked = service.addressed(header.clone()).and_then(|_| append_from_wire(&service.peer, append));
             let checked =
                 checked.inspect_err(|failure| tracing::warn!("a stream of appends is ended: {}", failure.message));
             futures::future::ready(checked.ok())
@@ -244,8 +259,8 @@ impl Raft for RaftService {
         let deadline = deadline(request.metadata());
         let member = self.addressed(request.into_inner().header)?;
         let confirmed = tokio::time::timeout_at(deadline.into(), reads::local(&member.view)).await;
-        let index = match confirmed {
-            Ok(Ok(index)) => index,
+        let id = match confirmed {
+            Ok(Ok(id)) => id,
             Ok(Err(Retry::No(failure))) => return Err(failure.into()),
             Ok(Err(Retry::Yes(why))) => {
                 return Err(Failure {
@@ -257,9 +272,7 @@ impl Raft for RaftService {
             }
             Err(_) => return Err(Failure::unavailable("no quorum confirmed the leadership in time").into()),
         };
-        Ok(Response::new(v1::ReadIndexResponse {
-            read_log_id: Some(log_id_to_wire(log_id(member.view.term(), index))),
-        }))
+        Ok(Response::new(v1::ReadIndexResponse { read_log_id: Some(log_id_to_wire(id)) }))
     }
 
     async fn readdress(

@@ -201,9 +201,19 @@ impl State {
         })
     }
 
-    /// Every live lease's time to live, in order of their ids.
-    pub fn lease_ttls(&self) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
-        self.leases.iter().map(|(id, lease)| (*id, lease.ttl_ms))
+    /// The times to live of the live leases granted behind a revision, in order of their ids.
+    pub fn lease_ttls(&self, after: Revision) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
+        self.leases.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, lease)| (*id, lease.ttl_ms))
+    }
+
+    /// A lease's time to live, if it is alive.
+    pub fn lease_ttl(&self, id: LeaseId) -> Option<u64> {
+        self.leases.get(&id).map(|lease| lease.ttl_ms)
+    }
+
+    /// How many scopes a lease owns.
+    pub fn lease_scopes(&self, id: LeaseId) -> usize {
+        self.leases.get(&id).map_or(0, |lease| lease.scopes.len())
     }
 
     /// Whether a lease is alive.
@@ -221,9 +231,14 @@ impl State {
         self.sessions.contains(id)
     }
 
-    /// Every open session's time to live, in order of their ids.
-    pub fn session_ttls(&self) -> impl Iterator<Item = (SessionId, u64)> + '_ {
-        self.sessions.iter().map(|(id, session)| (id, session.ttl_ms))
+    /// A session's time to live, if it is open.
+    pub fn session_ttl(&self, id: SessionId) -> Option<u64> {
+        self.sessions.ttl_ms(id)
+    }
+
+    /// The times to live of the sessions opened behind a revision, in order of their ids.
+    pub fn session_ttls(&self, after: Revision) -> impl Iterator<Item = (SessionId, u64)> + '_ {
+        self.sessions.ttls(after)
     }
 
     /// How many leases, scopes and sessions there are.

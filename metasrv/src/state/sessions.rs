@@ -3,6 +3,7 @@
 //! A session keeps the outcome of each request that its client may still ask about, encoded. A request below the
 //! session's lowest unanswered sequence is never run again; one too far above it is refused.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -60,6 +61,14 @@ impl Sessions {
 
     pub fn contains(&self, id: SessionId) -> bool {
         self.by_id.contains_key(&id)
+    }
+
+    pub fn ttl_ms(&self, id: SessionId) -> Option<u64> {
+        self.by_id.get(&id).map(|session| session.ttl_ms)
+    }
+
+    pub fn ttls(&self, after: SessionId) -> impl Iterator<Item = (SessionId, u64)> {
+        self.by_id.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, session)| (*id, session.ttl_ms))
     }
 
     pub fn open(&mut self, id: SessionId, ttl_ms: u64, holder: &str, hash: &mut StateHash) {

@@ -110,7 +110,7 @@ impl TestCluster {
         futures::future::join_all(stopping).await;
     }
 
-    fn channel(&self, id: u64) -> Channel {
+    pub fn channel(&self, id: u64) -> Channel {
         Channel::from_shared(format!("http://{}", self.configs[&id].listen)).unwrap().connect_lazy()
     }
 

@@ -1,0 +1,179 @@
+//! Leases, sessions, scopes and quotas of the cluster, typed (semantics, sections 4 to 6).
+//!
+//! Granting and opening are sent again when an answer was lost: at worst that leaves a lease or session that nobody knows
+//! and that ends by itself. Revoking, closing and setting a quota may be sent twice without harm; `existed` is then false
+//! if the first attempt did it.
+
+use std::time::{Duration, Instant};
+
+use lake_proto::coordination::{LeaseId, Scope, SessionId, validate_holder, validate_lease_ttl, validate_session_ttl};
+use lake_proto::v1;
+use lake_proto::v1::leases_client::LeasesClient;
+use lake_proto::v1::quotas_client::QuotasClient;
+use lake_proto::v1::scopes_client::ScopesClient;
+use lake_proto::v1::sessions_client::SessionsClient;
+
+use super::{RemoteStore, revision, wire_options};
+use crate::store::{Applied, Error, Read, ReadOptions};
+
+/// A lease that was granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// Its fence, too: what [`Compare::lease_alive`](lake_proto::kv::Compare::lease_alive) takes.
+    pub id: LeaseId,
+    pub ttl: Duration,
+    /// Until when it is certainly alive, by this process's monotonic clock: counted from when it was asked for.
+    pub held_until: Instant,
+}
+
+/// A part of a listing, and whether there is more behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part<T> {
+    pub items: Vec<T>,
+    pub more: bool,
+}
+
+/// A limit on the bytes of keys and values under a prefix; the empty one is the whole map's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quota {
+    pub prefix: String,
+    pub limit_bytes: u64,
+    pub used_bytes: u64,
+}
+
+fn millis(d: Duration) -> u64 {
+    u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl RemoteStore {
+    /// Grants a lease. Keep it alive with a [`super::keeper::LeaseKeeper`], or it ends after its time to live.
+    ///
+    /// # Errors
+    /// `Invalid` for a time to live or a name beyond the limits; as every call.
+    pub async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
+        validate_lease_ttl(millis(ttl))?;
+        validate_holder(holder)?;
+        let asked = Instant::now();
+        let message = v1::GrantLeaseRequest { ttl_ms: millis(ttl), holder: holder.to_owned(), stamp: None };
+        let (answer, _) = self
+            .call_leader("granting a lease", deadline, true, |channel, timeout| {
+                let request = self.inner.request(message.clone(), timeout);
+                async move { Ok(LeasesClient::new(channel).grant(request?).await?.into_inner()) }
+            })
+            .await?;
+        Ok(Lease { id: answer.id, ttl, held_until: asked + ttl })
+    }
+
+    /// Ends a lease, deletes the keys that hang on it and releases its scopes. Says whether there was one.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn revoke_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, Error> {
+        let message = v1::RevokeLeaseRequest { id, stamp: None };
+        let (answer, _) = self
+            .call_leader(&format!("revoking lease {id}"), deadline, true, |channel, timeout| {
+                let request = self.inner.request(message, timeout);
+                async move { Ok(LeasesClient::new(channel).revoke(request?).await?.into_inner()) }
+            })
+            .await?;
+        Ok(answer.existed)
+    }
+
+    /// Opens a session that may be silent for `ttl`.
+    ///
+    /// # Errors
+    /// `Invalid` for a time to live or a name beyond the limits; as every call.
+    pub async fn open_session(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<SessionId, Error> {
+        validate_session_ttl(millis(ttl))?;
+        validate_holder(holder)?;
+        let message = v1::OpenSessionRequest { ttl_ms: millis(ttl), holder: holder.to_owned() };
+        let (answer, _) = self
+            .call_leader("opening a session", deadline, true, |channel, timeout| {
+                let request = self.inner.request(message.clone(), timeout);
+                async move { Ok(SessionsClient::new(channel).open(request?).await?.into_inner()) }
+            })
+            .await?;
+        Ok(answer.id)
+    }
+
+    /// Closes a session. Says whether there was one.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn close_session(&self, id: SessionId, deadline: Instant) -> Result<bool, Error> {
+        let message = v1::CloseSessionRequest { id };
+        let (answer, _) = self
+            .call_leader(&format!("closing session {id}"), deadline, true, |channel, timeout| {
+                let request = self.inner.request(message, timeout);
+                async move { Ok(SessionsClient::new(channel).close(request?).await?.into_inner()) }
+            })
+            .await?;
+        Ok(answer.existed)
+    }
+
+    /// Live scopes whose path begins with `prefix`, in order, behind the path `after` (empty: from the first). At most
+    /// `limit`; 0 means the most that there can be in one answer.
+    ///
+    /// # Errors
+    /// As every read.
+    pub async fn list_scopes(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Part<Scope>>, Error> {
+        let doing = format!("listing the scopes under {prefix:?}");
+        let message = v1::ListScopesRequest {
+            prefix: prefix.to_owned(),
+            after: after.to_owned(),
+            limit,
+            options: Some(wire_options(options)),
+        };
+        let (answer, _) = self
+            .call_leader(&doing, deadline, true, |channel, timeout| {
+                let request = self.inner.request(message.clone(), timeout);
+                async move { Ok(ScopesClient::new(channel).list(request?).await?.into_inner()) }
+            })
+            .await?;
+        let scopes = answer.scopes.into_iter().map(Scope::try_from).collect::<Result<_, _>>();
+        let items = scopes.map_err(|e| Error::Internal {
+            doing,
+            message: format!("the peer's answer cannot be read: {e}"),
+            applied: Applied::No,
+        })?;
+        Ok(Read { revision: revision(answer.header), value: Part { items, more: answer.more } })
+    }
+
+    /// Limits the bytes of keys and values under a prefix (empty: of the whole map); `None` lifts the limit.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn set_quota(&self, prefix: &str, bytes: Option<u64>, deadline: Instant) -> Result<(), Error> {
+        let message = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes };
+        self.call_leader(&format!("setting the quota of {prefix:?}"), deadline, true, |channel, timeout| {
+            let request = self.inner.request(message.clone(), timeout);
+            async move { Ok(QuotasClient::new(channel).set(request?).await?.into_inner()) }
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// All quotas.
+    ///
+    /// # Errors
+    /// As every read.
+    pub async fn quotas(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Vec<Quota>>, Error> {
+        let message = v1::ListQuotasRequest { options: Some(wire_options(options)) };
+        let (answer, _) = self
+            .call_leader("listing the quotas", deadline, true, |channel, timeout| {
+                let request = self.inner.request(message, timeout);
+                async move { Ok(QuotasClient::new(channel).list(request?).await?.into_inner()) }
+            })
+            .await?;
+        let quota = |q: v1::Quota| Quota { prefix: q.prefix, limit_bytes: q.limit_bytes, used_bytes: q.used_bytes };
+        let value = answer.quotas.into_iter().map(quota).collect();
+        Ok(Read { revision: revision(answer.header), value })
+    }
+}

@@ -1,0 +1,346 @@
+//! Leases, sessions, scopes and quotas as a member serves them (semantics, sections 4 to 6).
+//!
+//! What changes anything is a command through the log. A keep-alive is none: it is answered once a quorum has confirmed,
+//! in one read-index round for all that wait, that this peer leads the term in which it counts silence, and only then
+//! renews ([`super::countdowns`]). A renewal counts from the arrival of the request.
+//!
+//! Failure cases: a peer that does not lead, or no longer leads the same term, answers NotLeader; without a quorum:
+//! Unavailable. A keep-alive that failed has renewed nothing and may be sent again.
+
+use std::time::{Duration, Instant};
+
+use lake_client::store::ReadOptions;
+use lake_proto::coordination::{
+    LeaseId, Scope, SessionId, Stamp, validate_holder, validate_lease_ttl, validate_session_ttl,
+};
+use lake_proto::kv::{Invalid, Revision};
+use lake_proto::limits::{MAX_IDS, MAX_KEY_BYTES};
+use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
+
+use super::countdowns::Renewal;
+use super::duties::Mortal;
+use super::failure::Failure;
+use super::member::{Member, misanswered};
+use crate::log::lock;
+use crate::state::command::{Action, Outcome};
+use crate::state::quotas::Quota;
+use crate::state::{Lease, State};
+
+/// How long a keep-alive waits for a new leader to begin its duties.
+const DUTY_BEGINS: Duration = Duration::from_secs(2);
+/// How long a confirmed keep-alive waits until what was committed before is applied.
+const APPLIES: Duration = Duration::from_secs(5);
+
+/// What a keep-alive came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeptAlive {
+    pub revision: Revision,
+    pub alive: Vec<Revision>,
+    pub expired: Vec<Revision>,
+}
+
+/// A part of a listing, and whether there is more behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part<T> {
+    pub revision: Revision,
+    pub items: Vec<T>,
+    pub more: bool,
+}
+
+impl<T> Part<T> {
+    fn of(revision: Revision, items: impl Iterator<Item = T>, limit: u32) -> Self {
+        let limit = match limit as usize {
+            0 => MAX_IDS,
+            limit => limit.min(MAX_IDS),
+        };
+        let mut items: Vec<T> = items.take(limit + 1).collect();
+        let more = items.len() > limit;
+        items.truncate(limit);
+        Self { revision, items, more }
+    }
+}
+
+/// The quotas that it is time to warn of.
+pub(super) fn nearly_full(state: &State) -> Vec<v1::Quota> {
+    state
+        .quotas()
+        .filter(|(_, quota)| quota.is_nearly_full())
+        .map(|(prefix, quota)| quota_to_wire(prefix, quota))
+        .collect()
+}
+
+/// A quota as it is told.
+pub fn quota_to_wire(prefix: &str, quota: Quota) -> v1::Quota {
+    v1::Quota { prefix: prefix.to_owned(), limit_bytes: quota.limit_bytes, used_bytes: quota.used_bytes }
+}
+
+impl Member {
+    // ---- leases and sessions ----------------------------------------------------------------------------------
+
+    /// Grants a lease.
+    ///
+    /// # Errors
+    /// As [`Member::propose`]. A grant of which nobody knows leaves at most a lease that expires by itself.
+    pub async fn grant_lease(
+        &self,
+        ttl_ms: u64,
+        holder: String,
+        stamp: Option<Stamp>,
+        deadline: Instant,
+    ) -> Result<LeaseId, Failure> {
+        validate_lease_ttl(ttl_ms).and_then(|()| validate_holder(&holder)).map_err(Failure::invalid)?;
+        let granted = self.propose(Action::GrantLease { ttl_ms, holder }, stamp, deadline).await?;
+        let id = self.began(Mortal::Lease, ttl_ms, granted)?;
+        self.counters.leases_granted.add(1);
+        Ok(id)
+    }
+
+    /// Ends a lease, with the keys that hang on it and its scopes. Says at which revision, and whether there was one.
+    ///
+    /// # Errors
+    /// As [`Member::propose`].
+    pub async fn revoke_lease(
+        &self,
+        lease: LeaseId,
+        stamp: Option<Stamp>,
+        deadline: Instant,
+    ) -> Result<(Revision, bool), Failure> {
+        let (revision, existed) =
+            self.end(Mortal::Lease, lease, Action::RevokeLease { lease }, stamp, deadline).await?;
+        self.counters.leases_revoked.add(u64::from(existed));
+        Ok((revision, existed))
+    }
+
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// As [`Member::propose`]. An opening of which nobody knows leaves at most a session that ends by itself.
+    pub async fn open_session(&self, ttl_ms: u64, holder: String, deadline: Instant) -> Result<SessionId, Failure> {
+        validate_session_ttl(ttl_ms).and_then(|()| validate_holder(&holder)).map_err(Failure::invalid)?;
+        let opened = self.propose(Action::OpenSession { ttl_ms, holder }, None, deadline).await?;
+        let id = self.began(Mortal::Session, ttl_ms, opened)?;
+        self.counters.sessions_opened.add(1);
+        Ok(id)
+    }
+
+    /// Closes a session. Says at which revision, and whether there was one.
+    ///
+    /// # Errors
+    /// As [`Member::propose`].
+    pub async fn close_session(&self, session: SessionId, deadline: Instant) -> Result<(Revision, bool), Failure> {
+        let action = Action::CloseSession { session };
+        let (revision, existed) = self.end(Mortal::Session, session, action, None, deadline).await?;
+        self.counters.sessions_closed.add(u64::from(existed));
+        Ok((revision, existed))
+    }
+
+    fn began(&self, kind: Mortal, ttl_ms: u64, outcome: Outcome) -> Result<Revision, Failure> {
+        let Outcome::Granted { id } = outcome else { return Err(misanswered(&outcome)) };
+        lock(self.duties.of(kind)).began(id, Duration::from_millis(ttl_ms), Instant::now());
+        Ok(id)
+    }
+
+    async fn end(
+        &self,
+        kind: Mortal,
+        id: Revision,
+        action: Action,
+        stamp: Option<Stamp>,
+        deadline: Instant,
+    ) -> Result<(Revision, bool), Failure> {
+        match self.propose(action, stamp, deadline).await? {
+            Outcome::Ended { revision, existed } => {
+                lock(self.duties.of(kind)).ended(id);
+                Ok((revision, existed))
+            }
+            other => Err(misanswered(&other)),
+        }
+    }
+
+    /// Renews what is alive of `ids`, counted from `arrived`, once a quorum has confirmed this leader since then.
+    ///
+    /// # Errors
+    /// InvalidArgument for too many ids, NotLeader, Unavailable without a quorum, Overloaded: nothing was renewed.
+    pub async fn keep_alive(&self, kind: Mortal, ids: &[Revision], arrived: Instant) -> Result<KeptAlive, Failure> {
+        if ids.len() > MAX_IDS {
+            let what = format!("{} ids are to be kept alive by one message; at most {MAX_IDS} can be", ids.len());
+            return Err(Failure::invalid(what));
+        }
+        let term = self.term_on_duty().await?;
+        let point = self.reads.next_round().await?;
+        if point.term != term {
+            return Err(self.leads_no_more(term));
+        }
+        let mut published = self.published.subscribe();
+        let applied = published.wait_for(|applied| applied.last.is_some_and(|id| id.index >= point.index));
+        let applied = match tokio::time::timeout(APPLIES, applied).await {
+            Ok(Ok(applied)) => applied.clone(),
+            Ok(Err(_)) => return Err(Failure::unavailable(format!("peer {} is stopping", self.identity.id))),
+            Err(_) => {
+                let what = format!(
+                    "peer {} has not applied what was committed before within {} s: nothing was renewed, send it again",
+                    self.identity.id,
+                    APPLIES.as_secs()
+                );
+                return Err(Failure::unavailable(what));
+            }
+        };
+        self.reads.confirm(point);
+        let mut kept = KeptAlive { revision: applied.state.revision(), ..KeptAlive::default() };
+        {
+            let mut countdowns = lock(self.duties.of(kind));
+            for id in ids {
+                let renewal = kind.ttl(&applied.state, *id).map(|ttl| countdowns.renew(term, *id, ttl, arrived));
+                match renewal {
+                    Some(Renewal::Alive) => kept.alive.push(*id),
+                    Some(Renewal::Over) | None => kept.expired.push(*id),
+                    Some(Renewal::OtherTerm) => return Err(self.leads_no_more(term)),
+                }
+            }
+        }
+        self.counters.renewed.add(kept.alive.len() as u64);
+        self.counters.not_renewed.add(kept.expired.len() as u64);
+        Ok(kept)
+    }
+
+    /// The term in which this peer is on duty; waits for a new leader to begin.
+    async fn term_on_duty(&self) -> Result<u64, Failure> {
+        let mut term = self.duties.term();
+        let on_duty = *term.borrow();
+        if on_duty != 0 {
+            return Ok(on_duty);
+        }
+        if self.view.led_term().is_none() {
+            return Err(self.leads_not());
+        }
+        match tokio::time::timeout(DUTY_BEGINS, term.wait_for(|term| *term != 0)).await {
+            Ok(Ok(term)) => Ok(*term),
+            Ok(Err(_)) => Err(Failure::unavailable(format!("peer {} is stopping", self.identity.id))),
+            Err(_) if self.view.led_term().is_none() => Err(self.leads_not()),
+            Err(_) => {
+                let term = self.view.term();
+                let what = format!(
+                    "peer {} leads term {term}, but has not begun its duties within {} s: send it again",
+                    self.identity.id,
+                    DUTY_BEGINS.as_secs()
+                );
+                Err(Failure { term, leader: self.view.leader(), ..Failure::unavailable(what) })
+            }
+        }
+    }
+
+    fn leads_not(&self) -> Failure {
+        let term = self.view.term();
+        let leader = self.view.leader().filter(|leader| leader.id != self.identity.id);
+        let message = match &leader {
+            Some(leader) => format!(
+                "peer {} does not lead term {term}; peer {} at {} does",
+                self.identity.id, leader.id, leader.grpc_address
+            ),
+            None => format!("peer {} does not lead term {term}, and knows of no leader", self.identity.id),
+        };
+        Failure { term, leader, ..Failure::new(Kind::NotLeader, message) }
+    }
+
+    fn leads_no_more(&self, term: u64) -> Failure {
+        let failure = self.leads_not();
+        let message =
+            format!("peer {} no longer leads term {term}: nothing was renewed, ask the leader", self.identity.id);
+        Failure { message, ..failure }
+    }
+
+    /// Live leases behind an id, each with how long it has left, if this peer measures that.
+    ///
+    /// # Errors
+    /// As [`Member::read`].
+    pub async fn list_leases(
+        &self,
+        after: LeaseId,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Part<(Lease, Option<Duration>)>, Failure> {
+        let applied = self.read(options, deadline).await?;
+        let part = Part::of(applied.state.revision(), applied.state.leases(after), limit);
+        let now = Instant::now();
+        let countdowns = lock(self.duties.of(Mortal::Lease));
+        let items = part.items.into_iter().map(|lease| {
+            let remaining = countdowns.remaining(lease.id, now);
+            (lease, remaining)
+        });
+        Ok(Part { items: items.collect(), revision: part.revision, more: part.more })
+    }
+
+    // ---- scopes and quotas ------------------------------------------------------------------------------------
+
+    /// Live scopes whose path begins with a prefix, behind a path.
+    ///
+    /// # Errors
+    /// As [`Member::read`].
+    pub async fn list_scopes(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Part<Scope>, Failure> {
+        for path in [prefix, after] {
+            check_length(path)?;
+        }
+        let applied = self.read(options, deadline).await?;
+        Ok(Part::of(applied.state.revision(), applied.state.scopes(prefix, after), limit))
+    }
+
+    /// Limits the bytes of keys and values under a prefix (empty: of the whole map), or lifts the limit.
+    ///
+    /// # Errors
+    /// As [`Member::propose`]; InvalidArgument for what is no prefix of keys.
+    pub async fn set_quota(&self, prefix: String, bytes: Option<u64>, deadline: Instant) -> Result<Revision, Failure> {
+        check_length(&prefix)?;
+        if !prefix.is_empty() && !prefix.starts_with('/') {
+            let what = format!("{prefix:?} is no prefix of keys: it is empty, for the whole map, or begins with `/`");
+            return Err(Failure::invalid(what));
+        }
+        match self.propose(Action::SetQuota { prefix, bytes }, None, deadline).await? {
+            Outcome::Set { revision } => Ok(revision),
+            other => Err(misanswered(&other)),
+        }
+    }
+
+    /// All quotas.
+    ///
+    /// # Errors
+    /// As [`Member::read`].
+    pub async fn list_quotas(
+        &self,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<(Revision, Vec<v1::Quota>), Failure> {
+        let applied = self.read(options, deadline).await?;
+        let quotas = applied.state.quotas().map(|(prefix, quota)| quota_to_wire(prefix, quota)).collect();
+        Ok((applied.state.revision(), quotas))
+    }
+}
+
+fn check_length(prefix: &str) -> Result<(), Failure> {
+    if prefix.len() > MAX_KEY_BYTES {
+        let key = prefix.chars().take(64).collect();
+        return Err(Failure::invalid(Invalid::KeyLength { key, len: prefix.len() }));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_says_whether_there_is_more() {
+        assert_eq!(Part::of(1, 0..3, 2), Part { revision: 1, items: vec![0, 1], more: true });
+        assert_eq!(Part::of(1, 0..2, 2), Part { revision: 1, items: vec![0, 1], more: false });
+        assert_eq!(Part::of(1, 0..5000, 0).items.len(), MAX_IDS);
+        assert_eq!(Part::of(1, 0..5000, 4000).items.len(), MAX_IDS);
+    }
+}

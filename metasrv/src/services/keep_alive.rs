@@ -1,0 +1,76 @@
+//! Streams that keep leases or sessions alive: each message is answered once its renewals are confirmed, in order.
+//!
+//! One task serves one stream. It starts a message's renewal when the message arrives, so that all messages that wait
+//! share the next confirmation; it holds no logic.
+//!
+//! Limits: [`MAX_IN_FLIGHT`] messages of one stream, further ones are not read until some are answered, and count as
+//! arrived when they are read; a caller that does not read its answers is not read from.
+//! It ends with the first message that fails, with that failure: the caller turns to whoever leads and sends again. It
+//! also ends when the caller closes its side and has been answered, when the caller goes, and when the server stops.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures::StreamExt;
+use futures::stream::FuturesOrdered;
+use lake_proto::v1;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+use super::streams::Messages;
+use crate::peer::duties::Mortal;
+use crate::peer::failure::Failure;
+use crate::peer::member::Member;
+
+/// Messages of one stream that are under way.
+pub const MAX_IN_FLIGHT: usize = 16;
+
+/// Serves one stream.
+pub async fn serve(
+    member: Arc<Member>,
+    kind: Mortal,
+    mut requests: Streaming<v1::KeepAliveRequest>,
+    answers: Messages<v1::KeepAliveResponse>,
+    stop: CancellationToken,
+) {
+    let mut in_flight = FuturesOrdered::new();
+    let mut open = true;
+    while open || !in_flight.is_empty() {
+        let answer = tokio::select! {
+            () = stop.cancelled() => {
+                let stopping = format!("peer {} is stopping: nothing was renewed, ask the leader", member.identity.id);
+                // The caller may be gone as well.
+                let _ = answers.try_send(Err(Failure::unavailable(stopping).into()));
+                return;
+            }
+            message = requests.message(), if open && in_flight.len() < MAX_IN_FLIGHT => {
+                match message {
+                    Ok(Some(message)) => in_flight.push_back(answer(member.clone(), kind, message, Instant::now())),
+                    Ok(None) => open = false,
+                    Err(_) => return,
+                }
+                continue;
+            }
+            Some(answer) = in_flight.next() => answer,
+        };
+        let failed = answer.is_err();
+        if answers.send(answer.map_err(Into::into)).await.is_err() || failed {
+            return;
+        }
+    }
+}
+
+async fn answer(
+    member: Arc<Member>,
+    kind: Mortal,
+    request: v1::KeepAliveRequest,
+    arrived: Instant,
+) -> Result<v1::KeepAliveResponse, Failure> {
+    let kept = member.keep_alive(kind, &request.ids, arrived).await?;
+    Ok(v1::KeepAliveResponse {
+        header: Some(member.header(kept.revision)),
+        alive: kept.alive,
+        expired: kept.expired,
+        tag: request.tag,
+    })
+}

@@ -1,0 +1,62 @@
+//! The `Sessions` service.
+
+use std::sync::Arc;
+
+use lake_proto::v1;
+use lake_proto::v1::sessions_server::Sessions;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::streams::Streams;
+use super::{deadline, keep_alive, serving};
+use crate::peer::Peer;
+use crate::peer::duties::Mortal;
+
+/// Serves one peer's sessions.
+pub struct SessionsService {
+    peer: Arc<Peer>,
+    streams: Streams,
+}
+
+impl SessionsService {
+    /// Of this peer.
+    pub fn new(peer: Arc<Peer>, streams: Streams) -> Self {
+        Self { peer, streams }
+    }
+}
+
+#[tonic::async_trait]
+impl Sessions for SessionsService {
+    async fn open(
+        &self,
+        request: Request<v1::OpenSessionRequest>,
+    ) -> Result<Response<v1::OpenSessionResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let member = serving(&self.peer, request.metadata())?;
+        let request = request.into_inner();
+        let id = member.open_session(request.ttl_ms, request.holder, deadline).await?;
+        Ok(Response::new(v1::OpenSessionResponse { header: Some(member.header(id)), id }))
+    }
+
+    async fn close(
+        &self,
+        request: Request<v1::CloseSessionRequest>,
+    ) -> Result<Response<v1::CloseSessionResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let member = serving(&self.peer, request.metadata())?;
+        let (revision, existed) = member.close_session(request.into_inner().id, deadline).await?;
+        Ok(Response::new(v1::CloseSessionResponse { header: Some(member.header(revision)), existed }))
+    }
+
+    type KeepAliveStream = ReceiverStream<Result<v1::KeepAliveResponse, Status>>;
+
+    async fn keep_alive(
+        &self,
+        request: Request<Streaming<v1::KeepAliveRequest>>,
+    ) -> Result<Response<Self::KeepAliveStream>, Status> {
+        let member = serving(&self.peer, request.metadata())?;
+        let requests = request.into_inner();
+        let serve = |answers, stop| keep_alive::serve(member, Mortal::Session, requests, answers, stop);
+        Ok(Response::new(self.streams.open(serve)?))
+    }
+}
