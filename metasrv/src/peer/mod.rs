@@ -8,7 +8,7 @@
 //! [`Member`] runs a consensus core. A peer that finds a cluster id in its mark starts as a member at once.
 //!
 //! - [`founding`]: `Init`, which makes one cluster of several fresh peers;
-//! - [`member`]: reads and transactions;
+//! - [`member`]: reads and transactions; [`watches`]: changes as they happen;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member;
 //! - [`failure`]: why a call failed.
 
@@ -20,6 +20,7 @@ pub mod pages;
 pub mod reads;
 pub mod view;
 pub mod watchdog;
+pub mod watches;
 
 use std::path::PathBuf;
 use std::sync::Arc;

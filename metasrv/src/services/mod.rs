@@ -1,6 +1,6 @@
 //! The gRPC services: they turn messages into calls on a [`crate::peer::Peer`] and back, and hold no logic of their own.
 //!
-//! - [`kv`] with [`pipeline`], [`cluster`]: for clients; [`raft`]: for the other peers;
+//! - [`kv`] with [`pipeline`], [`watch`], [`cluster`]: for clients; [`raft`]: for the other peers;
 //! - [`streams`]: who serves a stream of answers, and for how long;
 //! - this file: the secret's check, a call's deadline, and the member that serves.
 
@@ -9,6 +9,7 @@ pub mod kv;
 pub mod pipeline;
 pub mod raft;
 pub mod streams;
+pub mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
