@@ -73,7 +73,7 @@ impl Identity {
 pub struct Settings {
     pub timing: Timing,
     pub storage: StorageConfig,
-    /// How long the pages of a listing are held.
+    /// How long the pages of a listing, and snapshots, are held.
     pub page_life: Duration,
     /// How free space is found out.
     pub free_space: FreeSpace,

@@ -1,9 +1,13 @@
 //! One watcher: its place in the changes.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lake_proto::kv::Revision;
 use lake_proto::v1::error_detail::Kind;
+use rand::Rng;
+use tokio::sync::SemaphorePermit;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
@@ -15,6 +19,9 @@ use super::pace::MARK_EVERY;
 use crate::log::lock;
 use crate::peer::failure::Failure;
 use crate::state::changes::Compacted;
+
+/// How long a watcher that finds another one looking waits until it tries again.
+const LOOK_AGAIN_MS: RangeInclusive<u64> = 1..=20;
 
 /// A watch. Dropping it ends it.
 pub struct Watcher {
@@ -84,8 +91,9 @@ impl Watcher {
 
     /// Looks at the kept changes, once. It is still behind afterwards if there is more to look at.
     async fn look(&mut self) -> Result<Option<Message>, Failure> {
+        let watches = self.watches.clone();
         let found = {
-            let _alone = self.watches.looking.acquire().await.map_err(|_| self.watches.stopping())?;
+            let _alone = watches.turn_to_look().await;
             let applied = self.watches.published.current();
             if applied.state.revision() + 1 < self.next {
                 self.behind = false;
@@ -113,6 +121,20 @@ impl Watcher {
             self.next
         );
         Failure { oldest_revision: oldest, ..Failure::new(Kind::Compacted, what) }
+    }
+}
+
+impl Watches {
+    /// Waits until no other watcher looks. Not in a queue: a connection that has no room does not poll its watchers, and one
+    /// whose turn it were would hold up all others.
+    async fn turn_to_look(&self) -> SemaphorePermit<'_> {
+        loop {
+            if let Ok(turn) = self.looking.try_acquire() {
+                return turn;
+            }
+            let wait = rand::rng().random_range(LOOK_AGAIN_MS);
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+        }
     }
 }
 
