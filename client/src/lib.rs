@@ -2,7 +2,7 @@
 //!
 //! - [`store`]: the [`store::MetaStore`] trait that everything above the metadata talks to, and its errors;
 //! - [`memory`]: the store for tests, and the reference of what a store does;
-//! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline;
+//! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline; watches;
 //! - [`secret`]: the cluster secret, read from a file and never shown;
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
 //! - `cache` (feature `cache`): table pointers cached with moka, so that a query needs no metadata call.

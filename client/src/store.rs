@@ -41,6 +41,31 @@ pub struct ReadOptions {
     pub consistency: Consistency,
     /// Wait, up to the deadline, until this revision has been applied. 0: no wait.
     pub min_revision: Revision,
+    /// Read from this snapshot; the other options do not count then.
+    pub snapshot: Option<Snapshot>,
+}
+
+/// A state that is held for a bounded time, so that several reads see one revision: [`MetaStore::open_snapshot`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Snapshot(std::num::NonZeroU64);
+
+impl Snapshot {
+    /// The snapshot that a peer names so; 0 names none.
+    pub fn from_wire(id: u64) -> Option<Self> {
+        std::num::NonZeroU64::new(id).map(Self)
+    }
+
+    /// As a peer names it.
+    pub fn to_wire(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl ReadOptions {
+    /// Reads from a snapshot.
+    pub fn at(snapshot: Snapshot) -> Self {
+        Self { snapshot: Some(snapshot), ..Self::default() }
+    }
 }
 
 /// A read's value, and the revision of the state it was read from.
@@ -93,6 +118,13 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<Read<Page>, Error>;
+
+    /// Has the state held for a bounded time: reads with [`ReadOptions::at`] what this returns see one revision. Once it
+    /// is no longer held, or the peer that held it no longer answers: SnapshotExpired, start again.
+    async fn open_snapshot(&self, _options: ReadOptions, _deadline: Instant) -> Result<Read<Snapshot>, Error> {
+        let message = "this store has no snapshots".to_owned();
+        Err(Error::Refused { doing: "opening a snapshot".to_owned(), message })
+    }
 
     /// Runs a transaction. A failed compare is an answer (`succeeded == false`), not an error.
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error>;
@@ -164,9 +196,14 @@ pub enum Error {
         last: String,
         applied: Applied,
     },
-    /// The pages of this listing are no longer held.
-    #[error("listing {prefix}: the pages are no longer held; start again")]
+    /// The snapshot that was being read, or that the pages of a listing come from, is no longer held.
+    #[error("{prefix}: the snapshot that was being read is no longer held; start again")]
     SnapshotExpired { prefix: String },
+    /// The changes asked for are no longer kept.
+    #[error(
+        "{doing}: the changes asked for are no longer kept, the first that can be watched from is {oldest}; list again, and watch from the revision after the listing's"
+    )]
+    Compacted { doing: String, oldest: Revision },
     /// A defect or damaged data.
     #[error("{doing}: {message}")]
     Internal { doing: String, message: String, applied: Applied },
@@ -176,7 +213,9 @@ impl Error {
     /// Whether the change that failed may have been made.
     pub fn applied(&self) -> Applied {
         match self {
-            Error::Invalid(_) | Error::Refused { .. } | Error::SnapshotExpired { .. } => Applied::No,
+            Error::Invalid(_) | Error::Refused { .. } | Error::SnapshotExpired { .. } | Error::Compacted { .. } => {
+                Applied::No
+            }
             Error::Unavailable { applied, .. } | Error::Internal { applied, .. } => *applied,
         }
     }

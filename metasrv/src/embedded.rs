@@ -9,9 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lake_client::store::{self, Capabilities, Committed, MetaStore, Page, Read, ReadOptions};
-use lake_proto::kv::{KeyValue, Txn};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use lake_client::store::{self, Capabilities, Committed, MetaStore, Page, Read, ReadOptions, Snapshot};
+use lake_proto::kv::{KeyValue, Revision, Txn};
+use lake_proto::v1;
 use lake_proto::v1::error_detail::{Applied, Kind};
+use lake_proto::watch::Changes;
+use prost::Message as _;
 
 use crate::error::Error;
 use crate::peer::failure::Failure;
@@ -102,31 +107,74 @@ impl EmbeddedStore {
         self.peer.shutdown().await;
     }
 
+    /// Watches every change under `prefix` from a revision on; 0: from now on. A stream that ends after its first error.
+    ///
+    /// # Errors
+    /// A prefix that is too long, too many watchers, a store that is closed.
+    pub async fn watch(
+        &self,
+        prefix: &str,
+        from: Revision,
+        deadline: Instant,
+    ) -> Result<BoxStream<'static, Result<Changes, store::Error>>, store::Error> {
+        let started = Instant::now();
+        let watcher = self.member.watch(prefix, from, deadline).await;
+        let watcher = watcher.map_err(|f| self.error(format!("watching {prefix:?}"), started, f))?;
+        let (dir, doing) = (self.dir.clone(), format!("watching {prefix:?}"));
+        let messages = futures::stream::unfold(Some(watcher), move |watcher| {
+            let (dir, doing) = (dir.clone(), doing.clone());
+            async move {
+                let mut watcher = watcher?;
+                Some(match watcher.next().await {
+                    Ok(message) => (changes(doing, message.encoded), Some(watcher)),
+                    Err(failure) => (Err(error(&dir, doing, started, failure)), None),
+                })
+            }
+        });
+        Ok(messages.boxed())
+    }
+
     fn error(&self, doing: String, started: Instant, failure: Failure) -> store::Error {
-        let applied = match failure.applied {
-            Applied::Unknown => store::Applied::Unknown,
-            Applied::NotApplied => store::Applied::No,
-        };
-        match failure.kind {
-            Kind::InvalidArgument
-            | Kind::WrongIdentity
-            | Kind::Unauthenticated
-            | Kind::QuotaExceeded
-            | Kind::SessionExpired
-            | Kind::LeaseExpired
-            | Kind::Compacted => store::Error::Refused { doing, message: failure.message },
-            Kind::Internal | Kind::Unspecified => store::Error::Internal { doing, message: failure.message, applied },
-            Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: doing },
-            Kind::NotLeader | Kind::Unavailable | Kind::Overloaded => store::Error::Unavailable {
-                doing,
-                endpoints: vec![format!("embedded in this process, {}", self.dir.display())],
-                attempts: 1,
-                elapsed: started.elapsed(),
-                leader: "a cluster of one".to_owned(),
-                last: failure.message,
-                applied,
-            },
+        error(&self.dir, doing, started, failure)
+    }
+}
+
+/// A message of a watch as a caller in this process sees it.
+fn changes(doing: String, encoded: bytes::Bytes) -> Result<Changes, store::Error> {
+    let response = v1::WatchResponse::decode(encoded).map_err(|e| e.to_string());
+    response.and_then(|response| Changes::try_from(response).map_err(|e| e.to_string())).map_err(|what| {
+        store::Error::Internal {
+            doing,
+            message: format!("a message cannot be read: {what}; this is a defect"),
+            applied: store::Applied::No,
         }
+    })
+}
+
+fn error(dir: &Path, doing: String, started: Instant, failure: Failure) -> store::Error {
+    let applied = match failure.applied {
+        Applied::Unknown => store::Applied::Unknown,
+        Applied::NotApplied => store::Applied::No,
+    };
+    match failure.kind {
+        Kind::InvalidArgument
+        | Kind::WrongIdentity
+        | Kind::Unauthenticated
+        | Kind::QuotaExceeded
+        | Kind::SessionExpired
+        | Kind::LeaseExpired => store::Error::Refused { doing, message: failure.message },
+        Kind::Internal | Kind::Unspecified => store::Error::Internal { doing, message: failure.message, applied },
+        Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: doing },
+        Kind::Compacted => store::Error::Compacted { doing, oldest: failure.oldest_revision },
+        Kind::NotLeader | Kind::Unavailable | Kind::Overloaded => store::Error::Unavailable {
+            doing,
+            endpoints: vec![format!("embedded in this process, {}", dir.display())],
+            attempts: 1,
+            elapsed: started.elapsed(),
+            leader: "a cluster of one".to_owned(),
+            last: failure.message,
+            applied,
+        },
     }
 }
 
@@ -174,6 +222,13 @@ impl MetaStore for EmbeddedStore {
             _ => self.error(format!("listing {prefix}"), started, f),
         })?;
         Ok(Read { revision: page.revision, value: Page { entries: page.entries, next: page.next } })
+    }
+
+    async fn open_snapshot(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Snapshot>, store::Error> {
+        let started = Instant::now();
+        let opened = self.member.open_snapshot(options, deadline).await;
+        let (revision, value) = opened.map_err(|f| self.error("opening a snapshot".to_owned(), started, f))?;
+        Ok(Read { revision, value })
     }
 
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, store::Error> {

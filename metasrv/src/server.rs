@@ -36,6 +36,7 @@ use crate::services::raft::RaftService;
 use crate::services::scopes::ScopesService;
 use crate::services::sessions::SessionsService;
 use crate::services::streams::Streams;
+use crate::services::watch::WatchServer;
 
 /// How long running calls may go on when the server stops.
 pub const DRAIN: Duration = Duration::from_secs(2);
@@ -106,6 +107,7 @@ impl Server {
             ))
             .add_service(ScopesServer::with_interceptor(ScopesService::new(peer.clone()), secret.clone()))
             .add_service(QuotasServer::with_interceptor(QuotasService::new(peer.clone()), secret.clone()))
+            .add_service(InterceptedService::new(WatchServer::new(peer.clone()), secret.clone()))
             .add_service(ClusterServer::with_interceptor(ClusterService::new(peer.clone()), secret.clone()));
         let raft_service = RaftServer::new(RaftService::new(peer.clone(), stop.child_token()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -144,6 +146,7 @@ impl Server {
         set_health(&self.health, ServingStatus::NotServing).await;
         if let Some(member) = self.peer.member() {
             member.hand_over().await;
+            member.watches.close();
         }
         self.stop.cancel();
         let drained = tokio::time::timeout(DRAIN, async { while self.tasks.join_next().await.is_some() {} }).await;
@@ -187,7 +190,7 @@ async fn serve(
 }
 
 async fn set_health(health: &tonic_health::server::HealthReporter, status: ServingStatus) {
-    for service in ["", "lake.v1.Kv", "lake.v1.Cluster"] {
+    for service in ["", "lake.v1.Kv", "lake.v1.Watch", "lake.v1.Cluster"] {
         health.set_service_status(service, status).await;
     }
 }

@@ -42,7 +42,7 @@ async fn an_embedded_store_keeps_what_it_is_given() {
     let keys = ["/kv/01".to_owned(), "/kv/none".to_owned(), "/kv/00".to_owned()];
     let some = store.batch_get(&keys, ReadOptions::default(), soon()).await.unwrap();
     assert_eq!(some.value.iter().map(|e| e.key.as_str()).collect::<Vec<_>>(), ["/kv/01", "/kv/00"]);
-    let local = ReadOptions { consistency: Consistency::Local, min_revision: 0 };
+    let local = ReadOptions { consistency: Consistency::Local, ..ReadOptions::default() };
     assert_eq!(store.get("/lake/table/a", local, soon()).await.unwrap().value, None);
     let future = ReadOptions { min_revision: 1000, ..ReadOptions::default() };
     let error = store.get("/kv/00", future, Instant::now() + Duration::from_millis(50)).await.unwrap_err();

@@ -28,6 +28,7 @@ mod pipe;
 pub mod admin;
 pub mod coordination;
 pub mod keeper;
+pub mod watch;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -52,7 +53,9 @@ use self::backoff::Backoff;
 use self::leader::{Round, View};
 use self::pipe::Pipe;
 use crate::secret::Secret;
-use crate::store::{Applied, Capabilities, Committed, Consistency, Error, MetaStore, Page, Read, ReadOptions};
+use crate::store::{
+    Applied, Capabilities, Committed, Consistency, Error, MetaStore, Page, Read, ReadOptions, Snapshot,
+};
 
 /// Most endpoints kept: those given and those learnt.
 pub const MAX_ENDPOINTS: usize = 32;
@@ -148,10 +151,7 @@ impl RemoteStore {
 
     /// The endpoints asked: those given, then those learnt.
     pub fn endpoints(&self) -> Vec<String> {
-        let shared = self.inner.lock();
-        let mut all = self.inner.config.endpoints.clone();
-        all.extend(shared.learnt.iter().cloned());
-        all
+        self.inner.endpoints()
     }
 
     /// Finds out who leads, by asking every endpoint unless somebody else just did.
@@ -290,6 +290,13 @@ impl Inner {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn endpoints(&self) -> Vec<String> {
+        let shared = self.lock();
+        let mut all = self.config.endpoints.clone();
+        all.extend(shared.learnt.iter().cloned());
+        all
+    }
+
     fn channel(&self, address: &str) -> Result<Channel, Status> {
         let mut shared = self.lock();
         if let Some(channel) = shared.channels.get(address) {
@@ -369,12 +376,7 @@ impl Inner {
             return None;
         }
         let mut why = None;
-        let endpoints = {
-            let shared = self.lock();
-            let mut all = self.config.endpoints.clone();
-            all.extend(shared.learnt.iter().cloned());
-            all
-        };
+        let endpoints = self.endpoints();
         let mut round = Round::new(endpoints.len());
         let mut answers: FuturesUnordered<_> = endpoints.iter().map(|e| self.ask_one(e)).collect();
         let mut until = tokio::time::Instant::now() + ASK_TIMEOUT;
@@ -461,10 +463,15 @@ impl Inner {
     }
 
     fn request<T>(&self, message: T, timeout: Duration) -> Result<Request<T>, Status> {
-        let cluster_id = self.lock().cluster_id.clone();
-        let mut request = addressed(message, self.config.secret.as_ref(), cluster_id.as_deref())?;
+        let mut request = self.untimed(message)?;
         request.set_timeout(timeout);
         Ok(request)
+    }
+
+    /// A request that names no time.
+    fn untimed<T>(&self, message: T) -> Result<Request<T>, Status> {
+        let cluster_id = self.lock().cluster_id.clone();
+        addressed(message, self.config.secret.as_ref(), cluster_id.as_deref())
     }
 }
 
@@ -542,6 +549,13 @@ fn applied(in_doubt: bool) -> Applied {
     if in_doubt { Applied::Unknown } else { Applied::No }
 }
 
+impl Failure {
+    /// One that no other attempt can mend, and that changed nothing.
+    fn fatal(status: Status) -> Self {
+        Self { applied: Applied::No, retry: false, redirected: false, broken: false, status }
+    }
+}
+
 /// What a failed attempt means. The only place that decides it.
 fn classify(status: Status) -> Failure {
     let Some(detail) = status::detail(&status) else {
@@ -595,8 +609,11 @@ fn describe(status: &Status) -> String {
 fn ended(doing: &str, failure: Failure, in_doubt: bool) -> Error {
     let message = failure.status.message().to_owned();
     let doing = doing.to_owned();
-    match status::detail(&failure.status).map(|d| d.kind()) {
+    let detail = status::detail(&failure.status);
+    let oldest = detail.as_ref().map_or(0, |d| d.oldest_revision);
+    match detail.map(|d| d.kind()) {
         Some(Kind::SnapshotExpired) => Error::SnapshotExpired { prefix: doing },
+        Some(Kind::Compacted) => Error::Compacted { doing, oldest },
         Some(Kind::Internal) | None => Error::Internal { doing, message, applied: applied(in_doubt) },
         Some(_) if in_doubt => Error::Internal { doing, message, applied: Applied::Unknown },
         Some(_) => Error::Refused { doing, message },
@@ -610,7 +627,12 @@ fn wire_options(options: ReadOptions) -> v1::ReadOptions {
         Consistency::Local => (Wire::Local, 0),
         Consistency::Bounded(d) => (Wire::Bounded, u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
     };
-    v1::ReadOptions { consistency: consistency as i32, max_staleness_ms, min_revision: options.min_revision }
+    v1::ReadOptions {
+        consistency: consistency as i32,
+        max_staleness_ms,
+        min_revision: options.min_revision,
+        snapshot: options.snapshot.map_or(0, Snapshot::to_wire),
+    }
 }
 
 fn revision(header: Option<v1::ResponseHeader>) -> u64 {
@@ -691,6 +713,23 @@ impl MetaStore for RemoteStore {
             next: (!answer.next_page.is_empty()).then_some(answer.next_page),
         };
         Ok(Read { revision: revision(answer.header), value: page })
+    }
+
+    async fn open_snapshot(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Snapshot>, Error> {
+        let doing = "opening a snapshot";
+        let message = v1::OpenSnapshotRequest { options: Some(wire_options(options)) };
+        let answer = self
+            .read(doing.to_owned(), deadline, async |address, timeout| {
+                let request = self.inner.request(message, timeout)?;
+                Ok(self.inner.kv(&address)?.open_snapshot(request).await?.into_inner())
+            })
+            .await?;
+        let value = Snapshot::from_wire(answer.snapshot).ok_or_else(|| Error::Internal {
+            doing: doing.to_owned(),
+            message: "the peer's answer names no snapshot".to_owned(),
+            applied: Applied::No,
+        })?;
+        Ok(Read { revision: revision(answer.header), value })
     }
 
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error> {

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lake_client::store::{Consistency, ReadOptions};
+use lake_client::store::{Consistency, ReadOptions, Snapshot};
 use lake_proto::coordination::Stamp;
 use lake_proto::kv::{Invalid, KeyValue, Txn, TxnResult, validate_key};
 use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_TXN_BYTES};
@@ -31,6 +31,7 @@ use super::pages::{Page, Pages};
 use super::reads::ReadIndex;
 use super::view::View;
 use super::watchdog::Watchdog;
+use super::watches::{Watcher, Watches};
 use super::{Identity, Settings};
 use crate::error::Error;
 use crate::log::{Health, Log};
@@ -60,6 +61,7 @@ pub struct Member {
     pub published: Arc<Published>,
     pub pages: Arc<Pages>,
     pub reads: Arc<ReadIndex>,
+    pub watches: Arc<Watches>,
     pub addresses: Addresses,
     pub snapshots: SnapshotStore,
     pub duties: Duties,
@@ -100,6 +102,8 @@ impl Member {
         let (reads, rounds) = ReadIndex::new(view.clone(), network.clone(), stop.clone());
         tasks.spawn(rounds);
         let pages = Arc::new(Pages::new(settings.page_life));
+        let watches = Watches::new(published.clone(), view.clone(), cluster_id.clone(), &stop);
+        tasks.spawn(watches.clone().run());
         let (recovered_sender, recovered) = watch::channel(false);
         tasks.spawn(recover(view.clone(), recovered_sender, stop.clone()));
         let addresses = Addresses::new(view.clone(), network.clone());
@@ -122,6 +126,7 @@ impl Member {
             published,
             pages,
             reads,
+            watches,
             addresses,
             snapshots,
             duties: Duties::default(),
@@ -193,6 +198,9 @@ impl Member {
     }
 
     async fn read_when_ready(&self, options: ReadOptions, deadline: Instant) -> Result<Arc<Applied>, Failure> {
+        if let Some(snapshot) = options.snapshot {
+            return self.pages.snapshot(snapshot);
+        }
         let stopping = || Failure::unavailable(format!("peer {} is stopping", self.identity.id));
         self.recovered.clone().wait_for(|recovered| *recovered).await.map_err(|_| stopping())?;
         match options.consistency {
@@ -280,10 +288,38 @@ impl Member {
             let key = prefix.chars().take(64).collect();
             return Err(Failure::invalid(Invalid::KeyLength { key, len: prefix.len() }));
         }
-        match page {
-            Some(token) => self.pages.next(token, prefix, limit),
-            None => Ok(self.pages.first(self.read(options, deadline).await?, prefix, limit)),
+        match (page, options.snapshot) {
+            (Some(token), _) => self.pages.next(token, prefix, limit),
+            (None, Some(snapshot)) => self.pages.first_of(snapshot, prefix, limit),
+            (None, None) => Ok(self.pages.first(self.read(options, deadline).await?, prefix, limit)),
         }
+    }
+
+    /// Has the state held, so that several reads see one revision: says which that is.
+    ///
+    /// # Errors
+    /// As [`Member::read`]; Overloaded when too many are held.
+    pub async fn open_snapshot(&self, options: ReadOptions, deadline: Instant) -> Result<(u64, Snapshot), Failure> {
+        if options.snapshot.is_some() {
+            return Err(Failure::invalid("a snapshot cannot be opened from another one"));
+        }
+        let applied = self.read(options, deadline).await?;
+        let revision = applied.state.revision();
+        Ok((revision, self.pages.open_snapshot(applied)?))
+    }
+
+    /// Watches a prefix, once the peer has recovered.
+    ///
+    /// # Errors
+    /// Unavailable when that takes longer than the deadline allows; as [`Watches::watch`].
+    pub async fn watch(&self, prefix: &str, from: u64, deadline: Instant) -> Result<Watcher, Failure> {
+        let mut recovered = self.recovered.clone();
+        let recovered = tokio::time::timeout_at(deadline.into(), recovered.wait_for(|recovered| *recovered)).await;
+        if !matches!(recovered, Ok(Ok(_))) {
+            let what = format!("peer {}: the watch could not begin{}", self.identity.id, self.why_slow());
+            return Err(Failure::unavailable(what));
+        }
+        self.watches.watch(prefix, from)
     }
 
     // ---- commands ---------------------------------------------------------------------------------------------

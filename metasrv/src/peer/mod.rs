@@ -8,7 +8,7 @@
 //! [`Member`] runs a consensus core. A peer that finds a cluster id in its mark starts as a member at once.
 //!
 //! - [`founding`]: `Init`, which makes one cluster of several fresh peers;
-//! - [`member`]: reads and transactions;
+//! - [`member`]: reads and transactions; [`watches`]: changes as they happen;
 //! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
 //!   does for them; [`counters`]: how often what happened;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member;
@@ -26,6 +26,7 @@ pub mod pages;
 pub mod reads;
 pub mod view;
 pub mod watchdog;
+pub mod watches;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -79,7 +80,7 @@ impl Identity {
 pub struct Settings {
     pub timing: Timing,
     pub storage: StorageConfig,
-    /// How long the pages of a listing are held.
+    /// How long the pages of a listing, and snapshots, are held.
     pub page_life: Duration,
     /// How free space is found out.
     pub free_space: FreeSpace,

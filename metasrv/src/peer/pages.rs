@@ -1,15 +1,18 @@
-//! Listings that are under way: every page of one sees one revision (semantics, section 3).
+//! States that are held, so that several reads see one revision (semantics, section 3): listings that are under way, and
+//! snapshots that a caller has opened.
 //!
-//! The first page of a listing that has more puts the state it was read from here; a later page names it. Clones of the
-//! state are cheap, but they keep alive what is deleted meanwhile, so they are bounded: [`MAX_HELD`] of them, each for
-//! [`crate::config::Config::page_life`]. After that: SnapshotExpired, and the client starts again.
+//! The first page of a listing that has more puts the state it was read from here; a later page names it. A snapshot is
+//! the same for any key and prefix. Clones of the state are cheap, but they keep alive what is deleted meanwhile, so they
+//! are bounded: [`MAX_HELD`] listings, of which the oldest goes for a new one, and [`MAX_SNAPSHOTS`] snapshots, beyond which
+//! none is opened; each for [`crate::config::Config::page_life`]. After that: SnapshotExpired, and the client starts again.
 //!
-//! A page's token is `id.revision/last key`: asking for the same page twice gives the same page.
+//! A page's token is `id/last key`: asking for the same page twice gives the same page.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lake_client::store::Snapshot;
 use lake_proto::kv::KeyValue;
 use lake_proto::limits::{MAX_PAGE_BYTES, MAX_PAGE_ENTRIES};
 use lake_proto::v1::error_detail::Kind;
@@ -20,11 +23,31 @@ use crate::raft::state_machine::Applied;
 
 /// Listings held at once; one more lets the oldest go.
 pub const MAX_HELD: usize = 256;
+/// Snapshots held at once.
+pub const MAX_SNAPSHOTS: usize = 256;
 
 struct Held {
     applied: Arc<Applied>,
-    prefix: String,
+    /// Of the listing; `None` for a snapshot.
+    prefix: Option<String>,
     since: Instant,
+}
+
+#[derive(Default)]
+struct Table {
+    held: HashMap<u64, Held>,
+    snapshots: usize,
+}
+
+impl Table {
+    fn insert(&mut self, id: u64, held: Held) {
+        self.snapshots += usize::from(held.prefix.is_none());
+        self.held.insert(id, held);
+    }
+
+    fn listings(&self) -> usize {
+        self.held.len() - self.snapshots
+    }
 }
 
 /// One page and what to ask for next.
@@ -35,16 +58,16 @@ pub struct Page {
     pub next: Option<String>,
 }
 
-/// The listings of one peer.
+/// The listings and snapshots of one peer.
 pub struct Pages {
     life: Duration,
-    held: Mutex<HashMap<u64, Held>>,
+    held: Mutex<Table>,
 }
 
 impl Pages {
     /// None held; each will live for `life`.
     pub fn new(life: Duration) -> Self {
-        Self { life, held: Mutex::new(HashMap::new()) }
+        Self { life, held: Mutex::default() }
     }
 
     /// The first page under `prefix` of the state `applied`.
@@ -53,14 +76,62 @@ impl Pages {
         let page = page(id, &applied, prefix, None, limit);
         if page.next.is_some() {
             let mut held = lock(&self.held);
-            if held.len() >= MAX_HELD
-                && let Some(oldest) = held.iter().min_by_key(|(_, h)| h.since).map(|(id, _)| *id)
+            let listings = held.held.iter().filter(|(_, held)| held.prefix.is_some());
+            if held.listings() >= MAX_HELD
+                && let Some(oldest) = listings.min_by_key(|(_, held)| held.since).map(|(id, _)| *id)
             {
-                held.remove(&oldest);
+                held.held.remove(&oldest);
             }
-            held.insert(id, Held { applied, prefix: prefix.to_owned(), since: Instant::now() });
+            held.insert(id, Held { applied, prefix: Some(prefix.to_owned()), since: Instant::now() });
         }
         page
+    }
+
+    /// Holds a state for reads to come.
+    ///
+    /// # Errors
+    /// Overloaded.
+    pub fn open_snapshot(&self, applied: Arc<Applied>) -> Result<Snapshot, Failure> {
+        let mut held = lock(&self.held);
+        let snapshot = (0..64).map(|_| rand::random::<u64>()).find_map(Snapshot::from_wire);
+        let Some(snapshot) = snapshot.filter(|_| held.snapshots < MAX_SNAPSHOTS) else {
+            let what = format!(
+                "{MAX_SNAPSHOTS} snapshots are held, which is the most; try again when the first of them end, within {} s",
+                self.life.as_secs_f64()
+            );
+            return Err(Failure::new(Kind::Overloaded, what));
+        };
+        held.insert(snapshot.to_wire(), Held { applied, prefix: None, since: Instant::now() });
+        Ok(snapshot)
+    }
+
+    /// The state that a snapshot is of.
+    ///
+    /// # Errors
+    /// SnapshotExpired.
+    pub fn snapshot(&self, snapshot: Snapshot) -> Result<Arc<Applied>, Failure> {
+        match self.find(snapshot.to_wire(), |prefix| prefix.is_none()) {
+            Some((applied, true)) => Ok(applied),
+            _ => Err(Failure::new(
+                Kind::SnapshotExpired,
+                "the snapshot is no longer held by this peer; open another one",
+            )),
+        }
+    }
+
+    /// The first page under `prefix` of a snapshot. Its later pages live as long as that.
+    ///
+    /// # Errors
+    /// SnapshotExpired.
+    pub fn first_of(&self, snapshot: Snapshot, prefix: &str, limit: u32) -> Result<Page, Failure> {
+        Ok(page(snapshot.to_wire(), &*self.snapshot(snapshot)?, prefix, None, limit))
+    }
+
+    /// What is held under an id, if it is not too old, and whether it is of the wanted kind.
+    fn find(&self, id: u64, wanted: impl Fn(Option<&str>) -> bool) -> Option<(Arc<Applied>, bool)> {
+        let held = lock(&self.held);
+        let held = held.held.get(&id).filter(|held| held.since.elapsed() <= self.life)?;
+        Some((held.applied.clone(), wanted(held.prefix.as_deref())))
     }
 
     /// A later page.
@@ -77,28 +148,24 @@ impl Pages {
                 format!("the pages of the listing of {prefix:?} are no longer held by this peer; start again"),
             )
         };
-        let applied = {
-            let held = lock(&self.held);
-            let held = held.get(&id).ok_or_else(expired)?;
-            if held.since.elapsed() > self.life {
-                return Err(expired());
-            }
-            if held.prefix != prefix {
-                return Err(invalid());
-            }
-            held.applied.clone()
-        };
+        let of_this = |held: Option<&str>| held.is_none_or(|held| held == prefix);
+        let (applied, of_this) = self.find(id, of_this).ok_or_else(expired)?;
+        if !of_this || !after.starts_with(prefix) {
+            return Err(invalid());
+        }
         Ok(page(id, &applied, prefix, Some(after), limit))
     }
 
-    /// Lets go of listings that are too old.
+    /// Lets go of what is too old.
     pub fn expire(&self) {
-        lock(&self.held).retain(|_, held| held.since.elapsed() <= self.life);
+        let mut table = lock(&self.held);
+        table.held.retain(|_, held| held.since.elapsed() <= self.life);
+        table.snapshots = table.held.values().filter(|held| held.prefix.is_none()).count();
     }
 
-    /// How many listings are held.
+    /// How many listings and snapshots are held.
     pub fn held(&self) -> usize {
-        lock(&self.held).len()
+        lock(&self.held).held.len()
     }
 }
 
@@ -152,6 +219,37 @@ mod tests {
         short.expire();
         assert_eq!(short.held(), 0);
         assert!(pages.first(state, "/kv/", 0).next.is_none(), "a listing of one page is not held");
+    }
+
+    #[test]
+    fn a_snapshot_serves_any_read_at_one_revision_and_is_bounded() {
+        let pages = Pages::new(Duration::from_secs(60));
+        let snapshot = pages.open_snapshot(applied(25)).unwrap();
+        assert_eq!(pages.snapshot(snapshot).unwrap().state.revision(), 25);
+        let first = pages.first_of(snapshot, "/kv/", 20).unwrap();
+        let second = pages.next(&first.next.unwrap(), "/kv/", 20).unwrap();
+        assert_eq!((second.entries.len(), second.revision, second.next), (5, 25, None));
+        let other = pages.first_of(snapshot, "/kv/0001", 1).unwrap().next.unwrap();
+        assert_eq!(pages.next(&other, "/kv/0002", 1).unwrap_err().kind, Kind::InvalidArgument);
+
+        let listing = pages.first(applied(3), "/kv/", 1).next.unwrap();
+        for _ in 1..MAX_SNAPSHOTS {
+            pages.open_snapshot(applied(0)).unwrap();
+        }
+        assert_eq!(pages.open_snapshot(applied(0)).unwrap_err().kind, Kind::Overloaded);
+        for _ in 0..MAX_HELD {
+            pages.first(applied(3), "/kv/", 1);
+        }
+        assert!(pages.snapshot(snapshot).is_ok(), "listings do not push snapshots out");
+        assert_eq!(pages.next(&listing, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
+
+        let short = Pages::new(Duration::ZERO);
+        let snapshot = short.open_snapshot(applied(1)).unwrap();
+        assert_eq!(short.snapshot(snapshot).unwrap_err().kind, Kind::SnapshotExpired);
+        short.expire();
+        assert_eq!(short.held(), 0);
+        let no_listing = Snapshot::from_wire(u64::from_str_radix(&listing[..16], 16).unwrap()).unwrap();
+        assert!(pages.snapshot(no_listing).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lake_client::store::{Consistency, ReadOptions};
+use lake_client::store::{Consistency, ReadOptions, Snapshot};
 use lake_proto::kv::Txn;
 use lake_proto::v1;
 use lake_proto::v1::kv_server::Kv;
@@ -44,7 +44,8 @@ pub(super) fn read_options(options: Option<v1::ReadOptions>) -> Result<ReadOptio
         Ok(Wire::Bounded) => Consistency::Bounded(Duration::from_millis(options.max_staleness_ms)),
         Err(_) => return Err(Failure::invalid(format!("there is no consistency {}", options.consistency))),
     };
-    Ok(ReadOptions { consistency, min_revision: options.min_revision })
+    let snapshot = Snapshot::from_wire(options.snapshot);
+    Ok(ReadOptions { consistency, min_revision: options.min_revision, snapshot })
 }
 
 /// One entry.
@@ -107,6 +108,18 @@ impl Kv for KvService {
             entries: page.entries.into_iter().map(Into::into).collect(),
             next_page: page.next.unwrap_or_default(),
         }))
+    }
+
+    async fn open_snapshot(
+        &self,
+        request: Request<v1::OpenSnapshotRequest>,
+    ) -> Result<Response<v1::OpenSnapshotResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let member = self.member(request.metadata())?;
+        let options = read_options(request.into_inner().options)?;
+        let (revision, snapshot) = member.open_snapshot(options, deadline).await?;
+        let header = Some(member.header(revision));
+        Ok(Response::new(v1::OpenSnapshotResponse { header, snapshot: snapshot.to_wire() }))
     }
 
     async fn txn(&self, request: Request<v1::TxnRequest>) -> Result<Response<v1::TxnResponse>, Status> {

@@ -1,6 +1,6 @@
 //! The gRPC services: they turn messages into calls on a [`crate::peer::Peer`] and back, and hold no logic of their own.
 //!
-//! - [`kv`] with [`pipeline`], [`cluster`]: for clients; [`raft`]: for the other peers;
+//! - [`kv`] with [`pipeline`], [`watch`], [`cluster`]: for clients; [`raft`]: for the other peers;
 //! - [`leases`], [`sessions`] with [`keep_alive`], [`scopes`], [`quotas`]: for clients, too;
 //! - [`streams`]: who serves a stream of answers, and for how long;
 //! - this file: the secret's check, a call's deadline, and the member that serves.
@@ -15,6 +15,7 @@ pub mod raft;
 pub mod scopes;
 pub mod sessions;
 pub mod streams;
+pub mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

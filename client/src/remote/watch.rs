@@ -1,0 +1,264 @@
+//! Watching the cluster: changes as they happen, whichever peer lives (semantics, section 7).
+//!
+//! One task follows one peer and puts what that sends into a bounded queue. When the peer or the connection fails it goes
+//! on at the next endpoint, from the revision after the last progress, so that nothing is lost and nothing comes twice.
+//!
+//! | what happens                              | what follows                                                       |
+//! |-------------------------------------------|--------------------------------------------------------------------|
+//! | connection or peer lost, overloaded       | the next endpoint, after a wait                                    |
+//! | no peer serves for [`PATIENCE`]           | `Unavailable`, the end                                             |
+//! | the changes are no longer kept            | `Compacted`, the end: list again, watch from the revision after it |
+//! | the caller does not take its messages     | the peer's stream is let go, and taken up again from that place    |
+//! | the watch is dropped                      | the task ends                                                      |
+//!
+//! The caller that falls behind holds up nobody: a stream that nobody reads would in the end stop the connection it shares
+//! with other calls, so it is closed after [`ROOM_WITHIN`].
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures::Stream;
+use lake_proto::kv::{Invalid, Revision};
+use lake_proto::limits::MAX_KEY_BYTES;
+use lake_proto::v1::watch_client::WatchClient;
+use lake_proto::watch::Changes;
+use lake_proto::{MAX_WATCH_MESSAGE_BYTES, v1};
+use rand::Rng;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::task::JoinHandle;
+use tonic::Status;
+
+use super::backoff::Backoff;
+use super::{Failure, Inner, RemoteStore, classify, describe, ended};
+use crate::store::{Applied, Error};
+
+/// How long no peer may serve before the watch ends with `Unavailable`.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Messages that wait for the caller. One has about half a MiB, or one change.
+const MESSAGES_WAITING: usize = 8;
+/// How long a message waits for room before the peer's stream is let go.
+const ROOM_WITHIN: Duration = Duration::from_millis(500);
+/// How long a peer may take to open a stream.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(4);
+/// A stream that has lived so long counts as served, also without a message.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// A watch. A stream that ends after its first error; dropping it ends the watch.
+#[derive(Debug)]
+pub struct Watch {
+    messages: mpsc::Receiver<Result<Changes, Error>>,
+    task: JoinHandle<()>,
+}
+
+impl Watch {
+    /// The next message; `None` after an error.
+    pub async fn next(&mut self) -> Option<Result<Changes, Error>> {
+        self.messages.recv().await
+    }
+}
+
+impl Stream for Watch {
+    type Item = Result<Changes, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.messages.poll_recv(cx)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl RemoteStore {
+    /// Watches every change under `prefix` from a revision on; 0: from what the first peer that answers has applied, the
+    /// next one on. Its first message, once it has caught up, comes at once and says from where that was.
+    ///
+    /// Call it inside a tokio runtime.
+    ///
+    /// # Errors
+    /// A prefix that is too long. What happens later comes through the stream.
+    pub fn watch(&self, prefix: &str, from: Revision) -> Result<Watch, Error> {
+        if prefix.len() > MAX_KEY_BYTES {
+            let key = prefix.chars().take(64).collect();
+            return Err(Invalid::KeyLength { key, len: prefix.len() }.into());
+        }
+        let (sender, messages) = mpsc::channel(MESSAGES_WAITING);
+        let follower = Follower {
+            inner: self.inner.clone(),
+            prefix: prefix.to_owned(),
+            next: from,
+            cluster_id: None,
+            failing_since: None,
+            opened: None,
+            backoff: Backoff::default(),
+            attempts: 0,
+            messages: sender,
+        };
+        Ok(Watch { messages, task: tokio::spawn(follower.run()) })
+    }
+}
+
+struct Follower {
+    inner: Arc<Inner>,
+    prefix: String,
+    /// The first revision that has not been seen; 0 until the first message, if none was given.
+    next: Revision,
+    /// Revisions of another cluster mean nothing here.
+    cluster_id: Option<String>,
+    /// Since when no peer serves.
+    failing_since: Option<Instant>,
+    /// When the stream that is followed was opened.
+    opened: Option<Instant>,
+    backoff: Backoff,
+    /// Since a peer served last.
+    attempts: u32,
+    messages: mpsc::Sender<Result<Changes, Error>>,
+}
+
+/// Why one peer is no longer followed.
+enum Ended {
+    /// Nobody listens any more.
+    Dropped,
+    /// The caller is too slow; what did not fit has not been seen.
+    Full,
+    Failed(Failure),
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let mut turn = rand::rng().random_range(0..super::MAX_ENDPOINTS);
+        self.inner.ask().await;
+        loop {
+            let endpoints = self.inner.endpoints();
+            let address = &endpoints[turn % endpoints.len()];
+            self.attempts = self.attempts.saturating_add(1);
+            let ended_by = self.follow(address).await;
+            if self.opened.take().is_some_and(|at| at.elapsed() >= SETTLED) {
+                self.served();
+            }
+            let failure = match ended_by {
+                Ended::Dropped => return,
+                Ended::Full => match self.messages.reserve_many(MESSAGES_WAITING).await {
+                    Ok(_) => continue,
+                    Err(_) => return,
+                },
+                Ended::Failed(failure) => failure,
+            };
+            let last = format!("{address}: {}", describe(&failure.status));
+            tracing::debug!(prefix = self.prefix, next = self.next, error = last, "a watch was lost");
+            if failure.broken {
+                self.inner.lock().forget_connection(address);
+            }
+            let failing_for = self.failing_since.get_or_insert_with(Instant::now).elapsed();
+            let end = if !failure.retry {
+                ended(&self.doing(), failure, false)
+            } else if failing_for >= PATIENCE {
+                self.unavailable(endpoints, last, failing_for)
+            } else {
+                turn += 1;
+                tokio::time::sleep(self.backoff.next_wait()).await;
+                if turn % endpoints.len() == 0 {
+                    // Members that were not known may have come.
+                    self.inner.ask().await;
+                }
+                continue;
+            };
+            // The caller may be gone as well.
+            let _ = self.messages.send(Err(end)).await;
+            return;
+        }
+    }
+
+    /// Follows one peer for as long as that goes well.
+    async fn follow(&mut self, address: &str) -> Ended {
+        let mut stream = match tokio::time::timeout(OPEN_TIMEOUT, self.open(address)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(status)) => return Ended::Failed(classify(status)),
+            Err(_) => {
+                let what = format!("no answer within {:.1} s", OPEN_TIMEOUT.as_secs_f64());
+                return Ended::Failed(classify(Status::deadline_exceeded(what)));
+            }
+        };
+        self.opened = Some(Instant::now());
+        loop {
+            let message = tokio::select! {
+                () = self.messages.closed() => return Ended::Dropped,
+                message = stream.message() => message,
+            };
+            let response = match message {
+                Ok(Some(response)) => response,
+                Ok(None) => return Ended::Failed(classify(Status::unavailable("the peer ended the stream"))),
+                Err(status) => return Ended::Failed(classify(status)),
+            };
+            match self.take(response).await {
+                Ok(()) => {}
+                Err(ended) => return ended,
+            }
+        }
+    }
+
+    async fn open(&self, address: &str) -> Result<tonic::Streaming<v1::WatchResponse>, Status> {
+        let mut client =
+            WatchClient::new(self.inner.channel(address)?).max_decoding_message_size(MAX_WATCH_MESSAGE_BYTES);
+        let message = v1::WatchRequest { prefix: self.prefix.clone(), from_revision: self.next };
+        Ok(client.watch(self.inner.untimed(message)?).await?.into_inner())
+    }
+
+    /// Passes a message on, and then counts it as seen.
+    async fn take(&mut self, response: v1::WatchResponse) -> Result<(), Ended> {
+        let defect = |what: String| Ended::Failed(Failure::fatal(Status::internal(what)));
+        let cluster_id = response.header.as_ref().map(|header| header.cluster_id.clone()).unwrap_or_default();
+        let ours = self.cluster_id.get_or_insert_with(|| cluster_id.clone());
+        if *ours != cluster_id {
+            return Err(defect(format!(
+                "the watch began in cluster {ours} and would go on in cluster {cluster_id}: correct the endpoints"
+            )));
+        }
+        let changes = Changes::try_from(response).map_err(|e| defect(format!("the peer's message: {e}")))?;
+        let progress = changes.progress;
+        if progress + 1 < self.next || changes.changes.iter().any(|c| c.revision < self.next || c.revision > progress) {
+            return Err(defect(format!("the peer's message goes back behind revision {}", self.next)));
+        }
+        match self.messages.try_send(Ok(changes)) {
+            Ok(()) => {}
+            Err(TrySendError::Closed(_)) => return Err(Ended::Dropped),
+            Err(TrySendError::Full(changes)) => {
+                match tokio::time::timeout(ROOM_WITHIN, self.messages.send(changes)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => return Err(Ended::Dropped),
+                    Err(_) => return Err(Ended::Full),
+                }
+            }
+        }
+        self.next = progress + 1;
+        self.served();
+        Ok(())
+    }
+
+    fn served(&mut self) {
+        self.failing_since = None;
+        self.backoff = Backoff::default();
+        self.attempts = 0;
+    }
+
+    fn doing(&self) -> String {
+        format!("watching {:?} from revision {} on", self.prefix, self.next)
+    }
+
+    fn unavailable(&self, endpoints: Vec<String>, last: String, elapsed: Duration) -> Error {
+        Error::Unavailable {
+            doing: self.doing(),
+            endpoints,
+            attempts: self.attempts,
+            elapsed,
+            leader: self.inner.lock().view.describe(),
+            last,
+            applied: Applied::No,
+        }
+    }
+}
