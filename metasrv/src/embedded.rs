@@ -114,6 +114,8 @@ impl EmbeddedStore {
             | Kind::QuotaExceeded
             | Kind::SessionExpired
             | Kind::LeaseExpired
+            | Kind::ChangeUnderWay
+            | Kind::UnsafeChange
             | Kind::Compacted => store::Error::Refused { doing, message: failure.message },
             Kind::Internal | Kind::Unspecified => store::Error::Internal { doing, message: failure.message, applied },
             Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: doing },

@@ -24,9 +24,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::address::Addresses;
+use super::changes::Changes;
 use super::failure::Failure;
 use super::pages::{Page, Pages};
 use super::reads::ReadIndex;
+use super::standing::{Inquiry, Standing};
 use super::view::View;
 use super::watchdog::Watchdog;
 use super::{Identity, Settings};
@@ -59,6 +61,8 @@ pub struct Member {
     pub pages: Arc<Pages>,
     pub reads: Arc<ReadIndex>,
     pub addresses: Addresses,
+    pub changes: Changes,
+    pub standing: Arc<Standing>,
     pub snapshots: SnapshotStore,
     recovered: watch::Receiver<bool>,
     proposals: Arc<Semaphore>,
@@ -98,6 +102,19 @@ impl Member {
         tasks.spawn(recover(view.clone(), recovered_sender, stop.clone()));
         let addresses = Addresses::new(view.clone(), network.clone());
         tasks.spawn(addresses.clone().keep_own(recovered.clone(), stop.clone()));
+        let changes =
+            Changes::new(cluster_id.clone(), view.clone(), network.clone(), published.clone(), addresses.clone());
+        tasks.spawn(changes.clone().finish_left_behind(stop.clone()));
+        let standing = Standing::new();
+        let inquiry = Inquiry {
+            standing: standing.clone(),
+            cluster_id: cluster_id.clone(),
+            view: view.clone(),
+            network: network.clone(),
+            published: published.clone(),
+            failed: failed.clone(),
+        };
+        tasks.spawn(inquiry.run(stop.clone()));
         let watchdog = Watchdog {
             view: view.clone(),
             log: log.clone(),
@@ -117,6 +134,8 @@ impl Member {
             pages,
             reads,
             addresses,
+            changes,
+            standing,
             snapshots,
             recovered,
             proposals: Arc::new(Semaphore::new(MAX_PROPOSALS)),
@@ -385,6 +404,9 @@ impl Member {
 
     /// What keeps this peer from working, if anything does.
     pub fn problem(&self) -> Option<String> {
+        if let Some(why) = self.standing.removed() {
+            return Some(why.to_owned());
+        }
         if let Health::Held(what) | Health::Failed(what) = &*self.log.health().borrow() {
             return Some(what.clone());
         }

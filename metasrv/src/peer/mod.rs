@@ -8,16 +8,22 @@
 //! [`Member`] runs a consensus core. A peer that finds a cluster id in its mark starts as a member at once.
 //!
 //! - [`founding`]: `Init`, which makes one cluster of several fresh peers;
+//! - `joining`: a fresh peer asks to be taken into a cluster;
+//! - [`membership`], [`changes`]: a leader adds, promotes, removes and replaces peers; [`standing`]: a removed one learns it;
 //! - [`member`]: reads and transactions;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member;
 //! - [`failure`]: why a call failed.
 
 pub mod address;
+pub mod changes;
 pub mod failure;
 pub mod founding;
+pub(crate) mod joining;
 pub mod member;
+pub mod membership;
 pub mod pages;
 pub mod reads;
+pub mod standing;
 pub mod view;
 pub mod watchdog;
 
@@ -243,14 +249,18 @@ impl Peer {
     /// The member.
     ///
     /// # Errors
-    /// Unavailable while the peer is fresh.
+    /// Unavailable while the peer is fresh; WrongIdentity once it knows that it was removed.
     pub fn serving(&self) -> Result<Arc<Member>, Failure> {
-        self.member().ok_or_else(|| {
+        let member = self.member().ok_or_else(|| {
             Failure::unavailable(format!(
                 "peer {} belongs to no cluster yet; found one with `lake meta init`, or join it to one",
                 self.identity.id
             ))
-        })
+        })?;
+        match member.standing.removed() {
+            Some(why) => Err(Failure::new(Kind::WrongIdentity, why)),
+            None => Ok(member),
+        }
     }
 
     /// What ended the peer, once something has. `None` until then.
@@ -294,6 +304,7 @@ impl Peer {
             purged_index: purged.map_or(0, |id| id.index),
             revision: applied.state.revision(),
             keys: applied.state.len() as u64,
+            changing_voters: membership::is_joint(metrics.membership_config.membership()),
             ..base
         }
     }

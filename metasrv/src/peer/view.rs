@@ -95,6 +95,26 @@ impl View {
         membership.membership().get_node(&self.identity.id).cloned()
     }
 
+    /// The members that have answered this leader within a time, itself among them. Empty unless this peer leads.
+    pub fn alive(&self, within: Duration) -> BTreeSet<u64> {
+        let metrics = self.metrics();
+        let answered = metrics.heartbeat.into_iter().flatten();
+        let answered = answered.filter(|(_, at)| at.is_some_and(|at| at.elapsed() <= within)).map(|(id, _)| id);
+        let own = (metrics.state == ServerState::Leader).then_some(self.identity.id);
+        answered.chain(own).collect()
+    }
+
+    /// How many entries of this leader's log a member is not known to have.
+    pub fn lag(&self, id: u64) -> u64 {
+        let metrics = self.metrics();
+        if id == self.identity.id {
+            return 0;
+        }
+        let matched = metrics.replication.as_ref().and_then(|all| all.get(&id)).and_then(|id| id.map(|id| id.index));
+        let entries = |last: Option<u64>| last.map_or(0, |index| index + 1);
+        entries(metrics.last_log_index).saturating_sub(entries(matched))
+    }
+
     /// The other voters, those that have replicated most of the log first: who should lead next. Empty unless this peer
     /// leads.
     pub fn successors(&self) -> Vec<u64> {
