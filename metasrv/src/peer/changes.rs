@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use super::address::{Addresses, MAX_ADDRESS_BYTES};
 use super::failure::Failure;
 use super::membership::{Plan, Unfit, finished, is_joint};
-use super::view::View;
+use super::view::{Replicated, View};
 use crate::files;
 use crate::log::lock;
 use crate::raft::network::{Client, Network};
@@ -45,7 +45,7 @@ use crate::raft::state_machine::Published;
 use crate::raft::types::{Member, Membership, Payload, StoredMembership, TypeConfig};
 use crate::state::roster::MAX_KNOWN_PEERS;
 
-/// A learner that lacks no more entries than this may become a voter, and a voter lead.
+/// A learner that lacks no more entries than this, and needs no snapshot for them, may become a voter, and a voter lead.
 pub const MAX_LAG_ENTRIES: u64 = 1_000;
 /// A member that has answered the leader within this time is alive.
 pub const ALIVE: Duration = Duration::from_secs(2);
@@ -109,17 +109,21 @@ pub struct Promoted {
 /// What the leader knows of another member.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
-    lag_entries: u64,
+    replicated: Replicated,
     alive: bool,
 }
 
 impl Progress {
     fn caught_up(self) -> bool {
-        self.alive && self.lag_entries <= MAX_LAG_ENTRIES
+        self.alive && self.replicated.from_log && self.replicated.lag_entries <= MAX_LAG_ENTRIES
     }
 
     fn describe(self) -> String {
-        let lag = format!("lacks {} entries of the log, of which it may lack {MAX_LAG_ENTRIES}", self.lag_entries);
+        let entries = self.replicated.lag_entries;
+        let mut lag = format!("lacks {entries} entries of the log, of which it may lack {MAX_LAG_ENTRIES}");
+        if !self.replicated.from_log {
+            lag.push_str(", and is to get a snapshot first");
+        }
         if self.alive { lag } else { format!("has not answered for {} s, and {lag}", ALIVE.as_secs()) }
     }
 }
@@ -159,16 +163,16 @@ impl Changes {
         let _claim = self.claim(format!("promoting peer {id}"))?;
         let (before, plan) = self.settled(deadline).await?;
         if plan.voters().contains(&id) {
-            return Ok(Promoted { voter: true, lag_entries: self.progress(id).lag_entries });
+            return Ok(Promoted { voter: true, lag_entries: self.progress(id).replicated.lag_entries });
         }
         let promoted = plan.promote(id).map_err(|e| self.unfit(e))?;
         let progress = self.progress(id);
         if !progress.caught_up() {
-            return Ok(Promoted { voter: false, lag_entries: progress.lag_entries });
+            return Ok(Promoted { voter: false, lag_entries: progress.replicated.lag_entries });
         }
         self.append(&before, promoted.uniform(), deadline).await?;
-        tracing::info!(peer = id, lag = progress.lag_entries, "a learner votes now");
-        Ok(Promoted { voter: true, lag_entries: progress.lag_entries })
+        tracing::info!(peer = id, lag = progress.replicated.lag_entries, "a learner votes now");
+        Ok(Promoted { voter: true, lag_entries: progress.replicated.lag_entries })
     }
 
     /// Takes a voter or learner out for good. False: it was taken out before. A leader that is to be removed hands over
@@ -512,7 +516,7 @@ impl Changes {
     }
 
     fn progress(&self, id: u64) -> Progress {
-        Progress { lag_entries: self.view.lag(id), alive: self.view.alive(ALIVE).contains(&id) }
+        Progress { replicated: self.view.replicated(id), alive: self.view.alive(ALIVE).contains(&id) }
     }
 
     async fn caught_up(&self, id: u64, deadline: Instant) -> Result<(), Failure> {

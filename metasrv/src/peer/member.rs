@@ -413,6 +413,13 @@ impl Member {
         self.view.metrics().running_state.err().map(|e| e.to_string())
     }
 
+    /// Runs what must not end with whoever asked for it; stopping the member waits for it.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = crate::log::lock(&self.tasks);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
     /// Ends the core and its tasks. The log stays open.
     pub async fn shutdown(&self) {
         self.stop.cancel();

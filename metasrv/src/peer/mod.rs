@@ -249,7 +249,7 @@ impl Peer {
     /// The member.
     ///
     /// # Errors
-    /// Unavailable while the peer is fresh; WrongIdentity once it knows that it was removed.
+    /// Unavailable while the peer is fresh, and once it knows that it was removed: another peer can help.
     pub fn serving(&self) -> Result<Arc<Member>, Failure> {
         let member = self.member().ok_or_else(|| {
             Failure::unavailable(format!(
@@ -258,7 +258,7 @@ impl Peer {
             ))
         })?;
         match member.standing.removed() {
-            Some(why) => Err(Failure::new(Kind::WrongIdentity, why)),
+            Some(why) => Err(Failure::unavailable(why)),
             None => Ok(member),
         }
     }

@@ -20,6 +20,15 @@ pub struct View {
     leader_lease: Duration,
 }
 
+/// How much of the leader's log a member has, as far as the leader knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replicated {
+    /// Entries that it is not known to have.
+    pub lag_entries: u64,
+    /// What it lacks is still in the leader's log: it needs no snapshot.
+    pub from_log: bool,
+}
+
 impl View {
     /// Of this core.
     pub fn new(raft: Raft, identity: Arc<Identity>, leader_lease: Duration) -> Self {
@@ -104,15 +113,20 @@ impl View {
         answered.chain(own).collect()
     }
 
-    /// How many entries of this leader's log a member is not known to have.
-    pub fn lag(&self, id: u64) -> u64 {
+    /// How much of this leader's log a member has.
+    pub fn replicated(&self, id: u64) -> Replicated {
         let metrics = self.metrics();
-        if id == self.identity.id {
-            return 0;
-        }
-        let matched = metrics.replication.as_ref().and_then(|all| all.get(&id)).and_then(|id| id.map(|id| id.index));
+        let last = metrics.last_log_index;
+        let matched = match metrics.replication.as_ref().and_then(|all| all.get(&id)) {
+            _ if id == self.identity.id => last,
+            Some(matched) => matched.map(|id| id.index),
+            None => None,
+        };
         let entries = |last: Option<u64>| last.map_or(0, |index| index + 1);
-        entries(metrics.last_log_index).saturating_sub(entries(matched))
+        Replicated {
+            lag_entries: entries(last).saturating_sub(entries(matched)),
+            from_log: matched.is_some() && matched >= metrics.purged.map(|id| id.index),
+        }
     }
 
     /// The other voters, those that have replicated most of the log first: who should lead next. Empty unless this peer

@@ -32,7 +32,8 @@ impl Cluster for ClusterService {
 
     async fn leader(&self, _: Request<v1::LeaderRequest>) -> Result<Response<v1::LeaderResponse>, Status> {
         let peer_id = self.peer.identity.id;
-        let Some(member) = self.peer.member() else {
+        // Fresh, or removed: it knows nothing of who leads.
+        let Ok(member) = self.peer.serving() else {
             return Ok(Response::new(v1::LeaderResponse { peer_id, ..v1::LeaderResponse::default() }));
         };
         let (mut members, learners) = member.view.members();

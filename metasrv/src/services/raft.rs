@@ -21,7 +21,7 @@ use openraft::raft::{
 };
 use openraft::storage::Snapshot;
 use tokio::io::AsyncWriteExt;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -189,7 +189,12 @@ impl Raft for RaftService {
         let results = member.raft().stream_append(appends).take_until(self.stop.clone().cancelled_owned());
         let peer = self.peer.clone();
         let answers = results.map(move |result| match result {
-            Ok(result) => Ok(append_answer(result)),
+            Ok(result) => {
+                if !matches!(result, Err(StreamAppendError::HigherVote(_))) {
+                    member.standing.heard();
+                }
+                Ok(append_answer(result))
+            }
             Err(e) => Err(stopped(&peer, e).into()),
         });
         Ok(Response::new(answers.boxed()))
@@ -222,7 +227,7 @@ impl Raft for RaftService {
         let vote = required_vote(header.vote).map_err(Failure::invalid)?;
         let meta = header.meta.ok_or_else(|| Failure::invalid(Invalid::Missing("snapshot's meta")))?;
         let meta = snapshot_meta_from_wire(meta).map_err(Failure::invalid)?;
-        let _turn = self.receiving.try_acquire().map_err(|_| {
+        let turn = self.receiving.clone().try_acquire_owned().map_err(|_| {
             Failure::new(
                 Kind::Overloaded,
                 format!("{MAX_RECEIVING} snapshots are being received already; send it again"),
@@ -240,7 +245,16 @@ impl Raft for RaftService {
         }
         tracing::info!(bytes = header.size, index = meta.last_log_id.map(|id| id.index), "received a snapshot");
         let snapshot = Snapshot { meta, snapshot: SnapshotData { path: path.clone() } };
-        let response = member.raft().install_full_snapshot(vote, snapshot).await;
+        // The core reads the file, so it must outlive a caller that goes away meanwhile.
+        let (installed, answer) = oneshot::channel();
+        let raft = member.raft().clone();
+        member.spawn(async move {
+            let response = raft.install_full_snapshot(vote, snapshot).await;
+            drop((file, turn));
+            // Nobody may be waiting any more.
+            let _ = installed.send(response);
+        });
+        let response = answer.await.map_err(|_| self.stopped("the peer is stopping"))?;
         let response = response.map_err(|e| self.stopped(e))?;
         Ok(Response::new(v1::SnapshotResponse { vote: Some(vote_to_wire(&response.vote)) }))
     }
@@ -344,8 +358,8 @@ impl Raft for RaftService {
     }
 }
 
-/// A file that a snapshot is received into. It is gone when the call ends, also if its caller or the connection goes in the
-/// middle, unless the snapshot was installed and so has another name.
+/// A file that a snapshot is received into. It goes with the call, also if the connection breaks in the middle, or, once the
+/// core has it, when that is done with it. What was installed has another name by then.
 struct Received {
     path: PathBuf,
 }

@@ -31,7 +31,8 @@ pub struct TestCluster {
     _dirs: tempfile::TempDir,
 }
 
-fn free_port() -> SocketAddr {
+/// A port that nobody else gets for a while.
+pub fn free_port() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     // With a connection that this end closed first, the kernel hands the port to nobody for a minute, except to who names it.
