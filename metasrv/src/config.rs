@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lake_client::remote::MAX_ENDPOINTS;
 use lake_client::secret::Secret;
 use serde::Deserialize;
 
@@ -48,6 +49,10 @@ pub struct Options {
     /// Where to reach other peers, if not where the membership says: 1=host:port,2=host:port
     #[arg(long, env = "LAKE_METASRV_PEERS", value_name = "ID=HOST:PORT,...")]
     pub peers: Option<String>,
+    /// Ask to join the cluster that these peers belong to, if this one is fresh: addresses for clients, of any of them
+    #[arg(long, env = "LAKE_METASRV_JOIN", value_delimiter = ',', value_name = "HOST:PORT,...")]
+    #[serde(default)]
+    pub join: Vec<String>,
     /// A file that holds the cluster secret
     #[arg(long, env = "LAKE_METASRV_SECRET_FILE", value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
@@ -102,6 +107,8 @@ pub struct Config {
     pub raft_advertise: Option<String>,
     /// Raft addresses that win over those of the membership.
     pub peers: HashMap<u64, String>,
+    /// Peers of the cluster that this one asks to join while it is fresh; empty: it waits.
+    pub join: Vec<String>,
     pub secret: Option<Secret>,
     pub insecure_open_network: bool,
     pub timing: Timing,
@@ -174,6 +181,7 @@ impl Options {
             advertise: self.advertise.or(base.advertise),
             raft_advertise: self.raft_advertise.or(base.raft_advertise),
             peers: self.peers.or(base.peers),
+            join: if self.join.is_empty() { base.join } else { self.join },
             secret_file: self.secret_file.or(base.secret_file),
             insecure_open_network: self.insecure_open_network.or(base.insecure_open_network),
             heartbeat_ms: self.heartbeat_ms.or(base.heartbeat_ms),
@@ -199,6 +207,7 @@ impl Config {
             advertise: None,
             raft_advertise: None,
             peers: HashMap::new(),
+            join: Vec::new(),
             secret: None,
             insecure_open_network: false,
             timing: Timing::default(),
@@ -239,6 +248,7 @@ impl Config {
             advertise: options.advertise,
             raft_advertise: options.raft_advertise,
             peers: options.peers.as_deref().map_or(Ok(HashMap::new()), parse_peers)?,
+            join: options.join,
             secret,
             insecure_open_network: options.insecure_open_network.unwrap_or(false),
             timing: Timing {
@@ -286,6 +296,12 @@ impl Config {
         }
         if self.storage.snapshot_bytes < 1 << 20 {
             return Err(wrong("snapshot_bytes", "must be at least 1048576"));
+        }
+        if self.join.len() > MAX_ENDPOINTS {
+            return Err(wrong("join", format!("{} peers are named; {MAX_ENDPOINTS} can be", self.join.len())));
+        }
+        for endpoint in &self.join {
+            check_host_port("join", endpoint)?;
         }
         for (field, listen) in [("listen", self.listen), ("raft_listen", self.raft_listen)] {
             if !listen.ip().is_loopback() && self.secret.is_none() && !self.insecure_open_network {
@@ -366,13 +382,20 @@ mod tests {
     fn flags_win_over_the_file_and_the_file_over_defaults() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("peer.toml");
-        std::fs::write(&file, "id = 7\nlisten = \"127.0.0.1:1\"\nheartbeat_ms = 50\npeers = \"1=a:1, 2=b:2\"\n")
-            .unwrap();
+        std::fs::write(
+            &file,
+            "id = 7\nlisten = \"127.0.0.1:1\"\nheartbeat_ms = 50\npeers = \"1=a:1, 2=b:2\"\n\
+             join = [\"a:3\", \"b:3\"]\n",
+        )
+        .unwrap();
         let flags = Options { config: Some(file.clone()), id: Some(1), dir: Some("d".into()), ..Options::default() };
         let config = Config::load(flags.clone()).unwrap();
         assert_eq!((config.id, config.listen.port()), (1, 1));
         assert_eq!(config.timing.heartbeat, Duration::from_millis(50));
         assert_eq!(config.peers[&2], "b:2");
+        assert_eq!(config.join, ["a:3", "b:3"]);
+        let flags_join = Options { join: vec!["c:3".into()], ..flags.clone() };
+        assert_eq!(Config::load(flags_join).unwrap().join, ["c:3"]);
 
         std::fs::write(&file, "identity = 7\n").unwrap();
         let said = error(flags);
@@ -392,6 +415,7 @@ mod tests {
         assert!(with(|o| o.listen = Some("localhost".into())).starts_with("listen:"));
         assert!(with(|o| o.advertise = Some("host".into())).starts_with("advertise:"));
         assert!(with(|o| o.peers = Some("1:2".into())).starts_with("peers:"));
+        assert!(with(|o| o.join = vec!["host".into()]).starts_with("join:"));
         assert!(with(|o| o.heartbeat_ms = Some(300)).starts_with("election_timeout_min_ms:"));
         assert!(with(|o| o.election_timeout_max_ms = Some(100)).starts_with("election_timeout_max_ms:"));
         assert!(with(|o| o.snapshot_entries = Some(0)).starts_with("snapshot_entries:"));

@@ -9,7 +9,9 @@ use std::sync::Arc;
 /// The way out for a peer whose directory can no longer speak for it (semantics, section 9).
 pub(crate) const REJOIN: &str = "keep this directory for inspection and leave the peer stopped: the others go on without \
      it while they are a majority. Do not start it from an older copy of its directory, which would break promises it \
-     has made since. Adding a fresh peer in its place is not built yet";
+     has made since. To put a fresh peer in its place, start one with an empty data directory, an id that the cluster has \
+     never used, and `join` set to the address of a peer that works: it comes in as a learner, and replaces this one once \
+     it has caught up and the leader is asked for that";
 
 /// Makes names created, renamed or removed in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {

@@ -25,7 +25,7 @@ use tonic_health::ServingStatus;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::peer::{Opened, Peer, Settings};
+use crate::peer::{Opened, Peer, Settings, joining};
 use crate::raft::network::Transport;
 use crate::services::CheckSecret;
 use crate::services::cluster::ClusterService;
@@ -119,6 +119,10 @@ impl Server {
         tasks.spawn(report_health(peer.clone(), health.clone(), stop.clone()));
         tasks.spawn(watch_failure(peer.failed(), ended.clone(), stop.clone()));
         tasks.spawn(end_streams(streams, stop.clone()));
+        if !config.join.is_empty() {
+            let (join, secret) = (config.join.clone(), config.secret.clone());
+            tasks.spawn(joining::ask_to_join(peer.clone(), join, secret, ended.clone(), stop.clone()));
+        }
         tracing::info!(
             peer = config.id, dir = %config.dir.display(), grpc = %grpc_address, raft = %raft_address,
             "the metadata peer is up"

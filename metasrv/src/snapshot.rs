@@ -28,7 +28,7 @@ use crate::state::{FEATURE_LEVEL, State};
 /// How many snapshots are kept.
 pub const KEEP: usize = 2;
 const MAGIC: &[u8; 8] = b"lakesnap";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Larger than any record can be: a key and a value at their limits.
 const MAX_RECORD_BYTES: usize = 2 << 20;
 const EXTENSION: &str = "snap";
@@ -199,7 +199,7 @@ fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State)
 }
 
 fn part_to_wire(part: Part) -> v1::snapshot_record::Record {
-    use v1::snapshot_record::{Event, Lease, Quota, Record, Session, session::Kept};
+    use v1::snapshot_record::{Event, Lease, Peer, Quota, Record, Session, session::Kept};
     match part {
         Part::Lease { id, ttl_ms, holder } => Record::Lease(Lease { id, ttl_ms, holder }),
         Part::Entry(entry) => Record::Entry(entry.into()),
@@ -213,6 +213,7 @@ fn part_to_wire(part: Part) -> v1::snapshot_record::Record {
         }),
         Part::Quota { prefix, bytes } => Record::Quota(Quota { prefix, bytes }),
         Part::Event { revision, key, entry } => Record::Event(Event { revision, key, entry: entry.map(Into::into) }),
+        Part::Peer { id, incarnation, removed } => Record::Peer(Peer { id, incarnation, removed }),
     }
 }
 
@@ -233,6 +234,7 @@ fn part_from_wire(record: v1::snapshot_record::Record) -> Result<Option<Part>, I
         },
         Record::Quota(q) => Part::Quota { prefix: q.prefix, bytes: q.bytes },
         Record::Event(e) => Part::Event { revision: e.revision, key: e.key, entry: e.entry.map(Into::into) },
+        Record::Peer(p) => Part::Peer { id: p.id, incarnation: p.incarnation, removed: p.removed },
     }))
 }
 
@@ -349,6 +351,8 @@ mod tests {
         for i in 0..500 {
             state.run(1, &Txn { then: vec![Op::put(format!("/kv/{i:04}"), vec![i as u8; i])], ..Txn::default() });
         }
+        state.set_members([(1, "a"), (2, "b")]);
+        state.set_members([(1, "a")]);
         let meta = SnapshotMeta { last_log_id: Some(log_id(2, 700)), last_membership: StoredMembership::default() };
         (meta, state)
     }

@@ -9,7 +9,7 @@ use crate::v1::error_detail::{Applied, Kind};
 /// The gRPC code for a kind of error. The only place that maps them.
 pub fn code(kind: Kind) -> Code {
     match kind {
-        Kind::NotLeader => Code::FailedPrecondition,
+        Kind::NotLeader | Kind::ChangeUnderWay | Kind::UnsafeChange => Code::FailedPrecondition,
         Kind::InvalidArgument => Code::InvalidArgument,
         Kind::Unavailable => Code::Unavailable,
         Kind::WrongIdentity => Code::PermissionDenied,

@@ -1,12 +1,18 @@
-//! Calls to one named peer: its status, and founding a cluster. For operators' tools and supervisors.
+//! For operators' tools and supervisors: calls to one named peer (its status, founding a cluster), and changes of the
+//! membership, which go to whoever leads.
+//!
+//! A change may be asked for again, and is, until the deadline: while nobody leads, or what it needs is not there. The
+//! cluster's refusals end it, also that another change is under way, except for a join, which waits its turn.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lake_proto::v1::cluster_client::ClusterClient;
+use lake_proto::v1::error_detail::Kind;
 use lake_proto::{status, v1};
-use tonic::Status;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
 
-use super::{connection, describe, request};
+use super::{Attempts, RemoteStore, applied, classify, connection, describe, ended, request};
 use crate::secret::Secret;
 use crate::store::{Applied, Error};
 
@@ -41,6 +47,121 @@ pub async fn init(
         Ok(client.init(request(v1::InitRequest { founders }, timeout, secret)?).await?.into_inner())
     })
     .await
+}
+
+impl RemoteStore {
+    /// Has a fresh peer taken in as a learner. Without an incarnation: whichever fresh peer with that id is at the address.
+    ///
+    /// # Errors
+    /// `Refused` for a peer that the cluster must not take in; `Unavailable` if the deadline comes first.
+    pub async fn join(&self, member: v1::Member, deadline: Instant) -> Result<v1::JoinResponse, Error> {
+        let doing = format!("joining peer {}", member.id);
+        let message = v1::JoinRequest { member: Some(member) };
+        self.on_leading_peer(&doing, deadline, true, message, async |mut client, request| client.join(request).await)
+            .await
+    }
+
+    /// Makes a learner a voter, if it has caught up: the answer says whether, and how far it is.
+    ///
+    /// # Errors
+    /// `Refused` for a peer that is no member, or while another change is under way; `Unavailable` if the deadline comes
+    /// first.
+    pub async fn promote(&self, id: u64, deadline: Instant) -> Result<v1::PromoteResponse, Error> {
+        let message = v1::PromoteRequest { id };
+        let doing = format!("promoting peer {id}");
+        self.on_leading_peer(&doing, deadline, false, message, async |mut client, request| {
+            client.promote(request).await
+        })
+        .await
+    }
+
+    /// Takes a voter or learner out for good.
+    ///
+    /// # Errors
+    /// `Refused` for the last voter, without `force` if the voters that stay and answer would be no majority, or while
+    /// another change is under way; `Unavailable` if the deadline comes first.
+    pub async fn remove(&self, id: u64, force: bool, deadline: Instant) -> Result<v1::RemoveResponse, Error> {
+        let message = v1::RemoveRequest { id, force };
+        let doing = format!("removing peer {id}");
+        self.on_leading_peer(&doing, deadline, false, message, async |mut client, request| client.remove(request).await)
+            .await
+    }
+
+    /// Puts a fresh peer in a voter's place, once it has caught up.
+    ///
+    /// # Errors
+    /// As for joining and removing; `Unavailable` if it has not caught up by the deadline: ask again.
+    pub async fn replace(&self, old_id: u64, by: v1::Member, deadline: Instant) -> Result<v1::ReplaceResponse, Error> {
+        let doing = format!("replacing peer {old_id} by peer {}", by.id);
+        let message = v1::ReplaceRequest { old_id, by: Some(by) };
+        self.on_leading_peer(&doing, deadline, false, message, async |mut client, request| {
+            client.replace(request).await
+        })
+        .await
+    }
+
+    /// Has another voter lead; `None`: whichever has most of the log.
+    ///
+    /// # Errors
+    /// `Refused` for a peer that does not vote; `Unavailable` if it does not take over by the deadline.
+    pub async fn transfer_leader(
+        &self,
+        to: Option<u64>,
+        deadline: Instant,
+    ) -> Result<v1::TransferLeadershipResponse, Error> {
+        let message = v1::TransferLeadershipRequest { to: to.unwrap_or(0) };
+        self.on_leading_peer("moving the leadership", deadline, false, message, async |mut client, request| {
+            client.transfer_leadership(request).await
+        })
+        .await
+    }
+
+    /// One call on whoever leads, until it is answered, refused, or the deadline is over.
+    async fn on_leading_peer<Q: Clone, A>(
+        &self,
+        doing: &str,
+        deadline: Instant,
+        waits_its_turn: bool,
+        message: Q,
+        send: impl AsyncFn(ClusterClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<A, Error> {
+        let mut attempts = Attempts::new(doing, deadline);
+        let mut in_doubt = false;
+        loop {
+            let Some(address) = self.leader_address(&mut attempts).await else {
+                return Err(self.unavailable(attempts, applied(in_doubt)));
+            };
+            attempts.count += 1;
+            let Some(timeout) = attempts.remaining() else {
+                return Err(self.unavailable(attempts, applied(in_doubt)));
+            };
+            let attempt = async {
+                let request = self.inner.request(message.clone(), timeout)?;
+                send(ClusterClient::new(self.inner.channel(&address)?), request).await
+            };
+            let answer = tokio::time::timeout(timeout, attempt).await;
+            let failure = match answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer by the deadline"))) {
+                Ok(answer) => return Ok(answer.into_inner()),
+                Err(status) => classify(status),
+            };
+            attempts.last = format!("{address}: {}", describe(&failure.status));
+            in_doubt |= failure.applied == Applied::Unknown;
+            let busy = status::detail(&failure.status).is_some_and(|d| d.kind() == Kind::ChangeUnderWay);
+            if busy && waits_its_turn {
+                if !attempts.wait().await {
+                    return Err(self.unavailable(attempts, applied(in_doubt)));
+                }
+                continue;
+            }
+            if !failure.retry {
+                return Err(ended(doing, failure, in_doubt));
+            }
+            self.inner.after_failure(&address, &failure);
+            if !failure.redirected && !attempts.wait().await {
+                return Err(self.unavailable(attempts, applied(in_doubt)));
+            }
+        }
+    }
 }
 
 fn client(endpoint: &str) -> Result<ClusterClient<tonic::transport::Channel>, Status> {

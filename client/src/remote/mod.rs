@@ -204,10 +204,11 @@ impl RemoteStore {
             if !failure.retry {
                 return Err(ended(doing, failure, in_doubt));
             }
+            // Also before giving up: the next call must not go to the same silent peer.
+            self.inner.after_failure(&address, &failure);
             if in_doubt && !resendable {
                 return Err(self.unavailable(attempts, Applied::Unknown));
             }
-            self.inner.after_failure(&address, &failure);
             if !failure.redirected && !attempts.wait().await {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
             }

@@ -22,7 +22,7 @@ use lake_proto::v1::error_detail::Kind;
 use openraft::ChangeMembers;
 use openraft::errors::{ClientWriteError, RaftError};
 use openraft::raft::Precondition;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::failure::Failure;
@@ -141,8 +141,13 @@ impl Addresses {
         }
     }
 
+    /// The right to propose a membership; dropping it lets others in.
+    pub(super) async fn turn(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        self.turn.clone().acquire_owned().await.map_err(|_| Failure::unavailable("the peer is stopping"))
+    }
+
     async fn replace_in_turn(&self, wanted: v1::Member) -> Result<(), Failure> {
-        let _turn = self.turn.acquire().await.map_err(|_| Failure::unavailable("the peer is stopping"))?;
+        let _turn = self.turn().await?;
         if self.view.leader_id() != Some(self.view.id()) {
             return Err(self.not_leader());
         }
@@ -177,8 +182,9 @@ impl Addresses {
         Ok(())
     }
 
-    fn not_leader(&self) -> Failure {
-        let (term, leader) = (self.view.term(), self.view.leader());
+    /// What this peer says that does not lead.
+    pub(super) fn not_leader(&self) -> Failure {
+        let (term, leader) = (self.view.term(), self.view.leader().filter(|leader| leader.id != self.view.id()));
         let message = format!("peer {} does not lead term {term}", self.view.id());
         Failure { term, leader, ..Failure::new(Kind::NotLeader, message) }
     }

@@ -24,11 +24,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::address::Addresses;
+use super::changes::Changes;
 use super::counters::{Counters, Guards};
 use super::duties::{self, Duties};
 use super::failure::Failure;
 use super::pages::{Page, Pages};
 use super::reads::ReadIndex;
+use super::standing::{Inquiry, Standing};
 use super::view::View;
 use super::watchdog::Watchdog;
 use super::watches::{Watcher, Watches};
@@ -63,6 +65,8 @@ pub struct Member {
     pub reads: Arc<ReadIndex>,
     pub watches: Arc<Watches>,
     pub addresses: Addresses,
+    pub changes: Changes,
+    pub standing: Arc<Standing>,
     pub snapshots: SnapshotStore,
     pub duties: Duties,
     pub counters: Counters,
@@ -108,6 +112,19 @@ impl Member {
         tasks.spawn(recover(view.clone(), recovered_sender, stop.clone()));
         let addresses = Addresses::new(view.clone(), network.clone());
         tasks.spawn(addresses.clone().keep_own(recovered.clone(), stop.clone()));
+        let changes =
+            Changes::new(cluster_id.clone(), view.clone(), network.clone(), published.clone(), addresses.clone());
+        tasks.spawn(changes.clone().finish_left_behind(stop.clone()));
+        let standing = Standing::new();
+        let inquiry = Inquiry {
+            standing: standing.clone(),
+            cluster_id: cluster_id.clone(),
+            view: view.clone(),
+            network: network.clone(),
+            published: published.clone(),
+            failed: failed.clone(),
+        };
+        tasks.spawn(inquiry.run(stop.clone()));
         let watchdog = Watchdog {
             view: view.clone(),
             log: log.clone(),
@@ -128,6 +145,8 @@ impl Member {
             reads,
             watches,
             addresses,
+            changes,
+            standing,
             snapshots,
             duties: Duties::default(),
             counters: Counters::default(),
@@ -446,10 +465,20 @@ impl Member {
 
     /// What keeps this peer from working, if anything does.
     pub fn problem(&self) -> Option<String> {
+        if let Some(why) = self.standing.removed() {
+            return Some(why.to_owned());
+        }
         if let Health::Held(what) | Health::Failed(what) = &*self.log.health().borrow() {
             return Some(what.clone());
         }
         self.view.metrics().running_state.err().map(|e| e.to_string())
+    }
+
+    /// Runs what must not end with whoever asked for it; stopping the member waits for it.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = crate::log::lock(&self.tasks);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
     }
 
     /// Ends the core and its tasks. The log stays open.

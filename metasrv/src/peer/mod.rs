@@ -8,6 +8,8 @@
 //! [`Member`] runs a consensus core. A peer that finds a cluster id in its mark starts as a member at once.
 //!
 //! - [`founding`]: `Init`, which makes one cluster of several fresh peers;
+//! - `joining`: a fresh peer asks to be taken into a cluster;
+//! - [`membership`], [`changes`]: a leader adds, promotes, removes and replaces peers; [`standing`]: a removed one learns it;
 //! - [`member`]: reads and transactions; [`watches`]: changes as they happen;
 //! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
 //!   does for them; [`counters`]: how often what happened;
@@ -15,15 +17,19 @@
 //! - [`failure`]: why a call failed.
 
 pub mod address;
+pub mod changes;
 pub mod coordination;
 pub mod countdowns;
 pub mod counters;
 pub mod duties;
 pub mod failure;
 pub mod founding;
+pub(crate) mod joining;
 pub mod member;
+pub mod membership;
 pub mod pages;
 pub mod reads;
+pub mod standing;
 pub mod view;
 pub mod watchdog;
 pub mod watches;
@@ -259,14 +265,18 @@ impl Peer {
     /// The member.
     ///
     /// # Errors
-    /// Unavailable while the peer is fresh.
+    /// Unavailable while the peer is fresh, and once it knows that it was removed: another peer can help.
     pub fn serving(&self) -> Result<Arc<Member>, Failure> {
-        self.member().ok_or_else(|| {
+        let member = self.member().ok_or_else(|| {
             Failure::unavailable(format!(
                 "peer {} belongs to no cluster yet; found one with `lake meta init`, or join it to one",
                 self.identity.id
             ))
-        })
+        })?;
+        match member.standing.removed() {
+            Some(why) => Err(Failure::unavailable(why)),
+            None => Ok(member),
+        }
     }
 
     /// Something ends the peer for good. The first word counts.
@@ -322,6 +332,7 @@ impl Peer {
             keys: applied.state.len() as u64,
             feature_level: applied.state.feature_level(),
             nearly_full_quotas: coordination::nearly_full(&applied.state),
+            changing_voters: membership::is_joint(metrics.membership_config.membership()),
             ..base
         }
     }

@@ -20,6 +20,15 @@ pub struct View {
     leader_lease: Duration,
 }
 
+/// How much of the leader's log a member has, as far as the leader knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replicated {
+    /// Entries that it is not known to have.
+    pub lag_entries: u64,
+    /// What it lacks is still in the leader's log: it needs no snapshot.
+    pub from_log: bool,
+}
+
 impl View {
     /// Of this core.
     pub fn new(raft: Raft, identity: Arc<Identity>, leader_lease: Duration) -> Self {
@@ -111,6 +120,31 @@ impl View {
         let metrics = self.raft.metrics();
         let membership = metrics.borrow_watched().membership_config.clone();
         membership.membership().get_node(&self.identity.id).cloned()
+    }
+
+    /// The members that have answered this leader within a time, itself among them. Empty unless this peer leads.
+    pub fn alive(&self, within: Duration) -> BTreeSet<u64> {
+        let metrics = self.metrics();
+        let answered = metrics.heartbeat.into_iter().flatten();
+        let answered = answered.filter(|(_, at)| at.is_some_and(|at| at.elapsed() <= within)).map(|(id, _)| id);
+        let own = (metrics.state == ServerState::Leader).then_some(self.identity.id);
+        answered.chain(own).collect()
+    }
+
+    /// How much of this leader's log a member has.
+    pub fn replicated(&self, id: u64) -> Replicated {
+        let metrics = self.metrics();
+        let last = metrics.last_log_index;
+        let matched = match metrics.replication.as_ref().and_then(|all| all.get(&id)) {
+            _ if id == self.identity.id => last,
+            Some(matched) => matched.map(|id| id.index),
+            None => None,
+        };
+        let entries = |last: Option<u64>| last.map_or(0, |index| index + 1);
+        Replicated {
+            lag_entries: entries(last).saturating_sub(entries(matched)),
+            from_log: matched.is_some() && matched >= metrics.purged.map(|id| id.index),
+        }
     }
 
     /// The other voters, those that have replicated most of the log first: who should lead next. Empty unless this peer

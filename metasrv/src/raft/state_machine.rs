@@ -159,6 +159,7 @@ impl StateMachine {
                 Answer(Some(applied.state.apply(log_id.leader_id.term, command.command())))
             }
             EntryPayload::Membership(membership) => {
+                applied.state.set_members(membership.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
                 applied.membership = StoredMembership::new(Some(log_id), membership);
                 Answer(None)
             }

@@ -1,12 +1,16 @@
-//! The `Cluster` service: who a peer is, who leads, and founding.
+//! The `Cluster` service: who a peer is, who leads, founding, and changes of the membership.
 
 use std::sync::Arc;
 
+use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use lake_proto::v1::cluster_server::Cluster;
 use tonic::{Request, Response, Status};
 
+use super::{deadline, serving};
 use crate::peer::Peer;
+use crate::peer::changes::MAX_LAG_ENTRIES;
+use crate::peer::failure::Failure;
 
 /// Answers for one peer.
 pub struct ClusterService {
@@ -28,7 +32,8 @@ impl Cluster for ClusterService {
 
     async fn leader(&self, _: Request<v1::LeaderRequest>) -> Result<Response<v1::LeaderResponse>, Status> {
         let peer_id = self.peer.identity.id;
-        let Some(member) = self.peer.member() else {
+        // Fresh, or removed: it knows nothing of who leads.
+        let Ok(member) = self.peer.serving() else {
             return Ok(Response::new(v1::LeaderResponse { peer_id, ..v1::LeaderResponse::default() }));
         };
         let (mut members, learners) = member.view.members();
@@ -46,4 +51,50 @@ impl Cluster for ClusterService {
         let founded = self.peer.init(request.into_inner().founders).await?;
         Ok(Response::new(v1::InitResponse { cluster_id: founded.cluster_id, founded: founded.founded }))
     }
+
+    async fn join(&self, request: Request<v1::JoinRequest>) -> Result<Response<v1::JoinResponse>, Status> {
+        let (deadline, member) = (deadline(request.metadata()), serving(&self.peer, request.metadata())?);
+        let wanted = required(request.into_inner().member)?;
+        let joined = member.changes.join(wanted, deadline).await?;
+        let cluster_id = member.cluster_id.clone();
+        Ok(Response::new(v1::JoinResponse { cluster_id, joined: joined.joined, member: Some(joined.member) }))
+    }
+
+    async fn promote(&self, request: Request<v1::PromoteRequest>) -> Result<Response<v1::PromoteResponse>, Status> {
+        let (deadline, member) = (deadline(request.metadata()), serving(&self.peer, request.metadata())?);
+        let promoted = member.changes.promote(request.into_inner().id, deadline).await?;
+        Ok(Response::new(v1::PromoteResponse {
+            voter: promoted.voter,
+            lag_entries: promoted.lag_entries,
+            lag_limit_entries: MAX_LAG_ENTRIES,
+        }))
+    }
+
+    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Result<Response<v1::RemoveResponse>, Status> {
+        let (deadline, member) = (deadline(request.metadata()), serving(&self.peer, request.metadata())?);
+        let request = request.into_inner();
+        let removed = member.changes.remove(request.id, request.force, deadline).await?;
+        Ok(Response::new(v1::RemoveResponse { removed }))
+    }
+
+    async fn replace(&self, request: Request<v1::ReplaceRequest>) -> Result<Response<v1::ReplaceResponse>, Status> {
+        let (deadline, member) = (deadline(request.metadata()), serving(&self.peer, request.metadata())?);
+        let request = request.into_inner();
+        let replaced = member.changes.replace(request.old_id, required(request.by)?, deadline).await?;
+        Ok(Response::new(v1::ReplaceResponse { replaced }))
+    }
+
+    async fn transfer_leadership(
+        &self,
+        request: Request<v1::TransferLeadershipRequest>,
+    ) -> Result<Response<v1::TransferLeadershipResponse>, Status> {
+        let (deadline, member) = (deadline(request.metadata()), serving(&self.peer, request.metadata())?);
+        let to = Some(request.into_inner().to).filter(|id| *id != 0);
+        let (term, leader) = member.changes.transfer(to, deadline).await?;
+        Ok(Response::new(v1::TransferLeadershipResponse { term, leader: Some(leader) }))
+    }
+}
+
+fn required(member: Option<v1::Member>) -> Result<v1::Member, Failure> {
+    member.ok_or_else(|| Failure::invalid(Invalid::Missing("member")))
 }

@@ -2,9 +2,11 @@
 //!
 //! Each call's header is checked before anything else (semantics, section 9): the cluster, this peer's id and
 //! incarnation, and the sender's incarnation where the membership knows the sender under another one. A sender that the
-//! membership does not know passes, since it may be newer than this peer's membership.
+//! membership does not know passes, since it may be newer than this peer's membership, unless the state machine knows it as
+//! removed.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -18,6 +20,7 @@ use openraft::raft::{
 };
 use openraft::storage::Snapshot;
 use tokio::io::AsyncWriteExt;
+use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -32,17 +35,21 @@ use crate::raft::wire::{
 };
 use crate::snapshot::{self, SnapshotData};
 
+/// Snapshots received at once: one, and one from a new leader while the old one's stream has not broken yet.
+const MAX_RECEIVING: usize = 2;
+
 /// Answers for one peer.
 #[derive(Clone)]
 pub struct RaftService {
     peer: Arc<Peer>,
     stop: CancellationToken,
+    receiving: Arc<Semaphore>,
 }
 
 impl RaftService {
     /// Of this peer; its streams end with `stop`.
     pub fn new(peer: Arc<Peer>, stop: CancellationToken) -> Self {
-        Self { peer, stop }
+        Self { peer, stop, receiving: Arc::new(Semaphore::new(MAX_RECEIVING)) }
     }
 
     /// The member that a call is meant for, if it is meant for this one.
@@ -75,6 +82,9 @@ impl RaftService {
                 "the membership knows the caller with incarnation {:?}, not {:?}: it has lost its data directory",
                 known.incarnation, header.from_incarnation
             )));
+        }
+        if member.published.current().state.known_peer(header.from_id).is_some_and(|known| known.removed) {
+            return Err(wrong("it was removed from the cluster".to_owned()));
         }
         Ok(member)
     }
@@ -140,7 +150,11 @@ impl Raft for RaftService {
         let member = self.addressed(request.header.take())?;
         let rpc = append_from_wire(&self.peer, request)?;
         use v1::append_response::Result as Wire;
-        let result = match member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))? {
+        let answer = member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))?;
+        if !matches!(answer, AppendEntriesResponse::HigherVote(_)) {
+            member.standing.heard();
+        }
+        let result = match answer {
             AppendEntriesResponse::Success => Wire::Success(true),
             AppendEntriesResponse::PartialSuccess(Some(id)) => Wire::PartialSuccess(log_id_to_wire(id)),
             // Nothing at all was accepted, which the caller answers by looking for the last matching entry.
@@ -181,7 +195,12 @@ impl Raft for RaftService {
         let results = member.raft().stream_append(appends).take_until(self.stop.clone().cancelled_owned());
         let peer = self.peer.clone();
         let answers = results.map(move |result| match result {
-            Ok(result) => Ok(append_answer(result)),
+            Ok(result) => {
+                if !matches!(result, Err(StreamAppendError::HigherVote(_))) {
+                    member.standing.heard();
+                }
+                Ok(append_answer(result))
+            }
             Err(e) => Err(stopped(&peer, e).into()),
         });
         Ok(Response::new(answers.boxed()))
@@ -214,24 +233,34 @@ impl Raft for RaftService {
         let vote = required_vote(header.vote).map_err(Failure::invalid)?;
         let meta = header.meta.ok_or_else(|| Failure::invalid(Invalid::Missing("snapshot's meta")))?;
         let meta = snapshot_meta_from_wire(meta).map_err(Failure::invalid)?;
-        let path = member.snapshots.temporary("receiving");
-        let received = receive(&mut stream, &path, header.size).await;
-        if let Err(e) = received {
-            let _ = tokio::fs::remove_file(&path).await;
-            return Err(e.into());
-        }
+        let turn = self.receiving.clone().try_acquire_owned().map_err(|_| {
+            Failure::new(
+                Kind::Overloaded,
+                format!("{MAX_RECEIVING} snapshots are being received already; send it again"),
+            )
+        })?;
+        let file = Received { path: member.snapshots.temporary("receiving") };
+        let path = file.path.clone();
+        receive(&mut stream, &path, header.size).await?;
+        member.standing.heard();
         let checked = path.clone();
         let check = tokio::task::spawn_blocking(move || snapshot::check(&checked));
         let checked = check.await.map_err(|e| e.to_string()).and_then(|r| r.map_err(|e| e.to_string()));
         if let Err(what) = checked {
-            let _ = tokio::fs::remove_file(&path).await;
             return Err(Failure::unavailable(format!("the snapshot did not arrive whole: {what}")).into());
         }
         tracing::info!(bytes = header.size, index = meta.last_log_id.map(|id| id.index), "received a snapshot");
         let snapshot = Snapshot { meta, snapshot: SnapshotData { path: path.clone() } };
-        let response = member.raft().install_full_snapshot(vote, snapshot).await;
-        // An older snapshot than what is applied is not installed, and then nobody has moved the file.
-        let _ = tokio::fs::remove_file(&path).await;
+        // The core reads the file, so it must outlive a caller that goes away meanwhile.
+        let (installed, answer) = oneshot::channel();
+        let raft = member.raft().clone();
+        member.spawn(async move {
+            let response = raft.install_full_snapshot(vote, snapshot).await;
+            drop((file, turn));
+            // Nobody may be waiting any more.
+            let _ = installed.send(response);
+        });
+        let response = answer.await.map_err(|_| self.stopped("the peer is stopping"))?;
         let response = response.map_err(|e| self.stopped(e))?;
         Ok(Response::new(v1::SnapshotResponse { vote: Some(vote_to_wire(&response.vote)) }))
     }
@@ -293,6 +322,24 @@ impl Raft for RaftService {
         Ok(Response::new(v1::ReaddressResponse {}))
     }
 
+    async fn standing(&self, request: Request<v1::StandingRequest>) -> Result<Response<v1::StandingResponse>, Status> {
+        use v1::standing_response::Standing;
+        let header = request.into_inner().header.ok_or_else(|| Failure::invalid(Invalid::Missing("header")))?;
+        let member = self.peer.serving()?;
+        if header.cluster_id != member.cluster_id {
+            let what = format!("this peer belongs to cluster {}, not {}", member.cluster_id, header.cluster_id);
+            return Err(Failure::new(Kind::WrongIdentity, what).into());
+        }
+        let applied = member.published.current();
+        let known = applied.state.known_peer(header.from_id);
+        let standing = match known.filter(|known| *known.incarnation == *header.from_incarnation) {
+            Some(known) if known.removed => Standing::Removed,
+            Some(_) => Standing::Member,
+            None => Standing::Unknown,
+        };
+        Ok(Response::new(v1::StandingResponse { standing: standing as i32 }))
+    }
+
     async fn identity(&self, _: Request<v1::IdentityRequest>) -> Result<Response<v1::IdentityResponse>, Status> {
         Ok(Response::new(self.peer.identity_answer()))
     }
@@ -312,6 +359,19 @@ impl Raft for RaftService {
         }
         self.peer.adopt(&request.cluster_id).await?;
         Ok(Response::new(v1::AdoptResponse {}))
+    }
+}
+
+/// A file that a snapshot is received into. It goes with the call, also if the connection breaks in the middle, or, once the
+/// core has it, when that is done with it. What was installed has another name by then.
+struct Received {
+    path: PathBuf,
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        // What was renamed, or never made, is not there.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 

@@ -46,6 +46,7 @@ enum Tag {
     Changed,
     Deleted,
     Quota,
+    Peer,
 }
 
 /// Texts are hashed one by one, so that moving a byte from one to the next gives another hash.
@@ -104,6 +105,10 @@ pub(super) fn event(revision: Revision, key: &str, e: Option<&Entry>) -> Item {
 
 pub(super) fn quota(prefix: &str, bytes: u64) -> Item {
     item(Tag::Quota, [prefix.as_bytes()], [bytes])
+}
+
+pub(super) fn peer(id: u64, incarnation: &str, removed: bool) -> Item {
+    item(Tag::Peer, [incarnation.as_bytes()], [id, u64::from(removed)])
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! Cloning is O(1) and the clone never changes: this is what pages of a listing, snapshots and readers hold.
 //!
 //! In reading order: [`command`] (what can be asked), this file (the parts, and reading them), [`apply`] (commands and
-//! transactions), [`scopes`], [`sessions`], [`quotas`], [`changes`], [`hash`]; [`restore`] puts a state together again
+//! transactions), [`scopes`], [`sessions`], [`quotas`], [`changes`], [`roster`], [`hash`]; [`restore`] puts a state together again
 //! from what a snapshot holds.
 
 mod apply;
@@ -23,6 +23,7 @@ pub mod quotas;
 #[cfg(test)]
 mod reference;
 pub mod restore;
+pub mod roster;
 mod scopes;
 mod sessions;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use lake_proto::limits::MAX_PAGE_BYTES;
 use self::changes::Changes;
 use self::hash::StateHash;
 use self::quotas::{DEFAULT_QUOTA_BYTES, Quota, Quotas};
+use self::roster::Roster;
 use self::scopes::Scopes;
 use self::sessions::Sessions;
 
@@ -106,6 +108,7 @@ pub struct State {
     scopes: Scopes,
     sessions: Sessions,
     quotas: Quotas,
+    roster: Roster,
     changes: Changes,
     feature_level: u32,
     hash: StateHash,
@@ -139,6 +142,7 @@ impl State {
             scopes: Scopes::default(),
             sessions: Sessions::default(),
             quotas: Quotas::default(),
+            roster: Roster::default(),
             changes: Changes::default(),
             feature_level: FEATURE_LEVEL,
             hash: StateHash::default(),

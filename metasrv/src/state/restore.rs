@@ -1,6 +1,6 @@
 //! A state taken apart into what a snapshot holds, and put together again.
 //!
-//! Parts come in a fixed order: leases, entries, scopes, sessions, quotas, events. What can be worked out again (which
+//! Parts come in a fixed order: leases, entries, scopes, sessions, quotas, events, peers. What can be worked out again (which
 //! keys hang on a lease, how much lies under a prefix, the hash) is not kept; the hash that a snapshot names is
 //! compared with the one worked out.
 
@@ -12,6 +12,7 @@ use lake_proto::coordination::{LeaseId, Scope, ScopeOwner, SessionId};
 use lake_proto::kv::{KeyValue, Revision};
 
 use super::changes::{Changes, Event};
+use super::roster::KnownPeer;
 use super::sessions::{self, Session};
 use super::{Entry, Held, State, compact, hash};
 
@@ -44,6 +45,11 @@ pub enum Part {
         revision: Revision,
         key: String,
         entry: Option<KeyValue>,
+    },
+    Peer {
+        id: u64,
+        incarnation: String,
+        removed: bool,
     },
 }
 
@@ -80,7 +86,12 @@ impl State {
                 entry: event.key_value(),
             })
         });
-        leases.chain(entries).chain(scopes).chain(sessions).chain(quotas).chain(events)
+        let peers = self.known_peers().map(|(id, peer)| Part::Peer {
+            id,
+            incarnation: peer.incarnation.to_string(),
+            removed: peer.removed,
+        });
+        leases.chain(entries).chain(scopes).chain(sessions).chain(quotas).chain(events).chain(peers)
     }
 }
 
@@ -194,6 +205,9 @@ impl StateBuilder {
                 }
                 let event = shared_event(&self.state, &key, entry);
                 self.change.get_or_insert_with(|| (revision, Vec::new())).1.push(event);
+            }
+            Part::Peer { id, incarnation, removed } => {
+                state.restore_peer(id, KnownPeer { incarnation: incarnation.into(), removed });
             }
         }
         Ok(())

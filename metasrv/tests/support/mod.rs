@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod load;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -29,6 +31,7 @@ pub struct TestCluster {
     _dirs: tempfile::TempDir,
 }
 
+/// A port that nobody else gets for a while.
 pub fn free_port() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -83,6 +86,33 @@ impl TestCluster {
     pub async fn init(&self, at: u64) -> Result<v1::InitResponse, Status> {
         let request = v1::InitRequest { founders: self.founders() };
         self.cluster(at).init(request).await.map(|r| r.into_inner())
+    }
+
+    /// Settles where another fresh peer will be, without starting it.
+    pub fn prepare(&mut self, id: u64, change: impl FnOnce(&mut Config)) {
+        let mut config = Config::new(id, self._dirs.path().join(format!("peer-{id}")));
+        config.listen = free_port();
+        config.raft_listen = free_port();
+        config.storage.disk_reserve_bytes = 0;
+        change(&mut config);
+        self.configs.insert(id, config);
+    }
+
+    /// A peer as an operator names it, who does not know its incarnation.
+    pub fn named(&self, id: u64) -> v1::Member {
+        let config = &self.configs[&id];
+        v1::Member {
+            id,
+            raft_address: config.raft_listen.to_string(),
+            grpc_address: config.listen.to_string(),
+            incarnation: String::new(),
+        }
+    }
+
+    /// The client's own way to the cluster, told of every peer there is.
+    pub fn client(&self) -> RemoteStore {
+        let endpoints = self.configs.values().map(|c| c.listen.to_string()).collect();
+        RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
     }
 
     pub async fn start(&mut self, id: u64) {

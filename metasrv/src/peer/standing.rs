@@ -1,0 +1,129 @@
+//! How a peer learns that it was removed, and what it does then (semantics, section 9).
+//!
+//! The others stop talking to a removed peer, often before it has the entry that removed it. So a peer that follows, and has
+//! been called by no leader for [`SILENCE`], asks every other member that it knows what it is to the cluster. One that has
+//! applied the removal says so; that is final, since ids are never used again. The peer then ends its consensus core, answers
+//! every call with the reason, and has its process end with it.
+//!
+//! A removed peer does no harm before it knows: the others refuse its calls, and pre-votes raise no term.
+//!
+//! Limits: one round of questions at a time, of [`ANSWER`] at most, [`AGAIN`] apart.
+//! Failure cases: nobody answers: it asks again for as long as it hears of no leader.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use lake_proto::v1;
+use lake_proto::v1::standing_response::Standing as Answer;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::changes::removed;
+use super::view::View;
+use crate::log::lock;
+use crate::raft::network::Network;
+use crate::raft::state_machine::Published;
+use crate::raft::types::Member;
+
+/// A follower that hears nothing for this long asks.
+pub const SILENCE: Duration = Duration::from_secs(1);
+const EVERY: Duration = Duration::from_millis(250);
+const ANSWER: Duration = Duration::from_millis(500);
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What a peer knows of its own standing.
+#[derive(Debug)]
+pub struct Standing {
+    /// When a leader last called.
+    heard: Mutex<Instant>,
+    /// Why this peer must not serve any more.
+    removed: OnceLock<String>,
+}
+
+impl Standing {
+    /// As a member, as far as it knows.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { heard: Mutex::new(Instant::now()), removed: OnceLock::new() })
+    }
+
+    /// A leader has called.
+    pub fn heard(&self) {
+        *lock(&self.heard) = Instant::now();
+    }
+
+    /// Why this peer must not serve any more, if it was removed.
+    pub fn removed(&self) -> Option<&str> {
+        self.removed.get().map(String::as_str)
+    }
+}
+
+/// The task that finds it out.
+pub(super) struct Inquiry {
+    pub standing: Arc<Standing>,
+    pub cluster_id: String,
+    pub view: View,
+    pub network: Network,
+    pub published: Arc<Published>,
+    pub failed: watch::Sender<Option<String>>,
+}
+
+impl Inquiry {
+    pub(super) async fn run(self, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.until_removed() => {}
+        }
+    }
+
+    async fn until_removed(&self) {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            if self.applied_removal() {
+                break;
+            }
+            let silent = lock(&self.standing.heard).elapsed() >= SILENCE;
+            if !silent || self.view.leader_id() == Some(self.view.id()) {
+                continue;
+            }
+            if self.ask_all().await {
+                break;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+        let state = &self.published.current().state;
+        let next = state.known_peers().map(|(id, _)| id).max().unwrap_or(0).max(self.view.id()).saturating_add(1);
+        let what = removed(self.view.id(), &self.cluster_id, next);
+        tracing::error!("{what}");
+        // Whoever sees the core ended is to find the reason there.
+        let _ = self.standing.removed.set(what.clone());
+        self.failed.send_if_modified(|failed| {
+            let first = failed.is_none();
+            failed.get_or_insert(what);
+            first
+        });
+        if let Err(e) = self.view.raft().shutdown().await {
+            tracing::warn!("ending the consensus core: {e}");
+        }
+    }
+
+    /// Whether this peer has applied its own removal.
+    fn applied_removal(&self) -> bool {
+        let applied = self.published.current();
+        applied.state.known_peer(self.view.id()).is_some_and(|known| known.removed)
+    }
+
+    async fn ask_all(&self) -> bool {
+        let (voters, learners) = self.view.members();
+        let others = voters.into_iter().chain(learners).filter(|member| member.id != self.view.id());
+        let asked = others.map(|member| self.ask(member));
+        futures::future::join_all(asked).await.into_iter().any(|answer| answer == Some(Answer::Removed))
+    }
+
+    async fn ask(&self, member: v1::Member) -> Option<Answer> {
+        let header = self.network.sender.header(member.id, &Member::from(member.clone()));
+        let mut client = self.network.transport.client(member.id, &member.raft_address).ok()?;
+        let request = v1::StandingRequest { header: Some(header) };
+        let answer = tokio::time::timeout(ANSWER, client.standing(request)).await.ok()?.ok()?;
+        Some(answer.into_inner().standing())
+    }
+}

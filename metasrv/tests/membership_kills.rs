@@ -1,0 +1,435 @@
+//! Peers as processes of their own, killed and paused while the cluster changes: no joint membership stays behind, no
+//! acknowledged write is lost, a snapshot cut off in the middle is sent again, and a leader that slept through its own
+//! deposition serves nothing old.
+//!
+//! The processes are this test binary itself, told by an environment variable to run one peer.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lake_client::remote::{RemoteConfig, RemoteStore};
+use lake_client::store::MetaStore;
+use lake_metasrv::config::Config;
+use lake_metasrv::server::Server;
+use lake_proto::kv::{Expected, Op, Txn};
+use lake_proto::v1;
+use lake_proto::v1::cluster_client::ClusterClient;
+use lake_proto::v1::kv_client::KvClient;
+use lake_proto::v1::status_response::Stage;
+use rustix::process::{Pid, Signal, kill_process};
+use support::load::Load;
+use support::{PATIENCE, eventually, free_port};
+use tonic::Request;
+use tonic::transport::Channel;
+
+const PEER: &str = "LAKE_TEST_PEER";
+/// How long a change may take with peers being killed around it.
+const CHANGE: Duration = Duration::from_secs(60);
+
+/// Not a test by itself: what a child process runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn run_one_peer() {
+    let Ok(arguments) = std::env::var(PEER) else { return };
+    let parts: Vec<&str> = arguments.split('|').collect();
+    let mut config = Config::new(parts[0].parse().unwrap(), parts[1]);
+    config.listen = parts[2].parse().unwrap();
+    config.raft_listen = parts[3].parse().unwrap();
+    config.storage.snapshot_entries = parts[4].parse().unwrap();
+    config.storage.purge_margin_entries = config.storage.snapshot_entries / 4;
+    config.storage.disk_reserve_bytes = 0;
+    let server = Server::start(config).await.unwrap();
+    eprintln!("{}", server.failed().await);
+    server.shutdown().await;
+    std::process::exit(1);
+}
+
+struct Processes {
+    dirs: tempfile::TempDir,
+    snapshot_entries: u64,
+    addresses: BTreeMap<u64, (SocketAddr, SocketAddr)>,
+    children: BTreeMap<u64, Child>,
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for id in self.children.keys().copied().collect::<Vec<_>>() {
+            self.kill(id);
+        }
+        if std::thread::panicking() {
+            println!("the peers said: {}", std::fs::read_to_string(self.dirs.path().join("said")).unwrap_or_default());
+        }
+    }
+}
+
+impl Processes {
+    /// Three peers, founded.
+    async fn founded(snapshot_entries: u64) -> Self {
+        let dirs = tempfile::tempdir().unwrap();
+        let mut this = Self { dirs, snapshot_entries, addresses: BTreeMap::new(), children: BTreeMap::new() };
+        for id in 1..=3 {
+            this.spawn(id);
+        }
+        let founders: Vec<_> = (1..=3).map(|id| this.named(id)).collect();
+        eventually("the founding", async || {
+            this.cluster(1).init(v1::InitRequest { founders: founders.clone() }).await.ok()
+        })
+        .await;
+        this.leader().await;
+        this
+    }
+
+    fn dir(&self, id: u64) -> PathBuf {
+        self.dirs.path().join(format!("peer-{id}"))
+    }
+
+    fn spawn(&mut self, id: u64) {
+        let (grpc, raft) = *self.addresses.entry(id).or_insert_with(|| (free_port(), free_port()));
+        let dir = self.dir(id);
+        let arguments = format!("{id}|{}|{grpc}|{raft}|{}", dir.display(), self.snapshot_entries);
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "run_one_peer", "--nocapture"])
+            .env(PEER, arguments)
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::options().create(true).append(true).open(self.dirs.path().join("said")).unwrap())
+            .spawn()
+            .unwrap();
+        self.children.insert(id, child);
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self, id: u64) {
+        let mut child = self.children.remove(&id).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn signal(&self, id: u64, signal: Signal) {
+        let pid = Pid::from_raw(self.children[&id].id() as i32).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    fn channel(&self, id: u64) -> Channel {
+        Channel::from_shared(format!("http://{}", self.addresses[&id].0)).unwrap().connect_lazy()
+    }
+
+    fn cluster(&self, id: u64) -> ClusterClient<Channel> {
+        ClusterClient::new(self.channel(id))
+    }
+
+    fn named(&self, id: u64) -> v1::Member {
+        let (grpc, raft) = self.addresses[&id];
+        v1::Member { id, raft_address: raft.to_string(), grpc_address: grpc.to_string(), incarnation: String::new() }
+    }
+
+    /// Nothing from a peer that is down, or asleep.
+    async fn status(&self, id: u64) -> Option<v1::StatusResponse> {
+        let mut cluster = self.cluster(id);
+        let asked = tokio::time::timeout(Duration::from_secs(1), cluster.status(v1::StatusRequest {})).await;
+        asked.ok()?.ok().map(|answer| answer.into_inner())
+    }
+
+    /// Waits until some running peer other than these says that it leads itself.
+    async fn leader_besides(&self, besides: &[u64]) -> u64 {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut seen = Vec::new();
+            for id in self.children.keys().filter(|id| !besides.contains(id)) {
+                let status = self.status(*id).await;
+                if status.as_ref().is_some_and(|s| s.leader.as_ref().is_some_and(|leader| leader.id == *id)) {
+                    return *id;
+                }
+                seen.push((*id, status));
+            }
+            assert!(Instant::now() < deadline, "waited in vain for a leader: {seen:#?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn leader(&self) -> u64 {
+        self.leader_besides(&[]).await
+    }
+
+    /// Waits until a peer serves, and has applied as much as the leader had.
+    async fn serves(&self, id: u64) {
+        let leader = self.leader().await;
+        let revision = eventually("the leader's status", async || self.status(leader).await).await.revision;
+        eventually(&format!("peer {id} to have everything"), async || {
+            self.status(id).await.filter(|s| s.stage() == Stage::Member && s.revision >= revision)
+        })
+        .await;
+    }
+
+    fn store(&self) -> RemoteStore {
+        let endpoints = self.addresses.values().map(|(grpc, _)| grpc.to_string()).collect();
+        RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
+    }
+
+    /// What is in a peer's directory of snapshots while it receives one.
+    fn receiving(&self, id: u64) -> Option<PathBuf> {
+        let entries = std::fs::read_dir(self.dir(id).join("snapshots")).ok()?;
+        entries.flatten().map(|entry| entry.path()).find(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("receiving-"))
+                && path.metadata().is_ok_and(|m| m.len() > 0)
+        })
+    }
+
+    /// Resident memory.
+    fn resident_mib(&self, id: u64) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.children[&id].id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() >> 10
+    }
+}
+
+fn ids(members: &[v1::Member]) -> BTreeSet<u64> {
+    members.iter().map(|m| m.id).collect()
+}
+
+async fn put(store: &RemoteStore, key: &str, value: Vec<u8>) {
+    let txn = Txn { then: vec![Op::put(key, value)], ..Txn::default() };
+    let until = Instant::now() + PATIENCE;
+    loop {
+        // The same value however often: a lost answer does no harm.
+        match store.commit(txn.clone(), until).await {
+            Ok(_) => return,
+            Err(error) => assert!(error.is_unavailable() && Instant::now() < until, "{error}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_are_killed_while_voters_are_swapped() {
+    let mut processes = Processes::founded(300).await;
+    let mut voters: BTreeSet<u64> = (1..=3).collect();
+    let mut caught_in_the_middle = 0;
+    let mut total = 0;
+    for (round, fresh) in (4..=8u64).enumerate() {
+        processes.spawn(fresh);
+        let load = Load::start(Arc::new(processes.store()), 4, &format!("swap-{round}"));
+        load.grows_by(30).await;
+        let leader = processes.leader().await;
+        let old = *voters.iter().find(|id| **id != leader).unwrap();
+        let (store, by) = (processes.store(), processes.named(fresh));
+        let swap = tokio::spawn(async move {
+            let until = Instant::now() + CHANGE;
+            loop {
+                match store.replace(old, by.clone(), until).await {
+                    Ok(_) => return,
+                    Err(error) => assert!(Instant::now() < until, "{error}"),
+                }
+            }
+        });
+        // As soon as the leader says that the voters are being changed, or that they were; each round a little later.
+        eventually("the swap to begin", async || {
+            let status = processes.status(leader).await?;
+            (status.changing_voters || ids(&status.voters).contains(&fresh)).then_some(())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(round as u64)).await;
+        processes.kill(leader);
+        for id in processes.children.keys() {
+            caught_in_the_middle += u64::from(processes.status(*id).await.is_some_and(|s| s.changing_voters));
+        }
+        if tokio::time::timeout(CHANGE, swap).await.is_ok_and(|ended| ended.is_ok()) {
+        } else {
+            let mut seen = Vec::new();
+            for id in processes.children.keys() {
+                seen.push((*id, processes.status(*id).await));
+            }
+            panic!("the swap of {old} for {fresh} does not end: {seen:#?}");
+        }
+        processes.spawn(leader);
+        voters.remove(&old);
+        voters.insert(fresh);
+        for id in &voters {
+            eventually(&format!("peer {id} to see the voters {voters:?}"), async || {
+                let status = processes.status(*id).await?;
+                (ids(&status.voters) == voters && status.learners.is_empty() && !status.changing_voters).then_some(())
+            })
+            .await;
+        }
+        // The one that was swapped out is told, and ends.
+        let gone = processes.children.get_mut(&old).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while gone.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "peer {old} was removed and goes on");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        processes.children.remove(&old);
+        load.grows_by(30).await;
+        total += load.finish().await;
+    }
+    println!("five swaps, {caught_in_the_middle} looks at a survivor in the middle of one, {total} writes");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_slept_through_its_deposition_serves_nothing_old() {
+    let processes = Processes::founded(300).await;
+    let store = processes.store();
+    let load = Load::start(Arc::new(processes.store()), 4, "zombie");
+    load.grows_by(30).await;
+    let mut answered = 0;
+    for round in 0..3u32 {
+        let zombie = processes.leader().await;
+        put(&store, "/kv/zombie", format!("old {round}").into_bytes()).await;
+        let term = processes.status(zombie).await.unwrap().term;
+        processes.signal(zombie, Signal::STOP);
+        let leader = processes.leader_besides(&[zombie]).await;
+        println!("peer {leader} leads instead of {zombie}");
+        let new = format!("new {round}");
+        put(&store, "/kv/zombie", new.clone().into_bytes()).await;
+
+        // These wait at its door, and are what it sees first when it wakes.
+        let kv = KvClient::new(processes.channel(zombie));
+        let read = async |kv: &mut KvClient<Channel>| {
+            let mut request = Request::new(v1::GetRequest { key: "/kv/zombie".into(), options: None });
+            request.set_timeout(Duration::from_secs(5));
+            kv.get(request).await.ok().and_then(|answer| answer.into_inner().entry)
+        };
+        let waiting: Vec<_> = (0..8)
+            .map(|_| {
+                let mut kv = kv.clone();
+                tokio::spawn(async move {
+                    let mut request = Request::new(v1::GetRequest { key: "/kv/zombie".into(), options: None });
+                    request.set_timeout(Duration::from_secs(10));
+                    kv.get(request).await.ok().and_then(|answer| answer.into_inner().entry)
+                })
+            })
+            .collect();
+        let key = format!("/kv/from-zombie/{round}");
+        let write = {
+            let (mut kv, txn) = (kv.clone(), Txn::cas(&key, Expected::Absent, "z"));
+            tokio::spawn(async move {
+                let mut request = Request::new(v1::TxnRequest { txn: Some(txn.into()), stamp: None });
+                request.set_timeout(Duration::from_secs(10));
+                kv.txn(request).await
+            })
+        };
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        processes.signal(zombie, Signal::CONT);
+        for entry in futures::future::join_all(waiting).await.into_iter().flat_map(Result::unwrap) {
+            assert_eq!(entry.value, new.as_bytes(), "a stale read from the old leader");
+            answered += 1;
+        }
+        // What it acknowledges is there; what it refuses as not applied is not.
+        let written = write.await.unwrap();
+        let there = store.get(&key, Default::default(), Instant::now() + PATIENCE).await.unwrap().value.is_some();
+        match &written {
+            Ok(answer) => assert!(there && answer.get_ref().succeeded, "an acknowledged write is lost"),
+            Err(status) => {
+                let applied = lake_proto::status::detail(status).map(|detail| detail.applied());
+                let refused = applied == Some(v1::error_detail::Applied::NotApplied);
+                assert!(!(refused && there), "refused, and yet applied: {status:?}");
+            }
+        }
+        eventually("the old leader to follow", async || {
+            let status = processes.status(zombie).await?;
+            (status.term > term && status.leader.is_some_and(|l| l.id != zombie || status.term > term + 1))
+                .then_some(())
+        })
+        .await;
+        assert_eq!(eventually("a read from the old leader", async || read(&mut kv.clone()).await).await.value, new);
+        println!("peer {zombie} slept, peer {leader} led; the write sent to the sleeper: {:?}", written.map(drop));
+        load.grows_by(30).await;
+    }
+    println!("{answered} of 24 reads that waited at the old leader's door were answered, none with anything old");
+    load.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_cut_off_in_the_middle_is_sent_again() {
+    const KEYS: usize = 40;
+    let mut processes = Processes::founded(16).await;
+    let store = processes.store();
+    let leader = processes.leader().await;
+    let behind = (1..=3).find(|id| *id != leader).unwrap();
+    let mut generation = 0u8;
+    // The receiver is killed, then the sender.
+    for kill_sender in [false, true] {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            assert!(attempts <= 10, "no snapshot was ever seen on its way");
+            processes.kill(behind);
+            generation += 1;
+            for key in 0..KEYS {
+                put(&store, &format!("/kv/{key:02}"), vec![generation; 1 << 20]).await;
+            }
+            let last = generation;
+            processes.spawn(behind);
+            let until = Instant::now() + Duration::from_secs(10);
+            let seen = loop {
+                if let Some(path) = processes.receiving(behind) {
+                    break Some(path);
+                }
+                if Instant::now() > until {
+                    break None;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            };
+            let Some(path) = seen else { continue };
+            let victim = if kill_sender { processes.leader_besides(&[behind]).await } else { behind };
+            let arrived = path.metadata().map(|file| file.len()).ok();
+            processes.kill(victim);
+            println!(
+                "killed peer {victim} ({}), {arrived:?} bytes of {} MiB and more had arrived at peer {behind}",
+                if kill_sender { "sending" } else { "receiving" },
+                KEYS
+            );
+            if kill_sender {
+                processes.serves(behind).await;
+                processes.spawn(victim);
+            } else {
+                processes.spawn(victim);
+                processes.serves(behind).await;
+            }
+            let mut kv = KvClient::new(processes.channel(behind)).max_decoding_message_size(64 << 20);
+            for key in 0..KEYS {
+                let options = v1::ReadOptions {
+                    consistency: v1::read_options::Consistency::Local as i32,
+                    ..v1::ReadOptions::default()
+                };
+                let request = v1::GetRequest { key: format!("/kv/{key:02}"), options: Some(options) };
+                let value = kv.get(request).await.unwrap().into_inner().entry.unwrap().value;
+                assert!(value.len() == 1 << 20 && value.iter().all(|b| *b == last), "key {key} is torn or old");
+            }
+            eventually("what was cut off to be gone", async || (!path.exists()).then_some(())).await;
+            if arrived.is_some() {
+                break;
+            }
+        }
+    }
+    for id in 1..=3 {
+        processes.serves(id).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_is_down_for_long_does_not_grow_the_leader() {
+    let mut processes = Processes::founded(32).await;
+    let store = processes.store();
+    let leader = processes.leader().await;
+    let down = (1..=3).find(|id| *id != leader).unwrap();
+    processes.kill(down);
+    let write = async |mebibytes: u64| {
+        for n in 0..mebibytes {
+            put(&store, &format!("/kv/{}", n % 8), vec![n as u8; 1 << 20]).await;
+        }
+    };
+    // Until everything that is bounded (kept changes, the log's tail, its cache) is full.
+    write(160).await;
+    let before = processes.resident_mib(leader);
+    write(240).await;
+    let after = processes.resident_mib(leader);
+    println!("the leader's memory: {before} MiB after 160 MiB of writes, {after} MiB after 240 MiB more");
+    assert_eq!(processes.leader().await, leader, "the leader is the same throughout");
+    assert!(after < before + 120, "the leader grew from {before} to {after} MiB while a follower was down");
+    processes.spawn(down);
+    processes.serves(down).await;
+}
