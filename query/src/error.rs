@@ -149,6 +149,12 @@ pub fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// What a panic said.
+pub fn words_of_panic(panic: &(dyn std::any::Any + Send)) -> &str {
+    let words = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    words.unwrap_or("no message")
+}
+
 impl From<iceberg::Error> for Error {
     fn from(error: iceberg::Error) -> Self {
         let text = with_sources(&error);

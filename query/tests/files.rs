@@ -4,12 +4,16 @@ mod common;
 
 use std::sync::Arc;
 
-use arrow::array::{Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, Decimal128Array, Int64Array, RecordBatch, StringArray};
 use common::*;
 use futures::TryStreamExt;
 use iceberg::io::FileIO;
 use iceberg::spec::{ManifestContentType, TableMetadata};
 use lake_query::{Kind, Options};
+use parquet::file::properties::WriterProperties;
+
+/// Every so many bytes one is damaged.
+const DAMAGE_STEP: usize = 7;
 
 fn write_parquet(path: &std::path::Path, ids: std::ops::Range<i64>) {
     let names: Vec<String> = ids.clone().map(|id| format!("name {id}")).collect();
@@ -20,6 +24,26 @@ fn write_parquet(path: &std::path::Path, ids: std::ops::Range<i64>) {
     .unwrap();
     let file = std::fs::File::create(path).unwrap();
     let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+/// With a page index of several pages, two row groups, and a decimal, whose statistics are bytes.
+fn write_paged_parquet(path: &std::path::Path) {
+    let prices = Decimal128Array::from_iter_values(0..200).with_precision_and_scale(30, 2).unwrap();
+    let batch = RecordBatch::try_from_iter([
+        ("id", Arc::new(Int64Array::from_iter_values(0..200)) as ArrayRef),
+        ("name", Arc::new(StringArray::from_iter((0..200).map(|id| (id % 3 > 0).then(|| format!("name {id}")))))),
+        ("price", Arc::new(prices)),
+    ])
+    .unwrap();
+    let properties = WriterProperties::builder()
+        .set_max_row_group_row_count(Some(100))
+        .set_data_page_row_count_limit(20)
+        .set_write_batch_size(10)
+        .build();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), Some(properties)).unwrap();
     writer.write(&batch).unwrap();
     writer.close().unwrap();
 }
@@ -74,7 +98,8 @@ async fn damaged_files_are_named() {
         *byte ^= 0x55;
     }
     std::fs::write(path("flipped.parquet"), flipped).unwrap();
-    for name in ["text.parquet", "empty.parquet", "cut.parquet", "flipped.parquet"] {
+    std::fs::write(path("lying.parquet"), b"PAR1\xff\xff\xff\xffPAR1").unwrap();
+    for name in ["text.parquet", "empty.parquet", "cut.parquet", "flipped.parquet", "lying.parquet"] {
         let error = refused(&client, &format!("SELECT sum(id), max(name) FROM '{}'", path(name).display())).await;
         assert!(error.message.contains(name), "{name}: {error}");
         assert_ne!(error.kind, Kind::Internal, "{name}: {error}");
@@ -84,6 +109,35 @@ async fn damaged_files_are_named() {
     assert!(error.message.contains("flipped.parquet"), "{error}");
     assert!(cluster.files(".parquet").is_empty());
     assert_eq!(number(&client, "SELECT 1").await, 1, "the node lives");
+}
+
+/// Whichever byte of a footer or a page index is damaged: rows or an error that names the file, and never a defect.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_to_what_a_file_says_of_itself_is_survived() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    let path = |name: &str| cluster.dir.path().join(name);
+    write_paged_parquet(&path("good.parquet"));
+    let good = std::fs::read(path("good.parquet")).unwrap();
+    let footer = u32::from_le_bytes(good[good.len() - 8..good.len() - 4].try_into().unwrap()) as usize;
+    // The page index is right before it.
+    for place in (good.len() - 8 - footer - 400..good.len()).step_by(DAMAGE_STEP) {
+        let mut bytes = good.clone();
+        bytes[place] = !bytes[place];
+        let name = format!("{place}.parquet");
+        std::fs::write(path(&name), bytes).unwrap();
+        let file = path(&name).display().to_string();
+        for sql in [
+            format!("SELECT count(*), min(price), max(name) FROM '{file}'"),
+            format!("SELECT * FROM '{file}' WHERE id > 150 AND price < 180 ORDER BY id"),
+        ] {
+            if let Err(error) = client.query(&sql, TIMEOUT).await {
+                // Damage may also make a column one of another type, which the statement does not fit.
+                let fits = error.kind == Kind::Invalid || error.message.contains(&name);
+                assert!(fits && error.kind != Kind::Internal, "{sql}: {:?} {error}", error.kind);
+            }
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -85,11 +85,18 @@ async fn a_corrupt_parquet_file_is_named() {
         bytes[middle..middle + 64].iter_mut().for_each(|b| *b = !*b);
         bytes
     };
+    // As long as the table's metadata says, so that its footer is looked at.
+    let with_end = |end: &[u8]| [&whole[..whole.len() - end.len()], end].concat();
     for (what, bytes) in [
         ("cut in half", &whole[..whole.len() / 2]),
+        ("without its last byte", &whole[..whole.len() - 1]),
         ("empty", &[]),
         ("not Parquet at all", &[b'x'; 4096]),
         ("damaged in the middle", &flipped),
+        ("with a lying footer", b"PAR1\xff\xff\xff\xffPAR1"),
+        ("with a footer longer than itself", &with_end(b"\xff\xff\xff\xffPAR1")),
+        ("with an empty footer", &with_end(b"\0\0\0\0PAR1")),
+        ("encrypted", &with_end(b"PARE")),
     ] {
         // Named in SQL.
         let named = scratch.path(&format!("{}.parquet", what.replace(' ', "-")));

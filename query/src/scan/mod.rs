@@ -2,7 +2,8 @@
 //!
 //! Iceberg's metadata says which files there are ([`plan`]) and what is in them ([`values`]); DataFusion's own Parquet
 //! source reads them, on all cores, with projection, filters (row group and page pruning), limits and statistics.
-//! Columns are found in files by field id ([`adapter`]), so that renamed, added and widened columns read right.
+//! Columns are found in files by field id ([`adapter`]), so that renamed, added and widened columns read right. What a
+//! file says of itself is checked before it is relied on ([`footer`], and for scans [`reader`]).
 //!
 //! The rule is: never wrong rows. What cannot be read correctly yet (delete files, deletion vectors, files without
 //! field ids, ...) is refused with an error that names it. Two things that DataFusion would take from statistics are
@@ -10,8 +11,11 @@
 //! pruning, because bounds leave NaN out.
 
 pub mod adapter;
+pub mod footer;
 pub mod plan;
+pub mod reader;
 pub mod sink;
+pub mod thrift;
 pub mod values;
 
 use std::collections::HashMap;
@@ -37,11 +41,11 @@ use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
 use datafusion::physical_plan::empty::EmptyExec;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{ExecutionPlan, project_schema};
-use datafusion_datasource_parquet::CachedParquetFileReaderFactory;
 
 use crate::error::Error;
 use crate::table::{Table, Tables};
 use adapter::FieldIdAdapterFactory;
+use reader::CheckedReaders;
 use sink::AppendSink;
 
 /// One version of a table, for one statement.
@@ -151,10 +155,7 @@ impl LakeTable {
         adapter: Arc<FieldIdAdapterFactory>,
     ) -> DfResult<Arc<dyn ExecutionPlan>> {
         let runtime = state.runtime_env();
-        let readers = CachedParquetFileReaderFactory::new(
-            runtime.object_store(&url)?,
-            runtime.cache_manager.get_file_metadata_cache(),
-        );
+        let readers = CheckedReaders::new(runtime.object_store(&url)?, runtime.cache_manager.get_file_metadata_cache());
         let options =
             TableParquetOptions { global: state.config_options().execution.parquet.clone(), ..Default::default() };
         let source = ParquetSource::new(self.schema.clone())

@@ -18,6 +18,7 @@ use object_store::ObjectMeta;
 
 use super::Engine;
 use crate::error::{Error, Result};
+use crate::scan::footer;
 
 /// Most files that one name may stand for.
 const MAX_FILES: usize = 10_000;
@@ -59,15 +60,15 @@ pub async fn table(engine: &Engine, name: &str) -> Result<Arc<dyn TableProvider>
         return Err(Error::invalid(format!("{name} stands for more than {MAX_FILES} files")));
     }
     let format = ParquetFormat::default();
+    let footers = state.runtime_env().cache_manager.get_file_metadata_cache();
     let schemas: Vec<Schema> = futures::stream::iter(listed)
         .map(|file| {
-            let (format, store) = (&format, &store);
+            let (format, store, footers) = (&format, &store, footers.as_ref());
             async move {
+                // With its page index: DataFusion reads what it does not find in the cache, and checks nothing.
+                footer::read(store.as_ref(), &file, footers, true).await?;
                 let schema = format.infer_schema(state, store, std::slice::from_ref(&file)).await;
-                schema.map(Arc::unwrap_or_clone).map_err(|e| {
-                    let cause = Error::from(e).message;
-                    Error::corrupt(format!("/{} is damaged or not a Parquet file: {cause}", file.location))
-                })
+                schema.map(Arc::unwrap_or_clone).map_err(|e| footer::damaged(&file, Error::from(e)))
             }
         })
         .buffered(FOOTERS_IN_FLIGHT)

@@ -43,7 +43,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::table::Tables;
 use ddl::Ddl;
 use statement::{Action, Command};
@@ -335,8 +335,7 @@ fn name_files(error: Error, plan: &Arc<dyn ExecutionPlan>) -> Error {
 }
 
 fn panicked(doing: &str, panic: &(dyn std::any::Any + Send)) -> Error {
-    let words = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let words = words.unwrap_or("no message");
+    let words = words_of_panic(panic);
     tracing::error!(doing, panic = words, "a statement panicked");
     Error::internal(format!("{doing} failed inside lake: {words}; please report this"))
 }
