@@ -40,6 +40,9 @@ pub struct Options {
     /// Where to listen for the other peers [default: 127.0.0.1:9192]
     #[arg(long, env = "LAKE_METASRV_RAFT_LISTEN", value_name = "HOST:PORT")]
     pub raft_listen: Option<String>,
+    /// Where to listen for probes and Prometheus: /live, /ready, /metrics [default: nowhere]
+    #[arg(long, env = "LAKE_METASRV_HTTP_LISTEN", value_name = "HOST:PORT")]
+    pub http_listen: Option<String>,
     /// Where clients reach this peer [default: the address it listens on]
     #[arg(long, env = "LAKE_METASRV_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
@@ -102,6 +105,7 @@ pub struct Config {
     pub dir: PathBuf,
     pub listen: SocketAddr,
     pub raft_listen: SocketAddr,
+    pub http_listen: Option<SocketAddr>,
     /// `None`: the address that is bound.
     pub advertise: Option<String>,
     pub raft_advertise: Option<String>,
@@ -178,6 +182,7 @@ impl Options {
             dir: self.dir.or(base.dir),
             listen: self.listen.or(base.listen),
             raft_listen: self.raft_listen.or(base.raft_listen),
+            http_listen: self.http_listen.or(base.http_listen),
             advertise: self.advertise.or(base.advertise),
             raft_advertise: self.raft_advertise.or(base.raft_advertise),
             peers: self.peers.or(base.peers),
@@ -204,6 +209,7 @@ impl Config {
             dir: dir.into(),
             listen: any_port,
             raft_listen: any_port,
+            http_listen: None,
             advertise: None,
             raft_advertise: None,
             peers: HashMap::new(),
@@ -245,6 +251,7 @@ impl Config {
             dir: options.dir.ok_or_else(|| wrong("dir", "say where the peer keeps its data"))?,
             listen: address("listen", options.listen.as_deref().unwrap_or("127.0.0.1:9191"))?,
             raft_listen: address("raft_listen", options.raft_listen.as_deref().unwrap_or("127.0.0.1:9192"))?,
+            http_listen: options.http_listen.as_deref().map(|listen| address("http_listen", listen)).transpose()?,
             advertise: options.advertise,
             raft_advertise: options.raft_advertise,
             peers: options.peers.as_deref().map_or(Ok(HashMap::new()), parse_peers)?,
@@ -303,7 +310,9 @@ impl Config {
         for endpoint in &self.join {
             check_host_port("join", endpoint)?;
         }
-        for (field, listen) in [("listen", self.listen), ("raft_listen", self.raft_listen)] {
+        let http = self.http_listen.map(|listen| ("http_listen", listen));
+        let addresses = [("listen", self.listen), ("raft_listen", self.raft_listen)].into_iter().chain(http);
+        for (field, listen) in addresses {
             if !listen.ip().is_loopback() && self.secret.is_none() && !self.insecure_open_network {
                 let problem = format!(
                     "{listen} can be reached from other machines, and there is no cluster secret: give every peer the same \

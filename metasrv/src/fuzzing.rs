@@ -94,10 +94,10 @@ pub fn snapshot_records(bytes: &[u8]) -> bool {
     let Ok(loaded) = snapshot::read_records(&records) else { return false };
     // Nothing that was accepted makes the state stumble later.
     let mut state = loaded.state;
-    for (id, _) in state.clone().lease_ttls() {
+    for (id, _) in state.clone().lease_ttls(0) {
         state.apply(1, &Action::RevokeLease { lease: id }.unstamped());
     }
-    for (id, _) in state.clone().session_ttls() {
+    for (id, _) in state.clone().session_ttls(0) {
         state.apply(1, &Action::CloseSession { session: id }.unstamped());
     }
     assert_eq!((state.counts().0, state.counts().2), (0, 0));

@@ -16,6 +16,7 @@
 //! - [`directory`]: the data directory that holds these;
 //! - [`raft`]: openraft's types, storage and network on top of them;
 //! - [`peer`]: a peer's life: fresh, founded, serving; reads, transactions, listings;
+//! - [`http`], [`metrics`]: what a peer says of itself to probes and Prometheus;
 //! - [`services`], [`server`]: the same over gRPC; [`embedded`]: the same inside one process;
 //! - [`config`], [`error`]: what goes in, and why it does not start; [`files`]: a few file-system helpers.
 
@@ -26,7 +27,9 @@ pub mod error;
 pub mod files;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod http;
 pub mod log;
+pub mod metrics;
 pub mod peer;
 pub mod raft;
 pub mod server;

@@ -25,6 +25,7 @@ use tonic_health::ServingStatus;
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::http;
 use crate::peer::{Opened, Peer, Settings, joining};
 use crate::raft::network::Transport;
 use crate::services::CheckSecret;
@@ -48,6 +49,7 @@ pub struct Server {
     peer: Arc<Peer>,
     grpc_address: SocketAddr,
     raft_address: SocketAddr,
+    http_address: Option<SocketAddr>,
     failed: watch::Receiver<Option<String>>,
     health: tonic_health::server::HealthReporter,
     stop: CancellationToken,
@@ -73,6 +75,11 @@ impl Server {
         let raft = bind("peers (raft_listen)", config.raft_listen).await?;
         let grpc_address = bound(&grpc)?;
         let raft_address = bound(&raft)?;
+        let http = match config.http_listen {
+            Some(listen) => Some(bind("probes (http_listen)", listen).await?),
+            None => None,
+        };
+        let http_address = http.as_ref().map(bound).transpose()?;
         let opened = Opened::open(config.dir.clone(), Some(config.id), &settings).await?;
         let advertised =
             |advertise: &Option<String>, bound: SocketAddr| advertise.clone().unwrap_or_else(|| bound.to_string());
@@ -119,6 +126,9 @@ impl Server {
         tasks.spawn(report_health(peer.clone(), health.clone(), stop.clone()));
         tasks.spawn(watch_failure(peer.failed(), ended.clone(), stop.clone()));
         tasks.spawn(end_streams(streams, stop.clone()));
+        if let Some(http) = http {
+            tasks.spawn(serve_http(peer.clone(), http, stop.clone(), ended.clone()));
+        }
         if !config.join.is_empty() {
             let (join, secret) = (config.join.clone(), config.secret.clone());
             tasks.spawn(joining::ask_to_join(peer.clone(), join, secret, ended.clone(), stop.clone()));
@@ -127,12 +137,17 @@ impl Server {
             peer = config.id, dir = %config.dir.display(), grpc = %grpc_address, raft = %raft_address,
             "the metadata peer is up"
         );
-        Ok(Self { peer, grpc_address, raft_address, failed: ended.subscribe(), health, stop, tasks })
+        Ok(Self { peer, grpc_address, raft_address, http_address, failed: ended.subscribe(), health, stop, tasks })
     }
 
     /// Where it listens for clients.
     pub fn grpc_address(&self) -> SocketAddr {
         self.grpc_address
+    }
+
+    /// Where it listens for probes, if it does.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http_address
     }
 
     /// Where it listens for the other peers.
@@ -190,6 +205,17 @@ async fn serve(
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
         failed.send_replace(Some(format!("serving {what}: {e}")));
+    }
+}
+
+async fn serve_http(
+    peer: Arc<Peer>,
+    listener: TcpListener,
+    stop: CancellationToken,
+    failed: watch::Sender<Option<String>>,
+) {
+    if let Err(e) = http::serve(peer, listener, stop).await {
+        failed.send_replace(Some(format!("serving probes: {e}")));
     }
 }
 

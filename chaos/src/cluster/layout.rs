@@ -36,7 +36,7 @@ struct Place {
 /// What a process of this role serves. The first is where clients go.
 fn services(role: Role) -> &'static [&'static str] {
     match role {
-        Role::Metasrv => &["grpc", "raft"],
+        Role::Metasrv => &["grpc", "raft", "http"],
         Role::Query => &["flight"],
     }
 }
@@ -209,6 +209,8 @@ fn metasrv_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &
         &address("grpc"),
         "--raft-listen",
         &address("raft"),
+        "--http-listen",
+        &address("http"),
         "--peers",
         &peers.join(","),
     ]

@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::address::Addresses;
+use super::agreement::Agreement;
 use super::changes::Changes;
 use super::counters::{Counters, Guards};
 use super::duties::{self, Duties};
@@ -73,6 +74,8 @@ pub struct Member {
     /// The highest feature level that this peer can apply.
     pub feature_level: u32,
     recovered: watch::Receiver<bool>,
+    /// Why nothing is proposed any more, if that is so.
+    alarm: watch::Receiver<Option<String>>,
     proposals: Arc<Semaphore>,
     proposed_bytes: Arc<Semaphore>,
     stop: CancellationToken,
@@ -125,6 +128,15 @@ impl Member {
             failed: failed.clone(),
         };
         tasks.spawn(inquiry.run(stop.clone()));
+        let (alarm_sender, alarm) = watch::channel(None);
+        let agreement = Agreement {
+            view: view.clone(),
+            network: network.clone(),
+            published: published.clone(),
+            failed: failed.clone(),
+            alarm: alarm_sender,
+        };
+        tasks.spawn(agreement.run(stop.clone()));
         let watchdog = Watchdog {
             view: view.clone(),
             log: log.clone(),
@@ -152,6 +164,7 @@ impl Member {
             counters: Counters::default(),
             feature_level: settings.feature_level,
             recovered,
+            alarm,
             proposals: Arc::new(Semaphore::new(MAX_PROPOSALS)),
             proposed_bytes: Arc::new(Semaphore::new(MAX_PROPOSED_BYTES)),
             stop,
@@ -372,6 +385,9 @@ impl Member {
         if let Health::Held(what) | Health::Failed(what) = &*self.log.health().borrow() {
             return Err(Failure::new(Kind::Overloaded, format!("peer {}: {what}", self.identity.id)));
         }
+        if let Some(alarm) = &*self.alarm.borrow() {
+            return Err(Failure::unavailable(format!("peer {}: {alarm}", self.identity.id)));
+        }
         let command = Command::new(state::Command { stamp, proposed_unix_ms: unix_ms(), action });
         let bytes = command.encoded().len().min(MAX_PROPOSED_BYTES) as u32;
         let overloaded = |_| {
@@ -462,6 +478,16 @@ impl Member {
     }
 
     // ---- state and end ----------------------------------------------------------------------------------------
+
+    /// Why this peer proposes nothing any more, if that is so.
+    pub fn alarm(&self) -> Option<String> {
+        self.alarm.borrow().clone()
+    }
+
+    /// Commands in flight.
+    pub fn in_flight(&self) -> usize {
+        MAX_PROPOSALS.saturating_sub(self.proposals.available_permits())
+    }
 
     /// What keeps this peer from working, if anything does.
     pub fn problem(&self) -> Option<String> {

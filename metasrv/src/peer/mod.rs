@@ -13,10 +13,12 @@
 //! - [`member`]: reads and transactions; [`watches`]: changes as they happen;
 //! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
 //!   does for them; [`counters`]: how often what happened;
+//! - [`agreement`]: whether the peers still hold the same state;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member;
 //! - [`failure`]: why a call failed.
 
 pub mod address;
+pub mod agreement;
 pub mod changes;
 pub mod coordination;
 pub mod countdowns;
@@ -319,7 +321,7 @@ impl Peer {
         let (purged, last) = self.log.bounds();
         v1::StatusResponse {
             stage: stage as i32,
-            problem: problem.unwrap_or(base.problem),
+            problem: problem.or_else(|| member.alarm()).unwrap_or(base.problem),
             term: metrics.current_term,
             leader: member.view.leader(),
             voters,

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use super::types::{Answer, Entry, LogId, Member, SnapshotMeta, StoredMembership, TypeConfig};
 use crate::files::FreeSpace;
 use crate::log::{Log, entry_bytes, lock};
+use crate::peer::agreement::{Note, Notes};
 use crate::snapshot::{self, SnapshotData, SnapshotStore};
 use crate::state::command::Action;
 use crate::state::{FEATURE_LEVEL, State};
@@ -37,6 +38,8 @@ pub struct Applied {
     pub last: Option<LogId>,
     pub membership: StoredMembership,
     pub state: State,
+    /// The state's hashes at some indexes, for comparison with the other peers.
+    pub notes: Notes,
 }
 
 /// Where the newest [`Applied`] is to be had.
@@ -106,6 +109,7 @@ impl StateMachine {
                     last: loaded.meta.last_log_id,
                     membership: loaded.meta.last_membership.clone(),
                     state: loaded.state,
+                    notes: Notes::default(),
                 };
                 (applied, Some((loaded.meta, data)))
             }
@@ -153,7 +157,7 @@ impl StateMachine {
             )));
         }
         applied.last = Some(log_id);
-        Ok(match entry.payload {
+        let answer = match entry.payload {
             EntryPayload::Blank => Answer(None),
             EntryPayload::Normal(command) => {
                 Answer(Some(applied.state.apply(log_id.leader_id.term, command.command())))
@@ -163,7 +167,11 @@ impl StateMachine {
                 applied.membership = StoredMembership::new(Some(log_id), membership);
                 Answer(None)
             }
-        })
+        };
+        if Notes::due(log_id.index) {
+            applied.notes.add(Note { index: log_id.index, hash: applied.state.digest() });
+        }
+        Ok(answer)
     }
 }
 
@@ -262,6 +270,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 last: loaded.meta.last_log_id,
                 membership: loaded.meta.last_membership.clone(),
                 state: loaded.state,
+                notes: Notes::default(),
             };
             Ok((applied, loaded.meta, data))
         })

@@ -16,7 +16,8 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::raft_server::Raft;
 use openraft::raft::{
-    AppendEntriesResponse, StreamAppendError, StreamAppendResult, TransferLeaderRequest, VoteRequest, VoteResponse,
+    AppendEntriesRequest, AppendEntriesResponse, StreamAppendError, StreamAppendResult, TransferLeaderRequest,
+    VoteRequest, VoteResponse,
 };
 use openraft::storage::Snapshot;
 use tokio::io::AsyncWriteExt;
@@ -279,6 +280,16 @@ impl Raft for RaftService {
             Err(e) => (false, e.to_string()),
         };
         Ok(Response::new(v1::TransferLeaderResponse { accepted, reason }))
+    }
+
+    async fn state_hash(
+        &self,
+        request: Request<v1::StateHashRequest>,
+    ) -> Result<Response<v1::StateHashResponse>, Status> {
+        let request = request.into_inner();
+        let member = self.addressed(request.header)?;
+        let hash = member.published.current().notes.at(request.index);
+        Ok(Response::new(v1::StateHashResponse { hash: hash.map(|hash| hash.to_be_bytes().to_vec().into()) }))
     }
 
     async fn read_index(

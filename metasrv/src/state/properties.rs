@@ -394,6 +394,13 @@ fn perturb(part: &mut Part, choice: u16) {
             },
         },
         Part::Quota { bytes, .. } => *bytes += 1,
+        Part::Peer { incarnation, removed, .. } => {
+            if choice % 2 == 0 {
+                *removed = !*removed
+            } else {
+                longer(incarnation)
+            }
+        }
         Part::Event { revision, key, entry } => match (choice % 3, entry) {
             (0, Some(entry)) => entry.mod_revision += 1000,
             (1, _) => longer(key),
