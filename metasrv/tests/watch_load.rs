@@ -87,7 +87,13 @@ fn millis(sorted: &[Duration], part: f64) -> f64 {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement"]
 async fn writes_beside_many_watchers() {
-    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let mut cluster = TestCluster::founded(3, |config| {
+        // No elections, however slow the machine is: they are another measurement.
+        config.timing.heartbeat = Duration::from_millis(500);
+        config.timing.election_timeout_min = Duration::from_secs(10);
+        config.timing.election_timeout_max = Duration::from_secs(15);
+    })
+    .await;
     let leader = cluster.leader().await;
     let address = cluster.configs[&leader].listen.to_string();
     writes(&cluster, leader).await;
