@@ -16,7 +16,8 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::raft_server::Raft;
 use openraft::raft::{
-    AppendEntriesResponse, StreamAppendError, StreamAppendResult, TransferLeaderRequest, VoteRequest, VoteResponse,
+    AppendEntriesRequest, AppendEntriesResponse, StreamAppendError, StreamAppendResult, TransferLeaderRequest,
+    VoteRequest, VoteResponse,
 };
 use openraft::storage::Snapshot;
 use tokio::io::AsyncWriteExt;
