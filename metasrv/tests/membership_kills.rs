@@ -236,8 +236,7 @@ async fn leaders_are_killed_while_voters_are_swapped() {
         for id in processes.children.keys() {
             caught_in_the_middle += u64::from(processes.status(*id).await.is_some_and(|s| s.changing_voters));
         }
-        if tokio::time::timeout(CHANGE, swap).await.is_ok_and(|ended| ended.is_ok()) {
-        } else {
+        if !tokio::time::timeout(CHANGE, swap).await.is_ok_and(|ended| ended.is_ok()) {
             let mut seen = Vec::new();
             for id in processes.children.keys() {
                 seen.push((*id, processes.status(*id).await));
