@@ -365,7 +365,7 @@ fn perturb(part: &mut Part, choice: u16) {
     let longer = |text: &mut String| text.push('x');
     match part {
         Part::Lease { ttl_ms, holder, .. } => {
-            if choice % 2 == 0 {
+            if choice.is_multiple_of(2) {
                 *ttl_ms += 1
             } else {
                 longer(holder)
