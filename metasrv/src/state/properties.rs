@@ -430,6 +430,12 @@ fn parts_that_contradict_each_other_are_refused() {
     };
     let place = |wanted: fn(&Part) -> bool| parts.iter().position(wanted).unwrap();
     assert_eq!(changed(&|_| {}).unwrap(), state);
+    for part in [
+        Part::Lease { id: 0, ttl_ms: 1000, holder: String::new() },
+        Part::Session { id: 0, ttl_ms: 5000, holder: String::new(), lowest: 1, kept: vec![] },
+    ] {
+        assert_eq!(changed(&|parts| parts.insert(0, part.clone())), Err("a lease or session has the id 0"));
+    }
     let scope = place(|part| matches!(part, Part::Scope(_)));
     assert_eq!(changed(&|parts| parts.insert(scope, parts[scope].clone())), Err("a scope is there twice"));
     let event = place(|part| matches!(part, Part::Event { .. }));

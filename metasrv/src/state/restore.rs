@@ -149,6 +149,10 @@ impl StateBuilder {
     pub fn add(&mut self, part: Part) -> Result<(), &'static str> {
         let state = &mut self.state;
         match part {
+            // Ids are revisions, and the first is 1.
+            Part::Lease { id: 0, .. } | Part::Session { id: 0, .. } => {
+                return Err("a lease or session has the id 0");
+            }
             Part::Lease { id, ttl_ms, holder } => {
                 state.hash.add(hash::lease(id, ttl_ms, &holder));
                 let held = Held { ttl_ms, holder: holder.into(), keys: OrdSet::new(), scopes: OrdSet::new() };
