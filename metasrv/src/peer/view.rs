@@ -1,7 +1,7 @@
 //! What a member knows of its cluster at this moment: term, leader, members. Never waits.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lake_proto::v1;
@@ -9,6 +9,7 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{Instant, RaftMetrics, ServerState};
 
 use super::Identity;
+use crate::log::lock;
 use crate::raft::types::{Member, Raft, TypeConfig};
 
 /// A look at the consensus core. Cheap to clone.
@@ -18,6 +19,9 @@ pub struct View {
     identity: Arc<Identity>,
     /// A leader that no quorum has confirmed for this long no longer calls itself one.
     leader_lease: Duration,
+    /// Who has last sent entries or a heartbeat, and when. openraft's core keeps naming a leader that has fallen silent until
+    /// there is another one.
+    heard: Arc<Mutex<Option<(u64, std::time::Instant)>>>,
 }
 
 /// How much of the leader's log a member has, as far as the leader knows.
@@ -32,7 +36,7 @@ pub struct Replicated {
 impl View {
     /// Of this core.
     pub fn new(raft: Raft, identity: Arc<Identity>, leader_lease: Duration) -> Self {
-        Self { raft, identity, leader_lease }
+        Self { raft, identity, leader_lease, heard: Arc::default() }
     }
 
     /// The core itself.
@@ -60,13 +64,19 @@ impl View {
         self.raft.metrics().borrow_watched().current_term
     }
 
-    /// Who leads, as far as this peer can know: not this one, if it has lost its quorum.
+    /// A leader's call has arrived.
+    pub fn heard_from(&self, id: u64) {
+        *lock(&self.heard) = Some((id, std::time::Instant::now()));
+    }
+
+    /// Who leads, as far as this peer can know: not this one, if it has lost its quorum, and not one that has fallen silent.
     pub fn leader_id(&self) -> Option<u64> {
         let receiver = self.raft.metrics();
         let metrics = receiver.borrow_watched();
         let leader = metrics.current_leader?;
         if leader != self.identity.id {
-            return Some(leader);
+            let heard = *lock(&self.heard);
+            return heard.filter(|(id, at)| *id == leader && at.elapsed() <= self.leader_lease * 2).map(|(id, _)| id);
         }
         let alone = metrics.membership_config.voter_ids().eq([self.identity.id]);
         let confirmed = metrics.last_quorum_acked.is_some_and(|at| at.elapsed() <= self.leader_lease * 2);

@@ -38,7 +38,7 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 /// The longest a call may wait.
 pub const MAX_DEADLINE: Duration = Duration::from_secs(300);
 /// Answered this much before the caller's deadline, so that the answer, which says more, comes first.
-const ANSWER_EARLY: Duration = Duration::from_millis(10);
+const ANSWER_EARLY: Duration = Duration::from_millis(50);
 
 /// Refuses calls without the cluster secret, if there is one.
 #[derive(Debug, Clone)]

@@ -95,6 +95,18 @@ impl RaftService {
     }
 }
 
+impl RaftService {
+    /// The same for a call that only a leader makes.
+    fn leading(&self, header: Option<v1::RaftHeader>) -> Result<Arc<Member>, Failure> {
+        let from = header.as_ref().map(|header| header.from_id);
+        let member = self.addressed(header)?;
+        if let Some(from) = from {
+            member.view.heard_from(from);
+        }
+        Ok(member)
+    }
+}
+
 fn stopped(peer: &Peer, error: impl std::fmt::Display) -> Failure {
     Failure::unavailable(format!("peer {}: the consensus core ended: {error}", peer.identity.id))
 }
@@ -148,7 +160,7 @@ fn vote_response(response: VoteResponse<TypeConfig>) -> v1::VoteResponse {
 impl Raft for RaftService {
     async fn append(&self, request: Request<v1::AppendRequest>) -> Result<Response<v1::AppendResponse>, Status> {
         let mut request = request.into_inner();
-        let member = self.addressed(request.header.take())?;
+        let member = self.leading(request.header.take())?;
         let rpc = append_from_wire(&self.peer, request)?;
         use v1::append_response::Result as Wire;
         let answer = member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))?;
@@ -174,7 +186,7 @@ impl Raft for RaftService {
         let mut requests = request.into_inner();
         let mut first = requests.message().await?.ok_or_else(|| Failure::invalid("a stream of appends without any"))?;
         let header = first.header.take();
-        let member = self.addressed(header.clone())?;
+        let member = self.leading(header.clone())?;
         let rest = futures::stream::unfold(requests, move |mut requests| async move {
             match requests.message().await {
                 Ok(request) => Some((request?, requests)),
@@ -187,7 +199,7 @@ impl Raft for RaftService {
         let service = self.clone();
         let appends = futures::stream::iter([first]).chain(rest).scan((), move |(), append| {
             // The sender may have been removed since the stream began.
-            let checked = service.addressed(header.clone()).and_then(|_| append_from_wire(&service.peer, append));
+            let checked = service.leading(header.clone()).and_then(|_| append_from_wire(&service.peer, append));
             let checked =
                 checked.inspect_err(|failure| tracing::warn!("a stream of appends is ended: {}", failure.message));
             futures::future::ready(checked.ok())
