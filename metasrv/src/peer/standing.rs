@@ -10,8 +10,8 @@
 //! Limits: one round of questions at a time, of [`ANSWER`] at most, [`AGAIN`] apart.
 //! Failure cases: nobody answers: it asks again for as long as it hears of no leader.
 
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use lake_proto::v1;
 use lake_proto::v1::standing_response::Standing as Answer;
@@ -20,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::changes::removed;
 use super::view::View;
-use crate::log::lock;
 use crate::raft::network::Network;
 use crate::raft::state_machine::Published;
 use crate::raft::types::Member;
@@ -34,8 +33,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// What a peer knows of its own standing.
 #[derive(Debug)]
 pub struct Standing {
-    /// When a leader last called.
-    heard: Mutex<Instant>,
     /// Why this peer must not serve any more.
     removed: OnceLock<String>,
 }
@@ -43,12 +40,7 @@ pub struct Standing {
 impl Standing {
     /// As a member, as far as it knows.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { heard: Mutex::new(Instant::now()), removed: OnceLock::new() })
-    }
-
-    /// A leader has called.
-    pub fn heard(&self) {
-        *lock(&self.heard) = Instant::now();
+        Arc::new(Self { removed: OnceLock::new() })
     }
 
     /// Why this peer must not serve any more, if it was removed.
@@ -81,7 +73,7 @@ impl Inquiry {
             if self.applied_removal() {
                 break;
             }
-            let silent = lock(&self.standing.heard).elapsed() >= SILENCE;
+            let silent = self.view.silence() >= SILENCE;
             if !silent || self.view.leader_id() == Some(self.view.id()) {
                 continue;
             }

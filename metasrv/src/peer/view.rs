@@ -19,9 +19,9 @@ pub struct View {
     identity: Arc<Identity>,
     /// A leader that no quorum has confirmed for this long no longer calls itself one.
     leader_lease: Duration,
-    /// Who has last sent entries or a heartbeat, and when. openraft's core keeps naming a leader that has fallen silent until
-    /// there is another one.
-    heard: Arc<Mutex<Option<(u64, std::time::Instant)>>>,
+    /// Whose call as a leader was last accepted, and when. openraft's core keeps naming a leader that has fallen silent
+    /// until there is another one.
+    heard: Arc<Mutex<(Option<u64>, std::time::Instant)>>,
 }
 
 /// How much of the leader's log a member has, as far as the leader knows.
@@ -36,7 +36,8 @@ pub struct Replicated {
 impl View {
     /// Of this core.
     pub fn new(raft: Raft, identity: Arc<Identity>, leader_lease: Duration) -> Self {
-        Self { raft, identity, leader_lease, heard: Arc::default() }
+        let heard = Arc::new(Mutex::new((None, std::time::Instant::now())));
+        Self { raft, identity, leader_lease, heard }
     }
 
     /// The core itself.
@@ -64,9 +65,14 @@ impl View {
         self.raft.metrics().borrow_watched().current_term
     }
 
-    /// A leader's call has arrived.
+    /// A leader's call was accepted.
     pub fn heard_from(&self, id: u64) {
-        *lock(&self.heard) = Some((id, std::time::Instant::now()));
+        *lock(&self.heard) = (Some(id), std::time::Instant::now());
+    }
+
+    /// How long no leader has called, or since this peer is a member.
+    pub fn silence(&self) -> Duration {
+        lock(&self.heard).1.elapsed()
     }
 
     /// Who leads, as far as this peer can know: not this one, if it has lost its quorum, and not one that has fallen silent.
@@ -75,8 +81,8 @@ impl View {
         let metrics = receiver.borrow_watched();
         let leader = metrics.current_leader?;
         if leader != self.identity.id {
-            let heard = *lock(&self.heard);
-            return heard.filter(|(id, at)| *id == leader && at.elapsed() <= self.leader_lease * 2).map(|(id, _)| id);
+            let (from, at) = *lock(&self.heard);
+            return from.filter(|id| *id == leader && at.elapsed() <= self.leader_lease * 2);
         }
         let alone = metrics.membership_config.voter_ids().eq([self.identity.id]);
         let confirmed = metrics.last_quorum_acked.is_some_and(|at| at.elapsed() <= self.leader_lease * 2);

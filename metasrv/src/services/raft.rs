@@ -95,16 +95,8 @@ impl RaftService {
     }
 }
 
-impl RaftService {
-    /// The same for a call that only a leader makes.
-    fn leading(&self, header: Option<v1::RaftHeader>) -> Result<Arc<Member>, Failure> {
-        let from = header.as_ref().map(|header| header.from_id);
-        let member = self.addressed(header)?;
-        if let Some(from) = from {
-            member.view.heard_from(from);
-        }
-        Ok(member)
-    }
+fn sender(header: &Option<v1::RaftHeader>) -> u64 {
+    header.as_ref().map_or(0, |header| header.from_id)
 }
 
 fn stopped(peer: &Peer, error: impl std::fmt::Display) -> Failure {
@@ -160,12 +152,13 @@ fn vote_response(response: VoteResponse<TypeConfig>) -> v1::VoteResponse {
 impl Raft for RaftService {
     async fn append(&self, request: Request<v1::AppendRequest>) -> Result<Response<v1::AppendResponse>, Status> {
         let mut request = request.into_inner();
-        let member = self.leading(request.header.take())?;
+        let from = sender(&request.header);
+        let member = self.addressed(request.header.take())?;
         let rpc = append_from_wire(&self.peer, request)?;
         use v1::append_response::Result as Wire;
         let answer = member.raft().append_entries(rpc).await.map_err(|e| self.stopped(e))?;
         if !matches!(answer, AppendEntriesResponse::HigherVote(_)) {
-            member.standing.heard();
+            member.view.heard_from(from);
         }
         let result = match answer {
             AppendEntriesResponse::Success => Wire::Success(true),
@@ -186,7 +179,8 @@ impl Raft for RaftService {
         let mut requests = request.into_inner();
         let mut first = requests.message().await?.ok_or_else(|| Failure::invalid("a stream of appends without any"))?;
         let header = first.header.take();
-        let member = self.leading(header.clone())?;
+        let from = sender(&header);
+        let member = self.addressed(header.clone())?;
         let rest = futures::stream::unfold(requests, move |mut requests| async move {
             match requests.message().await {
                 Ok(request) => Some((request?, requests)),
@@ -199,7 +193,7 @@ impl Raft for RaftService {
         let service = self.clone();
         let appends = futures::stream::iter([first]).chain(rest).scan((), move |(), append| {
             // The sender may have been removed since the stream began.
-            let checked = service.leading(header.clone()).and_then(|_| append_from_wire(&service.peer, append));
+            let checked = service.addressed(header.clone()).and_then(|_| append_from_wire(&service.peer, append));
             let checked =
                 checked.inspect_err(|failure| tracing::warn!("a stream of appends is ended: {}", failure.message));
             futures::future::ready(checked.ok())
@@ -210,7 +204,7 @@ impl Raft for RaftService {
         let answers = results.map(move |result| match result {
             Ok(result) => {
                 if !matches!(result, Err(StreamAppendError::HigherVote(_))) {
-                    member.standing.heard();
+                    member.view.heard_from(from);
                 }
                 Ok(append_answer(result))
             }
@@ -242,6 +236,7 @@ impl Raft for RaftService {
         let Some(Message::Header(header)) = stream.message().await?.and_then(|m| m.message) else {
             return Err(Failure::invalid("a snapshot begins with its header").into());
         };
+        let from = sender(&header.header);
         let member = self.addressed(header.header)?;
         let vote = required_vote(header.vote).map_err(Failure::invalid)?;
         let meta = header.meta.ok_or_else(|| Failure::invalid(Invalid::Missing("snapshot's meta")))?;
@@ -255,7 +250,7 @@ impl Raft for RaftService {
         let file = Received { path: member.snapshots.temporary("receiving") };
         let path = file.path.clone();
         receive(&mut stream, &path, header.size).await?;
-        member.standing.heard();
+        member.view.heard_from(from);
         let checked = path.clone();
         let check = tokio::task::spawn_blocking(move || snapshot::check(&checked));
         let checked = check.await.map_err(|e| e.to_string()).and_then(|r| r.map_err(|e| e.to_string()));

@@ -395,7 +395,7 @@ fn perturb(part: &mut Part, choice: u16) {
         },
         Part::Quota { bytes, .. } => *bytes += 1,
         Part::Peer { incarnation, removed, .. } => {
-            if choice % 2 == 0 {
+            if choice.is_multiple_of(2) {
                 *removed = !*removed
             } else {
                 longer(incarnation)
