@@ -4,6 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use lake_client::store::{self, MetaStore};
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::{Applied, Kind};
@@ -255,4 +256,26 @@ async fn peers_of_another_cluster_are_refused() {
     assert!(ours.status(1).await.term < 99, "none of these calls moved the term");
     ours.stop_all().await;
     theirs.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_calls_at_once_share_a_stream_and_none_is_forgotten() {
+    let mut cluster = TestCluster::founded(1, |_| {}).await;
+    cluster.put("/kv/a", "1").await;
+    let remote = cluster.client();
+    let local = store::ReadOptions { consistency: store::Consistency::Local, ..store::ReadOptions::default() };
+    let reading = (0..64).map(|_| {
+        let remote = remote.clone();
+        tokio::spawn(async move {
+            for _ in 0..2_000 {
+                // Shorter than what a call waits for an answer before it is made again elsewhere.
+                let deadline = Instant::now() + Duration::from_secs(3);
+                assert!(remote.get("/kv/a", local, deadline).await.unwrap().value.is_some());
+            }
+        })
+    });
+    for reader in reading.collect::<Vec<_>>() {
+        reader.await.unwrap();
+    }
+    cluster.stop_all().await;
 }

@@ -116,18 +116,21 @@ impl Task {
         };
         let messages = self.messages.clone();
         loop {
+            let room = self.waiting.len() < MAX_OUTSTANDING;
+            // Looked at once: were it looked at for each of the two cases, a call that comes in between would fall into neither.
+            let queued = !self.queued.is_empty();
             tokio::select! {
                 answered = answers.next() => match answered {
                     Some(Ok(message)) => self.dispatch(message),
                     Some(Err(e)) => return Some(e),
                     None => return Some(Status::unavailable("the peer has ended the stream")),
                 },
-                permit = messages.reserve(), if self.waiting.len() < MAX_OUTSTANDING && !self.queued.is_empty() => {
+                permit = messages.reserve(), if room && queued => {
                     let Ok(permit) = permit else { return Some(Status::unavailable("the connection is gone")) };
                     let message = self.gather(None);
                     permit.send(message);
                 }
-                call = self.queued.recv(), if self.waiting.len() < MAX_OUTSTANDING && self.queued.is_empty() => {
+                call = self.queued.recv(), if room && !queued => {
                     let call = call?;
                     let message = self.gather(Some(call));
                     if messages.send(message).await.is_err() {

@@ -51,7 +51,9 @@ impl Watchdog {
             if may_give_up && self.log.busy_for() > DISK_HANGS && self.give_up_leadership().await {
                 gave_up = Some(Instant::now());
             }
-            if self.published.log_bytes() > self.snapshot_bytes
+            // A snapshot writes the whole state: it is not taken before the log has cost as much.
+            let worth_it = self.snapshot_bytes.max(self.published.current().state.bytes());
+            if self.published.log_bytes() > worth_it
                 && let Err(e) = self.view.raft().trigger().snapshot().await
             {
                 tracing::warn!("asking for a snapshot: {e}");

@@ -67,7 +67,7 @@ pub async fn serve(
         }
         let mut bytes: usize = ready.iter().map(Message::encoded_len).sum();
         while bytes < MESSAGE_BYTES
-            && let Some(Some(response)) = in_flight.next().now_or_never()
+            && let std::task::Poll::Ready(Some(response)) = futures::poll!(in_flight.next())
         {
             bytes += response.encoded_len();
             ready.push(response);
