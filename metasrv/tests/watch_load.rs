@@ -87,7 +87,7 @@ fn millis(sorted: &[Duration], part: f64) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a measurement"]
+#[ignore = "a measurement of minutes: cargo test --release --workspace --test watch_load -- --ignored --nocapture"]
 async fn writes_beside_many_watchers() {
     let mut cluster = TestCluster::founded(3, |config| {
         // No elections, however slow the machine is: they are another measurement.
