@@ -16,7 +16,7 @@
 //!
 //! Reads and transactions share one stream per peer ([`pipe`]), so that many made together cost little more than one.
 //!
-//! [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive.
+//! [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`snapshots`] saves the state.
 //!
 //! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints, those given
 //! and those learnt from members; one question round at a time.
@@ -28,6 +28,7 @@ mod pipe;
 pub mod admin;
 pub mod coordination;
 pub mod keeper;
+pub mod snapshots;
 pub mod watch;
 
 use std::collections::HashMap;

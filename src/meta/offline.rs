@@ -1,0 +1,377 @@
+//! `lake meta inspect`, `lake meta verify`: what a stopped peer's directory holds, and whether it is as it was written.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use lake_metasrv::raft::state_machine::Applied;
+use lake_metasrv::raft::wire::vote_to_wire;
+use lake_metasrv::rescue::Summary;
+use lake_metasrv::rescue::reading::{self, Finding, Reading, Weight};
+use lake_metasrv::state::State;
+use lake_proto::kv::KeyValue;
+use serde_json::{Value, json};
+
+use super::Format;
+use super::summary::{hash, log_id, log_id_json, state_json, value, value_json};
+use crate::columns::columns;
+
+/// Options of `lake meta inspect`.
+#[derive(Debug, clap::Args)]
+pub struct Inspect {
+    /// The data directory of a peer that is stopped
+    #[arg(long, value_name = "PATH")]
+    dir: PathBuf,
+    /// Also the keys with this prefix, and their values
+    #[arg(long, value_name = "PREFIX")]
+    keys: Option<String>,
+    /// How many keys at most
+    #[arg(long, default_value_t = 1000, value_name = "N", requires = "keys")]
+    limit: usize,
+    /// How it is printed
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// Options of `lake meta verify`.
+#[derive(Debug, clap::Args)]
+pub struct Verify {
+    /// The data directory of a peer that is stopped
+    #[arg(long, value_name = "PATH")]
+    dir: PathBuf,
+    /// How it is printed
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// Prints what is in a directory.
+///
+/// # Errors
+/// It is no peer's, in use, or cannot be read.
+pub async fn inspect(args: Inspect) -> Result<u8> {
+    let reading = reading::read(&args.dir, BTreeSet::new()).await?;
+    let listing = args.keys.as_deref().map(|prefix| listing(&reading, prefix, args.limit));
+    match args.format {
+        Format::Table => {
+            print!("{}", table(&reading));
+            if let Some(listing) = listing {
+                print!("\n{}", listing_table(&listing));
+            }
+        }
+        Format::Json => {
+            let mut all = as_json(&reading);
+            if let Some(listing) = listing {
+                all["keys"] = listing_json(&listing);
+                all["more_keys"] = listing.more.into();
+            }
+            println!("{}", serde_json::to_string_pretty(&all)?);
+        }
+    }
+    Ok(0)
+}
+
+/// Prints what is wrong with a directory; exit code 1 if anything is damaged.
+///
+/// # Errors
+/// As [`inspect`].
+pub async fn verify(args: Verify) -> Result<u8> {
+    let reading = reading::read(&args.dir, BTreeSet::new()).await?;
+    match args.format {
+        Format::Table => {
+            print!("{}", findings_table(&reading.findings));
+            let entries = reading.log.map_or(0, |log| log.entries);
+            let read = format!("read {entries} log entries, {} snapshots and the mark", reading.snapshots.len());
+            match reading.is_damaged() {
+                false => println!("{}: whole ({read})", reading.dir.display()),
+                true => println!("{}: damaged ({read})", reading.dir.display()),
+            }
+        }
+        Format::Json => {
+            let all = json!({
+                "dir": reading.dir,
+                "damaged": reading.is_damaged(),
+                "log_entries": reading.log.map(|log| log.entries),
+                "findings": findings_json(&reading.findings),
+            });
+            println!("{}", serde_json::to_string_pretty(&all)?);
+        }
+    }
+    Ok(u8::from(reading.is_damaged()))
+}
+
+/// One line for each finding.
+pub fn findings_table(findings: &[Finding]) -> String {
+    let line =
+        |finding: &Finding| format!("{}: {}: {}\n", weight(finding.weight), finding.file.display(), finding.what);
+    findings.iter().map(line).collect()
+}
+
+/// The same as JSON.
+pub fn findings_json(findings: &[Finding]) -> Value {
+    let one = |f: &Finding| json!({ "weight": weight(f.weight), "file": f.file, "what": f.what });
+    Value::Array(findings.iter().map(one).collect())
+}
+
+fn weight(weight: Weight) -> &'static str {
+    match weight {
+        Weight::Damage => "damage",
+        Weight::Remark => "remark",
+    }
+}
+
+fn table(reading: &Reading) -> String {
+    let mark = reading.mark.as_ref();
+    let unknown = || "unknown: the mark does not read".to_owned();
+    let cluster = if reading.cluster_id.is_empty() { "none yet" } else { &reading.cluster_id };
+    let vote = reading.vote().map_or_else(
+        || "none".to_owned(),
+        |vote| {
+            let vote = vote_to_wire(&vote);
+            let kind = if vote.committed { "follows" } else { "voted for" };
+            format!("term {}, {kind} peer {}", vote.term, vote.node_id)
+        },
+    );
+    let log = reading.log.map_or_else(
+        || "it cannot be opened".to_owned(),
+        |log| {
+            let first = log.purged.map_or(0, |id| id.index + 1);
+            let end = if log.whole { "" } else { ", then damage" };
+            match log.entries {
+                0 => format!("no entries behind index {}", first.saturating_sub(1)),
+                n => format!("{n} entries, from index {first} to {}{end}", log_id(log.last)),
+            }
+        },
+    );
+    let facts = [
+        ["directory", &reading.dir.display().to_string()],
+        ["peer", &mark.map_or_else(unknown, |m| format!("{}, incarnation {}", m.peer_id, m.incarnation))],
+        ["cluster", cluster],
+        ["vote", &vote],
+        ["acknowledged to", &mark.map_or_else(unknown, |m| log_id(m.last))],
+        ["purged to", &mark.map_or_else(unknown, |m| log_id(m.purged))],
+        ["log", &log],
+        ["log on disk", &format!("{} bytes", reading.log_bytes)],
+    ];
+    let mut text = columns(facts.map(|row| row.map(str::to_owned)).to_vec());
+    if !reading.snapshots.is_empty() {
+        let mut rows = vec![["SNAPSHOT", "BYTES", "HASH"].map(str::to_owned)];
+        rows.extend(
+            reading.snapshots.iter().map(|s| {
+                [log_id(Some(s.covers)), s.bytes.to_string(), s.hash.map_or_else(|| "damaged".to_owned(), hash)]
+            }),
+        );
+        text.push_str(&format!("\n{}", columns(rows)));
+    }
+    text.push_str(&format!("\n{}", states_table(reading)));
+    if let Some(members) = reading.replayed.as_ref().map(members_table) {
+        text.push_str(&format!("\n{members}"));
+    }
+    if !reading.findings.is_empty() {
+        text.push_str(&format!("\n{}", findings_table(&reading.findings)));
+    }
+    text
+}
+
+/// What is certain, and what all of the log gives.
+fn states_table(reading: &Reading) -> String {
+    let header = ["STATE", "LOG", "REVISION", "KEYS", "BYTES", "LEASES", "SCOPES", "SESSIONS", "HASH"];
+    let row = |name: &str, applied: &Option<Applied>| {
+        let Some(s) = applied.as_ref().map(Summary::from) else {
+            let mut row = ["-"; 9].map(str::to_owned);
+            row[0] = name.to_owned();
+            return row;
+        };
+        [
+            name.to_owned(),
+            log_id(s.last),
+            s.revision.to_string(),
+            s.keys.to_string(),
+            s.bytes.to_string(),
+            s.leases.to_string(),
+            s.scopes.to_string(),
+            s.sessions.to_string(),
+            hash(s.hash),
+        ]
+    };
+    let rows = vec![
+        header.map(str::to_owned),
+        row("certainly committed", &reading.committed),
+        row("with all of the log", &reading.replayed),
+    ];
+    columns(rows)
+}
+
+fn members_table(applied: &Applied) -> String {
+    let state = Summary::from(applied);
+    let row = |role: &str, id: u64, m: &lake_metasrv::raft::types::Member| {
+        [id.to_string(), role.to_owned(), m.grpc_address.clone(), m.raft_address.clone(), m.incarnation.clone()]
+    };
+    let mut rows = vec![["MEMBER", "ROLE", "CLIENTS", "PEERS", "INCARNATION"].map(str::to_owned)];
+    rows.extend(state.voters.iter().map(|(id, m)| row("voter", *id, m)));
+    rows.extend(state.learners.iter().map(|(id, m)| row("learner", *id, m)));
+    columns(rows)
+}
+
+fn as_json(reading: &Reading) -> Value {
+    let state = |applied: &Option<Applied>| applied.as_ref().map(|a| state_json(&Summary::from(a)));
+    let mark = reading.mark.as_ref().map(|mark| {
+        json!({
+            "peer_id": mark.peer_id,
+            "incarnation": mark.incarnation,
+            "vote": mark.vote.as_ref().map(vote_to_wire).map(|vote| json!({
+                "term": vote.term,
+                "peer_id": vote.node_id,
+                "committed": vote.committed,
+            })),
+            "acknowledged": log_id_json(mark.last),
+            "purged": log_id_json(mark.purged),
+            "snapshot": log_id_json(mark.snapshot),
+        })
+    });
+    let log = reading.log.map(|log| {
+        json!({
+            "purged": log_id_json(log.purged),
+            "last": log_id_json(log.last),
+            "entries": log.entries,
+            "whole": log.whole,
+        })
+    });
+    let snapshots = reading.snapshots.iter().map(|s| {
+        json!({ "path": s.path, "covers": log_id_json(Some(s.covers)), "bytes": s.bytes, "hash": s.hash.map(hash) })
+    });
+    json!({
+        "dir": reading.dir,
+        "cluster_id": reading.cluster_id,
+        "mark": mark,
+        "log": log,
+        "log_disk_bytes": reading.log_bytes,
+        "snapshots": Value::Array(snapshots.collect()),
+        "committed": state(&reading.committed),
+        "replayed": state(&reading.replayed),
+        "damaged": reading.is_damaged(),
+        "findings": findings_json(&reading.findings),
+    })
+}
+
+/// Some keys, and how certain each is.
+struct Listing {
+    /// What the key holds; none: it is deleted in what may not be committed.
+    keys: Vec<(String, Option<KeyValue>, Certainty)>,
+    more: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Certainty {
+    Committed,
+    /// An entry that may never have been committed wrote it, or deleted it.
+    Open,
+}
+
+/// The keys of the state that all of the log gives, each compared with what is certain.
+fn listing(reading: &Reading, prefix: &str, limit: usize) -> Listing {
+    let none = State::default();
+    let certain = reading.committed.as_ref().map_or(&none, |applied| &applied.state);
+    let replayed = reading.replayed.as_ref().map_or(&none, |applied| &applied.state);
+    merge(certain, replayed, prefix, limit)
+}
+
+fn merge(certain: &State, replayed: &State, prefix: &str, limit: usize) -> Listing {
+    let all = |state: &State| state.list(prefix, None, limit.saturating_add(1), usize::MAX).entries;
+    let mut keys: Vec<(String, Option<KeyValue>, Certainty)> = Vec::new();
+    for entry in all(replayed) {
+        let same = certain.get(&entry.key).as_ref() == Some(&entry);
+        let certainty = if same { Certainty::Committed } else { Certainty::Open };
+        keys.push((entry.key.clone(), Some(entry), certainty));
+    }
+    let deleted = all(certain).into_iter().filter(|entry| replayed.get(&entry.key).is_none());
+    keys.extend(deleted.map(|entry| (entry.key, None, Certainty::Open)));
+    keys.sort_by(|a, b| a.0.cmp(&b.0));
+    let more = keys.len() > limit;
+    keys.truncate(limit);
+    Listing { keys, more }
+}
+
+fn listing_table(listing: &Listing) -> String {
+    let mut rows = vec![["KEY", "VERSION", "MOD REVISION", "COMMITTED", "VALUE"].map(str::to_owned)];
+    rows.extend(listing.keys.iter().map(|(key, entry, certainty)| {
+        let certain = match certainty {
+            Certainty::Committed => "yes",
+            Certainty::Open => "not certain",
+        };
+        match entry {
+            Some(entry) => [
+                key.clone(),
+                entry.version.to_string(),
+                entry.mod_revision.to_string(),
+                certain.to_owned(),
+                value(&entry.value),
+            ],
+            None => [key.clone(), "-".to_owned(), "-".to_owned(), certain.to_owned(), "(deleted)".to_owned()],
+        }
+    }));
+    let mut text = columns(rows);
+    if listing.more {
+        text.push_str("there are more keys: raise --limit, or name a longer prefix\n");
+    }
+    text
+}
+
+fn listing_json(listing: &Listing) -> Value {
+    let keys = listing.keys.iter().map(|(key, entry, certainty)| {
+        let mut one =
+            json!({ "key": key, "committed": *certainty == Certainty::Committed, "deleted": entry.is_none() });
+        if let Some(entry) = entry {
+            let (name, text) = value_json(&entry.value);
+            one[name] = text.into();
+            one["version"] = entry.version.into();
+            one["create_revision"] = entry.create_revision.into();
+            one["mod_revision"] = entry.mod_revision.into();
+            one["lease"] = entry.lease.into();
+        }
+        one
+    });
+    Value::Array(keys.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use lake_metasrv::state::command::Action;
+    use lake_proto::kv::{Op, Txn};
+
+    use super::*;
+
+    #[test]
+    fn a_listing_says_what_may_never_have_been_committed() {
+        let mut certain = State::default();
+        let run = |state: &mut State, op| {
+            state.apply(1, &Action::Txn(Txn { then: vec![op], ..Txn::default() }).unstamped());
+        };
+        for key in ["/kv/a", "/kv/b", "/kv/c", "/other"] {
+            run(&mut certain, Op::put(key, "1"));
+        }
+        let mut replayed = certain.clone();
+        run(&mut replayed, Op::put("/kv/b", "2"));
+        run(&mut replayed, Op::delete("/kv/c"));
+        run(&mut replayed, Op::put("/kv/d", "3"));
+        let told = merge(&certain, &replayed, "/kv/", 10);
+        let brief: Vec<_> = told
+            .keys
+            .iter()
+            .map(|(key, entry, c)| (key.as_str(), entry.as_ref().map(|e| e.value.to_vec()), *c))
+            .collect();
+        assert_eq!(
+            brief,
+            [
+                ("/kv/a", Some(b"1".to_vec()), Certainty::Committed),
+                ("/kv/b", Some(b"2".to_vec()), Certainty::Open),
+                ("/kv/c", None, Certainty::Open),
+                ("/kv/d", Some(b"3".to_vec()), Certainty::Open),
+            ]
+        );
+        let text = listing_table(&told);
+        assert!(text.contains("/kv/c  -") && text.contains("not certain  (deleted)"), "{text}");
+        let two = merge(&certain, &replayed, "/kv/", 2);
+        assert_eq!((two.keys.len(), two.more), (2, true));
+        assert!(listing_table(&two).contains("--limit"));
+    }
+}
