@@ -477,6 +477,7 @@ async fn two_of_five_survive_and_the_longer_one_is_taken() {
     let mut new = TestCluster::fresh(0, |_| {}).await;
     new.prepare(1, |_| {});
     plan.carry_out(&new.configs[&1].dir, 1).await.unwrap();
+    drop(plan);
     new.start(1).await;
     new.leader().await;
     for n in 0..10 {

@@ -147,7 +147,7 @@ fn table(reading: &Reading) -> String {
         ["peer", &mark.map_or_else(unknown, |m| format!("{}, incarnation {}", m.peer_id, m.incarnation))],
         ["cluster", cluster],
         ["vote", &vote],
-        ["acknowledged to", &mark.map_or_else(unknown, |m| log_id(m.last))],
+        ["acknowledged to", &mark.map_or_else(unknown, |_| log_id(reading.acknowledged()))],
         ["purged to", &mark.map_or_else(unknown, |m| log_id(m.purged))],
         ["log", &log],
         ["log on disk", &format!("{} bytes", reading.log_bytes)],
@@ -223,7 +223,7 @@ fn as_json(reading: &Reading) -> Value {
                 "peer_id": vote.node_id,
                 "committed": vote.committed,
             })),
-            "acknowledged": log_id_json(mark.last),
+            "synced": log_id_json(mark.last),
             "purged": log_id_json(mark.purged),
             "snapshot": log_id_json(mark.snapshot),
         })
@@ -242,6 +242,7 @@ fn as_json(reading: &Reading) -> Value {
     json!({
         "dir": reading.dir,
         "cluster_id": reading.cluster_id,
+        "acknowledged": log_id_json(reading.acknowledged()),
         "mark": mark,
         "log": log,
         "log_disk_bytes": reading.log_bytes,

@@ -1,6 +1,6 @@
 //! Everything that a stopped peer's directory holds, read once, and what is wrong with it.
 //!
-//! Read are both slots of the mark; each snapshot, whole; and the log from end to end, which is applied to the oldest snapshot
+//! Read are both slots of the mark; each snapshot, whole; and the log with its journal from end to end, which is applied to the oldest snapshot
 //! that joins it: so each newer snapshot is compared with what the log gives at its place.
 //!
 //! What the log gives in the end is not all certain. An entry is on this disk before it is committed, and may never have been:
@@ -19,8 +19,10 @@ use openraft::entry::RaftEntry;
 
 use super::held::Held;
 use super::{blocking, members};
+use crate::config::StorageConfig;
 use crate::directory::DirectoryLock;
 use crate::error::Error;
+use crate::log::journal::{self, JournalError};
 use crate::log::mark::{Mark, MarkFile, SLOT_BYTES, decode_file};
 use crate::log::sled_log::OpenError;
 use crate::log::{Log, LogOptions, READ_BYTES};
@@ -118,6 +120,12 @@ impl Reading {
     pub fn is_whole(&self) -> bool {
         let end = self.log.filter(|log| log.whole).map(|log| log.last);
         end.is_some_and(|end| end == self.replayed.as_ref().and_then(|applied| applied.last))
+    }
+
+    /// Up to where the peer is known to have acknowledged entries. What was only in a journal that does not read is not.
+    pub fn acknowledged(&self) -> Option<LogId> {
+        let end = self.log.filter(|log| log.whole).and_then(|log| log.last);
+        self.mark.as_ref().and_then(|mark| mark.last).max(end)
     }
 
     /// The vote that the peer cast last.
@@ -289,38 +297,55 @@ fn left_behind(held: &Held, reading: &mut Reading) {
 /// Opens the copy of the log; what of it reads, if it is damaged.
 fn open_log(held: &Held, reading: &mut Reading) -> Option<Log> {
     let path = held.copied("mark");
-    let options = || LogOptions::new(held.copied("log"), 0);
-    reading.mark.as_ref()?;
-    let mut mark = match MarkFile::open(&path) {
-        Ok(mark) => mark,
-        Err(e) => {
-            let what = held.in_its_words(e);
-            reading.damage(held.dir().join("mark"), what);
-            return None;
-        }
-    };
-    let log_dir = held.dir().join("log");
-    let first = match Log::open(options(), mark) {
-        Ok(log) => {
+    let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
+    let open = |mark| Log::open(LogOptions::new(held.copied("log"), &storage), mark);
+    let mark = reading.mark.clone()?;
+    let first = MarkFile::open(&path).map_err(|e| (held.dir().join("mark"), held.in_its_words(e)));
+    // Before it is opened, which empties it.
+    let journal = std::fs::read(held.copied("journal"));
+    let (file, what) = match first.map(open) {
+        Ok(Ok(log)) => {
+            if let (Ok(bytes), Some(from)) = (journal, mark.journal)
+                && let Ok(damaged @ 1..) = journal::check(&bytes, &mark.incarnation, from)
+            {
+                let what = format!("{damaged} records are damaged in one of its halves; the other has them");
+                reading.damage(held.dir().join("journal"), what);
+            }
             reading.log = Some(LogRange { whole: true, ..LogRange::default() });
             return Some(log);
         }
-        Err(e) => e,
+        Ok(Err(e)) => wrong(held, e),
+        Err(unreadable) => unreadable,
     };
-    let what = match first {
-        OpenError::Damaged { what, .. } => held.in_its_words(what),
-        OpenError::Behind { found, acknowledged, .. } => {
-            format!("it ends at {found}, and entries up to index {acknowledged} were acknowledged")
+    reading.damage(file, what);
+    // On the copy: as if nothing had been acknowledged behind the snapshot, so that what stands before the damage is given;
+    // and if the journal does not join that, without it.
+    for with_journal in [true, false] {
+        let mut mark = MarkFile::open(&path).ok()?;
+        let lowered = mark.update_both(|mark| {
+            mark.last = mark.purged;
+            mark.journal = mark.journal.filter(|_| with_journal);
+        });
+        lowered.ok()?;
+        if let Ok(log) = open(mark) {
+            reading.log = Some(LogRange::default());
+            return Some(log);
         }
-        other => held.in_its_words(other),
-    };
-    reading.damage(&log_dir, what);
-    // On the copy: as if nothing had been acknowledged behind the snapshot, so that what stands before the damage is given.
-    mark = MarkFile::open(&path).ok()?;
-    mark.update_both(|mark| mark.last = mark.purged).ok()?;
-    let log = Log::open(options(), mark).ok()?;
-    reading.log = Some(LogRange::default());
-    Some(log)
+    }
+    None
+}
+
+/// Which file is wrong, and what about it.
+fn wrong(held: &Held, error: OpenError) -> (PathBuf, String) {
+    let log = held.dir().join("log");
+    match error {
+        OpenError::Damaged { what, .. } => (log, held.in_its_words(what)),
+        OpenError::Behind { found, acknowledged, .. } => {
+            (log, format!("it ends at {found}, and entries up to index {acknowledged} were acknowledged"))
+        }
+        OpenError::Journal(JournalError::Damaged { what, .. }) => (held.dir().join("journal"), held.in_its_words(what)),
+        other => (log, held.in_its_words(other)),
+    }
 }
 
 /// Going through a log.
@@ -406,15 +431,6 @@ impl Replay<'_> {
         // A log that could not be read to its end ends where it still reads.
         if !self.range.whole {
             self.range.last = self.newest.or(self.range.purged);
-        }
-        let acknowledged = reading.mark.as_ref().and_then(|mark| mark.last);
-        if self.range.whole && self.range.last > acknowledged {
-            let what = format!(
-                "it goes on to {}, behind {} up to which anything was acknowledged: what a crash leaves",
-                shown(self.range.last),
-                shown(acknowledged)
-            );
-            reading.remark(reading.dir.join("log"), what);
         }
         reading.log = Some(self.range);
         reading.replayed = applied.filter(|applied| applied.last.is_some());

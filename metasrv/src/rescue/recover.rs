@@ -35,7 +35,7 @@ pub struct Survivor {
     pub vote: Option<Vote>,
     /// Where what reads of it ends.
     pub last: Option<LogId>,
-    /// Up to where it has acknowledged entries, as its mark says.
+    /// Up to where it is known to have acknowledged entries.
     pub acknowledged: Option<LogId>,
     /// Up to where it knew that everything is committed.
     pub committed: Option<u64>,
@@ -51,6 +51,7 @@ pub struct Survivor {
 impl Survivor {
     fn of(reading: Reading) -> (Self, Option<Applied>) {
         let (committed, vote, whole) = (reading.committed_index(), reading.vote(), reading.is_whole());
+        let acknowledged = reading.acknowledged();
         let (lock, mut reading) = reading.into_lock();
         let applied = reading.replayed.take();
         let mark = reading.mark.as_ref();
@@ -59,7 +60,7 @@ impl Survivor {
             incarnation: mark.map(|m| m.incarnation.clone()),
             vote,
             last: applied.as_ref().and_then(|a| a.last),
-            acknowledged: mark.and_then(|m| m.last),
+            acknowledged,
             committed,
             state: applied.as_ref().map(Summary::from),
             whole,
@@ -252,7 +253,7 @@ impl Plan {
         }
         for survivor in self.survivors.iter().filter(|s| !s.whole) {
             warnings.push(format!(
-                "{} is damaged: it had acknowledged {}, and only {} can be proven",
+                "{} is damaged: it had acknowledged {} or more, and only {} can be proven",
                 survivor.name(),
                 shown(survivor.acknowledged),
                 shown(survivor.last)
@@ -327,7 +328,7 @@ mod tests {
         let plan = plan(vec![damaged, survivor(2, (4, 9), 5)], &[&[1, 2, 3, 4, 5]]);
         assert_eq!(plan.taken().peer_id, Some(2));
         let said = plan.warnings().join("\n");
-        assert!(said.contains("peer 1 (/data/1) is damaged: it had acknowledged index 12 of term 4"), "{said}");
+        assert!(said.contains("peer 1 (/data/1) is damaged: it had acknowledged index 12 of term 4 or more"), "{said}");
     }
 
     #[test]
