@@ -1,7 +1,9 @@
 //! `lake meta`: the operator's tool for the metadata cluster.
 //!
-//! [`snapshot`]: saving and restoring; [`offline`], [`recover`]: directories of stopped peers; [`summary`]: how a state is told.
+//! [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
+//! a state is told.
 
+mod listing;
 mod offline;
 mod recover;
 mod snapshot;

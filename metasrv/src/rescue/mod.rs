@@ -7,7 +7,8 @@
 //! ```
 //!
 //! - [`saved`]: a snapshot in a file of its own;
-//! - [`held`]: a stopped peer's directory, held and never written; [`reading`]: all that it holds, and what is wrong with it;
+//! - [`held`]: a stopped peer's directory, held and never written; [`reading`] with
+//!   `replay`: all that it holds, and what is wrong with it;
 //! - [`found`]: the directory of a new cluster; [`restore`]: from a saved snapshot; [`recover`]: from survivors, after a
 //!   comparison;
 //! - this file: what is told of a state.
@@ -19,6 +20,7 @@ pub mod found;
 pub mod held;
 pub mod reading;
 pub mod recover;
+mod replay;
 pub mod restore;
 pub mod saved;
 

@@ -15,9 +15,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use openraft::entry::RaftEntry;
-
 use super::held::Held;
+use super::replay::Replay;
 use super::{blocking, members};
 use crate::config::StorageConfig;
 use crate::directory::DirectoryLock;
@@ -25,11 +24,10 @@ use crate::error::Error;
 use crate::log::journal::{self, JournalError};
 use crate::log::mark::{Mark, MarkFile, SLOT_BYTES, decode_file};
 use crate::log::sled_log::OpenError;
-use crate::log::{Log, LogOptions, READ_BYTES};
+use crate::log::{Log, LogOptions};
 use crate::raft::state_machine::Applied;
 use crate::raft::types::{LogId, Vote};
 use crate::snapshot::{self, Loaded, SnapshotError};
-use crate::state::FEATURE_LEVEL;
 
 /// Something that is not as a peer leaves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,13 +131,13 @@ impl Reading {
         self.mark.as_ref().and_then(|mark| mark.vote)
     }
 
-    fn is_alone(&self, applied: &Applied) -> bool {
+    pub(super) fn is_alone(&self, applied: &Applied) -> bool {
         let (voters, _) = members(applied.membership.membership());
         let own = self.mark.as_ref().map(|mark| (mark.peer_id, mark.incarnation.as_str()));
         matches!(&voters[..], [(id, voter)] if Some((*id, voter.incarnation.as_str())) == own)
     }
 
-    fn damage(&mut self, file: impl Into<PathBuf>, what: impl Into<String>) {
+    pub(super) fn damage(&mut self, file: impl Into<PathBuf>, what: impl Into<String>) {
         self.findings.push(Finding { weight: Weight::Damage, file: file.into(), what: what.into() });
     }
 
@@ -177,10 +175,8 @@ pub async fn read(dir: &Path, hashes_at: BTreeSet<u64>) -> Result<Reading, Error
     .await??;
     match open_log(&held, &mut reading) {
         Some(log) => {
-            let replay = Replay { log: &log, hashes_at, range: LogRange::default(), newest: None };
-            let replayed = replay.run(base, &mut reading).await;
+            Replay::new(&log, hashes_at).run(base, &mut reading).await;
             log.close().await;
-            replayed?;
         }
         None => reading.replayed = base,
     }
@@ -189,6 +185,9 @@ pub async fn read(dir: &Path, hashes_at: BTreeSet<u64>) -> Result<Reading, Error
         && replayed.last.map(|id| id.index) <= reading.committed_index()
     {
         reading.committed = Some(replayed.clone());
+    }
+    for finding in &mut reading.findings {
+        finding.what = held.in_its_words(&finding.what);
     }
     reading.lock = held.without_copy();
     Ok(reading)
@@ -300,7 +299,7 @@ fn open_log(held: &Held, reading: &mut Reading) -> Option<Log> {
     let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
     let open = |mark| Log::open(LogOptions::new(held.copied("log"), &storage), mark);
     let mark = reading.mark.clone()?;
-    let first = MarkFile::open(&path).map_err(|e| (held.dir().join("mark"), held.in_its_words(e)));
+    let first = MarkFile::open(&path).map_err(|e| (held.dir().join("mark"), e.to_string()));
     // Before it is opened, which empties it.
     let journal = std::fs::read(held.copied("journal"));
     let (file, what) = match first.map(open) {
@@ -339,111 +338,12 @@ fn open_log(held: &Held, reading: &mut Reading) -> Option<Log> {
 fn wrong(held: &Held, error: OpenError) -> (PathBuf, String) {
     let log = held.dir().join("log");
     match error {
-        OpenError::Damaged { what, .. } => (log, held.in_its_words(what)),
+        OpenError::Damaged { what, .. } => (log, what),
         OpenError::Behind { found, acknowledged, .. } => {
             (log, format!("it ends at {found}, and entries up to index {acknowledged} were acknowledged"))
         }
-        OpenError::Journal(JournalError::Damaged { what, .. }) => (held.dir().join("journal"), held.in_its_words(what)),
-        other => (log, held.in_its_words(other)),
-    }
-}
-
-/// Going through a log.
-struct Replay<'a> {
-    log: &'a Log,
-    hashes_at: BTreeSet<u64>,
-    range: LogRange,
-    /// The newest entry looked at.
-    newest: Option<LogId>,
-}
-
-impl Replay<'_> {
-    async fn run(mut self, base: Option<Applied>, reading: &mut Reading) -> Result<(), Error> {
-        let (purged, last) = self.log.bounds();
-        self.range = LogRange { purged, last, ..reading.log.unwrap_or_default() };
-        let joins = |applied: &Applied| applied.last.map(|id| id.index) >= purged.map(|id| id.index);
-        let mut applied = base.or_else(|| purged.is_none().then(Applied::default));
-        if !applied.as_ref().is_some_and(joins) {
-            let from = purged.map_or(0, |id| id.index);
-            let snapshots = reading.dir.join("snapshots");
-            reading.damage(snapshots, format!("there is no snapshot that reaches entry {from}, where the log begins"));
-        }
-        let mut goes_on = applied.as_ref().is_some_and(joins);
-        let committed = reading.committed_index();
-        let mut next = purged.map_or(0, |id| id.index + 1);
-        let mut at_once = READ_BYTES;
-        loop {
-            let entries = match self.log.read(next.., at_once).await {
-                Ok(entries) if entries.is_empty() => break,
-                Ok(entries) => entries,
-                // One by one, up to the one that does not read.
-                Err(_) if at_once > 1 => {
-                    at_once = 1;
-                    continue;
-                }
-                Err(e) => {
-                    reading.damage(reading.dir.join("log"), format!("from entry {next} on: {e}"));
-                    self.range.whole = false;
-                    break;
-                }
-            };
-            for entry in entries {
-                let id = entry.log_id;
-                next = entry.index() + 1;
-                self.newest = Some(id);
-                self.range.entries += 1;
-                let Some(state) = applied.as_mut().filter(|state| goes_on && state.last < Some(id)) else { continue };
-                // What a snapshot covers is known to be committed, also where the log goes on.
-                if reading.committed.is_none() && state.last.map(|id| id.index) == committed {
-                    reading.committed = Some(state.clone());
-                }
-                if let Err(e) = state.apply(entry, FEATURE_LEVEL) {
-                    reading.damage(reading.dir.join("log"), e.to_string());
-                    goes_on = false;
-                    continue;
-                }
-                self.compare(state, reading);
-            }
-        }
-        self.finish(applied, reading);
-        Ok(())
-    }
-
-    /// Compares the state with a snapshot taken at the same place.
-    fn compare(&self, state: &Applied, reading: &mut Reading) {
-        let Some(last) = state.last else { return };
-        let hash = || state.state.digest();
-        if self.hashes_at.contains(&last.index) {
-            reading.hashes.entry(last.index).or_insert_with(hash);
-        }
-        let Some(snapshot) = reading.snapshots.iter().find(|s| s.covers.index == last.index && s.hash.is_some()) else {
-            return;
-        };
-        let path = snapshot.path.clone();
-        if snapshot.covers != last {
-            reading.damage(path, format!("it covers {}, and the log has {last} there", snapshot.covers));
-        } else if snapshot.hash != Some(hash()) {
-            reading.damage(path, "its state is not what the log gives from the snapshot before it");
-        }
-    }
-
-    fn finish(mut self, applied: Option<Applied>, reading: &mut Reading) {
-        // A log that could not be read to its end ends where it still reads.
-        if !self.range.whole {
-            self.range.last = self.newest.or(self.range.purged);
-        }
-        reading.log = Some(self.range);
-        reading.replayed = applied.filter(|applied| applied.last.is_some());
-        if reading.mark.as_ref().is_some_and(|mark| {
-            let noted = mark.snapshot.map(|id| id.index);
-            reading.snapshots.iter().map(|s| s.covers.index).max() < noted
-        }) {
-            let snapshots = reading.dir.join("snapshots");
-            reading.damage(snapshots, "the mark notes a newer snapshot than there is");
-        }
-        if reading.replayed.as_ref().is_some_and(|applied| reading.is_alone(applied)) {
-            reading.committed.clone_from(&reading.replayed);
-        }
+        OpenError::Journal(JournalError::Damaged { what, .. }) => (held.dir().join("journal"), what),
+        other => (log, other.to_string()),
     }
 }
 
