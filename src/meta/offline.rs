@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Format;
 use super::listing::{listing, listing_json, listing_table};
-use super::summary::{hash, log_id, log_id_json, state_json};
+use super::summary::{hash, log_id, log_id_json, print, print_json, state_json};
 use crate::columns::columns;
 
 /// Options of `lake meta inspect`.
@@ -52,10 +52,8 @@ pub async fn inspect(args: Inspect) -> Result<u8> {
     let listing = args.keys.as_deref().map(|prefix| listing(&reading, prefix, args.limit));
     match args.format {
         Format::Table => {
-            print!("{}", table(&reading));
-            if let Some(listing) = listing {
-                print!("\n{}", listing_table(&listing));
-            }
+            let keys = listing.map_or_else(String::new, |listing| format!("\n{}", listing_table(&listing)));
+            print(&format!("{}{keys}", table(&reading)))?;
         }
         Format::Json => {
             let mut all = as_json(&reading);
@@ -63,7 +61,7 @@ pub async fn inspect(args: Inspect) -> Result<u8> {
                 all["keys"] = listing_json(&listing);
                 all["more_keys"] = listing.more.into();
             }
-            println!("{}", serde_json::to_string_pretty(&all)?);
+            print_json(&all)?;
         }
     }
     Ok(0)
@@ -77,13 +75,11 @@ pub async fn verify(args: Verify) -> Result<u8> {
     let reading = reading::read(&args.dir, BTreeSet::new()).await?;
     match args.format {
         Format::Table => {
-            print!("{}", findings_table(&reading.findings));
             let entries = reading.log.map_or(0, |log| log.entries);
             let read = format!("read {entries} log entries, {} snapshots and the mark", reading.snapshots.len());
-            match reading.is_damaged() {
-                false => println!("{}: whole ({read})", reading.dir.display()),
-                true => println!("{}: damaged ({read})", reading.dir.display()),
-            }
+            let verdict = if reading.is_damaged() { "damaged" } else { "whole" };
+            let findings = findings_table(&reading.findings);
+            print(&format!("{findings}{}: {verdict} ({read})\n", reading.dir.display()))?;
         }
         Format::Json => {
             let all = json!({
@@ -92,7 +88,7 @@ pub async fn verify(args: Verify) -> Result<u8> {
                 "log_entries": reading.log.map(|log| log.entries),
                 "findings": findings_json(&reading.findings),
             });
-            println!("{}", serde_json::to_string_pretty(&all)?);
+            print_json(&all)?;
         }
     }
     Ok(u8::from(reading.is_damaged()))

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Format;
 use super::offline::{findings_json, findings_table};
 use super::snapshot::{made_json, made_table, next_steps};
-use super::summary::{log_id, log_id_json, state_json};
+use super::summary::{log_id, log_id_json, print, print_json, state_json};
 use crate::columns::columns;
 
 /// Options of `lake meta recover`.
@@ -45,7 +45,7 @@ pub async fn run(args: Args) -> Result<u8> {
     }
     let plan = recover::plan(&args.dirs).await?;
     if args.format == Format::Table {
-        print!("{}", table(&plan));
+        print(&table(&plan))?;
     }
     let refusal = if plan.is_majority() && !args.even_with_a_majority {
         Some(
@@ -59,18 +59,18 @@ pub async fn run(args: Args) -> Result<u8> {
     };
     if let Some(refusal) = refusal {
         if args.format == Format::Json {
-            println!("{}", serde_json::to_string_pretty(&as_json(&plan))?);
+            print_json(&as_json(&plan))?;
         }
         bail!("{refusal}");
     }
     let made = plan.carry_out(&args.out, args.id).await?;
     let old = &plan.taken().cluster_id;
     match args.format {
-        Format::Table => print!("\n{}", made_table(old, &made)),
+        Format::Table => print(&format!("\n{}", made_table(old, &made)))?,
         Format::Json => {
             let mut all = as_json(&plan);
             all["made"] = made_json(old, &made);
-            println!("{}", serde_json::to_string_pretty(&all)?);
+            print_json(&all)?;
         }
     }
     eprintln!("{}; never start the old directories again", next_steps(&made));

@@ -14,7 +14,7 @@ use lake_metasrv::rescue::saved::{self, Saved, Writing};
 use serde_json::{Value, json};
 
 use super::Format;
-use super::summary::{rows, state_json};
+use super::summary::{print, print_json, rows, state_json};
 use crate::columns::columns;
 use crate::endpoints::At;
 
@@ -69,18 +69,18 @@ pub async fn run(command: Command, at: &At) -> Result<u8> {
         Command::Save { file, local, output } => {
             let consistency = if local { Consistency::Local } else { Consistency::Linearizable };
             let saved = save(&at.endpoints(Role::Metasrv)?, at.secret()?.as_ref(), consistency, &file).await?;
-            print(output.format, &file, &saved)?;
+            tell(output.format, &file, &saved)?;
         }
         Command::Show { file, output } => {
             let path = file.clone();
             let saved = tokio::task::spawn_blocking(move || saved::read(&path)).await??;
-            print(output.format, &file, &saved)?;
+            tell(output.format, &file, &saved)?;
         }
         Command::Restore { file, dir, id, output } => {
             let (saved, made) = restore(&file, &dir, id).await?;
             match output.format {
-                Format::Table => print!("{}", made_table(&saved.cluster_id, &made)),
-                Format::Json => println!("{}", serde_json::to_string_pretty(&made_json(&saved.cluster_id, &made))?),
+                Format::Table => print(&made_table(&saved.cluster_id, &made))?,
+                Format::Json => print_json(&made_json(&saved.cluster_id, &made))?,
             }
             eprintln!("{}", next_steps(&made));
         }
@@ -131,7 +131,7 @@ async fn save_from(
     }
 }
 
-fn print(format: Format, file: &Path, saved: &Saved) -> Result<()> {
+fn tell(format: Format, file: &Path, saved: &Saved) -> Result<()> {
     let state = saved.summary();
     match format {
         Format::Table => {
@@ -140,7 +140,7 @@ fn print(format: Format, file: &Path, saved: &Saved) -> Result<()> {
                 ["cluster".to_owned(), saved.cluster_id.clone()],
             ];
             all.extend(rows(&state));
-            print!("{}", columns(all));
+            print(&columns(all))
         }
         Format::Json => {
             let told = json!({
@@ -149,10 +149,9 @@ fn print(format: Format, file: &Path, saved: &Saved) -> Result<()> {
                 "cluster_id": saved.cluster_id,
                 "state": state_json(&state),
             });
-            println!("{}", serde_json::to_string_pretty(&told)?);
+            print_json(&told)
         }
     }
-    Ok(())
 }
 
 /// A new cluster, and what it does not take over.
