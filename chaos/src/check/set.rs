@@ -45,7 +45,8 @@ pub fn check(history: &History) -> Outcome {
             let outcome = element.add.map(|add| add.outcome);
             adds += usize::from(outcome == Some(End::Ok));
             recovered += usize::from(outcome == Some(End::Unknown) && element.known.is_some());
-            let read_later = |(ended, _): (usize, &Call)| one.reads.last().is_some_and(|(read, _)| read.invoked > ended);
+            let read_later =
+                |(ended, _): (usize, &Call)| one.reads.last().is_some_and(|(read, _)| read.invoked > ended);
             unread += usize::from(outcome == Some(End::Ok) && !element.known.is_some_and(read_later));
         }
     }
