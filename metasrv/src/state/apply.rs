@@ -252,7 +252,7 @@ impl State {
                 Op::List { .. } | Op::AcquireScope { .. } | Op::ReleaseScope { .. } => false,
             };
             if returns {
-                let now = || self.entries.get(op.key()).map_or(0, |entry| entry_size(op.key(), entry));
+                let now = || self.entries.get(op.key()).map_or(0, Entry::size);
                 returned += sizes.get(op.key()).copied().unwrap_or_else(now);
             }
             match op {

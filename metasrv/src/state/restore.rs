@@ -115,9 +115,9 @@ impl State {
         let quotas = self.quotas.iter().map(|(prefix, _)| prefix.len() as u64 + PART_BYTES);
         // An event names its key twice.
         let events = self.changes.iter().flat_map(|change| change.events());
-        let events = events.map(|event| event.size() + event.key.len() as u64 + 2 * PART_BYTES);
+        let events = events.map(|event| event.size() + event.key().len() as u64 + 2 * PART_BYTES);
         let peers = self.known_peers().map(|(_, peer)| peer.incarnation.len() as u64 + PART_BYTES);
-        let entries = self.bytes + self.entries.len() as u64 * PART_BYTES;
+        let entries = self.bytes + self.len() as u64 * PART_BYTES;
         let rest = leases.chain(scopes).chain(sessions).chain(quotas).chain(events).chain(peers);
         entries + rest.sum::<u64>()
     }
