@@ -26,7 +26,7 @@ use crate::log::mark::{Mark, MarkFile};
 use crate::log::sled_log::SledLog;
 use crate::log::{Log, LogOptions, SkipSync};
 use crate::raft::state_machine::{DiskReserve, StateMachine};
-use crate::snapshot::{self, Loaded, SnapshotData, SnapshotStore};
+use crate::snapshot::{self, Loaded, SnapshotData, SnapshotError, SnapshotStore};
 
 /// What of a directory belongs to the log, as far as it is there.
 pub(crate) const LOG_FILES: [&str; 3] = ["mark", "journal", "log"];
@@ -120,6 +120,8 @@ pub struct DirectoryOptions {
     pub peer_id: Option<u64>,
     pub storage: StorageConfig,
     pub free_space: FreeSpace,
+    /// The highest that entries and snapshots may be of.
+    pub feature_level: u32,
     #[doc(hidden)]
     pub skip_sync: SkipSync,
 }
@@ -139,7 +141,7 @@ pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
         .map_err(Error::io(format!("opening the snapshots in {}", snapshot_dir.display())))?;
     if !mark_path.exists() {
         let log = create(dir, &mark_path, log_options, &snapshots, options.peer_id.unwrap_or(1))?;
-        let state_machine = StateMachine::new(snapshots, log.clone(), reserve, None);
+        let state_machine = StateMachine::new(snapshots, log.clone(), reserve, None).supporting(options.feature_level);
         return Ok(Contents { log, state_machine });
     }
     let mark = MarkFile::open(&mark_path)?;
@@ -148,9 +150,9 @@ pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     {
         return Err(Error::OtherPeer { dir: dir.to_owned(), found: mark.get().peer_id, expected });
     }
-    let loaded = load_snapshot(&snapshots, mark.get())?;
+    let loaded = load_snapshot(&snapshots, mark.get(), options.feature_level)?;
     let log = Log::open(log_options, mark)?;
-    let state_machine = StateMachine::new(snapshots, log.clone(), reserve, loaded);
+    let state_machine = StateMachine::new(snapshots, log.clone(), reserve, loaded).supporting(options.feature_level);
     Ok(Contents { log, state_machine })
 }
 
@@ -194,13 +196,17 @@ fn create(
 }
 
 /// The newest snapshot, or, if that is damaged, the one before it where it still joins the log.
-fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loaded, SnapshotData)>, Error> {
+fn load_snapshot(
+    snapshots: &SnapshotStore,
+    mark: &Mark,
+    feature_level: u32,
+) -> Result<Option<(Loaded, SnapshotData)>, Error> {
     let list =
         snapshots.list().map_err(Error::io(format!("listing the snapshots in {}", snapshots.dir().display())))?;
     let joins = |index: u64| mark.purged.is_none_or(|purged| index >= purged.index);
     let mut damaged = None;
     for (id, path) in list.into_iter().filter(|(id, _)| joins(id.index)) {
-        match snapshot::read(&path) {
+        match snapshot::read(&path, feature_level) {
             Ok(loaded) if loaded.cluster_id == mark.cluster_id => {
                 if let Some(what) = &damaged {
                     tracing::warn!(path = %path.display(), "using an older snapshot, the log joins it: {what}");
@@ -215,6 +221,8 @@ fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loade
                     mark.cluster_id
                 )));
             }
+            // An older one would lead to the entry that this build does not know.
+            Err(e @ SnapshotError::Newer { .. }) => return Err(e.into()),
             Err(e) => damaged = damaged.or_else(|| Some(format!("the snapshot at index {}: {e}", id.index))),
         }
     }
@@ -233,10 +241,17 @@ fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loade
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::FEATURE_LEVEL;
 
     fn options() -> DirectoryOptions {
         let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
-        DirectoryOptions { peer_id: None, storage, free_space: FreeSpace::default(), skip_sync: SkipSync::default() }
+        DirectoryOptions {
+            peer_id: None,
+            storage,
+            free_space: FreeSpace::default(),
+            feature_level: FEATURE_LEVEL,
+            skip_sync: SkipSync::default(),
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]

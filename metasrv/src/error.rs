@@ -83,6 +83,7 @@ impl From<SnapshotError> for Error {
             SnapshotError::Io { path, source } => {
                 Self::Io { doing: format!("reading the snapshot {}", path.display()), source }
             }
+            newer @ SnapshotError::Newer { .. } => Self::Stopped(newer.to_string()),
             damaged => Self::Damaged(damaged.to_string()),
         }
     }

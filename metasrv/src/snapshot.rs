@@ -22,8 +22,8 @@ use prost::Message;
 use crate::files;
 use crate::raft::types::{LogId, SnapshotMeta, log_id};
 use crate::raft::wire::{snapshot_meta_from_wire, snapshot_meta_to_wire};
+use crate::state::State;
 use crate::state::restore::{Numbers, Part, StateBuilder};
-use crate::state::{FEATURE_LEVEL, State};
 
 /// How many snapshots are kept.
 pub const KEEP: usize = 2;
@@ -276,21 +276,22 @@ fn part_from_wire(record: v1::snapshot_record::Record) -> Result<Option<Part>, I
     }))
 }
 
-/// Reads and checks a whole snapshot. Blocks for as long as that takes.
-pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
+/// Reads and checks a whole snapshot, which is of this feature level at most. Blocks for as long as that takes.
+pub fn read(path: &Path, feature_level: u32) -> Result<Loaded, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
     let file = File::open(path).map_err(io_error)?;
-    read_from(BufReader::with_capacity(1 << 20, file), path)
+    read_from(BufReader::with_capacity(1 << 20, file), path, feature_level)
 }
 
 /// Reads and checks a whole snapshot; the path is for messages.
-pub(crate) fn read_from(reader: impl Read, path: &Path) -> Result<Loaded, SnapshotError> {
-    read_hashed(reader, path, |state, hash| state.digest().to_be_bytes() == *hash)
+pub(crate) fn read_from(reader: impl Read, path: &Path, feature_level: u32) -> Result<Loaded, SnapshotError> {
+    read_hashed(reader, path, feature_level, |state, hash| state.digest().to_be_bytes() == *hash)
 }
 
 fn read_hashed(
     mut reader: impl Read,
     path: &Path,
+    feature_level: u32,
     is_hash: impl FnOnce(&State, &[u8]) -> bool,
 ) -> Result<Loaded, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
@@ -324,10 +325,12 @@ fn read_hashed(
     };
     use v1::snapshot_record::Record;
     let Record::Head(head) = next()? else { return Err(damaged("its head is missing")) };
-    if head.feature_level > FEATURE_LEVEL {
+    if head.feature_level > feature_level {
         let what = format!(
-            "it is of feature level {}, and this build knows {FEATURE_LEVEL}: upgrade this peer",
-            head.feature_level
+            "it is of feature level {}, and this build ({}) knows {feature_level}: start this peer with the build that the \
+             leader runs; its data stays as it is",
+            head.feature_level,
+            env!("CARGO_PKG_VERSION")
         );
         return Err(SnapshotError::Newer { path: path.to_owned(), what });
     }
@@ -363,18 +366,19 @@ fn read_hashed(
 
 /// For fuzzing: reads records as if they had come in a file that frames them rightly, whatever the state's hash is.
 pub(crate) fn read_records(records: &[&[u8]]) -> Result<Loaded, SnapshotError> {
+    use crate::state::FEATURE_LEVEL;
     let mut file = [&MAGIC[..], &FORMAT.to_be_bytes()].concat();
     for record in records {
         file.extend_from_slice(&(record.len() as u32).to_be_bytes());
         file.extend_from_slice(&crc32fast::hash(record).to_be_bytes());
         file.extend_from_slice(record);
     }
-    read_hashed(&file[..], Path::new("fuzzed"), |_, _| true)
+    read_hashed(&file[..], Path::new("fuzzed"), FEATURE_LEVEL, |_, _| true)
 }
 
 /// Checks a whole snapshot without keeping it. Blocks for as long as that takes.
-pub fn check(path: &Path) -> Result<(), SnapshotError> {
-    read(path).map(drop)
+pub fn check(path: &Path, feature_level: u32) -> Result<(), SnapshotError> {
+    read(path, feature_level).map(drop)
 }
 
 #[cfg(test)]
@@ -383,6 +387,7 @@ mod tests {
 
     use super::*;
     use crate::raft::types::StoredMembership;
+    use crate::state::FEATURE_LEVEL;
 
     fn sample() -> (SnapshotMeta, State) {
         let mut state = State::default();
@@ -403,7 +408,7 @@ mod tests {
         for index in [700, 800, 900] {
             meta.last_log_id = Some(log_id(2, index));
             let data = store.write(&meta, "c", &state).unwrap();
-            let loaded = read(&data.path).unwrap();
+            let loaded = read(&data.path, FEATURE_LEVEL).unwrap();
             assert_eq!((loaded.meta, loaded.cluster_id.as_str(), loaded.state), (meta.clone(), "c", state.clone()));
             store.prune().unwrap();
         }
@@ -420,15 +425,15 @@ mod tests {
         let good = std::fs::read(&path).unwrap();
         let step = good.len() / 97;
         std::fs::write(&path, [&good[..], b"x"].concat()).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("goes on behind its end"));
+        assert!(read(&path, FEATURE_LEVEL).unwrap_err().to_string().contains("goes on behind its end"));
         for at in (0..good.len()).step_by(step) {
             let mut bad = good.clone();
             bad[at] ^= 1;
             std::fs::write(&path, &bad).unwrap();
-            let error = read(&path).unwrap_err().to_string();
+            let error = read(&path, FEATURE_LEVEL).unwrap_err().to_string();
             assert!(error.contains(&path.display().to_string()), "{error}");
             std::fs::write(&path, &good[..at]).unwrap();
-            assert!(matches!(read(&path), Err(SnapshotError::Damaged { .. })), "cut at {at}");
+            assert!(matches!(read(&path, FEATURE_LEVEL), Err(SnapshotError::Damaged { .. })), "cut at {at}");
         }
     }
 

@@ -249,7 +249,7 @@ async fn each_kind_of_damage_is_named_with_its_place() {
 
     // A snapshot that reads, and is of another history.
     let dir = damaged("wrong", &|dir| {
-        let loaded = snapshot::read(&snapshots(dir)[1]).unwrap();
+        let loaded = snapshot::read(&snapshots(dir)[1], lake_metasrv::state::FEATURE_LEVEL).unwrap();
         let mut state = loaded.state;
         state.set_members([(9, "somebody")]);
         std::fs::remove_file(&snapshots(dir)[1]).unwrap();

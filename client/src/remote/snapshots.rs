@@ -11,7 +11,8 @@ use lake_proto::v1::snapshots_client::SnapshotsClient;
 use tonic::{Status, Streaming};
 
 use super::admin::call;
-use super::{connection, request, wire_options};
+use super::connections::{connection, request};
+use super::wire_options;
 use crate::secret::Secret;
 use crate::store::{Applied, Consistency, Error, ReadOptions};
 

@@ -29,8 +29,6 @@ pub type RaftSnapshot = Snapshot<CommittedLeaderId<u64>, u64, Member, SnapshotDa
 
 /// Answers of at most this many entries wait for one publication.
 const PUBLISH_EVERY: usize = 256;
-/// Room a snapshot takes per entry beyond its key and value.
-const SNAPSHOT_ENTRY_OVERHEAD_BYTES: u64 = 64;
 
 /// Everything that entries up to `last` have done.
 #[derive(Debug, Clone, Default)]
@@ -241,7 +239,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         if !force {
             // A snapshot that does not fit would stop this peer; the log can wait.
             let state = &self.published.current().state;
-            let size = state.bytes() + state.len() as u64 * SNAPSHOT_ENTRY_OVERHEAD_BYTES;
+            let size = state.written_bytes();
             let free = self.snapshots.reserve.free_space.bytes(self.snapshots.store.dir());
             if free < self.snapshots.reserve.bytes.saturating_add(size) {
                 tracing::warn!(
@@ -262,8 +260,9 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, snapshot: SnapshotData) -> Result<(), io::Error> {
         let snapshots = self.snapshots.clone();
         let meta = meta.clone();
+        let feature_level = self.feature_level;
         let (applied, meta, data) = blocking(move || {
-            let loaded = snapshot::read(&snapshot.path)?;
+            let loaded = snapshot::read(&snapshot.path, feature_level)?;
             if loaded.meta.last_log_id != meta.last_log_id {
                 let what = format!(
                     "the snapshot {} covers {:?}, not {:?} as was said",

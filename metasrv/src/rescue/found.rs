@@ -22,6 +22,7 @@ use crate::files::{self, FreeSpace};
 use crate::log::SkipSync;
 use crate::raft::state_machine::Applied;
 use crate::raft::types::{Member, Membership, StoredMembership, Vote, log_id};
+use crate::state::FEATURE_LEVEL;
 use crate::state::rebirth::Dropped;
 
 /// A cluster that was made.
@@ -105,6 +106,7 @@ async fn open(dir: &Path, peer_id: Option<u64>) -> Result<Contents, Error> {
         storage: StorageConfig::default(),
         free_space: FreeSpace::default(),
         skip_sync: SkipSync::default(),
+        feature_level: FEATURE_LEVEL,
     };
     blocking(move || directory::open(&dir, options)).await?
 }

@@ -28,6 +28,7 @@ use crate::log::{Log, LogOptions};
 use crate::raft::state_machine::Applied;
 use crate::raft::types::{LogId, Vote};
 use crate::snapshot::{self, Loaded, SnapshotError};
+use crate::state::FEATURE_LEVEL;
 
 /// Something that is not as a peer leaves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -261,7 +262,7 @@ fn read_snapshots(held: &Held, reading: &mut Reading) -> Result<Option<Applied>,
 }
 
 fn read_snapshot(path: &Path, covers: LogId, reading: &mut Reading) -> Result<Option<Loaded>, Error> {
-    let loaded = match snapshot::read(path) {
+    let loaded = match snapshot::read(path, FEATURE_LEVEL) {
         Ok(loaded) => loaded,
         Err(SnapshotError::Damaged { what, .. } | SnapshotError::Newer { what, .. }) => {
             reading.damage(path, what);

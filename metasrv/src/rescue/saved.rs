@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::files;
 use crate::raft::state_machine::Applied;
 use crate::snapshot::{self, SnapshotError};
+use crate::state::FEATURE_LEVEL;
 
 /// A whole snapshot that was read.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ pub fn read(path: &Path) -> Result<Saved, Error> {
 fn read_named(path: &Path, name: &Path) -> Result<Saved, Error> {
     let io_error = |source| Error::io(format!("reading the saved snapshot {}", name.display()))(source);
     let bytes = std::fs::metadata(path).map_err(io_error)?.len();
-    match snapshot::read(path) {
+    match snapshot::read(path, FEATURE_LEVEL) {
         Ok(loaded) => Ok(Saved { cluster_id: loaded.cluster_id.clone(), bytes, applied: loaded.into() }),
         Err(SnapshotError::Io { source, .. }) => Err(io_error(source)),
         Err(SnapshotError::Damaged { what, .. }) => {

@@ -16,7 +16,6 @@ use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::snapshots_server::Snapshots;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::kv::read_options;
@@ -67,7 +66,7 @@ impl Snapshots for SnapshotsService {
         })?;
         let applied = member.read(options, deadline).await?;
         let cluster_id = member.cluster_id.clone();
-        let stream = self.streams.open(|messages, stop| send(applied, cluster_id, messages, stop, turn))?;
+        let stream = self.streams.open(|messages| send(applied, cluster_id, messages, turn))?;
         Ok(Response::new(stream))
     }
 }
@@ -77,12 +76,11 @@ async fn send(
     applied: Arc<Applied>,
     cluster_id: String,
     messages: Messages<v1::SaveResponse>,
-    stop: CancellationToken,
     _turn: OwnedSemaphorePermit,
 ) {
     let sending = tokio::time::timeout(MAX_SAVE, send_all(&applied, &cluster_id, &messages));
     let failure = tokio::select! {
-        () = stop.cancelled() => Some("the peer is stopping: save from another one".to_owned()),
+        () = messages.stopped() => Some("the peer is stopping: save from another one".to_owned()),
         sent = sending => match sent {
             Ok(sent) => sent.err(),
             Err(_) => Some(format!("the snapshot was not taken within {} s", MAX_SAVE.as_secs())),
@@ -91,7 +89,7 @@ async fn send(
     if let Some(what) = failure {
         tracing::info!("a snapshot that was being saved is cut off: {what}");
         // Whoever does not take the chunks will not take this either.
-        let _ = messages.try_send(Err(Failure::unavailable(what).into()));
+        messages.end(Failure::unavailable(what));
     }
 }
 
@@ -108,8 +106,8 @@ async fn send_all(applied: &Applied, cluster_id: &str, messages: &Messages<v1::S
         }
         let message = Ok(v1::SaveResponse { chunk: chunk.into() });
         match tokio::time::timeout(MAX_STALL, messages.send(message)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) => return Err("the caller has gone".to_owned()),
+            Ok(true) => {}
+            Ok(false) => return Err("the caller has gone".to_owned()),
             Err(_) => return Err(format!("the caller took nothing for {} s", MAX_STALL.as_secs())),
         }
         tokio::task::yield_now().await;
