@@ -399,6 +399,8 @@ async fn a_damaged_survivor_counts_with_what_can_be_proven() {
 async fn directories_that_do_not_belong_together_are_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let one = survivor(scratch.path().join("one"), &[(1, 1..=9)], 5, 1).await;
+    let error = recover::plan(&[one.clone(), scratch.path().join("./one")]).await.unwrap_err().to_string();
+    assert!(error.contains("is given twice"), "{error}");
     let twin = scratch.path().join("twin");
     copy(&one, &twin);
     let error = recover::plan(&[one.clone(), twin]).await.unwrap_err().to_string();
