@@ -266,6 +266,59 @@ async fn each_kind_of_damage_is_named_with_its_place() {
     assert!(dir.join("snapshots/receiving-1.tmp").exists(), "nothing is removed");
 }
 
+/// Where the records of a journal are, by their number: one place in each half.
+fn journal_records(file: &Path) -> BTreeMap<u64, Vec<usize>> {
+    let bytes = std::fs::read(file).unwrap();
+    let mut found: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    // The divider begins like a record, and its rest is filled.
+    let records = (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"lakejrnl"));
+    for at in records.filter(|at| bytes[at + 4095] != 0xa5) {
+        let sequence = u64::from_be_bytes(bytes[at + 16..at + 24].try_into().unwrap());
+        found.entry(sequence).or_default().push(at);
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_to_the_journal_is_told_and_what_is_before_it_counts() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut making = Making::begin(scratch.path().join("running")).await;
+    making.append((1..=10).map(|index| write(1, index))).await;
+    making.snapshot(false).await;
+    making.append([write(1, 11)]).await;
+    making.append([write(1, 12)]).await;
+    // As a process that is killed leaves it: nothing is under way, and the last entries are nowhere but in the journal for sure.
+    let killed = scratch.path().join("killed");
+    copy(&making.dir, &killed);
+    making.end().await;
+    let reading = read(&killed).await;
+    assert_eq!(reading.findings, []);
+    assert!(reading.is_whole());
+    assert_eq!(reading.replayed.as_ref().unwrap().last, Some(log_id(1, 12)));
+    drop(reading);
+
+    let journal = killed.join("journal");
+    let records = journal_records(&journal);
+    let (_, places) = records.iter().rev().nth(1).unwrap();
+    assert_eq!(places.len(), 2, "{records:?}");
+    flip(&journal, places[0] + 50);
+    let reading = read(&killed).await;
+    assert!(reading.is_damaged() && reading.is_whole(), "{:?}", reading.findings);
+    let [finding] = &reading.findings[..] else { panic!("{:?}", reading.findings) };
+    assert!(finding.file == journal && finding.what.contains("only one of its halves: 1"), "{finding:?}");
+    drop(reading);
+
+    flip(&journal, places[1] + 60);
+    let reading = read(&killed).await;
+    assert!(reading.is_damaged() && !reading.is_whole());
+    let [finding] = &reading.findings[..] else { panic!("{:?}", reading.findings) };
+    assert!(finding.file == journal && finding.what.contains("not readable in either half"), "{finding:?}");
+    let given = reading.replayed.as_ref().unwrap();
+    assert!(given.last >= Some(log_id(1, 10)), "{:?}", given.last);
+    assert_eq!(keys(given), (1..=given.last.unwrap().index).map(|n| key(1, n)).collect());
+    assert_eq!(reading.committed.as_ref().unwrap().last, Some(log_id(1, 10)));
+}
+
 /// A survivor with these entries behind the founding, by term and index, and a vote.
 async fn survivor(
     dir: PathBuf,
@@ -346,6 +399,8 @@ async fn a_damaged_survivor_counts_with_what_can_be_proven() {
 async fn directories_that_do_not_belong_together_are_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let one = survivor(scratch.path().join("one"), &[(1, 1..=9)], 5, 1).await;
+    let error = recover::plan(&[one.clone(), scratch.path().join("./one")]).await.unwrap_err().to_string();
+    assert!(error.contains("is given twice"), "{error}");
     let twin = scratch.path().join("twin");
     copy(&one, &twin);
     let error = recover::plan(&[one.clone(), twin]).await.unwrap_err().to_string();

@@ -308,7 +308,7 @@ fn open_log(held: &Held, reading: &mut Reading) -> Option<Log> {
             if let (Ok(bytes), Some(from)) = (journal, mark.journal)
                 && let Ok(damaged @ 1..) = journal::check(&bytes, &mark.incarnation, from)
             {
-                let what = format!("{damaged} records are damaged in one of its halves; the other has them");
+                let what = format!("records that are whole in only one of its halves: {damaged}");
                 reading.damage(held.dir().join("journal"), what);
             }
             reading.log = Some(LogRange { whole: true, ..LogRange::default() });

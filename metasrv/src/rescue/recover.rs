@@ -109,6 +109,7 @@ pub struct Quorums {
 /// # Errors
 /// A directory cannot be read or is in use; they do not fit together; none of them gives a state.
 pub async fn plan(dirs: &[PathBuf]) -> Result<Plan, Error> {
+    check_paths(dirs)?;
     let snapshots: BTreeSet<u64> = dirs.iter().flat_map(|dir| reading::snapshot_indexes(dir)).collect();
     let mut survivors: Vec<Survivor> = Vec::new();
     // Only the best one's state is kept.
@@ -134,6 +135,20 @@ pub async fn plan(dirs: &[PathBuf]) -> Result<Plan, Error> {
     let whole = whole.filter(|(id, own)| incarnation(*id) == Some(*own)).map(|(id, _)| id).collect();
     let quorums = quorums(configs, &whole);
     Ok(Plan { survivors, taken, quorums, old })
+}
+
+/// A directory is not given twice, under whatever name.
+fn check_paths(dirs: &[PathBuf]) -> Result<(), Error> {
+    let mut seen = BTreeSet::new();
+    for dir in dirs {
+        // One that is not there is told of when it is read.
+        if let Ok(real) = dir.canonicalize()
+            && !seen.insert(real)
+        {
+            return Err(Error::Unrecoverable(format!("{} is given twice", dir.display())));
+        }
+    }
+    Ok(())
 }
 
 /// The highest (term, index) is taken; of equals one that is undamaged.

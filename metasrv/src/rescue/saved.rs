@@ -50,7 +50,14 @@ fn read_named(path: &Path, name: &Path) -> Result<Saved, Error> {
             let what = format!("it is damaged ({what}): use another copy of it, or save one anew");
             Err(Error::Saved { path: name.to_owned(), what })
         }
-        Err(SnapshotError::Newer { what, .. }) => Err(Error::Saved { path: name.to_owned(), what }),
+        Err(SnapshotError::Newer { .. }) => {
+            let what = format!(
+                "it is of a feature level above {FEATURE_LEVEL}, the highest that this build ({}) knows: use the build of the \
+                 cluster that it comes from",
+                env!("CARGO_PKG_VERSION")
+            );
+            Err(Error::Saved { path: name.to_owned(), what })
+        }
     }
 }
 
