@@ -84,6 +84,8 @@ pub struct RemoteConfig {
 #[derive(Debug, Clone)]
 pub struct RemoteStore {
     inner: Arc<Inner>,
+    /// The endpoint that reads go to; `None`: whoever leads.
+    reads_at: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -134,19 +136,22 @@ impl RemoteStore {
     /// # Errors
     /// If no endpoint is given, too many are, or one is not `host:port`.
     pub fn connect(config: RemoteConfig) -> Result<Self, Error> {
-        let refuse = |message: String| Error::Refused { doing: "connecting to the metadata cluster".into(), message };
         if config.endpoints.is_empty() || config.endpoints.len() > MAX_ENDPOINTS {
             let given = config.endpoints.len();
-            return Err(refuse(format!("{given} endpoints were given; 1 to {MAX_ENDPOINTS} can be")));
+            return Err(unusable(format!("{given} endpoints were given; 1 to {MAX_ENDPOINTS} can be")));
         }
-        for endpoint in &config.endpoints {
-            let well_formed = endpoint.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok());
-            if !well_formed || connection(endpoint).is_err() {
-                return Err(refuse(format!("{endpoint:?} is not an endpoint: write host:port")));
-            }
-        }
+        config.endpoints.iter().try_for_each(|endpoint| check_endpoint(endpoint))?;
         let inner = Inner { config, shared: Mutex::default(), asking: tokio::sync::Mutex::new(0) };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { inner: Arc::new(inner), reads_at: None })
+    }
+
+    /// The same store, whose reads are answered by the peer at this endpoint and by no other. Changes go to whoever leads.
+    ///
+    /// # Errors
+    /// If it is not `host:port`.
+    pub fn reading_at(&self, endpoint: &str) -> Result<Self, Error> {
+        check_endpoint(endpoint)?;
+        Ok(Self { inner: self.inner.clone(), reads_at: Some(endpoint.into()) })
     }
 
     /// The endpoints asked: those given, then those learnt.
@@ -184,10 +189,29 @@ impl RemoteStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
+        self.on_peer(None, doing, deadline, resendable, send).await
+    }
+
+    /// The same on the peer at an endpoint, or on the leader.
+    async fn on_peer<T, F>(
+        &self,
+        at: Option<&str>,
+        doing: &str,
+        deadline: Instant,
+        resendable: bool,
+        send: impl Fn(String, Duration) -> F,
+    ) -> Result<(T, bool), Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
         let mut attempts = Attempts::new(doing, deadline);
         let mut in_doubt = false;
         loop {
-            let Some(address) = self.leader_address(&mut attempts).await else {
+            let address = match at {
+                Some(at) => Some(at.to_owned()),
+                None => self.leader_address(&mut attempts).await,
+            };
+            let Some(address) = address else {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
             };
             attempts.count += 1;
@@ -209,7 +233,8 @@ impl RemoteStore {
             if in_doubt && !resendable {
                 return Err(self.unavailable(attempts, Applied::Unknown));
             }
-            if !failure.redirected && !attempts.wait().await {
+            let elsewhere_at_once = failure.redirected && at.is_none();
+            if !elsewhere_at_once && !attempts.wait().await {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
             }
         }
@@ -231,6 +256,23 @@ impl RemoteStore {
             async move { call?.await }
         };
         self.on_leader(doing, deadline, resendable, on_channel).await
+    }
+
+    /// A read that has a connection of gRPC's own.
+    async fn call_read<T, F>(
+        &self,
+        doing: String,
+        deadline: Instant,
+        send: impl Fn(Channel, Duration) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let on_channel = |address: String, timeout| {
+            let call = self.inner.channel(&address).map(|channel| send(channel, timeout));
+            async move { call?.await }
+        };
+        self.read(doing, deadline, on_channel).await
     }
 
     /// Where to send the next attempt: to the leader known, or found by asking. `None` when the time is up.
@@ -275,10 +317,12 @@ impl RemoteStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        match self.on_leader(&doing, deadline, true, send).await {
+        let at = self.reads_at.as_deref();
+        match self.on_peer(at, &doing, deadline, true, send).await {
             Ok((answer, _)) => Ok(answer),
             // Whether a read was made does not matter.
             Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
+                let endpoints = at.map_or(endpoints, |at| vec![at.to_owned()]);
                 Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
             }
             Err(e) => Err(e),
@@ -474,6 +518,18 @@ impl Inner {
         let cluster_id = self.lock().cluster_id.clone();
         addressed(message, self.config.secret.as_ref(), cluster_id.as_deref())
     }
+}
+
+fn unusable(message: String) -> Error {
+    Error::Refused { doing: "connecting to the metadata cluster".to_owned(), message }
+}
+
+fn check_endpoint(endpoint: &str) -> Result<(), Error> {
+    let well_formed = endpoint.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok());
+    if !well_formed || connection(endpoint).is_err() {
+        return Err(unusable(format!("{endpoint:?} is not an endpoint: write host:port")));
+    }
+    Ok(())
 }
 
 /// A connection to a peer, not opened yet.
