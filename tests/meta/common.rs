@@ -97,6 +97,8 @@ impl Peers {
     /// Waits for the end of a peer that ends by itself.
     pub async fn ended(&mut self, id: u64) -> Option<i32> {
         let mut child = self.running.remove(&id).unwrap();
+        // Waiting would close it, and a peer whose parent is gone ends.
+        let _stdin = child.stdin.take();
         tokio::time::timeout(PATIENCE, child.wait()).await.expect("the peer ends").unwrap().code()
     }
 
