@@ -7,8 +7,8 @@ use lake_proto::limits::MAX_BATCH_GET_KEYS;
 
 use super::EXIT_NO;
 use super::cluster::{Cluster, ReadArgs};
-use super::listing::{Detail, LimitArgs, More, Printer, print_prefix};
-use super::output::{Format, FormatArgs, escaped, print, print_bytes, shown};
+use super::entries::{Detail, LimitArgs, More, Printer, print_prefix};
+use super::output::{Format, FormatArgs, escaped, shown, stream};
 
 /// Options of `lake meta get`.
 #[derive(Debug, clap::Args)]
@@ -80,7 +80,7 @@ pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
     if args.raw {
         let read = store.get(&args.keys[0], options, cluster.deadline()).await?;
         return match read.value {
-            Some(entry) => print_bytes(&entry.value).map(|()| 0),
+            Some(entry) => stream(&entry.value).map(|()| 0),
             None => {
                 eprintln!("lake: there is no key {:?}", args.keys[0]);
                 Ok(EXIT_NO)
@@ -94,7 +94,7 @@ pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
         missing.extend(keys.iter().filter(|key| read.value.iter().all(|entry| entry.key != **key)).cloned());
         match args.format.format {
             Format::Json => printer.entries(read.revision, &read.value)?,
-            Format::Table => print(&read.value.iter().map(whole).collect::<Vec<_>>().join("\n"))?,
+            Format::Table => stream(read.value.iter().map(whole).collect::<Vec<_>>().join("\n").as_bytes())?,
         }
     }
     printer.end(None, &missing)?;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::EXIT_NO;
 use super::cluster::{Cluster, ReadArgs};
-use super::output::{Format, FormatArgs, escaped, print};
+use super::output::{Format, FormatArgs, escaped, stream};
 use crate::columns::columns;
 use crate::signals::{Interrupts, Termination};
 
@@ -199,8 +199,12 @@ async fn keep_alive(cluster: &Cluster, args: KeepAliveArgs) -> Result<u8> {
                 let Some(until) = renewed else { break };
                 let left = until.saturating_duration_since(Instant::now());
                 match args.format.format {
-                    Format::Table => print(&format!("lease {}: held for {:.1} s\n", lease.id, left.as_secs_f64()))?,
-                    Format::Json => print(&format!("{}\n", json!({ "id": lease.id, "held_ms": millis(left) })))?,
+                    Format::Table => {
+                        stream(format!("lease {}: held for {:.1} s\n", lease.id, left.as_secs_f64()).as_bytes())?;
+                    }
+                    Format::Json => {
+                        stream(format!("{}\n", json!({ "id": lease.id, "held_ms": millis(left) })).as_bytes())?;
+                    }
                 }
                 if args.once {
                     return Ok(0);

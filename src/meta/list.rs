@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::cluster::{Cluster, ReadArgs};
-use super::listing::{Detail, LimitArgs, More, Printer, print_prefix};
+use super::entries::{Detail, LimitArgs, More, Printer, print_prefix};
 use super::output::FormatArgs;
 
 /// Options of `lake meta list`.

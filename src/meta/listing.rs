@@ -1,192 +1,132 @@
-//! Entries printed page by page, so that a long listing takes no more memory than a page.
-//!
-//! As JSON it is one document, written as its parts come: one that ends in an error has no end, and no reader takes it for
-//! whole.
+//! Keys and values from a stopped peer's directory, each with whether it is certain.
 
-use std::collections::BTreeSet;
-use std::time::Instant;
-
-use anyhow::Result;
-use lake_client::remote::RemoteStore;
-use lake_client::store::{MetaStore, ReadOptions};
-use lake_proto::kv::{KeyValue, Revision};
-use lake_proto::limits::MAX_PAGE_ENTRIES;
+use lake_metasrv::rescue::reading::Reading;
+use lake_metasrv::state::State;
+use lake_proto::kv::KeyValue;
 use serde_json::{Value, json};
 
-use super::output::{Format, entries_table, entry_json, escaped, print};
+use super::output::{escaped, shortened, value_json};
 use crate::columns::columns;
 
-/// Entries printed unless told otherwise.
-const DEFAULT_LIMIT: u64 = 1000;
-
-/// How much of a listing is printed.
-#[derive(Debug, Clone, clap::Args)]
-pub struct LimitArgs {
-    /// Print at most so many entries; 0: all of them
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_LIMIT)]
-    pub limit: u64,
+/// Some keys, and how certain each is.
+pub struct Listing {
+    /// What the key holds; none: it is deleted in what may not be committed.
+    keys: Vec<(String, Option<KeyValue>, Certainty)>,
+    pub more: bool,
 }
 
-/// How an entry is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detail {
-    /// Its key and what kind of value it has.
-    Key,
-    /// All of it.
-    Value,
+enum Certainty {
+    Committed,
+    /// An entry that may never have been committed wrote it, or deleted it.
+    Open,
 }
 
-/// What was not printed, because that would have been more than the limit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum More {
-    /// What this page, and those behind it, have.
-    Page(String),
-    /// There may be more under the prefixes.
-    Elsewhere,
+/// The keys of the state that all of the log gives, each compared with what is certain.
+pub fn listing(reading: &Reading, prefix: &str, limit: usize) -> Listing {
+    let none = State::default();
+    let certain = reading.committed.as_ref().map_or(&none, |applied| &applied.state);
+    let replayed = reading.replayed.as_ref().map_or(&none, |applied| &applied.state);
+    merge(certain, replayed, prefix, limit)
 }
 
-/// A document of entries that is being printed.
-#[derive(Debug)]
-pub struct Printer {
-    format: Format,
-    detail: Detail,
-    printed: u64,
-    revisions: BTreeSet<Revision>,
-}
-
-impl Printer {
-    /// Begins a document.
-    ///
-    /// # Errors
-    /// Standard output does not take it.
-    pub fn begin(format: Format, detail: Detail) -> Result<Self> {
-        if format == Format::Json {
-            print("{\n  \"entries\": [")?;
-        }
-        Ok(Self { format, detail, printed: 0, revisions: BTreeSet::new() })
+fn merge(certain: &State, replayed: &State, prefix: &str, limit: usize) -> Listing {
+    let all = |state: &State| state.list(prefix, None, limit.saturating_add(1), usize::MAX).entries;
+    let mut keys: Vec<(String, Option<KeyValue>, Certainty)> = Vec::new();
+    for entry in all(replayed) {
+        let same = certain.get(&entry.key).as_ref() == Some(&entry);
+        let certainty = if same { Certainty::Committed } else { Certainty::Open };
+        keys.push((entry.key.clone(), Some(entry), certainty));
     }
+    let deleted = all(certain).into_iter().filter(|entry| replayed.get(&entry.key).is_none());
+    keys.extend(deleted.map(|entry| (entry.key, None, Certainty::Open)));
+    keys.sort_by(|a, b| a.0.cmp(&b.0));
+    let more = keys.len() > limit;
+    keys.truncate(limit);
+    Listing { keys, more }
+}
 
-    /// How many entries it has so far.
-    pub fn printed(&self) -> u64 {
-        self.printed
-    }
-
-    /// Prints more entries, read at a revision.
-    ///
-    /// # Errors
-    /// Standard output does not take them.
-    pub fn entries(&mut self, revision: Revision, entries: &[KeyValue]) -> Result<()> {
-        self.revisions.insert(revision);
-        let text: String = match self.format {
-            Format::Json => {
-                let lines = entries.iter().zip(self.printed..).map(|(entry, n)| {
-                    let comma = if n == 0 { "" } else { "," };
-                    format!("{comma}\n    {}", self.json(entry))
-                });
-                lines.collect()
-            }
-            Format::Table => self.table(entries),
+pub fn listing_table(listing: &Listing) -> String {
+    let mut rows = vec![["KEY", "VERSION", "MOD REVISION", "COMMITTED", "VALUE"].map(str::to_owned)];
+    rows.extend(listing.keys.iter().map(|(key, entry, certainty)| {
+        let certain = match certainty {
+            Certainty::Committed => "yes",
+            Certainty::Open => "not certain",
         };
-        self.printed += entries.len() as u64;
-        print(&text)
-    }
-
-    fn json(&self, entry: &KeyValue) -> Value {
-        let mut value = entry_json(entry);
-        if self.detail == Detail::Key
-            && let Some(object) = value.as_object_mut()
-        {
-            object.retain(|name, _| !name.starts_with("value"));
-            object.insert("value_bytes".to_owned(), json!(entry.value.len()));
+        match entry {
+            Some(entry) => [
+                escaped(key),
+                entry.version.to_string(),
+                entry.mod_revision.to_string(),
+                certain.to_owned(),
+                shortened(&entry.value),
+            ],
+            None => [escaped(key), "-".to_owned(), "-".to_owned(), certain.to_owned(), "(deleted)".to_owned()],
         }
-        value
-    }
-
-    fn table(&self, entries: &[KeyValue]) -> String {
-        let table = match self.detail {
-            Detail::Value => entries_table(entries),
-            Detail::Key => keys_table(entries),
-        };
-        match self.printed {
-            0 => table,
-            // The heading stands above the first page.
-            _ => table.split_once('\n').map(|(_, rows)| rows.to_owned()).unwrap_or_default(),
-        }
-    }
-
-    /// Ends the document: whether there is more, and the keys that were asked for and are not there.
-    ///
-    /// # Errors
-    /// Standard output does not take it.
-    pub fn end(self, more: Option<More>, missing: &[String]) -> Result<()> {
-        if self.format == Format::Json {
-            let revision = if self.revisions.len() == 1 { self.revisions.first() } else { None };
-            let next_page = match &more {
-                Some(More::Page(page)) => Some(page),
-                Some(More::Elsewhere) | None => None,
-            };
-            let members = [
-                ("revision", json!(revision)),
-                ("more", json!(more.is_some())),
-                ("next_page", json!(next_page)),
-                ("missing", json!(missing)),
-            ];
-            let members: String = members.iter().map(|(name, value)| format!(",\n  \"{name}\": {value}")).collect();
-            let end = if self.printed == 0 { "" } else { "\n  " };
-            return print(&format!("{end}]{members}\n}}\n"));
-        }
-        for key in missing {
-            eprintln!("lake: there is no key {key:?}");
-        }
-        match more {
-            None => {}
-            Some(More::Elsewhere) => eprintln!("lake: there may be more than these {}: raise --limit", self.printed),
-            Some(More::Page(page)) => eprintln!(
-                "lake: there are more than these {}. For a minute the next ones, of the same revision, are had with \
-                 --page {page:?}; all of them with --limit 0",
-                self.printed
-            ),
-        }
-        Ok(())
-    }
-}
-
-fn keys_table(entries: &[KeyValue]) -> String {
-    let mut rows = vec![["KEY", "REVISION", "VERSION", "LEASE", "BYTES"].map(str::to_owned)];
-    rows.extend(entries.iter().map(|entry| {
-        [
-            escaped(&entry.key),
-            entry.mod_revision.to_string(),
-            entry.version.to_string(),
-            entry.lease.map_or("-".to_owned(), |lease| lease.to_string()),
-            entry.value.len().to_string(),
-        ]
     }));
-    columns(rows)
+    let mut text = columns(rows);
+    if listing.more {
+        text.push_str("there are more keys: raise --limit, or name a longer prefix\n");
+    }
+    text
 }
 
-/// Prints what lies under a prefix, from a page on, up to a limit (0: all). Gives the page behind it, if there is more.
-///
-/// # Errors
-/// As every read; SnapshotExpired if the pages are not held any more.
-pub async fn print_prefix(
-    printer: &mut Printer,
-    store: &RemoteStore,
-    prefix: &str,
-    mut page: Option<String>,
-    limit: u64,
-    options: ReadOptions,
-    deadline: impl Fn() -> Instant,
-) -> Result<Option<String>> {
-    let mut left = if limit == 0 { u64::MAX } else { limit };
-    loop {
-        let wanted = left.min(MAX_PAGE_ENTRIES as u64) as u32;
-        let read = store.list(prefix, page.as_deref(), wanted, options, deadline()).await?;
-        printer.entries(read.revision, &read.value.entries)?;
-        left -= (read.value.entries.len() as u64).min(left);
-        page = read.value.next;
-        if page.is_none() || left == 0 {
-            return Ok(page);
+pub fn listing_json(listing: &Listing) -> Value {
+    let keys = listing.keys.iter().map(|(key, entry, certainty)| {
+        let mut one =
+            json!({ "key": key, "committed": *certainty == Certainty::Committed, "deleted": entry.is_none() });
+        if let Some(entry) = entry {
+            let (name, text) = value_json(&entry.value);
+            one[name] = text.into();
+            one["version"] = entry.version.into();
+            one["create_revision"] = entry.create_revision.into();
+            one["mod_revision"] = entry.mod_revision.into();
+            one["lease"] = entry.lease.into();
         }
+        one
+    });
+    Value::Array(keys.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use lake_metasrv::state::command::Action;
+    use lake_proto::kv::{Op, Txn};
+
+    use super::*;
+
+    #[test]
+    fn a_listing_says_what_may_never_have_been_committed() {
+        let mut certain = State::default();
+        let run = |state: &mut State, op| {
+            state.apply(1, &Action::Txn(Txn { then: vec![op], ..Txn::default() }).unstamped());
+        };
+        for key in ["/kv/a", "/kv/b", "/kv/c", "/other"] {
+            run(&mut certain, Op::put(key, "1"));
+        }
+        let mut replayed = certain.clone();
+        run(&mut replayed, Op::put("/kv/b", "2"));
+        run(&mut replayed, Op::delete("/kv/c"));
+        run(&mut replayed, Op::put("/kv/d", "3"));
+        let told = merge(&certain, &replayed, "/kv/", 10);
+        let brief: Vec<_> = told
+            .keys
+            .iter()
+            .map(|(key, entry, c)| (key.as_str(), entry.as_ref().map(|e| e.value.to_vec()), *c))
+            .collect();
+        assert_eq!(
+            brief,
+            [
+                ("/kv/a", Some(b"1".to_vec()), Certainty::Committed),
+                ("/kv/b", Some(b"2".to_vec()), Certainty::Open),
+                ("/kv/c", None, Certainty::Open),
+                ("/kv/d", Some(b"3".to_vec()), Certainty::Open),
+            ]
+        );
+        let text = listing_table(&told);
+        assert!(text.contains("/kv/c  -") && text.contains("not certain  (deleted)"), "{text}");
+        let two = merge(&certain, &replayed, "/kv/", 2);
+        assert_eq!((two.keys.len(), two.more), (2, true));
+        assert!(listing_table(&two).contains("--limit"));
     }
 }

@@ -4,8 +4,10 @@
 //! own into the cluster.
 //!
 //! - [`status`], [`settings`], [`members`], [`init`]: the cluster itself;
-//! - [`get`], [`list`] with [`listing`], [`write`], [`txn`] with [`txn_document`], [`watch`]: the map;
+//! - [`get`], [`list`] with [`entries`], [`write`], [`txn`] with [`txn_document`], [`watch`]: the map;
 //! - [`lease`], [`scope`]: coordination;
+//! - [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
+//!   a state is told;
 //! - [`cluster`]: which cluster, which peer, how long; [`peers`]: asking each peer; [`value`]: what is given; [`output`]:
 //!   what is printed.
 //!
@@ -20,17 +22,22 @@
 //! | [`EXIT_UNKNOWN`] | a change may have been made, or may still be: an answer was lost, and it is not safe to go on |
 
 mod cluster;
+mod entries;
 mod get;
 mod init;
 mod lease;
 mod list;
 mod listing;
 mod members;
+mod offline;
 mod output;
 mod peers;
+mod recover;
 mod scope;
 mod settings;
+mod snapshot;
 mod status;
+mod summary;
 mod txn;
 mod txn_document;
 mod value;
@@ -100,6 +107,16 @@ enum Command {
     TransferLeader(members::TransferArgs),
     /// Quotas and the feature level
     Settings(settings::Args),
+    /// Save the state of the cluster in a file, look into one, or make a new cluster from it
+    #[command(subcommand)]
+    Snapshot(snapshot::Command),
+    /// What the directory of a stopped peer holds
+    Inspect(offline::Inspect),
+    /// Whether the directory of a stopped peer is as it was written; exit code 1 if it is damaged
+    Verify(offline::Verify),
+    /// When a majority of the voters is lost for good: a new cluster from those that survived. Acknowledged writes may be
+    /// lost: read the page on it first
+    Recover(recover::Args),
 }
 
 /// Does what was asked. Gives the exit code.
@@ -126,7 +143,7 @@ pub async fn run(args: Args) -> Result<u8> {
 }
 
 async fn dispatch(args: Args) -> Result<u8> {
-    let cluster = &Cluster::new(args.at, args.timeout_secs.map(Duration::from_secs));
+    let cluster = &Cluster::new(args.at.clone(), args.timeout_secs.map(Duration::from_secs));
     match args.command {
         Command::Status(args) => status::run(cluster, args).await,
         Command::Init(args) => init::run(cluster, args).await,
@@ -142,6 +159,10 @@ async fn dispatch(args: Args) -> Result<u8> {
         Command::Members(args) => members::run(cluster, args).await,
         Command::TransferLeader(args) => members::transfer_leader(cluster, args).await,
         Command::Settings(args) => settings::run(cluster, args).await,
+        Command::Snapshot(command) => snapshot::run(command, &args.at).await,
+        Command::Inspect(args) => offline::inspect(args).await,
+        Command::Verify(args) => offline::verify(args).await,
+        Command::Recover(args) => recover::run(args).await,
     }
 }
 

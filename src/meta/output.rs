@@ -56,29 +56,32 @@ impl FormatArgs {
     }
 }
 
-/// Prints bytes as they are, at once.
+/// Prints text. Whoever reads it may have seen enough before the end: what was done stays done.
 ///
 /// # Errors
-/// Standard output does not take them.
-pub fn print_bytes(bytes: &[u8]) -> Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).context("writing to standard output")
-}
-
-/// Prints text, at once.
-///
-/// # Errors
-/// As [`print_bytes`].
+/// It cannot be written for other reasons.
 pub fn print(text: &str) -> Result<()> {
-    print_bytes(text.as_bytes())
+    match stream(text.as_bytes()) {
+        Err(error) if is_unread(&error) => Ok(()),
+        printed => printed,
+    }
 }
 
 /// Prints a JSON document over several lines.
 ///
 /// # Errors
-/// As [`print_bytes`].
+/// As [`print`].
 pub fn print_json(value: &Value) -> Result<()> {
     print(&format!("{value:#}\n"))
+}
+
+/// Prints a part of something long, which ends when nobody reads it any more.
+///
+/// # Errors
+/// It cannot be written; [`is_unread`] tells whether that is because nobody reads it.
+pub fn stream(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).context("writing to standard output")
 }
 
 /// Whether an error says that nobody reads standard output any more.
@@ -153,14 +156,20 @@ pub fn moment(unix_ms: u64) -> String {
 
 // ---- what is stored -------------------------------------------------------------------------------------------
 
+/// A value, whole, and the name under which it stands in JSON.
+pub fn value_json(value: &[u8]) -> (&'static str, String) {
+    match std::str::from_utf8(value) {
+        Ok(text) => ("value", text.to_owned()),
+        Err(_) => ("value_base64", STANDARD.encode(value)),
+    }
+}
+
 /// An entry as JSON.
 pub fn entry_json(entry: &KeyValue) -> Value {
     let mut object = Map::new();
     object.insert("key".to_owned(), json!(entry.key));
-    match std::str::from_utf8(&entry.value) {
-        Ok(text) => object.insert("value".to_owned(), json!(text)),
-        Err(_) => object.insert("value_base64".to_owned(), json!(STANDARD.encode(&entry.value))),
-    };
+    let (name, value) = value_json(&entry.value);
+    object.insert(name.to_owned(), json!(value));
     object.insert("version".to_owned(), json!(entry.version));
     object.insert("create_revision".to_owned(), json!(entry.create_revision));
     object.insert("mod_revision".to_owned(), json!(entry.mod_revision));

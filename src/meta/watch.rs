@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::EXIT_NO;
 use super::cluster::Cluster;
-use super::output::{entry_json, escaped, print, shortened};
+use super::output::{entry_json, escaped, shortened, stream};
 use crate::signals::{Interrupts, Termination};
 
 /// Options of `lake meta watch`.
@@ -85,7 +85,7 @@ pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
             None => break,
         };
         for change in &changes.changes {
-            print(&args.format.change(change))?;
+            stream(args.format.change(change).as_bytes())?;
             told.up_to(change.revision);
             if let Some(left) = &mut left {
                 *left -= 1;
@@ -95,7 +95,7 @@ pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
             }
         }
         if told.up_to(changes.progress) && args.progress {
-            print(&args.format.progress(changes.progress))?;
+            stream(args.format.progress(changes.progress).as_bytes())?;
         }
     }
     told.say_where_to_go_on();
