@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use lake_chaos::Role;
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_client::secret::Secret;
-use lake_client::store::{Consistency, ReadOptions};
+use lake_client::store::{Consistency, MetaStore, ReadOptions};
 use lake_proto::v1::status_response::Stage;
 
 use super::peers;
@@ -98,6 +98,23 @@ impl ReadArgs {
         };
         Ok((store, options))
     }
+}
+
+/// Reads from one state, which a peer holds meanwhile.
+///
+/// # Errors
+/// As every read; SnapshotExpired if it takes longer than the state is held.
+pub async fn of_one_state<T>(
+    store: &RemoteStore,
+    options: ReadOptions,
+    deadline: Instant,
+    read: impl AsyncFnOnce(ReadOptions) -> Result<T>,
+) -> Result<T> {
+    let snapshot = store.open_snapshot(options, deadline).await?.value;
+    let read = read(ReadOptions::at(snapshot)).await;
+    // One that is not closed ends by itself.
+    let _ = store.close_snapshot(snapshot, deadline).await;
+    read
 }
 
 fn consistency(text: &str) -> Result<Consistency, String> {

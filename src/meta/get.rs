@@ -1,12 +1,13 @@
 //! `lake meta get`: entries by their keys, or all under prefixes.
 
 use anyhow::{Result, ensure};
+use lake_client::remote::RemoteStore;
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_proto::kv::KeyValue;
 use lake_proto::limits::MAX_BATCH_GET_KEYS;
 
 use super::EXIT_NO;
-use super::cluster::{Cluster, ReadArgs};
+use super::cluster::{Cluster, ReadArgs, of_one_state};
 use super::entries::{Detail, LimitArgs, More, Printer, print_prefix};
 use super::output::{Format, FormatArgs, escaped, shown, stream};
 
@@ -56,10 +57,18 @@ pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
     ensure!(!args.raw || args.keys.len() == 1, "--raw prints the value of one key, and {} are given", args.keys.len());
     ensure!(args.page.is_none() || args.keys.len() == 1, "--page goes on with one prefix, and several are given");
     let (store, options) = args.read.open(cluster).await?;
-    let options = match args.revision_consistent {
-        true => ReadOptions::at(store.open_snapshot(options, cluster.deadline()).await?.value),
-        false => options,
-    };
+    match args.revision_consistent {
+        true => {
+            of_one_state(&store, options, cluster.deadline(), async |options| {
+                read(cluster, &store, options, args).await
+            })
+            .await
+        }
+        false => read(cluster, &store, options, args).await,
+    }
+}
+
+async fn read(cluster: &Cluster, store: &RemoteStore, options: ReadOptions, args: Args) -> Result<u8> {
     if args.prefix {
         let mut printer = Printer::begin(args.format.format, Detail::Value)?;
         let (limit, mut page, mut more) = (args.limit.limit, args.page, None);
@@ -71,8 +80,10 @@ pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
                 break;
             }
             let deadline = || cluster.deadline();
-            let next = print_prefix(&mut printer, &store, prefix, page.take(), left, options, deadline).await?;
-            more = next.map(|page| if args.keys.len() == 1 { More::Page(page) } else { More::Elsewhere });
+            let next = print_prefix(&mut printer, store, prefix, page.take(), left, options, deadline).await?;
+            // A state that was held for this command goes with it, and its pages too.
+            let can_go_on = args.keys.len() == 1 && options.snapshot.is_none();
+            more = next.map(|page| if can_go_on { More::Page(page) } else { More::Elsewhere });
         }
         printer.end(more, &[])?;
         return Ok(0);

@@ -12,7 +12,7 @@ use lake_proto::coordination::{LeaseId, Scope, ScopeOwner, validate_scope_path};
 use lake_proto::kv::{Compare, Op, OpResult, Txn};
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, ReadArgs};
+use super::cluster::{Cluster, ReadArgs, of_one_state};
 use super::output::{Format, FormatArgs, escaped, moment, owner_json, print, print_json, scope_json};
 use super::{EXIT_NO, EXIT_UNKNOWN};
 use crate::columns::columns;
@@ -151,13 +151,16 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<u8> {
 async fn show(cluster: &Cluster, args: ShowArgs) -> Result<u8> {
     validate_scope_path(&args.path)?;
     let (store, options) = args.read.open(cluster).await?;
-    let options = ReadOptions::at(store.open_snapshot(options, cluster.deadline()).await?.value);
-    // Whatever is above the path, or below it, begins with its first part, or is the root.
-    let mut scopes = store.all_scopes(first_part(&args.path), options, cluster.deadline()).await?.value;
-    if args.path != "/" {
-        let root = store.list_scopes("/", "", 1, options, cluster.deadline()).await?.value;
-        scopes.extend(root.items.into_iter().filter(|scope| scope.path == "/"));
-    }
+    let mut scopes = of_one_state(&store, options, cluster.deadline(), async |options| {
+        // Whatever is above the path, or below it, begins with its first part, or is the root.
+        let mut scopes = store.all_scopes(first_part(&args.path), options, cluster.deadline()).await?.value;
+        if args.path != "/" {
+            let root = store.list_scopes("/", "", 1, options, cluster.deadline()).await?.value;
+            scopes.extend(root.items.into_iter().filter(|scope| scope.path == "/"));
+        }
+        Ok(scopes)
+    })
+    .await?;
     scopes.retain(|scope| related(&scope.path, &args.path));
     scopes.sort_by(|a, b| a.path.cmp(&b.path));
     print_scopes(cluster, &store, options, args.format, &scopes).await?;

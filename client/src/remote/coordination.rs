@@ -15,7 +15,7 @@ use lake_proto::v1::sessions_client::SessionsClient;
 
 use super::attempts::Rules;
 use super::{RemoteStore, revision, wire_options};
-use crate::store::{Applied, Error, MetaStore, Read, ReadOptions};
+use crate::store::{Applied, Error, MetaStore, Read, ReadOptions, Snapshot};
 
 /// A lease that was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,21 @@ pub struct Quota {
 
 fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Every part of a listing of a snapshot.
+async fn parts_of<T>(
+    snapshot: Snapshot,
+    part: &impl AsyncFn(Option<&T>, ReadOptions) -> Result<Read<Part<T>>, Error>,
+) -> Result<Read<Vec<T>>, Error> {
+    let mut all = Vec::new();
+    loop {
+        let read = part(all.last(), ReadOptions::at(snapshot)).await?;
+        all.extend(read.value.items);
+        if !read.value.more {
+            return Ok(Read { revision: read.revision, value: all });
+        }
+    }
 }
 
 impl RemoteStore {
@@ -159,23 +174,20 @@ impl RemoteStore {
         if !first.value.more {
             return Ok(Read { revision: first.revision, value: first.value.items });
         }
-        'start: loop {
+        loop {
             let snapshot = match options.snapshot {
                 Some(snapshot) => snapshot,
                 None => self.open_snapshot(options, deadline).await?.value,
             };
-            let mut all = Vec::new();
-            loop {
-                let read = match part(all.last(), ReadOptions::at(snapshot)).await {
-                    Err(Error::SnapshotExpired { .. }) if options.snapshot.is_none() && Instant::now() < deadline => {
-                        continue 'start;
-                    }
-                    read => read?,
-                };
-                all.extend(read.value.items);
-                if !read.value.more {
-                    return Ok(Read { revision: read.revision, value: all });
-                }
+            let all = parts_of(snapshot, &part).await;
+            if options.snapshot.is_some() {
+                return all;
+            }
+            // One that is not closed ends by itself.
+            let _ = self.close_snapshot(snapshot, deadline).await;
+            match all {
+                Err(Error::SnapshotExpired { .. }) if Instant::now() < deadline => {}
+                all => return all,
             }
         }
     }
