@@ -73,7 +73,7 @@ enum Command {
     /// The SQL shell
     #[cfg(feature = "query")]
     Sql(sql::Args),
-    /// Look at the metadata cluster, or found one
+    /// Look into the metadata cluster, and operate it
     Meta(meta::Args),
     /// Load generators
     Bench(bench::Args),

@@ -5,7 +5,7 @@ use lake_metasrv::state::State;
 use lake_proto::kv::KeyValue;
 use serde_json::{Value, json};
 
-use super::summary::{value, value_json};
+use super::output::{escaped, shortened, value_json};
 use crate::columns::columns;
 
 /// Some keys, and how certain each is.
@@ -55,13 +55,13 @@ pub fn listing_table(listing: &Listing) -> String {
         };
         match entry {
             Some(entry) => [
-                key.clone(),
+                escaped(key),
                 entry.version.to_string(),
                 entry.mod_revision.to_string(),
                 certain.to_owned(),
-                value(&entry.value),
+                shortened(&entry.value),
             ],
-            None => [key.clone(), "-".to_owned(), "-".to_owned(), certain.to_owned(), "(deleted)".to_owned()],
+            None => [escaped(key), "-".to_owned(), "-".to_owned(), certain.to_owned(), "(deleted)".to_owned()],
         }
     }));
     let mut text = columns(rows);

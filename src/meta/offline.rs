@@ -10,13 +10,14 @@ use lake_metasrv::rescue::Summary;
 use lake_metasrv::rescue::reading::{self, Finding, Reading, Weight};
 use serde_json::{Value, json};
 
-use super::Format;
 use super::listing::{listing, listing_json, listing_table};
-use super::summary::{hash, log_id, log_id_json, print, print_json, state_json};
+use super::output::{Format, print, print_json};
+use super::summary::{hash, log_id, log_id_json, state_json};
 use crate::columns::columns;
 
 /// Options of `lake meta inspect`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  lake meta inspect --dir /data/lake --keys /lake/table/")]
 pub struct Inspect {
     /// The data directory of a peer that is stopped
     #[arg(long, value_name = "PATH")]
@@ -34,6 +35,7 @@ pub struct Inspect {
 
 /// Options of `lake meta verify`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  lake meta verify --dir /data/lake")]
 pub struct Verify {
     /// The data directory of a peer that is stopped
     #[arg(long, value_name = "PATH")]

@@ -6,14 +6,17 @@ use anyhow::{Result, bail};
 use lake_metasrv::rescue::recover::{self, Plan, Survivor};
 use serde_json::{Value, json};
 
-use super::Format;
 use super::offline::{findings_json, findings_table};
+use super::output::{Format, print, print_json};
 use super::snapshot::{made_json, made_table, next_steps};
-use super::summary::{log_id, log_id_json, print, print_json, state_json};
+use super::summary::{log_id, log_id_json, state_json};
 use crate::columns::columns;
 
 /// Options of `lake meta recover`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example, which only tells what would be lost:\n  lake meta recover --dir /data/peer-1 --out /data/new"
+)]
 pub struct Args {
     /// The data directory of a peer that survived, and is stopped; each that there is
     #[arg(long = "dir", value_name = "PATH", required = true)]

@@ -13,8 +13,8 @@ use lake_metasrv::rescue::restore::restore;
 use lake_metasrv::rescue::saved::{self, Saved, Writing};
 use serde_json::{Value, json};
 
-use super::Format;
-use super::summary::{print, print_json, rows, state_json};
+use super::output::{Format, print, print_json};
+use super::summary::{rows, state_json};
 use crate::columns::columns;
 use crate::endpoints::At;
 
@@ -24,6 +24,7 @@ const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Save the state of the running cluster in a file; peers are asked one after the other until one has sent it
+    #[command(after_help = "Example:\n  lake meta snapshot save monday.snapshot")]
     Save {
         /// The file; nothing may be there yet
         file: PathBuf,
@@ -34,13 +35,17 @@ pub enum Command {
         output: Output,
     },
     /// Check a saved snapshot, whole, and print what is in it
+    #[command(after_help = "Example:\n  lake meta snapshot show monday.snapshot --format json")]
     Show {
+        /// The file
         file: PathBuf,
         #[command(flatten)]
         output: Output,
     },
     /// Make the data directory of a new cluster of one peer from a saved snapshot
+    #[command(after_help = "Example:\n  lake meta snapshot restore monday.snapshot --dir /data/lake")]
     Restore {
+        /// The file
         file: PathBuf,
         /// The new peer's data directory; nothing may be there yet
         #[arg(long, value_name = "PATH")]

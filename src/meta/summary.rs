@@ -1,34 +1,8 @@
-//! What is told of a state, a log id, a value: for people and as JSON.
+//! What is told of a state and of a log id: for people and as JSON.
 
-use std::io::{ErrorKind, Write};
-
-use anyhow::{Context, Result};
 use lake_metasrv::raft::types::{LogId, Member};
 use lake_metasrv::rescue::Summary;
 use serde_json::{Value, json};
-
-/// A value longer than this is cut in a table.
-const SHOWN_BYTES: usize = 64;
-
-/// Prints to standard output. Whoever reads it may have seen enough before the end.
-///
-/// # Errors
-/// It cannot be written for other reasons.
-pub fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("writing to standard output"),
-        _ => Ok(()),
-    }
-}
-
-/// Prints JSON to standard output, as [`print`] does.
-///
-/// # Errors
-/// As [`print`].
-pub fn print_json(value: &Value) -> Result<()> {
-    print(&format!("{value:#}\n"))
-}
 
 /// `index 7 of term 2`.
 pub fn log_id(id: Option<LogId>) -> String {
@@ -97,45 +71,4 @@ pub fn state_json(state: &Summary) -> Value {
         "oldest_watch": state.oldest_watch,
         "hash": hash(state.hash),
     })
-}
-
-/// A value on one line: as text if it is that, else its bytes in hexadecimal; the beginning of a long one.
-pub fn value(bytes: &[u8]) -> String {
-    let text = std::str::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control));
-    let (whole, shown) = match text {
-        Some(text) => (text.len() <= SHOWN_BYTES, text.chars().take(SHOWN_BYTES).collect()),
-        None => {
-            (bytes.len() <= SHOWN_BYTES / 2, format!("0x{}", hexadecimal(&bytes[..bytes.len().min(SHOWN_BYTES / 2)])))
-        }
-    };
-    if whole { shown } else { format!("{shown}... ({} bytes)", bytes.len()) }
-}
-
-/// A value, whole: `value` if it is text, else `value_hex`.
-pub fn value_json(bytes: &[u8]) -> (&'static str, String) {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => ("value", text.to_owned()),
-        Err(_) => ("value_hex", hexadecimal(bytes)),
-    }
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_shown_as_what_they_are() {
-        assert_eq!(value(b"plain"), "plain");
-        assert_eq!(value("größe".as_bytes()), "größe");
-        assert_eq!(value(b"two\nlines"), "0x74776f0a6c696e6573");
-        assert_eq!(value(&[0xff, 0]), "0xff00");
-        let long = value(&[b'a'; 1000]);
-        assert!(long.ends_with("... (1000 bytes)") && long.len() < 100, "{long}");
-        assert_eq!(value_json(b"two\nlines"), ("value", "two\nlines".to_owned()));
-        assert_eq!(value_json(&[0xff]), ("value_hex", "ff".to_owned()));
-    }
 }

@@ -58,16 +58,53 @@ fn source_files_that_the_book_names_exist() {
     assert!(named > 5, "the book names source files");
 }
 
+fn help(command: &[&str], option: &str) -> String {
+    let help = std::process::Command::new(crate::common::LAKE).args(command).arg(option).output().unwrap();
+    String::from_utf8(help.stdout).unwrap()
+}
+
+fn page(name: &str) -> String {
+    std::fs::read_to_string(root().join("docs/src").join(name)).unwrap()
+}
+
 #[test]
 fn the_book_lists_every_option() {
-    let page = std::fs::read_to_string(root().join("docs/src/configuration.md")).unwrap();
+    let page = page("configuration.md");
     for command in ["up", "standalone", "metasrv", "query"] {
-        let help = std::process::Command::new(crate::common::LAKE).args([command, "--help"]).output().unwrap();
-        let help = String::from_utf8(help.stdout).unwrap();
+        let help = help(&[command], "--help");
         let options: Vec<_> = help.split_whitespace().filter(|w| w.starts_with("--") && w.len() > 2).collect();
         assert!(options.len() > 5, "{help}");
         for option in options.iter().map(|o| o.trim_end_matches([',', ']', '.'])) {
             assert!(page.contains(option), "docs/src/configuration.md does not mention {option} of lake {command}");
         }
     }
+}
+
+/// The first words of the lines of a section of a help text.
+fn section<'a>(help: &'a str, heading: &str) -> Vec<&'a str> {
+    let lines = help.lines().skip_while(|line| *line != heading).skip(1).take_while(|line| !line.is_empty());
+    // Further lines of a description are indented more.
+    let own = lines.filter(|line| line.starts_with("  ") && !line.starts_with("          "));
+    own.filter_map(|line| line.split_whitespace().find(|word| !word.ends_with(','))).collect()
+}
+
+#[test]
+fn the_book_names_every_command_of_the_operator_and_its_options() {
+    let pages = [page("meta.md"), page("membership.md"), page("rescue.md")];
+    let mut open = vec![vec!["meta".to_owned()]];
+    let mut commands = 0;
+    while let Some(path) = open.pop() {
+        let path_words: Vec<&str> = path.iter().map(String::as_str).collect();
+        let help = help(&path_words, "-h");
+        for command in section(&help, "Commands:").into_iter().filter(|name| *name != "help") {
+            assert!(pages[0].contains(command), "docs/src/meta.md does not mention {} {command}", path.join(" "));
+            open.push([path.clone(), vec![command.to_owned()]].concat());
+            commands += 1;
+        }
+        for option in section(&help, "Options:").into_iter().filter(|name| *name != "--help") {
+            let told = pages.iter().any(|page| page.contains(option));
+            assert!(told, "no page of the operator mentions {option} of lake {}", path.join(" "));
+        }
+    }
+    assert!(commands > 20, "{commands} commands");
 }

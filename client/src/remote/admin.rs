@@ -26,7 +26,7 @@ pub async fn peer_status(
     secret: Option<&Secret>,
     timeout: Duration,
 ) -> Result<v1::StatusResponse, Error> {
-    call(endpoint, "asking for its status", timeout, async {
+    call(endpoint, "asking for its status", Applied::No, timeout, async {
         let mut client = client(endpoint)?;
         Ok(client.status(request(v1::StatusRequest {}, timeout, secret)?).await?.into_inner())
     })
@@ -43,7 +43,7 @@ pub async fn init(
     secret: Option<&Secret>,
     timeout: Duration,
 ) -> Result<v1::InitResponse, Error> {
-    call(endpoint, "founding the cluster", timeout, async {
+    call(endpoint, "founding the cluster", Applied::Unknown, timeout, async {
         let mut client = client(endpoint)?;
         Ok(client.init(request(v1::InitRequest { founders }, timeout, secret)?).await?.into_inner())
     })
@@ -143,9 +143,11 @@ fn client(endpoint: &str) -> Result<ClusterClient<tonic::transport::Channel>, St
     Ok(ClusterClient::new(connection.connect_lazy()))
 }
 
+/// One call, once. `unanswered`: what a call that is not answered may have done.
 pub(super) async fn call<T>(
     endpoint: &str,
     doing: &str,
+    unanswered: Applied,
     timeout: Duration,
     answer: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Error> {
@@ -168,6 +170,6 @@ pub(super) async fn call<T>(
         elapsed: started.elapsed(),
         leader: "no leader asked for".to_owned(),
         last,
-        applied: Applied::Unknown,
+        applied: unanswered,
     })
 }

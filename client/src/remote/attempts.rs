@@ -120,11 +120,30 @@ impl RemoteStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
+        self.on_peer(None, doing, deadline, rules, send).await
+    }
+
+    /// The same on the peer at an endpoint and no other; `None`: on whoever leads.
+    async fn on_peer<T, F>(
+        &self,
+        at: Option<&str>,
+        doing: &str,
+        deadline: Instant,
+        rules: Rules,
+        send: impl Fn(String, Duration) -> F,
+    ) -> Result<(T, bool), Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
         let mut attempts = Attempts::new(doing, deadline);
         let mut in_doubt = false;
         let mut redirects = 0;
         loop {
-            let Some(address) = self.leader_address(&mut attempts).await else {
+            let address = match at {
+                Some(at) => Some(at.to_owned()),
+                None => self.leader_address(&mut attempts).await,
+            };
+            let Some(address) = address else {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
             };
             attempts.count += 1;
@@ -150,7 +169,7 @@ impl RemoteStore {
             if in_doubt && !rules.resendable {
                 return Err(self.unavailable(attempts, Applied::Unknown));
             }
-            if failure.redirected && redirects < MAX_REDIRECTS {
+            if failure.redirected && at.is_none() && redirects < MAX_REDIRECTS {
                 redirects += 1;
                 continue;
             }
@@ -179,7 +198,7 @@ impl RemoteStore {
         self.on_leader(doing, deadline, rules, on_channel).await
     }
 
-    /// The same for a read: whether it was made does not matter.
+    /// The same for a read on the peer that reads go to: whether it was made does not matter.
     pub(super) async fn read<T, F>(
         &self,
         doing: String,
@@ -189,13 +208,32 @@ impl RemoteStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        match self.on_leader(&doing, deadline, Rules::RESENDABLE, send).await {
+        let at = self.reads_at.as_deref();
+        match self.on_peer(at, &doing, deadline, Rules::RESENDABLE, send).await {
             Ok((answer, _)) => Ok(answer),
             Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
+                let endpoints = at.map_or(endpoints, |at| vec![at.to_owned()]);
                 Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
             }
             Err(e) => Err(e),
         }
+    }
+
+    /// A read that has a connection of gRPC's own.
+    pub(super) async fn call_read<T, F>(
+        &self,
+        doing: String,
+        deadline: Instant,
+        send: impl Fn(Channel, Duration) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let on_channel = |address: String, timeout| {
+            let call = self.inner.channel(&address).map(|channel| send(channel, timeout));
+            async move { call?.await }
+        };
+        self.read(doing, deadline, on_channel).await
     }
 
     /// Where to send the next attempt: to the leader known, or found by asking. `None` when the time is up.

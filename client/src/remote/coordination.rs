@@ -15,7 +15,7 @@ use lake_proto::v1::sessions_client::SessionsClient;
 
 use super::attempts::Rules;
 use super::{RemoteStore, revision, wire_options};
-use crate::store::{Applied, Error, Read, ReadOptions};
+use crate::store::{Applied, Error, MetaStore, Read, ReadOptions, Snapshot};
 
 /// A lease that was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,19 @@ pub struct Lease {
     pub ttl: Duration,
     /// Until when it is certainly alive, by this process's monotonic clock: counted from when it was asked for.
     pub held_until: Instant,
+}
+
+/// What is told of a live lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveLease {
+    pub id: LeaseId,
+    pub ttl: Duration,
+    /// Who holds it, for people.
+    pub holder: String,
+    /// How many keys hang on it.
+    pub keys: u64,
+    /// How long until it expires unless renewed; told by a leader on duty only.
+    pub remaining: Option<Duration>,
 }
 
 /// A part of a listing, and whether there is more behind it.
@@ -44,6 +57,21 @@ pub struct Quota {
 
 fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Every part of a listing of a snapshot.
+async fn parts_of<T>(
+    snapshot: Snapshot,
+    part: &impl AsyncFn(Option<&T>, ReadOptions) -> Result<Read<Part<T>>, Error>,
+) -> Result<Read<Vec<T>>, Error> {
+    let mut all = Vec::new();
+    loop {
+        let read = part(all.last(), ReadOptions::at(snapshot)).await?;
+        all.extend(read.value.items);
+        if !read.value.more {
+            return Ok(Read { revision: read.revision, value: all });
+        }
+    }
 }
 
 impl RemoteStore {
@@ -78,6 +106,90 @@ impl RemoteStore {
             })
             .await?;
         Ok(answer.existed)
+    }
+
+    /// Live leases in order of their ids, behind the id `after` (0: from the first). At most `limit`; 0 means the most that
+    /// there can be in one answer.
+    ///
+    /// # Errors
+    /// As every read.
+    pub async fn list_leases(
+        &self,
+        after: LeaseId,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Part<LiveLease>>, Error> {
+        let message = v1::ListLeasesRequest { after, limit, options: Some(wire_options(options)) };
+        let answer = self
+            .call_read("listing the leases".to_owned(), deadline, |channel, timeout| {
+                let request = self.inner.request(message, timeout);
+                async move { Ok(LeasesClient::new(channel).list(request?).await?.into_inner()) }
+            })
+            .await?;
+        let lease = |lease: v1::Lease| LiveLease {
+            id: lease.id,
+            ttl: Duration::from_millis(lease.ttl_ms),
+            holder: lease.holder,
+            keys: lease.keys,
+            remaining: lease.remaining_ms.map(Duration::from_millis),
+        };
+        let items = answer.leases.into_iter().map(lease).collect();
+        Ok(Read { revision: revision(answer.header), value: Part { items, more: answer.more } })
+    }
+
+    /// Every live lease, at one revision; starts again if the snapshot ends in the middle. There can be 100,000.
+    ///
+    /// # Errors
+    /// As every read.
+    pub async fn all_leases(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Vec<LiveLease>>, Error> {
+        self.all_parts(options, deadline, async |last: Option<&LiveLease>, options| {
+            self.list_leases(last.map_or(0, |lease| lease.id), 0, options, deadline).await
+        })
+        .await
+    }
+
+    /// One lease, if it is alive.
+    ///
+    /// # Errors
+    /// As every read.
+    pub async fn lease(
+        &self,
+        id: LeaseId,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Option<LiveLease>>, Error> {
+        let read = self.list_leases(id.saturating_sub(1), 1, options, deadline).await?;
+        Ok(Read { revision: read.revision, value: read.value.items.into_iter().find(|lease| lease.id == id) })
+    }
+
+    /// Every part of a listing, at one revision: of a snapshot, if there is more than one.
+    async fn all_parts<T>(
+        &self,
+        options: ReadOptions,
+        deadline: Instant,
+        part: impl AsyncFn(Option<&T>, ReadOptions) -> Result<Read<Part<T>>, Error>,
+    ) -> Result<Read<Vec<T>>, Error> {
+        let first = part(None, options).await?;
+        if !first.value.more {
+            return Ok(Read { revision: first.revision, value: first.value.items });
+        }
+        loop {
+            let snapshot = match options.snapshot {
+                Some(snapshot) => snapshot,
+                None => self.open_snapshot(options, deadline).await?.value,
+            };
+            let all = parts_of(snapshot, &part).await;
+            if options.snapshot.is_some() {
+                return all;
+            }
+            // One that is not closed ends by itself.
+            let _ = self.close_snapshot(snapshot, deadline).await;
+            match all {
+                Err(Error::SnapshotExpired { .. }) if Instant::now() < deadline => {}
+                all => return all,
+            }
+        }
     }
 
     /// Opens a session that may be silent for `ttl`.
@@ -132,8 +244,8 @@ impl RemoteStore {
             limit,
             options: Some(wire_options(options)),
         };
-        let (answer, _) = self
-            .call_leader(&doing, deadline, Rules::RESENDABLE, |channel, timeout| {
+        let answer = self
+            .call_read(doing.clone(), deadline, |channel, timeout| {
                 let request = self.inner.request(message.clone(), timeout);
                 async move { Ok(ScopesClient::new(channel).list(request?).await?.into_inner()) }
             })
@@ -145,6 +257,23 @@ impl RemoteStore {
             applied: Applied::No,
         })?;
         Ok(Read { revision: revision(answer.header), value: Part { items, more: answer.more } })
+    }
+
+    /// Every live scope whose path begins with `prefix`, at one revision; starts again if the snapshot ends in the middle.
+    /// There can be 100,000.
+    ///
+    /// # Errors
+    /// As every read.
+    pub async fn all_scopes(
+        &self,
+        prefix: &str,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Vec<Scope>>, Error> {
+        self.all_parts(options, deadline, async |last: Option<&Scope>, options| {
+            self.list_scopes(prefix, last.map_or("", |scope| &scope.path), 0, options, deadline).await
+        })
+        .await
     }
 
     /// Limits the bytes of keys and values under a prefix (empty: of the whole map); `None` lifts the limit.
@@ -172,8 +301,8 @@ impl RemoteStore {
     /// As every read.
     pub async fn quotas(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Vec<Quota>>, Error> {
         let message = v1::ListQuotasRequest { options: Some(wire_options(options)) };
-        let (answer, _) = self
-            .call_leader("listing the quotas", deadline, Rules::RESENDABLE, |channel, timeout| {
+        let answer = self
+            .call_read("listing the quotas".to_owned(), deadline, |channel, timeout| {
                 let request = self.inner.request(message, timeout);
                 async move { Ok(QuotasClient::new(channel).list(request?).await?.into_inner()) }
             })

@@ -68,6 +68,14 @@ impl LeaseKeeper {
         held.lost.is_none() && Instant::now() < held.until
     }
 
+    /// Waits until the lease is renewed after this call, and says until when it is held then. `None`: it is lost.
+    pub async fn renewed(&self) -> Option<Instant> {
+        let mut held = self.held.clone();
+        let before = held.borrow_and_update().until;
+        let held = held.wait_for(|held| held.until > before || held.lost.is_some()).await.ok()?;
+        held.lost.is_none().then_some(held.until)
+    }
+
     /// Waits until the lease is lost, and says why.
     pub async fn lost(&self) -> String {
         let mut held = self.held.clone();

@@ -67,24 +67,29 @@ pub struct RemoteConfig {
 #[derive(Debug, Clone)]
 pub struct RemoteStore {
     inner: Arc<Inner>,
+    /// The endpoint that reads go to; `None`: whoever leads.
+    reads_at: Option<Arc<str>>,
 }
 
 impl RemoteStore {
     /// # Errors
     /// If no endpoint is given, too many are, or one is not `host:port`.
     pub fn connect(config: RemoteConfig) -> Result<Self, Error> {
-        let refuse = |message: String| Error::Refused { doing: "connecting to the metadata cluster".into(), message };
         if config.endpoints.is_empty() || config.endpoints.len() > MAX_ENDPOINTS {
             let given = config.endpoints.len();
-            return Err(refuse(format!("{given} endpoints were given; 1 to {MAX_ENDPOINTS} can be")));
+            return Err(unusable(format!("{given} endpoints were given; 1 to {MAX_ENDPOINTS} can be")));
         }
-        for endpoint in &config.endpoints {
-            let well_formed = endpoint.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok());
-            if !well_formed || connection(endpoint).is_err() {
-                return Err(refuse(format!("{endpoint:?} is not an endpoint: write host:port")));
-            }
-        }
-        Ok(Self { inner: Arc::new(Inner::new(config)) })
+        config.endpoints.iter().try_for_each(|endpoint| check_endpoint(endpoint))?;
+        Ok(Self { inner: Arc::new(Inner::new(config)), reads_at: None })
+    }
+
+    /// The same store, whose reads are answered by the peer at this endpoint and by no other. Changes go to whoever leads.
+    ///
+    /// # Errors
+    /// If it is not `host:port`.
+    pub fn reading_at(&self, endpoint: &str) -> Result<Self, Error> {
+        check_endpoint(endpoint)?;
+        Ok(Self { inner: self.inner.clone(), reads_at: Some(endpoint.into()) })
     }
 
     /// The endpoints asked: those given, then those learnt.
@@ -110,6 +115,18 @@ impl RemoteStore {
             }
         }
     }
+}
+
+fn unusable(message: String) -> Error {
+    Error::Refused { doing: "connecting to the metadata cluster".to_owned(), message }
+}
+
+fn check_endpoint(endpoint: &str) -> Result<(), Error> {
+    let well_formed = endpoint.rsplit_once(':').is_some_and(|(h, p)| !h.is_empty() && p.parse::<u16>().is_ok());
+    if !well_formed || connection(endpoint).is_err() {
+        return Err(unusable(format!("{endpoint:?} is not an endpoint: write host:port")));
+    }
+    Ok(())
 }
 
 fn wire_options(options: ReadOptions) -> v1::ReadOptions {

@@ -38,14 +38,13 @@ pub async fn save(
     timeout: Duration,
 ) -> Result<Saving, Error> {
     let options = ReadOptions { consistency, ..ReadOptions::default() };
-    let stream = call(endpoint, DOING, timeout, async {
+    let stream = call(endpoint, DOING, Applied::No, timeout, async {
         let connection = connection(endpoint).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let mut client = SnapshotsClient::new(connection.connect_lazy());
         let message = v1::SaveRequest { options: Some(wire_options(options)) };
         Ok(client.save(request(message, timeout, secret)?).await?.into_inner())
     })
-    .await
-    .map_err(changed_nothing)?;
+    .await?;
     Ok(Saving { endpoint: endpoint.to_owned(), stream })
 }
 
@@ -57,19 +56,9 @@ impl Saving {
     /// # Errors
     /// The stream broke, or nothing came for [`MAX_STALL`]: begin again, there or at another peer.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        call(&self.endpoint, DOING, MAX_STALL, async {
+        call(&self.endpoint, DOING, Applied::No, MAX_STALL, async {
             Ok(self.stream.message().await?.map(|response| response.chunk))
         })
         .await
-        .map_err(changed_nothing)
-    }
-}
-
-fn changed_nothing(error: Error) -> Error {
-    match error {
-        Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. } => {
-            Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No }
-        }
-        error => error,
     }
 }

@@ -549,6 +549,25 @@ impl Changes {
         (answer.into_inner().incarnation == member.incarnation).then_some(id)
     }
 
+    /// What this leader knows of the other members; nothing unless this peer leads.
+    pub fn progress_of_others(&self) -> Vec<v1::Progress> {
+        if self.lead().is_err() {
+            return Vec::new();
+        }
+        let (voters, learners) = self.view.members();
+        let others = voters.into_iter().chain(learners).map(|member| member.id).filter(|id| *id != self.view.id());
+        let told = others.map(|id| {
+            let progress = self.progress(id);
+            v1::Progress {
+                id,
+                lag_entries: progress.replicated.lag_entries,
+                needs_snapshot: !progress.replicated.from_log,
+                answers: progress.alive,
+            }
+        });
+        told.collect()
+    }
+
     fn progress(&self, id: u64) -> Progress {
         Progress { replicated: self.view.replicated(id), alive: self.view.alive(ALIVE).contains(&id) }
     }

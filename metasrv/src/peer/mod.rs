@@ -14,7 +14,7 @@
 //! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
 //!   does for them; [`counters`], [`latencies`]: how often what happened, and how long it took;
 //! - [`agreement`]: whether the peers still hold the same state;
-//! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member;
+//! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member; [`disk`]: the room it takes;
 //! - [`failure`]: why a call failed.
 
 pub mod address;
@@ -23,6 +23,7 @@ pub mod changes;
 pub mod coordination;
 pub mod countdowns;
 pub mod counters;
+pub mod disk;
 pub mod duties;
 pub mod failure;
 pub mod founding;
@@ -42,10 +43,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use bytes::Bytes;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use tokio::sync::{Mutex, watch};
 
+use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
 use crate::config::{StorageConfig, Timing};
@@ -113,6 +116,8 @@ impl Default for Settings {
 pub struct Peer {
     pub identity: Arc<Identity>,
     pub log: Log,
+    /// What the data directory takes.
+    pub disk: Disk,
     pub(crate) transport: Transport,
     settings: Settings,
     member: ArcSwapOption<Member>,
@@ -125,6 +130,7 @@ pub struct Peer {
 /// A data directory that is held and open, before the peer's addresses are known.
 pub struct Opened {
     log: Log,
+    disk: Disk,
     state_machine: StateMachine,
     lock: DirectoryLock,
 }
@@ -142,13 +148,14 @@ impl Opened {
             feature_level: settings.feature_level,
             skip_sync: Default::default(),
         };
+        let disk = Disk::new(dir.clone(), settings.storage.disk_reserve_bytes, settings.free_space.clone());
         let opening = tokio::task::spawn_blocking(move || {
             let lock = DirectoryLock::take(&dir)?;
             directory::open(&dir, options).map(|contents| (contents, lock))
         });
         let (contents, lock) =
             opening.await.map_err(|e| Error::Stopped(format!("opening the data directory: {e}")))??;
-        Ok(Self { log: contents.log, state_machine: contents.state_machine, lock })
+        Ok(Self { log: contents.log, disk, state_machine: contents.state_machine, lock })
     }
 
     /// The voters of the cluster that the directory belongs to, as its snapshot and log say.
@@ -195,6 +202,7 @@ impl Peer {
         let peer = Arc::new(Self {
             identity: Arc::new(identity),
             log: opened.log,
+            disk: opened.disk,
             transport,
             settings,
             member: ArcSwapOption::empty(),
@@ -292,7 +300,7 @@ impl Peer {
         self.failed.subscribe()
     }
 
-    /// Everything this peer knows of itself and its cluster. Never waits for a quorum.
+    /// Everything this peer knows of itself and its cluster, but for its disk ([`Peer::disk`]). Never waits.
     pub fn status(&self) -> v1::StatusResponse {
         use v1::status_response::Stage;
         let mark = self.log.mark();
@@ -330,6 +338,11 @@ impl Peer {
             revision: applied.state.revision(),
             keys: applied.state.len() as u64,
             feature_level: applied.state.feature_level(),
+            map_bytes: applied.state.bytes(),
+            map_limit_bytes: applied.state.quotas().find(|(prefix, _)| prefix.is_empty()).map(|(_, q)| q.limit_bytes),
+            state_hash: applied.last.map(|id| hash_at(id.index, applied.state.digest())),
+            compared_hash: applied.notes.newest().map(|note| hash_at(note.index, note.hash)),
+            progress: member.changes.progress_of_others(),
             nearly_full_quotas: coordination::nearly_full(&applied.state),
             changing_voters: membership::is_joint(metrics.membership_config.membership()),
             ..base
@@ -344,6 +357,10 @@ impl Peer {
         self.log.close().await;
         drop(crate::log::lock(&self.lock).take());
     }
+}
+
+fn hash_at(index: u64, hash: u128) -> v1::StateHashAt {
+    v1::StateHashAt { index, hash: Bytes::copy_from_slice(&hash.to_be_bytes()) }
 }
 
 /// Notes what ends a peer for good. The first word counts.

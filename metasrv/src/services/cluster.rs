@@ -27,7 +27,8 @@ impl ClusterService {
 #[tonic::async_trait]
 impl Cluster for ClusterService {
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
-        Ok(Response::new(self.peer.status()))
+        let disk = self.peer.disk.usage().await;
+        Ok(Response::new(v1::StatusResponse { disk, ..self.peer.status() }))
     }
 
     async fn leader(&self, _: Request<v1::LeaderRequest>) -> Result<Response<v1::LeaderResponse>, Status> {

@@ -72,7 +72,7 @@ class Cluster:
         return subprocess.run([self.lake, "meta", "--at", self.at, *args], capture_output=True, text=True)
 
     def status(self):
-        return json.loads(self.meta("status", "--format", "json").stdout or "[]")
+        return json.loads(self.meta("status", "--format", "json").stdout or "{}").get("peers", [])
 
     def leader(self):
         return next((p["id"] for p in self.status() if p["role"] == "leader"), None)
