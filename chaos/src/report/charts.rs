@@ -15,6 +15,8 @@ const HEIGHT: f64 = 150.0;
 const LANE: f64 = 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 24.0;
+/// How many operations of one kind ended in a piece of time.
+type Count = fn(&Piece) -> u64;
 /// Colours that the page's style has for peers.
 const PEER_COLOURS: u64 = 9;
 
@@ -86,7 +88,7 @@ impl<'a> Timeline<'a> {
     pub fn throughput(&self) -> String {
         let rate =
             |count: fn(&Piece) -> u64| self.series.pieces.iter().map(move |piece| self.series.per_second(count(piece)));
-        let kinds: [(&str, fn(&Piece) -> u64); 4] = [
+        let kinds: [(&str, Count); 4] = [
             ("ok", |piece| piece.ok),
             ("refused", |piece| piece.refused),
             ("failed", |piece| piece.failed),
