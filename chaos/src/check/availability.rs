@@ -104,10 +104,7 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
         .with("succeeded", succeeded)
         .with("outside of faults", outside.len())
         .with("answered outside of faults", answered)
-        .with(
-            "longest time without success after a fault, ms",
-            usize::try_from(longest / 1_000_000).unwrap_or(usize::MAX),
-        )
+        .with("longest outage after faults in ms", usize::try_from(longest / 1_000_000).unwrap_or(usize::MAX))
 }
 
 /// Watchers wait for what may never come.
@@ -226,7 +223,7 @@ mod tests {
         let away = |n| if (10..24).contains(&n) { (Kind::Info, None) } else { (Kind::Ok, None) };
         let outcome = judged(100, away, Some((10, 20)));
         assert_eq!(outcome.verdict, Verdict::Valid);
-        assert_eq!(outcome.figures["longest time without success after a fault, ms"], 4000);
+        assert_eq!(outcome.figures["longest outage after faults in ms"], 4000);
         assert!(matches!(judged(100, away, None).verdict, Verdict::Unknown(_)), "without a fault there is no excuse");
     }
 

@@ -153,7 +153,8 @@ impl<'a> Timeline<'a> {
             );
             svg.rect(&class, [from, TOP + 2.0, to - from, LANE * 1.5 - 4.0], &title);
             if to - from > 9.0 * text.len() as f64 {
-                svg.text("lane", "middle", ((from + to) / 2.0, TOP + 18.0), text);
+                let class = if first.leader.is_some() { "lane" } else { "lane-nobody" };
+                svg.text(class, "middle", ((from + to) / 2.0, TOP + 18.0), text);
             }
         }
         Some(svg.finish("leader and term over time"))
