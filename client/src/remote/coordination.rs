@@ -13,6 +13,7 @@ use lake_proto::v1::quotas_client::QuotasClient;
 use lake_proto::v1::scopes_client::ScopesClient;
 use lake_proto::v1::sessions_client::SessionsClient;
 
+use super::attempts::Rules;
 use super::{RemoteStore, revision, wire_options};
 use crate::store::{Applied, Error, Read, ReadOptions};
 
@@ -56,7 +57,7 @@ impl RemoteStore {
         let asked = Instant::now();
         let message = v1::GrantLeaseRequest { ttl_ms: millis(ttl), holder: holder.to_owned(), stamp: None };
         let (answer, _) = self
-            .call_leader("granting a lease", deadline, true, |channel, timeout| {
+            .call_leader("granting a lease", deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message.clone(), timeout);
                 async move { Ok(LeasesClient::new(channel).grant(request?).await?.into_inner()) }
             })
@@ -71,7 +72,7 @@ impl RemoteStore {
     pub async fn revoke_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, Error> {
         let message = v1::RevokeLeaseRequest { id, stamp: None };
         let (answer, _) = self
-            .call_leader(&format!("revoking lease {id}"), deadline, true, |channel, timeout| {
+            .call_leader(&format!("revoking lease {id}"), deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message, timeout);
                 async move { Ok(LeasesClient::new(channel).revoke(request?).await?.into_inner()) }
             })
@@ -88,7 +89,7 @@ impl RemoteStore {
         validate_holder(holder)?;
         let message = v1::OpenSessionRequest { ttl_ms: millis(ttl), holder: holder.to_owned() };
         let (answer, _) = self
-            .call_leader("opening a session", deadline, true, |channel, timeout| {
+            .call_leader("opening a session", deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message.clone(), timeout);
                 async move { Ok(SessionsClient::new(channel).open(request?).await?.into_inner()) }
             })
@@ -103,7 +104,7 @@ impl RemoteStore {
     pub async fn close_session(&self, id: SessionId, deadline: Instant) -> Result<bool, Error> {
         let message = v1::CloseSessionRequest { id };
         let (answer, _) = self
-            .call_leader(&format!("closing session {id}"), deadline, true, |channel, timeout| {
+            .call_leader(&format!("closing session {id}"), deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message, timeout);
                 async move { Ok(SessionsClient::new(channel).close(request?).await?.into_inner()) }
             })
@@ -132,7 +133,7 @@ impl RemoteStore {
             options: Some(wire_options(options)),
         };
         let (answer, _) = self
-            .call_leader(&doing, deadline, true, |channel, timeout| {
+            .call_leader(&doing, deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message.clone(), timeout);
                 async move { Ok(ScopesClient::new(channel).list(request?).await?.into_inner()) }
             })
@@ -152,10 +153,15 @@ impl RemoteStore {
     /// As every call.
     pub async fn set_quota(&self, prefix: &str, bytes: Option<u64>, deadline: Instant) -> Result<(), Error> {
         let message = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes };
-        self.call_leader(&format!("setting the quota of {prefix:?}"), deadline, true, |channel, timeout| {
-            let request = self.inner.request(message.clone(), timeout);
-            async move { Ok(QuotasClient::new(channel).set(request?).await?.into_inner()) }
-        })
+        self.call_leader(
+            &format!("setting the quota of {prefix:?}"),
+            deadline,
+            Rules::RESENDABLE,
+            |channel, timeout| {
+                let request = self.inner.request(message.clone(), timeout);
+                async move { Ok(QuotasClient::new(channel).set(request?).await?.into_inner()) }
+            },
+        )
         .await?;
         Ok(())
     }
@@ -167,7 +173,7 @@ impl RemoteStore {
     pub async fn quotas(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Vec<Quota>>, Error> {
         let message = v1::ListQuotasRequest { options: Some(wire_options(options)) };
         let (answer, _) = self
-            .call_leader("listing the quotas", deadline, true, |channel, timeout| {
+            .call_leader("listing the quotas", deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message, timeout);
                 async move { Ok(QuotasClient::new(channel).list(request?).await?.into_inner()) }
             })
