@@ -1,34 +1,13 @@
 //! What is told of a state, a log id, a value: for people and as JSON.
 
-use std::io::{ErrorKind, Write};
-
-use anyhow::{Context, Result};
 use lake_metasrv::raft::types::{LogId, Member};
 use lake_metasrv::rescue::Summary;
 use serde_json::{Value, json};
 
+pub use crate::output::{print, print_json};
+
 /// A value longer than this is cut in a table.
 const SHOWN_BYTES: usize = 64;
-
-/// Prints to standard output. Whoever reads it may have seen enough before the end.
-///
-/// # Errors
-/// It cannot be written for other reasons.
-pub fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("writing to standard output"),
-        _ => Ok(()),
-    }
-}
-
-/// Prints JSON to standard output, as [`print`] does.
-///
-/// # Errors
-/// As [`print`].
-pub fn print_json(value: &Value) -> Result<()> {
-    print(&format!("{value:#}\n"))
-}
 
 /// `index 7 of term 2`.
 pub fn log_id(id: Option<LogId>) -> String {
