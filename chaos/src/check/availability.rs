@@ -50,21 +50,30 @@ pub struct Window {
     pub to_ns: u64,
 }
 
-/// When each fault was in force, by its name, in the order of their beginnings.
+/// When each fault was in force, or may have been, by its name and in the order of their beginnings.
 pub fn windows(history: &History) -> Vec<(String, Window)> {
     let end = history.operations().last().map_or(0, |operation| operation.time_ns);
     let mut windows: Vec<(String, Window)> = Vec::new();
     let mut open: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut tried: BTreeMap<&str, u64> = BTreeMap::new();
+    // Other tools do not say what came of a fault: then it is taken to have been as it was meant.
+    let told = history.faults().any(|(_, fault)| fault.installation.is_some());
     for (time_ns, fault) in history.faults() {
-        let took_effect = matches!(fault.installation, Some(Installation::Installed(_)));
-        match fault.phase {
-            Phase::Start if took_effect && !open.contains_key(fault.name.as_str()) => {
-                open.insert(&fault.name, windows.len());
-                windows.push((fault.name.clone(), Window { from_ns: time_ns, to_ns: end }));
+        let name = fault.name.as_str();
+        match (fault.phase, &fault.installation) {
+            (Phase::Start, None) if told => {
+                tried.insert(name, time_ns);
             }
-            // Foreign histories do not say what came of it.
-            Phase::Stop if took_effect || fault.installation.is_none() => {
-                if let Some(at) = open.remove(fault.name.as_str()) {
+            (_, Some(Installation::Skipped(_))) => {}
+            // One that failed may have done some harm, from when it was tried.
+            (Phase::Start, _) if !open.contains_key(name) => {
+                let window = Window { from_ns: tried.remove(name).unwrap_or(time_ns), to_ns: end };
+                open.insert(name, windows.len());
+                windows.push((name.to_owned(), window));
+            }
+            (Phase::Stop, None) if told => {}
+            (Phase::Stop, None | Some(Installation::Installed(_))) => {
+                if let Some(at) = open.remove(name) {
                     windows[at].1.to_ns = time_ns;
                 }
             }
@@ -200,11 +209,12 @@ mod tests {
                 at if at == to => Some(Phase::Stop),
                 _ => None,
             });
-            operations.extend(phase.map(|phase| {
-                let installation = Some(Installation::Installed("proof".into()));
-                let fault = Fault { name: "kill".into(), phase, target: "1".into(), installation };
-                Operation::new(Process::Nemesis, Kind::Info, second * SECOND, Action::Fault(fault))
-            }));
+            for installation in [None, Some(Installation::Installed("proof".into()))] {
+                operations.extend(phase.map(|phase| {
+                    let fault = Fault { name: "kill".into(), phase, target: "1".into(), installation };
+                    Operation::new(Process::Nemesis, Kind::Info, second * SECOND, Action::Fault(fault))
+                }));
+            }
             let process = Process::Client(second);
             let (kind, refusal) = end(second);
             operations.push(Operation::new(process, Kind::Invoke, second * SECOND, read(None)));
