@@ -4,7 +4,7 @@
 //! - [`metasrv`], [`query`]: the parts, as they run on servers ([`service`]: what they share);
 //! - [`sql`]: the shell; [`meta`]: the operator's tool; [`bench`]: the load generators behind the figures in docs/;
 //!   [`chaos`]: fault runs, and what judges them;
-//! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`signals`]: what the commands are made of.
+//! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`output`], [`signals`]: what the commands are made of.
 //!
 //! Without the feature `query` only the commands of the metadata cluster are there, and a few helpers have no user.
 #![cfg_attr(not(feature = "query"), allow(dead_code))]
@@ -20,6 +20,7 @@ mod local;
 mod logging;
 mod meta;
 mod metasrv;
+mod output;
 #[cfg(feature = "query")]
 mod query;
 mod service;
@@ -89,7 +90,7 @@ fn main() -> ExitCode {
     match start(cli.command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("lake: {error:#}");
+            eprintln!("lake: {}", output::told(&error));
             ExitCode::FAILURE
         }
     }

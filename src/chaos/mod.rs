@@ -12,6 +12,8 @@ mod report;
 use anyhow::Result;
 use lake_chaos::check::HARNESS_ERROR;
 
+use crate::output;
+
 /// Options of `lake chaos`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -34,7 +36,7 @@ pub async fn run(args: Args) -> u8 {
         Command::Report(args) => report::run(&args),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("lake: {error:#}");
+        eprintln!("lake: {}", output::told(&error));
         HARNESS_ERROR
     })
 }

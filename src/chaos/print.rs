@@ -9,6 +9,7 @@ use lake_chaos::history::Workload;
 use serde_json::json;
 
 use crate::columns::columns;
+use crate::output;
 
 /// Findings of one checker that are printed.
 const MAX_FINDINGS: usize = 3;
@@ -25,17 +26,17 @@ pub enum Format {
 /// Prints what was concluded. Gives the exit code.
 ///
 /// # Errors
-/// The results cannot be written as JSON.
+/// It cannot be written.
 pub fn verdict(workload: Workload, outcomes: &[Outcome], format: Format) -> Result<u8> {
     let verdict = check::verdict(outcomes);
     match format {
-        Format::Text => println!("{}{verdict}", text(outcomes)),
+        Format::Text => output::print(&format!("{}{verdict}\n", text(outcomes)))?,
         Format::Json => {
             let mut results = serde_json::to_value(&verdict)?;
             results["exit_code"] = json!(verdict.exit_code());
             results["workload"] = json!(workload);
             results["checks"] = serde_json::to_value(outcomes)?;
-            println!("{}", serde_json::to_string_pretty(&results)?);
+            output::print_json(&results)?;
         }
     }
     Ok(verdict.exit_code())

@@ -7,6 +7,7 @@ use lake_chaos::report::{self, page};
 
 use super::check::Judging;
 use super::print::{self, Format};
+use crate::output;
 
 /// Options of `lake chaos report`.
 #[derive(Debug, clap::Args)]
@@ -28,7 +29,7 @@ pub fn run(args: &Args) -> Result<u8> {
     let results = report::build(&args.run, &args.judging.options()?)?;
     let code = print::verdict(results.workload, &results.checks, args.format)?;
     if args.format == Format::Text {
-        println!("{}", args.run.join(page::FILE_NAME).display());
+        output::print(&format!("{}\n", args.run.join(page::FILE_NAME).display()))?;
     }
     Ok(code)
 }

@@ -2,7 +2,7 @@
 //!
 //! An answer is a success or a refusal (a compare that found another value). Everything else was not served. Faults excuse what overlaps them and [`RECOVERY_NS`] after them.
 //!
-//! Too few answers outside of faults, or a kind of operation that never succeeded, make a run [`Verdict::Unknown`]: it
+//! Too few answers outside of faults, or a kind of operation that never succeeded in [`TRIES`] tries, make a run [`Verdict::Unknown`]: it
 //! has shown too little. No success for [`Limits::outage_ns`] after all faults had ended, though it was tried, is a
 //! violation.
 
@@ -16,6 +16,8 @@ use crate::history::{Action, Call, History, Installation, Outcome as End, Phase,
 pub const NAME: &str = "availability";
 /// How long after a fault what goes wrong is put down to it, in nanoseconds.
 pub const RECOVERY_NS: u64 = 5_000_000_000;
+/// A kind of operation that was tried so often should have succeeded once.
+const TRIES: usize = 10;
 
 /// What is enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,21 +50,30 @@ pub struct Window {
     pub to_ns: u64,
 }
 
-/// When each fault was in force, by its name, in the order of their beginnings.
+/// When each fault was in force, or may have been, by its name and in the order of their beginnings.
 pub fn windows(history: &History) -> Vec<(String, Window)> {
     let end = history.operations().last().map_or(0, |operation| operation.time_ns);
     let mut windows: Vec<(String, Window)> = Vec::new();
     let mut open: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut tried: BTreeMap<&str, u64> = BTreeMap::new();
+    // Other tools do not say what came of a fault: then it is taken to have been as it was meant.
+    let told = history.faults().any(|(_, fault)| fault.installation.is_some());
     for (time_ns, fault) in history.faults() {
-        let took_effect = matches!(fault.installation, Some(Installation::Installed(_)));
-        match fault.phase {
-            Phase::Start if took_effect && !open.contains_key(fault.name.as_str()) => {
-                open.insert(&fault.name, windows.len());
-                windows.push((fault.name.clone(), Window { from_ns: time_ns, to_ns: end }));
+        let name = fault.name.as_str();
+        match (fault.phase, &fault.installation) {
+            (Phase::Start, None) if told => {
+                tried.insert(name, time_ns);
             }
-            // Foreign histories do not say what came of it.
-            Phase::Stop if took_effect || fault.installation.is_none() => {
-                if let Some(at) = open.remove(fault.name.as_str()) {
+            (_, Some(Installation::Skipped(_))) => {}
+            // One that failed may have done some harm, from when it was tried.
+            (Phase::Start, _) if !open.contains_key(name) => {
+                let window = Window { from_ns: tried.remove(name).unwrap_or(time_ns), to_ns: end };
+                open.insert(name, windows.len());
+                windows.push((name.to_owned(), window));
+            }
+            (Phase::Stop, None) if told => {}
+            (Phase::Stop, None | Some(Installation::Installed(_))) => {
+                if let Some(at) = open.remove(name) {
                     windows[at].1.to_ns = time_ns;
                 }
             }
@@ -82,7 +93,7 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
     let succeeded = calls.iter().filter(|call| call.outcome == End::Ok).count();
     let longest = outages(history, &calls, &faults, limits, &mut findings);
     let kinds = kinds(history, &calls);
-    let never = kinds.iter().find(|(_, successes)| **successes == 0).map(|(kind, _)| kind);
+    let never = kinds.iter().find(|(_, (tried, succeeded))| *tried >= TRIES && *succeeded == 0).map(|(kind, _)| kind);
     let otherwise = if succeeded < limits.successes {
         Verdict::Unknown(format!("only {succeeded} operations succeeded, {} are needed", limits.successes))
     } else if answered * 100 < outside.len() * limits.answered_percent {
@@ -102,10 +113,7 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
         .with("succeeded", succeeded)
         .with("outside of faults", outside.len())
         .with("answered outside of faults", answered)
-        .with(
-            "longest time without success after a fault, ms",
-            usize::try_from(longest / 1_000_000).unwrap_or(usize::MAX),
-        )
+        .with("longest outage after faults in ms", usize::try_from(longest / 1_000_000).unwrap_or(usize::MAX))
 }
 
 /// Watchers wait for what may never come.
@@ -121,12 +129,14 @@ fn is_answered(history: &History, call: &Call) -> bool {
     }
 }
 
-/// How often each kind of operation succeeded.
-fn kinds(history: &History, calls: &[&Call]) -> BTreeMap<String, usize> {
-    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+/// How often each kind of operation was tried, and how often it succeeded.
+fn kinds(history: &History, calls: &[&Call]) -> BTreeMap<String, (usize, usize)> {
+    let mut kinds: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for call in calls {
         let (kind, _) = crate::history::encode::action(&history.invocation(call).action);
-        *kinds.entry(kind).or_default() += usize::from(call.outcome == End::Ok);
+        let (tried, succeeded) = kinds.entry(kind).or_default();
+        *tried += 1;
+        *succeeded += usize::from(call.outcome == End::Ok);
     }
     kinds
 }
@@ -180,4 +190,65 @@ fn outages(history: &History, calls: &[&Call], faults: &[Window], limits: &Limit
         }
     }
     longest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{Fault, Kind, Operation, Process, Register};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// One read a second, which ends as told at once; a fault in force between two times, if any.
+    fn judged(seconds: u64, end: impl Fn(u64) -> (Kind, Option<&'static str>), fault: Option<(u64, u64)>) -> Outcome {
+        let read = |value| Action::Register(Register::Read { key: 1.into(), value });
+        let mut operations = Vec::new();
+        for second in 0..seconds {
+            let phase = fault.and_then(|(from, to)| match second {
+                at if at == from => Some(Phase::Start),
+                at if at == to => Some(Phase::Stop),
+                _ => None,
+            });
+            for installation in [None, Some(Installation::Installed("proof".into()))] {
+                operations.extend(phase.map(|phase| {
+                    let fault = Fault { name: "kill".into(), phase, target: "1".into(), installation };
+                    Operation::new(Process::Nemesis, Kind::Info, second * SECOND, Action::Fault(fault))
+                }));
+            }
+            let process = Process::Client(second);
+            let (kind, refusal) = end(second);
+            operations.push(Operation::new(process, Kind::Invoke, second * SECOND, read(None)));
+            let ended = Operation::new(process, kind, second * SECOND + 1, read(Some(1)));
+            operations.push(Operation { refusal: refusal.map(str::to_owned), ..ended });
+        }
+        check(&History::new(operations).unwrap(), &Limits::of(Workload::Register))
+    }
+
+    #[test]
+    fn refusals_are_answers_and_faults_excuse_what_they_touch() {
+        let ok = |_| (Kind::Ok, None);
+        assert_eq!(judged(100, ok, None).verdict, Verdict::Valid);
+        let half = |n| if n % 2 == 0 { (Kind::Ok, None) } else { (Kind::Fail, Some("it is 3")) };
+        assert_eq!(judged(100, half, None).verdict, Verdict::Valid);
+        let away = |n| if (10..24).contains(&n) { (Kind::Info, None) } else { (Kind::Ok, None) };
+        let outcome = judged(100, away, Some((10, 20)));
+        assert_eq!(outcome.verdict, Verdict::Valid);
+        assert_eq!(outcome.figures["longest outage after faults in ms"], 4000);
+        assert!(matches!(judged(100, away, None).verdict, Verdict::Unknown(_)), "without a fault there is no excuse");
+    }
+
+    #[test]
+    fn what_shows_too_little_is_unknown_and_what_never_comes_back_a_violation() {
+        let unknown = |outcome: Outcome, why: &str| match outcome.verdict {
+            Verdict::Unknown(reason) => assert!(reason.contains(why), "{reason}"),
+            other => panic!("{other}"),
+        };
+        unknown(judged(10, |_| (Kind::Ok, None), None), "only 10 operations succeeded");
+        let failing = |n| if n % 2 == 0 { (Kind::Ok, None) } else { (Kind::Fail, None) };
+        unknown(judged(100, failing, None), "only 50 of 100 operations were answered");
+        let gone = |n| if n < 30 { (Kind::Ok, None) } else { (Kind::Info, None) };
+        let outcome = judged(100, gone, Some((30, 40)));
+        assert!(matches!(outcome.verdict, Verdict::Violation(_)), "{}", outcome.verdict);
+        assert_eq!(outcome.findings[0].kind, "outage");
+    }
 }

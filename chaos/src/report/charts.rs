@@ -15,6 +15,8 @@ const HEIGHT: f64 = 150.0;
 const LANE: f64 = 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 24.0;
+/// How many operations of one kind ended in a piece of time.
+type Count = fn(&Piece) -> u64;
 /// Colours that the page's style has for peers.
 const PEER_COLOURS: u64 = 9;
 
@@ -84,7 +86,6 @@ impl<'a> Timeline<'a> {
 
     /// Operations per second, by how they ended.
     pub fn throughput(&self) -> String {
-        type Count = fn(&Piece) -> u64;
         let rate = |count: Count| self.series.pieces.iter().map(move |piece| self.series.per_second(count(piece)));
         let kinds: [(&str, Count); 4] = [
             ("ok", |piece| piece.ok),
@@ -151,7 +152,8 @@ impl<'a> Timeline<'a> {
             );
             svg.rect(&class, [from, TOP + 2.0, to - from, LANE * 1.5 - 4.0], &title);
             if to - from > 9.0 * text.len() as f64 {
-                svg.text("lane", "middle", ((from + to) / 2.0, TOP + 18.0), text);
+                let class = if first.leader.is_some() { "lane" } else { "lane-nobody" };
+                svg.text(class, "middle", ((from + to) / 2.0, TOP + 18.0), text);
             }
         }
         Some(svg.finish("leader and term over time"))

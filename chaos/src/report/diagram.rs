@@ -12,6 +12,9 @@ use crate::check::bars::{Bar, End};
 
 const LEFT: f64 = 90.0;
 const LANE: f64 = 46.0;
+const LANE_WITH_EDGES: f64 = 66.0;
+/// Between two edges.
+const EDGE_GAP: f64 = 46.0;
 const TOP: f64 = 40.0;
 const BAR: f64 = 24.0;
 /// Of one character of a label.
@@ -37,12 +40,14 @@ pub(super) fn diagram(finding: &Finding) -> Option<String> {
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect();
-    let xs = positions(bars, &places);
+    let labels: Vec<String> = bars.iter().enumerate().map(|(at, bar)| label(finding, at, bar)).collect();
+    let xs = positions(bars, &labels, &places);
+    let lane_height = if finding.edges.is_empty() { LANE } else { LANE_WITH_EDGES };
     let right = xs.last().copied().unwrap_or(LEFT) + MIN_STRETCH * 2.0;
-    let height = TOP + LANE * lanes.len() as f64 + 10.0;
+    let height = TOP + lane_height * lanes.len() as f64 + 10.0;
     let mut svg = Svg::new(right + 10.0, height);
     for (lane, process) in lanes.iter().enumerate() {
-        let y = TOP + LANE * lane as f64 + BAR / 2.0;
+        let y = TOP + lane_height * lane as f64 + BAR / 2.0;
         svg.line("grid", [LEFT, y, right, y]);
         svg.text("small", "end", (LEFT - 8.0, y + 4.0), format!("process {process}"));
     }
@@ -51,52 +56,65 @@ pub(super) fn diagram(finding: &Finding) -> Option<String> {
         .map(|bar| {
             let x = |place: u64| xs[places.partition_point(|other| *other < place)];
             let lane = lanes.partition_point(|process| *process < bar.process);
-            (x(bar.invoked), bar.ended.map_or(right, x), TOP + LANE * lane as f64)
+            (x(bar.invoked), bar.ended.map_or(right, x), TOP + lane_height * lane as f64)
         })
         .collect();
-    for (bar, (from, to, y)) in bars.iter().zip(&spans) {
+    for ((bar, label), (from, to, y)) in bars.iter().zip(&labels).zip(&spans) {
         let class = match bar.outcome {
             End::Ok => "bar",
             End::Fail => "bar failed-bar",
             End::Unknown => "bar unknown-bar",
         };
         svg.rect(class, [*from, *y, to - from, BAR], &described(bar));
-        svg.text("label", "start", (from + 6.0, y + 16.0), shortened(&bar.label));
+        svg.text("label", "start", (from + 6.0, y + 16.0), label);
     }
-    for edge in finding.edges.iter().filter(|edge| edge.from < bars.len() && edge.to < bars.len()) {
+    let edges = finding.edges.iter().filter(|edge| edge.from < bars.len() && edge.to < bars.len());
+    for (at, edge) in edges.enumerate() {
         let ((from_left, from_right, from_y), (to_left, to_right, to_y)) = (spans[edge.from], spans[edge.to]);
+        // Side by side, so that those between the same two bars do not cover each other.
+        let aside = |left: f64, right: f64| {
+            ((left + right) / 2.0 - EDGE_GAP * (at as f64 - finding.edges.len() as f64 / 2.0 + 0.5)).clamp(left, right)
+        };
         // From the upper or the lower side, whichever faces the other bar.
         let below = to_y > from_y;
-        let start = ((from_left + from_right) / 2.0, if below { from_y + BAR } else { from_y });
-        let end = ((to_left + to_right) / 2.0, if below || to_y == from_y { to_y } else { to_y + BAR });
+        let start = (aside(from_left, from_right), if below { from_y + BAR } else { from_y });
+        let end = (aside(to_left, to_right), if below || to_y == from_y { to_y } else { to_y + BAR });
         svg.arrow(&format!("edge edge-{}", edge.kind), start, end, &edge.because);
-        let middle = ((start.0 + end.0) / 2.0 + 4.0, (start.1 + end.1) / 2.0 - 2.0);
+        let middle = ((start.0 + end.0) / 2.0 + 6.0, (start.1 + end.1) / 2.0 + 4.0);
         svg.text("small", "start", middle, &edge.kind);
     }
     Some(svg.finish(&finding.explanation[0]))
 }
 
 /// Where each place of the history is drawn: far enough from the one before for the labels of what ends there.
-fn positions(bars: &[Bar], places: &[u64]) -> Vec<f64> {
+fn positions(bars: &[Bar], labels: &[String], places: &[u64]) -> Vec<f64> {
     let mut xs: Vec<f64> = Vec::with_capacity(places.len());
     for (at, place) in places.iter().enumerate() {
         let after_last = xs.last().map_or(LEFT + 10.0, |x| x + MIN_STRETCH);
-        let ending = bars.iter().filter(|bar| bar.ended == Some(*place));
-        let for_labels = ending.map(|bar| {
+        let ending = bars.iter().zip(labels).filter(|(bar, _)| bar.ended == Some(*place));
+        let for_labels = ending.map(|(bar, label)| {
             let from = xs[places[..at].partition_point(|other| *other < bar.invoked)];
-            from + 12.0 + CHARACTER * shortened(&bar.label).chars().count() as f64
+            from + 12.0 + CHARACTER * label.chars().count() as f64
         });
         xs.push(for_labels.fold(after_last, f64::max));
     }
     // Bars without an end go on to the right edge, which must leave room for their labels as well.
-    let open = bars.iter().filter(|bar| bar.ended.is_none()).map(|bar| {
+    let open = bars.iter().zip(labels).filter(|(bar, _)| bar.ended.is_none()).map(|(bar, label)| {
         let from = xs[places.partition_point(|other| *other < bar.invoked)];
-        from + CHARACTER * shortened(&bar.label).chars().count() as f64 - MIN_STRETCH
+        from + CHARACTER * label.chars().count() as f64 - MIN_STRETCH
     });
     if let (Some(needed), Some(last)) = (open.reduce(f64::max), xs.last_mut()) {
         *last = last.max(needed);
     }
     xs
+}
+
+/// With a name where the explanation has one.
+fn label(finding: &Finding, at: usize, bar: &Bar) -> String {
+    match finding.edges.is_empty() {
+        true => shortened(&bar.label),
+        false => shortened(&format!("T{}: {}", at + 1, bar.label)),
+    }
 }
 
 fn shortened(label: &str) -> String {
