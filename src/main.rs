@@ -3,12 +3,14 @@
 //! - [`up`], [`standalone`]: a cluster on this machine, for trying it out ([`local`]: what they share);
 //! - [`metasrv`], [`query`]: the parts, as they run on servers;
 //! - [`sql`]: the shell; [`meta`]: the operator's tool; [`bench`]: the load generators behind the figures in docs/;
+//! - [`chaos`]: fault runs, and their verdicts;
 //! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`signals`]: what the commands are made of.
 //!
 //! Without the feature `query` only the commands of the metadata cluster are there, and a few helpers have no user.
 #![cfg_attr(not(feature = "query"), allow(dead_code))]
 
 mod bench;
+mod chaos;
 mod columns;
 #[cfg(feature = "query")]
 mod console;
@@ -69,6 +71,8 @@ enum Command {
     Meta(meta::Args),
     /// Load generators
     Bench(bench::Args),
+    /// Fault runs with a verdict
+    Chaos(chaos::Args),
 }
 
 fn main() -> ExitCode {
@@ -106,5 +110,6 @@ async fn run(command: Command) -> Result<u8> {
         Command::Sql(args) => sql::run(args).await.map(local::exit_code),
         Command::Meta(args) => meta::run(args).await,
         Command::Bench(args) => bench::run(args).await.map(|()| 0),
+        Command::Chaos(args) => chaos::run(args).await,
     }
 }

@@ -8,18 +8,26 @@
 //! - [`manifest`]: `cluster.json`, what runs where, for tools and tests;
 //! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself;
 //! - [`probe`]: asking a process whether it serves, and the peers who leads;
-//! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed.
+//! - [`net`]: links between them that can be cut, slowed and made lossy;
+//! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed;
+//! - [`disk`]: disks that fill up, take their time, or lose what was not flushed;
+//! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together.
 //!
 //! Invariants: no child outlives its supervisor, however that ends; every wait is bounded; readiness is asked for, never
 //! slept for; `cluster.json` is never half written. Nothing here knows SQL or what a child does with its data.
 
 pub mod cluster;
 pub mod dirlock;
+pub mod disk;
 mod error;
 pub mod manifest;
+pub mod nemesis;
+pub mod net;
 pub mod ports;
 pub mod probe;
 pub mod process;
+pub mod run;
+pub mod workload;
 
 pub use cluster::{Cluster, Spec};
 pub use error::Error;

@@ -24,6 +24,7 @@ use crate::files::{self, FreeSpace};
 use crate::log::mark::{Mark, MarkFile};
 use crate::log::sled_log::SledLog;
 use crate::log::{Log, LogOptions, SkipSync};
+use crate::planted::{self, Bug};
 use crate::raft::state_machine::{DiskReserve, StateMachine};
 use crate::snapshot::{self, Loaded, SnapshotData, SnapshotStore};
 
@@ -101,6 +102,9 @@ pub struct DirectoryOptions {
 pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     let mark_path = dir.join("mark");
     let mut log_options = LogOptions::new(dir.join("log"), options.storage.disk_reserve_bytes);
+    if planted::has(Bug::AcknowledgedUnsynced) {
+        log_options.skip_sync = SkipSync { entries: true, mark: true };
+    }
     log_options.free_space = options.free_space.clone();
     log_options.skip_sync = options.skip_sync;
     let reserve = DiskReserve { bytes: options.storage.disk_reserve_bytes, free_space: options.free_space };

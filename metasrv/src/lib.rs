@@ -18,6 +18,7 @@
 //! - [`peer`]: a peer's life: fresh, founded, serving; reads, transactions, listings;
 //! - [`http`], [`metrics`]: what a peer says of itself to probes and Prometheus;
 //! - [`services`], [`server`]: the same over gRPC; [`embedded`]: the same inside one process;
+//! - [`planted`]: bugs on purpose, in builds that are to have one;
 //! - [`config`], [`error`]: what goes in, and why it does not start; [`files`]: a few file-system helpers.
 
 pub mod config;
@@ -31,6 +32,7 @@ pub mod http;
 pub mod log;
 pub mod metrics;
 pub mod peer;
+pub mod planted;
 pub mod raft;
 pub mod server;
 pub mod services;

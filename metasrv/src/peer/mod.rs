@@ -332,6 +332,7 @@ impl Peer {
             purged_index: purged.map_or(0, |id| id.index),
             revision: applied.state.revision(),
             keys: applied.state.len() as u64,
+            state_hash: applied.state.digest().to_be_bytes().to_vec().into(),
             feature_level: applied.state.feature_level(),
             nearly_full_quotas: coordination::nearly_full(&applied.state),
             changing_voters: membership::is_joint(metrics.membership_config.membership()),

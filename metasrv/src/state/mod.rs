@@ -270,6 +270,14 @@ impl State {
         self.hash.digest([self.revision, u64::from(self.feature_level), self.changes.compacted()])
     }
 
+    /// Takes away what was written last ([`crate::planted`]).
+    pub(crate) fn forget_newest(&mut self) {
+        let newest = self.entries.iter().max_by_key(|(_, entry)| entry.mod_revision).map(|(key, _)| key.clone());
+        if let Some(key) = newest {
+            self.remove(&key);
+        }
+    }
+
     fn insert(&mut self, key: Arc<str>, entry: Arc<Entry>) {
         let size = entry_size(&key, &entry);
         self.hash.add(hash::entry(&key, &entry));
