@@ -11,21 +11,26 @@
 //! - [`net`]: links between them that can be cut, slowed and made lossy;
 //! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed;
 //! - [`disk`]: disks that fill up, take their time, or lose what was not flushed;
-//! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together.
+//! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together;
+//! - [`history`]: what the clients of a fault run saw, and its file; [`check`]: whether that is what was promised;
+//!   [`report`]: what is left of it for people and machines.
 //!
 //! Invariants: no child outlives its supervisor, however that ends; every wait is bounded; readiness is asked for, never
 //! slept for; `cluster.json` is never half written. Nothing here knows SQL or what a child does with its data.
 
+pub mod check;
 pub mod cluster;
 pub mod dirlock;
 pub mod disk;
 mod error;
+pub mod history;
 pub mod manifest;
 pub mod nemesis;
 pub mod net;
 pub mod ports;
 pub mod probe;
 pub mod process;
+pub mod report;
 pub mod run;
 pub mod workload;
 

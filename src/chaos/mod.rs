@@ -1,8 +1,18 @@
-//! `lake chaos`: fault runs, and their verdicts.
+//! `lake chaos`: does the metadata cluster keep its promises while it is being hurt?
+//!
+//! - [`run`]: a fault run from beginning to verdict;
+//! - [`check`]: judges a history, wherever it comes from; [`report`]: judges a run anew and makes its page again;
+//! - [`print`]: verdicts and findings for the terminal.
+//!
+//! Exit codes of all of them: 0 valid, 1 violation, 2 unknown, 3 the command itself went wrong.
 
+mod check;
+mod print;
+mod report;
 mod run;
 
 use anyhow::Result;
+use lake_chaos::check::HARNESS_ERROR;
 
 /// Options of `lake chaos`.
 #[derive(Debug, clap::Args)]
@@ -15,15 +25,21 @@ pub struct Args {
 enum Command {
     /// Start a cluster, have clients at it, hurt it, and judge what the clients saw
     Run(Box<run::Args>),
+    /// Judge a history: of a run, or of another tool in Jepsen's format
+    Check(check::Args),
+    /// Judge a run again, and make its page again
+    Report(report::Args),
 }
 
-/// Gives the exit code: 0 valid, 1 violation, 2 unknown, 3 the harness's own error.
-pub async fn run(args: Args) -> Result<u8> {
-    let done = match args.command {
+/// Does what was asked. Gives the exit code; what goes wrong is printed, so that it cannot be taken for a verdict.
+pub async fn run(args: Args) -> u8 {
+    let done: Result<u8> = match args.command {
         Command::Run(args) => run::run(*args).await,
+        Command::Check(args) => check::run(&args),
+        Command::Report(args) => report::run(&args),
     };
-    Ok(done.unwrap_or_else(|error| {
+    done.unwrap_or_else(|error| {
         eprintln!("lake: {error:#}");
-        lake_chaos::check::HARNESS_ERROR
-    }))
+        HARNESS_ERROR
+    })
 }

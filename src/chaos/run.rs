@@ -7,16 +7,17 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
-use lake_chaos::check::{Options, Run, judge_run, verdict};
+use lake_chaos::check::Options;
 use lake_chaos::history::{History, Workload, file};
 use lake_chaos::nemesis::disk::{self, PRIVATE_MOUNTS};
 use lake_chaos::nemesis::kind::Requested;
-use lake_chaos::run::record::Record;
+use lake_chaos::report::{self, page, record};
 use lake_chaos::run::sampler::Live;
-use lake_chaos::run::{Settings, run as run_it};
+use lake_chaos::run::{self, Settings};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::print::{self, Format};
 use crate::signals::{Interrupts, Termination};
 
 /// Options of `lake chaos run`.
@@ -94,7 +95,7 @@ pub async fn run(args: Args) -> Result<u8> {
     let (live, watching) = watch::channel(Live::default());
     let telling = tokio::spawn(tell(watching));
     let interrupt = CancellationToken::new();
-    let running = run_it(&settings, live, interrupt.clone());
+    let running = run::run(&settings, live, interrupt.clone());
     tokio::pin!(running);
     let ran = loop {
         tokio::select! {
@@ -108,31 +109,16 @@ pub async fn run(args: Args) -> Result<u8> {
         println!();
     }
     let ran = ran?;
-    let command = std::env::args().chain(args.seed.is_none().then(|| vec!["--seed".to_owned(), seed.to_string()]).into_iter().flatten());
-    let record = Record::new(&settings, &ran, command.collect(), u64::try_from(began.as_millis()).unwrap_or(u64::MAX));
-    record.write(&settings.out)?;
+    let drawn = args.seed.is_none().then(|| ["--seed".to_owned(), seed.to_string()]);
+    let command = std::env::args().chain(drawn.into_iter().flatten());
+    let began_unix_ms = u64::try_from(began.as_millis()).unwrap_or(u64::MAX);
+    record::write(&settings.out, &run::record(&settings, &ran, command.collect(), began_unix_ms))?;
     let history = History::new(ran.operations).context("the run's own history")?;
     file::write(&settings.out.join(file::FILE_NAME), &history)?;
-    conclude(&settings, &record, &history)
-}
-
-/// Judges the run, writes `results.json`, and tells the verdict.
-fn conclude(settings: &Settings, record: &Record, history: &History) -> Result<u8> {
-    let run = Run {
-        faults: &record.faults,
-        convergence: Some(&record.facts),
-        interrupted: record.interrupted.as_deref(),
-    };
-    let outcomes = judge_run(settings.workload, history, &run, &Options::default());
-    let verdict = verdict(&outcomes);
-    for outcome in &outcomes {
-        println!("{:<14} {}", outcome.checker, outcome.verdict);
-    }
-    println!("{verdict}");
-    let path = settings.out.join("results.json");
-    let text = serde_json::to_string_pretty(&outcomes).context("writing the results")?;
-    std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-    Ok(verdict.exit_code())
+    let results = report::build(&settings.out, &Options::default())?;
+    let code = print::verdict(results.workload, &results.checks, Format::Text)?;
+    println!("{}", settings.out.join(page::FILE_NAME).display());
+    Ok(code)
 }
 
 /// `local:3`: how many peers.
@@ -212,7 +198,9 @@ mod tests {
         assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        assert!(duration("fast").is_err() && duration("3 weeks").is_err() && duration("99999999999999999999s").is_err());
+        assert!(
+            duration("fast").is_err() && duration("3 weeks").is_err() && duration("99999999999999999999s").is_err()
+        );
     }
 
     #[test]

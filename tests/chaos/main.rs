@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lake_chaos::history::{Action, History, Installation, Phase, file};
 use lake_chaos::manifest;
-use lake_chaos::run::record::Record;
+use lake_chaos::report::{Record, record};
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
 /// How long what should happen soon may take on a busy machine.
@@ -46,7 +46,7 @@ impl Run {
     }
 
     fn record(&self) -> Record {
-        Record::read(&self.out()).unwrap()
+        record::read(&self.out()).unwrap().unwrap()
     }
 
     fn history(&self) -> History {
@@ -85,11 +85,10 @@ fn registers_survive_kills_and_partitions() {
     // Reads were spread over the peers, and say who answered.
     let peers: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
     assert_eq!(peers, BTreeSet::from([1, 2, 3]));
-    let record = run.record();
-    assert!(record.facts.looked_for > 0 && record.facts.not_found.is_empty(), "{:?}", record.facts);
-    let hashes: BTreeSet<String> =
-        record.facts.peers.iter().map(|peer| peer.state.clone().unwrap().hash).collect();
-    assert_eq!((hashes.len(), record.facts.peers.len()), (1, 3));
+    let facts = run.record().facts.unwrap();
+    assert!(facts.looked_for > 0 && facts.not_found.is_empty(), "{facts:?}");
+    let hashes: BTreeSet<String> = facts.peers.iter().map(|peer| peer.state.clone().unwrap().hash).collect();
+    assert_eq!((hashes.len(), facts.peers.len()), (1, 3));
 }
 
 #[test]
@@ -103,7 +102,7 @@ fn transfers_keep_their_total_on_a_slow_network_and_under_pauses() {
 fn a_peer_that_lost_everything_is_replaced_under_load() {
     let run = Run::new();
     assert_code(&run.go("--workload set --nemesis wipe --time 12s --rate 100 --clients 4"), 0);
-    let peers: Vec<u64> = run.record().facts.peers.iter().map(|peer| peer.id).collect();
+    let peers: Vec<u64> = run.record().facts.unwrap().peers.iter().map(|peer| peer.id).collect();
     assert_eq!(peers.len(), 3);
     assert!(peers.contains(&4), "{peers:?}");
 }

@@ -128,7 +128,9 @@ impl Cluster {
         let previous = manifest::read(&spec.dir)?.unwrap_or_default();
         orphans::await_end(&spec.dir, &previous).await?;
         let peers = layout::peer_count(&spec)?;
-        for (count, what) in [(spec.query_nodes, "query nodes"), (peers + spec.spare_peers, "peers, spare ones included,")] {
+        for (count, what) in
+            [(spec.query_nodes, "query nodes"), (peers + spec.spare_peers, "peers, spare ones included,")]
+        {
             if count > MAX_PROCESSES_PER_ROLE {
                 return Err(Error::Directory {
                     dir: spec.dir,
@@ -136,7 +138,9 @@ impl Cluster {
                 });
             }
         }
-        let names = (1..=peers + spec.spare_peers).map(ProcessName::metasrv).chain((1..=spec.query_nodes).map(ProcessName::query));
+        let names = (1..=peers + spec.spare_peers)
+            .map(ProcessName::metasrv)
+            .chain((1..=spec.query_nodes).map(ProcessName::query));
         let layout = Arc::new(Layout::new(spec.clone(), names.clone(), &previous, lock)?);
 
         let (events, _) = broadcast::channel(EVENT_QUEUE);

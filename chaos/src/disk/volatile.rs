@@ -60,7 +60,9 @@ impl Contents {
     }
 
     fn write(&mut self, at: usize, data: &[u8]) -> bool {
-        let Some(place) = at.checked_add(data.len()).and_then(|end| self.current.get_mut(at..end)) else { return false };
+        let Some(place) = at.checked_add(data.len()).and_then(|end| self.current.get_mut(at..end)) else {
+            return false;
+        };
         place.copy_from_slice(data);
         self.volatile.push((at, data.to_owned()));
         true
@@ -203,8 +205,7 @@ impl VolatileDisk {
         let served = drive.clone();
         // It ends when the file is unmounted, or is not mounted in time.
         let server = std::thread::spawn(move || fuse::serve(channel, &*served));
-        let mut disk =
-            Self { drive, server: None, device: device.to_owned(), mounted: mounted.to_owned() };
+        let mut disk = Self { drive, server: None, device: device.to_owned(), mounted: mounted.to_owned() };
         run(&mut mount)?;
         disk.server = Some(server);
         mount_loop(&disk.device, &disk.mounted)?;

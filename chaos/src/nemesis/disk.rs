@@ -299,4 +299,3 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     let ended = |e| Error::Io { doing: "waiting for a disk".to_owned(), source: std::io::Error::other(e) };
     tokio::task::spawn_blocking(work).await.map_err(ended)?
 }
-

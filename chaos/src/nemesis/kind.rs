@@ -186,7 +186,8 @@ mod tests {
         for word in ["kill", "kill:leader", "pause:majority", "partition:one-way", "power:all", "wipe"] {
             assert_eq!(word.parse::<Requested>().unwrap().to_string(), word);
         }
-        for (word, says) in [("kil", "there are: kill, pause"), ("kill:ring", "takes leader"), ("wipe:one", "nothing")] {
+        for (word, says) in [("kil", "there are: kill, pause"), ("kill:ring", "takes leader"), ("wipe:one", "nothing")]
+        {
             let message = word.parse::<Requested>().unwrap_err().to_string();
             assert!(message.contains(says), "{message}");
         }

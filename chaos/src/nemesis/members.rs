@@ -4,7 +4,6 @@ use std::path::Path;
 
 use async_trait::async_trait;
 use lake_proto::v1::Member;
-use lake_proto::v1::status_response::Stage;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -83,7 +82,9 @@ impl Nemesis for Wipe {
         let done = match wiped.await {
             Ok((removed, stage, spare)) => {
                 let stage = stage.map_or("silent", |stage| stage.as_str_name());
-                let proof = format!("{removed} files and directories removed; then it was {stage}; peer {spare} is in its place");
+                let proof = format!(
+                    "{removed} files and directories removed; then it was {stage}; peer {spare} is in its place"
+                );
                 Done::installed(named(&[id]), proof)
             }
             Err(e) => Done::failed(named(&[id]), e),
@@ -148,7 +149,9 @@ impl Nemesis for Churn {
         field.roster.remove(id);
         let stopped = async { field.cluster.process(ProcessName::metasrv(id))?.stop().await };
         match stopped.await {
-            Ok(()) => Done::installed(named(&[id]), format!("it was taken out; voters: {}", named(&field.roster.ids()))),
+            Ok(()) => {
+                Done::installed(named(&[id]), format!("it was taken out; voters: {}", named(&field.roster.ids())))
+            }
             Err(e) => Done::failed(named(&[id]), e),
         }
     }

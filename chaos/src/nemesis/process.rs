@@ -218,7 +218,9 @@ impl Nemesis for LeftBehind {
                 {
                     Ok(index) => Done::installed(
                         named(&[id]),
-                        format!("its log ended at {had}, others had purged up to {purged}, it has a snapshot of {index}"),
+                        format!(
+                            "its log ended at {had}, others had purged up to {purged}, it has a snapshot of {index}"
+                        ),
                     ),
                     Err(e) => Done::failed(named(&[id]), e),
                 },

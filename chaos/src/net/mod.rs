@@ -34,7 +34,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::condition::Condition;
-pub use self::proxy::{Counts, Counters};
+pub use self::proxy::{Counters, Counts};
 use crate::ports::{self, Port};
 use crate::{IoContext, Result};
 
@@ -102,8 +102,9 @@ impl Fabric {
         for (n, path) in paths.into_iter().enumerate() {
             let port = ports::reserve()?;
             let address = port.loopback();
-            let listener =
-                TcpListener::bind(&address).await.doing(|| format!("listening on {address} for a link of the proxy"))?;
+            let listener = TcpListener::bind(&address)
+                .await
+                .doing(|| format!("listening on {address} for a link of the proxy"))?;
             let target = watch::Sender::new(None);
             let link = proxy::Link {
                 path,

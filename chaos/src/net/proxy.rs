@@ -128,7 +128,8 @@ async fn connection(mut near: TcpStream, link: Link, rng: StdRng, stop: Cancella
     let mut there = Way { path: link.path, conditions: link.conditions.clone(), counters: link.there.clone(), rng };
     let back_rng = StdRng::from_rng(&mut there.rng);
     let back_path = (link.path.1, link.path.0);
-    let mut back = Way { path: back_path, conditions: link.conditions.clone(), counters: link.back.clone(), rng: back_rng };
+    let mut back =
+        Way { path: back_path, conditions: link.conditions.clone(), counters: link.back.clone(), rng: back_rng };
     let target = link.target.borrow().clone();
     let carried = tokio::select! {
         () = stop.cancelled() => return,

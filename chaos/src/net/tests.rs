@@ -146,7 +146,8 @@ async fn a_reset_ends_connections_and_refuses_new_ones() {
 #[tokio::test]
 async fn delay_and_a_slow_line_make_late_and_keep_order() {
     let (fabric, server) = echo().await;
-    let slow = Condition { delay: Duration::from_millis(30), jitter: Duration::from_millis(30), ..Condition::default() };
+    let slow =
+        Condition { delay: Duration::from_millis(30), jitter: Duration::from_millis(30), ..Condition::default() };
     fabric.set(Conditions::from([(CLIENTS_TO_1, slow)]));
     let mut stream = connect(&fabric).await;
     let started = Instant::now();

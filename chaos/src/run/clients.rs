@@ -67,8 +67,7 @@ impl Clients {
     ) -> Result<Self, Error> {
         let paced_count = actors.iter().filter(|actor| actor.is_paced()).count();
         let interval = Duration::from_secs_f64(paced_count as f64 / rate);
-        let mut clients =
-            Self { paced: JoinSet::new(), waiting: JoinSet::new(), stop_paced: CancellationToken::new() };
+        let mut clients = Self { paced: JoinSet::new(), waiting: JoinSet::new(), stop_paced: CancellationToken::new() };
         for (number, mut actor) in actors.into_iter().enumerate() {
             let (mut access, mut scribe) = (reach.access(number as u64)?, recorder.scribe());
             let recorder = recorder.clone();

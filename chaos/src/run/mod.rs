@@ -10,7 +10,7 @@
 //! In the run's directory: `history.edn`, `results.json`, `report.html`, `samples.jsonl`, `run.json` (what was asked for, and
 //! with what), `logs/` (each peer's whole log), `cluster/` (what is left of the peers' data).
 //!
-//! - [`settings`]: what is asked for; [`record`]: `run.json`; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
+//! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
 //! - [`sampler`]: looks at the peers; [`heal`]: what is found afterwards; [`ledger`]: what must be there then.
 //!
 //! Whatever happens, faults are ended and children stopped. A run that was cut short is recorded, and never valid.
@@ -19,7 +19,6 @@ pub mod attack;
 pub mod clients;
 pub mod heal;
 pub mod ledger;
-pub mod record;
 pub mod recorder;
 pub mod sampler;
 pub mod settings;
@@ -48,6 +47,7 @@ use crate::nemesis::kind::Kind;
 use crate::nemesis::{SNAPSHOT_ARGUMENTS, clock, schedule};
 use crate::net::{Fabric, Node};
 use crate::process::{Policy, ProcessName, Role};
+use crate::report::Record;
 use crate::workload::access::Roster;
 use crate::{Error, Result, workload};
 
@@ -84,6 +84,31 @@ impl Ran {
             (false, Some(why)) => Some(format!("not everything could be read at the end: {why}")),
             (false, None) => None,
         }
+    }
+}
+
+/// The record of a run that has ended.
+pub fn record(settings: &Settings, ran: &Ran, command: Vec<String>, began_unix_ms: u64) -> Record {
+    let mut faults: Vec<String> = settings.nemeses.iter().map(|n| n.kind.name().to_owned()).collect();
+    faults.sort_unstable();
+    faults.dedup();
+    Record {
+        command,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        began_unix_ms,
+        workload: settings.workload,
+        nemeses: settings.nemeses.iter().map(ToString::to_string).collect(),
+        faults,
+        peers: settings.peers,
+        clients: settings.clients as u64,
+        rate: settings.rate,
+        time_ms: u64::try_from(settings.time.as_millis()).unwrap_or(u64::MAX),
+        seed: settings.seed,
+        load_ended_ns: ran.load_ended_ns,
+        facts: Some(ran.facts.clone()),
+        errors: ran.errors.clone(),
+        deaths: ran.deaths.clone(),
+        interrupted: ran.ended_early(),
     }
 }
 

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lake_proto::v1::status_response::Stage;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -15,32 +14,13 @@ use tokio_util::sync::CancellationToken;
 use super::attack::InForce;
 use super::recorder::{Recorder, Tally};
 use crate::nemesis::field::Field;
+use crate::report::{PeerSample, Sample};
 use crate::{IoContext, Result, probe};
 
 /// How often peers are looked at.
 pub const EVERY: Duration = Duration::from_millis(200);
 /// Looks between two live lines.
 const LIVE_EVERY: u32 = 5;
-
-/// One look at all peers: a line of `samples.jsonl`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sample {
-    /// Since the run began, as in the history.
-    pub time_ns: u64,
-    pub leader: Option<u64>,
-    pub term: u64,
-    pub peers: Vec<PeerSample>,
-}
-
-/// What one peer said of itself. One that did not answer is not there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PeerSample {
-    pub id: u64,
-    pub stage: String,
-    pub term: u64,
-    pub applied: u64,
-    pub last: u64,
-}
 
 /// How a run is going, for people.
 #[derive(Debug, Clone, Default)]

@@ -124,7 +124,8 @@ async fn of_a_snapshot(access: &Access) -> Result<Read<Vec<KeyValue>>, Error> {
 
 fn balances(entries: &[KeyValue]) -> BTreeMap<Key, i64> {
     let prefix = place(Workload::Bank, &Key::from(""));
-    let account = |entry: &KeyValue| Some((entry.key.strip_prefix(&prefix)?.parse::<i64>().ok()?, number_of(&entry.value)?));
+    let account =
+        |entry: &KeyValue| Some((entry.key.strip_prefix(&prefix)?.parse::<i64>().ok()?, number_of(&entry.value)?));
     entries.iter().filter_map(account).map(|(account, balance)| (Key::from(account), balance)).collect()
 }
 

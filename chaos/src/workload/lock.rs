@@ -30,7 +30,10 @@ pub(super) fn plan(clients: usize) -> Plan {
     let values = Unique::default();
     let locks = (clients as i64 / 3).max(1);
     let client = |n: usize| Client { locks, part: n % 2 == 1, values: values.clone(), holding: None };
-    Plan { actors: (0..clients).map(|n| Box::new(client(n)) as Box<dyn Actor>).collect(), frame: Box::new(Final { locks }) }
+    Plan {
+        actors: (0..clients).map(|n| Box::new(client(n)) as Box<dyn Actor>).collect(),
+        frame: Box::new(Final { locks }),
+    }
 }
 
 struct Holding {

@@ -24,7 +24,8 @@ const MAX_SEEN: usize = 1000;
 pub(super) fn plan(clients: usize) -> Plan {
     let keys = Rotation::new(clients.max(2), USES);
     let values = Unique::default();
-    let actor = || Box::new(Client { keys: keys.clone(), values: values.clone(), seen: HashMap::new() }) as Box<dyn Actor>;
+    let actor =
+        || Box::new(Client { keys: keys.clone(), values: values.clone(), seen: HashMap::new() }) as Box<dyn Actor>;
     Plan { actors: (0..clients).map(|_| actor()).collect(), frame: Box::new(Final { keys: keys.clone() }) }
 }
 

@@ -70,7 +70,8 @@ impl Actor for Writer {
         for _ in 0..access.rng.random_range(1..=MAX_KEYS) {
             changes.insert(Key::from(access.rng.random_range(0..KEYS)), Some(self.values.next()));
         }
-        let put = |(key, value): (&Key, &Option<i64>)| Some(Op::put(place(Workload::Watch, key), (*value)?.to_string()));
+        let put =
+            |(key, value): (&Key, &Option<i64>)| Some(Op::put(place(Workload::Watch, key), (*value)?.to_string()));
         let then: Vec<Op> = changes.iter().filter_map(put).collect();
         let places: Vec<String> = then.iter().map(|op| op.key().to_owned()).collect();
         let done = commit(Watch::Change { changes }, Txn { then, ..Txn::default() }, access, scribe).await;

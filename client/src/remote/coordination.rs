@@ -6,7 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use lake_proto::coordination::{LeaseId, Scope, SessionId, Stamp, validate_holder, validate_lease_ttl, validate_session_ttl};
+use lake_proto::coordination::{
+    LeaseId, Scope, SessionId, Stamp, validate_holder, validate_lease_ttl, validate_session_ttl,
+};
 use lake_proto::kv::Txn;
 use lake_proto::v1;
 use lake_proto::v1::leases_client::LeasesClient;
