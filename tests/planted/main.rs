@@ -77,7 +77,11 @@ fn assert_found(bug: &str, arguments: &str, by: &[&str]) {
 
 #[test]
 fn stale_reads() {
-    assert_found("stale-reads", "--workload register --nemesis slow --time 10s --rate 300", &["linearizable registers"]);
+    assert_found(
+        "stale-reads",
+        "--workload register --nemesis slow --time 10s --rate 300",
+        &["linearizable registers"],
+    );
 }
 
 #[test]

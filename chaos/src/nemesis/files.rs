@@ -21,6 +21,8 @@ use crate::{Error, IoContext, Result, probe};
 const SERVES_WITHIN: Duration = Duration::from_secs(8);
 /// And how long it then has to go on serving.
 const GOES_ON: Duration = Duration::from_secs(1);
+/// How often a byte that is not zero is looked for in a file.
+const TRIES: usize = 1000;
 
 /// What is done to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,24 +109,15 @@ async fn goes_on(field: &Field, name: ProcessName) -> Result<()> {
     }
 }
 
-/// Damages some file under `dir`, the larger the likelier, and says how.
+/// Damages some file under `dir`, and says how. Of a file that is flipped in, a byte that is not zero: files are made larger
+/// than what is in them.
 fn damage(dir: &Path, what: What, rng: &mut StdRng) -> Result<String> {
-    let files = files_under(dir)?;
-    let total: u64 = files.iter().map(|(_, bytes)| bytes).sum();
-    if total == 0 {
+    let mut files = files_under(dir)?;
+    files.retain(|(_, bytes)| *bytes > 0);
+    if files.is_empty() {
         return Err(Error::Directory { dir: dir.to_owned(), problem: "there is nothing in it to damage".to_owned() });
     }
-    let mut at = rng.random_range(0..total);
-    let (path, _) = files
-        .iter()
-        .find(|(_, bytes)| {
-            let here = at < *bytes;
-            if !here {
-                at -= bytes;
-            }
-            here
-        })
-        .ok_or_else(|| Error::Directory { dir: dir.to_owned(), problem: "its files have changed".to_owned() })?;
+    let (path, bytes) = &files[rng.random_range(0..files.len())];
     let name = path.strip_prefix(dir).unwrap_or(path).display();
     let doing = || format!("damaging {}", path.display());
     match what {
@@ -134,8 +127,14 @@ fn damage(dir: &Path, what: What, rng: &mut StdRng) -> Result<String> {
         }
         What::Flip => {
             let file = fs::File::options().read(true).write(true).open(path).doing(doing)?;
-            let mut byte = [0];
-            file.read_exact_at(&mut byte, at).doing(doing)?;
+            let (mut at, mut byte) = (0, [0]);
+            for _ in 0..TRIES {
+                at = rng.random_range(0..*bytes);
+                file.read_exact_at(&mut byte, at).doing(doing)?;
+                if byte != [0] {
+                    break;
+                }
+            }
             let bit = rng.random_range(0..8);
             byte[0] ^= 1 << bit;
             file.write_all_at(&byte, at).doing(doing)?;
@@ -176,13 +175,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("log")).unwrap();
         let (data, empty) = (dir.path().join("log/data"), dir.path().join("empty"));
-        fs::write(&data, vec![0; 100]).unwrap();
+        fs::write(&data, [vec![0; 50], vec![1; 50]].concat()).unwrap();
         fs::write(&empty, "").unwrap();
         fs::write(dir.path().join("lake.log"), vec![0; 100_000]).unwrap();
         let mut rng = StdRng::seed_from_u64(1);
         let how = damage(dir.path(), What::Flip, &mut rng).unwrap();
         assert!(how.contains("log/data"), "{how}");
-        let flipped: u32 = fs::read(&data).unwrap().iter().map(|byte| byte.count_ones()).sum();
+        let before = [vec![0; 50], vec![1; 50]].concat();
+        let flipped: u32 = fs::read(&data).unwrap().iter().zip(&before).map(|(a, b)| (a ^ b).count_ones()).sum();
         assert_eq!(flipped, 1);
         damage(dir.path(), What::Remove, &mut rng).unwrap();
         assert!(!data.exists() && empty.exists());

@@ -68,6 +68,7 @@ pub async fn attack(
         let which = plan[n].which;
         let due = async {
             tokio::select! {
+                biased;
                 () = stop.cancelled() => false,
                 () = sleep_until(started + at) => true,
             }

@@ -227,6 +227,10 @@ async fn under_attack(
     let load_ended_ns = recorder.now_ns();
 
     let mut facts = heal::heal(field).await;
+    // Of those that were told at first, perhaps nobody belongs to the cluster any more.
+    let endpoints = calm.roster.peers().into_iter().map(|(_, endpoint)| endpoint).collect();
+    let calm = Reach { endpoints, ..calm };
+    let mut own = calm.access(u64::MAX).map_err(failed("connecting to the cluster"))?;
     let finished = frame.finish(&mut own, &mut scribe).await;
     clients.stop_waiting().await;
     let looked = calm.ledger.look(&own.store).await;
