@@ -83,7 +83,15 @@ pub struct Options {
     /// Below this many free bytes on the disk nothing is written [default: 67108864]
     #[arg(long, env = "LAKE_METASRV_DISK_RESERVE_BYTES", value_name = "BYTES")]
     pub disk_reserve_bytes: Option<u64>,
+    /// Size of each half of the journal, which is written in full when a data directory is made [default: 8388608]
+    #[arg(long, env = "LAKE_METASRV_JOURNAL_BYTES", value_name = "BYTES")]
+    pub journal_bytes: Option<u64>,
 }
+
+/// Smallest half of a journal: about fifteen small batches.
+pub const JOURNAL_BYTES_MIN: u64 = 64 << 10;
+/// Largest half of a journal: all that is in it is read, and given to the log, at a start.
+pub const JOURNAL_BYTES_MAX: u64 = 256 << 20;
 
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -151,6 +159,8 @@ pub struct StorageConfig {
     pub snapshot_bytes: u64,
     pub purge_margin_entries: u64,
     pub disk_reserve_bytes: u64,
+    /// Size of each half of the journal of a directory that is made.
+    pub journal_bytes: u64,
 }
 
 impl Default for StorageConfig {
@@ -160,6 +170,7 @@ impl Default for StorageConfig {
             snapshot_bytes: 128 << 20,
             purge_margin_entries: 10_000,
             disk_reserve_bytes: 64 << 20,
+            journal_bytes: 8 << 20,
         }
     }
 }
@@ -196,6 +207,7 @@ impl Options {
             snapshot_bytes: self.snapshot_bytes.or(base.snapshot_bytes),
             purge_margin_entries: self.purge_margin_entries.or(base.purge_margin_entries),
             disk_reserve_bytes: self.disk_reserve_bytes.or(base.disk_reserve_bytes),
+            journal_bytes: self.journal_bytes.or(base.journal_bytes),
         }
     }
 }
@@ -268,6 +280,7 @@ impl Config {
                 snapshot_bytes: options.snapshot_bytes.unwrap_or(storage.snapshot_bytes),
                 purge_margin_entries: options.purge_margin_entries.unwrap_or(storage.purge_margin_entries),
                 disk_reserve_bytes: options.disk_reserve_bytes.unwrap_or(storage.disk_reserve_bytes),
+                journal_bytes: options.journal_bytes.unwrap_or(storage.journal_bytes),
             },
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
@@ -303,6 +316,9 @@ impl Config {
         }
         if self.storage.snapshot_bytes < 1 << 20 {
             return Err(wrong("snapshot_bytes", "must be at least 1048576"));
+        }
+        if !(JOURNAL_BYTES_MIN..=JOURNAL_BYTES_MAX).contains(&self.storage.journal_bytes) {
+            return Err(wrong("journal_bytes", format!("must be {JOURNAL_BYTES_MIN} to {JOURNAL_BYTES_MAX}")));
         }
         if self.join.len() > MAX_ENDPOINTS {
             return Err(wrong("join", format!("{} peers are named; {MAX_ENDPOINTS} can be", self.join.len())));
@@ -428,6 +444,7 @@ mod tests {
         assert!(with(|o| o.heartbeat_ms = Some(300)).starts_with("election_timeout_min_ms:"));
         assert!(with(|o| o.election_timeout_max_ms = Some(100)).starts_with("election_timeout_max_ms:"));
         assert!(with(|o| o.snapshot_entries = Some(0)).starts_with("snapshot_entries:"));
+        assert!(with(|o| o.journal_bytes = Some(4096)).starts_with("journal_bytes:"));
         assert!(with(|o| o.secret_file = Some("/does/not/exist".into())).starts_with("secret_file:"));
     }
 

@@ -4,6 +4,7 @@
 //!   lock         held by the process that uses the directory; holds its pid
 //!   mark         identity, vote, and how far the log was acknowledged (log/mark.rs)
 //!   log/         the log's entries (log/sled_log.rs)
+//!   journal      the end of the log, until it is synced in log/ (log/journal.rs)
 //!   snapshots/   the newest two snapshots (snapshot.rs)
 //! ```
 //!
@@ -101,12 +102,12 @@ pub struct DirectoryOptions {
 /// When it belongs to another peer, is damaged, or cannot be read or written.
 pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     let mark_path = dir.join("mark");
-    let mut log_options = LogOptions::new(dir.join("log"), options.storage.disk_reserve_bytes);
-    if planted::has(Bug::AcknowledgedUnsynced) {
-        log_options.skip_sync = SkipSync { entries: true, mark: true };
-    }
+    let mut log_options = LogOptions::new(dir.join("log"), &options.storage);
     log_options.free_space = options.free_space.clone();
-    log_options.skip_sync = options.skip_sync;
+    log_options.skip_sync = match planted::has(Bug::AcknowledgedUnsynced) {
+        true => SkipSync { entries: true, mark: true, journal: true },
+        false => options.skip_sync,
+    };
     let reserve = DiskReserve { bytes: options.storage.disk_reserve_bytes, free_space: options.free_space };
     let snapshot_dir = dir.join("snapshots");
     let snapshots = SnapshotStore::open(snapshot_dir.clone())

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use lake_proto::v1;
 use prost::Message;
 
-use crate::log::{mark, sled_log};
+use crate::log::{journal, mark, sled_log};
 use crate::raft::wire::{
     append_request_from_wire, entry_from_wire, entry_to_wire, membership_from_wire, membership_to_wire,
     snapshot_meta_from_wire, snapshot_meta_to_wire,
@@ -26,9 +26,10 @@ use crate::state::command::{Action, Command, Outcome};
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All of them. Each tells whether the bytes meant something.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("log_entry", log_entry),
     ("log_values", log_values),
+    ("journal", journal),
     ("mark", mark),
     ("snapshot", snapshot),
     ("snapshot_records", snapshot_records),
@@ -65,6 +66,19 @@ pub fn log_values(bytes: &[u8]) -> bool {
         assert!(frames.iter().map(|f| f.payload.len()).sum::<usize>() <= bytes.len());
         !frames.is_empty()
     })
+}
+
+/// A half of the journal; the other one is the same. The checksums of records are made right.
+pub fn journal(bytes: &[u8]) -> bool {
+    journal::read_half(bytes).is_ok_and(|frames| {
+        assert!(frames.iter().map(|f| f.payload.len()).sum::<usize>() <= bytes.len());
+        !frames.is_empty()
+    })
+}
+
+/// A half of a journal with records of entries with these payloads.
+pub fn journal_half(records: &[&[&[u8]]]) -> Vec<u8> {
+    journal::write_half(records)
 }
 
 /// The file of the mark, as it is and with its checksums made right.

@@ -7,7 +7,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use lake_metasrv::fuzzing::TARGETS;
+use lake_metasrv::fuzzing::{self, TARGETS};
 use lake_metasrv::raft::types::{
     Command as LogCommand, Entry, Member, Membership, Payload, SnapshotMeta, StoredMembership, log_id,
 };
@@ -139,6 +139,7 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
         "outcome" => outcomes(),
         "log_entry" => entries().iter().map(|entry| entry_to_wire(entry).encode_to_vec()).collect(),
         "log_values" => vec![log_values()],
+        "journal" => vec![fuzzing::journal_half(&[&[b"one", b"two"], &[&[7; 5000]], &[b""]])],
         "mark" => vec![mark()],
         "snapshot" => vec![snapshot_file()],
         "snapshot_records" => vec![snapshot_records()],

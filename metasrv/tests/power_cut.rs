@@ -6,7 +6,8 @@
 //! image: everything flushed, and a random part of the rest. What had been told before that moment must be there when
 //! the image is mounted and opened; the log must be contiguous and hold what was appended; the vote must not have gone
 //! back; the snapshot must be what the log up to it gives; and the directory must open at all. The last image of a round
-//! is the disk that the next round begins with, so that cuts follow upon cuts.
+//! is the disk that the next round begins with, so that cuts follow upon cuts. Now and then the child is killed and another
+//! goes on: what that finds is promised from then on, though the first may not have synced it.
 //!
 //! What it does not cover: drives that tear a 512-byte sector, or that lose what they were told to flush.
 //!
@@ -73,6 +74,7 @@ fn a_whole_peer_survives_power_cuts() {
 fn a_missing_sync_is_found() {
     in_a_namespace("a_missing_sync_is_found", |dir| {
         for (what, run) in [
+            ("the journal is not synced", Run { skip: "journal", ..Run::default() }),
             ("the entries are not synced", Run { skip: "entries", ..Run::default() }),
             ("the mark is not synced", Run { skip: "mark", ..Run::default() }),
             ("the drive lies about flushes", Run { flushes: Flushes::Lies, ..Run::default() }),
@@ -164,8 +166,11 @@ impl Run {
             if self.rounds != Rounds::Chained || rng.random_ratio(1, 3) {
                 (image, told) = (empty.clone(), Told::default());
             }
-            let round = Round::start(self, dir, image.clone(), told.clone(), rng.random());
+            let mut round = Round::start(self, dir, image.clone(), told.clone(), rng.random());
             for n in 0..per_round {
+                if n > 0 && rng.random_ratio(1, 2) {
+                    round.kill_and_go_on(rng.random());
+                }
                 // The first ones fall into opening and creation.
                 let range = if n == 0 { 1..120 } else { 1..400 };
                 let cut = round.cut(rng.random_range(range), rng.random());
@@ -193,8 +198,10 @@ impl Run {
 }
 
 struct Round {
+    run: Run,
     worker: Child,
     reader: Option<std::thread::JoinHandle<()>>,
+    told: Arc<Mutex<Told>>,
     disk: Option<VolatileDisk>,
     wanted: Arc<Mutex<Option<Wanted>>>,
     images: Receiver<Cut>,
@@ -218,22 +225,25 @@ impl Round {
                 *asked = None;
             }
         }));
-        let mut worker = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "work", "--nocapture"])
-            .env(WORKER, format!("{}|{}|{seed}|{}", run.worker, run.skip, disk.path().join("peer").display()))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(worker.stdout.take().unwrap());
-        let reader = std::thread::spawn(move || {
-            for line in lines.lines() {
-                let Ok(line) = line else { return };
-                if let Some(line) = line.strip_prefix("TOLD ") {
-                    told.lock().unwrap().hear(line);
-                }
-            }
-        });
-        Self { worker, reader: Some(reader), disk: Some(disk), wanted, images }
+        let (worker, reader) = spawn_worker(run, disk.path(), told.clone(), seed);
+        Self { run, worker, reader: Some(reader), told, disk: Some(disk), wanted, images }
+    }
+
+    /// The process is killed and another one goes on, with what the first wrote still in the system's memory, synced or
+    /// not. From then on all of that is promised.
+    fn kill_and_go_on(&mut self, seed: u64) {
+        self.end_worker();
+        let Some(disk) = &self.disk else { return };
+        let (worker, reader) = spawn_worker(self.run, disk.path(), self.told.clone(), seed);
+        (self.worker, self.reader) = (worker, Some(reader));
+    }
+
+    fn end_worker(&mut self) {
+        let _ = self.worker.kill();
+        let _ = self.worker.wait();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
     }
 
     fn cut(&self, after_events: u64, seed: u64) -> Cut {
@@ -244,13 +254,29 @@ impl Round {
 
 impl Drop for Round {
     fn drop(&mut self) {
-        let _ = self.worker.kill();
-        let _ = self.worker.wait();
-        if let Some(reader) = self.reader.take() {
-            let _ = reader.join();
-        }
+        self.end_worker();
         drop(self.disk.take());
     }
+}
+
+/// Starts a child process that works in the directory on the disk, and hears what it tells.
+fn spawn_worker(run: Run, disk: &Path, told: Arc<Mutex<Told>>, seed: u64) -> (Child, std::thread::JoinHandle<()>) {
+    let mut worker = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "work", "--nocapture"])
+        .env(WORKER, format!("{}|{}|{seed}|{}", run.worker, run.skip, disk.join("peer").display()))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(worker.stdout.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        for line in lines.lines() {
+            let Ok(line) = line else { return };
+            if let Some(line) = line.strip_prefix("TOLD ") {
+                told.lock().unwrap().hear(line);
+            }
+        }
+    });
+    (worker, reader)
 }
 
 /// A random part of what is not flushed survives: none, all, each sector by chance, or all up to a moment.
@@ -293,7 +319,8 @@ fn work() {
     runtime.block_on(async {
         match parts[0] {
             "log" => {
-                let skip = SkipSync { entries: parts[1] == "entries", mark: parts[1] == "mark" };
+                let [journal, entries, mark] = ["journal", "entries", "mark"].map(|what| parts[1] == what);
+                let skip = SkipSync { journal, entries, mark };
                 let say = |line: &str| tell(format_args!("{line}"));
                 let mut worker = LogWorker::start(dir, seed, skip, Box::new(say)).await;
                 loop {
@@ -311,6 +338,7 @@ fn settings() -> Settings {
             snapshot_entries: 40,
             purge_margin_entries: 10,
             disk_reserve_bytes: 0,
+            journal_bytes: 64 << 10,
             ..StorageConfig::default()
         },
         ..Settings::default()

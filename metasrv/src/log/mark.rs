@@ -2,15 +2,15 @@
 //! last acknowledged anything (semantics, sections 9 and 10).
 //!
 //! sled loses the end of its log silently when a file is damaged, so the log alone cannot say that it is complete. The
-//! mark, written and synced after each synced append, can: a log that ends before its mark has lost acknowledged
-//! writes, and its peer must not vote as itself again.
+//! mark can: it is written and synced each time sled has been, and says where the journal goes on from there. A log that
+//! ends before its mark has lost acknowledged writes, and its peer must not vote as itself again.
 //!
 //! Format: two slots of [`SLOT_BYTES`] in a file that is preallocated at creation, so that writing needs no room on the
 //! disk. A slot is `magic, format, payload length, sequence, payload`, zeros, and a CRC-32 over all of that. Writes
 //! alternate between the slots and the valid slot with the higher sequence counts, so that a torn write leaves the one
 //! before. What must survive even the later loss of either slot is written to both: identity and vote, and what a log
-//! would be refused for if the slot before counted again (a truncation, a purge). The end of the log is written to one:
-//! the slot before holds a lower bound, which is as true.
+//! would be refused for if the slot before counted again (a truncation, a purge, the journal's position). Where nothing
+//! but the end of the log changes it is written to one: the slot before holds a lower bound, which is as true.
 //!
 //! Failure cases: both slots unreadable: [`MarkError::Damaged`]. A failed write or sync is final for the process.
 
@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use lake_proto::v1;
 use prost::Message;
 
+use super::journal::Position;
 use crate::files;
 use crate::raft::types::{LogId, Vote};
 use crate::raft::wire::{log_id_from_wire, log_id_to_wire, vote_from_wire, vote_to_wire};
@@ -42,12 +43,14 @@ pub struct Mark {
     pub incarnation: String,
     /// The vote lives here and nowhere else.
     pub vote: Option<Vote>,
-    /// The last log entry that was durable when the mark was written.
+    /// The last log entry that sled had durably when the mark was written. The journal may have more behind it.
     pub last: Option<LogId>,
     /// Entries up to this one are no longer needed.
     pub purged: Option<LogId>,
     /// The last entry that a durable snapshot covers.
     pub snapshot: Option<LogId>,
+    /// Where the journal begins to hold what sled may not have; absent until there is one.
+    pub journal: Option<Position>,
 }
 
 /// The mark as bytes: a protobuf message, so that later versions may add to it.
@@ -67,6 +70,18 @@ struct Record {
     purged: Option<v1::LogId>,
     #[prost(message, optional, tag = "7")]
     snapshot: Option<v1::LogId>,
+    #[prost(message, optional, tag = "8")]
+    journal: Option<JournalRecord>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct JournalRecord {
+    #[prost(uint64, tag = "1")]
+    half_bytes: u64,
+    #[prost(uint64, tag = "2")]
+    sequence: u64,
+    #[prost(uint64, tag = "3")]
+    offset: u64,
 }
 
 impl From<&Mark> for Record {
@@ -79,6 +94,11 @@ impl From<&Mark> for Record {
             last: m.last.map(log_id_to_wire),
             purged: m.purged.map(log_id_to_wire),
             snapshot: m.snapshot.map(log_id_to_wire),
+            journal: m.journal.map(|p| JournalRecord {
+                half_bytes: p.half_bytes,
+                sequence: p.sequence,
+                offset: p.offset,
+            }),
         }
     }
 }
@@ -93,6 +113,7 @@ impl From<Record> for Mark {
             last: r.last.map(log_id_from_wire),
             purged: r.purged.map(log_id_from_wire),
             snapshot: r.snapshot.map(log_id_from_wire),
+            journal: r.journal.map(|p| Position { half_bytes: p.half_bytes, sequence: p.sequence, offset: p.offset }),
         }
     }
 }
@@ -154,6 +175,8 @@ impl MarkFile {
             );
         }
         let (sequence, mark) = decode_file(&bytes).ok_or_else(|| MarkError::Damaged { path: path.to_owned() })?;
+        // A process that was killed may have written this and not synced it. From now on it counts.
+        file.sync_data().map_err(io_error)?;
         Ok(Self { file, path: path.to_owned(), sequence, mark, skip_sync: false })
     }
 

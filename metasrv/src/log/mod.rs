@@ -3,21 +3,24 @@
 //! ```text
 //!   openraft -- append --> memory tail (readable at once) -- queue --> writer thread
 //!                                                                       | packs all that is queued into one batch
-//!                                                                       | sled, fdatasync, mark, fdatasync
+//!                                                                       | journal, fdatasync
 //!                                                                       v callbacks, in order
+//!                                                                       | sled; now and then: fdatasync, mark, fdatasync
 //! ```
 //!
+//! - [`journal`]: what is acknowledged and not yet synced in sled;
 //! - [`mark`]: the durable mark; also the only home of the vote;
 //! - [`sled_log`]: entries on sled, the only file that knows it;
 //! - [`writer`]: the thread, its messages, what it does when the disk is full or fails;
 //! - this file: [`Log`], the handle that everyone shares, and the memory tail.
 //!
-//! Limits: [`QUEUE_REQUESTS`] requests wait for the writer; the tail keeps what is not yet durable, and up to
-//! [`TAIL_BYTES`] of what is; one read returns about [`READ_BYTES`].
+//! Limits: [`QUEUE_REQUESTS`] requests wait for the writer; the tail keeps what sled does not have yet, and up to
+//! [`TAIL_BYTES`] of what it has; one read returns about [`READ_BYTES`].
 //!
 //! States, as [`Health`] tells them: `Good`; `Held`: the disk is full, nothing is acknowledged, it goes on by itself
 //! once there is room; `Failed`: a write or sync failed, which is final for this process.
 
+pub mod journal;
 pub mod mark;
 pub mod sled_log;
 pub mod writer;
@@ -36,9 +39,11 @@ use openraft::storage::IOFlushed;
 use prost::Message;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::journal::{Journal, JournalError};
 use self::mark::{Mark, MarkFile};
 use self::sled_log::{Bounds, Frame, OpenError, SledLog};
-use self::writer::{Request, Writer};
+use self::writer::{Files, Request, Writer};
+use crate::config::StorageConfig;
 use crate::files::FreeSpace;
 use crate::raft::types::{Entry, LogId, Payload, TypeConfig, Vote, log_id};
 use crate::raft::wire::entry_from_wire;
@@ -63,8 +68,10 @@ pub enum Health {
 /// What opening a log needs.
 #[derive(Clone)]
 pub struct LogOptions {
-    /// The directory of the entries.
+    /// The directory of the entries. The journal is the file `journal` beside it.
     pub dir: PathBuf,
+    /// Size of a half of the journal, if it is to be made.
+    pub journal_bytes: u64,
     /// Below this many free bytes nothing is written.
     pub disk_reserve_bytes: u64,
     pub free_space: FreeSpace,
@@ -76,14 +83,21 @@ pub struct LogOptions {
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SkipSync {
+    pub journal: bool,
     pub entries: bool,
     pub mark: bool,
 }
 
 impl LogOptions {
     /// A log in `dir` that looks at the real file system.
-    pub fn new(dir: PathBuf, disk_reserve_bytes: u64) -> Self {
-        Self { dir, disk_reserve_bytes, free_space: FreeSpace::default(), skip_sync: SkipSync::default() }
+    pub fn new(dir: PathBuf, storage: &StorageConfig) -> Self {
+        Self {
+            dir,
+            journal_bytes: storage.journal_bytes,
+            disk_reserve_bytes: storage.disk_reserve_bytes,
+            free_space: FreeSpace::default(),
+            skip_sync: SkipSync::default(),
+        }
     }
 }
 
@@ -122,8 +136,8 @@ struct Tail {
     /// Contiguous; the last one is `last`.
     entries: VecDeque<(Entry, usize)>,
     bytes: usize,
-    /// Entries from this index on may not be durable yet and stay in memory.
-    next_unflushed: u64,
+    /// Entries from this index on may not be in sled yet and stay in memory.
+    next_unstored: u64,
     purged: Option<LogId>,
     last: Option<LogId>,
     /// Where the first entry ever appended stands: 0 in a cluster, anything in openraft's own tests.
@@ -161,7 +175,7 @@ impl Tail {
             )));
         }
         if begins {
-            self.next_unflushed = id.index;
+            self.next_unstored = id.index;
             self.begin = id.index;
         }
         let bytes = entry_bytes(&entry);
@@ -182,7 +196,7 @@ impl Tail {
             }
         }
         self.last = last;
-        self.next_unflushed = self.next_unflushed.min(keep);
+        self.next_unstored = self.next_unstored.min(keep);
     }
 
     fn purge(&mut self, upto: LogId) {
@@ -192,14 +206,15 @@ impl Tail {
         self.purged = Some(upto);
         if self.last.is_none_or(|last| last.index < upto.index) {
             self.last = Some(upto);
-            self.next_unflushed = upto.index + 1;
+            self.next_unstored = upto.index + 1;
         }
     }
 
-    fn flushed(&mut self, upto: u64) {
+    /// sled has the entries up to this one.
+    fn stored(&mut self, upto: u64) {
         // A truncation may already have taken back what has just been written.
-        self.next_unflushed = self.next_unflushed.max(upto + 1).min(self.next_index());
-        while self.bytes > TAIL_BYTES && self.entries.front().is_some_and(|(e, _)| e.log_id.index < self.next_unflushed)
+        self.next_unstored = self.next_unstored.max(upto + 1).min(self.next_index());
+        while self.bytes > TAIL_BYTES && self.entries.front().is_some_and(|(e, _)| e.log_id.index < self.next_unstored)
         {
             self.pop_front();
         }
@@ -223,30 +238,42 @@ pub fn entry_bytes(entry: &Entry) -> usize {
 
 impl Log {
     /// Makes an empty log for the directory of `mark`.
-    pub fn create(options: LogOptions, mark: MarkFile) -> io::Result<Self> {
-        let entries = SledLog::create(&options.dir, &mark.get().incarnation)?;
-        Self::start(options, mark, entries, None)
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn create(options: LogOptions, mark: MarkFile) -> Result<Self, OpenError> {
+        SledLog::create(&options.dir, &mark.get().incarnation)
+            .map_err(|source| OpenError::Io { dir: options.dir.clone(), source })?;
+        Self::open(options, mark)
     }
 
-    /// Opens an existing log and checks it against the mark.
+    /// Opens an existing log and checks it against the mark. What only the journal has goes to sled.
     ///
     /// # Errors
     /// When it cannot be read, is damaged, or ends before what the mark says was acknowledged.
-    pub fn open(options: LogOptions, mark: MarkFile) -> Result<Self, OpenError> {
+    pub fn open(options: LogOptions, mut mark: MarkFile) -> Result<Self, OpenError> {
         let pair = |id: LogId| (id.leader_id.term, id.index);
         let bounds = Bounds { purged: mark.get().purged.map(pair), durable: mark.get().last.map(pair) };
-        let (entries, last) = SledLog::open(&options.dir, &mark.get().incarnation, bounds)?;
-        let dir = options.dir.clone();
-        let last = last.map(|(term, index)| log_id(term, index));
-        Self::start(options, mark, entries, last).map_err(|source| OpenError::Io { dir, source })
-    }
-
-    fn start(options: LogOptions, mut mark: MarkFile, mut entries: SledLog, last: Option<LogId>) -> io::Result<Self> {
+        let (mut entries, last) = SledLog::open(&options.dir, &mark.get().incarnation, bounds)?;
         mark.skip_sync = options.skip_sync.mark;
         entries.skip_sync = options.skip_sync.entries;
+        let (mut journal, last) = open_journal(&options, &mut mark, &entries, last)?;
+        journal.skip_sync = options.skip_sync.journal;
+        let dir = options.dir.clone();
+        let last = last.map(|(term, index)| log_id(term, index));
+        Self::start(options, mark, entries, journal, last).map_err(|source| OpenError::Io { dir, source })
+    }
+
+    fn start(
+        options: LogOptions,
+        mark: MarkFile,
+        entries: SledLog,
+        journal: Journal,
+        last: Option<LogId>,
+    ) -> io::Result<Self> {
         let (requests, receiver) = mpsc::channel(QUEUE_REQUESTS);
         let tail = Tail {
-            next_unflushed: last.map_or(0, |id| id.index + 1),
+            next_unstored: last.map_or(0, |id| id.index + 1),
             purged: mark.get().purged,
             last,
             mark: mark.get().clone(),
@@ -261,7 +288,7 @@ impl Log {
             stop: AtomicBool::new(false),
         });
         let dir = options.dir.clone();
-        let writer = Writer::new(options, mark, entries, shared.clone(), receiver);
+        let writer = Writer::new(options, Files { mark, journal, entries }, shared.clone(), receiver, last);
         let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
         Ok(Self { inner: Arc::new(Inner { dir, shared, requests, thread: Mutex::new(Some(thread)) }) })
     }
@@ -437,6 +464,44 @@ impl Log {
         });
         let _ = waited.await;
     }
+}
+
+/// Opens the journal, or makes one, and gives sled what it has: afterwards nothing in it counts. Returns it and the term and
+/// index of the log's last entry.
+fn open_journal(
+    options: &LogOptions,
+    mark: &mut MarkFile,
+    entries: &SledLog,
+    last: Option<(u64, u64)>,
+) -> Result<(Journal, Option<(u64, u64)>), OpenError> {
+    let path = options.dir.with_file_name("journal");
+    let io_error = |source| OpenError::Io { dir: options.dir.clone(), source };
+    let incarnation = mark.get().incarnation.clone();
+    let position = match mark.get().journal {
+        Some(position) => position,
+        // The mark will say below that there is one. Until then it may be made again.
+        None => Journal::create(&path, &incarnation, options.journal_bytes).map_err(io_error)?,
+    };
+    let (mut journal, frames) = Journal::open(&path, &incarnation, position)?;
+    let mut last = last;
+    if let (Some(first), Some(end)) = (frames.first(), frames.last()) {
+        if first.index > last.map_or(0, |(_, index)| index + 1) {
+            let what = format!("it goes on with entry {}, and the log ends before that", first.index);
+            return Err(JournalError::Damaged { path, what }.into());
+        }
+        // What sled has of these may have come there without order, unsynced; the journal has them whole.
+        entries.truncate_from(first.index).and_then(|()| entries.append(&frames)).map_err(io_error)?;
+        last = Some((end.term, end.index));
+    }
+    // Whatever is there counts from now on. A process that was killed may not have synced it.
+    entries.sync().map_err(io_error)?;
+    mark.update_both(|m| {
+        m.last = m.last.max(last.map(|(term, index)| log_id(term, index)));
+        m.journal = Some(journal.end());
+    })
+    .map_err(io_error)?;
+    journal.release();
+    Ok((journal, last))
 }
 
 fn decode(dir: &Path, frame: Frame) -> io::Result<Entry> {

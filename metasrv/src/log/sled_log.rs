@@ -79,6 +79,8 @@ pub enum OpenError {
     Behind { dir: PathBuf, found: String, acknowledged: u64 },
     #[error("the log in {} was made for another data directory (incarnation {found}, expected {expected}); put the log and the mark of one directory together again", .dir.display())]
     OtherPeer { dir: PathBuf, found: String, expected: String },
+    #[error(transparent)]
+    Journal(#[from] super::journal::JournalError),
 }
 
 /// An open log. All calls block; one thread writes, any may read.

@@ -20,7 +20,10 @@ fn identity() -> Mark {
 }
 
 fn options(dir: &Path) -> LogOptions {
-    LogOptions::new(dir.join("log"), 0)
+    LogOptions::new(
+        dir.join("log"),
+        &StorageConfig { disk_reserve_bytes: 0, journal_bytes: 256 << 10, ..Default::default() },
+    )
 }
 
 fn create(dir: &Path) -> Log {
@@ -87,6 +90,62 @@ async fn entries_can_be_read_before_they_are_durable_and_after_a_restart() {
     assert_eq!(read[5], entry(3, 100, 500), "and from memory");
     assert!(log.read(0..101, 2000).await.unwrap().len() < 10, "reads are bounded in bytes");
     log.close().await;
+}
+
+/// What a process that is killed leaves.
+fn killed(dir: &Path) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::create_dir(copy.path().join("log")).unwrap();
+    for file in ["mark", "journal", "log/conf", "log/db"] {
+        std::fs::copy(dir.join(file), copy.path().join(file)).unwrap();
+    }
+    copy
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_is_there_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    let mut next = 0;
+    // Single entries, more than the journal holds, and one that is too large for it.
+    for sizes in [vec![10; 1], vec![500; 40], vec![6_000; 80], vec![100_000; 1], vec![10; 3]] {
+        for size in &sizes {
+            append(&log, vec![entry(1, next, *size)]).await.unwrap();
+            next += 1;
+        }
+        let copy = killed(dir.path());
+        for _ in 0..2 {
+            let log = open(copy.path()).unwrap();
+            let read = log.read(.., usize::MAX).await.unwrap();
+            assert_eq!(read.iter().map(|e| e.log_id.index).collect::<Vec<_>>(), (0..next).collect::<Vec<_>>());
+            assert_eq!(read[read.len() - 1], entry(1, next - 1, sizes[0]));
+            assert_eq!(log.mark().last, Some(log_id(1, next - 1)), "opening makes it durable in the log");
+            log.close().await;
+        }
+    }
+    log.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_journal_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    append(&log, vec![entry(1, 0, 10)]).await.unwrap();
+    let copy = killed(dir.path());
+    log.purge(log_id(1, 0)).await.unwrap();
+    append(&log, vec![entry(1, 1, 10)]).await.unwrap();
+    for file in ["mark", "journal"] {
+        std::fs::copy(dir.path().join(file), copy.path().join(file)).unwrap();
+    }
+    log.close().await;
+    assert_eq!(
+        open(copy.path()).unwrap().bounds(),
+        (Some(log_id(1, 0)), Some(log_id(1, 1))),
+        "what is purged need not be there"
+    );
+    std::fs::remove_file(copy.path().join("journal")).unwrap();
+    let error = open(copy.path()).unwrap_err().to_string();
+    assert!(error.contains("journal is damaged: it is missing"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

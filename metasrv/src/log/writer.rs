@@ -1,8 +1,13 @@
 //! The thread that writes a peer's log and mark.
 //!
-//! It takes everything that is queued, makes one batch of neighbouring appends, and goes through the order that
-//! durability rests on: entries, fdatasync, mark, fdatasync, callbacks. Votes and truncations write the mark first.
-//! Requests are done strictly in the order they were queued.
+//! It takes everything that is queued, makes one batch of neighbouring appends, and makes it durable:
+//! - in the journal: write, fdatasync, callbacks; sled gets the entries afterwards, unsynced, many at once;
+//! - a batch that is large for the journal: sled, fdatasync, mark, fdatasync, callbacks.
+//!
+//! [`Writer::drain`] syncs sled and notes in the mark that nothing in the journal counts any more. It is done when the
+//! journal is full, before a large batch, before a truncation or purge, and when the log is closed. So the journal only
+//! ever holds entries that follow on what the mark says. Votes and truncations write the mark first. Requests are done
+//! strictly in the order they were queued.
 //!
 //! Failure cases:
 //! - little room on the disk: the batch is held, unacknowledged, and looked at again every [`HOLD_POLL`]; whatever is
@@ -20,8 +25,9 @@ use prost::Message;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use tokio::sync::oneshot;
 
+use super::journal::Journal;
 use super::mark::MarkFile;
-use super::sled_log::{Frame, SledLog};
+use super::sled_log::{Frame, MAX_VALUE_BYTES, SledLog};
 use super::{Health, LogOptions, Shared, entry_bytes, lock};
 use crate::raft::types::{Entry, LogId, TypeConfig, Vote};
 use crate::raft::wire::entry_to_wire;
@@ -46,13 +52,26 @@ pub enum Request {
     Stop,
 }
 
+/// What a log consists of on disk.
+pub(crate) struct Files {
+    pub(crate) mark: MarkFile,
+    pub(crate) journal: Journal,
+    pub(crate) entries: Arc<SledLog>,
+}
+
 /// The writer thread's own state.
 pub(crate) struct Writer {
     options: LogOptions,
     mark: MarkFile,
+    journal: Journal,
     entries: Arc<SledLog>,
     shared: Arc<Shared>,
     requests: mpsc::Receiver<Request>,
+    /// In the journal, and not in sled yet: less than fills one of its values, and one batch.
+    pending: Vec<Frame>,
+    pending_bytes: usize,
+    /// The last entry written.
+    last: Option<LogId>,
     /// Entries up to here are still to be removed from disk.
     purge_upto: Option<u64>,
     failed: Option<String>,
@@ -61,13 +80,27 @@ pub(crate) struct Writer {
 impl Writer {
     pub(crate) fn new(
         options: LogOptions,
-        mark: MarkFile,
-        entries: Arc<SledLog>,
+        files: Files,
         shared: Arc<Shared>,
         requests: mpsc::Receiver<Request>,
+        last: Option<LogId>,
     ) -> Self {
+        let Files { mark, journal, entries } = files;
         let purge_upto = mark.get().purged.map(|id| id.index);
-        Self { options, mark, entries, shared, requests, purge_upto, failed: None }
+        let (pending, pending_bytes) = (Vec::new(), 0);
+        Self {
+            options,
+            mark,
+            journal,
+            entries,
+            shared,
+            requests,
+            pending,
+            pending_bytes,
+            last,
+            purge_upto,
+            failed: None,
+        }
     }
 
     pub(crate) fn run(mut self) {
@@ -83,6 +116,7 @@ impl Writer {
                     }
                     Request::Stop => {
                         self.append(batch);
+                        self.close();
                         return;
                     }
                     other => {
@@ -134,6 +168,11 @@ impl Writer {
         for callback in callbacks {
             callback.io_completed(result.as_ref().copied().map_err(copy));
         }
+        // After the callbacks, which others wait for. Entries that are in sled may leave memory.
+        if self.pending_bytes >= MAX_VALUE_BYTES && self.failed.is_none() {
+            // What fails here is final, and told as such; these entries are durable.
+            let _ = self.busy(Self::store);
+        }
         // Also under steady load the log must not keep what was purged.
         if let Some(upto) = self.purge_upto {
             self.purge_some(upto);
@@ -151,17 +190,69 @@ impl Writer {
                 payload: entry_to_wire(entry).encode_to_vec().into(),
             })
             .collect();
-        self.hold(frames.iter().map(|f| f.payload.len() as u64).sum())?;
+        let bytes = frames.iter().map(|f| f.payload.len()).sum::<usize>();
+        self.hold(bytes as u64)?;
+        if self.journal.takes(&frames) {
+            if !self.journal.has_room(&frames) {
+                self.drain()?;
+            }
+            self.finally(|this| this.journal.append(&frames))?;
+            self.last = Some(last);
+            self.pending.extend(frames);
+            self.pending_bytes += bytes;
+            return Ok(());
+        }
+        self.drain()?;
         let entries = self.entries.clone();
         self.finally(|this| {
             entries.append(&frames)?;
             entries.sync()?;
             this.mark.update(|m| m.last = Some(last))
         })?;
+        self.last = Some(last);
         let mut tail = lock(&self.shared.tail);
         tail.mark = self.mark.get().clone();
-        tail.flushed(last.index);
+        tail.stored(last.index);
         Ok(())
+    }
+
+    /// Gives sled what only the journal has.
+    fn store(&mut self) -> io::Result<()> {
+        let frames = std::mem::take(&mut self.pending);
+        self.pending_bytes = 0;
+        let Some(last) = frames.last().map(|f| f.index) else { return Ok(()) };
+        let entries = self.entries.clone();
+        self.finally(|_| entries.append(&frames))?;
+        lock(&self.shared.tail).stored(last);
+        Ok(())
+    }
+
+    /// Makes everything durable in sled, and the room of the journal free.
+    fn drain(&mut self) -> io::Result<()> {
+        self.check()?;
+        if self.mark.get().journal == Some(self.journal.end()) {
+            return Ok(());
+        }
+        self.store()?;
+        let (entries, last, end) = (self.entries.clone(), self.last, self.journal.end());
+        self.finally(|this| {
+            entries.sync()?;
+            this.mark.update_both(|m| {
+                m.last = last;
+                m.journal = Some(end);
+            })
+        })?;
+        self.journal.release();
+        lock(&self.shared.tail).mark = self.mark.get().clone();
+        Ok(())
+    }
+
+    /// So that the next start has nothing to do. Everything is durable without it.
+    fn close(&mut self) {
+        let room = self.options.free_space.bytes(&self.options.dir) > self.options.disk_reserve_bytes;
+        if room && let Err(e) = self.busy(Self::drain) {
+            tracing::warn!(dir = %self.options.dir.display(), "closing the log: {e}");
+        }
     }
 
     /// Waits until there is room for `bytes` beyond the reserve.
@@ -226,6 +317,7 @@ impl Writer {
     }
 
     fn truncate(&mut self, last: Option<LogId>) -> io::Result<()> {
+        self.busy(Self::drain)?;
         // The mark first, in both slots: it must never ask for entries that are about to go.
         self.mark_both(|m| {
             if m.last > last {
@@ -233,15 +325,19 @@ impl Writer {
             }
         })?;
         let entries = self.entries.clone();
-        self.busy(|this| this.finally(|_| entries.truncate_from(last.map_or(0, |id| id.index + 1))))
+        self.busy(|this| this.finally(|_| entries.truncate_from(last.map_or(0, |id| id.index + 1))))?;
+        self.last = last;
+        Ok(())
     }
 
     fn purge(&mut self, upto: LogId) -> io::Result<()> {
+        self.busy(Self::drain)?;
         self.mark_both(|m| {
             m.purged = m.purged.max(Some(upto));
             // A snapshot from the leader may reach beyond the end of the log.
             m.last = m.last.max(Some(upto));
         })?;
+        self.last = self.last.max(Some(upto));
         self.purge_upto = Some(upto.index);
         lock(&self.shared.tail).purge(upto);
         Ok(())

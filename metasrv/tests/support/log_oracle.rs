@@ -74,7 +74,8 @@ impl Told {
 // ---- the worker ----------------------------------------------------------------------------------------------------
 
 pub fn open(dir: &Path, skip_sync: SkipSync) -> Result<Contents, lake_metasrv::Error> {
-    let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
+    // Small, so that it is full often.
+    let storage = StorageConfig { disk_reserve_bytes: 0, journal_bytes: 256 << 10, ..StorageConfig::default() };
     std::fs::create_dir_all(dir).unwrap();
     let options = DirectoryOptions { peer_id: Some(1), storage, free_space: FreeSpace::default(), skip_sync };
     directory::open(dir, options)

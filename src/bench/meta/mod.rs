@@ -12,7 +12,7 @@ mod report;
 mod target;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -176,6 +176,23 @@ struct Window {
     until: Instant,
 }
 
+/// What the clients of a run share.
+struct Shared {
+    window: Window,
+    stop: AtomicBool,
+    /// When a call last succeeded, in microseconds since the window began, and the longest time between two successes.
+    last_success_us: AtomicU64,
+    longest_gap_us: AtomicU64,
+}
+
+impl Shared {
+    fn succeeded(&self, at: Instant) {
+        let now = at.saturating_duration_since(self.window.from).as_micros() as u64;
+        let before = self.last_success_us.fetch_max(now, Ordering::Relaxed);
+        self.longest_gap_us.fetch_max(now.saturating_sub(before), Ordering::Relaxed);
+    }
+}
+
 /// One client's figures.
 struct Counted {
     latencies_us: Histogram<u64>,
@@ -186,12 +203,17 @@ struct Counted {
 async fn measure(targets: &[Arc<dyn Target>], args: &Args, revisions: Vec<u64>) -> Result<Report> {
     let from = Instant::now() + Duration::from_secs_f64(args.warmup);
     let window = Window { from, until: from + Duration::from_secs_f64(args.seconds) };
-    let stop = Arc::new(AtomicBool::new(false));
+    let shared = Arc::new(Shared {
+        window,
+        stop: AtomicBool::new(false),
+        last_success_us: AtomicU64::new(0),
+        longest_gap_us: AtomicU64::new(0),
+    });
     let mut clients = JoinSet::new();
     for n in 0..args.clients {
         let own: Vec<(usize, u64)> = (n..args.keys).step_by(args.clients).map(|key| (key, revisions[key])).collect();
         let target = targets[n % targets.len()].clone();
-        clients.spawn(client(target, args.load, own, args.value_bytes, window, n as u64, stop.clone()));
+        clients.spawn(client(target, args.load, own, args.value_bytes, n as u64, shared.clone()));
     }
     let mut latencies_us = histogram()?;
     let (mut errors, mut last_error) = (0, None);
@@ -201,6 +223,7 @@ async fn measure(targets: &[Arc<dyn Target>], args: &Args, revisions: Vec<u64>) 
         errors += counted.errors;
         last_error = counted.last_error.or(last_error);
     }
+    shared.succeeded(window.until);
     Ok(Report {
         target: targets[0].name(),
         load: args.load.name(),
@@ -210,6 +233,7 @@ async fn measure(targets: &[Arc<dyn Target>], args: &Args, revisions: Vec<u64>) 
         value_bytes: args.value_bytes,
         seconds: args.seconds,
         latencies_us,
+        longest_gap_us: shared.longest_gap_us.load(Ordering::Relaxed),
         errors,
         last_error,
     })
@@ -224,15 +248,15 @@ async fn client(
     load: Load,
     mut own: Vec<(usize, u64)>,
     value_bytes: usize,
-    window: Window,
     seed: u64,
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
 ) -> Result<Counted> {
+    let window = shared.window;
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut counted = Counted { latencies_us: histogram()?, errors: 0, last_error: None };
     loop {
         let started = Instant::now();
-        if started >= window.until || stop.load(Ordering::Relaxed) {
+        if started >= window.until || shared.stop.load(Ordering::Relaxed) {
             return Ok(counted);
         }
         let deadline = started + CALL_TIMEOUT;
@@ -269,13 +293,14 @@ async fn client(
                 if started >= window.from && ended <= window.until {
                     let us = (ended - started).as_micros().min(u128::from(MAX_LATENCY_US)) as u64;
                     counted.latencies_us.record(us.max(1))?;
+                    shared.succeeded(ended);
                 }
             }
             Err(e) => {
                 counted.errors += 1;
                 counted.last_error = Some(format!("{e:#}"));
                 // What such a client works on is not known any more: one that fails stops the run.
-                stop.store(true, Ordering::Relaxed);
+                shared.stop.store(true, Ordering::Relaxed);
             }
         }
     }

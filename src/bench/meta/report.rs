@@ -23,6 +23,8 @@ pub struct Report {
     pub seconds: f64,
     /// Of the calls that began and ended in that time.
     pub latencies_us: Histogram<u64>,
+    /// The longest time in which no call of any client succeeded.
+    pub longest_gap_us: u64,
     pub errors: u64,
     pub last_error: Option<String>,
 }
@@ -37,9 +39,10 @@ impl Report {
     pub fn format(&self, format: Format) -> String {
         let ms = |quantile| self.latencies_us.value_at_quantile(quantile) as f64 / 1000.0;
         let (p50, p99, max) = (ms(0.5), ms(0.99), self.latencies_us.max() as f64 / 1000.0);
+        let gap = self.longest_gap_us as f64 / 1000.0;
         match format {
             Format::Text => format!(
-                "{} {}: {} clients on {} connections, {} keys of {} B, {} s: {:.0} per second, p50 {p50:.2} ms, p99 {p99:.2} ms, max {max:.2} ms, {} errors",
+                "{} {}: {} clients on {} connections, {} keys of {} B, {} s: {:.0} per second, p50 {p50:.2} ms, p99 {p99:.2} ms, max {max:.2} ms, longest without a success {gap:.0} ms, {} errors",
                 self.target,
                 self.load,
                 self.clients,
@@ -62,6 +65,7 @@ impl Report {
                 "p50_ms": p50,
                 "p99_ms": p99,
                 "max_ms": max,
+                "longest_gap_ms": gap,
                 "errors": self.errors,
             })
             .to_string(),

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""What a metadata cluster does at its limits: three peers on this machine, every write synced.
+
+    src/bench/meta/limits.py target/dist/lake failover [--kills 20]
+    src/bench/meta/limits.py target/dist/lake elections [--minutes 10] [--clients 64]
+    src/bench/meta/limits.py target/dist/lake size [--keys 1000000]
+
+failover   the leader is killed with SIGKILL under load, again and again: how long nothing succeeds
+elections  full load for some minutes: how often the leader changes
+size       so many keys of 256 B: memory and disk per peer, latency of cas beside that at 1,000 keys, with a snapshot being
+           written and without, and the time from all killed to serving
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+PATIENCE_SECONDS = 120
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Cluster:
+    def __init__(self, lake, directory):
+        self.lake, self.directory = lake, directory
+        self.ports = free_ports(6)
+        self.at = ",".join(f"127.0.0.1:{self.ports[2 * n]}" for n in range(3))
+        self.peers = {}
+
+    def start(self, peer):
+        grpc, raft = self.ports[2 * (peer - 1):2 * peer]
+        log = open(self.directory / f"peer-{peer}.log", "a")
+        self.peers[peer] = subprocess.Popen(
+            [self.lake, "metasrv", "--id", str(peer), "--dir", str(self.directory / f"peer-{peer}"),
+             "--listen", f"127.0.0.1:{grpc}", "--raft-listen", f"127.0.0.1:{raft}"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+    def found(self):
+        for peer in (1, 2, 3):
+            self.start(peer)
+        self.wait("founding", lambda: self.meta("init").returncode == 0)
+        self.wait("a leader", self.leader)
+
+    def kill(self, peer):
+        self.peers[peer].send_signal(signal.SIGKILL)
+        self.peers[peer].wait()
+
+    def stop(self):
+        for process in self.peers.values():
+            process.kill()
+            process.wait()
+
+    def meta(self, *args):
+        return subprocess.run([self.lake, "meta", "--at", self.at, *args], capture_output=True, text=True)
+
+    def status(self):
+        return json.loads(self.meta("status", "--format", "json").stdout or "[]")
+
+    def leader(self):
+        return next((p["id"] for p in self.status() if p["role"] == "leader"), None)
+
+    def term(self):
+        return max(p.get("term", 0) for p in self.status())
+
+    def serving(self):
+        peers = self.status()
+        return sorted(p["role"] for p in peers) == ["follower", "follower", "leader"]
+
+    def wait(self, what, check):
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            found = check()
+            if found:
+                return found
+            time.sleep(0.02)
+        sys.exit(f"{what} did not come within {PATIENCE_SECONDS} s; see {self.directory}")
+
+    def bench(self, **options):
+        command = [self.lake, "bench", "meta", "--at", self.at, "--format", "json"]
+        for name, value in options.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def measure(self, **options):
+        return finished(self.bench(**options))
+
+    def memory_mib(self):
+        def resident(pid):
+            status = pathlib.Path(f"/proc/{pid}/status").read_text()
+            return [int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) / 1024 for field in ("VmRSS", "VmHWM")]
+        return [resident(process.pid) for process in self.peers.values()]
+
+    def disk_mib(self):
+        def size(directory):
+            return sum(f.stat().st_blocks * 512 for f in directory.rglob("*") if f.is_file()) / 2**20
+        return [size(self.directory / f"peer-{peer}") for peer in self.peers]
+
+
+def finished(process):
+    out, err = process.communicate()
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(process.args)}: {err or out}")
+    return json.loads(out)
+
+
+def failover(cluster, args):
+    gaps = []
+    for n in range(args.kills):
+        load = cluster.bench(load="cas", clients=16, keys=1000, seconds=5, warmup=1)
+        time.sleep(3)
+        leader = cluster.wait("a leader", cluster.leader)
+        cluster.kill(leader)
+        gaps.append(finished(load)["longest_gap_ms"])
+        cluster.start(leader)
+        cluster.wait("all peers", cluster.serving)
+        print(f"kill {n + 1}: nothing succeeded for {gaps[-1]:.0f} ms", flush=True)
+    print(f"{len(gaps)} kills: median {statistics.median(gaps):.0f} ms, worst {max(gaps):.0f} ms")
+
+
+def elections(cluster, args):
+    before = cluster.term()
+    done = cluster.measure(load="cas", clients=args.clients, seconds=60 * args.minutes)
+    changes = cluster.term() - before
+    print(f"{args.minutes} minutes, {args.clients} clients, {done['per_second']:,.0f} cas per s, p99 {done['p99_ms']:.1f} ms: "
+          f"{changes} elections, at longest {done['longest_gap_ms']:.0f} ms without a success")
+
+
+def size(cluster, args):
+    def cas(keys):
+        done = cluster.measure(load="cas", clients=16, keys=keys, seconds=10)
+        return done["p50_ms"], done["p99_ms"]
+
+    small = [cas(1000) for _ in range(2)][1]
+    print(f"1,000 keys: cas p50 {small[0]:.2f} ms, p99 {small[1]:.2f} ms", flush=True)
+    began = time.monotonic()
+    p50, p99 = cas(args.keys)
+    print(f"{args.keys:,} keys (written in {time.monotonic() - began - 11:.0f} s): cas p50 {p50:.2f} ms, p99 {p99:.2f} ms, "
+          f"{p50 / small[0]:.2f} and {p99 / small[1]:.2f} times that at 1,000", flush=True)
+
+    def figures(when):
+        memory, disk = cluster.memory_mib(), cluster.disk_mib()
+        print(f"{when}: per peer " + ", ".join(f"{now:.0f} MiB of memory (at most {peak:.0f})" for now, peak in memory)
+              + "; " + ", ".join(f"{d:.0f} MiB on disk" for d in disk), flush=True)
+
+    figures("after writing")
+    for _ in range(2):
+        for peer in cluster.peers:
+            cluster.kill(peer)
+        began = time.monotonic()
+        for peer in list(cluster.peers):
+            cluster.start(peer)
+        cluster.wait("a leader", cluster.leader)
+        leads = time.monotonic() - began
+        cluster.wait("all peers", cluster.serving)
+        print(f"all killed: a leader after {leads:.2f} s, all serving after {time.monotonic() - began:.2f} s", flush=True)
+        time.sleep(2)
+        figures("after a restart")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lake", type=pathlib.Path)
+    parser.add_argument("what", choices=["failover", "elections", "size"])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--keep", action="store_true", help="keep the directory of logs and data")
+    args = parser.parse_args()
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="lake-limits-"))
+    cluster = Cluster(str(args.lake.resolve()), directory)
+    try:
+        cluster.found()
+        {"failover": failover, "elections": elections, "size": size}[args.what](cluster, args)
+    finally:
+        cluster.stop()
+        if not args.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
