@@ -116,6 +116,9 @@ pub async fn run(args: Args) -> Result<u8> {
     let history = History::new(ran.operations).context("the run's own history")?;
     file::write(&settings.out.join(file::FILE_NAME), &history)?;
     let results = report::build(&settings.out, &Options::default())?;
+    for (peer, deaths) in results.run.iter().flat_map(|record| &record.deaths).filter(|(_, deaths)| **deaths > 0) {
+        println!("peer {peer} ended {deaths} times without having been told to: see its log");
+    }
     let code = print::verdict(results.workload, &results.checks, Format::Text)?;
     println!("{}", settings.out.join(page::FILE_NAME).display());
     Ok(code)

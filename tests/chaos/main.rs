@@ -104,7 +104,7 @@ fn a_peer_that_lost_everything_is_replaced_under_load() {
     assert_code(&run.go("--workload set --nemesis wipe --time 12s --rate 100 --clients 4"), 0);
     let peers: Vec<u64> = run.record().facts.unwrap().peers.iter().map(|peer| peer.id).collect();
     assert_eq!(peers.len(), 3);
-    assert!(peers.contains(&4), "{peers:?}");
+    assert!(peers.iter().any(|id| *id > 3), "{peers:?}");
 }
 
 #[test]

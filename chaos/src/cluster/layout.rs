@@ -55,7 +55,8 @@ pub(super) fn peer_count(spec: &Spec) -> Result<u64> {
         (Some(asked), _) if !(1..=MAX_PROCESSES_PER_ROLE).contains(&asked) => {
             wrong(format!("{asked} peers were asked for; 1 to {MAX_PROCESSES_PER_ROLE} can be"))
         }
-        (Some(asked), held) if held > 0 && held != asked => wrong(format!(
+        // Whoever prepares spare peers may have made their directories.
+        (Some(asked), held) if ![0, asked, asked + spec.spare_peers].contains(&held) => wrong(format!(
             "holds a cluster of {held} metadata peers, and {asked} were asked for: start it with --peers {held}, or \
              choose another directory with --dir"
         )),

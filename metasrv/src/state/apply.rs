@@ -18,10 +18,11 @@ use lake_proto::limits::{MAX_IDS, MAX_PAGE_ENTRIES, MAX_TXN_BYTES};
 
 use super::changes::Event;
 use super::command::{self, Action, Command, Outcome, Refusal};
+use super::entry::{Entry, Numbers};
 use super::quotas::MAX_QUOTAS;
 use super::scopes::{Acquired, MAX_SCOPES};
 use super::sessions::{Begin, MAX_SESSIONS};
-use super::{Entry, Held, MAX_LEASES, MAX_LIST_BYTES, State, compact, entry_size, hash};
+use super::{Held, MAX_LEASES, MAX_LIST_BYTES, State, hash};
 use crate::planted::{self, Bug};
 
 /// Observed and listed entries of one answer hold about this many bytes at most.
@@ -94,7 +95,7 @@ impl State {
         }
         if existed {
             let revision = self.next_revision();
-            let events = deleted.into_iter().map(|key| Event { key, entry: None }).collect();
+            let events = deleted.into_iter().map(Event::deleted).collect();
             self.changes.push(revision, events, &mut self.hash);
         }
         self.ended(existed)
@@ -138,7 +139,7 @@ impl State {
         }
         let used_bytes = match prefix {
             "" => self.bytes,
-            prefix => self.under(prefix, None).map(|(key, entry)| entry_size(key, entry)).sum(),
+            prefix => self.under(prefix, None).map(Entry::size).sum(),
         };
         self.quotas.set(prefix, limit_bytes, used_bytes, &mut self.hash);
         Ok(Outcome::Set { revision: self.next_revision() })
@@ -170,16 +171,16 @@ impl State {
     }
 
     fn holds(&self, term: u64, compare: &Compare) -> bool {
-        let entry = || self.entries.get(compare.key.as_str());
+        let entry = || self.entries.get(&compare.key);
         match &compare.condition {
             Condition::Absent => entry().is_none(),
             Condition::ModRevision(_) if planted::has(Bug::CasIgnored) => entry().is_some(),
-            Condition::ModRevision(r) => entry().is_some_and(|e| e.mod_revision == *r),
-            Condition::CreateRevision(r) => entry().is_some_and(|e| e.create_revision == *r),
-            Condition::Version(v) => entry().is_some_and(|e| e.version == *v),
-            Condition::Value(v) => entry().is_some_and(|e| e.value == *v),
+            Condition::ModRevision(r) => entry().is_some_and(|e| e.mod_revision() == *r),
+            Condition::CreateRevision(r) => entry().is_some_and(|e| e.numbers().create_revision == *r),
+            Condition::Version(v) => entry().is_some_and(|e| e.numbers().version == *v),
+            Condition::Value(v) => entry().is_some_and(|e| e.value() == *v),
             Condition::PrefixEmpty => self.under(&compare.key, None).next().is_none(),
-            Condition::PrefixUnchangedSince(r) => self.under(&compare.key, None).all(|(_, e)| e.mod_revision <= *r),
+            Condition::PrefixUnchangedSince(r) => self.under(&compare.key, None).all(|e| e.mod_revision() <= *r),
             Condition::EntryTerm(t) => *t == term,
             Condition::LeaseAlive(_) if planted::has(Bug::LeaseOutlived) => true,
             Condition::LeaseAlive(id) => self.leases.contains_key(id),
@@ -220,26 +221,26 @@ impl State {
             match compare.condition {
                 Condition::EntryTerm(_) | Condition::LeaseAlive(_) | Condition::ScopeFree(_) => {}
                 Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => {
-                    for (key, entry) in self.under(&compare.key, None).take(MAX_PAGE_ENTRIES) {
+                    for entry in self.under(&compare.key, None).take(MAX_PAGE_ENTRIES) {
                         if bytes >= MAX_ANSWER_BYTES {
                             break;
                         }
-                        if seen.insert(key, entry).is_none() {
-                            bytes += key.len() + entry.value.len();
+                        if seen.insert(entry.key(), entry).is_none() {
+                            bytes += entry.size() as usize;
                         }
                     }
                 }
                 _ => {
                     if bytes < MAX_ANSWER_BYTES
-                        && let Some((key, entry)) = self.entries.get_key_value(compare.key.as_str())
-                        && seen.insert(key, entry).is_none()
+                        && let Some(entry) = self.entries.get(&compare.key)
+                        && seen.insert(entry.key(), entry).is_none()
                     {
-                        bytes += key.len() + entry.value.len();
+                        bytes += entry.size() as usize;
                     }
                 }
             }
         }
-        seen.into_iter().map(|(key, entry)| entry.key_value(key)).collect()
+        seen.into_values().map(Entry::key_value).collect()
     }
 
     /// Refuses a branch that would leave more than a quota, or too many scopes.
@@ -265,7 +266,7 @@ impl State {
             return Err(Refusal::TooMany { what: command::SCOPES, limit: MAX_SCOPES as u64 });
         }
         self.quotas.check(sizes.iter().map(|(key, size)| {
-            let now = self.entries.get(*key).map_or(0, |entry| entry_size(key, entry));
+            let now = self.entries.get(key).map_or(0, Entry::size);
             (*key, *size as i64 - now as i64)
         }))
     }
@@ -286,29 +287,26 @@ impl Run {
         match op {
             Op::Put { key, value, return_previous, lease } => {
                 self.changed = true;
-                let (shared_key, previous) = match state.entries.get_key_value(key.as_str()) {
-                    Some((shared_key, entry)) => (shared_key.clone(), Some(entry.clone())),
-                    None => (Arc::from(key.as_str()), None),
-                };
-                self.touched.entry(shared_key.clone()).or_insert(previous.is_some());
-                let entry = Entry {
-                    value: compact(value),
-                    version: previous.as_ref().map_or(1, |p| p.version + 1),
-                    create_revision: previous.as_ref().map_or(self.next_revision, |p| p.create_revision),
+                let previous = state.entries.get(key).cloned();
+                self.touched.entry(Arc::from(key.as_str())).or_insert(previous.is_some());
+                let before = previous.as_ref().map(Entry::numbers);
+                let numbers = Numbers {
+                    version: before.map_or(1, |b| b.version + 1),
+                    create_revision: before.map_or(self.next_revision, |b| b.create_revision),
                     mod_revision: self.next_revision,
                     lease: *lease,
                 };
-                state.insert(shared_key, Arc::new(entry));
-                OpResult::Put { previous: previous.filter(|_| *return_previous).map(|p| p.key_value(key)) }
+                state.insert(Entry::new(key, value, numbers));
+                OpResult::Put { previous: previous.filter(|_| *return_previous).map(|p| p.key_value()) }
             }
             Op::Delete { key, return_previous } => {
                 let previous = state.remove(key);
-                if let Some((shared_key, _)) = &previous {
+                if previous.is_some() {
                     self.changed = true;
-                    self.touched.entry(shared_key.clone()).or_insert(true);
+                    self.touched.entry(Arc::from(key.as_str())).or_insert(true);
                 }
                 let deleted = previous.is_some();
-                let previous = previous.filter(|_| *return_previous).map(|(_, p)| p.key_value(key));
+                let previous = previous.filter(|_| *return_previous).map(|p| p.key_value());
                 OpResult::Delete { deleted, previous }
             }
             Op::Get { key } => OpResult::Get { entry: state.get(key) },
@@ -342,9 +340,9 @@ impl Run {
 
     /// What the branch has changed, one event per key.
     fn events(self, state: &State) -> Vec<Event> {
-        let left = self.touched.into_iter().filter_map(|(key, was_there)| match state.entries.get(&*key) {
-            Some(entry) => Some(Event { key, entry: Some(entry.clone()) }),
-            None => was_there.then_some(Event { key, entry: None }),
+        let left = self.touched.into_iter().filter_map(|(key, was_there)| match state.entries.get(&key) {
+            Some(entry) => Some(Event::put(entry.clone())),
+            None => was_there.then(|| Event::deleted(key)),
         });
         left.collect()
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use imbl::Vector;
 use lake_proto::kv::{KeyValue, Revision};
 
+use super::entry::Entry;
 use super::hash::{self, StateHash};
-use super::{Entry, entry_size};
 
 /// Changes of keys that are kept.
 pub const MAX_CHANGES: usize = 100_000;
@@ -23,24 +23,63 @@ pub struct Change {
 }
 
 /// What a command left under one key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    pub key: Arc<str>,
-    /// `None`: deleted. Shared with the map for as long as it is current.
-    pub(super) entry: Option<Arc<Entry>>,
+#[derive(Debug, Clone)]
+pub struct Event(Left);
+
+#[derive(Debug, Clone)]
+enum Left {
+    /// Shared with the map for as long as it is current.
+    Entry(Entry),
+    /// The key was deleted.
+    Nothing(Arc<str>),
 }
 
 impl Event {
+    pub(super) fn put(entry: Entry) -> Self {
+        Self(Left::Entry(entry))
+    }
+
+    pub(super) fn deleted(key: Arc<str>) -> Self {
+        Self(Left::Nothing(key))
+    }
+
+    /// The key that was changed.
+    pub fn key(&self) -> &str {
+        match &self.0 {
+            Left::Entry(entry) => entry.key(),
+            Left::Nothing(key) => key,
+        }
+    }
+
+    fn entry(&self) -> Option<&Entry> {
+        match &self.0 {
+            Left::Entry(entry) => Some(entry),
+            Left::Nothing(_) => None,
+        }
+    }
+
     /// What the key holds since; `None` if it was deleted.
     pub fn key_value(&self) -> Option<KeyValue> {
-        self.entry.as_ref().map(|entry| entry.key_value(&self.key))
+        self.entry().map(Entry::key_value)
     }
 
     /// Bytes of key and value.
     pub fn size(&self) -> u64 {
-        self.entry.as_ref().map_or(self.key.len() as u64, |entry| entry_size(&self.key, entry))
+        self.entry().map_or(self.key().len() as u64, Entry::size)
     }
 }
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Left::Entry(one), Left::Entry(other)) => one.is_same(other),
+            (Left::Nothing(one), Left::Nothing(other)) => one == other,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Event {}
 
 impl Change {
     /// One event per key, in key order.
@@ -128,6 +167,6 @@ impl Changes {
 
 fn each_item(change: &Change, mut each: impl FnMut(hash::Item)) {
     for event in change.events.iter() {
-        each(hash::event(change.revision, &event.key, event.entry.as_deref()));
+        each(hash::event(change.revision, event.key(), event.entry()));
     }
 }

@@ -8,7 +8,7 @@ use lake_proto::coordination::ScopeOwner;
 use lake_proto::kv::Revision;
 use twox_hash::XxHash3_128;
 
-use super::Entry;
+use super::entry::Entry;
 
 /// The hash of everything in a state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -68,9 +68,10 @@ fn item<const T: usize, const N: usize>(tag: Tag, texts: [&[u8]; T], numbers: [u
     Item(XxHash3_128::oneshot(&bytes[..at]))
 }
 
-pub(super) fn entry(key: &str, e: &Entry) -> Item {
-    let numbers = [e.version, e.create_revision, e.mod_revision, e.lease.unwrap_or(0)];
-    item(Tag::Entry, [key.as_bytes(), &e.value], numbers)
+pub(super) fn entry(entry: &Entry) -> Item {
+    let n = entry.numbers();
+    let numbers = [n.version, n.create_revision, n.mod_revision, n.lease.unwrap_or(0)];
+    item(Tag::Entry, [entry.key().as_bytes(), entry.value()], numbers)
 }
 
 pub(super) fn lease(id: u64, ttl_ms: u64, holder: &str) -> Item {
@@ -98,7 +99,7 @@ pub(super) fn kept(session: u64, sequence: u64, outcome: &[u8]) -> Item {
 
 pub(super) fn event(revision: Revision, key: &str, e: Option<&Entry>) -> Item {
     match e {
-        Some(e) => item(Tag::Changed, [key.as_bytes(), &entry(key, e).0.to_be_bytes()], [revision]),
+        Some(e) => item(Tag::Changed, [key.as_bytes(), &entry(e).0.to_be_bytes()], [revision]),
         None => item(Tag::Deleted, [key.as_bytes()], [revision]),
     }
 }

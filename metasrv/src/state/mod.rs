@@ -14,6 +14,7 @@
 mod apply;
 pub mod changes;
 pub mod command;
+mod entry;
 mod hash;
 #[cfg(test)]
 mod model;
@@ -39,6 +40,7 @@ use lake_proto::kv::{KeyValue, Revision};
 use lake_proto::limits::MAX_PAGE_BYTES;
 
 use self::changes::Changes;
+use self::entry::Entry;
 use self::hash::StateHash;
 use self::quotas::{DEFAULT_QUOTA_BYTES, Quota, Quotas};
 use self::roster::Roster;
@@ -50,34 +52,6 @@ use self::sessions::Sessions;
 pub const FEATURE_LEVEL: u32 = 1;
 /// Leases at once.
 pub const MAX_LEASES: usize = 100_000;
-
-/// What the map holds under one key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Entry {
-    value: Bytes,
-    version: u64,
-    create_revision: Revision,
-    mod_revision: Revision,
-    lease: Option<LeaseId>,
-}
-
-impl Entry {
-    fn key_value(&self, key: &str) -> KeyValue {
-        KeyValue {
-            key: key.to_owned(),
-            value: self.value.clone(),
-            version: self.version,
-            create_revision: self.create_revision,
-            mod_revision: self.mod_revision,
-            lease: self.lease,
-        }
-    }
-}
-
-/// Bytes of a key and its value.
-fn entry_size(key: &str, entry: &Entry) -> u64 {
-    (key.len() + entry.value.len()) as u64
-}
 
 /// A live lease. Its countdown is the leader's affair.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,10 +71,28 @@ pub struct Lease {
     pub keys: usize,
 }
 
+/// The entries, by key.
+#[derive(Debug, Clone, Default)]
+struct Entries(OrdSet<Entry>);
+
+impl Entries {
+    fn get(&self, key: &str) -> Option<&Entry> {
+        self.0.get(key.as_bytes())
+    }
+}
+
+impl PartialEq for Entries {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(one, other)| one.is_same(other))
+    }
+}
+
+impl Eq for Entries {}
+
 /// The whole replicated state at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    entries: OrdMap<Arc<str>, Arc<Entry>>,
+    entries: Entries,
     revision: Revision,
     /// Bytes of all keys and values.
     bytes: u64,
@@ -135,7 +127,7 @@ impl State {
     /// Nothing at all, not even a quota.
     fn bare() -> Self {
         Self {
-            entries: OrdMap::new(),
+            entries: Entries::default(),
             revision: 0,
             bytes: 0,
             leases: OrdMap::new(),
@@ -156,7 +148,7 @@ impl State {
 
     /// How many keys there are.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.entries.0.len()
     }
 
     /// Bytes of all keys and values.
@@ -166,12 +158,12 @@ impl State {
 
     /// Whether there is no key at all.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.0.is_empty()
     }
 
     /// The entry under `key`.
     pub fn get(&self, key: &str) -> Option<KeyValue> {
-        self.entries.get(key).map(|entry| entry.key_value(key))
+        self.entries.get(key).map(Entry::key_value)
     }
 
     /// The entries under `prefix` behind the key `after`, in key order: at most `limit`, and not much more than
@@ -179,20 +171,20 @@ impl State {
     pub fn list(&self, prefix: &str, after: Option<&str>, limit: usize, max_bytes: usize) -> Listing {
         let mut listing = Listing::default();
         let mut bytes = 0;
-        for (key, entry) in self.under(prefix, after) {
+        for entry in self.under(prefix, after) {
             if listing.entries.len() >= limit || (bytes >= max_bytes && !listing.entries.is_empty()) {
                 listing.more = true;
                 break;
             }
-            bytes += key.len() + entry.value.len();
-            listing.entries.push(entry.key_value(key));
+            bytes += entry.size() as usize;
+            listing.entries.push(entry.key_value());
         }
         listing
     }
 
     /// Every entry, in key order.
     pub fn iter(&self) -> impl Iterator<Item = KeyValue> + '_ {
-        self.entries.iter().map(|(key, entry)| entry.key_value(key))
+        self.entries.0.iter().map(Entry::key_value)
     }
 
     /// Leases that are alive, in order of their ids, behind an id.
@@ -272,54 +264,47 @@ impl State {
 
     /// Takes away what was written last ([`crate::planted`]).
     pub(crate) fn forget_newest(&mut self) {
-        let newest = self.entries.iter().max_by_key(|(_, entry)| entry.mod_revision).map(|(key, _)| key.clone());
+        let newest = self.iter().max_by_key(|entry| entry.mod_revision).map(|entry| entry.key);
         if let Some(key) = newest {
             self.remove(&key);
         }
     }
 
-    fn insert(&mut self, key: Arc<str>, entry: Arc<Entry>) {
-        let size = entry_size(&key, &entry);
-        self.hash.add(hash::entry(&key, &entry));
-        self.bytes += size;
-        self.quotas.grown(&key, size);
-        let lease = entry.lease;
-        let previous = self.entries.insert(key.clone(), entry);
-        if let Some(previous) = previous {
-            self.forget(&key, &previous);
+    fn insert(&mut self, entry: Entry) {
+        self.hash.add(hash::entry(&entry));
+        self.bytes += entry.size();
+        self.quotas.grown(entry.key(), entry.size());
+        if let Some(previous) = self.entries.0.insert(entry.clone()) {
+            self.forget(&previous);
         }
-        if let Some(held) = lease.and_then(|id| self.leases.get_mut(&id)) {
-            held.keys.insert(key);
+        if let Some(held) = entry.lease().and_then(|id| self.leases.get_mut(&id)) {
+            held.keys.insert(entry.key().into());
         }
     }
 
-    fn remove(&mut self, key: &str) -> Option<(Arc<str>, Arc<Entry>)> {
-        let (key, previous) = self.entries.remove_with_key(key)?;
-        self.forget(&key, &previous);
-        Some((key, previous))
+    fn remove(&mut self, key: &str) -> Option<Entry> {
+        let previous = self.entries.0.remove(key.as_bytes())?;
+        self.forget(&previous);
+        Some(previous)
     }
 
-    /// What is no longer under `key` no longer counts.
-    fn forget(&mut self, key: &str, previous: &Entry) {
-        let size = entry_size(key, previous);
-        self.hash.remove(hash::entry(key, previous));
-        self.bytes -= size;
-        self.quotas.shrunk(key, size);
-        if let Some(held) = previous.lease.and_then(|id| self.leases.get_mut(&id)) {
-            held.keys.remove(key);
+    /// What is no longer there no longer counts.
+    fn forget(&mut self, previous: &Entry) {
+        self.hash.remove(hash::entry(previous));
+        self.bytes -= previous.size();
+        self.quotas.shrunk(previous.key(), previous.size());
+        if let Some(held) = previous.lease().and_then(|id| self.leases.get_mut(&id)) {
+            held.keys.remove(previous.key());
         }
     }
 
-    fn under<'a>(
-        &'a self,
-        prefix: &'a str,
-        after: Option<&'a str>,
-    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Arc<Entry>)> + 'a {
+    fn under<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> impl Iterator<Item = &'a Entry> + 'a {
         let start = match after {
-            Some(after) if after >= prefix => Bound::Excluded(after),
-            _ => Bound::Included(prefix),
+            Some(after) if after >= prefix => Bound::Excluded(after.as_bytes()),
+            _ => Bound::Included(prefix.as_bytes()),
         };
-        self.entries.range::<_, str>((start, Bound::Unbounded)).take_while(move |(key, _)| key.starts_with(prefix))
+        let from = self.entries.0.range::<_, [u8]>((start, Bound::Unbounded));
+        from.take_while(move |entry| entry.key().starts_with(prefix))
     }
 }
 

@@ -230,7 +230,7 @@ fn same(state: &State, reference: &Reference) {
     assert_eq!(quotas, expected.collect());
     assert_eq!(state.changes().oldest(), reference.compacted + 1);
     let changes = state.changes().from(state.changes().oldest()).unwrap().map(|change| {
-        (change.revision, change.events().iter().map(|e| (e.key.to_string(), e.key_value())).collect::<Vec<_>>())
+        (change.revision, change.events().iter().map(|e| (e.key().to_owned(), e.key_value())).collect::<Vec<_>>())
     });
     let expected = reference.changes.iter().map(|(revision, events)| {
         (*revision, events.iter().map(|(key, entry)| (key.clone(), entry.clone())).collect::<Vec<_>>())

@@ -4,17 +4,16 @@
 //! keys hang on a lease, how much lies under a prefix, the hash) is not kept; the hash that a snapshot names is
 //! compared with the one worked out.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use imbl::{OrdMap, OrdSet};
 use lake_proto::coordination::{LeaseId, Scope, ScopeOwner, SessionId};
 use lake_proto::kv::{KeyValue, Revision};
 
 use super::changes::{Changes, Event};
+use super::entry::Entry;
 use super::roster::KnownPeer;
 use super::sessions::{self, Session};
-use super::{Entry, Held, State, compact, hash};
+use super::{Held, State, compact, hash};
 
 /// Bytes of outcomes in one part of a session.
 const SESSION_PART_BYTES: usize = 512 << 10;
@@ -82,7 +81,7 @@ impl State {
         let events = self.changes.iter().flat_map(|change| {
             change.events().iter().map(|event| Part::Event {
                 revision: change.revision,
-                key: event.key.to_string(),
+                key: event.key().to_owned(),
                 entry: event.key_value(),
             })
         });
@@ -127,7 +126,7 @@ pub struct StateBuilder {
     /// The change whose events are coming in.
     change: Option<(Revision, Vec<Event>)>,
     /// The key of the entry before.
-    last_key: Option<Arc<str>>,
+    last_key: Option<String>,
 }
 
 impl StateBuilder {
@@ -159,15 +158,14 @@ impl StateBuilder {
                 state.leases.insert(id, held);
             }
             Part::Entry(entry) => {
-                if self.last_key.as_ref().is_some_and(|last| **last >= *entry.key) {
+                if self.last_key.as_ref().is_some_and(|last| *last >= entry.key) {
                     return Err("its keys are out of order");
                 }
                 if entry.lease.is_some_and(|id| !state.has_lease(id)) {
                     return Err("a key hangs on a lease that is not there");
                 }
-                let key: Arc<str> = entry.key.as_str().into();
-                self.last_key = Some(key.clone());
-                state.insert(key, Arc::new(kept_entry(&entry)));
+                state.insert(Entry::of(&entry));
+                self.last_key = Some(entry.key);
             }
             Part::Scope(scope) => {
                 if !state.can_own(Some(&scope.owner)) {
@@ -192,16 +190,19 @@ impl StateBuilder {
             Part::Quota { prefix, bytes } => {
                 let used = match prefix.as_str() {
                     "" => state.bytes,
-                    prefix => state.under(prefix, None).map(|(key, entry)| super::entry_size(key, entry)).sum(),
+                    prefix => state.under(prefix, None).map(Entry::size).sum(),
                 };
                 state.quotas.set(&prefix, Some(bytes), used, &mut state.hash);
             }
             Part::Event { revision, key, entry } => {
+                if entry.as_ref().is_some_and(|entry| entry.key != key) {
+                    return Err("a change is of another key than the entry it left");
+                }
                 if self.change.as_ref().is_some_and(|(open, _)| *open != revision) {
                     self.close_change();
                 }
                 let before = match &self.change {
-                    Some((_, events)) => events.last().is_none_or(|last| *last.key < *key),
+                    Some((_, events)) => events.last().is_none_or(|last| last.key() < &*key),
                     None => self.state.changes.last_revision() < revision,
                 };
                 if !before || revision > self.state.revision {
@@ -230,23 +231,11 @@ impl StateBuilder {
     }
 }
 
-fn kept_entry(entry: &KeyValue) -> Entry {
-    Entry {
-        value: compact(&entry.value),
-        version: entry.version,
-        create_revision: entry.create_revision,
-        mod_revision: entry.mod_revision,
-        lease: entry.lease,
-    }
-}
-
 /// An event shares its entry with the map for as long as that is current.
 fn shared_event(state: &State, key: &str, entry: Option<KeyValue>) -> Event {
-    let current = state.entries.get_key_value(key);
-    let shared_key = current.map_or_else(|| key.into(), |(key, _)| key.clone());
-    let entry = entry.map(|entry| match current {
-        Some((_, current)) if current.mod_revision == entry.mod_revision => current.clone(),
-        _ => Arc::new(kept_entry(&entry)),
-    });
-    Event { key: shared_key, entry }
+    let Some(entry) = entry else { return Event::deleted(key.into()) };
+    match state.entries.get(key) {
+        Some(current) if current.mod_revision() == entry.mod_revision => Event::put(current.clone()),
+        _ => Event::put(Entry::of(&entry)),
+    }
 }

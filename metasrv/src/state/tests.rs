@@ -176,7 +176,7 @@ fn a_lease_takes_its_keys_and_scopes_with_it() {
     assert_eq!((state.get("/kv/a"), state.get("/kv/b").is_some(), state.counts()), (None, true, (0, 0, 0)));
     let last = state.changes().from(4).unwrap().collect::<Vec<_>>();
     assert_eq!(last.len(), 1);
-    assert_eq!(last[0].events().iter().map(|e| (&*e.key, e.key_value())).collect::<Vec<_>>(), [("/kv/a", None)]);
+    assert_eq!(last[0].events().iter().map(|e| (e.key(), e.key_value())).collect::<Vec<_>>(), [("/kv/a", None)]);
 
     let zombie =
         Txn { when: vec![Compare::lease_alive(lease)], then: vec![Op::put("/kv/c", "late")], ..Txn::default() };
@@ -283,7 +283,7 @@ fn changes_are_one_event_per_key_and_trimmed_alike() {
         },
     );
     let seen: Vec<_> = state.changes().from(1).unwrap().flat_map(|c| c.events().to_vec()).collect();
-    assert_eq!(seen.iter().map(|e| &*e.key).collect::<Vec<_>>(), ["/kv/a", "/kv/b"]);
+    assert_eq!(seen.iter().map(|e| e.key()).collect::<Vec<_>>(), ["/kv/a", "/kv/b"]);
     assert_eq!(seen[1].key_value().unwrap().value, "2");
 
     let big = "x".repeat(1 << 20);

@@ -227,7 +227,7 @@ impl Groups {
         }
         let mut last: Option<&str> = None;
         for event in change.events() {
-            let key: &str = &event.key;
+            let key = event.key();
             // Keys come in order: most of a transaction's lie under the same prefixes as the key before.
             let same = last.map_or(0, |last| common(last, key));
             last = Some(key);

@@ -36,9 +36,9 @@ pub fn under(change: &Change, prefix: &str) -> Option<v1::Change> {
     if planted::has(Bug::LostEvent) && change.revision % 100 == 0 {
         return None;
     }
-    let here = change.events().iter().filter(|event| event.key.starts_with(prefix));
+    let here = change.events().iter().filter(|event| event.key().starts_with(prefix));
     let events: Vec<_> =
-        here.map(|event| v1::Event { key: event.key.to_string(), entry: event.key_value().map(Into::into) }).collect();
+        here.map(|event| v1::Event { key: event.key().to_owned(), entry: event.key_value().map(Into::into) }).collect();
     (!events.is_empty()).then_some(v1::Change { revision: change.revision, events })
 }
 
