@@ -15,12 +15,13 @@ use crate::{IoContext, Result};
 
 /// Where distributions put it.
 const PLACES: [&str; 5] = [
-    "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
-    "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
-    "/usr/lib64/faketime/libfaketime.so.1",
-    "/usr/lib/faketime/libfaketime.so.1",
-    "/usr/local/lib/faketime/libfaketime.so.1",
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
+    "/usr/lib64/faketime/libfaketimeMT.so.1",
+    "/usr/lib/faketime/libfaketimeMT.so.1",
+    "/usr/local/lib/faketime/libfaketimeMT.so.1",
 ];
+const RIGHT: &str = "+0";
 const MISSING: &str = "libfaketime is not installed (the package is usually called faketime or libfaketime)";
 
 /// The library, if this machine has it.
@@ -28,18 +29,21 @@ pub fn library() -> Option<PathBuf> {
     PLACES.iter().map(PathBuf::from).find(|path| path.exists())
 }
 
-/// The environment of a peer whose clock can be faked: `{id}` stands for its id.
+/// The environment of peers whose clocks can be faked, and are right at first: `{id}` stands for a peer's id.
 ///
 /// # Errors
-/// The directory of the files cannot be made.
-pub fn environment(library: &Path, dir: &Path) -> Result<Vec<(OsString, OsString)>> {
-    std::fs::create_dir_all(dir).doing(|| format!("making {} for the peers' clocks", dir.display()))?;
+/// The files of the clocks cannot be made.
+pub fn environment(library: &Path, dir: &Path, peers: &[u64]) -> Result<Vec<(OsString, OsString)>> {
+    let doing = || format!("making {} for the peers' clocks", dir.display());
+    std::fs::create_dir_all(dir).doing(doing)?;
+    peers.iter().try_for_each(|id| std::fs::write(file(dir, *id), RIGHT)).doing(doing)?;
     let file = dir.join("{id}");
     let set = |name: &str, value: &str| (name.into(), value.into());
     Ok(vec![
         ("LD_PRELOAD".into(), library.as_os_str().to_owned()),
         ("FAKETIME_TIMESTAMP_FILE".into(), file.into_os_string()),
         set("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        set("DONT_FAKE_MONOTONIC", "1"),
         set("FAKETIME_NO_CACHE", "1"),
         set("FAKETIME_DONT_RESET", "1"),
     ])
@@ -92,7 +96,7 @@ impl Nemesis for Jump {
         let (Some(dir), Some(id)) = (&field.clocks, self.wrong.take()) else {
             return Done::skipped("nobody", "no clock was wrong");
         };
-        match std::fs::write(file(dir, id), "+0").doing(|| "setting a clock right".to_owned()) {
+        match std::fs::write(file(dir, id), RIGHT).doing(|| "setting a clock right".to_owned()) {
             Ok(()) => Done::installed(named(&[id]), "its clock is right"),
             Err(e) => Done::failed(named(&[id]), e),
         }

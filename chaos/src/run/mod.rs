@@ -145,7 +145,7 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, fabric: &Arc<Fab
     let library = if asked(Kind::Clock) { clock::library() } else { None };
     let clocks = library.as_ref().map(|_| settings.out.join("clocks"));
     let environment = match (&library, &clocks) {
-        (Some(library), Some(clocks)) => clock::environment(library, clocks)?,
+        (Some(library), Some(clocks)) => clock::environment(library, clocks, ids)?,
         _ => Vec::new(),
     };
     let mut arguments = settings.metasrv_args.clone();
