@@ -21,7 +21,8 @@ const PLACES: [&str; 5] = [
     "/usr/lib/faketime/libfaketimeMT.so.1",
     "/usr/local/lib/faketime/libfaketimeMT.so.1",
 ];
-const RIGHT: &str = "+0";
+/// The pace is told, too: the library keeps the one before otherwise.
+const RIGHT: &str = "+0 x1.0";
 const MISSING: &str = "libfaketime is not installed (the package is usually called faketime or libfaketime)";
 
 /// The library, if this machine has it.
@@ -79,7 +80,7 @@ impl Nemesis for Jump {
         let id = peers[rng.random_range(0..peers.len())];
         let seconds: i64 = rng.random_range(-86_400..=86_400);
         let drift = if rng.random_bool(0.5) { 1.0 } else { rng.random_range(0.5..3.0) };
-        let words = if drift == 1.0 { format!("{seconds:+}") } else { format!("{seconds:+} x{drift:.2}") };
+        let words = format!("{seconds:+} x{drift:.2}");
         self.wrong = Some(id);
         let target = format!("{}: {words}", named(&[id]));
         let path = file(dir, id);
