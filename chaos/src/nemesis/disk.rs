@@ -180,8 +180,8 @@ impl Nemesis for Full {
         let mut done = Done::installed(named(&peers), "there is room again");
         for id in &peers {
             let freed = async {
-                let path = field.cluster.entry(ProcessName::metasrv(*id))?.data_dir.join(FILLER);
-                std::fs::remove_file(&path).doing(|| format!("removing {}", path.display()))
+                let dir = field.cluster.entry(ProcessName::metasrv(*id))?.data_dir;
+                blocking(move || empty(&dir)).await
             };
             if let Err(e) = freed.await {
                 done = Done::failed(named(&peers), e);
@@ -204,6 +204,14 @@ fn fill(dir: &Path) -> Result<u64> {
     }
     file.sync_all().doing(doing)?;
     free(dir)
+}
+
+/// Removes that file, for good: a disk that loses its power next must not have it again.
+fn empty(dir: &Path) -> Result<()> {
+    let path = dir.join(FILLER);
+    let doing = || format!("removing {}", path.display());
+    std::fs::remove_file(&path).doing(doing)?;
+    File::open(dir).and_then(|dir| dir.sync_all()).doing(doing)
 }
 
 /// One peer's disk takes its time to flush; now and then so much that it counts as hanging.
