@@ -53,9 +53,13 @@ fn empty(dir: &Path) -> Result<usize> {
 pub(super) async fn replace(field: &Field, lost: u64) -> Result<u64> {
     let spare = field.take_spare().ok_or_else(|| Error::Founding(NO_SPARE.to_owned()))?;
     field.cluster.start_one(ProcessName::metasrv(spare)).await?;
-    field.enlist(spare);
     let by = member(field, spare)?;
-    field.store.replace(lost, by, field.deadline()).await.map_err(|e| refused("replacing a peer", &e))?;
+    // It asks to join by itself, and changes are made one by one.
+    probe::until("a lost peer to be replaced", MEND_WITHIN, || async {
+        field.store.replace(lost, by.clone(), field.deadline()).await.map(|_| ()).map_err(|e| e.to_string())
+    })
+    .await?;
+    field.enlist(spare);
     field.roster.remove(lost);
     field.cluster.process(ProcessName::metasrv(lost))?.stop().await?;
     Ok(spare)
