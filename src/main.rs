@@ -1,7 +1,7 @@
 //! `lake`: a lakehouse whose metadata lives in its own Raft group. One binary; each command is a module:
 //!
 //! - [`up`], [`standalone`]: a cluster on this machine, for trying it out ([`local`]: what they share);
-//! - [`metasrv`], [`query`]: the parts, as they run on servers;
+//! - [`metasrv`], [`query`]: the parts, as they run on servers ([`service`]: what they share);
 //! - [`sql`]: the shell; [`meta`]: the operator's tool; [`bench`]: the load generators behind the figures in docs/;
 //!   [`chaos`]: fault runs, and what judges them;
 //! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`signals`]: what the commands are made of.
@@ -22,6 +22,7 @@ mod meta;
 mod metasrv;
 #[cfg(feature = "query")]
 mod query;
+mod service;
 #[cfg(feature = "query")]
 mod shell;
 mod signals;

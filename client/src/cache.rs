@@ -272,83 +272,19 @@ fn is_away(error: &CatalogError) -> bool {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::sync::atomic::AtomicU32;
 
-    use async_trait::async_trait;
-    use lake_proto::kv::{KeyValue, Txn};
     use uuid::Uuid;
 
     use super::*;
     use crate::catalog::Namespace;
-    use crate::memory::MemoryStore;
-    use crate::store::*;
-
-    /// A memory store that counts reads and can go away.
-    #[derive(Debug, Default)]
-    struct Flaky {
-        store: MemoryStore,
-        away: AtomicBool,
-        reads: AtomicU32,
-    }
-
-    impl Flaky {
-        fn check(&self) -> Result<(), Error> {
-            self.reads.fetch_add(1, Ordering::SeqCst);
-            match self.away.load(Ordering::SeqCst) {
-                false => Ok(()),
-                true => Err(Error::Unavailable {
-                    doing: "test".into(),
-                    endpoints: vec![],
-                    attempts: 1,
-                    elapsed: Duration::ZERO,
-                    leader: String::new(),
-                    last: String::new(),
-                    applied: Applied::No,
-                }),
-            }
-        }
-    }
-
-    #[async_trait]
-    impl MetaStore for Flaky {
-        fn capabilities(&self) -> Capabilities {
-            self.store.capabilities()
-        }
-        async fn get(&self, key: &str, o: ReadOptions, d: Instant) -> Result<Read<Option<KeyValue>>, Error> {
-            self.check()?;
-            self.store.get(key, o, d).await
-        }
-        async fn batch_get(&self, keys: &[String], o: ReadOptions, d: Instant) -> Result<Read<Vec<KeyValue>>, Error> {
-            self.check()?;
-            self.store.batch_get(keys, o, d).await
-        }
-        async fn list(
-            &self,
-            p: &str,
-            t: Option<&str>,
-            l: u32,
-            o: ReadOptions,
-            d: Instant,
-        ) -> Result<Read<Page>, Error> {
-            self.check()?;
-            self.store.list(p, t, l, o, d).await
-        }
-        async fn commit(&self, txn: Txn, d: Instant) -> Result<Committed, Error> {
-            self.check()?;
-            self.store.commit(txn, d).await
-        }
-    }
-
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(5)
-    }
+    use crate::faulty::{FaultyStore, soon};
 
     fn pointer(location: &str) -> TablePointer {
         TablePointer { uuid: Uuid::new_v4(), metadata_location: location.into(), previous_location: None }
     }
 
-    async fn setup(config: CacheConfig) -> (Arc<Flaky>, Catalog, PointerCache, Vec<TableIdent>) {
-        let store = Arc::new(Flaky::default());
+    async fn setup(config: CacheConfig) -> (Arc<FaultyStore>, Catalog, PointerCache, Vec<TableIdent>) {
+        let store = Arc::new(FaultyStore::default());
         let catalog = Catalog::new(store.clone());
         let namespace: Namespace = "n".parse().unwrap();
         catalog.create_namespace(&namespace, BTreeMap::new(), soon()).await.unwrap();
@@ -357,7 +293,7 @@ mod tests {
             catalog.create_table(t, &pointer("1"), soon()).await.unwrap();
         }
         let cache = PointerCache::new(catalog.clone(), config);
-        store.reads.store(0, Ordering::SeqCst);
+        store.calls.store(0, Ordering::SeqCst);
         (store, catalog, cache, tables)
     }
 
@@ -369,7 +305,7 @@ mod tests {
             let r = cache.resolve(&[tables[0].clone(), missing.clone()], soon()).await.unwrap();
             assert!(r[0].pointer.is_some() && r[1].pointer.is_none());
         }
-        assert_eq!(store.reads.load(Ordering::SeqCst), 2);
+        assert_eq!(store.calls.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]
@@ -378,13 +314,13 @@ mod tests {
         cache.resolve(&tables[..1], soon()).await.unwrap();
         let b = catalog.load_table(&tables[1], soon()).await.unwrap().unwrap();
         catalog.swap_table(&tables[1], b.mod_revision, &pointer("2"), None, soon()).await.unwrap();
-        store.reads.store(0, Ordering::SeqCst);
+        store.calls.store(0, Ordering::SeqCst);
         // b, loaded now, changed after a was read: one more read settles both.
         let both = cache.resolve(&tables, soon()).await.unwrap();
         assert_eq!(both[1].pointer.as_ref().unwrap().value.metadata_location, "2");
-        assert_eq!(store.reads.load(Ordering::SeqCst), 2);
+        assert_eq!(store.calls.load(Ordering::SeqCst), 2);
         cache.resolve(&tables, soon()).await.unwrap();
-        assert_eq!(store.reads.load(Ordering::SeqCst), 2);
+        assert_eq!(store.calls.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]

@@ -532,68 +532,29 @@ fn encode(value: &impl Serialize, what: &str) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Duration;
-
-    use async_trait::async_trait;
+    use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::memory::MemoryStore;
-    use crate::store::{Capabilities, Committed, MetaStore, Page, Read};
-
-    /// Loses the answers of the next commits, which are applied all the same, and asks again as the remote store does.
-    #[derive(Debug, Default)]
-    struct LosesAnswers {
-        store: MemoryStore,
-        lose: AtomicU32,
-    }
-
-    #[async_trait]
-    impl MetaStore for LosesAnswers {
-        fn capabilities(&self) -> Capabilities {
-            self.store.capabilities()
-        }
-        async fn get(&self, k: &str, o: ReadOptions, d: Instant) -> Result<Read<Option<KeyValue>>, Error> {
-            self.store.get(k, o, d).await
-        }
-        async fn batch_get(&self, k: &[String], o: ReadOptions, d: Instant) -> Result<Read<Vec<KeyValue>>, Error> {
-            self.store.batch_get(k, o, d).await
-        }
-        async fn list(
-            &self,
-            p: &str,
-            t: Option<&str>,
-            l: u32,
-            o: ReadOptions,
-            d: Instant,
-        ) -> Result<Read<Page>, Error> {
-            self.store.list(p, t, l, o, d).await
-        }
-        async fn commit(&self, txn: Txn, d: Instant) -> Result<Committed, Error> {
-            let mut resent = false;
-            while self.lose.load(Ordering::SeqCst) > 0 {
-                self.lose.fetch_sub(1, Ordering::SeqCst);
-                self.store.commit(txn.clone(), d).await?;
-                resent = true;
-            }
-            Ok(Committed { resent, ..self.store.commit(txn, d).await? })
-        }
-    }
-
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(5)
-    }
+    use crate::faulty::{FaultyStore, soon};
 
     fn pointer() -> TablePointer {
         let uuid = Uuid::new_v4();
         TablePointer { uuid, metadata_location: format!("file:///t-{uuid}/metadata/0.json"), previous_location: None }
     }
 
-    fn setup() -> (Arc<LosesAnswers>, Catalog, Namespace, TableIdent) {
-        let store = Arc::new(LosesAnswers::default());
+    fn setup() -> (Arc<FaultyStore>, Catalog, Namespace, TableIdent) {
+        let store = Arc::new(FaultyStore::default());
         let namespace: Namespace = "a.b".parse().unwrap();
         let table = TableIdent::new(namespace.clone(), "t").unwrap();
         (store.clone(), Catalog::new(store), namespace, table)
+    }
+
+    /// The table, in its namespaces.
+    async fn created(catalog: &Catalog, table: &TableIdent) -> Versioned<TablePointer> {
+        for n in ["a", "a.b"] {
+            catalog.create_namespace(&n.parse().unwrap(), BTreeMap::new(), soon()).await.unwrap();
+        }
+        catalog.create_table(table, &pointer(), soon()).await.unwrap()
     }
 
     #[tokio::test]
@@ -631,10 +592,7 @@ mod tests {
     #[tokio::test]
     async fn a_lost_race_returns_what_won() {
         let (_, catalog, _, table) = setup();
-        for n in ["a", "a.b"] {
-            catalog.create_namespace(&n.parse().unwrap(), BTreeMap::new(), soon()).await.unwrap();
-        }
-        let first = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+        let first = created(&catalog, &table).await;
         assert_eq!(
             catalog.create_table(&table, &pointer(), soon()).await,
             Err(CatalogError::TableExists(table.clone()))
@@ -653,7 +611,7 @@ mod tests {
     #[tokio::test]
     async fn a_lost_answer_is_not_taken_for_a_lost_race() {
         let (store, catalog, nested, table) = setup();
-        let lose = || store.lose.store(1, Ordering::SeqCst);
+        let lose = || store.lose_answers.store(1, Ordering::SeqCst);
         catalog.create_namespace(&"a".parse().unwrap(), BTreeMap::new(), soon()).await.unwrap();
         lose();
         catalog.create_namespace(&nested, BTreeMap::new(), soon()).await.unwrap();
@@ -671,10 +629,7 @@ mod tests {
     #[tokio::test]
     async fn a_claimed_turn_is_the_claimants() {
         let (_, catalog, _, table) = setup();
-        for n in ["a", "a.b"] {
-            catalog.create_namespace(&n.parse().unwrap(), BTreeMap::new(), soon()).await.unwrap();
-        }
-        let first = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+        let first = created(&catalog, &table).await;
         let uuid = first.value.uuid;
         let next = || TablePointer { uuid, ..pointer() };
         let [mine, theirs] = [Uuid::new_v4(), Uuid::new_v4()];

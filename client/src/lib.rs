@@ -13,6 +13,8 @@
 #[cfg(feature = "cache")]
 pub mod cache;
 pub mod catalog;
+#[cfg(test)]
+mod faulty;
 pub mod memory;
 pub mod remote;
 pub mod secret;

@@ -126,6 +126,11 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
         Err(Error::Refused { doing: "opening a snapshot".to_owned(), message })
     }
 
+    /// Lets a snapshot go before its time. False: it is no longer held, or the peer that held it no longer answers.
+    async fn close_snapshot(&self, _snapshot: Snapshot, _deadline: Instant) -> Result<bool, Error> {
+        Ok(false)
+    }
+
     /// Runs a transaction. A failed compare is an answer (`succeeded == false`), not an error.
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error>;
 
@@ -139,7 +144,8 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
         self.commit(Txn::cas_delete(key, expected), deadline).await
     }
 
-    /// Every entry under `prefix`, at one revision; starts again if the pages expire in the middle.
+    /// Every entry under `prefix`, at one revision; starts again if the pages expire in the middle, unless they are those
+    /// of a snapshot that was given.
     async fn list_all(
         &self,
         prefix: &str,
@@ -152,7 +158,9 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
             loop {
                 let limit = lake_proto::limits::MAX_PAGE_ENTRIES as u32;
                 let read = match self.list(prefix, page.as_deref(), limit, options, deadline).await {
-                    Err(Error::SnapshotExpired { .. }) if Instant::now() < deadline => continue 'start,
+                    Err(Error::SnapshotExpired { .. }) if options.snapshot.is_none() && Instant::now() < deadline => {
+                        continue 'start;
+                    }
                     other => other?,
                 };
                 entries.extend(read.value.entries);
@@ -223,5 +231,23 @@ impl Error {
     /// Whether the cluster could not be reached, rather than having answered.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Error::Unavailable { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::faulty::{FaultyStore, soon};
+
+    #[tokio::test]
+    async fn a_snapshot_that_is_gone_is_not_asked_for_again() {
+        let store = FaultyStore::default();
+        store.forgets_listings.store(true, Ordering::SeqCst);
+        let options = ReadOptions::at(Snapshot::from_wire(7).unwrap());
+        let error = store.list_all("/kv/", options, soon()).await.unwrap_err();
+        assert!(matches!(error, Error::SnapshotExpired { .. }), "{error}");
+        assert_eq!(store.calls.load(Ordering::SeqCst), 1);
     }
 }

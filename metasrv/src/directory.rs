@@ -27,7 +27,10 @@ use crate::log::sled_log::SledLog;
 use crate::log::{Log, LogOptions, SkipSync};
 use crate::planted::{self, Bug};
 use crate::raft::state_machine::{DiskReserve, StateMachine};
-use crate::snapshot::{self, Loaded, SnapshotData, SnapshotStore};
+use crate::snapshot::{self, Loaded, SnapshotData, SnapshotError, SnapshotStore};
+
+/// What of a directory belongs to the log, as far as it is there.
+pub(crate) const LOG_FILES: [&str; 3] = ["mark", "journal", "log"];
 
 /// A directory that this process holds. Dropping it lets others in.
 #[derive(Debug)]
@@ -43,32 +46,58 @@ impl DirectoryLock {
     pub fn take(dir: &Path) -> Result<Self, Error> {
         std::fs::create_dir_all(dir).map_err(Error::io(format!("making the data directory {}", dir.display())))?;
         let path = dir.join("lock");
-        let doing = || format!("locking the data directory with {}", path.display());
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(&path)
-            .map_err(Error::io(doing()))?;
+            .map_err(Error::io(locking(&path)))?;
+        let mut this = Self::lock(dir, &path, file)?;
+        this.file
+            .set_len(0)
+            .and_then(|()| this.file.rewind())
+            .and_then(|()| writeln!(this.file, "{}", std::process::id()))
+            .map_err(Error::io(locking(&path)))?;
+        Ok(this)
+    }
+
+    /// Takes a directory that is there. On a file system that cannot be written nothing is; without a lock file there, nobody
+    /// can be using it: `None`.
+    ///
+    /// # Errors
+    /// As [`DirectoryLock::take`].
+    pub fn take_existing(dir: &Path) -> Result<Option<Self>, Error> {
+        let path = dir.join("lock");
+        match Self::take(dir) {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::ReadOnlyFilesystem => {}
+            taken => return taken.map(Some),
+        }
+        match File::open(&path) {
+            Ok(file) => Self::lock(dir, &path, file).map(Some),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io(locking(&path))(e)),
+        }
+    }
+
+    fn lock(dir: &Path, path: &Path, mut file: File) -> Result<Self, Error> {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
+            Ok(()) => Ok(Self { file }),
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut pid = String::new();
                 let holder = match file.read_to_string(&mut pid) {
                     Ok(_) if !pid.trim().is_empty() => format!("process {}", pid.trim()),
                     _ => "another process".to_owned(),
                 };
-                return Err(Error::Locked { dir: dir.to_owned(), holder });
+                Err(Error::Locked { dir: dir.to_owned(), holder })
             }
-            Err(e) => return Err(Error::io(doing())(e.into())),
+            Err(e) => Err(Error::io(locking(path))(e.into())),
         }
-        file.set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(Error::io(doing()))?;
-        Ok(Self { file })
     }
+}
+
+fn locking(path: &Path) -> String {
+    format!("locking the data directory with {}", path.display())
 }
 
 impl Drop for DirectoryLock {
@@ -92,6 +121,8 @@ pub struct DirectoryOptions {
     pub peer_id: Option<u64>,
     pub storage: StorageConfig,
     pub free_space: FreeSpace,
+    /// The highest that entries and snapshots may be of.
+    pub feature_level: u32,
     #[doc(hidden)]
     pub skip_sync: SkipSync,
 }
@@ -114,7 +145,7 @@ pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
         .map_err(Error::io(format!("opening the snapshots in {}", snapshot_dir.display())))?;
     if !mark_path.exists() {
         let log = create(dir, &mark_path, log_options, &snapshots, options.peer_id.unwrap_or(1))?;
-        let state_machine = StateMachine::new(snapshots, log.clone(), reserve, None);
+        let state_machine = StateMachine::new(snapshots, log.clone(), reserve, None).supporting(options.feature_level);
         return Ok(Contents { log, state_machine });
     }
     let mark = MarkFile::open(&mark_path)?;
@@ -123,9 +154,9 @@ pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     {
         return Err(Error::OtherPeer { dir: dir.to_owned(), found: mark.get().peer_id, expected });
     }
-    let loaded = load_snapshot(&snapshots, mark.get())?;
+    let loaded = load_snapshot(&snapshots, mark.get(), options.feature_level)?;
     let log = Log::open(log_options, mark)?;
-    let state_machine = StateMachine::new(snapshots, log.clone(), reserve, loaded);
+    let state_machine = StateMachine::new(snapshots, log.clone(), reserve, loaded).supporting(options.feature_level);
     Ok(Contents { log, state_machine })
 }
 
@@ -169,13 +200,17 @@ fn create(
 }
 
 /// The newest snapshot, or, if that is damaged, the one before it where it still joins the log.
-fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loaded, SnapshotData)>, Error> {
+fn load_snapshot(
+    snapshots: &SnapshotStore,
+    mark: &Mark,
+    feature_level: u32,
+) -> Result<Option<(Loaded, SnapshotData)>, Error> {
     let list =
         snapshots.list().map_err(Error::io(format!("listing the snapshots in {}", snapshots.dir().display())))?;
     let joins = |index: u64| mark.purged.is_none_or(|purged| index >= purged.index);
     let mut damaged = None;
     for (id, path) in list.into_iter().filter(|(id, _)| joins(id.index)) {
-        match snapshot::read(&path) {
+        match snapshot::read(&path, feature_level) {
             Ok(loaded) if loaded.cluster_id == mark.cluster_id => {
                 if let Some(what) = &damaged {
                     tracing::warn!(path = %path.display(), "using an older snapshot, the log joins it: {what}");
@@ -190,6 +225,8 @@ fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loade
                     mark.cluster_id
                 )));
             }
+            // An older one would lead to the entry that this build does not know.
+            Err(e @ SnapshotError::Newer { .. }) => return Err(e.into()),
             Err(e) => damaged = damaged.or_else(|| Some(format!("the snapshot at index {}: {e}", id.index))),
         }
     }
@@ -208,10 +245,17 @@ fn load_snapshot(snapshots: &SnapshotStore, mark: &Mark) -> Result<Option<(Loade
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::FEATURE_LEVEL;
 
     fn options() -> DirectoryOptions {
         let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
-        DirectoryOptions { peer_id: None, storage, free_space: FreeSpace::default(), skip_sync: SkipSync::default() }
+        DirectoryOptions {
+            peer_id: None,
+            storage,
+            free_space: FreeSpace::default(),
+            feature_level: FEATURE_LEVEL,
+            skip_sync: SkipSync::default(),
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]

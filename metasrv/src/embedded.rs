@@ -161,6 +161,7 @@ fn error(dir: &Path, doing: String, started: Instant, failure: Failure) -> store
         | Kind::WrongIdentity
         | Kind::Unauthenticated
         | Kind::QuotaExceeded
+        | Kind::LimitReached
         | Kind::SessionExpired
         | Kind::LeaseExpired
         | Kind::ChangeUnderWay
@@ -231,6 +232,10 @@ impl MetaStore for EmbeddedStore {
         let opened = self.member.open_snapshot(options, deadline).await;
         let (revision, value) = opened.map_err(|f| self.error("opening a snapshot".to_owned(), started, f))?;
         Ok(Read { revision, value })
+    }
+
+    async fn close_snapshot(&self, snapshot: Snapshot, _: Instant) -> Result<bool, store::Error> {
+        Ok(self.member.pages.close_snapshot(snapshot))
     }
 
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, store::Error> {

@@ -19,8 +19,8 @@ use crate::raft::wire::{
     snapshot_meta_from_wire, snapshot_meta_to_wire,
 };
 use crate::snapshot;
-use crate::state::State;
 use crate::state::command::{Action, Command, Outcome};
+use crate::state::{FEATURE_LEVEL, State};
 
 /// A function of a fuzzer, by its name.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
@@ -93,7 +93,7 @@ pub fn mark(bytes: &[u8]) -> bool {
 
 /// The file of a snapshot, as it is.
 pub fn snapshot(bytes: &[u8]) -> bool {
-    snapshot::read_from(bytes, Path::new("fuzzed")).is_ok()
+    snapshot::read_from(bytes, Path::new("fuzzed"), FEATURE_LEVEL).is_ok()
 }
 
 /// The records of a snapshot, each behind two bytes of length; framed, and with the state's hash made right.

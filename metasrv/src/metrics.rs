@@ -3,7 +3,9 @@
 //! Names begin with `lake_metasrv_`; times are in seconds, sizes in bytes. What is about the cluster (revision, keys, leases)
 //! is what this peer has applied. docs/ lists them.
 
-use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use std::time::Duration;
+
+use prometheus::{Counter, Gauge, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::peer::Peer;
 use crate::peer::member::Member;
@@ -23,6 +25,9 @@ pub fn text(peer: &Peer) -> Result<String> {
         raft(&figures, peer, &member)?;
         state(&figures, &member)?;
         counts(&figures, &member)?;
+        for latency in member.latencies.all() {
+            figures.registry.register(Box::new(latency.clone()))?;
+        }
     }
     TextEncoder::new().encode_to_string(&figures.registry.gather())
 }
@@ -35,6 +40,13 @@ impl Figures {
     fn gauge(&self, name: &str, help: &str, value: u64) -> Result<()> {
         let gauge = IntGauge::new(name, help)?;
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        self.registry.register(Box::new(gauge))
+    }
+
+    /// A time, in seconds.
+    fn time(&self, name: &str, help: &str, value: Duration) -> Result<()> {
+        let gauge = Gauge::new(name, help)?;
+        gauge.set(value.as_secs_f64());
         self.registry.register(Box::new(gauge))
     }
 
@@ -85,17 +97,17 @@ fn raft(figures: &Figures, peer: &Peer, member: &Member) -> Result<()> {
         "Bytes of entries applied since the last snapshot was begun",
         member.published.log_bytes(),
     )?;
-    figures.gauge(
-        "disk_busy_milliseconds",
+    figures.time(
+        "disk_busy_seconds",
         "How long the write to the log that is under way has taken so far",
-        u64::try_from(member.log.busy_for().as_millis()).unwrap_or(u64::MAX),
+        member.log.busy_for(),
     )?;
     figures.gauge("commands_in_flight", "Commands proposed here and not answered yet", member.in_flight() as u64)?;
     if let Some(staleness) = member.reads.staleness() {
-        figures.gauge(
-            "read_index_age_milliseconds",
+        figures.time(
+            "read_index_age_seconds",
             "Since the start of the last read-index round that this peer completed and applied",
-            u64::try_from(staleness.as_millis()).unwrap_or(u64::MAX),
+            staleness,
         )?;
     }
     let lags =
@@ -146,11 +158,10 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
     figures.counter("renewed_total", "Leases and sessions renewed by keep-alives", c.renewed.get())?;
     figures.counter("not_renewed_total", "Leases and sessions in keep-alives that were over", c.not_renewed.get())?;
     figures.counter("scopes_acquired_total", "Scopes acquired", c.scopes_acquired.get())?;
-    figures.counter(
-        "scopes_acquired_microseconds_total",
-        "Time that the transactions took which acquired them",
-        c.scopes_acquired_micros.get(),
-    )?;
+    let acquiring =
+        Counter::new("scopes_acquired_seconds_total", "Time that the transactions took which acquired them")?;
+    acquiring.inc_by(Duration::from_micros(c.scopes_acquired_micros.get()).as_secs_f64());
+    figures.registry.register(Box::new(acquiring))?;
     figures.counter("scopes_taken_total", "Scopes taken from holders that fell silent", c.scopes_taken.get())?;
     figures.counter(
         "scopes_contended_total",

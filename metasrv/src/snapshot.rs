@@ -22,8 +22,8 @@ use prost::Message;
 use crate::files;
 use crate::raft::types::{LogId, SnapshotMeta, log_id};
 use crate::raft::wire::{snapshot_meta_from_wire, snapshot_meta_to_wire};
+use crate::state::State;
 use crate::state::restore::{Numbers, Part, StateBuilder};
-use crate::state::{FEATURE_LEVEL, State};
 
 /// How many snapshots are kept.
 pub const KEEP: usize = 2;
@@ -86,6 +86,11 @@ impl SnapshotStore {
             }
         }
         Ok(Self { dir })
+    }
+
+    /// A directory that is only read.
+    pub fn existing(dir: PathBuf) -> Self {
+        Self { dir }
     }
 
     /// The directory.
@@ -167,35 +172,68 @@ fn parse_name(path: &Path) -> Option<LogId> {
 }
 
 fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<()> {
-    use v1::snapshot_record::{End, Head, Record};
     let mut out = BufWriter::with_capacity(1 << 20, OpenOptions::new().write(true).create_new(true).open(path)?);
-    out.write_all(MAGIC)?;
-    out.write_all(&FORMAT.to_be_bytes())?;
+    let mut encoder = Encoder::new(meta, cluster_id, state);
     let mut buffer = Vec::new();
-    let mut record = |record: Record, out: &mut BufWriter<File>| {
+    while encoder.next_into(&mut buffer)? {
+        out.write_all(&buffer)?;
         buffer.clear();
-        v1::SnapshotRecord { record: Some(record) }.encode(&mut buffer).map_err(io::Error::other)?;
-        out.write_all(&(buffer.len() as u32).to_be_bytes())?;
-        out.write_all(&crc32fast::hash(&buffer).to_be_bytes())?;
-        out.write_all(&buffer)
-    };
-    let numbers = state.numbers();
-    let head = Head {
-        meta: Some(snapshot_meta_to_wire(meta)),
-        cluster_id: cluster_id.to_owned(),
-        revision: numbers.revision,
-        feature_level: numbers.feature_level,
-        compacted_revision: numbers.compacted,
-        state_hash: state.digest().to_be_bytes().to_vec().into(),
-    };
-    record(Record::Head(head), &mut out)?;
-    let mut records = 0;
-    for part in state.parts() {
-        record(part_to_wire(part), &mut out)?;
-        records += 1;
     }
-    record(Record::End(End { records }), &mut out)?;
     out.into_inner().map_err(|e| e.into_error())?.sync_all()
+}
+
+/// The bytes of a snapshot's file, a record at a time.
+pub struct Encoder<'a> {
+    /// Until it is written.
+    head: Option<v1::snapshot_record::Head>,
+    parts: Box<dyn Iterator<Item = Part> + Send + 'a>,
+    records: u64,
+    ended: bool,
+}
+
+impl<'a> Encoder<'a> {
+    /// Of a state that covers what `meta` says.
+    pub fn new(meta: &SnapshotMeta, cluster_id: &str, state: &'a State) -> Self {
+        let numbers = state.numbers();
+        let head = v1::snapshot_record::Head {
+            meta: Some(snapshot_meta_to_wire(meta)),
+            cluster_id: cluster_id.to_owned(),
+            revision: numbers.revision,
+            feature_level: numbers.feature_level,
+            compacted_revision: numbers.compacted,
+            state_hash: state.digest().to_be_bytes().to_vec().into(),
+        };
+        Self { head: Some(head), parts: Box::new(state.parts()), records: 0, ended: false }
+    }
+
+    /// Adds what comes next to `out`: at most one record. `false`: that was all before.
+    ///
+    /// # Errors
+    /// A record that cannot be encoded.
+    pub fn next_into(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
+        use v1::snapshot_record::{End, Record};
+        let record = if let Some(head) = self.head.take() {
+            out.extend_from_slice(MAGIC);
+            out.extend_from_slice(&FORMAT.to_be_bytes());
+            Record::Head(head)
+        } else if let Some(part) = self.parts.next() {
+            self.records += 1;
+            part_to_wire(part)
+        } else if !self.ended {
+            self.ended = true;
+            Record::End(End { records: self.records })
+        } else {
+            return Ok(false);
+        };
+        let begin = out.len();
+        out.extend_from_slice(&[0; 8]);
+        v1::SnapshotRecord { record: Some(record) }.encode(out).map_err(io::Error::other)?;
+        let len = out.len() - begin - 8;
+        let crc = crc32fast::hash(&out[begin + 8..]);
+        out[begin..begin + 4].copy_from_slice(&(len as u32).to_be_bytes());
+        out[begin + 4..begin + 8].copy_from_slice(&crc.to_be_bytes());
+        Ok(true)
+    }
 }
 
 fn part_to_wire(part: Part) -> v1::snapshot_record::Record {
@@ -238,21 +276,22 @@ fn part_from_wire(record: v1::snapshot_record::Record) -> Result<Option<Part>, I
     }))
 }
 
-/// Reads and checks a whole snapshot. Blocks for as long as that takes.
-pub fn read(path: &Path) -> Result<Loaded, SnapshotError> {
+/// Reads and checks a whole snapshot, which is of this feature level at most. Blocks for as long as that takes.
+pub fn read(path: &Path, feature_level: u32) -> Result<Loaded, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
     let file = File::open(path).map_err(io_error)?;
-    read_from(BufReader::with_capacity(1 << 20, file), path)
+    read_from(BufReader::with_capacity(1 << 20, file), path, feature_level)
 }
 
 /// Reads and checks a whole snapshot; the path is for messages.
-pub(crate) fn read_from(reader: impl Read, path: &Path) -> Result<Loaded, SnapshotError> {
-    read_hashed(reader, path, |state, hash| state.digest().to_be_bytes() == *hash)
+pub(crate) fn read_from(reader: impl Read, path: &Path, feature_level: u32) -> Result<Loaded, SnapshotError> {
+    read_hashed(reader, path, feature_level, |state, hash| state.digest().to_be_bytes() == *hash)
 }
 
 fn read_hashed(
     mut reader: impl Read,
     path: &Path,
+    feature_level: u32,
     is_hash: impl FnOnce(&State, &[u8]) -> bool,
 ) -> Result<Loaded, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
@@ -286,10 +325,12 @@ fn read_hashed(
     };
     use v1::snapshot_record::Record;
     let Record::Head(head) = next()? else { return Err(damaged("its head is missing")) };
-    if head.feature_level > FEATURE_LEVEL {
+    if head.feature_level > feature_level {
         let what = format!(
-            "it is of feature level {}, and this build knows {FEATURE_LEVEL}: upgrade this peer",
-            head.feature_level
+            "it is of feature level {}, and this build ({}) knows {feature_level}: start this peer with the build that the \
+             leader runs; its data stays as it is",
+            head.feature_level,
+            env!("CARGO_PKG_VERSION")
         );
         return Err(SnapshotError::Newer { path: path.to_owned(), what });
     }
@@ -325,18 +366,19 @@ fn read_hashed(
 
 /// For fuzzing: reads records as if they had come in a file that frames them rightly, whatever the state's hash is.
 pub(crate) fn read_records(records: &[&[u8]]) -> Result<Loaded, SnapshotError> {
+    use crate::state::FEATURE_LEVEL;
     let mut file = [&MAGIC[..], &FORMAT.to_be_bytes()].concat();
     for record in records {
         file.extend_from_slice(&(record.len() as u32).to_be_bytes());
         file.extend_from_slice(&crc32fast::hash(record).to_be_bytes());
         file.extend_from_slice(record);
     }
-    read_hashed(&file[..], Path::new("fuzzed"), |_, _| true)
+    read_hashed(&file[..], Path::new("fuzzed"), FEATURE_LEVEL, |_, _| true)
 }
 
 /// Checks a whole snapshot without keeping it. Blocks for as long as that takes.
-pub fn check(path: &Path) -> Result<(), SnapshotError> {
-    read(path).map(drop)
+pub fn check(path: &Path, feature_level: u32) -> Result<(), SnapshotError> {
+    read(path, feature_level).map(drop)
 }
 
 #[cfg(test)]
@@ -345,6 +387,7 @@ mod tests {
 
     use super::*;
     use crate::raft::types::StoredMembership;
+    use crate::state::FEATURE_LEVEL;
 
     fn sample() -> (SnapshotMeta, State) {
         let mut state = State::default();
@@ -365,7 +408,7 @@ mod tests {
         for index in [700, 800, 900] {
             meta.last_log_id = Some(log_id(2, index));
             let data = store.write(&meta, "c", &state).unwrap();
-            let loaded = read(&data.path).unwrap();
+            let loaded = read(&data.path, FEATURE_LEVEL).unwrap();
             assert_eq!((loaded.meta, loaded.cluster_id.as_str(), loaded.state), (meta.clone(), "c", state.clone()));
             store.prune().unwrap();
         }
@@ -382,15 +425,15 @@ mod tests {
         let good = std::fs::read(&path).unwrap();
         let step = good.len() / 97;
         std::fs::write(&path, [&good[..], b"x"].concat()).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("goes on behind its end"));
+        assert!(read(&path, FEATURE_LEVEL).unwrap_err().to_string().contains("goes on behind its end"));
         for at in (0..good.len()).step_by(step) {
             let mut bad = good.clone();
             bad[at] ^= 1;
             std::fs::write(&path, &bad).unwrap();
-            let error = read(&path).unwrap_err().to_string();
+            let error = read(&path, FEATURE_LEVEL).unwrap_err().to_string();
             assert!(error.contains(&path.display().to_string()), "{error}");
             std::fs::write(&path, &good[..at]).unwrap();
-            assert!(matches!(read(&path), Err(SnapshotError::Damaged { .. })), "cut at {at}");
+            assert!(matches!(read(&path, FEATURE_LEVEL), Err(SnapshotError::Damaged { .. })), "cut at {at}");
         }
     }
 

@@ -3,6 +3,7 @@
 mod support;
 
 use lake_metasrv::snapshot::{self, SnapshotStore};
+use lake_metasrv::state::FEATURE_LEVEL;
 use lake_metasrv::state::command::Action;
 use lake_proto::kv::{Op, Txn};
 use support::TestCluster;
@@ -11,7 +12,7 @@ use support::TestCluster;
 fn falsify(dir: &std::path::Path) {
     let store = SnapshotStore::open(dir.join("snapshots")).unwrap();
     let newest = store.list().unwrap().into_iter().next().expect("a snapshot").1;
-    let mut loaded = snapshot::read(&newest).unwrap();
+    let mut loaded = snapshot::read(&newest, FEATURE_LEVEL).unwrap();
     let rogue = Txn { then: vec![Op::put("/kv/rogue", "nobody has written this")], ..Txn::default() };
     loaded.state.apply(1, &Action::Txn(rogue).unstamped());
     store.write(&loaded.meta, &loaded.cluster_id, &loaded.state).unwrap();

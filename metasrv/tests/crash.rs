@@ -5,123 +5,28 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lake_client::store::{MetaStore, ReadOptions};
-use lake_metasrv::config::{Config, StorageConfig};
+use lake_metasrv::config::StorageConfig;
 use lake_metasrv::directory::{self, DirectoryOptions};
 use lake_metasrv::files::FreeSpace;
 use lake_metasrv::log::SkipSync;
 use lake_metasrv::raft::types::{LogId, Payload};
-use lake_metasrv::server::Server;
+use lake_metasrv::state::FEATURE_LEVEL;
 use lake_proto::coordination::ScopeOwner;
 use lake_proto::kv::{Compare, Expected, Op, Txn};
 use lake_proto::v1;
 use support::eventually;
-
-const PEER: &str = "LAKE_TEST_PEER";
+use support::processes::{Processes, be_one_peer};
 
 /// Not a test by itself: what a child process runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn run_one_peer() {
-    let Ok(arguments) = std::env::var(PEER) else { return };
-    let parts: Vec<&str> = arguments.split('|').collect();
-    let mut config = Config::new(parts[0].parse().unwrap(), parts[1]);
-    config.listen = parts[2].parse().unwrap();
-    config.raft_listen = parts[3].parse().unwrap();
-    config.storage.disk_reserve_bytes = 0;
-    config.storage.snapshot_entries = 300;
-    config.storage.purge_margin_entries = 100;
-    let server = Server::start(config).await.unwrap();
-    eprintln!("{}", server.failed().await);
-    std::process::exit(1);
-}
-
-struct Processes {
-    arguments: BTreeMap<u64, (SocketAddr, SocketAddr, String)>,
-    children: BTreeMap<u64, Child>,
-}
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for id in self.children.keys().copied().collect::<Vec<_>>() {
-            self.kill(id);
-        }
-    }
-}
-
-impl Processes {
-    async fn start(dir: &Path) -> Self {
-        let arguments = (1..=3u64)
-            .map(|id| {
-                let (grpc, raft) = (support::free_port(), support::free_port());
-                let text = format!("{id}|{}|{grpc}|{raft}", dir.join(format!("peer-{id}")).display());
-                (id, (grpc, raft, text))
-            })
-            .collect();
-        let mut this = Self { arguments, children: BTreeMap::new() };
-        for id in 1..=3 {
-            this.spawn(id);
-        }
-        let founders = this.arguments.iter().map(|(id, (grpc, raft, _))| v1::Member {
-            id: *id,
-            raft_address: raft.to_string(),
-            grpc_address: grpc.to_string(),
-            incarnation: String::new(),
-        });
-        let founders: Vec<_> = founders.collect();
-        eventually("the founding", async || {
-            this.cluster(1).init(v1::InitRequest { founders: founders.clone() }).await.ok()
-        })
-        .await;
-        this
-    }
-
-    fn spawn(&mut self, id: u64) {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "run_one_peer", "--nocapture"])
-            .env(PEER, &self.arguments[&id].2)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        self.children.insert(id, child);
-    }
-
-    /// SIGKILL.
-    fn kill(&mut self, id: u64) {
-        let mut child = self.children.remove(&id).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    fn cluster(&self, id: u64) -> v1::cluster_client::ClusterClient<tonic::transport::Channel> {
-        let address = format!("http://{}", self.arguments[&id].0);
-        v1::cluster_client::ClusterClient::new(tonic::transport::Channel::from_shared(address).unwrap().connect_lazy())
-    }
-
-    async fn leader(&self) -> u64 {
-        eventually("a leader", async || {
-            for id in self.children.keys() {
-                if let Ok(answer) = self.cluster(*id).leader(v1::LeaderRequest {}).await
-                    && answer.into_inner().leader.is_some_and(|l| l.id == *id)
-                {
-                    return Some(*id);
-                }
-            }
-            None
-        })
-        .await
-    }
-
-    fn store(&self) -> Arc<dyn MetaStore> {
-        let endpoints = self.arguments.values().map(|(grpc, ..)| grpc.to_string()).collect();
-        support::remote_store(endpoints)
-    }
+    be_one_peer().await;
 }
 
 /// Writers that count, each on its own keys, until told to stop. What they were told is acknowledged.
@@ -228,6 +133,7 @@ async fn same_states(dir: &Path) {
             peer_id: Some(id),
             storage: StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() },
             free_space: FreeSpace::default(),
+            feature_level: FEATURE_LEVEL,
             skip_sync: SkipSync::default(),
         };
         let contents = directory::open(&dir.join(format!("peer-{id}")), options).unwrap();
@@ -238,8 +144,12 @@ async fn same_states(dir: &Path) {
         let mut history: BTreeMap<u64, (LogId, u128)> = BTreeMap::new();
         history.extend(begun.last.map(|id| (id.index, (id, state.digest()))));
         for entry in contents.log.read(from.., usize::MAX).await.unwrap() {
-            if let Payload::Normal(command) = &entry.payload {
-                state.apply(entry.log_id.leader_id.term, command.command());
+            match &entry.payload {
+                Payload::Blank => {}
+                Payload::Normal(command) => drop(state.apply(entry.log_id.leader_id.term, command.command())),
+                Payload::Membership(members) => {
+                    state.set_members(members.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
+                }
             }
             history.insert(entry.log_id.index, (entry.log_id, state.digest()));
         }
@@ -277,9 +187,8 @@ async fn all_there(store: &Arc<dyn MetaStore>, run: &str, acknowledged: Vec<Stri
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_are_killed_under_load() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut processes = Processes::start(dir.path()).await;
-    let store = processes.store();
+    let mut processes = Processes::founded(300).await;
+    let store: Arc<dyn MetaStore> = Arc::new(processes.store());
     let load = Load::start(store.clone(), 8, "leaders");
     load.goes_on().await;
     let mut gaps = Vec::new();
@@ -304,9 +213,8 @@ async fn leaders_are_killed_under_load() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_peers_are_killed_at_once_under_load() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut processes = Processes::start(dir.path()).await;
-    let store = processes.store();
+    let mut processes = Processes::founded(300).await;
+    let store: Arc<dyn MetaStore> = Arc::new(processes.store());
     let load = Load::start(store.clone(), 8, "all");
     let busy: Vec<_> =
         (0..2).map(|worker| tokio::spawn(busy_with_scopes(store.clone(), load.stop.clone(), worker))).collect();
@@ -326,5 +234,5 @@ async fn all_peers_are_killed_at_once_under_load() {
     for id in 1..=3 {
         processes.kill(id);
     }
-    same_states(dir.path()).await;
+    same_states(processes.root()).await;
 }

@@ -4,9 +4,9 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use lake_client::remote::RemoteStore;
 use lake_client::remote::coordination::Lease;
 use lake_client::remote::keeper::LeaseKeeper;
-use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_proto::coordination::ScopeOwner;
 use lake_proto::kv::{Compare, Op, OpResult, Txn, TxnResult};
@@ -17,11 +17,6 @@ use lake_proto::v1::leases_client::LeasesClient;
 use support::{PATIENCE, TestCluster, eventually, kind};
 use tonic::Status;
 use tonic::transport::Channel;
-
-fn store(cluster: &TestCluster) -> RemoteStore {
-    let endpoints = cluster.configs.values().map(|config| config.listen.to_string()).collect();
-    RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
-}
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE
@@ -70,7 +65,7 @@ fn acquire(path: &str, owner: &ScopeOwner) -> (Compare, Op) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_lease_ends_and_takes_its_keys_with_it() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let asked = Instant::now();
     let lease = grant(&store, 1000).await;
     hang(&store, "/kv/hangs", &lease).await;
@@ -92,7 +87,7 @@ async fn a_silent_lease_ends_and_takes_its_keys_with_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_is_kept_alive_stays_until_it_is_revoked() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let lease = grant(&store, 3000).await;
     hang(&store, "/kv/hangs", &lease).await;
     let keeper = LeaseKeeper::start(store.clone(), lease);
@@ -112,7 +107,7 @@ async fn a_lease_that_is_kept_alive_stays_until_it_is_revoked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_leader_gives_every_lease_its_full_time_and_ends_it_then() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let ttl = Duration::from_secs(3);
     let lease = grant(&store, 3000).await;
     hang(&store, "/kv/hangs", &lease).await;
@@ -134,7 +129,7 @@ async fn a_new_leader_gives_every_lease_its_full_time_and_ends_it_then() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keeper_finds_the_new_leader_in_time() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let lease = grant(&store, 6000).await;
     hang(&store, "/kv/hangs", &lease).await;
     let keeper = LeaseKeeper::start(store.clone(), lease);
@@ -154,7 +149,7 @@ async fn a_keeper_finds_the_new_leader_in_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_was_paused_cannot_commit() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let zombie = grant(&store, 1000).await;
     hang(&store, "/kv/owner", &zombie).await;
     until_gone(&store, "/kv/owner").await;
@@ -172,7 +167,7 @@ async fn a_holder_that_was_paused_cannot_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn scopes_conflict_up_and_down_the_hierarchy_and_a_takeover_has_a_greater_fence() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let (first, second) = (grant(&store, 60_000).await, grant(&store, 60_000).await);
     let (mine, theirs) = (ScopeOwner::Lease(first.id), ScopeOwner::Lease(second.id));
     let take = async |path: &str, owner: &ScopeOwner| {
@@ -215,7 +210,7 @@ async fn scopes_conflict_up_and_down_the_hierarchy_and_a_takeover_has_a_greater_
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_lead_says_so_and_limits_are_named() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let lease = grant(&store, 60_000).await;
     let ask = |ttl_ms| v1::GrantLeaseRequest { ttl_ms, holder: String::new(), stamp: None };
 
@@ -284,7 +279,7 @@ async fn five_thousand_leases_are_kept_alive() {
     const STREAMS: usize = 100;
     const ROUNDS: u64 = 10;
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let without_leases = idle_percent().await;
     let mut ids = Vec::new();
     while ids.len() < LEASES {

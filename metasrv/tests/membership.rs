@@ -7,6 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lake_client::remote::admin;
+use lake_client::secret::Secret;
 use lake_client::store::{Error, MetaStore};
 use lake_metasrv::EmbeddedStore;
 use lake_metasrv::config::Config;
@@ -378,6 +380,59 @@ async fn peers_of_other_clusters_and_wrong_addresses_are_refused() {
     assert_eq!(kind(&error), Kind::WrongIdentity);
     assert!(error.message().contains("belongs to cluster"), "{}", error.message());
     other.stop_all().await;
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_does_not_know_the_feature_level_in_force_is_not_taken_in() {
+    let mut cluster = TestCluster::founded(1, |config| config.feature_level = 2).await;
+    eventually("the feature level to rise", async || (cluster.status(1).await.feature_level == 2).then_some(())).await;
+    let join = vec![cluster.configs[&1].listen.to_string()];
+    cluster.prepare(2, |config| (config.join, config.feature_level) = (join, 1));
+    cluster.start(2).await;
+    let reason = tokio::time::timeout(PATIENCE, cluster.running[&2].failed()).await.expect("it ends").to_string();
+    assert!(reason.contains("supports feature level 1") && reason.contains("is at 2"), "{reason}");
+    assert_eq!(cluster.status(2).await.stage(), Stage::Fresh, "it has become part of nothing");
+    assert_eq!(ids(&cluster.status(1).await.learners), BTreeSet::new());
+
+    cluster.stop(2).await;
+    cluster.configs.get_mut(&2).unwrap().feature_level = 2;
+    cluster.start(2).await;
+    eventually("the learner", async || ids(&cluster.status(1).await.learners).contains(&2).then_some(())).await;
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_with_a_secret_takes_in_who_knows_it() {
+    let secret = Secret::new("a-secret-of-the-cluster").unwrap();
+    let with_secret = |config: &mut Config| config.secret = Some(secret.clone());
+    let mut cluster = TestCluster::fresh(1, with_secret).await;
+    let endpoint = |cluster: &TestCluster, id: u64| cluster.configs[&id].listen.to_string();
+    let founders = cluster.founders();
+    admin::init(&endpoint(&cluster, 1), founders, Some(&secret), PATIENCE).await.unwrap();
+    let join = vec![endpoint(&cluster, 1)];
+    for (id, known) in [(2, Some(secret.clone())), (3, None)] {
+        cluster.prepare(id, |config| (config.join, config.secret) = (join.clone(), known));
+        cluster.start(id).await;
+    }
+    let status = async |id| admin::peer_status(&endpoint(&cluster, id), Some(&secret), PATIENCE).await;
+    eventually("the learner", async || {
+        let status = status(1).await.unwrap();
+        ids(&status.learners).contains(&2).then_some(())
+    })
+    .await;
+    promoted(&cluster, 2).await;
+    let store = cluster.client();
+    store.cas("/kv/a", Expected::Absent, "1".into(), soon()).await.unwrap();
+    eventually("the new voter to see itself as one", async || {
+        (ids(&status(2).await.unwrap().voters) == BTreeSet::from([1, 2])).then_some(())
+    })
+    .await;
+
+    // The other one asked all the while, and nobody listened.
+    assert_eq!(ids(&status(1).await.unwrap().learners), BTreeSet::new());
+    let unknown = cluster.cluster(1).join(v1::JoinRequest { member: Some(cluster.named(3)) }).await.unwrap_err();
+    assert_eq!(kind(&unknown), Kind::Unauthenticated);
     cluster.stop_all().await;
 }
 

@@ -6,185 +6,57 @@
 
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lake_client::remote::{RemoteConfig, RemoteStore};
+use lake_client::remote::RemoteStore;
 use lake_client::store::MetaStore;
-use lake_metasrv::config::Config;
-use lake_metasrv::server::Server;
 use lake_proto::kv::{Expected, Op, Txn};
 use lake_proto::v1;
-use lake_proto::v1::cluster_client::ClusterClient;
 use lake_proto::v1::kv_client::KvClient;
 use lake_proto::v1::status_response::Stage;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use support::load::Load;
-use support::{PATIENCE, eventually, free_port};
+use support::processes::{Processes, be_one_peer};
+use support::{PATIENCE, eventually};
 use tonic::Request;
 use tonic::transport::Channel;
 
-const PEER: &str = "LAKE_TEST_PEER";
 /// How long a change may take with peers being killed around it.
 const CHANGE: Duration = Duration::from_secs(60);
 
 /// Not a test by itself: what a child process runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn run_one_peer() {
-    let Ok(arguments) = std::env::var(PEER) else { return };
-    let parts: Vec<&str> = arguments.split('|').collect();
-    let mut config = Config::new(parts[0].parse().unwrap(), parts[1]);
-    config.listen = parts[2].parse().unwrap();
-    config.raft_listen = parts[3].parse().unwrap();
-    config.storage.snapshot_entries = parts[4].parse().unwrap();
-    config.storage.purge_margin_entries = config.storage.snapshot_entries / 4;
-    config.storage.disk_reserve_bytes = 0;
-    let server = Server::start(config).await.unwrap();
-    eprintln!("{}", server.failed().await);
-    server.shutdown().await;
-    std::process::exit(1);
+    be_one_peer().await;
 }
 
-struct Processes {
-    dirs: tempfile::TempDir,
-    snapshot_entries: u64,
-    addresses: BTreeMap<u64, (SocketAddr, SocketAddr)>,
-    children: BTreeMap<u64, Child>,
+/// Waits until a peer serves, and has applied as much as the leader had.
+async fn serves(processes: &Processes, id: u64) {
+    let leader = processes.leader().await;
+    let revision = eventually("the leader's status", async || processes.status(leader).await).await.revision;
+    eventually(&format!("peer {id} to have everything"), async || {
+        processes.status(id).await.filter(|s| s.stage() == Stage::Member && s.revision >= revision)
+    })
+    .await;
 }
 
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for id in self.children.keys().copied().collect::<Vec<_>>() {
-            self.kill(id);
-        }
-        if std::thread::panicking() {
-            println!("the peers said: {}", std::fs::read_to_string(self.dirs.path().join("said")).unwrap_or_default());
-        }
-    }
+/// What is in a peer's directory of snapshots while it receives one.
+fn receiving(processes: &Processes, id: u64) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(processes.dir(id).join("snapshots")).ok()?;
+    entries.flatten().map(|entry| entry.path()).find(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("receiving-"))
+            && path.metadata().is_ok_and(|m| m.len() > 0)
+    })
 }
 
-impl Processes {
-    /// Three peers, founded.
-    async fn founded(snapshot_entries: u64) -> Self {
-        let dirs = tempfile::tempdir().unwrap();
-        let mut this = Self { dirs, snapshot_entries, addresses: BTreeMap::new(), children: BTreeMap::new() };
-        for id in 1..=3 {
-            this.spawn(id);
-        }
-        let founders: Vec<_> = (1..=3).map(|id| this.named(id)).collect();
-        eventually("the founding", async || {
-            this.cluster(1).init(v1::InitRequest { founders: founders.clone() }).await.ok()
-        })
-        .await;
-        this.leader().await;
-        this
-    }
-
-    fn dir(&self, id: u64) -> PathBuf {
-        self.dirs.path().join(format!("peer-{id}"))
-    }
-
-    fn spawn(&mut self, id: u64) {
-        let (grpc, raft) = *self.addresses.entry(id).or_insert_with(|| (free_port(), free_port()));
-        let dir = self.dir(id);
-        let arguments = format!("{id}|{}|{grpc}|{raft}|{}", dir.display(), self.snapshot_entries);
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "run_one_peer", "--nocapture"])
-            .env(PEER, arguments)
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::options().create(true).append(true).open(self.dirs.path().join("said")).unwrap())
-            .spawn()
-            .unwrap();
-        self.children.insert(id, child);
-    }
-
-    /// SIGKILL.
-    fn kill(&mut self, id: u64) {
-        let mut child = self.children.remove(&id).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    fn signal(&self, id: u64, signal: Signal) {
-        let pid = Pid::from_raw(self.children[&id].id() as i32).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-
-    fn channel(&self, id: u64) -> Channel {
-        Channel::from_shared(format!("http://{}", self.addresses[&id].0)).unwrap().connect_lazy()
-    }
-
-    fn cluster(&self, id: u64) -> ClusterClient<Channel> {
-        ClusterClient::new(self.channel(id))
-    }
-
-    fn named(&self, id: u64) -> v1::Member {
-        let (grpc, raft) = self.addresses[&id];
-        v1::Member { id, raft_address: raft.to_string(), grpc_address: grpc.to_string(), incarnation: String::new() }
-    }
-
-    /// Nothing from a peer that is down, or asleep.
-    async fn status(&self, id: u64) -> Option<v1::StatusResponse> {
-        let mut cluster = self.cluster(id);
-        let asked = tokio::time::timeout(Duration::from_secs(1), cluster.status(v1::StatusRequest {})).await;
-        asked.ok()?.ok().map(|answer| answer.into_inner())
-    }
-
-    /// Waits until some running peer other than these says that it leads itself.
-    async fn leader_besides(&self, besides: &[u64]) -> u64 {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let mut seen = Vec::new();
-            for id in self.children.keys().filter(|id| !besides.contains(id)) {
-                let status = self.status(*id).await;
-                if status.as_ref().is_some_and(|s| s.leader.as_ref().is_some_and(|leader| leader.id == *id)) {
-                    return *id;
-                }
-                seen.push((*id, status));
-            }
-            assert!(Instant::now() < deadline, "waited in vain for a leader: {seen:#?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
-
-    async fn leader(&self) -> u64 {
-        self.leader_besides(&[]).await
-    }
-
-    /// Waits until a peer serves, and has applied as much as the leader had.
-    async fn serves(&self, id: u64) {
-        let leader = self.leader().await;
-        let revision = eventually("the leader's status", async || self.status(leader).await).await.revision;
-        eventually(&format!("peer {id} to have everything"), async || {
-            self.status(id).await.filter(|s| s.stage() == Stage::Member && s.revision >= revision)
-        })
-        .await;
-    }
-
-    fn store(&self) -> RemoteStore {
-        let endpoints = self.addresses.values().map(|(grpc, _)| grpc.to_string()).collect();
-        RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
-    }
-
-    /// What is in a peer's directory of snapshots while it receives one.
-    fn receiving(&self, id: u64) -> Option<PathBuf> {
-        let entries = std::fs::read_dir(self.dir(id).join("snapshots")).ok()?;
-        entries.flatten().map(|entry| entry.path()).find(|path| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("receiving-"))
-                && path.metadata().is_ok_and(|m| m.len() > 0)
-        })
-    }
-
-    /// Resident memory.
-    fn resident_mib(&self, id: u64) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.children[&id].id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() >> 10
-    }
+/// Resident memory.
+fn resident_mib(processes: &Processes, id: u64) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", processes.children[&id].id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() >> 10
 }
 
 fn ids(members: &[v1::Member]) -> BTreeSet<u64> {
@@ -364,7 +236,7 @@ async fn a_snapshot_cut_off_in_the_middle_is_sent_again() {
             processes.spawn(behind);
             let until = Instant::now() + Duration::from_secs(10);
             let seen = loop {
-                if let Some(path) = processes.receiving(behind) {
+                if let Some(path) = receiving(&processes, behind) {
                     break Some(path);
                 }
                 if Instant::now() > until {
@@ -382,11 +254,11 @@ async fn a_snapshot_cut_off_in_the_middle_is_sent_again() {
                 KEYS
             );
             if kill_sender {
-                processes.serves(behind).await;
+                serves(&processes, behind).await;
                 processes.spawn(victim);
             } else {
                 processes.spawn(victim);
-                processes.serves(behind).await;
+                serves(&processes, behind).await;
             }
             let mut kv = KvClient::new(processes.channel(behind)).max_decoding_message_size(64 << 20);
             for key in 0..KEYS {
@@ -405,7 +277,7 @@ async fn a_snapshot_cut_off_in_the_middle_is_sent_again() {
         }
     }
     for id in 1..=3 {
-        processes.serves(id).await;
+        serves(&processes, id).await;
     }
 }
 
@@ -423,12 +295,12 @@ async fn a_follower_that_is_down_for_long_does_not_grow_the_leader() {
     };
     // Until everything that is bounded (kept changes, the log's tail, its cache) is full.
     write(160).await;
-    let before = processes.resident_mib(leader);
+    let before = resident_mib(&processes, leader);
     write(240).await;
-    let after = processes.resident_mib(leader);
+    let after = resident_mib(&processes, leader);
     println!("the leader's memory: {before} MiB after 160 MiB of writes, {after} MiB after 240 MiB more");
     assert_eq!(processes.leader().await, leader, "the leader is the same throughout");
     assert!(after < before + 120, "the leader grew from {before} to {after} MiB while a follower was down");
     processes.spawn(down);
-    processes.serves(down).await;
+    serves(&processes, down).await;
 }

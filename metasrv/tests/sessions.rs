@@ -5,7 +5,6 @@ mod support;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_proto::coordination::Stamp;
 use lake_proto::kv::{Op, Txn};
 use lake_proto::limits::SESSION_WINDOW;
@@ -16,11 +15,6 @@ use support::{PATIENCE, TestCluster, eventually, kind};
 use tonic::{Request, Status};
 
 const TTL: Duration = Duration::from_secs(5);
-
-fn store(cluster: &TestCluster) -> RemoteStore {
-    let endpoints = cluster.configs.values().map(|config| config.listen.to_string()).collect();
-    RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
-}
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE
@@ -62,7 +56,7 @@ fn elsewhere(status: &Status) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_sent_again_to_the_next_leader_gets_the_first_answer() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let session = store.open_session(TTL * 12, "a test", soon()).await.unwrap();
     let leader = cluster.leader().await;
     assert!(send(&cluster, put("/kv/n", "1", session, 1, 1)).await.unwrap().succeeded);
@@ -86,7 +80,7 @@ async fn a_request_sent_again_to_the_next_leader_gets_the_first_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_window_refuses_and_goes_on_once_something_is_answered() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let session = store(&cluster).open_session(TTL * 12, "", soon()).await.unwrap();
+    let session = cluster.client().open_session(TTL * 12, "", soon()).await.unwrap();
     // A few at a time: each opens connections of its own, and a storm of them would unseat the leader.
     let sending = (1..=SESSION_WINDOW).map(|n| send(&cluster, put("/kv/n", "1", session, n, 1)));
     let mut sending = futures::stream::iter(sending).buffer_unordered(8);
@@ -97,7 +91,7 @@ async fn a_full_window_refuses_and_goes_on_once_something_is_answered() {
     let over = SESSION_WINDOW + 1;
     let refused = send(&cluster, put("/kv/n", "1", session, over, 1)).await.unwrap_err();
     let detail = lake_proto::status::detail(&refused).unwrap();
-    assert_eq!((detail.kind(), detail.applied()), (Kind::Overloaded, Applied::NotApplied));
+    assert_eq!((detail.kind(), detail.applied()), (Kind::LimitReached, Applied::NotApplied));
     assert!(refused.message().contains("256"), "{}", refused.message());
     assert!(send(&cluster, put("/kv/n", "1", session, over, 2)).await.unwrap().succeeded);
     cluster.stop_all().await;
@@ -106,7 +100,7 @@ async fn a_full_window_refuses_and_goes_on_once_something_is_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_session_ends_and_one_that_speaks_does_not() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let opened = Instant::now();
     let silent = store.open_session(TTL, "silent", soon()).await.unwrap();
     let speaks = store.open_session(TTL, "speaks", soon()).await.unwrap();
@@ -162,7 +156,7 @@ async fn keep_alive(cluster: &TestCluster, ids: Vec<u64>) -> v1::KeepAliveRespon
 async fn a_lease_granted_and_revoked_twice_under_one_stamp_is_one() {
     use lake_proto::v1::leases_client::LeasesClient;
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let session = store(&cluster).open_session(TTL * 12, "", soon()).await.unwrap();
+    let session = cluster.client().open_session(TTL * 12, "", soon()).await.unwrap();
     let leader = cluster.leader().await;
     let stamp = |sequence| Some(v1::Stamp { session, sequence, lowest_unanswered: 1 });
     let grant = v1::GrantLeaseRequest { ttl_ms: 60_000, holder: "twice".into(), stamp: stamp(1) };

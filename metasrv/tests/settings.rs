@@ -5,18 +5,13 @@ mod support;
 use std::time::Instant;
 
 use lake_client::remote::coordination::Quota;
-use lake_client::remote::{RemoteConfig, RemoteStore};
-use lake_client::store::ReadOptions;
+use lake_client::store::{Applied, Error, ReadOptions};
+use lake_metasrv::server::Server;
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::quotas_client::QuotasClient;
 use support::{PATIENCE, TestCluster, eventually, kind};
-
-fn store(cluster: &TestCluster) -> RemoteStore {
-    let endpoints = cluster.configs.values().map(|config| config.listen.to_string()).collect();
-    RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
-}
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE
@@ -25,7 +20,7 @@ fn soon() -> Instant {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quota_is_told_before_it_refuses_and_deletes_go_on() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     let leader = cluster.leader().await;
     store.set_quota("/kv/small/", Some(1000), soon()).await.unwrap();
     cluster.put("/kv/small/a", vec![0; 700]).await;
@@ -60,6 +55,76 @@ async fn a_quota_is_told_before_it_refuses_and_deletes_go_on() {
         let wrong = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes: Some(1) };
         assert_eq!(kind(&quotas.set(wrong).await.unwrap_err()), Kind::InvalidArgument);
     }
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_more_than_there_may_be_is_refused_at_once() {
+    let mut cluster = TestCluster::founded(1, |_| {}).await;
+    let store = cluster.client();
+    // The whole map has one.
+    for n in 1..64 {
+        store.set_quota(&format!("/kv/{n}/"), Some(1000), soon()).await.unwrap();
+    }
+    let refused = store.set_quota("/kv/more/", Some(1000), soon()).await.unwrap_err();
+    assert!(matches!(refused, Error::Refused { .. }), "{refused}");
+    assert_eq!(refused.applied(), Applied::No);
+    assert!(refused.to_string().contains("64 quotas"), "{refused}");
+    store.set_quota("/kv/1/", None, soon()).await.unwrap();
+    store.set_quota("/kv/more/", Some(1000), soon()).await.unwrap();
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_of_a_newer_feature_level_is_read_by_who_knows_it_only() {
+    let mut cluster = TestCluster::founded(3, |config| {
+        config.feature_level = 2;
+        config.storage.snapshot_entries = 50;
+        config.storage.purge_margin_entries = 10;
+    })
+    .await;
+    for id in 1..=3 {
+        eventually("the feature level to rise", async || (cluster.status(id).await.feature_level == 2).then_some(()))
+            .await;
+    }
+    let begun = cluster.status(3).await.last_log_index;
+    for n in 0..200 {
+        cluster.put(&format!("/kv/{n}"), "v").await;
+    }
+    eventually("a snapshot of the new level", async || (cluster.status(3).await.purged_index > begun).then_some(()))
+        .await;
+    cluster.stop(3).await;
+    cluster.start(3).await;
+    assert!(cluster.get(3, "/kv/199").await.is_some());
+
+    cluster.stop(3).await;
+    cluster.configs.get_mut(&3).unwrap().feature_level = 1;
+    let why = match Server::start(cluster.configs[&3].clone()).await {
+        Ok(_) => panic!("it reads what it does not know"),
+        Err(error) => error.to_string(),
+    };
+    assert!(why.contains("feature level 2") && why.contains("knows 1"), "{why}");
+
+    // Nor does an older build take such a snapshot from the leader.
+    std::fs::remove_dir_all(&cluster.configs[&3].dir).unwrap();
+    cluster.prepare(4, |config| config.feature_level = 2);
+    cluster.start(4).await;
+    cluster.client().join(cluster.named(4), soon()).await.unwrap();
+    cluster.stop(4).await;
+    cluster.configs.get_mut(&4).unwrap().feature_level = 1;
+    for n in 0..200 {
+        cluster.put(&format!("/kv/{n}"), "w").await;
+    }
+    // It stops at its own snapshot, at one that it is sent, or at the entry: whichever it has come to.
+    let why = match Server::start(cluster.configs[&4].clone()).await {
+        Ok(server) => {
+            let why = tokio::time::timeout(PATIENCE, server.failed()).await.expect("it ends").to_string();
+            server.shutdown().await;
+            why
+        }
+        Err(error) => error.to_string(),
+    };
+    assert!(why.contains("feature level") && why.contains("knows 1"), "{why}");
     cluster.stop_all().await;
 }
 

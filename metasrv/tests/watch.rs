@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lake_client::remote::watch::Watch;
-use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_client::store::{Error, MetaStore, ReadOptions};
 use lake_metasrv::EmbeddedStore;
 use lake_metasrv::peer::Settings;
@@ -199,11 +198,6 @@ async fn watchers_that_come_and_go_while_others_write_miss_nothing() {
     cluster.stop_all().await;
 }
 
-fn store(cluster: &TestCluster) -> RemoteStore {
-    let endpoints = cluster.configs.values().map(|c| c.listen.to_string()).collect();
-    RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
-}
-
 async fn next(watch: &mut Watch) -> Result<Changes, Error> {
     tokio::time::timeout(PATIENCE, watch.next()).await.expect("a message in time").expect("the watch goes on")
 }
@@ -212,7 +206,7 @@ async fn next(watch: &mut Watch) -> Result<Changes, Error> {
 async fn a_watch_outlives_the_leader_and_any_peer() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     let first = cluster.put("/kv/a/0", "first").await;
-    let stores: Vec<_> = (0..4).map(|_| store(&cluster)).collect();
+    let stores: Vec<_> = (0..4).map(|_| cluster.client()).collect();
     let last = Arc::new(AtomicU64::new(0));
     let mut watching = tokio::task::JoinSet::new();
     for store in &stores {
@@ -272,7 +266,7 @@ async fn a_watcher_that_does_not_read_is_cut_off_and_writers_go_on() {
         slow.push((at, watch(&cluster, at, "/kv/", first).await.unwrap()));
     }
     let mut quick = watch(&cluster, 1, "/kv/small", first).await.unwrap();
-    let remote = store(&cluster);
+    let remote = cluster.client();
     let mut resting = remote.watch("/kv/", first).unwrap();
     let last = overflow(&cluster).await;
     assert!(history(&mut quick, first, last).await.len() >= 11, "one that reads is told everything");
@@ -316,7 +310,7 @@ async fn a_watcher_that_does_not_read_is_cut_off_and_writers_go_on() {
 async fn a_slow_caller_of_the_client_goes_on_where_it_was() {
     let mut cluster = TestCluster::founded(1, |_| {}).await;
     let first = cluster.put("/kv/a", "first").await;
-    let remote = store(&cluster);
+    let remote = cluster.client();
     let mut watch = remote.watch("/kv/", first).unwrap();
     let value = bytes::Bytes::from(vec![7; 700 << 10]);
     let mut last = first;
@@ -393,7 +387,7 @@ async fn what_cannot_be_watched_is_refused_with_its_reason() {
     cluster.put("/kv/a", "1").await;
     let status = watch(&cluster, 1, &"k".repeat(5000), 0).await.unwrap_err();
     assert_eq!(kind(&status), Kind::InvalidArgument);
-    assert!(store(&cluster).watch(&"k".repeat(5000), 0).is_err());
+    assert!(cluster.client().watch(&"k".repeat(5000), 0).is_err());
     let mut request = Request::new(v1::WatchRequest { prefix: "/kv/".into(), from_revision: 0 });
     request.metadata_mut().insert(lake_proto::CLUSTER_METADATA_KEY, "another".parse().unwrap());
     let status = client(&cluster, 1).watch(request).await.unwrap_err();
@@ -465,10 +459,141 @@ async fn an_embedded_store_is_watched_like_any_peer() {
     assert!(watch.next().await.is_none());
 }
 
+/// A watcher's peer that is cut off from the leader for so long that it needs a snapshot: its watchers go on without a gap as
+/// long as the kept changes reach back to where they are, and are told where they do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_goes_on_across_a_snapshot_that_its_peer_is_sent() {
+    let way = Way::new().await;
+    let cut_off = 3;
+    let (listen, leads_through) = (way.behind(), way.address());
+    let mut cluster = TestCluster::founded(3, |config| {
+        config.storage.snapshot_entries = 100;
+        config.storage.snapshot_bytes = 8 << 20;
+        config.storage.purge_margin_entries = 10;
+        match config.id {
+            id if id == cut_off => config.raft_listen = listen,
+            _ => drop(config.peers.insert(cut_off, leads_through.clone())),
+        }
+    })
+    .await;
+    if cluster.leader().await == cut_off {
+        cluster.client().transfer_leader(None, soon()).await.unwrap();
+    }
+    let first = cluster.put("/kv/a/0", "before").await;
+    let mut stream = watch(&cluster, cut_off, "/kv/a/", 1).await.unwrap();
+    let mut told = History::new(1);
+    while told.progress < first {
+        told.add(message(&mut stream).await.unwrap());
+    }
+
+    let behind = fall_behind(&cluster, &way, cut_off, 400, 10).await;
+    let last = cluster.put("/kv/a/last", "after").await;
+    while told.progress < last {
+        told.add(message(&mut stream).await.unwrap());
+    }
+    let status = cluster.status(cut_off).await;
+    assert!(status.purged_index > behind, "it was sent a snapshot: {} and {behind}", status.purged_index);
+    let leader = cluster.leader().await;
+    assert_eq!(told.changes, under(&kept(&cluster, leader, last).await, "/kv/a/", 1));
+
+    // More than is kept.
+    fall_behind(&cluster, &way, cut_off, 80, 1 << 20).await;
+    let compacted = loop {
+        match message(&mut stream).await {
+            Ok(more) => told.add(more),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(kind(&compacted), Kind::Compacted);
+    let detail = lake_proto::status::detail(&compacted).unwrap();
+    assert!(detail.oldest_revision > told.progress + 1, "{} and {}", detail.oldest_revision, told.progress);
+    cluster.stop_all().await;
+}
+
+/// Cuts a peer off, writes until the log that it lacks is gone everywhere, and lets it back. Returns how far it was.
+async fn fall_behind(cluster: &TestCluster, way: &Way, id: u64, writes: usize, bytes: usize) -> u64 {
+    way.cut();
+    let behind = cluster.status(id).await.last_log_index;
+    for n in 0..writes {
+        cluster.put(&format!("/kv/{}/{}", ["a", "b"][n % 2], n % 3), vec![n as u8; bytes]).await;
+    }
+    let leader = cluster.leader().await;
+    support::eventually("the log to be purged", async || {
+        // A snapshot is taken, and the log behind it purged, as writes come.
+        cluster.put("/kv/b/more", "v").await;
+        (cluster.status(leader).await.purged_index > behind).then_some(())
+    })
+    .await;
+    way.open();
+    behind
+}
+
+/// The way to a peer, which can be cut.
+struct Way {
+    address: std::net::SocketAddr,
+    behind: std::net::SocketAddr,
+    is_open: tokio::sync::watch::Sender<bool>,
+    forwards: tokio::task::JoinHandle<()>,
+}
+
+impl Way {
+    async fn new() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, behind) = (listener.local_addr().unwrap(), support::free_port());
+        let is_open = tokio::sync::watch::Sender::new(true);
+        let open = is_open.subscribe();
+        let forwards = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            loop {
+                let (mut from, _) = listener.accept().await.unwrap();
+                let mut open = open.clone();
+                while connections.try_join_next().is_some() {}
+                connections.spawn(async move {
+                    let forward = async {
+                        let mut to = tokio::net::TcpStream::connect(behind).await.ok()?;
+                        tokio::io::copy_bidirectional(&mut from, &mut to).await.ok()
+                    };
+                    let closed = async { drop(open.wait_for(|open| !open).await) };
+                    tokio::select! {
+                        () = closed => {}
+                        _ = forward => {}
+                    }
+                });
+            }
+        });
+        Self { address, behind, is_open, forwards }
+    }
+
+    /// Where the peer is to listen.
+    fn behind(&self) -> std::net::SocketAddr {
+        self.behind
+    }
+
+    /// Where the others reach it.
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Every connection breaks, and so does each that is made.
+    fn cut(&self) {
+        self.is_open.send_replace(false);
+    }
+
+    fn open(&self) {
+        self.is_open.send_replace(true);
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        self.forwards.abort();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_of_one_snapshot_see_one_revision_until_it_ends() {
     let mut cluster = TestCluster::founded(3, |config| config.page_life = Duration::from_secs(4)).await;
-    let store = store(&cluster);
+    let store = cluster.client();
     for i in 0..30 {
         cluster.put(&format!("/kv/{i:02}"), "before").await;
     }
@@ -499,6 +624,17 @@ async fn reads_of_one_snapshot_see_one_revision_until_it_ends() {
         Err(error) => panic!("{error}"),
     }
     assert_eq!(&store.get("/kv/07", ReadOptions::default(), soon()).await.unwrap().value.unwrap().value[..], b"after");
+    let another = store.open_snapshot(ReadOptions::default(), soon()).await.unwrap();
+    if store.close_snapshot(another.value, soon()).await.unwrap() {
+        let closed = store.get("/kv/07", ReadOptions::at(another.value), soon()).await.unwrap_err();
+        assert!(matches!(closed, Error::SnapshotExpired { .. }), "{closed}");
+    } else {
+        assert!(
+            opened_at.elapsed() > Duration::from_secs(3),
+            "it was held, unless the machine is busy with other things"
+        );
+    }
+    assert!(!store.close_snapshot(another.value, soon()).await.unwrap(), "it is gone");
     let expired = loop {
         match store.get("/kv/07", at, soon()).await {
             Ok(read) => assert_eq!(read.revision, opened.revision),
@@ -534,5 +670,6 @@ async fn an_embedded_store_has_snapshots_too() {
     })
     .await;
     assert!(matches!(expired, Error::SnapshotExpired { .. }), "{expired}");
+    assert!(!store.close_snapshot(opened.value, soon()).await.unwrap(), "it has ended");
     store.shutdown().await;
 }

@@ -13,7 +13,7 @@ pub fn code(kind: Kind) -> Code {
         Kind::InvalidArgument => Code::InvalidArgument,
         Kind::Unavailable => Code::Unavailable,
         Kind::WrongIdentity => Code::PermissionDenied,
-        Kind::Overloaded | Kind::QuotaExceeded => Code::ResourceExhausted,
+        Kind::Overloaded | Kind::QuotaExceeded | Kind::LimitReached => Code::ResourceExhausted,
         Kind::SessionExpired | Kind::LeaseExpired => Code::NotFound,
         Kind::Compacted | Kind::SnapshotExpired => Code::OutOfRange,
         Kind::Unauthenticated => Code::Unauthenticated,

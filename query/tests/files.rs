@@ -5,11 +5,13 @@ mod common;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Decimal128Array, Int64Array, RecordBatch, StringArray};
+use bytes::Bytes;
 use common::*;
 use futures::TryStreamExt;
 use iceberg::io::FileIO;
 use iceberg::spec::{ManifestContentType, TableMetadata};
 use lake_query::{Kind, Options};
+use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
 use parquet::file::properties::WriterProperties;
 
 /// Every so many bytes one is damaged.
@@ -138,6 +140,61 @@ async fn damage_to_what_a_file_says_of_itself_is_survived() {
             }
         }
     }
+}
+
+/// A file of the same length, whose columns begin with a dictionary and whose footer does not say so: only the pages show it.
+fn without_dictionaries(good: &[u8]) -> Vec<u8> {
+    let mut metadata =
+        ParquetMetaDataReader::new().parse_and_finish(&Bytes::copy_from_slice(good)).unwrap().into_builder();
+    let mut forgotten = 0;
+    for group in metadata.take_row_groups() {
+        let columns = group.columns().iter().map(|column| {
+            forgotten += usize::from(column.dictionary_page_offset().is_some());
+            column.clone().into_builder().set_dictionary_page_offset(None).build().unwrap()
+        });
+        let columns = columns.collect();
+        metadata = metadata.add_row_group(group.into_builder().set_column_metadata(columns).build().unwrap());
+    }
+    assert!(forgotten > 0, "the file has dictionaries");
+    let mut footer = Vec::new();
+    ParquetMetaDataWriter::new(&mut footer, &metadata.build()).finish().unwrap();
+    let before = u32::from_le_bytes(good[good.len() - 8..good.len() - 4].try_into().unwrap()) as usize;
+    let mut bytes = good[..good.len() - 8 - before].to_vec();
+    bytes.resize(good.len() - footer.len(), 0);
+    bytes.extend(footer);
+    bytes
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_that_only_the_pages_show_is_an_error_that_names_the_file() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    let path = |name: &str| cluster.dir.path().join(name);
+    write_parquet(&path("good.parquet"), 0..1000);
+    let good = std::fs::read(path("good.parquet")).unwrap();
+    std::fs::write(path("lost.parquet"), without_dictionaries(&good)).unwrap();
+    let files = [path("good.parquet"), path("lost.parquet")].map(|file| file.display().to_string());
+    let dir = cluster.dir.path().display();
+    for sql in [
+        format!("SELECT count(name), sum(id) FROM '{}'", files[1]),
+        format!("SELECT * FROM '{}' ORDER BY id LIMIT 3", files[1]),
+        format!("SELECT sum(length(name)) FROM '{dir}/*.parquet'"),
+        format!("CREATE TABLE bad AS SELECT * FROM '{}'", files[1]),
+    ] {
+        let error = refused(&client, &sql).await;
+        assert!(error.kind == Kind::Corrupt && error.message.contains(&files[1]), "{sql}: {:?} {error}", error.kind);
+        assert!(!error.message.contains(&files[0]), "{sql}: {error}");
+    }
+    assert_eq!(number(&client, &format!("SELECT count(name) FROM '{}'", files[0])).await, 1000, "the node lives");
+
+    // The same in a table.
+    run(&client, "CREATE TABLE t AS SELECT * FROM tpch('nation', 0.01)").await;
+    let data = cluster.files(".parquet").into_iter().find(|file| !files.contains(&file.display().to_string())).unwrap();
+    let damaged = without_dictionaries(&std::fs::read(&data).unwrap());
+    std::fs::write(&data, damaged).unwrap();
+    let error = refused(&client, "SELECT min(n_name) FROM t WHERE n_nationkey > 0").await;
+    let name = data.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(error.message.contains(&name) && error.kind != Kind::Internal, "{:?} {error}", error.kind);
 }
 
 #[tokio::test(flavor = "multi_thread")]

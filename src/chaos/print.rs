@@ -29,7 +29,7 @@ pub enum Format {
 pub fn verdict(workload: Workload, outcomes: &[Outcome], format: Format) -> Result<u8> {
     let verdict = check::verdict(outcomes);
     match format {
-        Format::Text => print!("{}{verdict}\n", text(outcomes)),
+        Format::Text => println!("{}{verdict}", text(outcomes)),
         Format::Json => {
             let mut results = serde_json::to_value(&verdict)?;
             results["exit_code"] = json!(verdict.exit_code());
@@ -54,7 +54,7 @@ fn text(outcomes: &[Outcome]) -> String {
         }
         let more = outcome.findings.len().saturating_sub(MAX_FINDINGS);
         if more > 0 {
-            let _ = write!(text, "\n... and {more} more of {}\n", outcome.checker);
+            let _ = writeln!(text, "\n... and {more} more of {}", outcome.checker);
         }
     }
     text.push('\n');

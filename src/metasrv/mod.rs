@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use lake_metasrv::config::{Config, Options};
+use lake_metasrv::error::Error;
 use lake_metasrv::server::Server;
 
-use crate::logging::{self, LogArgs};
-use crate::signals::StopRequests;
-
-/// How long stopping may take before the process just ends. Nothing acknowledged depends on it.
-const STOP_TIMEOUT: Duration = Duration::from_secs(8);
+use crate::service::{self, Service, ServiceArgs};
 
 /// Options of `lake metasrv`.
 #[derive(Debug, clap::Args)]
@@ -18,10 +15,21 @@ pub struct Args {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
-    log: LogArgs,
-    /// Stop at the end of standard input, which is the end of the process that started this one
-    #[arg(long)]
-    exit_with_parent: bool,
+    service: ServiceArgs,
+}
+
+impl Service for Server {
+    type Error = Error;
+
+    const STOP_WITHIN: Duration = Duration::from_secs(8);
+
+    fn failed(&self) -> impl Future<Output = Error> + Send {
+        Server::failed(self)
+    }
+
+    async fn shutdown(self) {
+        Server::shutdown(self).await;
+    }
 }
 
 /// Serves until asked to stop.
@@ -30,30 +38,6 @@ pub struct Args {
 /// It cannot start, or cannot go on.
 pub async fn run(args: Args) -> Result<()> {
     let config = Config::load(args.options)?;
-    logging::start(&args.log, &config.dir)?;
-    let mut stop = StopRequests::listen(args.exit_with_parent)?;
-    let starting = Server::start(config);
-    let server = tokio::select! {
-        started = starting => started.map_err(logged)?,
-        why = stop.next() => {
-            tracing::info!(why, "stopped while starting");
-            return Ok(());
-        }
-    };
-    let failed = tokio::select! {
-        error = server.failed() => Some(logged(error)),
-        why = stop.next() => {
-            tracing::info!(why, "stopping");
-            None
-        }
-    };
-    if tokio::time::timeout(STOP_TIMEOUT, server.shutdown()).await.is_err() {
-        tracing::warn!("not stopped in order after {} s: ending", STOP_TIMEOUT.as_secs());
-    }
-    failed.map_or(Ok(()), Err)
-}
-
-fn logged(error: lake_metasrv::error::Error) -> anyhow::Error {
-    tracing::error!(%error, "ends");
-    anyhow!(error)
+    let stop = args.service.begin(&config.dir)?;
+    service::serve(Server::start(config), stop).await
 }

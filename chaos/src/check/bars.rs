@@ -144,7 +144,7 @@ fn list(elements: Option<&[i64]>) -> String {
 }
 
 fn map(entries: &BTreeMap<Key, i64>) -> String {
-    entries_of(entries.iter().map(|(key, value)| (key, value)))
+    entries_of(entries.iter())
 }
 
 fn changed(changes: &BTreeMap<Key, Option<i64>>) -> String {

@@ -96,9 +96,9 @@ fn what_is_no_history_is_refused_with_its_place() {
     assert!(
         refusal("{:type :done, :f :read, :process 1}").contains(":type is :invoke, :ok, :fail or :info, not :done")
     );
-    let mixed = format!(
-        "{{:type :invoke, :f :write, :value [1 2], :process 1}}\n  {{:type :invoke, :f :add, :value 1, :process 2}}"
-    );
+    let mixed =
+        "{:type :invoke, :f :write, :value [1 2], :process 1}\n  {:type :invoke, :f :add, :value 1, :process 2}"
+            .to_owned();
     assert_eq!(refusal(&mixed), "line 2, column 3: :add of the workload register: it has :read, :write and :cas");
     assert!(
         refusal("{:type :invoke, :f :write, :value [1 :x], :process 1}")

@@ -84,9 +84,9 @@ impl<'a> Timeline<'a> {
 
     /// Operations per second, by how they ended.
     pub fn throughput(&self) -> String {
-        let rate =
-            |count: fn(&Piece) -> u64| self.series.pieces.iter().map(move |piece| self.series.per_second(count(piece)));
-        let kinds: [(&str, fn(&Piece) -> u64); 4] = [
+        type Count = fn(&Piece) -> u64;
+        let rate = |count: Count| self.series.pieces.iter().map(move |piece| self.series.per_second(count(piece)));
+        let kinds: [(&str, Count); 4] = [
             ("ok", |piece| piece.ok),
             ("refused", |piece| piece.refused),
             ("failed", |piece| piece.failed),

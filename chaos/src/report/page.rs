@@ -81,7 +81,7 @@ fn run(record: &Record) -> String {
         paragraph(format!("Operations that were not served, by error: {}.", errors.join(", ")));
     }
     let command = record.command_line();
-    let _ = write!(html, "<p class=\"faint\">To repeat it:</p>\n<pre>{}</pre>\n", Escaped(command));
+    let _ = writeln!(html, "<p class=\"faint\">To repeat it:</p>\n<pre>{}</pre>", Escaped(command));
     html
 }
 
@@ -136,10 +136,10 @@ fn finding(finding: &Finding) -> String {
     if let Some(diagram) = diagram(finding) {
         let more = finding.bars.len().saturating_sub(MAX_BARS);
         let more = if more > 0 { format!(" {more} more operations are in results.json.") } else { String::new() };
-        let _ = write!(
+        let _ = writeln!(
             html,
             "<figure>{diagram}<figcaption>Time goes to the right, not to scale. Dashed: the outcome is unknown, and it may \
-             take effect at any later time.{more} Point at a bar for times, peer and revision.</figcaption></figure>\n"
+             take effect at any later time.{more} Point at a bar for times, peer and revision.</figcaption></figure>"
         );
     }
     html.push_str("</div>\n");

@@ -86,3 +86,13 @@ fn a_contradiction_among_a_hundred_thousand_operations_is_made_small() {
     assert!(matches!(outcome.verdict, Verdict::Violation(_)));
     assert_eq!(outcome.findings[0].bars.len(), 3, "{:?}", outcome.findings[0].explanation);
 }
+
+#[test]
+fn twenty_thousand_transactions_are_judged() {
+    let history = Sim::on(200, 10, Workload::Append, 3).run(60_000);
+    assert!(history.calls().len() > 19_000, "{}", history.calls().len());
+    let began = Instant::now();
+    let outcome = check::append::check(&history, check::append::Model::StrictSerializable);
+    assert_eq!(outcome.verdict, Verdict::Valid);
+    println!("{} transactions over 200 lists: {} ms", history.calls().len(), began.elapsed().as_millis());
+}

@@ -7,12 +7,13 @@
 use std::time::{Duration, Instant};
 
 use lake_proto::v1::cluster_client::ClusterClient;
-use lake_proto::v1::error_detail::Kind;
 use lake_proto::{status, v1};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-use super::{Attempts, RemoteStore, applied, classify, connection, describe, ended, request};
+use super::RemoteStore;
+use super::attempts::{Rules, describe};
+use super::connections::{connection, request};
 use crate::secret::Secret;
 use crate::store::{Applied, Error};
 
@@ -57,8 +58,10 @@ impl RemoteStore {
     pub async fn join(&self, member: v1::Member, deadline: Instant) -> Result<v1::JoinResponse, Error> {
         let doing = format!("joining peer {}", member.id);
         let message = v1::JoinRequest { member: Some(member) };
-        self.on_leading_peer(&doing, deadline, true, message, async |mut client, request| client.join(request).await)
-            .await
+        self.on_leading_peer(&doing, deadline, Rules::QUEUED_CHANGE, message, async |mut client, request| {
+            client.join(request).await
+        })
+        .await
     }
 
     /// Makes a learner a voter, if it has caught up: the answer says whether, and how far it is.
@@ -69,7 +72,7 @@ impl RemoteStore {
     pub async fn promote(&self, id: u64, deadline: Instant) -> Result<v1::PromoteResponse, Error> {
         let message = v1::PromoteRequest { id };
         let doing = format!("promoting peer {id}");
-        self.on_leading_peer(&doing, deadline, false, message, async |mut client, request| {
+        self.on_leading_peer(&doing, deadline, Rules::CHANGE, message, async |mut client, request| {
             client.promote(request).await
         })
         .await
@@ -83,8 +86,10 @@ impl RemoteStore {
     pub async fn remove(&self, id: u64, force: bool, deadline: Instant) -> Result<v1::RemoveResponse, Error> {
         let message = v1::RemoveRequest { id, force };
         let doing = format!("removing peer {id}");
-        self.on_leading_peer(&doing, deadline, false, message, async |mut client, request| client.remove(request).await)
-            .await
+        self.on_leading_peer(&doing, deadline, Rules::CHANGE, message, async |mut client, request| {
+            client.remove(request).await
+        })
+        .await
     }
 
     /// Puts a fresh peer in a voter's place, once it has caught up.
@@ -94,7 +99,7 @@ impl RemoteStore {
     pub async fn replace(&self, old_id: u64, by: v1::Member, deadline: Instant) -> Result<v1::ReplaceResponse, Error> {
         let doing = format!("replacing peer {old_id} by peer {}", by.id);
         let message = v1::ReplaceRequest { old_id, by: Some(by) };
-        self.on_leading_peer(&doing, deadline, false, message, async |mut client, request| {
+        self.on_leading_peer(&doing, deadline, Rules::CHANGE, message, async |mut client, request| {
             client.replace(request).await
         })
         .await
@@ -110,7 +115,7 @@ impl RemoteStore {
         deadline: Instant,
     ) -> Result<v1::TransferLeadershipResponse, Error> {
         let message = v1::TransferLeadershipRequest { to: to.unwrap_or(0) };
-        self.on_leading_peer("moving the leadership", deadline, false, message, async |mut client, request| {
+        self.on_leading_peer("moving the leadership", deadline, Rules::CHANGE, message, async |mut client, request| {
             client.transfer_leadership(request).await
         })
         .await
@@ -121,46 +126,15 @@ impl RemoteStore {
         &self,
         doing: &str,
         deadline: Instant,
-        waits_its_turn: bool,
+        rules: Rules,
         message: Q,
         send: impl AsyncFn(ClusterClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
-        let mut attempts = Attempts::new(doing, deadline);
-        let mut in_doubt = false;
-        loop {
-            let Some(address) = self.leader_address(&mut attempts).await else {
-                return Err(self.unavailable(attempts, applied(in_doubt)));
-            };
-            attempts.count += 1;
-            let Some(timeout) = attempts.remaining() else {
-                return Err(self.unavailable(attempts, applied(in_doubt)));
-            };
-            let attempt = async {
-                let request = self.inner.request(message.clone(), timeout)?;
-                send(ClusterClient::new(self.inner.channel(&address)?), request).await
-            };
-            let answer = tokio::time::timeout(timeout, attempt).await;
-            let failure = match answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer by the deadline"))) {
-                Ok(answer) => return Ok(answer.into_inner()),
-                Err(status) => classify(status),
-            };
-            attempts.last = format!("{address}: {}", describe(&failure.status));
-            in_doubt |= failure.applied == Applied::Unknown;
-            let busy = status::detail(&failure.status).is_some_and(|d| d.kind() == Kind::ChangeUnderWay);
-            if busy && waits_its_turn {
-                if !attempts.wait().await {
-                    return Err(self.unavailable(attempts, applied(in_doubt)));
-                }
-                continue;
-            }
-            if !failure.retry {
-                return Err(ended(doing, failure, in_doubt));
-            }
-            self.inner.after_failure(&address, &failure);
-            if !failure.redirected && !attempts.wait().await {
-                return Err(self.unavailable(attempts, applied(in_doubt)));
-            }
-        }
+        let attempt = async |channel: Channel, timeout| {
+            let request = self.inner.request(message.clone(), timeout)?;
+            Ok(send(ClusterClient::new(channel), request).await?.into_inner())
+        };
+        self.call_leader(doing, deadline, rules, attempt).await.map(|(answer, _)| answer)
     }
 }
 
@@ -169,7 +143,7 @@ fn client(endpoint: &str) -> Result<ClusterClient<tonic::transport::Channel>, St
     Ok(ClusterClient::new(connection.connect_lazy()))
 }
 
-async fn call<T>(
+pub(super) async fn call<T>(
     endpoint: &str,
     doing: &str,
     timeout: Duration,

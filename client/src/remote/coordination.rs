@@ -16,6 +16,7 @@ use lake_proto::v1::quotas_client::QuotasClient;
 use lake_proto::v1::scopes_client::ScopesClient;
 use lake_proto::v1::sessions_client::SessionsClient;
 
+use super::attempts::Rules;
 use super::{RemoteStore, revision, wire_options};
 use crate::store::{Applied, Committed, Error, Read, ReadOptions};
 
@@ -59,7 +60,7 @@ impl RemoteStore {
         let asked = Instant::now();
         let message = v1::GrantLeaseRequest { ttl_ms: millis(ttl), holder: holder.to_owned(), stamp: None };
         let (answer, _) = self
-            .call_leader("granting a lease", deadline, true, |channel, timeout| {
+            .call_leader("granting a lease", deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message.clone(), timeout);
                 async move { Ok(LeasesClient::new(channel).grant(request?).await?.into_inner()) }
             })
@@ -74,7 +75,7 @@ impl RemoteStore {
     pub async fn revoke_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, Error> {
         let message = v1::RevokeLeaseRequest { id, stamp: None };
         let (answer, _) = self
-            .call_leader(&format!("revoking lease {id}"), deadline, true, |channel, timeout| {
+            .call_leader(&format!("revoking lease {id}"), deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message, timeout);
                 async move { Ok(LeasesClient::new(channel).revoke(request?).await?.into_inner()) }
             })
@@ -91,7 +92,7 @@ impl RemoteStore {
         validate_holder(holder)?;
         let message = v1::OpenSessionRequest { ttl_ms: millis(ttl), holder: holder.to_owned() };
         let (answer, _) = self
-            .call_leader("opening a session", deadline, true, |channel, timeout| {
+            .call_leader("opening a session", deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message.clone(), timeout);
                 async move { Ok(SessionsClient::new(channel).open(request?).await?.into_inner()) }
             })
@@ -106,7 +107,7 @@ impl RemoteStore {
     pub async fn close_session(&self, id: SessionId, deadline: Instant) -> Result<bool, Error> {
         let message = v1::CloseSessionRequest { id };
         let (answer, _) = self
-            .call_leader(&format!("closing session {id}"), deadline, true, |channel, timeout| {
+            .call_leader(&format!("closing session {id}"), deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message, timeout);
                 async move { Ok(SessionsClient::new(channel).close(request?).await?.into_inner()) }
             })
@@ -121,7 +122,7 @@ impl RemoteStore {
     /// As every commit. `Refused` if the session is over: then a first sending whose answer was lost may have been applied.
     pub async fn commit_stamped(&self, txn: Txn, stamp: Stamp, deadline: Instant) -> Result<Committed, Error> {
         stamp.validate()?;
-        self.commit_as(txn, Some(stamp), true, deadline).await
+        self.commit_as(txn, Some(stamp), Rules::RESENDABLE, deadline).await
     }
 
     /// Live scopes whose path begins with `prefix`, in order, behind the path `after` (empty: from the first). At most
@@ -145,7 +146,7 @@ impl RemoteStore {
             options: Some(wire_options(options)),
         };
         let (answer, _) = self
-            .call_leader(&doing, deadline, true, |channel, timeout| {
+            .call_leader(&doing, deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message.clone(), timeout);
                 async move { Ok(ScopesClient::new(channel).list(request?).await?.into_inner()) }
             })
@@ -165,10 +166,15 @@ impl RemoteStore {
     /// As every call.
     pub async fn set_quota(&self, prefix: &str, bytes: Option<u64>, deadline: Instant) -> Result<(), Error> {
         let message = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes };
-        self.call_leader(&format!("setting the quota of {prefix:?}"), deadline, true, |channel, timeout| {
-            let request = self.inner.request(message.clone(), timeout);
-            async move { Ok(QuotasClient::new(channel).set(request?).await?.into_inner()) }
-        })
+        self.call_leader(
+            &format!("setting the quota of {prefix:?}"),
+            deadline,
+            Rules::RESENDABLE,
+            |channel, timeout| {
+                let request = self.inner.request(message.clone(), timeout);
+                async move { Ok(QuotasClient::new(channel).set(request?).await?.into_inner()) }
+            },
+        )
         .await?;
         Ok(())
     }
@@ -180,7 +186,7 @@ impl RemoteStore {
     pub async fn quotas(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Vec<Quota>>, Error> {
         let message = v1::ListQuotasRequest { options: Some(wire_options(options)) };
         let (answer, _) = self
-            .call_leader("listing the quotas", deadline, true, |channel, timeout| {
+            .call_leader("listing the quotas", deadline, Rules::RESENDABLE, |channel, timeout| {
                 let request = self.inner.request(message, timeout);
                 async move { Ok(QuotasClient::new(channel).list(request?).await?.into_inner()) }
             })

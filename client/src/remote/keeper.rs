@@ -21,9 +21,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tonic::{Status, Streaming};
 
+use super::RemoteStore;
+use super::attempts::{Attempts, classify, describe};
 use super::backoff::Backoff;
 use super::coordination::Lease;
-use super::{Attempts, RemoteStore, classify, describe};
 
 /// Keep-alives per time to live.
 const PER_TTL: u32 = 3;
@@ -209,9 +210,8 @@ impl Keeping {
             requests.recv().await.map(|message| (message, requests))
         });
         let inner = &self.store.inner;
-        let mut request = inner.request(messages, self.lease.ttl)?;
         // The stream has no end of its own.
-        request.metadata_mut().remove("grpc-timeout");
+        let request = inner.untimed(messages)?;
         Ok(LeasesClient::new(inner.channel(address)?).keep_alive(request).await?.into_inner())
     }
 

@@ -18,12 +18,16 @@
 //!
 //! Reads may also be made of one peer that is named (`get_from`, `batch_get_from`), which then answers for itself.
 //!
-//! [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive.
+//! [`attempts`] runs an operation and sorts its failures, [`connections`] has what the attempts go over, [`leader`] what is
+//! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive,
+//! [`snapshots`] saves the state.
 //!
-//! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints, those given
-//! and those learnt from members; one question round at a time.
+//! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints,
+//! those given and those learnt from members; one question round at a time.
 
+mod attempts;
 mod backoff;
+mod connections;
 mod leader;
 mod pipe;
 
@@ -31,31 +35,22 @@ pub mod admin;
 pub mod coordination;
 pub mod keeper;
 mod peer;
+pub mod snapshots;
 pub mod watch;
 
-use std::collections::HashMap;
-use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use lake_proto::coordination::Stamp;
 use lake_proto::kv::{Condition, Invalid, KeyValue, Txn, TxnResult, validate_key};
 use lake_proto::limits::MAX_BATCH_GET_KEYS;
-use lake_proto::v1::cluster_client::ClusterClient;
-use lake_proto::v1::error_detail::{Applied as WireApplied, Kind};
-use lake_proto::v1::kv_client::KvClient;
+use lake_proto::v1;
 use lake_proto::v1::pipeline_request::Request as Piped;
 use lake_proto::v1::pipeline_response::Response as PipedAnswer;
-use lake_proto::{MAX_MESSAGE_BYTES, status, v1};
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
 
-use self::backoff::Backoff;
-use self::leader::{Round, View};
-use self::pipe::Pipe;
+use self::attempts::{Attempts, Rules};
+use self::connections::{Inner, connection};
 use crate::secret::Secret;
 use crate::store::{
     Applied, Capabilities, Committed, Consistency, Error, MetaStore, Page, Read, ReadOptions, Snapshot,
@@ -63,18 +58,6 @@ use crate::store::{
 
 /// Most endpoints kept: those given and those learnt.
 pub const MAX_ENDPOINTS: usize = 32;
-/// How long a peer may take to accept a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// A silent connection is probed after this long ...
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(500);
-/// ... and given up this long after the probe.
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long one attempt may take before another peer is tried.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long a question round waits for answers.
-const ASK_TIMEOUT: Duration = Duration::from_millis(600);
-/// How long a question round waits for better answers once one names a leader.
-const ASK_GRACE: Duration = Duration::from_millis(60);
 
 /// How to reach the cluster.
 #[derive(Debug, Clone)]
@@ -88,50 +71,6 @@ pub struct RemoteConfig {
 #[derive(Debug, Clone)]
 pub struct RemoteStore {
     inner: Arc<Inner>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    config: RemoteConfig,
-    shared: Mutex<Shared>,
-    /// Held while asking; counts the rounds.
-    asking: tokio::sync::Mutex<u64>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    view: View,
-    /// Endpoints learnt from members, beyond those given.
-    learnt: Vec<String>,
-    channels: HashMap<String, Channel>,
-    pipes: HashMap<String, Pipe>,
-    /// Which endpoint a peer answered at. It is preferred to the address that the peer is known under in the cluster,
-    /// because it works from here: a proxy or NAT may stand between.
-    answered_at: HashMap<u64, String>,
-    /// The number of question rounds that have ended.
-    rounds: u64,
-    /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
-    cluster_id: Option<String>,
-}
-
-impl Shared {
-    fn forget_connection(&mut self, address: &str) {
-        self.channels.remove(address);
-        self.pipes.remove(address);
-        self.answered_at.retain(|_, endpoint| endpoint != address);
-    }
-}
-
-/// What became of one attempt that brought no answer.
-struct Failure {
-    applied: Applied,
-    /// Whether another attempt can help.
-    retry: bool,
-    /// The peer said who leads.
-    redirected: bool,
-    /// The connection is of no use any more.
-    broken: bool,
-    status: Status,
 }
 
 impl RemoteStore {
@@ -149,8 +88,7 @@ impl RemoteStore {
                 return Err(refuse(format!("{endpoint:?} is not an endpoint: write host:port")));
             }
         }
-        let inner = Inner { config, shared: Mutex::default(), asking: tokio::sync::Mutex::new(0) };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { inner: Arc::new(Inner::new(config)) })
     }
 
     /// The endpoints asked: those given, then those learnt.
@@ -177,105 +115,12 @@ impl RemoteStore {
         }
     }
 
-    /// One call, on the leader, until it is answered or the deadline is over.
-    async fn on_leader<T, F>(
-        &self,
-        doing: &str,
-        deadline: Instant,
-        resendable: bool,
-        send: impl Fn(String, Duration) -> F,
-    ) -> Result<(T, bool), Error>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        let mut attempts = Attempts::new(doing, deadline);
-        let mut in_doubt = false;
-        loop {
-            let Some(address) = self.leader_address(&mut attempts).await else {
-                return Err(self.unavailable(attempts, applied(in_doubt)));
-            };
-            attempts.count += 1;
-            let Some(timeout) = attempts.remaining().map(|r| r.min(ATTEMPT_TIMEOUT)) else {
-                return Err(self.unavailable(attempts, applied(in_doubt)));
-            };
-            let failure = match self.inner.attempt(timeout, send(address.clone(), timeout)).await {
-                Ok(answer) => return Ok((answer, in_doubt)),
-                Err(status) => classify(status),
-            };
-            attempts.last = format!("{}: {}", address, failure.status.message());
-            tracing::debug!(doing, peer = %address, attempt = attempts.count, error = %failure.status.message(), "attempt failed");
-            in_doubt |= failure.applied == Applied::Unknown;
-            if !failure.retry {
-                return Err(ended(doing, failure, in_doubt));
-            }
-            // Also before giving up: the next call must not go to the same silent peer.
-            self.inner.after_failure(&address, &failure);
-            if in_doubt && !resendable {
-                return Err(self.unavailable(attempts, Applied::Unknown));
-            }
-            if !failure.redirected && !attempts.wait().await {
-                return Err(self.unavailable(attempts, applied(in_doubt)));
-            }
-        }
-    }
-
-    /// The same for a call that has a connection of gRPC's own.
-    async fn call_leader<T, F>(
-        &self,
-        doing: &str,
-        deadline: Instant,
-        resendable: bool,
-        send: impl Fn(Channel, Duration) -> F,
-    ) -> Result<(T, bool), Error>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        let on_channel = |address: String, timeout| {
-            let call = self.inner.channel(&address).map(|channel| send(channel, timeout));
-            async move { call?.await }
-        };
-        self.on_leader(doing, deadline, resendable, on_channel).await
-    }
-
-    /// Where to send the next attempt: to the leader known, or found by asking. `None` when the time is up.
-    async fn leader_address(&self, attempts: &mut Attempts) -> Option<String> {
-        loop {
-            attempts.remaining()?;
-            if let Some(l) = self.inner.lock().view.leader() {
-                return Some(l.address.clone());
-            }
-            let asked = tokio::time::timeout_at(attempts.deadline.into(), self.inner.ask()).await;
-            if self.inner.lock().view.leader().is_some() {
-                continue;
-            }
-            if let Ok(Some(why)) = asked {
-                attempts.last = why;
-            }
-            attempts.count += 1;
-            if !attempts.wait().await {
-                return None;
-            }
-        }
-    }
-
-    fn unavailable(&self, attempts: Attempts, applied: Applied) -> Error {
-        Error::Unavailable {
-            doing: attempts.doing,
-            endpoints: self.endpoints(),
-            attempts: attempts.count,
-            elapsed: attempts.started.elapsed(),
-            leader: self.inner.lock().view.describe(),
-            last: attempts.last,
-            applied,
-        }
-    }
-
     /// Runs a transaction, as this request of a session if there is a stamp.
     async fn commit_as(
         &self,
         txn: Txn,
         stamp: Option<Stamp>,
-        resendable: bool,
+        rules: Rules,
         deadline: Instant,
     ) -> Result<Committed, Error> {
         txn.validate()?;
@@ -285,7 +130,7 @@ impl RemoteStore {
         };
         let message = v1::TxnRequest { txn: Some(txn.into()), stamp: stamp.map(Into::into) };
         let (answer, resent) = self
-            .on_leader(&doing, deadline, resendable, async |address, timeout| {
+            .on_leader(&doing, deadline, rules, async |address, timeout| {
                 let take = |answer| if let PipedAnswer::Txn(txn) = answer { Some(txn) } else { None };
                 self.inner.piped(&address, Piped::Txn(message.clone()), timeout, take).await
             })
@@ -296,360 +141,6 @@ impl RemoteStore {
             applied: Applied::Unknown,
         })?;
         Ok(Committed { result, resent })
-    }
-
-    async fn read<T, F>(
-        &self,
-        doing: String,
-        deadline: Instant,
-        send: impl Fn(String, Duration) -> F,
-    ) -> Result<T, Error>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        match self.on_leader(&doing, deadline, true, send).await {
-            Ok((answer, _)) => Ok(answer),
-            // Whether a read was made does not matter.
-            Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
-                Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
-            }
-            Err(e) => Err(e),
-        }
-    }
-}
-
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn endpoints(&self) -> Vec<String> {
-        let shared = self.lock();
-        let mut all = self.config.endpoints.clone();
-        all.extend(shared.learnt.iter().cloned());
-        all
-    }
-
-    fn channel(&self, address: &str) -> Result<Channel, Status> {
-        let mut shared = self.lock();
-        if let Some(channel) = shared.channels.get(address) {
-            return Ok(channel.clone());
-        }
-        let endpoint = connection(address).map_err(|e| Status::unavailable(format!("{address:?}: {e}")))?;
-        let channel = endpoint.connect_lazy();
-        if shared.channels.len() >= 2 * MAX_ENDPOINTS {
-            shared.channels.clear();
-            shared.pipes.clear();
-        }
-        shared.channels.insert(address.to_owned(), channel.clone());
-        Ok(channel)
-    }
-
-    /// One attempt, in its time.
-    async fn attempt<T>(&self, timeout: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-        match tokio::time::timeout(timeout, call).await {
-            Ok(answer) => answer,
-            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {:.1} s", timeout.as_secs_f64()))),
-        }
-    }
-
-    fn kv(&self, address: &str) -> Result<KvClient<Channel>, Status> {
-        Ok(KvClient::new(self.channel(address)?)
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES))
-    }
-
-    /// One call on the stream to a peer, which is opened if there is none.
-    async fn piped<T>(
-        &self,
-        address: &str,
-        request: Piped,
-        timeout: Duration,
-        take: impl FnOnce(PipedAnswer) -> Option<T>,
-    ) -> Result<T, Status> {
-        let pipe = self.pipe(address)?;
-        let answer = pipe.call(request, timeout).await?;
-        take(answer).ok_or_else(|| Status::internal("the peer answered another question than was asked"))
-    }
-
-    fn pipe(&self, address: &str) -> Result<Pipe, Status> {
-        if let Some(pipe) = self.lock().pipes.get(address).filter(|pipe| !pipe.is_ended()) {
-            return Ok(pipe.clone());
-        }
-        let channel = self.channel(address)?;
-        let mut shared = self.lock();
-        if let Some(pipe) = shared.pipes.get(address).filter(|pipe| !pipe.is_ended()) {
-            return Ok(pipe.clone());
-        }
-        let cluster_id = shared.cluster_id.clone();
-        let pipe =
-            Pipe::open(channel, |outgoing| addressed(outgoing, self.config.secret.as_ref(), cluster_id.as_deref()));
-        shared.pipes.insert(address.to_owned(), pipe.clone());
-        Ok(pipe)
-    }
-
-    fn after_failure(&self, address: &str, failure: &Failure) {
-        let mut shared = self.lock();
-        let detail = status::detail(&failure.status);
-        shared.view.forget(address);
-        if let Some(d) = detail {
-            let leader = d.leader.map(|l| Self::reachable(&shared, l)).filter(|l| l.grpc_address != address);
-            shared.view.learn(d.term, leader.as_ref());
-        }
-        if failure.broken {
-            shared.forget_connection(address);
-        }
-    }
-
-    /// Asks every endpoint who leads, unless a round ended since this call began. Says why no leader was found.
-    async fn ask(&self) -> Option<String> {
-        let before = self.lock().rounds;
-        let mut turn = self.asking.lock().await;
-        if self.lock().rounds != before {
-            return None;
-        }
-        let mut why = None;
-        let endpoints = self.endpoints();
-        let mut round = Round::new(endpoints.len());
-        let mut answers: FuturesUnordered<_> = endpoints.iter().map(|e| self.ask_one(e)).collect();
-        let mut until = tokio::time::Instant::now() + ASK_TIMEOUT;
-        while !round.decided() {
-            match tokio::time::timeout_at(until, answers.next()).await {
-                Ok(Some(answer)) => {
-                    let had_leader = round.has_leader();
-                    let answer = answer.and_then(|(address, answer)| self.of_our_cluster(address, answer));
-                    round.answer(answer.map_err(|e| why = Some(e)).ok());
-                    if !had_leader && round.has_leader() {
-                        until = until.min(tokio::time::Instant::now() + ASK_GRACE);
-                    }
-                }
-                Ok(None) | Err(_) => break,
-            }
-        }
-        drop(answers);
-        let found = round.has_leader();
-        let (view, members) = round.finish();
-        let mut shared = self.lock();
-        if let Some(l) = view.leader() {
-            let leader = v1::Member { id: l.id, grpc_address: l.address.clone(), ..v1::Member::default() };
-            let leader = Self::reachable(&shared, leader);
-            shared.view.learn(l.term, Some(&leader));
-            // A member behind an endpoint that was given is asked there.
-            let given = |id: &u64| shared.answered_at.get(id).is_some_and(|e| self.config.endpoints.contains(e));
-            let members: Vec<_> = members.into_iter().filter(|m| !given(&m.id)).collect();
-            shared.learnt = members
-                .into_iter()
-                .map(|m| m.grpc_address)
-                .filter(|a| !a.is_empty() && !self.config.endpoints.contains(a))
-                .take(MAX_ENDPOINTS - self.config.endpoints.len())
-                .collect();
-        }
-        shared.rounds += 1;
-        *turn = shared.rounds;
-        (!found).then(|| why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned()))
-    }
-
-    /// The address at which to reach the member from here.
-    fn reachable(shared: &Shared, mut member: v1::Member) -> v1::Member {
-        if let Some(endpoint) = shared.answered_at.get(&member.id) {
-            member.grpc_address.clone_from(endpoint);
-        }
-        member
-    }
-
-    /// Refuses what a peer of another cluster says. The first leader that is named decides which cluster is ours.
-    fn of_our_cluster(&self, address: &str, answer: v1::LeaderResponse) -> Result<v1::LeaderResponse, String> {
-        let mut shared = self.lock();
-        if answer.leader.is_some() && shared.cluster_id.is_none() {
-            shared.cluster_id = Some(answer.cluster_id.clone());
-        }
-        match &shared.cluster_id {
-            Some(ours) if !answer.cluster_id.is_empty() && *ours != answer.cluster_id => {
-                let theirs = &answer.cluster_id;
-                Err(format!("{address} belongs to cluster {theirs}, and the others to {ours}: correct the endpoints"))
-            }
-            _ => {
-                if shared.answered_at.len() < 2 * MAX_ENDPOINTS || shared.answered_at.contains_key(&answer.peer_id) {
-                    shared.answered_at.insert(answer.peer_id, address.to_owned());
-                }
-                Ok(answer)
-            }
-        }
-    }
-
-    async fn ask_one<'a>(&self, address: &'a str) -> Result<(&'a str, v1::LeaderResponse), String> {
-        let asked = async {
-            let mut client = ClusterClient::new(self.channel(address)?);
-            client.leader(self.request(v1::LeaderRequest {}, ASK_TIMEOUT)?).await
-        };
-        match tokio::time::timeout(ASK_TIMEOUT, asked).await {
-            Ok(Ok(answer)) => Ok((address, answer.into_inner())),
-            Ok(Err(status)) => {
-                self.lock().forget_connection(address);
-                Err(format!("{address}: {}", describe(&status)))
-            }
-            Err(_) => {
-                self.lock().forget_connection(address);
-                Err(format!("{address}: no answer within {:.1} s", ASK_TIMEOUT.as_secs_f64()))
-            }
-        }
-    }
-
-    fn request<T>(&self, message: T, timeout: Duration) -> Result<Request<T>, Status> {
-        let mut request = self.untimed(message)?;
-        request.set_timeout(timeout);
-        Ok(request)
-    }
-
-    /// A request that names no time.
-    fn untimed<T>(&self, message: T) -> Result<Request<T>, Status> {
-        let cluster_id = self.lock().cluster_id.clone();
-        addressed(message, self.config.secret.as_ref(), cluster_id.as_deref())
-    }
-}
-
-/// A connection to a peer, not opened yet.
-fn connection(address: &str) -> Result<Endpoint, tonic::transport::Error> {
-    Ok(Endpoint::from_shared(format!("http://{address}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .keep_alive_while_idle(false))
-}
-
-/// A request that tells the server how long it has, and proves knowledge of the secret.
-fn request<T>(message: T, timeout: Duration, secret: Option<&Secret>) -> Result<Request<T>, Status> {
-    let mut request = addressed(message, secret, None)?;
-    request.set_timeout(timeout);
-    Ok(request)
-}
-
-/// A request that proves knowledge of the secret, and says which cluster is meant.
-fn addressed<T>(message: T, secret: Option<&Secret>, cluster_id: Option<&str>) -> Result<Request<T>, Status> {
-    let mut request = Request::new(message);
-    if let Some(secret) = secret {
-        let header = secret.bearer().parse().map_err(|_| Status::internal("the cluster secret is no header value"))?;
-        request.metadata_mut().insert(lake_proto::SECRET_METADATA_KEY, header);
-    }
-    if let Some(id) = cluster_id {
-        let header = id.parse().map_err(|_| Status::internal(format!("cluster id {id:?} is no header value")))?;
-        request.metadata_mut().insert(lake_proto::CLUSTER_METADATA_KEY, header);
-    }
-    Ok(request)
-}
-
-/// The calls of one operation: how many, since when, until when.
-struct Attempts {
-    doing: String,
-    started: Instant,
-    deadline: Instant,
-    count: u32,
-    last: String,
-    backoff: Backoff,
-}
-
-impl Attempts {
-    fn new(doing: &str, deadline: Instant) -> Self {
-        Self {
-            doing: doing.to_owned(),
-            started: Instant::now(),
-            deadline,
-            count: 0,
-            last: "the deadline was over before the first attempt ended".to_owned(),
-            backoff: Backoff::default(),
-        }
-    }
-
-    fn remaining(&self) -> Option<Duration> {
-        self.deadline.checked_duration_since(Instant::now()).filter(|d| !d.is_zero())
-    }
-
-    /// Backs off. False: the deadline comes first.
-    async fn wait(&mut self) -> bool {
-        let wait = self.backoff.next_wait();
-        match self.remaining() {
-            Some(remaining) if remaining > wait => {
-                tokio::time::sleep(wait).await;
-                true
-            }
-            _ => false,
-        }
-    }
-}
-
-fn applied(in_doubt: bool) -> Applied {
-    if in_doubt { Applied::Unknown } else { Applied::No }
-}
-
-impl Failure {
-    /// One that no other attempt can mend, and that changed nothing.
-    fn fatal(status: Status) -> Self {
-        Self { applied: Applied::No, retry: false, redirected: false, broken: false, status }
-    }
-}
-
-/// What a failed attempt means. The only place that decides it.
-fn classify(status: Status) -> Failure {
-    let Some(detail) = status::detail(&status) else {
-        // Not a lake peer's own words: the transport's, or a proxy's.
-        let refused = is_connect_error(&status);
-        let applied = if refused { Applied::No } else { Applied::Unknown };
-        let retry = !matches!(status.code(), Code::Unimplemented | Code::InvalidArgument | Code::Unauthenticated);
-        return Failure { applied, retry, redirected: false, broken: true, status };
-    };
-    let applied = match detail.applied() {
-        WireApplied::NotApplied => Applied::No,
-        WireApplied::Unknown => Applied::Unknown,
-    };
-    let kind = detail.kind();
-    let retry = matches!(kind, Kind::NotLeader | Kind::Unavailable | Kind::Overloaded);
-    let redirected = kind == Kind::NotLeader && detail.leader.is_some_and(|l| !l.grpc_address.is_empty());
-    Failure { applied, retry, redirected, broken: false, status }
-}
-
-/// Whether the request never left because no connection could be made.
-fn is_connect_error(status: &Status) -> bool {
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        if let Some(io) = error.downcast_ref::<std::io::Error>() {
-            return matches!(io.kind(), std::io::ErrorKind::ConnectionRefused);
-        }
-        if error.is::<tonic::ConnectError>() || error.is::<tonic::TimeoutExpired>() {
-            return error.is::<tonic::ConnectError>();
-        }
-        source = error.source();
-    }
-    false
-}
-
-/// The innermost reason of a status, which says more than tonic's "transport error".
-fn describe(status: &Status) -> String {
-    let mut reason = match status.message() {
-        "" if status.code() == Code::Unimplemented => "something else than a metadata peer answers there".to_owned(),
-        "" => status.code().description().to_owned(),
-        message => message.to_owned(),
-    };
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        reason = error.to_string();
-        source = error.source();
-    }
-    reason
-}
-
-/// The error of an attempt that no other attempt can mend.
-fn ended(doing: &str, failure: Failure, in_doubt: bool) -> Error {
-    let message = failure.status.message().to_owned();
-    let doing = doing.to_owned();
-    let detail = status::detail(&failure.status);
-    let oldest = detail.as_ref().map_or(0, |d| d.oldest_revision);
-    match detail.map(|d| d.kind()) {
-        Some(Kind::SnapshotExpired) => Error::SnapshotExpired { prefix: doing },
-        Some(Kind::Compacted) => Error::Compacted { doing, oldest },
-        Some(Kind::Internal) | None => Error::Internal { doing, message, applied: applied(in_doubt) },
-        Some(_) if in_doubt => Error::Internal { doing, message, applied: Applied::Unknown },
-        Some(_) => Error::Refused { doing, message },
     }
 }
 
@@ -765,14 +256,27 @@ impl MetaStore for RemoteStore {
         Ok(Read { revision: revision(answer.header), value })
     }
 
+    async fn close_snapshot(&self, snapshot: Snapshot, deadline: Instant) -> Result<bool, Error> {
+        let message = v1::CloseSnapshotRequest { snapshot: snapshot.to_wire() };
+        let answer = self
+            .read("closing a snapshot".to_owned(), deadline, async |address, timeout| {
+                let request = self.inner.request(message, timeout)?;
+                Ok(self.inner.kv(&address)?.close_snapshot(request).await?.into_inner())
+            })
+            .await?;
+        Ok(answer.existed)
+    }
+
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error> {
-        let resendable = is_resendable(&txn);
-        self.commit_as(txn, None, resendable, deadline).await
+        let rules = if is_resendable(&txn) { Rules::RESENDABLE } else { Rules::ONCE };
+        self.commit_as(txn, None, rules, deadline).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use lake_proto::kv::{Compare, Expected, Op};
 
     use super::*;

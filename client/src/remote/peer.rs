@@ -12,7 +12,8 @@ use lake_proto::v1;
 use lake_proto::v1::pipeline_request::Request as Piped;
 use lake_proto::v1::pipeline_response::Response as PipedAnswer;
 
-use super::{ATTEMPT_TIMEOUT, Attempts, RemoteStore, classify, describe, ended, revision, wire_options};
+use super::attempts::{ATTEMPT_TIMEOUT, Attempts, classify, describe, ended, in_time};
+use super::{RemoteStore, revision, wire_options};
 use crate::store::{Applied, Error, Read, ReadOptions};
 
 impl RemoteStore {
@@ -70,7 +71,7 @@ impl RemoteStore {
         let Some(timeout) = attempts.remaining().map(|left| left.min(ATTEMPT_TIMEOUT)) else {
             return Err(self.unavailable(attempts, Applied::No));
         };
-        let status = match self.inner.attempt(timeout, self.inner.piped(endpoint, request, timeout, take)).await {
+        let status = match in_time(timeout, self.inner.piped(endpoint, request, timeout, take)).await {
             Ok(answer) => return Ok(answer),
             Err(status) => status,
         };

@@ -5,7 +5,7 @@
 //! reached; all that wait are then told why, and a new pipe is opened by the next call.
 //!
 //! Limits: [`MAX_OUTSTANDING`] calls unanswered and as many queued, beyond which callers wait within their deadlines;
-//! [`MESSAGE_BYTES`] in one message. A caller that gives up is forgotten; its call runs its course at the peer.
+//! [`MESSAGE_BYTES`] in one message. A caller that gives up is forgotten; its call runs its course at the peer, if it has left.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::describe;
+use super::attempts::describe;
 
 /// Calls on one pipe that are unanswered; the peer allows no more.
 const MAX_OUTSTANDING: usize = 1000;
@@ -128,12 +128,14 @@ impl Task {
                 permit = messages.reserve(), if room && queued => {
                     let Ok(permit) = permit else { return Some(Status::unavailable("the connection is gone")) };
                     let message = self.gather(None);
-                    permit.send(message);
+                    if !message.requests.is_empty() {
+                        permit.send(message);
+                    }
                 }
                 call = self.queued.recv(), if room && !queued => {
                     let call = call?;
                     let message = self.gather(Some(call));
-                    if messages.send(message).await.is_err() {
+                    if !message.requests.is_empty() && messages.send(message).await.is_err() {
                         return Some(Status::unavailable("the connection is gone"));
                     }
                 }
@@ -147,13 +149,16 @@ impl Task {
         let mut bytes = 0;
         let mut next = first.or_else(|| self.queued.try_recv().ok());
         while let Some(call) = next {
-            let id = self.next_id;
-            self.next_id += 1;
-            let timeout_ms = u64::try_from(call.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
-            let request = v1::PipelineRequest { id, timeout_ms, request: Some(call.request) };
-            bytes += request.encoded_len();
-            requests.push(request);
-            self.waiting.insert(id, call.answer);
+            // Who has given up is not asked for: a peer that is behind has enough to do.
+            if !call.answer.is_closed() {
+                let id = self.next_id;
+                self.next_id += 1;
+                let timeout_ms = u64::try_from(call.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
+                let request = v1::PipelineRequest { id, timeout_ms, request: Some(call.request) };
+                bytes += request.encoded_len();
+                requests.push(request);
+                self.waiting.insert(id, call.answer);
+            }
             let room = bytes < MESSAGE_BYTES && self.waiting.len() < MAX_OUTSTANDING;
             next = if room { self.queued.try_recv().ok() } else { None };
         }
@@ -187,11 +192,15 @@ impl Task {
     }
 }
 
-/// What is told to a call that never left: a broken connection has not applied it. A peer's own words stay as they are.
+/// What is told to a call that never left: nothing has applied it, whatever became of those that did. A peer's own words
+/// stay as they are.
 fn never_sent(why: &Status) -> Status {
-    let own_words = status::detail(why).is_some();
+    if let Some(detail) = status::detail(why) {
+        let detail = v1::ErrorDetail { applied: Applied::NotApplied as i32, ..detail };
+        return status::with_detail(detail, why.message());
+    }
     match why.code() {
-        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal if !own_words => {
+        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => {
             status::status(Kind::Unavailable, Applied::NotApplied, describe(why))
         }
         _ => why.clone(),
@@ -202,5 +211,42 @@ fn failed(error: v1::CallError) -> Status {
     match error.detail {
         Some(detail) => status::with_detail(detail, error.message),
         None => Status::new(Code::Unknown, error.message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_never_left_was_not_applied() {
+        let stopping = status::status(Kind::Unavailable, Applied::Unknown, "peer 1 is stopping");
+        for why in [stopping, Status::unavailable("connection reset"), Status::unknown("h2 error")] {
+            let unsent = never_sent(&why);
+            let detail = status::detail(&unsent).unwrap();
+            assert_eq!((detail.kind(), detail.applied()), (Kind::Unavailable, Applied::NotApplied), "{why}");
+            assert_eq!(unsent.message(), why.message());
+        }
+        let refused = status::status(Kind::WrongIdentity, Applied::NotApplied, "another cluster");
+        assert_eq!(status::detail(&never_sent(&refused)).unwrap().kind(), Kind::WrongIdentity);
+        assert_eq!(never_sent(&Status::unimplemented("")).code(), Code::Unimplemented);
+    }
+
+    #[tokio::test]
+    async fn who_has_given_up_is_not_asked_for() {
+        let (_, queued) = mpsc::channel(1);
+        let (messages, _) = mpsc::channel(1);
+        let mut task = Task { queued, messages, waiting: HashMap::new(), next_id: 1 };
+        let call = |key: &str| {
+            let (answer, answered) = oneshot::channel();
+            let request = Request::Get(v1::GetRequest { key: key.into(), options: None });
+            (Call { request, timeout: Duration::from_secs(1), answer }, answered)
+        };
+        let (wanted, _answered) = call("/kv/a");
+        assert_eq!(task.gather(Some(wanted)).requests.len(), 1);
+        let (given_up, answered) = call("/kv/b");
+        drop(answered);
+        assert!(task.gather(Some(given_up)).requests.is_empty());
+        assert_eq!(task.waiting.len(), 1);
     }
 }

@@ -31,8 +31,10 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::task::JoinHandle;
 use tonic::Status;
 
+use super::RemoteStore;
+use super::attempts::{Failure, classify, describe, ended};
 use super::backoff::Backoff;
-use super::{Failure, Inner, RemoteStore, classify, describe, ended};
+use super::connections::Inner;
 use crate::store::{Applied, Error};
 
 /// How long no peer may serve before the watch ends with `Unavailable`.
@@ -221,7 +223,9 @@ impl Follower {
         }
         let changes = Changes::try_from(response).map_err(|e| defect(format!("the peer's message: {e}")))?;
         let progress = changes.progress;
-        if progress + 1 < self.next || changes.changes.iter().any(|c| c.revision < self.next || c.revision > progress) {
+        if progress.saturating_add(1) < self.next
+            || changes.changes.iter().any(|c| c.revision < self.next || c.revision > progress)
+        {
             return Err(defect(format!("the peer's message goes back behind revision {}", self.next)));
         }
         match self.messages.try_send(Ok(changes)) {
@@ -235,7 +239,7 @@ impl Follower {
                 }
             }
         }
-        self.next = progress + 1;
+        self.next = progress.saturating_add(1);
         self.served();
         Ok(())
     }

@@ -46,7 +46,7 @@ use self::writer::{Files, Request, Writer};
 use crate::config::StorageConfig;
 use crate::files::FreeSpace;
 use crate::raft::types::{Entry, LogId, Payload, TypeConfig, Vote, log_id};
-use crate::raft::wire::entry_from_wire;
+use crate::raft::wire::{entry_from_wire, unknown_entry};
 
 /// Requests that wait for the writer thread.
 pub const QUEUE_REQUESTS: usize = 1024;
@@ -507,18 +507,15 @@ fn open_journal(
 
 fn decode(dir: &Path, frame: Frame) -> io::Result<Entry> {
     let (index, term) = (frame.index, frame.term);
-    v1::LogEntry::decode(frame.payload)
-        .map_err(|e| e.to_string())
-        .and_then(|wire| entry_from_wire(wire).map_err(|e| e.to_string()))
-        .and_then(
-            |entry| {
-                if entry.log_id == log_id(term, index) { Ok(entry) } else { Err("it is another entry".to_owned()) }
-            },
-        )
-        .map_err(|what| {
-            let what = format!("entry {index} of the log in {} makes no sense: {what}", dir.display());
-            io::Error::new(io::ErrorKind::InvalidData, what)
-        })
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let senseless =
+        |what: String| invalid(format!("entry {index} of the log in {} makes no sense: {what}", dir.display()));
+    let wire = v1::LogEntry::decode(frame.payload).map_err(|e| senseless(e.to_string()))?;
+    let entry = entry_from_wire(wire).map_err(|e| match unknown_entry(&e) {
+        Some(what) => invalid(format!("{what} (the log is in {})", dir.display())),
+        None => senseless(e.to_string()),
+    })?;
+    if entry.log_id == log_id(term, index) { Ok(entry) } else { Err(senseless("it is another entry".to_owned())) }
 }
 
 #[cfg(test)]

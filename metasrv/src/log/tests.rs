@@ -303,3 +303,19 @@ async fn memberships_and_blank_entries_survive_a_restart() {
     assert_eq!(LogStore::new(log.clone()).get_log_state().await.unwrap().last_log_id, Some(log_id(1, 1)));
     log.close().await;
 }
+
+#[test]
+fn an_entry_of_a_newer_build_is_told_from_one_that_makes_no_sense() {
+    let dir = Path::new("/data/log");
+    let read = |entry: v1::LogEntry| {
+        let frame = Frame { index: 7, term: 1, payload: entry.encode_to_vec().into() };
+        decode(dir, frame).unwrap_err().to_string()
+    };
+    let log_id = Some(v1::LogId { term: 1, node_id: 0, index: 7 });
+    let unknown = v1::log_entry::Payload::Command(bytes::Bytes::from_static(b"\x08\x01"));
+    let newer = read(v1::LogEntry { log_id, payload: Some(unknown) });
+    assert!(newer.contains("log entry 7") && newer.contains("start this peer with the build"), "{newer}");
+    assert!(newer.contains("/data/log"), "{newer}");
+    let senseless = read(v1::LogEntry { log_id, payload: None });
+    assert!(senseless.contains("makes no sense") && senseless.contains("/data/log"), "{senseless}");
+}

@@ -149,7 +149,7 @@ impl Addresses {
     async fn replace_in_turn(&self, wanted: v1::Member) -> Result<(), Failure> {
         let _turn = self.turn().await?;
         if self.view.leader_id() != Some(self.view.id()) {
-            return Err(self.not_leader());
+            return Err(self.view.not_leader());
         }
         let id = wanted.id;
         let wanted = Member::from(wanted);
@@ -182,17 +182,10 @@ impl Addresses {
         Ok(())
     }
 
-    /// What this peer says that does not lead.
-    pub(super) fn not_leader(&self) -> Failure {
-        let (term, leader) = (self.view.term(), self.view.leader().filter(|leader| leader.id != self.view.id()));
-        let message = format!("peer {} does not lead term {term}", self.view.id());
-        Failure { term, leader, ..Failure::new(Kind::NotLeader, message) }
-    }
-
     fn failure(&self, error: &RaftError<TypeConfig, ClientWriteError<TypeConfig>>) -> Failure {
         let what = format!("peer {}: replacing a member's addresses: {error}", self.view.id());
         match error {
-            RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => self.not_leader(),
+            RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => self.view.not_leader(),
             RaftError::APIError(ClientWriteError::LogEntryDiscarded(_)) | RaftError::Fatal(_) => Failure::unknown(what),
             RaftError::APIError(_) => Failure::unavailable(what),
         }

@@ -22,6 +22,7 @@ use lake_proto::v1;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::note_end;
 use super::view::View;
 use crate::raft::network::Network;
 use crate::raft::state_machine::Published;
@@ -146,11 +147,7 @@ impl Agreement {
                         crate::files::REJOIN
                     );
                     tracing::error!("{what}");
-                    self.failed.send_if_modified(|failed| {
-                        let first = failed.is_none();
-                        failed.get_or_insert(what);
-                        first
-                    });
+                    note_end(&self.failed, what);
                     return;
                 }
                 Verdict::NoMajority => {

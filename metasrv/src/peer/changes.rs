@@ -15,6 +15,8 @@
 //! - an id is used by one incarnation and never again: whoever was a member once is known to the state machine for ever
 //!   ([`crate::state::roster`]);
 //! - a peer votes only once it has nearly all of the log ([`MAX_LAG_ENTRIES`]);
+//! - a peer that cannot apply the feature level in force is not taken in, and the level is not raised while one is
+//!   ([`Changes::level_turn`]): a member that meets an entry it does not know stops;
 //! - a change that would leave no majority that answers is refused, unless a removal is asked for in so many words;
 //! - no joint membership stays behind: every leader that finds one ends it ([`Changes::finish_left_behind`]).
 //!
@@ -32,6 +34,7 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use openraft::errors::{ChangeMembershipError, ClientWriteError, RaftError};
 use openraft::raft::Precondition;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::address::{Addresses, MAX_ADDRESS_BYTES};
@@ -70,6 +73,8 @@ pub struct Changes {
     published: Arc<Published>,
     addresses: Addresses,
     running: Arc<Mutex<Option<Running>>>,
+    /// One permit: see [`Changes::level_turn`].
+    levels: Arc<Semaphore>,
 }
 
 /// The change under way.
@@ -137,7 +142,8 @@ impl Changes {
         published: Arc<Published>,
         addresses: Addresses,
     ) -> Self {
-        Self { cluster_id, view, network, published, addresses, running: Arc::default() }
+        let levels = Arc::new(Semaphore::new(1));
+        Self { cluster_id, view, network, published, addresses, running: Arc::default(), levels }
     }
 
     // ---- what can be asked for --------------------------------------------------------------------------------
@@ -237,7 +243,7 @@ impl Changes {
         self.check_majority(&swapped, &format!("replacing peer {old} by peer {new}")).await?;
         self.append(&before, swapped.joint(&plan), deadline).await?;
         // The swap is decided: its end follows here, or by whoever leads next.
-        self.settled(deadline).await?;
+        self.settled(deadline).await.map_err(Failure::after_all)?;
         tracing::info!(old, new, "a voter was replaced");
         Ok(true)
     }
@@ -319,7 +325,7 @@ impl Changes {
     // ---- steps ------------------------------------------------------------------------------------------------
 
     fn lead(&self) -> Result<(), Failure> {
-        if self.view.leader_id() == Some(self.view.id()) { Ok(()) } else { Err(self.addresses.not_leader()) }
+        if self.view.leader_id() == Some(self.view.id()) { Ok(()) } else { Err(self.view.not_leader()) }
     }
 
     fn leader(&self) -> Result<(u64, v1::Member), Failure> {
@@ -393,9 +399,27 @@ impl Changes {
         })
     }
 
+    /// Held by who takes a member in, from looking at the feature level in force until the member is one; and by who raises
+    /// the level, from asking the members until the entry is applied, or this peer leads no more. What an earlier leader
+    /// proposed is applied before either begins. `None`: the other one has it.
+    pub(super) fn level_turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.levels.clone().try_acquire_owned().ok()
+    }
+
+    async fn next_level_turn(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, Failure> {
+        match tokio::time::timeout_at(deadline.into(), self.levels.clone().acquire_owned()).await {
+            Ok(Ok(turn)) => Ok(turn),
+            Ok(Err(_)) | Err(_) => {
+                let what = format!("peer {}: the feature level is being raised; ask again", self.view.id());
+                Err(Failure::unavailable(what))
+            }
+        }
+    }
+
     /// Makes a peer a learner unless it is a member.
     async fn admit(&self, wanted: v1::Member, deadline: Instant) -> Result<Joined, Failure> {
         let id = wanted.id;
+        let _levels = self.next_level_turn(deadline).await?;
         self.settled(deadline).await?;
         if !wanted.incarnation.is_empty()
             && let Some(member) = self.known(id, &wanted.incarnation)?
@@ -427,6 +451,16 @@ impl Changes {
                 found.cluster_id, self.cluster_id
             );
             return Err(Failure::new(Kind::WrongIdentity, what));
+        }
+        let level = self.published.current().state.feature_level();
+        let supported = found.supported_feature_level.max(1);
+        if supported < level {
+            let what = format!(
+                "peer {id} supports feature level {supported}, and cluster {} is at {level}: start it with the build that \
+                 the leader runs",
+                self.cluster_id
+            );
+            return Err(Failure::invalid(what));
         }
         // A peer that began embedded stands in the membership without addresses, and the new one must find its leader.
         let own = self.view.identity().to_wire();
@@ -538,7 +572,7 @@ impl Changes {
     /// This leader is to go: has another lead, and says who.
     async fn led_away(&self, deadline: Instant) -> Failure {
         match self.transfer(None, deadline).await {
-            Ok(_) => self.addresses.not_leader(),
+            Ok(_) => self.view.not_leader(),
             Err(failure) => failure,
         }
     }
@@ -579,7 +613,7 @@ impl Changes {
     fn failure(&self, error: &RaftError<TypeConfig, ClientWriteError<TypeConfig>>) -> Failure {
         let what = format!("peer {}: changing the membership: {error}", self.view.id());
         match error {
-            RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => self.addresses.not_leader(),
+            RaftError::APIError(ClientWriteError::ForwardToLeader(_)) => self.view.not_leader(),
             RaftError::APIError(ClientWriteError::LogEntryDiscarded(_)) | RaftError::Fatal(_) => Failure::unknown(what),
             RaftError::APIError(
                 ClientWriteError::PreconditionFailed(_)

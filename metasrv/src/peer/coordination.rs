@@ -16,7 +16,6 @@ use lake_proto::coordination::{
 use lake_proto::kv::{Invalid, Revision};
 use lake_proto::limits::{MAX_IDS, MAX_KEY_BYTES};
 use lake_proto::v1;
-use lake_proto::v1::error_detail::Kind;
 
 use super::countdowns::Renewal;
 use super::duties::Mortal;
@@ -174,8 +173,8 @@ impl Member {
         }
         let mut published = self.published.subscribe();
         let applied = published.wait_for(|applied| applied.last.is_some_and(|id| id.index >= point.index));
-        let applied = match tokio::time::timeout(APPLIES, applied).await {
-            Ok(Ok(applied)) => applied.clone(),
+        match tokio::time::timeout(APPLIES, applied).await {
+            Ok(Ok(_)) => {}
             Ok(Err(_)) => return Err(Failure::unavailable(format!("peer {} is stopping", self.identity.id))),
             Err(_) => {
                 let what = format!(
@@ -185,23 +184,29 @@ impl Member {
                 );
                 return Err(Failure::unavailable(what));
             }
-        };
-        self.reads.confirm(point);
-        let mut kept = KeptAlive { revision: applied.state.revision(), ..KeptAlive::default() };
-        {
-            let mut countdowns = lock(self.duties.of(kind));
-            for id in ids {
-                let renewal = kind.ttl(&applied.state, *id).map(|ttl| countdowns.renew(term, *id, ttl, arrived));
-                match renewal {
-                    Some(Renewal::Alive) => kept.alive.push(*id),
-                    Some(Renewal::Over) | None => kept.expired.push(*id),
-                    Some(Renewal::OtherTerm) => return Err(self.leads_no_more(term)),
-                }
-            }
         }
+        self.reads.confirm(point);
+        let kept = self.renew(kind, term, ids, arrived).ok_or_else(|| self.leads_no_more(term))?;
         self.counters.renewed.add(kept.alive.len() as u64);
         self.counters.not_renewed.add(kept.expired.len() as u64);
         Ok(kept)
+    }
+
+    /// Renews what is alive, if this peer still counts in `term`. What has ended leaves the state first and the countdowns
+    /// then, so the state is looked at with the countdowns held: a lease cannot end in between and begin here again.
+    fn renew(&self, kind: Mortal, term: u64, ids: &[Revision], arrived: Instant) -> Option<KeptAlive> {
+        let mut countdowns = lock(self.duties.of(kind));
+        let applied = self.published.current();
+        let mut kept = KeptAlive { revision: applied.state.revision(), ..KeptAlive::default() };
+        for id in ids {
+            let renewal = kind.ttl(&applied.state, *id).map(|ttl| countdowns.renew(term, *id, ttl, arrived));
+            match renewal {
+                Some(Renewal::Alive) => kept.alive.push(*id),
+                Some(Renewal::Over) | None => kept.expired.push(*id),
+                Some(Renewal::OtherTerm) => return None,
+            }
+        }
+        Some(kept)
     }
 
     /// The term in which this peer is on duty; waits for a new leader to begin.
@@ -212,12 +217,12 @@ impl Member {
             return Ok(on_duty);
         }
         if self.view.led_term().is_none() {
-            return Err(self.leads_not());
+            return Err(self.view.not_leader());
         }
         match tokio::time::timeout(DUTY_BEGINS, term.wait_for(|term| *term != 0)).await {
             Ok(Ok(term)) => Ok(*term),
             Ok(Err(_)) => Err(Failure::unavailable(format!("peer {} is stopping", self.identity.id))),
-            Err(_) if self.view.led_term().is_none() => Err(self.leads_not()),
+            Err(_) if self.view.led_term().is_none() => Err(self.view.not_leader()),
             Err(_) => {
                 let term = self.view.term();
                 let what = format!(
@@ -230,21 +235,8 @@ impl Member {
         }
     }
 
-    fn leads_not(&self) -> Failure {
-        let term = self.view.term();
-        let leader = self.view.leader().filter(|leader| leader.id != self.identity.id);
-        let message = match &leader {
-            Some(leader) => format!(
-                "peer {} does not lead term {term}; peer {} at {} does",
-                self.identity.id, leader.id, leader.grpc_address
-            ),
-            None => format!("peer {} does not lead term {term}, and knows of no leader", self.identity.id),
-        };
-        Failure { term, leader, ..Failure::new(Kind::NotLeader, message) }
-    }
-
     fn leads_no_more(&self, term: u64) -> Failure {
-        let failure = self.leads_not();
+        let failure = self.view.not_leader();
         let message =
             format!("peer {} no longer leads term {term}: nothing was renewed, ask the leader", self.identity.id);
         Failure { message, ..failure }
@@ -334,7 +326,51 @@ fn check_length(prefix: &str) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use tokio::runtime::Handle;
+
     use super::*;
+    use crate::peer::{Opened, Peer, Settings, founding};
+    use crate::raft::network::Transport;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn what_ends_while_its_keep_alive_waits_is_not_renewed() {
+        let (dir, settings) = (tempfile::tempdir().unwrap(), Settings::default());
+        let opened = Opened::open(dir.path().to_owned(), None, &settings).await.unwrap();
+        let transport = Transport::new(HashMap::new(), None);
+        let peer = Peer::start(opened, String::new(), String::new(), settings, transport).await.unwrap();
+        let member = founding::found_alone(&peer).await.unwrap();
+        let mut recovered = member.recovered();
+        recovered.wait_for(|recovered| *recovered).await.unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let lease = member.grant_lease(60_000, String::new(), None, deadline).await.unwrap();
+        let term = member.term_on_duty().await.unwrap();
+
+        let held = || {
+            let mut countdowns = lock(member.duties.of(Mortal::Lease));
+            let member = member.clone();
+            Handle::current().block_on(async {
+                let alive = {
+                    let member = member.clone();
+                    tokio::spawn(async move { member.keep_alive(Mortal::Lease, &[lease], Instant::now()).await })
+                };
+                // From here on it waits for the countdowns.
+                while member.reads.staleness().is_none() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                let expire = Action::ExpireLeases { leases: vec![lease], term };
+                member.propose(expire, None, deadline).await.unwrap();
+                countdowns.ended(lease);
+                drop(countdowns);
+                alive.await.unwrap()
+            })
+        };
+        let kept = tokio::task::block_in_place(held).unwrap();
+        assert_eq!((kept.alive, kept.expired), (vec![], vec![lease]));
+        assert_eq!(lock(member.duties.of(Mortal::Lease)).len(), 0, "nothing counts down for it");
+        peer.shutdown().await;
+    }
 
     #[test]
     fn a_part_says_whether_there_is_more() {

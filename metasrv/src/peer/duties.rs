@@ -44,6 +44,8 @@ const PROPOSAL: Duration = Duration::from_secs(5);
 const PROPOSE_AGAIN: Duration = Duration::from_millis(200);
 /// How long a new leader may take to apply what came before its term, until it tries again.
 const BEGIN: Duration = Duration::from_secs(5);
+/// How long the proposal of a feature level may take.
+const AS_LONG_AS_IT_LEADS: Duration = Duration::from_secs(86_400);
 /// How often feature levels and quotas are looked at.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 /// How long another peer may take to say which feature level it supports.
@@ -316,15 +318,21 @@ async fn propose_end(member: Arc<Member>, kind: Mortal, ids: Vec<Revision>, term
 }
 
 /// Raises the feature level to what every member supports, if that is higher (semantics, section 1). A member that does
-/// not answer keeps it where it is.
+/// not answer keeps it where it is, and so does one that is being taken in.
 async fn raise_feature_level(member: Arc<Member>) -> Done {
+    let Some(_turn) = member.changes.level_turn() else { return Done::LookedAtLevels };
+    // Behind it, whoever was to be taken in before stands in the membership, also where the caller has given up.
+    if member.reads.next_round().await.is_err() {
+        return Done::LookedAtLevels;
+    }
     let (voters, learners) = member.view.members();
     let others = voters.into_iter().chain(learners).filter(|other| other.id != member.identity.id);
     let supported = futures::future::join_all(others.map(|other| supported_by(&member, other))).await;
     let everybody = supported.into_iter().try_fold(member.feature_level, |lowest, level| Some(lowest.min(level?)));
     let in_force = member.published.current().state.feature_level();
     if let Some(level) = everybody.filter(|level| *level > in_force) {
-        match member.propose(Action::SetFeatureLevel { level }, None, Instant::now() + PROPOSAL).await {
+        // The turn is not given up before it is known what became of it; an end of the leadership ends the waiting.
+        match member.propose(Action::SetFeatureLevel { level }, None, Instant::now() + AS_LONG_AS_IT_LEADS).await {
             Ok(_) => {
                 tracing::info!(from = in_force, to = level, "every member supports it: the feature level is raised")
             }

@@ -24,6 +24,18 @@ impl Failure {
         Self { kind, applied: Applied::NotApplied, message: message.into(), term: 0, leader: None, oldest_revision: 0 }
     }
 
+    /// Peer `id` does not lead `term`; `leader` does, as far as it knows. One that names the peer itself says nothing.
+    pub fn not_leader(id: u64, term: u64, leader: Option<v1::Member>) -> Self {
+        let leader = leader.filter(|leader| leader.id != id);
+        let message = match &leader {
+            Some(leader) => {
+                format!("peer {id} does not lead term {term}; peer {} at {} does", leader.id, leader.grpc_address)
+            }
+            None => format!("peer {id} does not lead term {term}, and knows of no leader"),
+        };
+        Self { term, leader, ..Self::new(Kind::NotLeader, message) }
+    }
+
     /// Cannot be served now; nothing was proposed.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(Kind::Unavailable, message)
@@ -40,10 +52,17 @@ impl Failure {
         let kind = match refusal {
             Refusal::SessionExpired { .. } => Kind::SessionExpired,
             Refusal::QuotaExceeded { .. } => Kind::QuotaExceeded,
-            Refusal::TooMany { .. } | Refusal::WindowFull { .. } => Kind::Overloaded,
-            Refusal::SequenceAnswered { .. } | Refusal::FeatureLevel { .. } => Kind::InvalidArgument,
+            Refusal::TooMany { .. } | Refusal::WindowFull { .. } => Kind::LimitReached,
+            Refusal::SequenceAnswered { .. } | Refusal::FeatureLevel { .. } | Refusal::AnswerTooLarge { .. } => {
+                Kind::InvalidArgument
+            }
         };
         Self::new(kind, refusal.to_string())
+    }
+
+    /// The same failure, of a change that was made before it and that goes on.
+    pub fn after_all(self) -> Self {
+        Self { applied: Applied::Unknown, ..self }
     }
 
     /// Proposed, and then nobody answered.

@@ -17,7 +17,7 @@ use lake_client::secret::Secret;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Peer;
+use super::{Peer, note_end};
 
 const ANSWER: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
@@ -36,11 +36,7 @@ pub(crate) async fn ask_to_join(
         refused = ask(&peer, endpoints, secret) => if let Err(why) = refused {
             let what = format!("peer {} cannot join the cluster: {why}", peer.identity.id);
             tracing::error!("{what}");
-            failed.send_if_modified(|failed| {
-                let first = failed.is_none();
-                failed.get_or_insert(what);
-                first
-            });
+            note_end(&failed, what);
         },
     }
 }

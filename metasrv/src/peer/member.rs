@@ -29,6 +29,7 @@ use super::changes::Changes;
 use super::counters::{Counters, Guards};
 use super::duties::{self, Duties};
 use super::failure::Failure;
+use super::latencies::{self, Latencies};
 use super::pages::{Page, Pages};
 use super::reads::ReadIndex;
 use super::standing::{Inquiry, Standing};
@@ -72,6 +73,7 @@ pub struct Member {
     pub snapshots: SnapshotStore,
     pub duties: Duties,
     pub counters: Counters,
+    pub latencies: Latencies,
     /// The highest feature level that this peer can apply.
     pub feature_level: u32,
     recovered: watch::Receiver<bool>,
@@ -94,6 +96,7 @@ impl Member {
         state_machine: StateMachine,
         failed: watch::Sender<Option<String>>,
     ) -> Result<Arc<Self>, Error> {
+        let latencies = Latencies::new().map_err(|e| Error::Stopped(format!("preparing the metrics: {e}")))?;
         let published = state_machine.published();
         let snapshots = state_machine.snapshots();
         let sender =
@@ -163,6 +166,7 @@ impl Member {
             snapshots,
             duties: Duties::default(),
             counters: Counters::default(),
+            latencies,
             feature_level: settings.feature_level,
             recovered,
             alarm,
@@ -255,6 +259,7 @@ impl Member {
         if planted::has(Bug::StaleReads) {
             return Ok(());
         }
+        let began = Instant::now();
         let point = loop {
             match self.reads.next_round().await {
                 Ok(point) => break point,
@@ -262,6 +267,7 @@ impl Member {
                 Err(f) => return Err(f),
             }
         };
+        latencies::note(&self.latencies.read_index, began.elapsed());
         self.published
             .subscribe()
             .wait_for(|applied| applied.last.is_some_and(|id| id.index >= point.index))
@@ -414,14 +420,21 @@ impl Member {
             answer.await.map_err(|_| self.core_ended(&"it dropped the command"))
         };
         match tokio::time::timeout_at(deadline.into(), answer).await {
-            Ok(Ok(Ok(response))) => match self.renewed_by(stamp, arrived, response.data) {
-                Answer(Some(Outcome::Refused(refusal))) => Err(Failure::refused(&refusal)),
-                Answer(Some(outcome)) => Ok(outcome),
-                Answer(None) => Err(Failure {
-                    kind: Kind::Internal,
-                    ..Failure::unknown("the command was answered with nothing; this is a defect")
-                }),
-            },
+            Ok(Ok(Ok(response))) => {
+                latencies::note(&self.latencies.commit, arrived.elapsed());
+                if let Some(stamp) = stamp {
+                    // As a keep-alive does.
+                    self.duties.session_spoke(stamp.session, arrived);
+                }
+                match response.data {
+                    Answer(Some(Outcome::Refused(refusal))) => Err(Failure::refused(&refusal)),
+                    Answer(Some(outcome)) => Ok(outcome),
+                    Answer(None) => Err(Failure {
+                        kind: Kind::Internal,
+                        ..Failure::unknown("the command was answered with nothing; this is a defect")
+                    }),
+                }
+            }
             Ok(Ok(Err(e))) => Err(self.write_failure(e)),
             Ok(Err(ended)) => Err(ended),
             Err(_) => Err(Failure {
@@ -455,14 +468,6 @@ impl Member {
         }
     }
 
-    /// A stamped mutation that is answered renews its session, as a keep-alive does.
-    fn renewed_by(&self, stamp: Option<Stamp>, arrived: Instant, answer: Answer) -> Answer {
-        if let Some(stamp) = stamp {
-            self.duties.session_spoke(stamp.session, arrived);
-        }
-        answer
-    }
-
     /// What a peer says that does not lead.
     pub fn not_leader(&self, forward: &ForwardToLeader<TypeConfig>) -> Failure {
         let term = self.view.term();
@@ -470,15 +475,7 @@ impl Member {
             let what = format!("peer {} leads term {term}, but no quorum has confirmed it lately", self.identity.id);
             return Failure { term, ..Failure::unavailable(what) };
         }
-        let leader = forward.leader_id.filter(|id| *id != self.identity.id).and_then(|id| self.view.member(id));
-        let message = match &leader {
-            Some(leader) => format!(
-                "peer {} does not lead term {term}; peer {} at {} does",
-                self.identity.id, leader.id, leader.grpc_address
-            ),
-            None => format!("peer {} does not lead term {term}, and knows of no leader", self.identity.id),
-        };
-        Failure { term, leader, ..Failure::new(Kind::NotLeader, message) }
+        Failure::not_leader(self.identity.id, term, forward.leader_id.and_then(|id| self.view.member(id)))
     }
 
     // ---- state and end ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@
 //! - [`membership`], [`changes`]: a leader adds, promotes, removes and replaces peers; [`standing`]: a removed one learns it;
 //! - [`member`]: reads and transactions; [`watches`]: changes as they happen;
 //! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
-//!   does for them; [`counters`]: how often what happened;
+//!   does for them; [`counters`], [`latencies`]: how often what happened, and how long it took;
 //! - [`agreement`]: whether the peers still hold the same state;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member;
 //! - [`failure`]: why a call failed.
@@ -27,6 +27,7 @@ pub mod duties;
 pub mod failure;
 pub mod founding;
 pub(crate) mod joining;
+pub mod latencies;
 pub mod member;
 pub mod membership;
 pub mod pages;
@@ -138,6 +139,7 @@ impl Opened {
             peer_id: id,
             storage: settings.storage,
             free_space: settings.free_space.clone(),
+            feature_level: settings.feature_level,
             skip_sync: Default::default(),
         };
         let opening = tokio::task::spawn_blocking(move || {
@@ -146,8 +148,7 @@ impl Opened {
         });
         let (contents, lock) =
             opening.await.map_err(|e| Error::Stopped(format!("opening the data directory: {e}")))??;
-        let state_machine = contents.state_machine.supporting(settings.feature_level);
-        Ok(Self { log: contents.log, state_machine, lock })
+        Ok(Self { log: contents.log, state_machine: contents.state_machine, lock })
     }
 
     /// The voters of the cluster that the directory belongs to, as its snapshot and log say.
@@ -281,13 +282,9 @@ impl Peer {
         }
     }
 
-    /// Something ends the peer for good. The first word counts.
+    /// Something ends the peer for good.
     pub(crate) fn fail(&self, what: &str) {
-        self.failed.send_if_modified(|failed| {
-            let first = failed.is_none();
-            failed.get_or_insert_with(|| what.to_owned());
-            first
-        });
+        note_end(&self.failed, what.to_owned());
     }
 
     /// What ended the peer, once something has. `None` until then.
@@ -348,6 +345,15 @@ impl Peer {
         self.log.close().await;
         drop(crate::log::lock(&self.lock).take());
     }
+}
+
+/// Notes what ends a peer for good. The first word counts.
+fn note_end(failed: &watch::Sender<Option<String>>, what: String) {
+    failed.send_if_modified(|failed| {
+        let first = failed.is_none();
+        failed.get_or_insert(what);
+        first
+    });
 }
 
 /// Resolves once something has ended the peer.

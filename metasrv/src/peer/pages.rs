@@ -4,7 +4,8 @@
 //! The first page of a listing that has more puts the state it was read from here; a later page names it. A snapshot is
 //! the same for any key and prefix. Clones of the state are cheap, but they keep alive what is deleted meanwhile, so they
 //! are bounded: [`MAX_HELD`] listings, of which the oldest goes for a new one, and [`MAX_SNAPSHOTS`] snapshots, beyond which
-//! none is opened; each for [`crate::config::Config::page_life`]. After that: SnapshotExpired, and the client starts again.
+//! none is opened until one is closed or ends; each for [`crate::config::Config::page_life`]. After that: SnapshotExpired,
+//! and the client starts again.
 //!
 //! A page's token is `id/last key`: asking for the same page twice gives the same page.
 
@@ -103,6 +104,17 @@ impl Pages {
         };
         held.insert(snapshot.to_wire(), Held { applied, prefix: None, since: Instant::now() });
         Ok(snapshot)
+    }
+
+    /// Lets a snapshot go. False: it is not held, or too old.
+    pub fn close_snapshot(&self, snapshot: Snapshot) -> bool {
+        let mut table = lock(&self.held);
+        let id = snapshot.to_wire();
+        let Some(held) = table.held.get(&id).filter(|held| held.prefix.is_none()) else { return false };
+        let alive = held.since.elapsed() <= self.life;
+        table.held.remove(&id);
+        table.snapshots -= 1;
+        alive
     }
 
     /// The state that a snapshot is of.
@@ -237,10 +249,17 @@ mod tests {
             pages.open_snapshot(applied(0)).unwrap();
         }
         assert_eq!(pages.open_snapshot(applied(0)).unwrap_err().kind, Kind::Overloaded);
+        let no_snapshot = Snapshot::from_wire(u64::from_str_radix(&listing[..16], 16).unwrap()).unwrap();
+        assert!(!pages.close_snapshot(no_snapshot), "a listing is none");
         for _ in 0..MAX_HELD {
             pages.first(applied(3), "/kv/", 1);
         }
         assert!(pages.snapshot(snapshot).is_ok(), "listings do not push snapshots out");
+        assert!(pages.close_snapshot(snapshot) && !pages.close_snapshot(snapshot));
+        assert_eq!(pages.snapshot(snapshot).unwrap_err().kind, Kind::SnapshotExpired);
+        let another = pages.open_snapshot(applied(0)).unwrap();
+        assert_eq!(pages.open_snapshot(applied(0)).unwrap_err().kind, Kind::Overloaded, "one went, one came");
+        assert!(pages.close_snapshot(another));
         assert_eq!(pages.next(&listing, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
 
         let short = Pages::new(Duration::ZERO);
@@ -248,6 +267,7 @@ mod tests {
         assert_eq!(short.snapshot(snapshot).unwrap_err().kind, Kind::SnapshotExpired);
         short.expire();
         assert_eq!(short.held(), 0);
+        assert!(!short.close_snapshot(snapshot), "it has ended");
         let no_listing = Snapshot::from_wire(u64::from_str_radix(&listing[..16], 16).unwrap()).unwrap();
         assert!(pages.snapshot(no_listing).is_err());
     }

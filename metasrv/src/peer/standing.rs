@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::changes::removed;
+use super::note_end;
 use super::view::View;
 use crate::raft::network::Network;
 use crate::raft::state_machine::Published;
@@ -88,11 +89,7 @@ impl Inquiry {
         tracing::error!("{what}");
         // Whoever sees the core ended is to find the reason there.
         let _ = self.standing.removed.set(what.clone());
-        self.failed.send_if_modified(|failed| {
-            let first = failed.is_none();
-            failed.get_or_insert(what);
-            first
-        });
+        note_end(&self.failed, what);
         if let Err(e) = self.view.raft().shutdown().await {
             tracing::warn!("ending the consensus core: {e}");
         }

@@ -9,6 +9,7 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{Instant, RaftMetrics, ServerState};
 
 use super::Identity;
+use super::failure::Failure;
 use crate::log::lock;
 use crate::raft::types::{Member, Raft, TypeConfig};
 
@@ -110,6 +111,11 @@ impl View {
     /// Who leads, with its addresses.
     pub fn leader(&self) -> Option<v1::Member> {
         self.member(self.leader_id()?)
+    }
+
+    /// What this peer says when it does not lead.
+    pub fn not_leader(&self) -> Failure {
+        Failure::not_leader(self.id(), self.term(), self.leader())
     }
 
     /// A member by its id.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::note_end;
 use super::pages::Pages;
 use super::view::View;
 use crate::log::{Health, Log};
@@ -18,6 +19,8 @@ const EVERY: Duration = Duration::from_millis(100);
 pub const DISK_HANGS: Duration = Duration::from_secs(2);
 /// How long until it tries that again.
 const GIVE_UP_AGAIN: Duration = Duration::from_secs(5);
+/// How long until a snapshot is asked for again that was put off, for want of room.
+const SNAPSHOT_AGAIN: Duration = Duration::from_secs(10);
 
 pub(super) struct Watchdog {
     pub view: View,
@@ -30,7 +33,8 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     pub(super) async fn run(self, stop: CancellationToken) {
-        let mut gave_up: Option<Instant> = None;
+        let mut gave_up = Spaced::new(GIVE_UP_AGAIN);
+        let mut asked = Spaced::new(SNAPSHOT_AGAIN);
         let mut ticks = tokio::time::interval(EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -40,23 +44,22 @@ impl Watchdog {
             }
             self.pages.expire();
             if let Some(problem) = self.ended() {
-                self.failed.send_if_modified(|failed| {
-                    let first = failed.is_none();
-                    failed.get_or_insert(problem);
-                    first
-                });
+                note_end(&self.failed, problem);
                 return;
             }
-            let may_give_up = gave_up.is_none_or(|at| at.elapsed() > GIVE_UP_AGAIN);
-            if may_give_up && self.log.busy_for() > DISK_HANGS && self.give_up_leadership().await {
-                gave_up = Some(Instant::now());
+            let hangs = self.log.busy_for() > DISK_HANGS;
+            if hangs && gave_up.may(Instant::now()) && self.give_up_leadership().await {
+                gave_up.done(Instant::now());
             }
             // A snapshot writes the whole state: it is not taken before the log has cost as much.
             let worth_it = self.snapshot_bytes.max(self.published.current().state.bytes());
-            if self.published.log_bytes() > worth_it
-                && let Err(e) = self.view.raft().trigger().snapshot().await
-            {
-                tracing::warn!("asking for a snapshot: {e}");
+            if self.published.log_bytes() <= worth_it {
+                asked.forget();
+            } else if asked.may(Instant::now()) {
+                asked.done(Instant::now());
+                if let Err(e) = self.view.raft().trigger().snapshot().await {
+                    tracing::warn!("asking for a snapshot: {e}");
+                }
             }
         }
     }
@@ -83,5 +86,52 @@ impl Watchdog {
             tracing::warn!("giving the leadership up: {e}");
         }
         true
+    }
+}
+
+/// Something that is done again only after a while.
+struct Spaced {
+    least: Duration,
+    last: Option<Instant>,
+}
+
+impl Spaced {
+    fn new(least: Duration) -> Self {
+        Self { least, last: None }
+    }
+
+    fn may(&self, now: Instant) -> bool {
+        self.last.is_none_or(|last| now.saturating_duration_since(last) >= self.least)
+    }
+
+    fn done(&mut self, now: Instant) {
+        self.last = Some(now);
+    }
+
+    /// What made it necessary is over: the next time is a first one.
+    fn forget(&mut self) {
+        self.last = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_put_off_is_not_asked_for_at_every_look() {
+        let start = Instant::now();
+        let mut asked = Spaced::new(SNAPSHOT_AGAIN);
+        let mut times = 0;
+        for look in 0..300 {
+            let now = start + EVERY * look;
+            if asked.may(now) {
+                asked.done(now);
+                times += 1;
+            }
+        }
+        assert_eq!(times, 3, "in half a minute");
+        asked.forget();
+        assert!(asked.may(start));
     }
 }

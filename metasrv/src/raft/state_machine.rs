@@ -30,8 +30,6 @@ pub type RaftSnapshot = Snapshot<CommittedLeaderId<u64>, u64, Member, SnapshotDa
 
 /// Answers of at most this many entries wait for one publication.
 const PUBLISH_EVERY: usize = 256;
-/// Room a snapshot takes per entry beyond its key and value.
-const SNAPSHOT_ENTRY_OVERHEAD_BYTES: u64 = 64;
 
 /// Everything that entries up to `last` have done.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +39,53 @@ pub struct Applied {
     pub state: State,
     /// The state's hashes at some indexes, for comparison with the other peers.
     pub notes: Notes,
+}
+
+impl Applied {
+    /// Applies the entry that comes next. `feature_level` is the highest that can be applied.
+    ///
+    /// # Errors
+    /// When the entry raises the feature level above that. It must not be skipped (semantics, section 1).
+    pub fn apply(&mut self, entry: Entry, feature_level: u32) -> Result<Answer, io::Error> {
+        let log_id = entry.log_id;
+        if let EntryPayload::Normal(command) = &entry.payload
+            && let Action::SetFeatureLevel { level } = command.command().action
+            && level > feature_level
+        {
+            return Err(io::Error::other(format!(
+                "log entry {} raises the cluster's feature level to {level}, and this build ({}) knows {feature_level}: \
+                 start this peer with the build that the leader runs; its data stays as it is",
+                log_id.index,
+                env!("CARGO_PKG_VERSION"),
+            )));
+        }
+        self.last = Some(log_id);
+        let answer = match entry.payload {
+            EntryPayload::Blank => Answer(None),
+            EntryPayload::Normal(command) => Answer(Some(self.state.apply(log_id.leader_id.term, command.command()))),
+            EntryPayload::Membership(membership) => {
+                self.state.set_members(membership.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
+                self.membership = StoredMembership::new(Some(log_id), membership);
+                Answer(None)
+            }
+        };
+        if Notes::due(log_id.index) {
+            self.notes.add(Note { index: log_id.index, hash: self.state.digest() });
+        }
+        Ok(answer)
+    }
+
+    /// What a snapshot of this covers.
+    pub fn snapshot_meta(&self) -> SnapshotMeta {
+        SnapshotMeta { last_log_id: self.last, last_membership: self.membership.clone() }
+    }
+}
+
+impl From<snapshot::Loaded> for Applied {
+    fn from(loaded: snapshot::Loaded) -> Self {
+        let snapshot::Loaded { meta, state, .. } = loaded;
+        Self { last: meta.last_log_id, membership: meta.last_membership, state, notes: Notes::default() }
+    }
 }
 
 /// Where the newest [`Applied`] is to be had.
@@ -106,13 +151,8 @@ impl StateMachine {
     ) -> Self {
         let (applied, newest) = match loaded {
             Some((loaded, data)) => {
-                let applied = Applied {
-                    last: loaded.meta.last_log_id,
-                    membership: loaded.meta.last_membership.clone(),
-                    state: loaded.state,
-                    notes: Notes::default(),
-                };
-                (applied, Some((loaded.meta, data)))
+                let meta = loaded.meta.clone();
+                (loaded.into(), Some((meta, data)))
             }
             None => (Applied::default(), None),
         };
@@ -140,40 +180,6 @@ impl StateMachine {
         self.published.log_bytes.store(0, Ordering::Relaxed);
         SnapshotBuilder { applied: self.published.current(), snapshots: self.snapshots.clone() }
     }
-
-    /// # Errors
-    /// When the entry raises the feature level above what this peer knows. It must not be skipped (semantics, section 1).
-    fn apply_entry(&self, applied: &mut Applied, entry: Entry) -> Result<Answer, io::Error> {
-        let log_id = entry.log_id;
-        if let EntryPayload::Normal(command) = &entry.payload
-            && let Action::SetFeatureLevel { level } = command.command().action
-            && level > self.feature_level
-        {
-            return Err(io::Error::other(format!(
-                "log entry {} raises the cluster's feature level to {level}, and this build ({}) knows {}: start this peer \
-                 with the build that the leader runs; its data stays as it is",
-                log_id.index,
-                env!("CARGO_PKG_VERSION"),
-                self.feature_level
-            )));
-        }
-        applied.last = Some(log_id);
-        let answer = match entry.payload {
-            EntryPayload::Blank => Answer(None),
-            EntryPayload::Normal(command) => {
-                Answer(Some(applied.state.apply(log_id.leader_id.term, command.command())))
-            }
-            EntryPayload::Membership(membership) => {
-                applied.state.set_members(membership.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
-                applied.membership = StoredMembership::new(Some(log_id), membership);
-                Answer(None)
-            }
-        };
-        if Notes::due(log_id.index) {
-            applied.notes.add(Note { index: log_id.index, hash: applied.state.digest() });
-        }
-        Ok(answer)
-    }
 }
 
 impl RaftStateMachine<TypeConfig> for StateMachine {
@@ -199,7 +205,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 match entries.next().await {
                     Some(Ok((entry, responder))) => {
                         let size = entry_bytes(&entry) as u64;
-                        match self.apply_entry(&mut applied, entry) {
+                        match applied.apply(entry, self.feature_level) {
                             Ok(outcome) => answers.extend(responder.map(|responder| (responder, outcome))),
                             Err(e) => {
                                 failed = Some(e);
@@ -234,7 +240,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         if !force {
             // A snapshot that does not fit would stop this peer; the log can wait.
             let state = &self.published.current().state;
-            let size = state.bytes() + state.len() as u64 * SNAPSHOT_ENTRY_OVERHEAD_BYTES;
+            let size = state.written_bytes();
             let free = self.snapshots.reserve.free_space.bytes(self.snapshots.store.dir());
             if free < self.snapshots.reserve.bytes.saturating_add(size) {
                 tracing::warn!(
@@ -255,8 +261,9 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, snapshot: SnapshotData) -> Result<(), io::Error> {
         let snapshots = self.snapshots.clone();
         let meta = meta.clone();
+        let feature_level = self.feature_level;
         let (applied, meta, data) = blocking(move || {
-            let mut loaded = snapshot::read(&snapshot.path)?;
+            let mut loaded = snapshot::read(&snapshot.path, feature_level)?;
             if planted::has(Bug::SnapshotShort) {
                 loaded.state.forget_newest();
             }
@@ -270,13 +277,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
             let data = snapshots.store.adopt(&loaded.meta, &snapshot)?;
-            let applied = Applied {
-                last: loaded.meta.last_log_id,
-                membership: loaded.meta.last_membership.clone(),
-                state: loaded.state,
-                notes: Notes::default(),
-            };
-            Ok((applied, loaded.meta, data))
+            let meta = loaded.meta.clone();
+            Ok((loaded.into(), meta, data))
         })
         .await?;
         self.snapshots.keep(meta, data).await?;
@@ -319,7 +321,7 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<RaftSnapshot, io::Error> {
-        let meta = SnapshotMeta { last_log_id: self.applied.last, last_membership: self.applied.membership.clone() };
+        let meta = self.applied.snapshot_meta();
         let started = std::time::Instant::now();
         let (applied, snapshots, covered) = (self.applied.clone(), self.snapshots.clone(), meta.clone());
         let cluster_id = self.snapshots.log.mark().cluster_id;

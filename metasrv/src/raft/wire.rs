@@ -133,6 +133,17 @@ pub fn entry_to_wire(entry: &Entry) -> v1::LogEntry {
     v1::LogEntry { log_id: Some(log_id_to_wire(entry.log_id)), payload: Some(payload) }
 }
 
+/// What is said of an entry that this build does not know, wherever it comes from; `None` for every other error. A peer
+/// that meets one stops: it must not be skipped (semantics, section 1).
+pub fn unknown_entry(error: &Invalid) -> Option<String> {
+    let Invalid::UnknownCommand { index, what } = error else { return None };
+    Some(format!(
+        "log entry {index} holds a command that this build ({}) cannot read ({what}): start this peer with the build that \
+         the leader runs; its data stays as it is",
+        env!("CARGO_PKG_VERSION")
+    ))
+}
+
 /// The other way.
 pub fn entry_from_wire(wire: v1::LogEntry) -> Result<Entry, Invalid> {
     use v1::log_entry::Payload as Wire;

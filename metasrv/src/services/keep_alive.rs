@@ -14,10 +14,12 @@ use std::time::Instant;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use lake_proto::v1;
-use tokio_util::sync::CancellationToken;
-use tonic::Streaming;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
 
-use super::streams::Messages;
+use super::serving;
+use super::streams::{Messages, Streams};
+use crate::peer::Peer;
 use crate::peer::duties::Mortal;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
@@ -25,23 +27,38 @@ use crate::peer::member::Member;
 /// Messages of one stream that are under way.
 pub const MAX_IN_FLIGHT: usize = 16;
 
+/// What a stream answers.
+pub type Answers = ReceiverStream<Result<v1::KeepAliveResponse, Status>>;
+
+/// Opens a stream.
+///
+/// # Errors
+/// As [`serving`]; Overloaded.
+pub fn open(
+    peer: &Peer,
+    kind: Mortal,
+    streams: &Streams,
+    request: Request<Streaming<v1::KeepAliveRequest>>,
+) -> Result<Response<Answers>, Status> {
+    let member = serving(peer, request.metadata())?;
+    let requests = request.into_inner();
+    Ok(Response::new(streams.open(|answers| serve(member, kind, requests, answers))?))
+}
+
 /// Serves one stream.
-pub async fn serve(
+async fn serve(
     member: Arc<Member>,
     kind: Mortal,
     mut requests: Streaming<v1::KeepAliveRequest>,
     answers: Messages<v1::KeepAliveResponse>,
-    stop: CancellationToken,
 ) {
     let mut in_flight = FuturesOrdered::new();
     let mut open = true;
     while open || !in_flight.is_empty() {
         let answer = tokio::select! {
-            () = stop.cancelled() => {
+            () = answers.stopped() => {
                 let stopping = format!("peer {} is stopping: nothing was renewed, ask the leader", member.identity.id);
-                // The caller may be gone as well.
-                let _ = answers.try_send(Err(Failure::unavailable(stopping).into()));
-                return;
+                return answers.end(Failure::unavailable(stopping));
             }
             message = requests.message(), if open && in_flight.len() < MAX_IN_FLIGHT => {
                 match message {
@@ -54,7 +71,7 @@ pub async fn serve(
             Some(answer) = in_flight.next() => answer,
         };
         let failed = answer.is_err();
-        if answers.send(answer.map_err(Into::into)).await.is_err() || failed {
+        if !answers.send(answer.map_err(Into::into)).await || failed {
             return;
         }
     }

@@ -122,6 +122,16 @@ impl Kv for KvService {
         Ok(Response::new(v1::OpenSnapshotResponse { header, snapshot: snapshot.to_wire() }))
     }
 
+    async fn close_snapshot(
+        &self,
+        request: Request<v1::CloseSnapshotRequest>,
+    ) -> Result<Response<v1::CloseSnapshotResponse>, Status> {
+        let member = self.member(request.metadata())?;
+        let snapshot = Snapshot::from_wire(request.into_inner().snapshot);
+        let existed = snapshot.is_some_and(|snapshot| member.pages.close_snapshot(snapshot));
+        Ok(Response::new(v1::CloseSnapshotResponse { existed }))
+    }
+
     async fn txn(&self, request: Request<v1::TxnRequest>) -> Result<Response<v1::TxnResponse>, Status> {
         let deadline = deadline(request.metadata());
         let member = self.member(request.metadata())?;
@@ -135,7 +145,7 @@ impl Kv for KvService {
         request: Request<Streaming<v1::PipelineRequests>>,
     ) -> Result<Response<Self::PipelineStream>, Status> {
         let member = self.member(request.metadata())?;
-        let stream = self.streams.open(|answers, stop| pipeline::serve(member, request.into_inner(), answers, stop))?;
+        let stream = self.streams.open(|answers| pipeline::serve(member, request.into_inner(), answers))?;
         Ok(Response::new(stream))
     }
 }

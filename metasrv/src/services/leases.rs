@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use lake_proto::v1;
 use lake_proto::v1::leases_server::Leases;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::kv::read_options;
@@ -48,16 +47,13 @@ impl Leases for LeasesService {
         Ok(Response::new(v1::RevokeLeaseResponse { header: Some(member.header(revision)), existed }))
     }
 
-    type KeepAliveStream = ReceiverStream<Result<v1::KeepAliveResponse, Status>>;
+    type KeepAliveStream = keep_alive::Answers;
 
     async fn keep_alive(
         &self,
         request: Request<Streaming<v1::KeepAliveRequest>>,
     ) -> Result<Response<Self::KeepAliveStream>, Status> {
-        let member = serving(&self.peer, request.metadata())?;
-        let requests = request.into_inner();
-        let serve = |answers, stop| keep_alive::serve(member, Mortal::Lease, requests, answers, stop);
-        Ok(Response::new(self.streams.open(serve)?))
+        keep_alive::open(&self.peer, Mortal::Lease, &self.streams, request)
     }
 
     async fn list(&self, request: Request<v1::ListLeasesRequest>) -> Result<Response<v1::ListLeasesResponse>, Status> {

@@ -18,7 +18,6 @@ use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::pipeline_request::Request;
 use lake_proto::v1::pipeline_response::Response;
 use prost::Message;
-use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
 use super::kv;
@@ -31,23 +30,20 @@ use crate::peer::member::Member;
 pub const MAX_IN_FLIGHT: usize = 1024;
 /// A message takes up no more answers once it has this many bytes.
 const MESSAGE_BYTES: usize = 1 << 20;
+
 /// Serves one stream.
 pub async fn serve(
     member: Arc<Member>,
     mut requests: Streaming<v1::PipelineRequests>,
     answers: Messages<v1::PipelineResponses>,
-    stop: CancellationToken,
 ) {
     let mut in_flight = FuturesUnordered::new();
     let mut ready = Vec::new();
     let mut open = true;
     while open || !in_flight.is_empty() {
         tokio::select! {
-            () = stop.cancelled() => {
-                let stopping = Failure::unknown(format!("peer {} is stopping", member.identity.id));
-                // The caller may be gone as well.
-                let _ = answers.try_send(Err(stopping.into()));
-                return;
+            () = answers.stopped() => {
+                return answers.end(Failure::unknown(format!("peer {} is stopping", member.identity.id)));
             }
             message = requests.message(), if open => match message {
                 Ok(Some(message)) => {
@@ -74,7 +70,7 @@ pub async fn serve(
         }
         if !ready.is_empty() {
             let message = v1::PipelineResponses { responses: std::mem::take(&mut ready) };
-            if answers.send(Ok(message)).await.is_err() {
+            if !answers.send(Ok(message)).await {
                 return;
             }
         }

@@ -32,9 +32,10 @@ use crate::peer::member::Member;
 use crate::peer::reads::{self, Retry};
 use crate::raft::types::TypeConfig;
 use crate::raft::wire::{
-    append_request_from_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_from_wire, vote_to_wire,
+    append_request_from_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_from_wire, unknown_entry,
+    vote_to_wire,
 };
-use crate::snapshot::{self, SnapshotData};
+use crate::snapshot::{self, SnapshotData, SnapshotError};
 
 /// Snapshots received at once: one, and one from a new leader while the old one's stream has not broken yet.
 const MAX_RECEIVING: usize = 2;
@@ -106,17 +107,12 @@ fn stopped(peer: &Peer, error: impl std::fmt::Display) -> Failure {
 /// An append of the leader's. A command that this build does not know ends the peer: it must not be skipped (semantics,
 /// section 1), and no later attempt would fare better.
 fn append_from_wire(peer: &Peer, request: v1::AppendRequest) -> Result<AppendEntriesRequest<TypeConfig>, Failure> {
-    append_request_from_wire(request).map_err(|e| match e {
-        Invalid::UnknownCommand { index, what } => {
-            let what = format!(
-                "log entry {index} holds a command that this build ({}) cannot read ({what}): start this peer with the build \
-                 that the leader runs; its data stays as it is",
-                env!("CARGO_PKG_VERSION")
-            );
+    append_request_from_wire(request).map_err(|e| match unknown_entry(&e) {
+        Some(what) => {
             peer.fail(&what);
             Failure::unavailable(format!("peer {}: {what}", peer.identity.id))
         }
-        e => Failure::invalid(e),
+        None => Failure::invalid(e),
     })
 }
 
@@ -251,11 +247,17 @@ impl Raft for RaftService {
         let path = file.path.clone();
         receive(&mut stream, &path, header.size).await?;
         member.view.heard_from(from);
-        let checked = path.clone();
-        let check = tokio::task::spawn_blocking(move || snapshot::check(&checked));
-        let checked = check.await.map_err(|e| e.to_string()).and_then(|r| r.map_err(|e| e.to_string()));
-        if let Err(what) = checked {
-            return Err(Failure::unavailable(format!("the snapshot did not arrive whole: {what}")).into());
+        let (checked, feature_level) = (path.clone(), member.feature_level);
+        let check = tokio::task::spawn_blocking(move || snapshot::check(&checked, feature_level));
+        match check.await.map_err(|e| Failure::unavailable(format!("checking the snapshot: {e}")))? {
+            Ok(()) => {}
+            // As with an entry that this build does not know: it must not go on without, and no later attempt would fare
+            // better.
+            Err(newer @ SnapshotError::Newer { .. }) => {
+                self.peer.fail(&newer.to_string());
+                return Err(Failure::unavailable(format!("peer {}: {newer}", self.peer.identity.id)).into());
+            }
+            Err(e) => return Err(Failure::unavailable(format!("the snapshot did not arrive whole: {e}")).into()),
         }
         tracing::info!(bytes = header.size, index = meta.last_log_id.map(|id| id.index), "received a snapshot");
         let snapshot = Snapshot { meta, snapshot: SnapshotData { path: path.clone() } };

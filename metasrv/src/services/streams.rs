@@ -1,7 +1,7 @@
 //! Streams of answers, each served by a task of its own.
 //!
 //! Limits: [`MAX_STREAMS`] open at once, more are refused at once. The tasks end with their callers, and when the server
-//! stops: it waits for them.
+//! stops, also one whose caller does not read: the server waits for them.
 
 use lake_proto::v1::error_detail::Kind;
 use tokio::sync::mpsc;
@@ -18,7 +18,33 @@ pub const MAX_STREAMS: usize = 50_000;
 const MESSAGES_WAITING: usize = 4;
 
 /// Where a stream's task puts its messages.
-pub type Messages<T> = mpsc::Sender<Result<T, Status>>;
+#[derive(Debug)]
+pub struct Messages<T> {
+    waiting: mpsc::Sender<Result<T, Status>>,
+    stop: CancellationToken,
+}
+
+impl<T> Messages<T> {
+    /// Puts a message there, once there is room for it. False: the caller is gone, or the server stops; the stream is over.
+    pub async fn send(&self, message: Result<T, Status>) -> bool {
+        tokio::select! {
+            biased;
+            sent = self.waiting.send(message) => sent.is_ok(),
+            () = self.stop.cancelled() => false,
+        }
+    }
+
+    /// Says why the stream ends, if there is room for that.
+    pub fn end(&self, why: Failure) {
+        // The caller may be gone as well.
+        let _ = self.waiting.try_send(Err(why.into()));
+    }
+
+    /// Resolves when the server stops.
+    pub async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+}
 
 /// The streams of one server. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -37,10 +63,7 @@ impl Streams {
     ///
     /// # Errors
     /// Overloaded.
-    pub fn open<T, F>(
-        &self,
-        serve: impl FnOnce(Messages<T>, CancellationToken) -> F,
-    ) -> Result<ReceiverStream<Result<T, Status>>, Failure>
+    pub fn open<T, F>(&self, serve: impl FnOnce(Messages<T>) -> F) -> Result<ReceiverStream<Result<T, Status>>, Failure>
     where
         T: Send + 'static,
         F: Future<Output = ()> + Send + 'static,
@@ -48,8 +71,8 @@ impl Streams {
         if self.tasks.len() >= MAX_STREAMS {
             return Err(Failure::new(Kind::Overloaded, format!("{MAX_STREAMS} streams are open, which is the most")));
         }
-        let (messages, stream) = mpsc::channel(MESSAGES_WAITING);
-        self.tasks.spawn(serve(messages, self.stop.clone()));
+        let (waiting, stream) = mpsc::channel(MESSAGES_WAITING);
+        self.tasks.spawn(serve(Messages { waiting, stop: self.stop.clone() }));
         Ok(ReceiverStream::new(stream))
     }
 
@@ -67,5 +90,24 @@ impl Streams {
     pub async fn ended(&self) {
         self.tasks.close();
         self.tasks.wait().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_that_nobody_reads_ends_with_the_server() {
+        let stop = CancellationToken::new();
+        let streams = Streams::new(stop.clone());
+        let serve = |messages: Messages<u64>| async move { while messages.send(Ok(1)).await {} };
+        let unread = streams.open(serve).unwrap();
+        while unread.as_ref().len() < MESSAGES_WAITING {
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+        tokio::time::timeout(std::time::Duration::from_secs(30), streams.ended()).await.expect("the task ends");
+        assert!(streams.is_empty());
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! Bounds on what an answer may hold are part of the function, since every peer must compute the same: the entries
 //! observed by failed compares and those of list operations are cut at [`MAX_ANSWER_BYTES`] over the whole answer, and
-//! lists say that there is more.
+//! lists say that there is more; a branch whose other operations would return more than that is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -243,12 +243,22 @@ impl State {
         seen.into_values().map(Entry::key_value).collect()
     }
 
-    /// Refuses a branch that would leave more than a quota, or too many scopes.
+    /// Refuses a branch that would return too much, leave more than a quota, or too many scopes.
     fn check_limits(&self, ops: &[Op]) -> Result<(), Refusal> {
         // What each key will hold, after the last operation on it.
         let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
         let mut scopes = BTreeSet::new();
+        let mut returned = 0;
         for op in ops {
+            let returns = match op {
+                Op::Get { .. } => true,
+                Op::Put { return_previous, .. } | Op::Delete { return_previous, .. } => *return_previous,
+                Op::List { .. } | Op::AcquireScope { .. } | Op::ReleaseScope { .. } => false,
+            };
+            if returns {
+                let now = || self.entries.get(op.key()).map_or(0, Entry::size);
+                returned += sizes.get(op.key()).copied().unwrap_or_else(now);
+            }
             match op {
                 Op::Put { key, value, .. } => {
                     sizes.insert(key, (key.len() + value.len()) as u64);
@@ -261,6 +271,9 @@ impl State {
                 }
                 _ => {}
             }
+        }
+        if returned > MAX_ANSWER_BYTES as u64 {
+            return Err(Refusal::AnswerTooLarge { bytes: returned });
         }
         if !scopes.is_empty() && self.scopes.len() + scopes.len() > MAX_SCOPES {
             return Err(Refusal::TooMany { what: command::SCOPES, limit: MAX_SCOPES as u64 });

@@ -100,6 +100,11 @@ pub enum Refusal {
     TooMany { what: &'static str, limit: u64 },
     #[error("{} would have more than its quota of {limit} bytes ({used} now); delete something, or raise the quota", quota_name(.prefix))]
     QuotaExceeded { prefix: String, limit: u64, used: u64 },
+    #[error(
+        "the entries that the transaction is to return, each once for each operation, have {bytes} bytes; at most {} can be returned: ask for fewer at once",
+        lake_proto::limits::MAX_TXN_BYTES
+    )]
+    AnswerTooLarge { bytes: u64 },
     #[error("the feature level is {level} already, and never goes back")]
     FeatureLevel { level: u32 },
 }
@@ -201,6 +206,7 @@ impl From<Refusal> for v1::outcome::Refused {
                 Wire::QuotaExceeded(QuotaExceeded { prefix, limit, used })
             }
             Refusal::FeatureLevel { level } => Wire::FeatureLevel(level),
+            Refusal::AnswerTooLarge { bytes } => Wire::AnswerTooLarge(bytes),
         };
         Self { refusal: Some(refusal) }
     }
@@ -221,6 +227,7 @@ impl TryFrom<v1::outcome::Refused> for Refusal {
             }
             Wire::QuotaExceeded(q) => Refusal::QuotaExceeded { prefix: q.prefix, limit: q.limit, used: q.used },
             Wire::FeatureLevel(level) => Refusal::FeatureLevel { level },
+            Wire::AnswerTooLarge(bytes) => Refusal::AnswerTooLarge { bytes },
         })
     }
 }
@@ -343,6 +350,7 @@ mod tests {
                 used
             }),
             any::<u32>().prop_map(|level| Refusal::FeatureLevel { level }),
+            any::<u64>().prop_map(|bytes| Refusal::AnswerTooLarge { bytes }),
         ];
         prop_oneof![
             3 => txn,

@@ -45,11 +45,61 @@ const KEYS: [&str; 8] =
 const PREFIXES: [&str; 6] = ["", "/kv/", "/kv/a", "/kv/b/", "/lake/", "/none"];
 const PATHS: [&str; 7] = ["/", "/a", "/a/b", "/a/bc", "/a/b/c", "/d", "/d/e"];
 
-fn step(reference: &Reference, dice: &[u16]) -> (u64, Command) {
-    let mut d = Dice(dice.iter());
+/// What one log entry asks for.
+#[derive(Debug, Clone)]
+enum Step {
+    Command(u64, Command),
+    Members(BTreeMap<u64, String>),
+}
+
+impl Step {
+    fn throw(reference: &Reference, dice: &[u16]) -> Self {
+        let mut d = Dice(dice.iter());
+        if d.one_in(20) {
+            return Self::Members(members(reference, &mut d));
+        }
+        let (term, command) = command(reference, &mut d);
+        Self::Command(term, command)
+    }
+
+    fn on_state(&self, state: &mut State) -> Option<Outcome> {
+        match self {
+            Self::Command(term, command) => Some(state.apply(*term, command)),
+            Self::Members(members) => {
+                state.set_members(members.iter().map(|(id, incarnation)| (*id, incarnation.as_str())));
+                None
+            }
+        }
+    }
+
+    fn on_reference(&self, reference: &mut Reference) -> Option<Outcome> {
+        match self {
+            Self::Command(term, command) => Some(reference.apply(*term, command)),
+            Self::Members(members) => {
+                reference.set_members(members);
+                None
+            }
+        }
+    }
+}
+
+/// The members with one more, or one less, or as they are.
+fn members(reference: &Reference, d: &mut Dice<'_>) -> BTreeMap<u64, String> {
+    let present = reference.peers.iter().filter(|(_, (_, removed))| !removed);
+    let mut members: BTreeMap<u64, String> = present.map(|(id, (incarnation, _))| (*id, incarnation.clone())).collect();
+    let ids: Vec<u64> = members.keys().copied().collect();
+    match d.roll(5) {
+        0 if !ids.is_empty() => drop(members.remove(&d.pick(&ids))),
+        1 => {}
+        _ => drop(members.insert(1 + d.roll(6) as u64, d.pick(&["a", "b"]).to_owned())),
+    }
+    members
+}
+
+fn command(reference: &Reference, d: &mut Dice<'_>) -> (u64, Command) {
     let term = 1 + d.roll(2) as u64;
     let stamped = if reference.sessions.is_empty() { d.one_in(12) } else { !d.one_in(3) };
-    let stamp = stamped.then(|| stamp(reference, &mut d));
+    let stamp = stamped.then(|| stamp(reference, d));
     let proposed_unix_ms = 1_700_000_000_000 + d.roll(1000) as u64;
     let some_leases = |d: &mut Dice<'_>| (0..1 + d.roll(2)).map(|_| lease(reference, d)).collect::<Vec<_>>();
     let kind = match d.roll(100) {
@@ -59,15 +109,15 @@ fn step(reference: &Reference, dice: &[u16]) -> (u64, Command) {
         n => n,
     };
     let action = match kind {
-        0..62 => Action::Txn(txn(reference, term, &mut d)),
+        0..62 => Action::Txn(txn(reference, term, d)),
         62..70 => {
             Action::GrantLease { ttl_ms: 1000 + d.roll(9) as u64, holder: d.pick(&["", "node 1", "node 2"]).into() }
         }
-        70..74 => Action::RevokeLease { lease: lease(reference, &mut d) },
-        74..80 => Action::ExpireLeases { leases: some_leases(&mut d), term: 1 + d.roll(2) as u64 },
+        70..74 => Action::RevokeLease { lease: lease(reference, d) },
+        74..80 => Action::ExpireLeases { leases: some_leases(d), term: 1 + d.roll(2) as u64 },
         80..87 => Action::OpenSession { ttl_ms: 5000 + d.roll(9) as u64, holder: d.pick(&["", "a client"]).into() },
-        87..88 => Action::CloseSession { session: session(reference, &mut d) },
-        88..90 => Action::ExpireSessions { sessions: vec![session(reference, &mut d)], term: 1 + d.roll(2) as u64 },
+        87..88 => Action::CloseSession { session: session(reference, d) },
+        88..90 => Action::ExpireSessions { sessions: vec![session(reference, d)], term: 1 + d.roll(2) as u64 },
         90..93 => Action::SetFeatureLevel { level: d.roll(2) as u32 },
         _ => Action::SetQuota {
             prefix: d.pick(&PREFIXES).into(),
@@ -212,6 +262,9 @@ fn dice() -> impl Strategy<Value = Vec<Vec<u16>>> {
 
 // ---- one and the other --------------------------------------------------------------------------------------------
 
+/// What a snapshot's file has beside the parts.
+const HEAD_AND_END_BYTES: u64 = 200;
+
 /// Everything that can be seen of a state is what the reference has.
 fn same(state: &State, reference: &Reference) {
     assert_eq!(state.revision(), reference.revision);
@@ -236,6 +289,8 @@ fn same(state: &State, reference: &Reference) {
         (*revision, events.iter().map(|(key, entry)| (key.clone(), entry.clone())).collect::<Vec<_>>())
     });
     assert!(changes.eq(expected), "the changes that are kept, in order");
+    let peers = state.known_peers().map(|(id, peer)| (id, (peer.incarnation.to_string(), peer.removed)));
+    assert_eq!(peers.collect::<BTreeMap<_, _>>(), reference.peers);
 }
 
 fn sessions(state: &State) -> BTreeMap<u64, Session> {
@@ -262,23 +317,26 @@ fn put_together(numbers: Numbers, parts: Vec<Part>) -> Result<State, &'static st
     Ok(builder.build())
 }
 
-fn run(dice: &[Vec<u16>]) -> (Vec<(u64, Command)>, State) {
+fn run(dice: &[Vec<u16>]) -> (Vec<Step>, State) {
     let (mut reference, mut state) = (Reference::default(), State::default());
-    let commands = dice.iter().map(|dice| {
-        let (term, command) = step(&reference, dice);
-        reference.apply(term, &command);
-        state.apply(term, &command);
-        (term, command)
+    let steps = dice.iter().map(|dice| {
+        let step = Step::throw(&reference, dice);
+        step.on_reference(&mut reference);
+        step.on_state(&mut state);
+        step
     });
-    (commands.collect(), state)
+    (steps.collect(), state)
 }
 
-/// Through a snapshot's file.
+/// Through a snapshot's file, which takes about as much room as was expected.
 fn through_a_file(state: &State) -> State {
     let dir = tempfile::tempdir_in(if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." }).unwrap();
     let store = SnapshotStore::open(dir.path().to_owned()).unwrap();
     let meta = SnapshotMeta { last_log_id: Some(log_id(1, 1)), last_membership: StoredMembership::default() };
-    snapshot::read(&store.write(&meta, "c", state).unwrap().path).unwrap().state
+    let path = store.write(&meta, "c", state).unwrap().path;
+    let (size, expected) = (std::fs::metadata(&path).unwrap().len(), state.written_bytes() + HEAD_AND_END_BYTES);
+    assert!(size <= expected && expected <= 6 * size, "{size} bytes, and {expected} were expected");
+    snapshot::read(&path, state.feature_level()).unwrap().state
 }
 
 proptest! {
@@ -288,26 +346,30 @@ proptest! {
     fn the_state_does_what_the_reference_does(dice in dice()) {
         let (mut reference, mut state) = (Reference::default(), State::default());
         for dice in &dice {
-            let (term, command) = step(&reference, dice);
-            prop_assert_eq!(state.apply(term, &command), reference.apply(term, &command), "{:?}", command);
+            let step = Step::throw(&reference, dice);
+            prop_assert_eq!(step.on_state(&mut state), step.on_reference(&mut reference), "{:?}", step);
             same(&state, &reference);
         }
     }
 
     #[test]
     fn any_split_into_snapshot_and_tail_gives_the_same(dice in dice(), split in any::<prop::sample::Index>()) {
-        let (commands, state) = run(&dice);
-        let (head, tail) = commands.split_at(split.index(commands.len() + 1));
+        let (steps, state) = run(&dice);
+        let (head, tail) = steps.split_at(split.index(steps.len() + 1));
         let mut again = State::default();
-        for (term, command) in head {
-            again.apply(*term, command);
+        for step in head {
+            step.on_state(&mut again);
         }
         let restored = through_a_file(&again);
         prop_assert_eq!(&restored, &again);
         again = restored;
-        for (term, command) in tail {
+        for step in tail {
             // As the log keeps it.
-            again.apply(*term, &Command::decode(command.encode()).unwrap());
+            let kept = match step {
+                Step::Command(term, command) => Step::Command(*term, Command::decode(command.encode()).unwrap()),
+                Step::Members(members) => Step::Members(members.clone()),
+            };
+            kept.on_state(&mut again);
         }
         prop_assert_eq!(again.digest(), state.digest());
         prop_assert_eq!(again, state);
@@ -319,9 +381,9 @@ proptest! {
         let mut held = Vec::new();
         for dice in &dice {
             held.push((state.clone(), written(&state)));
-            let (term, command) = step(&reference, dice);
-            reference.apply(term, &command);
-            state.apply(term, &command);
+            let step = Step::throw(&reference, dice);
+            step.on_reference(&mut reference);
+            step.on_state(&mut state);
         }
         for (clone, before) in held {
             prop_assert_eq!(written(&clone), before);
@@ -330,11 +392,11 @@ proptest! {
 
     #[test]
     fn hashes_are_equal_if_and_only_if_states_are(dice in dice(), choice in any::<u16>(), kind in 0..6u8) {
-        let (commands, state) = run(&dice);
+        let (steps, state) = run(&dice);
         let mut states = vec![State::default()];
-        for (term, command) in &commands {
+        for step in &steps {
             let mut next = states[states.len() - 1].clone();
-            next.apply(*term, command);
+            step.on_state(&mut next);
             states.push(next);
         }
         for one in &states {
@@ -458,11 +520,15 @@ fn random_runs_come_to_the_point() {
         let (mut reference, mut state) = (Reference::default(), State::default());
         for _ in 0..60 {
             let dice: Vec<u16> = (0..48).map(|_| rng.random()).collect();
-            let (term, command) = step(&reference, &dice);
+            let step = Step::throw(&reference, &dice);
             let before = reference.clone();
-            let outcome = reference.apply(term, &command);
-            assert_eq!(outcome, state.apply(term, &command));
-            for what in cases(&before, &reference, &command, &outcome) {
+            let outcome = step.on_reference(&mut reference);
+            assert_eq!(outcome, step.on_state(&mut state));
+            let cases = match (&step, &outcome) {
+                (Step::Command(_, command), Some(outcome)) => cases(&before, &reference, command, outcome),
+                _ => cases_of_members(&before, &reference),
+            };
+            for what in cases {
                 *seen.entry(what).or_default() += 1;
             }
         }
@@ -489,10 +555,20 @@ fn random_runs_come_to_the_point() {
         "a key was written twice in one transaction",
         "the feature level did not go back",
         "nothing changed",
+        "a member was removed",
+        "a removed member stayed known",
     ];
     for what in all {
         assert!(seen.get(what).is_some_and(|n| *n >= 20), "{what}: {:?} times", seen.get(what));
     }
+}
+
+fn cases_of_members(before: &Reference, after: &Reference) -> Vec<&'static str> {
+    let removed = |reference: &Reference| reference.peers.values().filter(|(_, removed)| *removed).count();
+    let mut seen = Vec::new();
+    seen.extend((removed(after) > removed(before)).then_some("a member was removed"));
+    seen.extend((removed(before) > 0 && removed(after) > 0).then_some("a removed member stayed known"));
+    seen
 }
 
 fn cases(before: &Reference, after: &Reference, command: &Command, outcome: &Outcome) -> Vec<&'static str> {
@@ -593,6 +669,30 @@ fn at_the_limits_nothing_more_begins_and_nothing_is_evicted() {
     act(&mut state, Action::SetQuota { prefix: "/kv/1/".into(), bytes: Some(2) });
     act(&mut state, Action::RevokeLease { lease: 1 });
     assert!(matches!(act(&mut state, lease()), Outcome::Granted { .. }));
+}
+
+#[test]
+fn a_transaction_that_would_return_too_much_is_refused_and_changes_nothing() {
+    let (mut state, mut reference) = (State::default(), Reference::default());
+    let mut run = |then: Vec<Op>| {
+        let command = Action::Txn(Txn { then, ..Txn::default() }).unstamped();
+        let before = state.clone();
+        let outcome = state.apply(1, &command);
+        assert_eq!(outcome, reference.apply(1, &command));
+        same(&state, &reference);
+        let refused = matches!(outcome, Outcome::Refused(Refusal::AnswerTooLarge { .. }));
+        assert!(!refused || state == before);
+        refused
+    };
+    let large = vec![7; 1 << 20];
+    assert!(!run(vec![Op::put("/kv/large", large.clone())]));
+    let get = || Op::Get { key: "/kv/large".into() };
+    assert!(!run(vec![get(); 7]) && run(vec![get(); 8]), "with their keys, eight are too many");
+    let delete = |key: &str| Op::Delete { key: key.into(), return_previous: true };
+    assert!(run([vec![get(); 7], vec![delete("/kv/large")]].concat()));
+    assert!(!run([vec![delete("/kv/large")], vec![get(); 100]].concat()), "there is nothing more to return");
+    // What the transaction itself writes counts as well.
+    assert!(run([vec![Op::put("/kv/large", large)], vec![get(); 8]].concat()));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a state does, written down a second time from the text of the semantics (sections 1, 2 and 4 to 7), as plainly as
+//! What a state does, written down a second time from the text of the semantics (sections 1, 2, 4 to 7 and 9), as plainly as
 //! possible: ordinary maps, everything copied, every question answered by looking at all there is. [`super::properties`]
 //! compares the two.
 
@@ -34,6 +34,8 @@ pub struct Reference {
     pub changes: Vec<Change>,
     pub compacted: Revision,
     pub feature_level: u32,
+    /// Who is or was a member: with which incarnation, and whether it was removed.
+    pub peers: BTreeMap<u64, (String, bool)>,
 }
 
 impl Default for Reference {
@@ -48,6 +50,7 @@ impl Default for Reference {
             changes: Vec::new(),
             compacted: 0,
             feature_level: 1,
+            peers: BTreeMap::new(),
         }
     }
 }
@@ -64,6 +67,12 @@ impl Reference {
 
     fn under(&self, prefix: &str) -> Vec<KeyValue> {
         self.entries.values().filter(|entry| entry.key.starts_with(prefix)).cloned().collect()
+    }
+
+    /// Section 9: a peer that is no member any more stays known as removed.
+    pub fn set_members(&mut self, members: &BTreeMap<u64, String>) {
+        self.peers.values_mut().for_each(|(_, removed)| *removed = true);
+        self.peers.extend(members.iter().map(|(id, incarnation)| (*id, (incarnation.clone(), false))));
     }
 
     /// Section 4: a repeated request returns the first result and changes nothing.
@@ -180,6 +189,17 @@ impl Reference {
         let ops = if succeeded { &txn.then } else { &txn.otherwise };
         let mut changed = false;
         let results: Vec<OpResult> = ops.iter().map(|op| after.op(op, next, proposed_unix_ms, &mut changed)).collect();
+        let returned: u64 = results
+            .iter()
+            .map(|one| match one {
+                OpResult::Put { previous } | OpResult::Delete { previous, .. } => previous.as_ref().map_or(0, size),
+                OpResult::Get { entry } => entry.as_ref().map_or(0, size),
+                OpResult::List { .. } | OpResult::AcquireScope { .. } | OpResult::ReleaseScope { .. } => 0,
+            })
+            .sum();
+        if returned > 8 << 20 {
+            return Outcome::Refused(Refusal::AnswerTooLarge { bytes: returned });
+        }
         for (prefix, limit) in &self.quotas {
             let (used, then) = (self.bytes(prefix), after.bytes(prefix));
             if then > used && then > *limit {

@@ -94,6 +94,35 @@ impl State {
     }
 }
 
+/// What a part takes beside its texts and values: its frame, and numbers.
+const PART_BYTES: u64 = 64;
+
+impl State {
+    /// About how many bytes all parts take when they are written down, rather more than less.
+    pub fn written_bytes(&self) -> u64 {
+        let leases = self.leases.values().map(|lease| lease.holder.len() as u64 + PART_BYTES);
+        let scopes = self.scopes.list("", "").map(|scope| {
+            let owner = match &scope.owner {
+                ScopeOwner::Lease(_) => 0,
+                ScopeOwner::Procedure(id) => id.len(),
+            };
+            (scope.path.len() + owner) as u64 + PART_BYTES
+        });
+        let sessions = self.sessions.iter().map(|(_, session)| {
+            let kept = session.kept.values().map(|outcome| outcome.len() as u64 + PART_BYTES);
+            session.holder.len() as u64 + kept.sum::<u64>() + PART_BYTES
+        });
+        let quotas = self.quotas.iter().map(|(prefix, _)| prefix.len() as u64 + PART_BYTES);
+        // An event names its key twice.
+        let events = self.changes.iter().flat_map(|change| change.events());
+        let events = events.map(|event| event.size() + event.key().len() as u64 + 2 * PART_BYTES);
+        let peers = self.known_peers().map(|(_, peer)| peer.incarnation.len() as u64 + PART_BYTES);
+        let entries = self.bytes + self.len() as u64 * PART_BYTES;
+        let rest = leases.chain(scopes).chain(sessions).chain(quotas).chain(events).chain(peers);
+        entries + rest.sum::<u64>()
+    }
+}
+
 fn session_parts(id: SessionId, session: &Session) -> Vec<Part> {
     let part = |kept| Part::Session {
         id,

@@ -12,8 +12,8 @@ use lake_metasrv::log::{Log, SkipSync};
 use lake_metasrv::raft::types::{
     Command as LogCommand, Entry, Payload, SnapshotMeta, StoredMembership, TypeConfig, Vote, log_id,
 };
-use lake_metasrv::state::State;
 use lake_metasrv::state::command::{Action, Command};
+use lake_metasrv::state::{FEATURE_LEVEL, State};
 use lake_proto::coordination::{ScopeOwner, Stamp};
 use lake_proto::kv::{Compare, Op, Txn};
 use openraft::storage::IOFlushed;
@@ -77,7 +77,13 @@ pub fn open(dir: &Path, skip_sync: SkipSync) -> Result<Contents, lake_metasrv::E
     // Small, so that it is full often.
     let storage = StorageConfig { disk_reserve_bytes: 0, journal_bytes: 256 << 10, ..StorageConfig::default() };
     std::fs::create_dir_all(dir).unwrap();
-    let options = DirectoryOptions { peer_id: Some(1), storage, free_space: FreeSpace::default(), skip_sync };
+    let options = DirectoryOptions {
+        peer_id: Some(1),
+        storage,
+        free_space: FreeSpace::default(),
+        feature_level: FEATURE_LEVEL,
+        skip_sync,
+    };
     directory::open(dir, options)
 }
 

@@ -3,13 +3,13 @@
 #![allow(dead_code)]
 
 pub mod load;
+pub mod processes;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use lake_client::remote::{RemoteConfig, RemoteStore};
-use lake_client::store::MetaStore;
 use lake_metasrv::config::Config;
 use lake_metasrv::server::Server;
 use lake_proto::kv::{Expected, Op, Txn};
@@ -109,10 +109,11 @@ impl TestCluster {
         }
     }
 
-    /// The client's own way to the cluster, told of every peer there is.
+    /// The client's own way to the cluster, told of every peer there is, and the secret that they have.
     pub fn client(&self) -> RemoteStore {
         let endpoints = self.configs.values().map(|c| c.listen.to_string()).collect();
-        RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
+        let secret = self.configs.values().find_map(|c| c.secret.clone());
+        RemoteStore::connect(RemoteConfig { endpoints, secret }).unwrap()
     }
 
     pub async fn start(&mut self, id: u64) {
@@ -223,11 +224,6 @@ pub async fn eventually<T>(what: &str, look: impl AsyncFn() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-}
-
-/// The client's own store over a cluster.
-pub fn remote_store(endpoints: Vec<String>) -> std::sync::Arc<dyn MetaStore> {
-    std::sync::Arc::new(RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap())
 }
 
 /// The kind of a failed call.

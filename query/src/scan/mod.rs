@@ -3,7 +3,8 @@
 //! Iceberg's metadata says which files there are ([`plan`]) and what is in them ([`values`]); DataFusion's own Parquet
 //! source reads them, on all cores, with projection, filters (row group and page pruning), limits and statistics.
 //! Columns are found in files by field id ([`adapter`]), so that renamed, added and widened columns read right. What a
-//! file says of itself is checked before it is relied on ([`footer`], and for scans [`reader`]).
+//! file says of itself is checked before it is relied on ([`footer`], and for scans [`reader`]); what is in its pages shows when
+//! they are decoded ([`guard`]).
 //!
 //! The rule is: never wrong rows. What cannot be read correctly yet (delete files, deletion vectors, files without
 //! field ids, ...) is refused with an error that names it. Two things that DataFusion would take from statistics are
@@ -12,6 +13,7 @@
 
 pub mod adapter;
 pub mod footer;
+pub mod guard;
 pub mod plan;
 pub mod reader;
 pub mod sink;

@@ -44,6 +44,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result, words_of_panic};
+use crate::scan::guard::NameDamagedFiles;
 use crate::table::Tables;
 use ddl::Ddl;
 use statement::{Action, Command};
@@ -121,8 +122,12 @@ impl Engine {
         session.options_mut().sql_parser.collect_spans = true;
         // 0.1 in SQL is a decimal, exactly: through a float, 28 digits would come out as 16.
         session.options_mut().sql_parser.parse_float_as_decimal = true;
-        let mut template =
-            SessionStateBuilder::new().with_config(session).with_runtime_env(runtime).with_default_features().build();
+        let mut template = SessionStateBuilder::new()
+            .with_config(session)
+            .with_runtime_env(runtime)
+            .with_default_features()
+            .with_physical_optimizer_rule(Arc::new(NameDamagedFiles))
+            .build();
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
         Ok(Self {
             tables,

@@ -10,9 +10,9 @@ use crate::history::{Action, Append, Call, History, Key, Outcome};
 #[derive(Debug)]
 pub(super) struct Transaction<'a> {
     pub call: &'a Call,
-    /// By key, what it appended, in order.
+    /// What it appended to which key, in order.
     pub appends: Vec<(u32, i64)>,
-    /// By key, what was there before its own appends, and how many reads it stands for.
+    /// For each key that it read, once: what was there before its own appends.
     pub reads: Vec<(u32, &'a [i64])>,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Observed<'a> {
 
 /// Keys by number, in the order of their first appearance.
 #[derive(Debug, Default)]
-pub(super) struct Keys<'a> {
+struct Keys<'a> {
     numbers: HashMap<&'a Key, u32>,
     names: Vec<&'a Key>,
 }

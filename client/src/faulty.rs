@@ -1,0 +1,95 @@
+//! For this crate's own tests: a store in memory with the faults of one that is not, each switched on by itself.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lake_proto::kv::{KeyValue, Txn};
+
+use crate::memory::MemoryStore;
+use crate::store::{Applied, Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions};
+
+/// The store. Without a fault it does what [`MemoryStore`] does.
+#[derive(Debug, Default)]
+pub struct FaultyStore {
+    store: MemoryStore,
+    /// Calls so far.
+    pub calls: AtomicU32,
+    /// Every call fails.
+    pub away: AtomicBool,
+    /// So many commits are applied and their answers lost; each is asked for again, as the remote store does.
+    pub lose_answers: AtomicU32,
+    /// Listings have expired as soon as they are asked for.
+    pub forgets_listings: AtomicBool,
+}
+
+impl FaultyStore {
+    fn call(&self) -> Result<(), Error> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        match self.away.load(Ordering::SeqCst) {
+            false => Ok(()),
+            true => Err(Error::Unavailable {
+                doing: "test".into(),
+                endpoints: vec![],
+                attempts: 1,
+                elapsed: Duration::ZERO,
+                leader: String::new(),
+                last: String::new(),
+                applied: Applied::No,
+            }),
+        }
+    }
+}
+
+/// Long enough for any call of a test.
+pub fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(5)
+}
+
+#[async_trait]
+impl MetaStore for FaultyStore {
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
+    }
+
+    async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+        self.call()?;
+        self.store.get(key, options, by).await
+    }
+
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        self.call()?;
+        self.store.batch_get(keys, options, by).await
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Page>, Error> {
+        self.call()?;
+        if self.forgets_listings.load(Ordering::SeqCst) {
+            return Err(Error::SnapshotExpired { prefix: prefix.to_owned() });
+        }
+        self.store.list(prefix, page, limit, options, by).await
+    }
+
+    async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        self.call()?;
+        let mut resent = false;
+        while self.lose_answers.load(Ordering::SeqCst) > 0 {
+            self.lose_answers.fetch_sub(1, Ordering::SeqCst);
+            self.store.commit(txn.clone(), by).await?;
+            resent = true;
+        }
+        Ok(Committed { resent, ..self.store.commit(txn, by).await? })
+    }
+}

@@ -1,0 +1,367 @@
+//! One operation on whoever leads: attempt after attempt, until it is answered, refused, or its time is over.
+//!
+//! What a failed attempt means is decided here and nowhere else ([`classify`]): whether it may have been applied, whether
+//! another one can help, and where to go then. An operation that may have been applied is sent again only if that is
+//! harmless ([`Rules`]).
+//!
+//! Limits: the caller's deadline; one attempt at a time, of [`ATTEMPT_TIMEOUT`] unless its rules give it all the time.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use lake_proto::status;
+use lake_proto::v1::error_detail::{Applied as WireApplied, Kind};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::RemoteStore;
+use super::backoff::Backoff;
+use crate::store::{Applied, Error};
+
+/// Hints followed at once, one after the other. While the leadership moves, two peers may name each other.
+const MAX_REDIRECTS: u32 = 3;
+/// How long one attempt may take before another peer is tried.
+pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// How often an operation may be attempted, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// It may be sent again though it may have been applied.
+    pub resendable: bool,
+    /// The longest that one attempt may take; `None`: until the deadline.
+    pub attempt: Option<Duration>,
+    /// While another change of the membership is under way, it waits instead of failing.
+    pub waits_its_turn: bool,
+}
+
+impl Rules {
+    /// Sending it twice is harmless.
+    pub const RESENDABLE: Self = Self { resendable: true, attempt: Some(ATTEMPT_TIMEOUT), waits_its_turn: false };
+    /// It is not sent again once it may have been applied.
+    pub const ONCE: Self = Self { resendable: false, ..Self::RESENDABLE };
+    /// A change of the membership: it takes its time, and may be asked for again.
+    pub const CHANGE: Self = Self { attempt: None, ..Self::RESENDABLE };
+    /// One that waits for those before it.
+    pub const QUEUED_CHANGE: Self = Self { waits_its_turn: true, ..Self::CHANGE };
+}
+
+/// What became of one attempt that brought no answer.
+pub(super) struct Failure {
+    pub applied: Applied,
+    /// Whether another attempt can help.
+    pub retry: bool,
+    /// The peer said who leads.
+    pub redirected: bool,
+    /// The connection is of no use any more.
+    pub broken: bool,
+    pub status: Status,
+}
+
+impl Failure {
+    /// One that no other attempt can mend, and that changed nothing.
+    pub fn fatal(status: Status) -> Self {
+        Self { applied: Applied::No, retry: false, redirected: false, broken: false, status }
+    }
+
+    fn is_busy(&self) -> bool {
+        status::detail(&self.status).is_some_and(|detail| detail.kind() == Kind::ChangeUnderWay)
+    }
+}
+
+/// The attempts of one operation: how many, since when, until when.
+pub(super) struct Attempts {
+    pub doing: String,
+    pub started: Instant,
+    pub deadline: Instant,
+    pub count: u32,
+    /// What the last one failed with.
+    pub last: String,
+    backoff: Backoff,
+}
+
+impl Attempts {
+    pub fn new(doing: &str, deadline: Instant) -> Self {
+        Self {
+            doing: doing.to_owned(),
+            started: Instant::now(),
+            deadline,
+            count: 0,
+            last: "the deadline was over before the first attempt ended".to_owned(),
+            backoff: Backoff::default(),
+        }
+    }
+
+    pub fn remaining(&self) -> Option<Duration> {
+        self.deadline.checked_duration_since(Instant::now()).filter(|d| !d.is_zero())
+    }
+
+    /// Backs off. False: the deadline comes first.
+    pub async fn wait(&mut self) -> bool {
+        let wait = self.backoff.next_wait();
+        match self.remaining() {
+            Some(remaining) if remaining > wait => {
+                tokio::time::sleep(wait).await;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl RemoteStore {
+    /// One operation. The answer comes with whether an earlier attempt may have been applied.
+    pub(super) async fn on_leader<T, F>(
+        &self,
+        doing: &str,
+        deadline: Instant,
+        rules: Rules,
+        send: impl Fn(String, Duration) -> F,
+    ) -> Result<(T, bool), Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let mut attempts = Attempts::new(doing, deadline);
+        let mut in_doubt = false;
+        let mut redirects = 0;
+        loop {
+            let Some(address) = self.leader_address(&mut attempts).await else {
+                return Err(self.unavailable(attempts, applied(in_doubt)));
+            };
+            attempts.count += 1;
+            let Some(remaining) = attempts.remaining() else {
+                return Err(self.unavailable(attempts, applied(in_doubt)));
+            };
+            let timeout = rules.attempt.map_or(remaining, |longest| remaining.min(longest));
+            let failure = match in_time(timeout, send(address.clone(), timeout)).await {
+                Ok(answer) => return Ok((answer, in_doubt)),
+                Err(status) => classify(status),
+            };
+            attempts.last = format!("{address}: {}", describe(&failure.status));
+            tracing::debug!(doing, attempt = attempts.count, error = attempts.last, "an attempt failed");
+            in_doubt |= failure.applied == Applied::Unknown;
+            let queued = rules.waits_its_turn && failure.is_busy();
+            if !failure.retry && !queued {
+                return Err(ended(doing, failure, in_doubt));
+            }
+            if !queued {
+                // Also before giving up: the next call must not go to the same silent peer.
+                self.inner.after_failure(&address, &failure);
+            }
+            if in_doubt && !rules.resendable {
+                return Err(self.unavailable(attempts, Applied::Unknown));
+            }
+            if failure.redirected && redirects < MAX_REDIRECTS {
+                redirects += 1;
+                continue;
+            }
+            redirects = 0;
+            if !attempts.wait().await {
+                return Err(self.unavailable(attempts, applied(in_doubt)));
+            }
+        }
+    }
+
+    /// The same for a call that has a connection of gRPC's own.
+    pub(super) async fn call_leader<T, F>(
+        &self,
+        doing: &str,
+        deadline: Instant,
+        rules: Rules,
+        send: impl Fn(Channel, Duration) -> F,
+    ) -> Result<(T, bool), Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let on_channel = |address: String, timeout| {
+            let call = self.inner.channel(&address).map(|channel| send(channel, timeout));
+            async move { call?.await }
+        };
+        self.on_leader(doing, deadline, rules, on_channel).await
+    }
+
+    /// The same for a read: whether it was made does not matter.
+    pub(super) async fn read<T, F>(
+        &self,
+        doing: String,
+        deadline: Instant,
+        send: impl Fn(String, Duration) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        match self.on_leader(&doing, deadline, Rules::RESENDABLE, send).await {
+            Ok((answer, _)) => Ok(answer),
+            Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
+                Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Where to send the next attempt: to the leader known, or found by asking. `None` when the time is up.
+    pub(super) async fn leader_address(&self, attempts: &mut Attempts) -> Option<String> {
+        loop {
+            attempts.remaining()?;
+            if let Some(l) = self.inner.lock().view.leader() {
+                return Some(l.address.clone());
+            }
+            let asked = tokio::time::timeout_at(attempts.deadline.into(), self.inner.ask()).await;
+            if self.inner.lock().view.leader().is_some() {
+                continue;
+            }
+            if let Ok(Some(why)) = asked {
+                attempts.last = why;
+            }
+            attempts.count += 1;
+            if !attempts.wait().await {
+                return None;
+            }
+        }
+    }
+
+    pub(super) fn unavailable(&self, attempts: Attempts, applied: Applied) -> Error {
+        Error::Unavailable {
+            doing: attempts.doing,
+            endpoints: self.endpoints(),
+            attempts: attempts.count,
+            elapsed: attempts.started.elapsed(),
+            leader: self.inner.lock().view.describe(),
+            last: attempts.last,
+            applied,
+        }
+    }
+}
+
+pub(super) async fn in_time<T>(timeout: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    match tokio::time::timeout(timeout, call).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Status::deadline_exceeded(format!("no answer within {:.1} s", timeout.as_secs_f64()))),
+    }
+}
+
+fn applied(in_doubt: bool) -> Applied {
+    if in_doubt { Applied::Unknown } else { Applied::No }
+}
+
+/// What a failed attempt means.
+pub(super) fn classify(status: Status) -> Failure {
+    let Some(detail) = status::detail(&status) else {
+        // Not a lake peer's own words: the transport's, or a proxy's.
+        let refused = is_connect_error(&status);
+        let applied = if refused { Applied::No } else { Applied::Unknown };
+        let retry = !matches!(status.code(), Code::Unimplemented | Code::InvalidArgument | Code::Unauthenticated);
+        return Failure { applied, retry, redirected: false, broken: true, status };
+    };
+    let applied = match detail.applied() {
+        WireApplied::NotApplied => Applied::No,
+        WireApplied::Unknown => Applied::Unknown,
+    };
+    let kind = detail.kind();
+    let retry = matches!(kind, Kind::NotLeader | Kind::Unavailable | Kind::Overloaded);
+    let redirected = kind == Kind::NotLeader && detail.leader.is_some_and(|l| !l.grpc_address.is_empty());
+    Failure { applied, retry, redirected, broken: false, status }
+}
+
+/// Whether the request never left because no connection could be made.
+fn is_connect_error(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return matches!(io.kind(), std::io::ErrorKind::ConnectionRefused);
+        }
+        if error.is::<tonic::ConnectError>() || error.is::<tonic::TimeoutExpired>() {
+            return error.is::<tonic::ConnectError>();
+        }
+        source = error.source();
+    }
+    false
+}
+
+/// The innermost reason of a status, which says more than tonic's "transport error".
+pub(super) fn describe(status: &Status) -> String {
+    let mut reason = match status.message() {
+        "" if status.code() == Code::Unimplemented => "something else than a metadata peer answers there".to_owned(),
+        "" => status.code().description().to_owned(),
+        message => message.to_owned(),
+    };
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        reason = error.to_string();
+        source = error.source();
+    }
+    reason
+}
+
+/// The error of an attempt that no other attempt can mend.
+pub(super) fn ended(doing: &str, failure: Failure, in_doubt: bool) -> Error {
+    let message = failure.status.message().to_owned();
+    let doing = doing.to_owned();
+    let detail = status::detail(&failure.status);
+    let oldest = detail.as_ref().map_or(0, |d| d.oldest_revision);
+    match detail.map(|d| d.kind()) {
+        Some(Kind::SnapshotExpired) => Error::SnapshotExpired { prefix: doing },
+        Some(Kind::Compacted) => Error::Compacted { doing, oldest },
+        Some(Kind::Internal) | None => Error::Internal { doing, message, applied: applied(in_doubt) },
+        Some(_) if in_doubt => Error::Internal { doing, message, applied: Applied::Unknown },
+        Some(_) => Error::Refused { doing, message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use lake_proto::v1;
+
+    use super::*;
+    use crate::remote::RemoteConfig;
+
+    #[test]
+    fn what_another_attempt_can_mend_is_tried_again_and_nothing_else() {
+        let failed = |kind, applied| classify(status::status(kind, applied, "why"));
+        for kind in [Kind::NotLeader, Kind::Unavailable, Kind::Overloaded] {
+            assert!(failed(kind, WireApplied::NotApplied).retry, "{kind:?}");
+        }
+        for kind in [Kind::InvalidArgument, Kind::LimitReached, Kind::QuotaExceeded, Kind::SessionExpired] {
+            let failure = failed(kind, WireApplied::NotApplied);
+            assert!(!failure.retry && failure.applied == Applied::No, "{kind:?}");
+            let error = ended("opening a session", failure, false);
+            assert!(matches!(&error, Error::Refused { .. }) && error.applied() == Applied::No, "{error}");
+        }
+        assert_eq!(failed(Kind::Unavailable, WireApplied::Unknown).applied, Applied::Unknown);
+        let proxy = classify(Status::unavailable("a proxy said so"));
+        assert!(proxy.retry && proxy.broken && proxy.applied == Applied::Unknown);
+        assert!(!classify(Status::unimplemented("")).retry);
+    }
+
+    #[tokio::test]
+    async fn peers_that_name_each_other_are_not_asked_without_end() {
+        let endpoints = vec!["127.0.0.1:1".to_owned(), "127.0.0.1:2".to_owned()];
+        let store = RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap();
+        let member = |id: u64| v1::Member { id, grpc_address: format!("127.0.0.1:{id}"), ..v1::Member::default() };
+        store.inner.lock().view.learn(5, Some(&member(1)));
+        let asked = AtomicU32::new(0);
+        let send = async |address: String, _| {
+            asked.fetch_add(1, Ordering::SeqCst);
+            let other = if address.ends_with(":1") { 2 } else { 1 };
+            let hint = v1::ErrorDetail {
+                kind: Kind::NotLeader as i32,
+                term: 5,
+                leader: Some(member(other)),
+                ..Default::default()
+            };
+            Err::<(), _>(status::with_detail(hint, "another peer leads"))
+        };
+        let deadline = Instant::now() + Duration::from_millis(300);
+        let error = store.on_leader("a test", deadline, Rules::RESENDABLE, send).await.unwrap_err();
+        assert!(error.is_unavailable() && error.applied() == Applied::No, "{error}");
+        // Ten pauses or so fit into that time.
+        assert!(asked.load(Ordering::SeqCst) < 100, "{asked:?}");
+    }
+
+    #[test]
+    fn a_refusal_after_a_lost_answer_leaves_the_doubt() {
+        let refused = classify(status::status(Kind::SessionExpired, WireApplied::NotApplied, "it is over"));
+        assert_eq!(ended("committing /kv/a", refused, true).applied(), Applied::Unknown);
+    }
+}

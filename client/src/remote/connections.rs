@@ -1,0 +1,318 @@
+//! Connections to the peers, and who leads as far as the calls on them have shown.
+//!
+//! [`Inner`] is what all clones of a store share: one connection and one stream for each endpoint, made when first needed
+//! and forgotten once broken, the view of the leader, and the question round that finds it ([`Inner::ask`]).
+//!
+//! Limits: [`MAX_ENDPOINTS`] endpoints, one question round at a time, which ends within [`ASK_TIMEOUT`].
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use lake_proto::v1::cluster_client::ClusterClient;
+use lake_proto::v1::kv_client::KvClient;
+use lake_proto::v1::pipeline_request::Request as Piped;
+use lake_proto::v1::pipeline_response::Response as PipedAnswer;
+use lake_proto::{MAX_MESSAGE_BYTES, status, v1};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+use super::attempts::{Failure, describe};
+use super::leader::{Round, View};
+use super::pipe::Pipe;
+use super::{MAX_ENDPOINTS, RemoteConfig};
+use crate::secret::Secret;
+
+/// How long a peer may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// A silent connection is probed after this long ...
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(500);
+/// ... and given up this long after the probe.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a question round waits for answers.
+const ASK_TIMEOUT: Duration = Duration::from_millis(600);
+/// How long a question round waits for better answers once one names a leader.
+const ASK_GRACE: Duration = Duration::from_millis(60);
+
+/// What the clones of a store share.
+#[derive(Debug)]
+pub(super) struct Inner {
+    config: RemoteConfig,
+    shared: Mutex<Shared>,
+    /// Held while asking; counts the rounds.
+    asking: tokio::sync::Mutex<u64>,
+}
+
+/// What is known of the peers at this moment.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub view: View,
+    /// Endpoints learnt from members, beyond those given.
+    learnt: Vec<String>,
+    channels: HashMap<String, Channel>,
+    pipes: HashMap<String, Pipe>,
+    /// Which endpoint a peer answered at. It is preferred to the address that the peer is known under in the cluster,
+    /// because it works from here: a proxy or NAT may stand between.
+    answered_at: HashMap<u64, String>,
+    /// The number of question rounds that have ended.
+    rounds: u64,
+    /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
+    cluster_id: Option<String>,
+}
+
+impl Shared {
+    /// The connection to this endpoint is of no use any more.
+    pub fn forget_connection(&mut self, address: &str) {
+        self.channels.remove(address);
+        self.pipes.remove(address);
+        self.answered_at.retain(|_, endpoint| endpoint != address);
+    }
+}
+
+impl Inner {
+    /// No connection yet.
+    pub fn new(config: RemoteConfig) -> Self {
+        Self { config, shared: Mutex::default(), asking: tokio::sync::Mutex::new(0) }
+    }
+
+    /// What is known now. Held for a look or a change, never across an await.
+    pub fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The endpoints given, then those learnt.
+    pub fn endpoints(&self) -> Vec<String> {
+        let shared = self.lock();
+        let mut all = self.config.endpoints.clone();
+        all.extend(shared.learnt.iter().cloned());
+        all
+    }
+
+    /// The connection to an endpoint, made if there is none.
+    pub fn channel(&self, address: &str) -> Result<Channel, Status> {
+        let mut shared = self.lock();
+        if let Some(channel) = shared.channels.get(address) {
+            return Ok(channel.clone());
+        }
+        let endpoint = connection(address).map_err(|e| Status::unavailable(format!("{address:?}: {e}")))?;
+        let channel = endpoint.connect_lazy();
+        if shared.channels.len() >= 2 * MAX_ENDPOINTS {
+            shared.channels.clear();
+            shared.pipes.clear();
+        }
+        shared.channels.insert(address.to_owned(), channel.clone());
+        Ok(channel)
+    }
+
+    /// A client of the map at an endpoint.
+    pub fn kv(&self, address: &str) -> Result<KvClient<Channel>, Status> {
+        Ok(KvClient::new(self.channel(address)?)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES))
+    }
+
+    /// One call on the stream to a peer, which is opened if there is none.
+    pub async fn piped<T>(
+        &self,
+        address: &str,
+        request: Piped,
+        timeout: Duration,
+        take: impl FnOnce(PipedAnswer) -> Option<T>,
+    ) -> Result<T, Status> {
+        let pipe = self.pipe(address)?;
+        let answer = pipe.call(request, timeout).await?;
+        take(answer).ok_or_else(|| Status::internal("the peer answered another question than was asked"))
+    }
+
+    fn pipe(&self, address: &str) -> Result<Pipe, Status> {
+        if let Some(pipe) = self.lock().pipes.get(address).filter(|pipe| !pipe.is_ended()) {
+            return Ok(pipe.clone());
+        }
+        let channel = self.channel(address)?;
+        let mut shared = self.lock();
+        if let Some(pipe) = shared.pipes.get(address).filter(|pipe| !pipe.is_ended()) {
+            return Ok(pipe.clone());
+        }
+        let cluster_id = shared.cluster_id.clone();
+        let pipe =
+            Pipe::open(channel, |outgoing| addressed(outgoing, self.config.secret.as_ref(), cluster_id.as_deref()));
+        shared.pipes.insert(address.to_owned(), pipe.clone());
+        Ok(pipe)
+    }
+
+    /// Takes in what a failed attempt says of its peer and of the leader.
+    pub fn after_failure(&self, address: &str, failure: &Failure) {
+        let mut shared = self.lock();
+        let detail = status::detail(&failure.status);
+        shared.view.forget(address);
+        if let Some(d) = detail {
+            let leader = d.leader.map(|l| Self::reachable(&shared, l)).filter(|l| l.grpc_address != address);
+            shared.view.learn(d.term, leader.as_ref());
+        }
+        if failure.broken {
+            shared.forget_connection(address);
+        }
+    }
+
+    /// Asks every endpoint who leads, unless a round ended since this call began. Says why no leader was found.
+    pub async fn ask(&self) -> Option<String> {
+        let before = self.lock().rounds;
+        let mut turn = self.asking.lock().await;
+        if self.lock().rounds != before {
+            return None;
+        }
+        let mut why = None;
+        let endpoints = self.endpoints();
+        let mut round = Round::new(endpoints.len());
+        let mut answers: FuturesUnordered<_> = endpoints.iter().map(|e| self.ask_one(e)).collect();
+        let mut until = tokio::time::Instant::now() + ASK_TIMEOUT;
+        while !round.decided() {
+            match tokio::time::timeout_at(until, answers.next()).await {
+                Ok(Some(answer)) => {
+                    let had_leader = round.has_leader();
+                    let answer = answer.and_then(|(address, answer)| self.of_our_cluster(address, answer));
+                    round.answer(answer.map_err(|e| why = Some(e)).ok());
+                    if !had_leader && round.has_leader() {
+                        until = until.min(tokio::time::Instant::now() + ASK_GRACE);
+                    }
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+        drop(answers);
+        let found = round.has_leader();
+        let (view, members) = round.finish();
+        let mut shared = self.lock();
+        if let Some(l) = view.leader() {
+            let leader = v1::Member { id: l.id, grpc_address: l.address.clone(), ..v1::Member::default() };
+            let leader = Self::reachable(&shared, leader);
+            shared.view.learn(l.term, Some(&leader));
+            // A member behind an endpoint that was given is asked there.
+            let given = |id: &u64| shared.answered_at.get(id).is_some_and(|e| self.config.endpoints.contains(e));
+            let members: Vec<_> = members.into_iter().filter(|m| !given(&m.id)).collect();
+            shared.learnt = members
+                .into_iter()
+                .map(|m| m.grpc_address)
+                .filter(|a| !a.is_empty() && !self.config.endpoints.contains(a))
+                .take(MAX_ENDPOINTS - self.config.endpoints.len())
+                .collect();
+        }
+        shared.rounds += 1;
+        *turn = shared.rounds;
+        (!found).then(|| why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned()))
+    }
+
+    /// The address at which to reach the member from here.
+    fn reachable(shared: &Shared, mut member: v1::Member) -> v1::Member {
+        if let Some(endpoint) = shared.answered_at.get(&member.id) {
+            member.grpc_address.clone_from(endpoint);
+        }
+        member
+    }
+
+    /// Refuses what a peer of another cluster says. The first leader that is named decides which cluster is ours.
+    fn of_our_cluster(&self, address: &str, answer: v1::LeaderResponse) -> Result<v1::LeaderResponse, String> {
+        let mut shared = self.lock();
+        if answer.leader.is_some() && shared.cluster_id.is_none() {
+            shared.cluster_id = Some(answer.cluster_id.clone());
+        }
+        match &shared.cluster_id {
+            Some(ours) if !answer.cluster_id.is_empty() && *ours != answer.cluster_id => {
+                let theirs = &answer.cluster_id;
+                Err(format!("{address} belongs to cluster {theirs}, and the others to {ours}: correct the endpoints"))
+            }
+            _ => {
+                if shared.answered_at.len() < 2 * MAX_ENDPOINTS || shared.answered_at.contains_key(&answer.peer_id) {
+                    shared.answered_at.insert(answer.peer_id, address.to_owned());
+                }
+                Ok(answer)
+            }
+        }
+    }
+
+    async fn ask_one<'a>(&self, address: &'a str) -> Result<(&'a str, v1::LeaderResponse), String> {
+        let asked = async {
+            let mut client = ClusterClient::new(self.channel(address)?);
+            client.leader(self.request(v1::LeaderRequest {}, ASK_TIMEOUT)?).await
+        };
+        match tokio::time::timeout(ASK_TIMEOUT, asked).await {
+            Ok(Ok(answer)) => Ok((address, answer.into_inner())),
+            Ok(Err(status)) => {
+                self.lock().forget_connection(address);
+                Err(format!("{address}: {}", describe(&status)))
+            }
+            Err(_) => {
+                self.lock().forget_connection(address);
+                Err(format!("{address}: no answer within {:.1} s", ASK_TIMEOUT.as_secs_f64()))
+            }
+        }
+    }
+
+    /// A request that tells the peer how long it has.
+    pub fn request<T>(&self, message: T, timeout: Duration) -> Result<Request<T>, Status> {
+        let mut request = self.untimed(message)?;
+        request.set_timeout(timeout);
+        Ok(request)
+    }
+
+    /// A request that names no time.
+    pub fn untimed<T>(&self, message: T) -> Result<Request<T>, Status> {
+        let cluster_id = self.lock().cluster_id.clone();
+        addressed(message, self.config.secret.as_ref(), cluster_id.as_deref())
+    }
+}
+
+/// A connection to a peer, not opened yet.
+pub(super) fn connection(address: &str) -> Result<Endpoint, tonic::transport::Error> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .keep_alive_while_idle(false))
+}
+
+/// A request that tells the server how long it has, and proves knowledge of the secret.
+pub(super) fn request<T>(message: T, timeout: Duration, secret: Option<&Secret>) -> Result<Request<T>, Status> {
+    let mut request = addressed(message, secret, None)?;
+    request.set_timeout(timeout);
+    Ok(request)
+}
+
+/// A request that proves knowledge of the secret, and says which cluster is meant.
+pub(super) fn addressed<T>(
+    message: T,
+    secret: Option<&Secret>,
+    cluster_id: Option<&str>,
+) -> Result<Request<T>, Status> {
+    let mut request = Request::new(message);
+    if let Some(secret) = secret {
+        let header: Result<MetadataValue<Ascii>, _> = secret.bearer().parse();
+        let mut header = header.map_err(|_| Status::internal("the cluster secret is no header value"))?;
+        header.set_sensitive(true);
+        request.metadata_mut().insert(lake_proto::SECRET_METADATA_KEY, header);
+    }
+    if let Some(id) = cluster_id {
+        let header = id.parse().map_err(|_| Status::internal(format!("cluster id {id:?} is no header value")))?;
+        request.metadata_mut().insert(lake_proto::CLUSTER_METADATA_KEY, header);
+    }
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_secret_is_never_shown_and_the_cluster_is() {
+        let secret = Secret::new("0123456789abcdef").unwrap();
+        let request = addressed((), Some(&secret), Some("c1")).unwrap();
+        let shown = format!("{:?}", request.metadata());
+        assert!(!shown.contains("0123456789abcdef") && shown.contains("c1"), "{shown}");
+        let header = request.metadata().get(lake_proto::SECRET_METADATA_KEY).unwrap();
+        assert!(secret.matches_bearer(header.as_bytes()));
+    }
+}

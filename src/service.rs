@@ -1,0 +1,78 @@
+//! What `lake metasrv` and `lake query` have in common: they start, run until they are asked to stop or cannot go on, and stop
+//! in order, within a bounded time.
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+
+use crate::logging::{self, LogArgs};
+use crate::signals::StopRequests;
+
+/// A server that this process is there for.
+pub trait Service: Sized {
+    /// Why it does not start, or cannot go on.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// How long stopping may take before the process just ends. Nothing acknowledged depends on it.
+    const STOP_WITHIN: Duration;
+
+    /// Resolves once it cannot go on.
+    fn failed(&self) -> impl Future<Output = Self::Error> + Send;
+
+    /// Stops it.
+    fn shutdown(self) -> impl Future<Output = ()> + Send;
+}
+
+/// Options of every server.
+#[derive(Debug, clap::Args)]
+pub struct ServiceArgs {
+    #[command(flatten)]
+    log: LogArgs,
+    /// Stop at the end of standard input, which is the end of the process that started this one
+    #[arg(long)]
+    exit_with_parent: bool,
+}
+
+impl ServiceArgs {
+    /// Starts the log, and listens for requests to stop from now on.
+    ///
+    /// # Errors
+    /// The log cannot be written, or the system refuses.
+    pub fn begin(&self, dir: &std::path::Path) -> Result<StopRequests> {
+        logging::start(&self.log, dir)?;
+        StopRequests::listen(self.exit_with_parent)
+    }
+}
+
+/// Serves until asked to stop.
+///
+/// # Errors
+/// It cannot start, or cannot go on.
+pub async fn serve<S: Service>(
+    starting: impl Future<Output = Result<S, S::Error>>,
+    mut stop: StopRequests,
+) -> Result<()> {
+    let service = tokio::select! {
+        started = starting => started.map_err(logged)?,
+        why = stop.next() => {
+            tracing::info!(why, "stopped while starting");
+            return Ok(());
+        }
+    };
+    let failed = tokio::select! {
+        error = service.failed() => Some(logged(error)),
+        why = stop.next() => {
+            tracing::info!(why, "stopping");
+            None
+        }
+    };
+    if tokio::time::timeout(S::STOP_WITHIN, service.shutdown()).await.is_err() {
+        tracing::warn!("not stopped in order after {} s: ending", S::STOP_WITHIN.as_secs());
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+fn logged(error: impl std::error::Error + Send + Sync + 'static) -> anyhow::Error {
+    tracing::error!(%error, "ends");
+    anyhow!(error)
+}
