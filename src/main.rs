@@ -78,7 +78,7 @@ enum Command {
     Meta(meta::Args),
     /// Load generators
     Bench(bench::Args),
-    /// Judge what clients saw while a cluster was being hurt
+    /// Fault runs with a verdict, and histories judged
     Chaos(chaos::Args),
 }
 

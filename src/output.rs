@@ -5,24 +5,37 @@ use std::io::{ErrorKind, Write};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// Prints to standard output. Whoever reads it may have seen enough before the end.
+/// Prints to standard output. Whoever reads it may have seen enough before the end: what was done stays done.
 ///
 /// # Errors
 /// It cannot be written for other reasons.
 pub fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("writing to standard output"),
-        _ => Ok(()),
+    match stream(text.as_bytes()) {
+        Err(error) if is_unread(&error) => Ok(()),
+        printed => printed,
     }
 }
 
-/// Prints JSON to standard output, as [`print`] does.
+/// Prints a JSON document over several lines.
 ///
 /// # Errors
 /// As [`print`].
 pub fn print_json(value: &Value) -> Result<()> {
     print(&format!("{value:#}\n"))
+}
+
+/// Prints a part of something long, which ends when nobody reads it any more.
+///
+/// # Errors
+/// It cannot be written; [`is_unread`] tells whether that is because nobody reads it.
+pub fn stream(bytes: &[u8]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).context("writing to standard output")
+}
+
+/// Whether an error says that nobody reads standard output any more.
+pub fn is_unread(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
 }
 
 /// An error with its causes, each told once: many errors tell their cause themselves.

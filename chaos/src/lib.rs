@@ -8,7 +8,10 @@
 //! - [`manifest`]: `cluster.json`, what runs where, for tools and tests;
 //! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself;
 //! - [`probe`]: asking a process whether it serves, and the peers who leads;
+//! - [`net`]: links between them that can be cut, slowed and made lossy;
 //! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed;
+//! - [`disk`]: disks that fill up, take their time, or lose what was not flushed;
+//! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together;
 //! - [`history`]: what the clients of a fault run saw, and its file; [`check`]: whether that is what was promised;
 //!   [`report`]: what is left of it for people and machines.
 //!
@@ -18,13 +21,18 @@
 pub mod check;
 pub mod cluster;
 pub mod dirlock;
+pub mod disk;
 mod error;
 pub mod history;
 pub mod manifest;
+pub mod nemesis;
+pub mod net;
 pub mod ports;
 pub mod probe;
 pub mod process;
 pub mod report;
+pub mod run;
+pub mod workload;
 
 pub use cluster::{Cluster, Spec};
 pub use error::Error;

@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -93,8 +93,10 @@ pub struct Launch {
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
-    /// Where its standard output and error go; emptied at each start.
+    /// Where its standard output and error go.
     pub output: PathBuf,
+    /// Keep there what earlier starts wrote; otherwise it is emptied at each start.
+    pub append: bool,
 }
 
 /// Decides how to start a process, right before it is started.
@@ -344,7 +346,13 @@ impl Task {
     fn spawn(&mut self, restart: bool) -> Result<()> {
         let launch = (self.launcher)()?;
         let doing = || format!("starting {} ({})", self.name, launch.program.display());
-        let output = File::create(&launch.output).doing(|| format!("creating {}", launch.output.display()))?;
+        let output = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .append(launch.append)
+            .truncate(!launch.append)
+            .open(&launch.output)
+            .doing(|| format!("creating {}", launch.output.display()))?;
         let mut child = Command::new(&launch.program)
             .args(&launch.args)
             .envs(launch.env.iter().map(|(k, v)| (k, v)))

@@ -21,6 +21,7 @@ fn shell(script: &str, policy: Policy) -> Fixture {
         args: vec!["-c".into(), script.into()],
         env: vec![("DIR".into(), dir.path().into())],
         output: dir.path().join("output"),
+        append: false,
     };
     let pids = Arc::new(Mutex::new(Vec::new()));
     let (sender, events) = broadcast::channel(64);
@@ -189,7 +190,7 @@ async fn a_program_that_is_not_there_is_named() {
     let output = dir.path().join("output");
     let launcher = move || {
         let output = output.clone();
-        Ok(Launch { program: "/nowhere/lake".into(), args: vec![], env: vec![], output })
+        Ok(Launch { program: "/nowhere/lake".into(), args: vec![], env: vec![], output, append: false })
     };
     let process = Process::supervise(ProcessName::query(2), Box::new(launcher), Box::new(|_| ()), quick(), events);
     let message = process.start().await.unwrap_err().to_string();

@@ -25,6 +25,7 @@ use crate::files::{self, FreeSpace};
 use crate::log::mark::{Mark, MarkFile};
 use crate::log::sled_log::SledLog;
 use crate::log::{Log, LogOptions, SkipSync};
+use crate::planted::{self, Bug};
 use crate::raft::state_machine::{DiskReserve, StateMachine};
 use crate::snapshot::{self, Loaded, SnapshotData, SnapshotError, SnapshotStore};
 
@@ -134,7 +135,10 @@ pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     let mark_path = dir.join("mark");
     let mut log_options = LogOptions::new(dir.join("log"), &options.storage);
     log_options.free_space = options.free_space.clone();
-    log_options.skip_sync = options.skip_sync;
+    log_options.skip_sync = match planted::has(Bug::AcknowledgedUnsynced) {
+        true => SkipSync { entries: true, mark: true, journal: true },
+        false => options.skip_sync,
+    };
     let reserve = DiskReserve { bytes: options.storage.disk_reserve_bytes, free_space: options.free_space };
     let snapshot_dir = dir.join("snapshots");
     let snapshots = SnapshotStore::open(snapshot_dir.clone())

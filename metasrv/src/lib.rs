@@ -19,6 +19,7 @@
 //! - [`http`], [`metrics`]: what a peer says of itself to probes and Prometheus;
 //! - [`services`], [`server`]: the same over gRPC; [`embedded`]: the same inside one process;
 //! - [`rescue`]: saved snapshots, directories of stopped peers, and clusters that have lost their majority;
+//! - [`planted`]: bugs on purpose, in builds that are to have one;
 //! - [`config`], [`error`]: what goes in, and why it does not start; [`files`]: a few file-system helpers.
 
 pub mod config;
@@ -32,6 +33,7 @@ pub mod http;
 pub mod log;
 pub mod metrics;
 pub mod peer;
+pub mod planted;
 pub mod raft;
 pub mod rescue;
 pub mod server;

@@ -1,7 +1,7 @@
 //! Power cuts: a peer's directory on a disk whose unsynced writes are lost, looked at as it would be found after a cut at
 //! an arbitrary moment.
 //!
-//! A child process works in a directory on such a disk (see [`volatile_disk`]) and tells, over a pipe, each thing that
+//! A child process works in a directory on such a disk (see [`lake_chaos::disk::volatile`]) and tells, over a pipe, each thing that
 //! was acknowledged to it, and each thing that it is about to take back. At random writes and flushes the disk gives an
 //! image: everything flushed, and a random part of the rest. What had been told before that moment must be there when
 //! the image is mounted and opened; the log must be contiguous and hold what was appended; the vote must not have gone
@@ -16,8 +16,6 @@
 
 #[path = "support/log_oracle.rs"]
 mod log_oracle;
-#[path = "support/volatile_disk.rs"]
-mod volatile_disk;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -27,6 +25,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lake_chaos::disk::volatile::{Contents as Disk, Flushes, MountedImage, VolatileDisk, empty_file_system};
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::EmbeddedStore;
 use lake_metasrv::config::StorageConfig;
@@ -36,7 +35,6 @@ use lake_proto::kv::Expected;
 use log_oracle::{LogWorker, Told, check_contents, open};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use volatile_disk::{Contents as Disk, Flushes, MountedImage, VolatileDisk, empty_file_system};
 
 const INSIDE: &str = "LAKE_POWER_CUT_INSIDE";
 const WORKER: &str = "LAKE_POWER_CUT_WORKER";
@@ -98,7 +96,7 @@ fn in_a_namespace(test: &str, body: impl FnOnce(&Path)) {
         let dir = tempfile::tempdir().unwrap();
         return body(dir.path());
     }
-    if let Some(missing) = missing() {
+    if let Some(missing) = lake_chaos::disk::missing() {
         let what = format!("power cuts were NOT TESTED here: {missing}");
         assert!(std::env::var_os(SKIP).is_some(), "{what}. Set {SKIP}=1 to accept that");
         eprintln!("{what} ({SKIP} is set)");
@@ -112,22 +110,6 @@ fn in_a_namespace(test: &str, body: impl FnOnce(&Path)) {
         .status()
         .unwrap();
     assert!(status.success(), "{test} failed inside its namespace: {status}; see above");
-}
-
-/// What this machine lacks for these tests.
-fn missing() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("not root".to_owned());
-    }
-    for path in ["/dev/fuse", "/dev/loop-control"] {
-        if let Err(e) = std::fs::File::options().read(true).write(true).open(path) {
-            return Some(format!("{path}: {e}"));
-        }
-    }
-    ["unshare", "mount", "umount", "mkfs.ext4"].into_iter().find_map(|program| {
-        let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        found.err().map(|e| format!("{program}: {e}"))
-    })
 }
 
 // ---- runs and cuts ------------------------------------------------------------------------------------------------
@@ -176,7 +158,7 @@ impl Run {
         let seed: u64 = std::env::var("LAKE_TEST_SEED").map_or_else(|_| rand::random(), |s| s.parse().unwrap());
         println!("{} {}: LAKE_TEST_SEED={seed}", self.worker, self.skip);
         let mut rng = StdRng::seed_from_u64(seed);
-        let empty = empty_file_system(dir, DISK_BYTES);
+        let empty = empty_file_system(dir, DISK_BYTES).unwrap();
         let (mut image, mut told) = (empty.clone(), Told::default());
         let mut done = 0;
         while done < cuts {
@@ -194,7 +176,7 @@ impl Run {
                 let cut = round.cut(rng.random_range(range), rng.random());
                 done += 1;
                 let checked = match (MountedImage::new(dir, &cut.image), self.worker) {
-                    (Err(said), _) => Some(said),
+                    (Err(said), _) => Some(said.to_string()),
                     (Ok(after), "log") => check_log(after.path(), &cut.told),
                     (Ok(after), _) => check_peer(after.path(), &cut.told),
                 };
@@ -227,7 +209,7 @@ struct Round {
 
 impl Round {
     fn start(run: Run, dir: &Path, image: Vec<u8>, told: Told, seed: u64) -> Self {
-        let disk = VolatileDisk::mount(dir, image, run.flushes);
+        let disk = VolatileDisk::mount(dir, image, run.flushes).unwrap();
         let told = Arc::new(Mutex::new(told));
         let wanted = Arc::new(Mutex::new(None::<Wanted>));
         let (sender, images) = sync_channel(1);

@@ -1,5 +1,6 @@
 //! `lake chaos`: does the metadata cluster keep its promises while it is being hurt?
 //!
+//! - [`run`]: a fault run from beginning to verdict;
 //! - [`check`]: judges a history, wherever it comes from; [`report`]: judges a run anew and makes its page again;
 //! - [`print`]: verdicts and findings for the terminal.
 //!
@@ -8,6 +9,7 @@
 mod check;
 mod print;
 mod report;
+mod run;
 
 use anyhow::Result;
 use lake_chaos::check::HARNESS_ERROR;
@@ -23,6 +25,8 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    /// Start a cluster, have clients at it, hurt it, and judge what the clients saw
+    Run(Box<run::Args>),
     /// Judge a history: of a run, or of another tool in Jepsen's format
     Check(check::Args),
     /// Judge a run again, and make its page again
@@ -32,6 +36,7 @@ enum Command {
 /// Does what was asked. Gives the exit code; what goes wrong is printed, so that it cannot be taken for a verdict.
 pub async fn run(args: Args) -> u8 {
     let done: Result<u8> = match args.command {
+        Command::Run(args) => run::run(*args).await,
         Command::Check(args) => check::run(&args),
         Command::Report(args) => report::run(&args),
     };

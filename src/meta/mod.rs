@@ -126,7 +126,7 @@ enum Command {
 pub async fn run(args: Args) -> Result<u8> {
     match dispatch(args).await {
         // Whoever reads the output has had enough.
-        Err(error) if output::is_unread(&error) => Ok(0),
+        Err(error) if crate::output::is_unread(&error) => Ok(0),
         Err(error) => match error.downcast_ref::<Error>() {
             Some(e) if e.applied() == Applied::Unknown => {
                 eprintln!("lake: {error:#}\nWhether it was done is unknown: look before you do it again.");

@@ -7,6 +7,7 @@
 //! | other        | `0x` and hexadecimal digits                       | `"value_base64": "..."`         |
 //! | many         | the first of them, and how many there are         | all of them                     |
 
+pub use crate::output::{print, print_json, stream};
 use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -54,40 +55,6 @@ impl FormatArgs {
             Format::Json => print_json(&json()),
         }
     }
-}
-
-/// Prints text. Whoever reads it may have seen enough before the end: what was done stays done.
-///
-/// # Errors
-/// It cannot be written for other reasons.
-pub fn print(text: &str) -> Result<()> {
-    match stream(text.as_bytes()) {
-        Err(error) if is_unread(&error) => Ok(()),
-        printed => printed,
-    }
-}
-
-/// Prints a JSON document over several lines.
-///
-/// # Errors
-/// As [`print`].
-pub fn print_json(value: &Value) -> Result<()> {
-    print(&format!("{value:#}\n"))
-}
-
-/// Prints a part of something long, which ends when nobody reads it any more.
-///
-/// # Errors
-/// It cannot be written; [`is_unread`] tells whether that is because nobody reads it.
-pub fn stream(bytes: &[u8]) -> Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).context("writing to standard output")
-}
-
-/// Whether an error says that nobody reads standard output any more.
-pub fn is_unread(error: &anyhow::Error) -> bool {
-    let io_error = error.downcast_ref::<io::Error>();
-    io_error.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
 // ---- bytes for people -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     peers: Option<u64>,
     /// How many query nodes
-    #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     query_nodes: u64,
     #[command(flatten)]
     local: LocalArgs,

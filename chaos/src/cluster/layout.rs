@@ -1,6 +1,7 @@
 //! What runs where: directories, ports, addresses, pids and command lines. Keeps `cluster.json`.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::{DEFAULT_PEERS, MAX_PROCESSES_PER_ROLE, Spec};
 use crate::dirlock::DirLock;
 use crate::manifest::Entry;
+use crate::net::Node;
 use crate::ports::Port;
 use crate::process::{Launch, ProcessName, Role};
 use crate::{Error, IoContext, Result, manifest, ports};
@@ -21,6 +23,8 @@ const OUTPUT_FILE: &str = "output.log";
 #[derive(Debug)]
 pub(super) struct Layout {
     spec: Spec,
+    /// Peers up to this id are founded together.
+    founders: u64,
     places: Mutex<BTreeMap<ProcessName, Place>>,
     /// Held until the last process's task has ended.
     _lock: DirLock,
@@ -51,7 +55,8 @@ pub(super) fn peer_count(spec: &Spec) -> Result<u64> {
         (Some(asked), _) if !(1..=MAX_PROCESSES_PER_ROLE).contains(&asked) => {
             wrong(format!("{asked} peers were asked for; 1 to {MAX_PROCESSES_PER_ROLE} can be"))
         }
-        (Some(asked), held) if held > 0 && held != asked => wrong(format!(
+        // Whoever prepares spare peers may have made their directories.
+        (Some(asked), held) if ![0, asked, asked + spec.spare_peers].contains(&held) => wrong(format!(
             "holds a cluster of {held} metadata peers, and {asked} were asked for: start it with --peers {held}, or \
              choose another directory with --dir"
         )),
@@ -83,8 +88,11 @@ impl Layout {
             }
             places.insert(name, Place { data_dir, pid: None, ports });
         }
-        let layout = Self { spec, places: Mutex::new(places), _lock: lock };
+        let peers = places.keys().filter(|name: &&ProcessName| name.role == Role::Metasrv).count() as u64;
+        let founders = peers.saturating_sub(spec.spare_peers);
+        let layout = Self { spec, founders, places: Mutex::new(places), _lock: lock };
         layout.write(&layout.places())?;
+        layout.direct_links(&layout.places());
         Ok(layout)
     }
 
@@ -111,8 +119,14 @@ impl Layout {
 
     /// What the process wrote before it had a log, and its log.
     pub(super) fn logs(&self, name: ProcessName) -> [PathBuf; 2] {
-        let dir = self.spec.dir.join(name.to_string());
-        [dir.join(OUTPUT_FILE), dir.join(LOG_FILE)]
+        [self.output(name), self.spec.dir.join(name.to_string()).join(LOG_FILE)]
+    }
+
+    fn output(&self, name: ProcessName) -> PathBuf {
+        match &self.spec.peer_logs {
+            Some(logs) if name.role == Role::Metasrv => logs.join(format!("{name}.log")),
+            _ => self.spec.dir.join(name.to_string()).join(OUTPUT_FILE),
+        }
     }
 
     pub(super) fn set_pid(&self, name: ProcessName, pid: Option<u32>) {
@@ -125,7 +139,8 @@ impl Layout {
         }
     }
 
-    /// Gives new ports to a process that is down, for those that somebody else has taken meanwhile.
+    /// Gives new ports to a process that is down, for those that somebody else has taken meanwhile. Says whether others
+    /// have to be told; behind a fabric they reach it where they did.
     pub(super) fn renew_taken_ports(&self, name: ProcessName) -> Result<bool> {
         let mut places = self.places();
         let Some(place) = places.get_mut(&name) else { return Err(Error::UnknownProcess(name)) };
@@ -134,14 +149,30 @@ impl Layout {
             *port = ports::reserve()?;
             moved = true;
         }
-        Ok(moved)
+        self.direct_links(&places);
+        Ok(moved && self.spec.fabric.is_none())
+    }
+
+    /// Tells the links of the fabric where the peers listen.
+    fn direct_links(&self, places: &BTreeMap<ProcessName, Place>) {
+        let Some(fabric) = &self.spec.fabric else { return };
+        for (name, place) in places.iter().filter(|(name, _)| name.role == Role::Metasrv) {
+            if let (Some(grpc), Some(raft)) = (place.address("grpc"), place.address("raft")) {
+                fabric.set_targets(name.id, &grpc, &raft);
+            }
+        }
+    }
+
+    /// Whether the process is a peer that is started only when it is asked for.
+    pub(super) fn is_spare(&self, name: ProcessName) -> bool {
+        name.role == Role::Metasrv && name.id > self.founders
     }
 
     pub(super) fn launch(&self, name: ProcessName) -> Launch {
         let places = self.places();
         let dir = self.spec.dir.join(name.to_string());
         let mut args = match name.role {
-            Role::Metasrv => metasrv_args(&places, name, &dir),
+            Role::Metasrv => self.metasrv_args(&places, name, &dir),
             Role::Query => {
                 let file = || format!("file://{}", self.spec.dir.join("warehouse").display());
                 let warehouse = self.spec.warehouse.clone().unwrap_or_else(file);
@@ -159,9 +190,59 @@ impl Layout {
         Launch {
             program: self.spec.binary.clone(),
             args: args.into_iter().map(Into::into).collect(),
-            env: Vec::new(),
-            output: dir.join(OUTPUT_FILE),
+            env: match name.role {
+                Role::Metasrv => self.spec.metasrv_env.iter().map(|(n, v)| (n.clone(), of_peer(v, name.id))).collect(),
+                Role::Query => Vec::new(),
+            },
+            output: self.output(name),
+            append: self.spec.peer_logs.is_some(),
         }
+    }
+
+    fn metasrv_args(&self, places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path) -> Vec<String> {
+        let address = |service| places.get(&name).and_then(|p| p.address(service)).unwrap_or_default();
+        let fabric = self.spec.fabric.as_ref();
+        let own = Node::Peer(name.id);
+        let peers: Vec<String> = places
+            .iter()
+            .filter(|(name, _)| name.role == Role::Metasrv)
+            .filter_map(|(name, place)| {
+                let through = fabric.and_then(|fabric| fabric.address(own, Node::Peer(name.id)));
+                Some(format!("{}={}", name.id, through.or_else(|| place.address("raft"))?))
+            })
+            .collect();
+        let mut args = [
+            "metasrv",
+            "--id",
+            &name.id.to_string(),
+            "--dir",
+            &dir.display().to_string(),
+            "--listen",
+            &address("grpc"),
+            "--raft-listen",
+            &address("raft"),
+            "--http-listen",
+            &address("http"),
+            "--peers",
+            &peers.join(","),
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        if let Some(advertise) = fabric.and_then(|fabric| fabric.address(Node::Clients, own)) {
+            args.extend(["--advertise".to_owned(), advertise]);
+        }
+        if self.spec.peer_logs.is_some() {
+            args.push("--log-stderr".to_owned());
+        }
+        if self.is_spare(name) {
+            let known = places.iter().filter(|(other, _)| other.role == Role::Metasrv && other.id != name.id);
+            let known = known.filter_map(|(other, place)| {
+                let through = fabric.and_then(|fabric| fabric.address(Node::Clients, Node::Peer(other.id)));
+                through.or_else(|| place.address("grpc"))
+            });
+            args.extend(["--join".to_owned(), known.collect::<Vec<_>>().join(",")]);
+        }
+        args
     }
 
     fn write(&self, places: &BTreeMap<ProcessName, Place>) -> Result<()> {
@@ -192,32 +273,6 @@ fn endpoints(places: &BTreeMap<ProcessName, Place>, role: Role) -> Vec<String> {
     of_role.filter_map(|(_, place)| place.address(services(role)[0])).collect()
 }
 
-fn metasrv_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path) -> Vec<String> {
-    let address = |service| places.get(&name).and_then(|p| p.address(service)).unwrap_or_default();
-    let peers: Vec<String> = places
-        .iter()
-        .filter(|(name, _)| name.role == Role::Metasrv)
-        .filter_map(|(name, place)| Some(format!("{}={}", name.id, place.address("raft")?)))
-        .collect();
-    [
-        "metasrv",
-        "--id",
-        &name.id.to_string(),
-        "--dir",
-        &dir.display().to_string(),
-        "--listen",
-        &address("grpc"),
-        "--raft-listen",
-        &address("raft"),
-        "--http-listen",
-        &address("http"),
-        "--peers",
-        &peers.join(","),
-    ]
-    .map(str::to_owned)
-    .to_vec()
-}
-
 fn query_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path, warehouse: &str) -> Vec<String> {
     let address = places.get(&name).and_then(|p| p.address("flight")).unwrap_or_default();
     [
@@ -235,6 +290,11 @@ fn query_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Pa
     ]
     .map(str::to_owned)
     .to_vec()
+}
+
+/// A value in which `{id}` stands for the peer's id.
+fn of_peer(value: &OsStr, id: u64) -> OsString {
+    value.to_str().map_or_else(|| value.to_owned(), |text| text.replace("{id}", &id.to_string()).into())
 }
 
 fn port_of(address: &str) -> Option<u16> {

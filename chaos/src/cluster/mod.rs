@@ -15,6 +15,7 @@
 mod layout;
 mod orphans;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use self::layout::Layout;
 use crate::dirlock::DirLock;
 use crate::manifest::Entry;
+use crate::net::Fabric;
 use crate::process::{Event, Policy, Process, ProcessName, Role, tail};
 use crate::{Error, Result, manifest, probe};
 
@@ -51,6 +53,9 @@ pub struct Spec {
     pub dir: PathBuf,
     /// `None`: as many as the directory holds, or [`DEFAULT_PEERS`] if it holds none.
     pub peers: Option<u64>,
+    /// Further peers that are prepared, and started only one by one: fresh ones that ask to join. Only for a directory
+    /// that holds no cluster yet.
+    pub spare_peers: u64,
     pub query_nodes: u64,
     /// Where tables live. `None`: `<dir>/warehouse`.
     pub warehouse: Option<String>,
@@ -59,6 +64,12 @@ pub struct Spec {
     /// More arguments for every peer, and for every query node.
     pub metasrv_args: Vec<String>,
     pub query_args: Vec<String>,
+    /// A directory in which every peer's whole log is kept over its starts. `None`: with its data.
+    pub peer_logs: Option<PathBuf>,
+    /// Added to the environment of every peer; `{id}` in a value stands for its id.
+    pub metasrv_env: Vec<(OsString, OsString)>,
+    /// Peers reach each other, and are reached by clients, through these links. `None`: directly.
+    pub fabric: Option<Arc<Fabric>>,
     pub policy: Policy,
     /// How long a process may take until it serves.
     pub start_timeout: Duration,
@@ -71,11 +82,15 @@ impl Spec {
             binary: binary.into(),
             dir: dir.into(),
             peers: None,
+            spare_peers: 0,
             query_nodes: 2,
             warehouse: None,
             log_level: None,
             metasrv_args: Vec::new(),
             query_args: Vec::new(),
+            peer_logs: None,
+            metasrv_env: Vec::new(),
+            fabric: None,
             policy: Policy::default(),
             start_timeout: Duration::from_secs(60),
         }
@@ -113,16 +128,19 @@ impl Cluster {
         let previous = manifest::read(&spec.dir)?.unwrap_or_default();
         orphans::await_end(&spec.dir, &previous).await?;
         let peers = layout::peer_count(&spec)?;
-        if !(1..=MAX_PROCESSES_PER_ROLE).contains(&spec.query_nodes) {
-            return Err(Error::Directory {
-                dir: spec.dir,
-                problem: format!(
-                    "{} query nodes were asked for; 1 to {MAX_PROCESSES_PER_ROLE} can be",
-                    spec.query_nodes
-                ),
-            });
+        for (count, what) in
+            [(spec.query_nodes, "query nodes"), (peers + spec.spare_peers, "peers, spare ones included,")]
+        {
+            if count > MAX_PROCESSES_PER_ROLE {
+                return Err(Error::Directory {
+                    dir: spec.dir,
+                    problem: format!("{count} {what} were asked for; at most {MAX_PROCESSES_PER_ROLE} can be"),
+                });
+            }
         }
-        let names = (1..=peers).map(ProcessName::metasrv).chain((1..=spec.query_nodes).map(ProcessName::query));
+        let names = (1..=peers + spec.spare_peers)
+            .map(ProcessName::metasrv)
+            .chain((1..=spec.query_nodes).map(ProcessName::query));
         let layout = Arc::new(Layout::new(spec.clone(), names.clone(), &previous, lock)?);
 
         let (events, _) = broadcast::channel(EVENT_QUEUE);
@@ -148,12 +166,13 @@ impl Cluster {
         }
     }
 
-    /// Starts everything, founds the metadata cluster if its peers are fresh, and waits until all of it serves.
+    /// Starts everything but spare peers, founds the metadata cluster if its peers are fresh, and waits until all of it
+    /// serves.
     ///
     /// # Errors
     /// A process that ends or does not serve in time, with the end of its log; a refused founding.
     pub async fn start_all(&self) -> Result<()> {
-        for process in &self.processes {
+        for process in self.processes.iter().filter(|p| !self.layout.is_spare(p.name())) {
             process.start().await?;
         }
         self.await_serving(Role::Metasrv).await?;
@@ -180,7 +199,7 @@ impl Cluster {
         self.layout.entry(name).ok_or(Error::UnknownProcess(name))
     }
 
-    /// Where the peers (`grpc`) or query nodes (`flight`) are reached by clients, whether they run or not.
+    /// Where the peers (`grpc`) or query nodes (`flight`) listen for clients, whether they run or not.
     pub fn endpoints(&self, role: Role) -> Vec<String> {
         self.layout.endpoints(role)
     }
@@ -233,7 +252,7 @@ impl Cluster {
         self.each(role, |p| async move { p.stop().await }).await
     }
 
-    /// Starts every process of a role and waits until all serve; of peers, until one of them leads.
+    /// Starts every process of a role but spare peers, and waits until all serve; of peers, until one of them leads.
     ///
     /// # Errors
     /// As [`Cluster::start_one`].
@@ -249,7 +268,8 @@ impl Cluster {
     /// What each running peer knows; those that do not answer are left out.
     pub async fn statuses(&self) -> Vec<StatusResponse> {
         let mut asking = JoinSet::new();
-        for address in self.endpoints(Role::Metasrv) {
+        let running = self.processes.iter().filter(|p| p.name().role == Role::Metasrv && p.state().pid.is_some());
+        for address in running.filter_map(|p| self.layout.endpoint(p.name())) {
             asking.spawn(async move { probe::peer(&address).await });
         }
         let mut answers: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
@@ -306,7 +326,7 @@ impl Cluster {
         F: Future<Output = Result<()>> + Send + 'static,
     {
         let mut acting = JoinSet::new();
-        for process in self.processes.iter().filter(|p| p.name().role == role) {
+        for process in self.processes.iter().filter(|p| p.name().role == role && !self.layout.is_spare(p.name())) {
             acting.spawn(act(process.clone()));
         }
         acting.join_all().await.into_iter().collect()
@@ -327,7 +347,9 @@ impl Cluster {
     async fn found(&self) -> Result<()> {
         let answers = self.statuses().await;
         one_cluster(&answers)?;
-        let peers = self.endpoints(Role::Metasrv);
+        let founders = self.processes.iter().map(Process::name);
+        let founders = founders.filter(|name| name.role == Role::Metasrv && !self.layout.is_spare(*name));
+        let peers: Vec<String> = founders.filter_map(|name| self.layout.endpoint(name)).collect();
         if answers.len() < peers.len() {
             return Err(Error::Founding(format!("only {} of {} peers answer", answers.len(), peers.len())));
         }

@@ -21,7 +21,7 @@ use crate::store::{Applied, Error};
 /// Hints followed at once, one after the other. While the leadership moves, two peers may name each other.
 const MAX_REDIRECTS: u32 = 3;
 /// How long one attempt may take before another peer is tried.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
+pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How often an operation may be attempted, and for how long.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +91,7 @@ impl Attempts {
         }
     }
 
-    fn remaining(&self) -> Option<Duration> {
+    pub fn remaining(&self) -> Option<Duration> {
         self.deadline.checked_duration_since(Instant::now()).filter(|d| !d.is_zero())
     }
 
@@ -270,7 +270,7 @@ impl RemoteStore {
     }
 }
 
-async fn in_time<T>(timeout: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+pub(super) async fn in_time<T>(timeout: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     match tokio::time::timeout(timeout, call).await {
         Ok(answer) => answer,
         Err(_) => Err(Status::deadline_exceeded(format!("no answer within {:.1} s", timeout.as_secs_f64()))),

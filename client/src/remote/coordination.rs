@@ -6,7 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use lake_proto::coordination::{LeaseId, Scope, SessionId, validate_holder, validate_lease_ttl, validate_session_ttl};
+use lake_proto::coordination::{
+    LeaseId, Scope, SessionId, Stamp, validate_holder, validate_lease_ttl, validate_session_ttl,
+};
+use lake_proto::kv::Txn;
 use lake_proto::v1;
 use lake_proto::v1::leases_client::LeasesClient;
 use lake_proto::v1::quotas_client::QuotasClient;
@@ -15,7 +18,7 @@ use lake_proto::v1::sessions_client::SessionsClient;
 
 use super::attempts::Rules;
 use super::{RemoteStore, revision, wire_options};
-use crate::store::{Applied, Error, MetaStore, Read, ReadOptions, Snapshot};
+use crate::store::{Applied, Committed, Error, MetaStore, Read, ReadOptions, Snapshot};
 
 /// A lease that was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,6 +225,16 @@ impl RemoteStore {
             })
             .await?;
         Ok(answer.existed)
+    }
+
+    /// Runs a transaction as one request of a session: however often it is sent, by this call or by repeating it with the
+    /// same stamp, it is applied at most once, and every answer is that of the first time (semantics, section 4).
+    ///
+    /// # Errors
+    /// As every commit. `Refused` if the session is over: then a first sending whose answer was lost may have been applied.
+    pub async fn commit_stamped(&self, txn: Txn, stamp: Stamp, deadline: Instant) -> Result<Committed, Error> {
+        stamp.validate()?;
+        self.commit_as(txn, Some(stamp), Rules::RESENDABLE, deadline).await
     }
 
     /// Live scopes whose path begins with `prefix`, in order, behind the path `after` (empty: from the first). At most

@@ -16,6 +16,8 @@
 //!
 //! Reads and transactions share one stream per peer ([`pipe`]), so that many made together cost little more than one.
 //!
+//! Reads may also be made of one peer that is named (`get_from`, `batch_get_from`), which then answers for itself.
+//!
 //! [`attempts`] runs an operation and sorts its failures, [`connections`] has what the attempts go over, [`leader`] what is
 //! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive,
 //! [`snapshots`] saves the state.
@@ -32,6 +34,7 @@ mod pipe;
 pub mod admin;
 pub mod coordination;
 pub mod keeper;
+mod peer;
 pub mod snapshots;
 pub mod watch;
 
@@ -39,6 +42,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use lake_proto::coordination::Stamp;
 use lake_proto::kv::{Condition, Invalid, KeyValue, Txn, TxnResult, validate_key};
 use lake_proto::limits::MAX_BATCH_GET_KEYS;
 use lake_proto::v1;
@@ -114,6 +118,34 @@ impl RemoteStore {
                 return Err(self.unavailable(attempts, Applied::No));
             }
         }
+    }
+
+    /// Runs a transaction, as this request of a session if there is a stamp.
+    async fn commit_as(
+        &self,
+        txn: Txn,
+        stamp: Option<Stamp>,
+        rules: Rules,
+        deadline: Instant,
+    ) -> Result<Committed, Error> {
+        txn.validate()?;
+        let doing = match txn.then.iter().find(|o| o.is_write()) {
+            Some(op) => format!("committing {}", op.key()),
+            None => "running a transaction".to_owned(),
+        };
+        let message = v1::TxnRequest { txn: Some(txn.into()), stamp: stamp.map(Into::into) };
+        let (answer, resent) = self
+            .on_leader(&doing, deadline, rules, async |address, timeout| {
+                let take = |answer| if let PipedAnswer::Txn(txn) = answer { Some(txn) } else { None };
+                self.inner.piped(&address, Piped::Txn(message.clone()), timeout, take).await
+            })
+            .await?;
+        let result = TxnResult::try_from(answer).map_err(|e| Error::Internal {
+            doing,
+            message: format!("the peer's answer cannot be read: {e}"),
+            applied: Applied::Unknown,
+        })?;
+        Ok(Committed { result, resent })
     }
 }
 
@@ -253,25 +285,8 @@ impl MetaStore for RemoteStore {
     }
 
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error> {
-        txn.validate()?;
-        let doing = match txn.then.iter().find(|o| o.is_write()) {
-            Some(op) => format!("committing {}", op.key()),
-            None => "running a transaction".to_owned(),
-        };
         let rules = if is_resendable(&txn) { Rules::RESENDABLE } else { Rules::ONCE };
-        let message = v1::TxnRequest { txn: Some(txn.into()), stamp: None };
-        let (answer, resent) = self
-            .on_leader(&doing, deadline, rules, async |address, timeout| {
-                let take = |answer| if let PipedAnswer::Txn(txn) = answer { Some(txn) } else { None };
-                self.inner.piped(&address, Piped::Txn(message.clone()), timeout, take).await
-            })
-            .await?;
-        let result = TxnResult::try_from(answer).map_err(|e| Error::Internal {
-            doing,
-            message: format!("the peer's answer cannot be read: {e}"),
-            applied: Applied::Unknown,
-        })?;
-        Ok(Committed { result, resent })
+        self.commit_as(txn, None, rules, deadline).await
     }
 }
 

@@ -79,7 +79,8 @@ pub struct LogOptions {
     pub skip_sync: SkipSync,
 }
 
-/// Syncs that are left out, so that the test of power cuts can show that it finds their absence. Nothing else sets it.
+/// Syncs that are left out, so that the test of power cuts can show that it finds their absence. Nothing else sets it, but a bug
+/// that is planted.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SkipSync {

@@ -11,6 +11,7 @@ use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 
 use super::types::{Entry, LogId, TypeConfig, Vote};
 use crate::log::{Log, READ_BYTES};
+use crate::planted::{self, Bug};
 
 /// The log, as openraft sees it. Readers are clones of it.
 #[derive(Debug, Clone)]
@@ -34,7 +35,7 @@ impl RaftLogReader<TypeConfig> for LogStore {
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
-        Ok(self.log.vote())
+        Ok(self.log.vote().filter(|_| !planted::has(Bug::VoteForgotten)))
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, io::Error> {

@@ -23,6 +23,7 @@ use super::quotas::MAX_QUOTAS;
 use super::scopes::{Acquired, MAX_SCOPES};
 use super::sessions::{Begin, MAX_SESSIONS};
 use super::{Held, MAX_LEASES, MAX_LIST_BYTES, State, hash};
+use crate::planted::{self, Bug};
 
 /// Observed and listed entries of one answer hold about this many bytes at most.
 const MAX_ANSWER_BYTES: usize = MAX_TXN_BYTES;
@@ -33,6 +34,7 @@ impl State {
         let Some(stamp) = command.stamp else { return self.act(term, command) };
         match self.sessions.begin(stamp, &mut self.hash) {
             Begin::Run => {}
+            Begin::Repeated(_) if planted::has(Bug::AppliedTwice) => {}
             Begin::Repeated(outcome) => return outcome,
             Begin::Refused(refusal) => return Outcome::Refused(refusal),
         }
@@ -172,6 +174,7 @@ impl State {
         let entry = || self.entries.get(&compare.key);
         match &compare.condition {
             Condition::Absent => entry().is_none(),
+            Condition::ModRevision(_) if planted::has(Bug::CasIgnored) => entry().is_some(),
             Condition::ModRevision(r) => entry().is_some_and(|e| e.mod_revision() == *r),
             Condition::CreateRevision(r) => entry().is_some_and(|e| e.numbers().create_revision == *r),
             Condition::Version(v) => entry().is_some_and(|e| e.numbers().version == *v),
@@ -179,6 +182,7 @@ impl State {
             Condition::PrefixEmpty => self.under(&compare.key, None).next().is_none(),
             Condition::PrefixUnchangedSince(r) => self.under(&compare.key, None).all(|e| e.mod_revision() <= *r),
             Condition::EntryTerm(t) => *t == term,
+            Condition::LeaseAlive(_) if planted::has(Bug::LeaseOutlived) => true,
             Condition::LeaseAlive(id) => self.leases.contains_key(id),
             Condition::ScopeFree(owner) => {
                 self.can_own(owner.as_ref()) && self.scopes.conflicts(&compare.key, owner.as_ref()).next().is_none()

@@ -263,6 +263,14 @@ impl State {
         self.hash.digest([self.revision, u64::from(self.feature_level), self.changes.compacted()])
     }
 
+    /// Takes away what was written last ([`crate::planted`]).
+    pub(crate) fn forget_newest(&mut self) {
+        let newest = self.iter().max_by_key(|entry| entry.mod_revision).map(|entry| entry.key);
+        if let Some(key) = newest {
+            self.remove(&key);
+        }
+    }
+
     fn insert(&mut self, entry: Entry) {
         self.hash.add(hash::entry(&entry));
         self.bytes += entry.size();

@@ -11,6 +11,7 @@ use lake_proto::coordination::{Scope, ScopeOwner};
 use lake_proto::kv::Revision;
 
 use super::hash::{self, StateHash};
+use crate::planted::{self, Bug};
 
 /// Live scopes at once.
 pub const MAX_SCOPES: usize = 100_000;
@@ -44,7 +45,7 @@ impl Scopes {
         let descendants = self
             .by_path
             .range::<_, str>((Bound::Excluded(below.as_str()), Bound::Unbounded))
-            .take_while(move |(path, _)| path.starts_with(&below));
+            .take_while(move |(path, _)| path.starts_with(&below) && !planted::has(Bug::DescendantsIgnored));
         ancestors
             .chain(self.by_path.get_key_value(path))
             .chain(descendants)

@@ -6,6 +6,7 @@ use lake_proto::v1;
 use prost::Message as _;
 
 use super::{MESSAGE_BYTES, SCAN_EVENTS};
+use crate::planted::{self, Bug};
 use crate::state::State;
 use crate::state::changes::{Change, Compacted};
 
@@ -32,6 +33,9 @@ impl Message {
 
 /// What a change did under a prefix.
 pub fn under(change: &Change, prefix: &str) -> Option<v1::Change> {
+    if planted::has(Bug::LostEvent) && change.revision % 100 == 0 {
+        return None;
+    }
     let here = change.events().iter().filter(|event| event.key().starts_with(prefix));
     let events: Vec<_> =
         here.map(|event| v1::Event { key: event.key().to_owned(), entry: event.key_value().map(Into::into) }).collect();

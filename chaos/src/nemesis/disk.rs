@@ -1,0 +1,309 @@
+//! Faults of disks: full, slow to flush, and without power. Each peer then has a disk of its own, made for the run.
+//!
+//! | asked for      | each peer's disk                                                                          |
+//! |----------------|-------------------------------------------------------------------------------------------|
+//! | `sync`, `power`| [`VolatileDisk`]: its flushes can be slow, and what was not flushed is lost with the power |
+//! | only `disk`    | [`SmallDisk`], in memory                                                                  |
+//!
+//! All of it needs root and [`PRIVATE_MOUNTS`]; where that is missing, these faults are skipped.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::field::{Field, PROOF_WITHIN, named};
+use super::kind::{Kind, Requested, Target};
+use super::{Done, Nemesis, process};
+use crate::disk::small::SmallDisk;
+use crate::disk::volatile::{Flushes, VolatileDisk, empty_file_system};
+use crate::process::ProcessName;
+use crate::{Error, IoContext, Result, probe};
+
+/// Set in a process that has a mount namespace of its own.
+pub const PRIVATE_MOUNTS: &str = "LAKE_CHAOS_PRIVATE_MOUNTS";
+/// Bytes of a peer's disk. Two copies of a volatile one are held in memory.
+const DISK_BYTES: u64 = 256 << 20;
+/// What peers are started with on such disks: the reserve that they keep free.
+pub const RESERVE_ARGUMENTS: [&str; 2] = ["--disk-reserve-bytes", "33554432"];
+/// A full disk has about so much left: less than the reserve, and enough for the file system's own needs.
+const LEFT_BYTES: u64 = 8 << 20;
+const FILLER: &str = "filler";
+
+/// Whether any of these faults needs peers to have disks of their own.
+pub fn needed(requested: &[Requested]) -> bool {
+    requested.iter().any(|r| matches!(r.kind, Kind::Disk | Kind::Sync | Kind::Power))
+}
+
+enum Kept {
+    Small { _disk: SmallDisk },
+    Volatile(VolatileDisk),
+}
+
+/// The disks of all peers. Empty if none of their faults was asked for, or they cannot be had.
+#[derive(Default)]
+pub struct Disks {
+    by_peer: Mutex<BTreeMap<u64, Kept>>,
+    /// Where the drives' files are.
+    work: PathBuf,
+    missing: Option<String>,
+}
+
+impl Disks {
+    /// Makes the disks of these peers, mounted where their data will be: `data_dir` says where.
+    ///
+    /// # Errors
+    /// The system refuses, though it has all that is needed.
+    pub fn prepare(
+        requested: &[Requested],
+        peers: &[u64],
+        work: &Path,
+        data_dir: impl Fn(u64) -> PathBuf,
+    ) -> Result<Self> {
+        let mut disks = Self { work: work.to_owned(), ..Self::default() };
+        if !needed(requested) {
+            return Ok(disks);
+        }
+        disks.missing = crate::disk::missing();
+        if disks.missing.is_none() && std::env::var_os(PRIVATE_MOUNTS).is_none() {
+            disks.missing = Some("not in a mount namespace of its own".to_owned());
+        }
+        if disks.missing.is_some() {
+            return Ok(disks);
+        }
+        std::fs::create_dir_all(work).doing(|| format!("making {} for the peers' disks", work.display()))?;
+        let volatile = requested.iter().any(|r| matches!(r.kind, Kind::Sync | Kind::Power));
+        let image = if volatile { empty_file_system(work, DISK_BYTES)? } else { Vec::new() };
+        for id in peers {
+            let at = data_dir(*id);
+            let kept = match volatile {
+                true => Kept::Volatile(VolatileDisk::mount_at(&disks.drive(*id), &at, image.clone(), Flushes::Honest)?),
+                false => Kept::Small { _disk: SmallDisk::mount_at(&at, DISK_BYTES)? },
+            };
+            disks.lock().insert(*id, kept);
+        }
+        Ok(disks)
+    }
+
+    /// Whether peers have disks of their own.
+    pub fn exist(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Kept>> {
+        self.by_peer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn drive(&self, id: u64) -> PathBuf {
+        self.work.join(format!("drive-{id}"))
+    }
+
+    fn why_missing(&self) -> String {
+        let why = self.missing.as_deref().unwrap_or("no peer has a disk of its own");
+        format!("it needs root, /dev/fuse, loop devices and mkfs.ext4: {why}")
+    }
+
+    /// What is looked at or done to one peer's volatile disk.
+    fn with<T>(&self, id: u64, look: impl FnOnce(&VolatileDisk) -> T) -> Option<T> {
+        match self.lock().get(&id) {
+            Some(Kept::Volatile(disk)) => Some(look(disk)),
+            _ => None,
+        }
+    }
+
+    /// Cuts the power of one peer's disk, whose process is dead, and gives it power again. Says how many sectors were lost of
+    /// how many that were not flushed.
+    fn cut_power(&self, id: u64, seed: u64) -> Result<(usize, usize)> {
+        let gone = || Error::Founding(format!("peer {id} has no disk that could lose its power"));
+        let Some(Kept::Volatile(disk)) = self.lock().remove(&id) else { return Err(gone()) };
+        let mut rng = StdRng::seed_from_u64(seed);
+        // Sometimes nothing of the rest survives, and sometimes nearly all.
+        let odds: f64 = rng.random_range(0.0..1.0);
+        let (volatile, at) = (disk.volatile_sectors(), disk.path().to_owned());
+        let mut lost = 0;
+        let image = disk.cut_power(|| {
+            let survives = rng.random_bool(odds);
+            lost += usize::from(!survives);
+            survives
+        });
+        let disk = VolatileDisk::mount_at(&self.drive(id), &at, image, Flushes::Honest)?;
+        self.lock().insert(id, Kept::Volatile(disk));
+        Ok((lost, volatile))
+    }
+}
+
+/// Peers whose disk is full but for less than their reserve.
+pub struct Full {
+    target: Option<Target>,
+    full: Vec<u64>,
+}
+
+impl Full {
+    pub fn new(target: Option<Target>) -> Self {
+        Self { target, full: Vec::new() }
+    }
+}
+
+#[async_trait]
+impl Nemesis for Full {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        if !field.disks.exist() {
+            return Done::skipped("nobody", field.disks.why_missing());
+        }
+        self.full = field.claim(self.target, rng).await;
+        let target = named(&self.full);
+        let mut proof = Vec::new();
+        for id in &self.full {
+            let filled = async {
+                let dir = field.cluster.entry(ProcessName::metasrv(*id))?.data_dir;
+                blocking(move || fill(&dir)).await
+            };
+            match filled.await {
+                Ok(left) => proof.push(format!("peer {id} has {} KiB left", left >> 10)),
+                Err(e) => return Done::failed(target, e),
+            }
+        }
+        match proof.is_empty() {
+            true => Done::failed(target, "every peer is under another fault"),
+            false => Done::installed(target, proof.join(", ")),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        let peers = std::mem::take(&mut self.full);
+        let mut done = Done::installed(named(&peers), "there is room again");
+        for id in &peers {
+            let freed = async {
+                let dir = field.cluster.entry(ProcessName::metasrv(*id))?.data_dir;
+                blocking(move || empty(&dir)).await
+            };
+            if let Err(e) = freed.await {
+                done = Done::failed(named(&peers), e);
+            }
+        }
+        field.release(&peers);
+        done
+    }
+}
+
+/// Writes a file that takes all but [`LEFT_BYTES`]; gives what is left.
+fn fill(dir: &Path) -> Result<u64> {
+    let path = dir.join(FILLER);
+    let doing = || format!("filling the disk with {}", path.display());
+    let free = |dir: &Path| rustix::fs::statvfs(dir).map(|s| s.f_bavail * s.f_frsize).doing(doing);
+    let mut file = File::create(&path).doing(doing)?;
+    let zeros = vec![0; 1 << 20];
+    while free(dir)? > LEFT_BYTES + zeros.len() as u64 {
+        file.write_all(&zeros).doing(doing)?;
+    }
+    file.sync_all().doing(doing)?;
+    free(dir)
+}
+
+/// Removes that file, for good: a disk that loses its power next must not have it again.
+fn empty(dir: &Path) -> Result<()> {
+    let path = dir.join(FILLER);
+    let doing = || format!("removing {}", path.display());
+    std::fs::remove_file(&path).doing(doing)?;
+    File::open(dir).and_then(|dir| dir.sync_all()).doing(doing)
+}
+
+/// One peer's disk takes its time to flush; now and then so much that it counts as hanging.
+#[derive(Default)]
+pub struct SlowSync {
+    slow: Option<u64>,
+}
+
+#[async_trait]
+impl Nemesis for SlowSync {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        if !field.disks.exist() {
+            return Done::skipped("nobody", field.disks.why_missing());
+        }
+        let target = if rng.random_bool(0.5) { Target::Leader } else { Target::One };
+        let Some(id) = field.claim(Some(target), rng).await.first().copied() else {
+            return Done::failed("nobody", "every peer is under another fault");
+        };
+        self.slow = Some(id);
+        let millis = if rng.random_bool(0.25) { rng.random_range(2_000..3_000) } else { rng.random_range(20..400) };
+        let target = format!("{}: {millis} ms a flush", named(&[id]));
+        let before = field.disks.with(id, |disk| {
+            disk.slow_down(Duration::from_millis(millis));
+            disk.slow_flushes()
+        });
+        let slowed = || async {
+            let now = field.disks.with(id, VolatileDisk::slow_flushes);
+            if now > before { Ok(()) } else { Err("nothing was flushed".to_owned()) }
+        };
+        match probe::until("a slow flush", PROOF_WITHIN * 2, slowed).await {
+            Ok(()) => Done::installed(target, "flushes were slow"),
+            Err(e) => Done::failed(target, e),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        let Some(id) = self.slow.take() else { return Done::skipped("nobody", "no disk was slow") };
+        field.disks.with(id, |disk| disk.slow_down(Duration::ZERO));
+        field.release(&[id]);
+        Done::installed(named(&[id]), "its disk is as quick as before")
+    }
+}
+
+/// Peers that lose their power, and with it what their disks had not flushed; they start again when it is back.
+pub struct PowerLoss {
+    target: Option<Target>,
+    dark: Vec<u64>,
+}
+
+impl PowerLoss {
+    pub fn new(target: Option<Target>) -> Self {
+        Self { target, dark: Vec::new() }
+    }
+}
+
+#[async_trait]
+impl Nemesis for PowerLoss {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        if !field.disks.exist() {
+            return Done::skipped("nobody", field.disks.why_missing());
+        }
+        // The whole rack goes dark as often as a single machine.
+        let target = self.target.or_else(|| rng.random_bool(0.4).then_some(Target::All));
+        self.dark = field.claim(target, rng).await;
+        let target = named(&self.dark);
+        let dying = self.dark.iter().map(|id| process::kill(field, *id));
+        if let Err(e) = futures::future::try_join_all(dying).await {
+            return Done::failed(target, e);
+        }
+        let mut proof = Vec::new();
+        for id in &self.dark {
+            let seed = rng.random();
+            match tokio::task::block_in_place(|| field.disks.cut_power(*id, seed)) {
+                Ok((lost, volatile)) => proof.push(format!("peer {id} lost {lost} of {volatile} unflushed sectors")),
+                Err(e) => return Done::failed(target, e),
+            }
+        }
+        match proof.is_empty() {
+            true => Done::failed(target, "every peer is under another fault"),
+            false => Done::installed(target, proof.join(", ")),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        let peers = std::mem::take(&mut self.dark);
+        let done = process::start_all(field, &peers).await;
+        field.release(&peers);
+        done
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let ended = |e| Error::Io { doing: "waiting for a disk".to_owned(), source: std::io::Error::other(e) };
+    tokio::task::spawn_blocking(work).await.map_err(ended)?
+}

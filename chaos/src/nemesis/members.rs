@@ -1,0 +1,162 @@
+//! Faults that change who belongs to the cluster: a data directory is lost and its peer replaced, peers come and go.
+
+use std::path::Path;
+
+use async_trait::async_trait;
+use lake_proto::v1::Member;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::field::{Field, MEND_WITHIN, named};
+use super::kind::Target;
+use super::{Done, Nemesis, process};
+use crate::net::Node;
+use crate::process::ProcessName;
+use crate::{Error, IoContext, Result, probe};
+
+const NO_SPARE: &str = "no peer is left that was never started";
+
+/// As an operator names a peer.
+fn member(field: &Field, id: u64) -> Result<Member> {
+    let entry = field.cluster.entry(ProcessName::metasrv(id))?;
+    let grpc_address = field.fabric.address(Node::Clients, Node::Peer(id)).unwrap_or_default();
+    let raft_address = entry.addresses.get("raft").cloned().unwrap_or_default();
+    Ok(Member { id, raft_address, grpc_address, incarnation: String::new() })
+}
+
+fn refused(doing: &str, error: &lake_client::Error) -> Error {
+    Error::Founding(format!("{doing}: {error}"))
+}
+
+/// Empties a data directory. What was written before there was a log, and the log, stay: they are for people.
+fn empty(dir: &Path) -> Result<usize> {
+    let doing = || format!("emptying {}", dir.display());
+    let mut removed = 0;
+    for entry in std::fs::read_dir(dir).doing(doing)? {
+        let path = entry.doing(doing)?.path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            continue;
+        }
+        match path.is_dir() {
+            true => std::fs::remove_dir_all(&path).doing(doing)?,
+            false => std::fs::remove_file(&path).doing(doing)?,
+        }
+        removed += 1;
+    }
+    Ok(removed)
+}
+
+/// Puts a fresh peer in the place of one that is lost for good, whose process is stopped.
+///
+/// # Errors
+/// No spare peer is left, or the cluster does not take it in.
+pub(super) async fn replace(field: &Field, lost: u64) -> Result<u64> {
+    let spare = field.take_spare().ok_or_else(|| Error::Founding(NO_SPARE.to_owned()))?;
+    field.cluster.start_one(ProcessName::metasrv(spare)).await?;
+    let by = member(field, spare)?;
+    // It asks to join by itself, and changes are made one by one.
+    probe::until("a lost peer to be replaced", MEND_WITHIN, || async {
+        field.store.replace(lost, by.clone(), field.deadline()).await.map(|_| ()).map_err(|e| e.to_string())
+    })
+    .await?;
+    field.enlist(spare);
+    field.roster.remove(lost);
+    field.cluster.process(ProcessName::metasrv(lost))?.stop().await?;
+    Ok(spare)
+}
+
+/// One peer loses its directory. It is started on the empty one, which must do no harm, and then replaced.
+pub struct Wipe;
+
+#[async_trait]
+impl Nemesis for Wipe {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        let Some(id) = field.claim(Some(Target::One), rng).await.first().copied() else {
+            return Done::failed("nobody", "every peer is under another fault");
+        };
+        let wiped = async {
+            process::kill(field, id).await?;
+            let name = ProcessName::metasrv(id);
+            let removed = empty(&field.cluster.entry(name)?.data_dir)?;
+            field.cluster.start_one(name).await?;
+            let stage = field.status(id).await.map(|status| status.stage());
+            let spare = replace(field, id).await?;
+            Ok::<_, Error>((removed, stage, spare))
+        };
+        let done = match wiped.await {
+            Ok((removed, stage, spare)) => {
+                let stage = stage.map_or("silent", |stage| stage.as_str_name());
+                let proof = format!(
+                    "{removed} files and directories removed; then it was {stage}; peer {spare} is in its place"
+                );
+                Done::installed(named(&[id]), proof)
+            }
+            Err(e) => Done::failed(named(&[id]), e),
+        };
+        field.release(&[id]);
+        done
+    }
+
+    async fn stop(&mut self, _: &Field) -> Done {
+        Done::installed("nobody", "it was replaced")
+    }
+}
+
+/// A fresh peer joins and is made a voter; then some voter, perhaps the leader, is taken out.
+#[derive(Default)]
+pub struct Churn {
+    /// Who goes once somebody has come: by this chance.
+    joined: Option<StdRng>,
+}
+
+#[async_trait]
+impl Nemesis for Churn {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        let Some(spare) = field.take_spare() else { return Done::failed("nobody", NO_SPARE) };
+        let joined = async {
+            field.cluster.start_one(ProcessName::metasrv(spare)).await?;
+            let by = member(field, spare)?;
+            field.store.join(by, field.deadline()).await.map_err(|e| refused("joining", &e))?;
+            probe::until("it to be a voter", MEND_WITHIN, || async {
+                match field.store.promote(spare, field.deadline()).await {
+                    Ok(answer) if answer.voter => Ok(()),
+                    Ok(answer) => Err(format!("it lacks {} entries", answer.lag_entries)),
+                    Err(e) => Err(e.to_string()),
+                }
+            })
+            .await
+        };
+        match joined.await {
+            Ok(()) => {
+                field.enlist(spare);
+                self.joined = Some(StdRng::from_rng(rng));
+                Done::installed(named(&[spare]), format!("voters: {}", named(&field.roster.ids())))
+            }
+            Err(e) => Done::failed(named(&[spare]), e),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        let Some(mut rng) = self.joined.take() else { return Done::skipped("nobody", "nobody had joined") };
+        let peers = field.roster.ids();
+        let leader = field.leader().await;
+        let id = match leader {
+            Some(leader) if rng.random_bool(0.5) => leader,
+            _ => peers[rng.random_range(0..peers.len())],
+        };
+        let removed = probe::until("a voter to be taken out", MEND_WITHIN, || async {
+            field.store.remove(id, false, field.deadline()).await.map(|_| ()).map_err(|e| e.to_string())
+        });
+        if let Err(e) = removed.await {
+            return Done::failed(named(&[id]), e);
+        }
+        field.roster.remove(id);
+        let stopped = async { field.cluster.process(ProcessName::metasrv(id))?.stop().await };
+        match stopped.await {
+            Ok(()) => {
+                Done::installed(named(&[id]), format!("it was taken out; voters: {}", named(&field.roster.ids())))
+            }
+            Err(e) => Done::failed(named(&[id]), e),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What hurts a cluster, and mends it again.
+//!
+//! A [`Nemesis`] begins a fault and ends it; [`schedule`] says which, when and for how long. Each beginning and each end is
+//! reported as installed, with what shows that it took effect; skipped, with what this machine lacks for it; or failed. What
+//! was asked for and never took effect has tested nothing, and the run's verdict says so.
+//!
+//! - [`kind`]: the names, and what each is done to; [`field`]: the cluster as nemeses see it;
+//! - [`schedule`]: the plan of a run, a function of its seed;
+//! - [`process`], [`network`], [`leadership`], [`members`], [`files`], [`clock`], [`disk`]: the faults.
+//!
+//! Invariant: a peer is under one fault of its process or disk at a time. Every wait is bounded.
+
+pub mod clock;
+pub mod disk;
+pub mod field;
+mod files;
+pub mod kind;
+mod leadership;
+mod members;
+mod network;
+mod process;
+pub mod schedule;
+
+use async_trait::async_trait;
+use rand::rngs::StdRng;
+
+use self::field::Field;
+use self::kind::{Kind, Requested};
+pub use self::process::SNAPSHOT_ARGUMENTS;
+use crate::history::Installation;
+
+/// What came of beginning or ending a fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// What it was done to, for people.
+    pub target: String,
+    pub installation: Installation,
+}
+
+impl Done {
+    fn installed(target: impl Into<String>, proof: impl Into<String>) -> Self {
+        Self { target: target.into(), installation: Installation::Installed(proof.into()) }
+    }
+
+    fn skipped(target: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { target: target.into(), installation: Installation::Skipped(why.into()) }
+    }
+
+    fn failed(target: impl Into<String>, why: impl std::fmt::Display) -> Self {
+        Self { target: target.into(), installation: Installation::Failed(why.to_string()) }
+    }
+}
+
+/// One kind of fault. It is begun, and then ended, before it is begun again.
+#[async_trait]
+pub trait Nemesis: Send {
+    /// Begins the fault.
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done;
+
+    /// Ends it. Also if beginning it was skipped or failed half-way: nothing of it is left.
+    async fn stop(&mut self, field: &Field) -> Done;
+}
+
+/// The nemesis of that kind.
+pub fn of(requested: &Requested) -> Box<dyn Nemesis> {
+    match requested.kind {
+        Kind::Kill => Box::new(process::Kill::new(requested.target)),
+        Kind::Pause => Box::new(process::Pause::new(requested.target)),
+        Kind::Restart => Box::new(process::RollingRestart),
+        Kind::Snapshot => Box::new(process::LeftBehind::default()),
+        Kind::Partition => Box::new(network::Partition::new(requested.partition)),
+        Kind::Slow => Box::new(network::Slow::default()),
+        Kind::Lossy => Box::new(network::Lossy::default()),
+        Kind::Endpoint => Box::new(network::Endpoint::default()),
+        Kind::Rejoin => Box::new(process::Rejoin::default()),
+        Kind::Transfer => Box::new(leadership::Transfer),
+        Kind::Membership => Box::new(members::Churn::default()),
+        Kind::Wipe => Box::new(members::Wipe),
+        Kind::Corrupt => Box::new(files::Damage::new(files::What::Flip)),
+        Kind::Loss => Box::new(files::Damage::new(files::What::Remove)),
+        Kind::Clock => Box::new(clock::Jump::default()),
+        Kind::Disk => Box::new(disk::Full::new(requested.target)),
+        Kind::Sync => Box::new(disk::SlowSync::default()),
+        Kind::Power => Box::new(disk::PowerLoss::new(requested.target)),
+    }
+}

@@ -1,0 +1,149 @@
+//! Faults of the network: cut apart, slow, lossy, and peers that clients cannot reach.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rand::Rng;
+use rand::rngs::StdRng;
+
+use super::field::Field;
+use super::{Done, Nemesis};
+use crate::net::condition::{Condition, Cut};
+use crate::net::partition::{self, KINDS};
+use crate::net::{Conditions, Node};
+
+/// Peers that cannot hear each other.
+pub struct Partition {
+    kind: Option<partition::Kind>,
+}
+
+impl Partition {
+    pub fn new(kind: Option<partition::Kind>) -> Self {
+        Self { kind }
+    }
+}
+
+#[async_trait]
+impl Nemesis for Partition {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        let kind = self.kind.unwrap_or_else(|| KINDS[rng.random_range(0..KINDS.len())]);
+        let leader = field.leader().await;
+        let paths = partition::paths(kind, &field.roster.ids(), leader, rng);
+        let how = if rng.random_bool(0.7) { Cut::Silent } else { Cut::Reset };
+        let cut: Vec<String> = paths.iter().map(|(from, to)| format!("{from} -> {to}")).collect();
+        let target = format!("{}: {}", kind.name(), cut.join(", "));
+        if paths.is_empty() {
+            return Done::skipped(kind.name(), "there is only one peer");
+        }
+        match field.disturb("partition", partition::cut(&paths, how)).await {
+            Ok(hurt) => Done::installed(target, format!("{hurt} bytes and connections met the cut")),
+            Err(e) => Done::failed(target, e),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        field.calm("partition");
+        Done::installed("all paths", "nothing is cut")
+    }
+}
+
+/// Every path between some peer and the others, or between all of them.
+fn around(field: &Field, whom: Option<u64>, condition: &Condition) -> Conditions {
+    let peers = field.roster.ids();
+    let pairs = peers.iter().flat_map(|from| peers.iter().map(move |to| (*from, *to)));
+    let meant = |(from, to): &(u64, u64)| from != to && whom.is_none_or(|id| *from == id || *to == id);
+    pairs.filter(meant).map(|(from, to)| ((Node::Peer(from), Node::Peer(to)), condition.clone())).collect()
+}
+
+fn around_whom(field: &Field, rng: &mut StdRng) -> Option<u64> {
+    let peers = field.roster.ids();
+    (rng.random_bool(0.5) && !peers.is_empty()).then(|| peers[rng.random_range(0..peers.len())])
+}
+
+fn for_people(whom: Option<u64>, condition: &Condition) -> String {
+    whom.map_or_else(|| format!("all peers: {condition}"), |id| format!("around peer {id}: {condition}"))
+}
+
+/// Latency, its jitter, and sometimes little bandwidth.
+#[derive(Default)]
+pub struct Slow {}
+
+#[async_trait]
+impl Nemesis for Slow {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        let condition = Condition {
+            delay: Duration::from_millis(rng.random_range(5..120)),
+            jitter: Duration::from_millis(rng.random_range(0..80)),
+            bytes_per_s: rng.random_bool(0.3).then_some(200_000),
+            ..Condition::default()
+        };
+        let whom = around_whom(field, rng);
+        let target = for_people(whom, &condition);
+        match field.disturb("slow", around(field, whom, &condition)).await {
+            Ok(_) => Done::installed(target, "messages were late"),
+            Err(e) => Done::failed(target, e),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        field.calm("slow");
+        Done::installed("all paths", "nothing is late")
+    }
+}
+
+/// Packets that have to be sent again, and connections that break.
+#[derive(Default)]
+pub struct Lossy {}
+
+#[async_trait]
+impl Nemesis for Lossy {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        let condition = Condition {
+            loss: rng.random_range(0.05..0.3),
+            reset: if rng.random_bool(0.5) { 0.005 } else { 0.0 },
+            ..Condition::default()
+        };
+        let whom = around_whom(field, rng);
+        let target = for_people(whom, &condition);
+        match field.disturb("lossy", around(field, whom, &condition)).await {
+            Ok(hurt) => Done::installed(target, format!("{hurt} messages were lost, or connections with them")),
+            Err(e) => Done::failed(target, e),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        field.calm("lossy");
+        Done::installed("all paths", "nothing is lost")
+    }
+}
+
+/// A peer that serves its cluster, and that no client reaches; or whose answers do not arrive.
+#[derive(Default)]
+pub struct Endpoint {}
+
+#[async_trait]
+impl Nemesis for Endpoint {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        let peers = field.roster.ids();
+        let leader = field.leader().await.filter(|_| rng.random_bool(0.5));
+        let Some(id) = leader.or_else(|| peers.get(rng.random_range(0..peers.len().max(1))).copied()) else {
+            return Done::failed("nobody", "there is no peer");
+        };
+        let (there, back) = ((Node::Clients, Node::Peer(id)), (Node::Peer(id), Node::Clients));
+        let (what, cut) = match rng.random_range(0..3) {
+            0 => ("connections are reset", partition::cut(&[there, back], Cut::Reset)),
+            1 => ("nothing arrives", partition::cut(&[there, back], Cut::Silent)),
+            _ => ("no answer arrives", partition::cut(&[back], Cut::Silent)),
+        };
+        let target = format!("clients of peer {id}: {what}");
+        match field.disturb("endpoint", cut).await {
+            Ok(hurt) => Done::installed(target, format!("{hurt} bytes and connections met the cut")),
+            Err(e) => Done::failed(target, e),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        field.calm("endpoint");
+        Done::installed("all clients", "nothing is cut")
+    }
+}

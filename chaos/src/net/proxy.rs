@@ -1,0 +1,326 @@
+//! Listeners, connections, and the pumps that carry bytes.
+//!
+//! One task per link accepts; one task per connection runs two pumps, one each way. A pump reads chunks into a bounded
+//! queue with the time at which each may arrive, and writes them out at that time, in order, once the path is not cut. The
+//! end of one side is a chunk like any other: it cannot be seen through a cut path.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::condition::{Condition, Cut};
+use super::{Conditions, Path};
+
+/// Most connections on one link; further ones are reset.
+pub const MAX_CONNECTIONS: usize = 256;
+/// Most bytes in one chunk.
+pub const CHUNK_BYTES: usize = 64 << 10;
+/// Chunks on their way, per direction of a connection.
+pub const QUEUE_CHUNKS: usize = 64;
+/// How long connecting to the node behind a link may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What happened on a path.
+#[derive(Debug, Default)]
+pub struct Counters {
+    passed_bytes: AtomicU64,
+    held_bytes: AtomicU64,
+    late_chunks: AtomicU64,
+    held_connections: AtomicU64,
+    resets: AtomicU64,
+}
+
+/// What had happened on a path at some moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub passed_bytes: u64,
+    /// Bytes that met a cut.
+    pub held_bytes: u64,
+    /// Chunks that were made late by more than nothing.
+    pub late_chunks: u64,
+    /// Connections that met a cut while they were being made.
+    pub held_connections: u64,
+    /// Connections that were reset by the proxy.
+    pub resets: u64,
+}
+
+impl Counters {
+    pub(super) fn read(&self) -> Counts {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            passed_bytes: of(&self.passed_bytes),
+            held_bytes: of(&self.held_bytes),
+            late_chunks: of(&self.late_chunks),
+            held_connections: of(&self.held_connections),
+            resets: of(&self.resets),
+        }
+    }
+}
+
+impl Counts {
+    /// How much has been hurt since an earlier moment: bytes held, chunks late, connections held or reset.
+    pub fn hurt_since(&self, earlier: &Counts) -> u64 {
+        (self.held_bytes - earlier.held_bytes)
+            + (self.late_chunks - earlier.late_chunks)
+            + (self.held_connections - earlier.held_connections)
+            + (self.resets - earlier.resets)
+    }
+}
+
+fn count(counter: &AtomicU64, n: usize) {
+    counter.fetch_add(n as u64, Ordering::Relaxed);
+}
+
+/// One link, as its tasks see it.
+#[derive(Clone)]
+pub(super) struct Link {
+    pub path: Path,
+    pub target: watch::Receiver<Option<String>>,
+    pub conditions: watch::Receiver<Arc<Conditions>>,
+    /// Of the path there, and of the path back.
+    pub there: Arc<Counters>,
+    pub back: Arc<Counters>,
+    pub seed: u64,
+}
+
+/// Accepts connections until told to stop, and ends them then.
+pub(super) async fn listen(listener: TcpListener, link: Link, stop: CancellationToken) {
+    let mut connections = JoinSet::new();
+    let mut made = 0u64;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((near, _)) if connections.len() < MAX_CONNECTIONS => {
+                    made += 1;
+                    let rng = StdRng::seed_from_u64(link.seed ^ made.rotate_left(32));
+                    connections.spawn(connection(near, link.clone(), rng, stop.clone()));
+                }
+                Ok((near, _)) => {
+                    count(&link.there.resets, 1);
+                    // It goes away either way.
+                    let _ = near.set_zero_linger();
+                }
+                // Out of file descriptors, or a connection that went away while it was accepted.
+                Err(e) => {
+                    tracing::warn!(from = %link.path.0, to = %link.path.1, "the proxy cannot accept: {e}");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn connection(mut near: TcpStream, link: Link, rng: StdRng, stop: CancellationToken) {
+    let mut there = Way { path: link.path, conditions: link.conditions.clone(), counters: link.there.clone(), rng };
+    let back_rng = StdRng::from_rng(&mut there.rng);
+    let back_path = (link.path.1, link.path.0);
+    let mut back =
+        Way { path: back_path, conditions: link.conditions.clone(), counters: link.back.clone(), rng: back_rng };
+    let target = link.target.borrow().clone();
+    let carried = tokio::select! {
+        () = stop.cancelled() => return,
+        carried = carry(&mut near, target, &mut there, &mut back) => carried,
+    };
+    if carried == End::Reset {
+        let _ = near.set_zero_linger();
+    }
+}
+
+/// How one direction of a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Everything arrived, and so did the end.
+    Closed,
+    Reset,
+}
+
+async fn carry(near: &mut TcpStream, target: Option<String>, there: &mut Way, back: &mut Way) -> End {
+    // The first packets of a connection travel both ways.
+    if there.pass(Held::Connection).await == End::Reset || back.pass(Held::Connection).await == End::Reset {
+        return End::Reset;
+    }
+    let Some(target) = target else { return End::Reset };
+    let connecting = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&target));
+    let Ok(Ok(mut far)) = connecting.await else { return End::Reset };
+    // Refused by the kernel only for sockets that are closed already.
+    let _ = (near.set_nodelay(true), far.set_nodelay(true));
+    let (near_read, near_write) = near.split();
+    let (far_read, far_write) = far.split();
+    let mut reset_there = there.clone();
+    let mut reset_back = back.clone();
+    let ended = {
+        let both = async {
+            let there = pump(near_read, far_write, there);
+            let back = pump(far_read, near_write, back);
+            tokio::pin!(there, back);
+            // A reset, once it arrives, ends both ways.
+            tokio::select! {
+                end = &mut there => if end == End::Reset { end } else { back.await },
+                end = &mut back => if end == End::Reset { end } else { there.await },
+            }
+        };
+        tokio::select! {
+            end = both => end,
+            () = reset_there.until_reset() => End::Reset,
+            () = reset_back.until_reset() => End::Reset,
+        }
+    };
+    if ended == End::Reset {
+        let _ = far.set_zero_linger();
+    }
+    ended
+}
+
+/// What waits at a cut.
+#[derive(Debug, Clone, Copy)]
+enum Held {
+    Bytes(usize),
+    Connection,
+    End,
+}
+
+/// One direction of one connection.
+#[derive(Clone)]
+struct Way {
+    path: Path,
+    conditions: watch::Receiver<Arc<Conditions>>,
+    counters: Arc<Counters>,
+    rng: StdRng,
+}
+
+impl Way {
+    fn condition(&self) -> Option<Condition> {
+        self.conditions.borrow().get(&self.path).cloned()
+    }
+
+    /// Waits while the path is cut silently. Reset: it is cut so that both sides are told.
+    async fn pass(&mut self, what: Held) -> End {
+        let mut counted = false;
+        loop {
+            match self.conditions.borrow_and_update().get(&self.path).and_then(|c| c.cut) {
+                None => return End::Closed,
+                Some(Cut::Reset) => {
+                    count(&self.counters.resets, 1);
+                    return End::Reset;
+                }
+                Some(Cut::Silent) => {}
+            }
+            if !std::mem::replace(&mut counted, true) {
+                match what {
+                    Held::Bytes(n) => count(&self.counters.held_bytes, n),
+                    Held::Connection => count(&self.counters.held_connections, 1),
+                    Held::End => {}
+                }
+            }
+            if self.conditions.changed().await.is_err() {
+                return End::Reset;
+            }
+        }
+    }
+
+    async fn until_reset(&mut self) {
+        let path = self.path;
+        let reset = |c: &Arc<Conditions>| c.get(&path).is_some_and(|c| c.cut == Some(Cut::Reset));
+        if self.conditions.wait_for(reset).await.is_err() {
+            // The fabric is gone, and so is the connection soon.
+            std::future::pending::<()>().await;
+        }
+        count(&self.counters.resets, 1);
+    }
+
+    /// When a chunk that was read now may arrive; `None`: the connection is reset instead.
+    fn due(&mut self, bytes: usize, before: Instant) -> Option<Instant> {
+        let now = Instant::now();
+        let Some(condition) = self.condition() else { return Some(now.max(before)) };
+        let Some(late) = condition.lateness(bytes, || self.rng.random()) else {
+            count(&self.counters.resets, 1);
+            return None;
+        };
+        if !late.is_zero() {
+            count(&self.counters.late_chunks, 1);
+        }
+        // What a slow line carries queues up; what is merely late travels side by side.
+        let start = if condition.bytes_per_s.is_some() { now.max(before) } else { now };
+        Some((start + late).max(before))
+    }
+}
+
+/// What the reading half of a pump hands to the writing half.
+enum Item {
+    Chunk(Instant, Vec<u8>),
+    /// The sender has closed its side, in order or not.
+    End(Instant, End),
+}
+
+async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: &mut Way) -> End {
+    let (queue, mut items) = mpsc::channel(QUEUE_CHUNKS);
+    let mut timing = way.clone();
+    let reading = async move {
+        let mut buffer = vec![0; CHUNK_BYTES];
+        let mut last = Instant::now();
+        loop {
+            let item = match from.read(&mut buffer).await {
+                Ok(0) => Item::End(last, End::Closed),
+                Err(_) => Item::End(last, End::Reset),
+                Ok(n) => match timing.due(n, last) {
+                    Some(due) => {
+                        last = due;
+                        Item::Chunk(due, buffer[..n].to_vec())
+                    }
+                    None => Item::End(last, End::Reset),
+                },
+            };
+            let ends = matches!(item, Item::End(..));
+            if queue.send(item).await.is_err() || ends {
+                return;
+            }
+        }
+    };
+    let writing = async {
+        // Whoever is over there has gone; what comes back from there says so, or does not.
+        let mut gone = false;
+        while let Some(item) = items.recv().await {
+            let (due, held) = match &item {
+                Item::Chunk(due, bytes) => (*due, Held::Bytes(bytes.len())),
+                Item::End(due, _) => (*due, Held::End),
+            };
+            tokio::time::sleep_until(due).await;
+            if way.pass(held).await == End::Reset {
+                return End::Reset;
+            }
+            match item {
+                Item::Chunk(_, bytes) if !gone => {
+                    gone = to.write_all(&bytes).await.is_err();
+                    count(&way.counters.passed_bytes, bytes.len());
+                }
+                Item::Chunk(..) => {}
+                Item::End(_, End::Closed) => {
+                    // Already closed is closed.
+                    let _ = to.shutdown().await;
+                    return End::Closed;
+                }
+                Item::End(_, End::Reset) => return End::Reset,
+            }
+        }
+        End::Reset
+    };
+    tokio::pin!(reading, writing);
+    tokio::select! {
+        end = &mut writing => end,
+        () = &mut reading => writing.await,
+    }
+}

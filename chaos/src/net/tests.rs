@@ -1,0 +1,193 @@
+//! Real connections through real links.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout};
+
+use super::condition::{Condition, Cut};
+use super::partition;
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const CLIENTS_TO_1: Path = (Node::Clients, Node::Peer(1));
+const BACK_FROM_1: Path = (Node::Peer(1), Node::Clients);
+
+/// A peer that sends back what it gets, in upper case, behind a fabric.
+async fn echo() -> (Arc<Fabric>, tokio::task::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let fabric = Fabric::open(&[1, 2], 7).await.unwrap();
+    fabric.set_targets(1, &address, &address);
+    let server = tokio::spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            connections.spawn(async move {
+                let mut buffer = [0; 4096];
+                while let Ok(n @ 1..) = stream.read(&mut buffer).await {
+                    buffer[..n].make_ascii_uppercase();
+                    if stream.write_all(&buffer[..n]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (fabric, server)
+}
+
+async fn connect(fabric: &Fabric) -> TcpStream {
+    TcpStream::connect(fabric.address(Node::Clients, Node::Peer(1)).unwrap()).await.unwrap()
+}
+
+async fn say(stream: &mut TcpStream, what: &str) {
+    stream.write_all(what.as_bytes()).await.unwrap();
+}
+
+async fn hear(stream: &mut TcpStream, bytes: usize) -> String {
+    let mut heard = vec![0; bytes];
+    timeout(PATIENCE, stream.read_exact(&mut heard)).await.expect("nothing came").unwrap();
+    String::from_utf8(heard).unwrap()
+}
+
+/// Waits until something has been held on a path.
+async fn held(fabric: &Fabric, path: Path) -> Counts {
+    let seen = || async {
+        let counts = fabric.counts()[&path];
+        if counts.held_bytes + counts.held_connections > 0 { Ok(counts) } else { Err("nothing held".to_owned()) }
+    };
+    crate::probe::until("something to be held", PATIENCE, seen).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_sound_link_carries_both_ways_and_closes_in_order() {
+    let (fabric, server) = echo().await;
+    let mut stream = connect(&fabric).await;
+    let much = "abc".repeat(200_000);
+    let (mut read, mut write) = stream.split();
+    let (sent, heard) = tokio::join!(
+        async {
+            write.write_all(much.as_bytes()).await.unwrap();
+            write.shutdown().await
+        },
+        async {
+            let mut heard = String::new();
+            timeout(PATIENCE, read.read_to_string(&mut heard)).await.unwrap().unwrap();
+            heard
+        }
+    );
+    sent.unwrap();
+    assert_eq!(heard, much.to_uppercase());
+    let counts = fabric.counts();
+    assert_eq!(counts[&CLIENTS_TO_1].passed_bytes, much.len() as u64);
+    assert_eq!(counts[&BACK_FROM_1].passed_bytes, much.len() as u64);
+    assert_eq!(counts[&CLIENTS_TO_1].hurt_since(&Counts::default()), 0);
+    fabric.close().await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_silent_cut_holds_what_is_sent_and_heals() {
+    let (fabric, server) = echo().await;
+    let mut stream = connect(&fabric).await;
+    say(&mut stream, "one").await;
+    assert_eq!(hear(&mut stream, 3).await, "ONE");
+    fabric.set(partition::cut(&[CLIENTS_TO_1], Cut::Silent));
+    say(&mut stream, "two").await;
+    assert_eq!(held(&fabric, CLIENTS_TO_1).await.held_bytes, 3);
+    let mut other = connect(&fabric).await;
+    say(&mut other, "new").await;
+    fabric.set(Conditions::new());
+    assert_eq!(hear(&mut stream, 3).await, "TWO");
+    assert_eq!(hear(&mut other, 3).await, "NEW");
+    fabric.close().await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_path_is_cut_one_way() {
+    let (fabric, server) = echo().await;
+    let mut stream = connect(&fabric).await;
+    say(&mut stream, "one").await;
+    assert_eq!(hear(&mut stream, 3).await, "ONE");
+    fabric.set(partition::cut(&[BACK_FROM_1], Cut::Silent));
+    say(&mut stream, "two").await;
+    // It arrived, and the answer does not.
+    assert_eq!(held(&fabric, BACK_FROM_1).await.held_bytes, 3);
+    assert_eq!(fabric.counts()[&CLIENTS_TO_1].held_bytes, 0);
+    fabric.set(Conditions::new());
+    assert_eq!(hear(&mut stream, 3).await, "TWO");
+    fabric.close().await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_reset_ends_connections_and_refuses_new_ones() {
+    let (fabric, server) = echo().await;
+    let mut stream = connect(&fabric).await;
+    say(&mut stream, "one").await;
+    assert_eq!(hear(&mut stream, 3).await, "ONE");
+    fabric.set(partition::cut(&[CLIENTS_TO_1], Cut::Reset));
+    let ended = timeout(PATIENCE, stream.read(&mut [0; 8])).await.expect("the connection lives");
+    assert!(ended.is_err(), "{ended:?}");
+    let mut refused = connect(&fabric).await;
+    let ended = timeout(PATIENCE, refused.read(&mut [0; 8])).await.expect("the connection lives");
+    assert!(!matches!(ended, Ok(1..)), "{ended:?}");
+    assert!(fabric.counts()[&CLIENTS_TO_1].resets >= 2);
+    fabric.set(Conditions::new());
+    let mut stream = connect(&fabric).await;
+    say(&mut stream, "two").await;
+    assert_eq!(hear(&mut stream, 3).await, "TWO");
+    fabric.close().await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn delay_and_a_slow_line_make_late_and_keep_order() {
+    let (fabric, server) = echo().await;
+    let slow =
+        Condition { delay: Duration::from_millis(30), jitter: Duration::from_millis(30), ..Condition::default() };
+    fabric.set(Conditions::from([(CLIENTS_TO_1, slow)]));
+    let mut stream = connect(&fabric).await;
+    let started = Instant::now();
+    for part in ["aa", "bb", "cc"] {
+        say(&mut stream, part).await;
+    }
+    assert_eq!(hear(&mut stream, 6).await, "AABBCC");
+    assert!(started.elapsed() >= Duration::from_millis(30), "{:?}", started.elapsed());
+    assert!(fabric.counts()[&CLIENTS_TO_1].late_chunks > 0);
+    let narrow = Condition { bytes_per_s: Some(1000), ..Condition::default() };
+    fabric.set(Conditions::from([(BACK_FROM_1, narrow)]));
+    let started = Instant::now();
+    say(&mut stream, &"x".repeat(100)).await;
+    hear(&mut stream, 100).await;
+    assert!(started.elapsed() >= Duration::from_millis(100), "{:?}", started.elapsed());
+    fabric.close().await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_peer_that_is_down_refuses() {
+    let (fabric, server) = echo().await;
+    server.abort();
+    let _ = server.await;
+    let mut stream = connect(&fabric).await;
+    let ended = timeout(PATIENCE, stream.read(&mut [0; 8])).await.expect("the connection lives");
+    assert!(!matches!(ended, Ok(1..)), "{ended:?}");
+    // Nobody has said where peer 2 is.
+    let mut nowhere = TcpStream::connect(fabric.address(Node::Peer(1), Node::Peer(2)).unwrap()).await.unwrap();
+    let ended = timeout(PATIENCE, nowhere.read(&mut [0; 8])).await.expect("the connection lives");
+    assert!(!matches!(ended, Ok(1..)), "{ended:?}");
+    fabric.close().await;
+}
+
+#[test]
+fn conditions_combine_to_the_worse() {
+    let cut = partition::cut(&[CLIENTS_TO_1], Cut::Silent);
+    let slow = Condition { delay: Duration::from_millis(5), ..Condition::default() };
+    let both = combine(&cut, &Conditions::from([(CLIENTS_TO_1, slow.clone()), (BACK_FROM_1, slow.clone())]));
+    assert_eq!(both[&CLIENTS_TO_1].cut, Some(Cut::Silent));
+    assert_eq!(both[&CLIENTS_TO_1].delay, slow.delay);
+    assert_eq!(both[&BACK_FROM_1], slow);
+}

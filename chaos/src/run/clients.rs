@@ -1,0 +1,114 @@
+//! The clients of a run: each does one operation at a time, at a pace that all of them together make the rate.
+//!
+//! An open loop: a client that was held up does not slow the rate down for good, it catches up by at most [`MAX_DEBT`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lake_client::Error;
+use lake_client::remote::{RemoteConfig, RemoteStore};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::ledger::Ledger;
+use super::recorder::Recorder;
+use crate::workload::Actor;
+use crate::workload::access::{Access, Roster};
+
+/// How far a client that was held up may be behind its pace.
+const MAX_DEBT: Duration = Duration::from_millis(500);
+
+/// How clients reach the cluster, and how long they wait.
+#[derive(Debug, Clone)]
+pub struct Reach {
+    pub roster: Roster,
+    pub ledger: Arc<Ledger>,
+    /// What they are told of at first.
+    pub endpoints: Vec<String>,
+    pub timeout: Duration,
+    pub seed: u64,
+}
+
+impl Reach {
+    /// A client's own connections and chance.
+    ///
+    /// # Errors
+    /// An endpoint that is none.
+    pub fn access(&self, number: u64) -> Result<Access, Error> {
+        let mut rng = StdRng::seed_from_u64(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut endpoints = self.endpoints.clone();
+        endpoints.shuffle(&mut rng);
+        let store = RemoteStore::connect(RemoteConfig { endpoints, secret: None })?;
+        Ok(Access { store, roster: self.roster.clone(), ledger: self.ledger.clone(), timeout: self.timeout, rng })
+    }
+}
+
+/// All clients of a run.
+pub struct Clients {
+    paced: JoinSet<()>,
+    waiting: JoinSet<()>,
+    stop_paced: CancellationToken,
+}
+
+impl Clients {
+    /// Starts one task per actor. Those that keep to a pace make `rate` operations per second together.
+    ///
+    /// # Errors
+    /// An endpoint that is none.
+    pub fn start(
+        actors: Vec<Box<dyn Actor>>,
+        rate: f64,
+        reach: &Reach,
+        recorder: &Arc<Recorder>,
+    ) -> Result<Self, Error> {
+        let paced_count = actors.iter().filter(|actor| actor.is_paced()).count();
+        let interval = Duration::from_secs_f64(paced_count as f64 / rate);
+        let mut clients = Self { paced: JoinSet::new(), waiting: JoinSet::new(), stop_paced: CancellationToken::new() };
+        for (number, mut actor) in actors.into_iter().enumerate() {
+            let (mut access, mut scribe) = (reach.access(number as u64)?, recorder.scribe());
+            let recorder = recorder.clone();
+            if actor.is_paced() {
+                let stop = clients.stop_paced.clone();
+                clients.paced.spawn(async move {
+                    let mut next = Instant::now();
+                    while !recorder.is_full() {
+                        next += interval.mul_f64(access.rng.random_range(0.0..2.0));
+                        next = next.max(Instant::now() - MAX_DEBT);
+                        tokio::select! {
+                            () = stop.cancelled() => return,
+                            () = sleep_until(next) => {}
+                        }
+                        actor.step(&mut access, &mut scribe).await;
+                    }
+                });
+            } else {
+                clients.waiting.spawn(async move {
+                    while !recorder.is_full() {
+                        actor.step(&mut access, &mut scribe).await;
+                    }
+                });
+            }
+        }
+        Ok(clients)
+    }
+
+    /// Ends those that keep to a pace, each after the operation it is at; what takes until `deadline` is left as it is, with
+    /// an outcome that nobody knows.
+    pub async fn stop_paced(&mut self, deadline: Instant) {
+        self.stop_paced.cancel();
+        let ended = async { while self.paced.join_next().await.is_some() {} };
+        if timeout_at(deadline, ended).await.is_err() {
+            tracing::warn!(clients = self.paced.len(), "clients did not end their operations in time");
+            self.paced.shutdown().await;
+        }
+    }
+
+    /// Ends the others, which wait for what may never come.
+    pub async fn stop_waiting(&mut self) {
+        self.waiting.shutdown().await;
+    }
+}

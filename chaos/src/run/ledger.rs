@@ -1,0 +1,153 @@
+//! What was acknowledged, by key: so that it can be looked for once all is healed.
+//!
+//! Of each key the newest acknowledged change is kept. The key must then be at that revision or a later one. What was
+//! deleted must be absent or written later. A key that a delete of unknown outcome may have taken is not looked for.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lake_client::remote::RemoteStore;
+use lake_client::store::{Error, MetaStore, ReadOptions};
+use lake_proto::kv::Revision;
+
+/// Keys read at once.
+const KEYS_AT_ONCE: usize = 500;
+/// How long reading them may take.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Of what is not there so many are named.
+const MAX_NAMED: usize = 20;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Acknowledged {
+    revision: Revision,
+    deleted: bool,
+    /// Deletes under way, or of unknown outcome.
+    doubts: u32,
+}
+
+/// What was looked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Looked {
+    pub looked_for: u64,
+    /// What was not there as it must be, each in a few words.
+    pub not_found: Vec<String>,
+}
+
+/// The newest acknowledged change of every key.
+#[derive(Debug, Default)]
+pub struct Ledger(Mutex<BTreeMap<String, Acknowledged>>);
+
+impl Ledger {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Acknowledged>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A put was acknowledged.
+    pub fn put(&self, key: &str, revision: Revision) {
+        self.note(key, revision, false);
+    }
+
+    /// A delete begins, whose outcome is in doubt from now on.
+    pub fn deleting(&self, key: &str) {
+        self.lock().entry(key.to_owned()).or_default().doubts += 1;
+    }
+
+    /// A delete has ended: at that revision, or not at all.
+    pub fn deleted(&self, key: &str, at: Option<Revision>) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.doubts = entry.doubts.saturating_sub(1);
+        }
+        if let Some(revision) = at {
+            self.note(key, revision, true);
+        }
+    }
+
+    fn note(&self, key: &str, revision: Revision, deleted: bool) {
+        let mut keys = self.lock();
+        match keys.get_mut(key) {
+            Some(entry) if entry.revision < revision => (entry.revision, entry.deleted) = (revision, deleted),
+            Some(_) => {}
+            None => drop(keys.insert(key.to_owned(), Acknowledged { revision, deleted, doubts: 0 })),
+        }
+    }
+
+    /// Reads every key, linearizably.
+    ///
+    /// # Errors
+    /// The cluster does not answer.
+    pub async fn look(&self, store: &RemoteStore) -> Result<Looked, Error> {
+        let wanted: Vec<(String, Acknowledged)> =
+            self.lock().iter().filter(|(_, a)| a.doubts == 0 && a.revision > 0).map(|(k, a)| (k.clone(), *a)).collect();
+        let mut looked = Looked::default();
+        let mut missing = 0;
+        for some in wanted.chunks(KEYS_AT_ONCE) {
+            let keys: Vec<String> = some.iter().map(|(key, _)| key.clone()).collect();
+            let read = store.batch_get(&keys, ReadOptions::default(), Instant::now() + TIMEOUT).await?;
+            let there: BTreeMap<&str, Revision> =
+                read.value.iter().map(|entry| (entry.key.as_str(), entry.mod_revision)).collect();
+            for (key, acknowledged) in some {
+                looked.looked_for += 1;
+                if let Some(what) = contradiction(key, *acknowledged, there.get(key.as_str()).copied()) {
+                    missing += 1;
+                    if looked.not_found.len() < MAX_NAMED {
+                        looked.not_found.push(what);
+                    }
+                }
+            }
+        }
+        if missing > looked.not_found.len() {
+            looked.not_found.push(format!("{} more", missing - looked.not_found.len()));
+        }
+        Ok(looked)
+    }
+}
+
+fn contradiction(key: &str, acknowledged: Acknowledged, there: Option<Revision>) -> Option<String> {
+    let Acknowledged { revision, deleted, .. } = acknowledged;
+    match (there, deleted) {
+        (None, true) => None,
+        (Some(now), _) if now > revision || (now == revision && !deleted) => None,
+        (None, false) => Some(format!("{key} was written at revision {revision}, and is absent")),
+        (Some(now), true) => Some(format!("{key} was deleted at revision {revision}, and is there as of {now}")),
+        (Some(now), false) => Some(format!("{key} was written at revision {revision}, and is there as of {now}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_must_not_be_older_than_what_was_acknowledged() {
+        let put = Acknowledged { revision: 7, deleted: false, doubts: 0 };
+        let deleted = Acknowledged { deleted: true, ..put };
+        for (acknowledged, there, sound) in [
+            (put, Some(7), true),
+            (put, Some(9), true),
+            (put, Some(6), false),
+            (put, None, false),
+            (deleted, None, true),
+            (deleted, Some(8), true),
+            (deleted, Some(7), false),
+            (deleted, Some(3), false),
+        ] {
+            assert_eq!(contradiction("k", acknowledged, there).is_none(), sound, "{acknowledged:?} {there:?}");
+        }
+    }
+
+    #[test]
+    fn the_newest_change_counts_and_a_lost_delete_is_a_doubt() {
+        let ledger = Ledger::default();
+        ledger.put("a", 5);
+        ledger.put("a", 3);
+        assert_eq!(ledger.lock()["a"].revision, 5);
+        ledger.deleting("a");
+        assert_eq!(ledger.lock()["a"].doubts, 1);
+        ledger.deleted("a", Some(8));
+        let entry = ledger.lock()["a"];
+        assert_eq!((entry.revision, entry.deleted, entry.doubts), (8, true, 0));
+        ledger.put("a", 9);
+        assert!(!ledger.lock()["a"].deleted);
+    }
+}

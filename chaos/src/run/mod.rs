@@ -1,0 +1,270 @@
+//! `lake chaos run`: a cluster behind links that can be cut, clients that write down what they saw, and a plan of faults.
+//!
+//! ```text
+//!   found the cluster, prepare the workload
+//!     clients at their rate  |  faults as planned  |  samples of every peer      until the time is up, or Ctrl-C
+//!   end every fault, end the clients
+//!   one leader again?  ->  read everything  ->  do all peers have the same state?
+//!   stop the cluster, write the record, judge it
+//! ```
+//! In the run's directory: `history.edn`, `results.json`, `report.html`, `samples.jsonl`, `run.json` (what was asked for, and
+//! with what), `logs/` (each peer's whole log), `cluster/` (what is left of the peers' data).
+//!
+//! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
+//! - [`sampler`]: looks at the peers; [`heal`]: what is found afterwards; [`ledger`]: what must be there then.
+//!
+//! Whatever happens, faults are ended and children stopped. A run that was cut short is recorded, and never valid.
+
+pub mod attack;
+pub mod clients;
+pub mod heal;
+pub mod ledger;
+pub mod recorder;
+pub mod sampler;
+pub mod settings;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lake_client::remote::{RemoteConfig, RemoteStore};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use self::attack::InForce;
+use self::clients::{Clients, Reach};
+use self::ledger::{Ledger, Looked};
+use self::recorder::{Recorder, Tally};
+use self::sampler::Live;
+pub use self::settings::Settings;
+use crate::check::convergence::Facts;
+use crate::cluster::{Cluster, Spec};
+use crate::history::Operation;
+use crate::nemesis::disk::{self, Disks};
+use crate::nemesis::field::Field;
+use crate::nemesis::kind::Kind;
+use crate::nemesis::{SNAPSHOT_ARGUMENTS, clock, schedule};
+use crate::net::{Fabric, Node};
+use crate::process::{Policy, ProcessName, Role};
+use crate::report::Record;
+use crate::workload::access::Roster;
+use crate::{Error, Result, workload};
+
+/// How long an operation may take beyond its timeout before it is left as it is.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long each operation before and after the run may take.
+const CALM_TIMEOUT: Duration = Duration::from_secs(30);
+/// A peer that died by itself is started again after about this long.
+const RESTART_AFTER: Duration = Duration::from_millis(300);
+
+/// What a run has brought.
+#[derive(Debug)]
+pub struct Ran {
+    pub operations: Vec<Operation>,
+    pub tally: Tally,
+    /// How often operations ended in which error.
+    pub errors: BTreeMap<String, u64>,
+    /// When the clients ended, in the history's time.
+    pub load_ended_ns: u64,
+    /// What was found once every fault had ended.
+    pub facts: Facts,
+    /// Why not everything could be read at the end.
+    pub final_reads_failed: Option<String>,
+    /// How often each peer died without having been told to.
+    pub deaths: BTreeMap<u64, u64>,
+    pub interrupted: bool,
+}
+
+impl Ran {
+    /// Why it ended before it was done, if it did.
+    pub fn ended_early(&self) -> Option<String> {
+        match (self.interrupted, &self.final_reads_failed) {
+            (true, _) => Some("it was interrupted".to_owned()),
+            (false, Some(why)) => Some(format!("not everything could be read at the end: {why}")),
+            (false, None) => None,
+        }
+    }
+}
+
+/// The record of a run that has ended.
+pub fn record(settings: &Settings, ran: &Ran, command: Vec<String>, began_unix_ms: u64) -> Record {
+    let mut faults: Vec<String> = settings.nemeses.iter().map(|n| n.kind.name().to_owned()).collect();
+    faults.sort_unstable();
+    faults.dedup();
+    Record {
+        command,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        began_unix_ms,
+        workload: settings.workload,
+        nemeses: settings.nemeses.iter().map(ToString::to_string).collect(),
+        faults,
+        peers: settings.peers,
+        clients: settings.clients as u64,
+        rate: settings.rate,
+        time_ms: u64::try_from(settings.time.as_millis()).unwrap_or(u64::MAX),
+        seed: settings.seed,
+        load_ended_ns: ran.load_ended_ns,
+        facts: Some(ran.facts.clone()),
+        errors: ran.errors.clone(),
+        deaths: ran.deaths.clone(),
+        interrupted: ran.ended_early(),
+    }
+}
+
+/// Runs what is asked for, until its time is up or `interrupt` says so.
+///
+/// # Errors
+/// The harness's own: the cluster does not start, a file cannot be written. What the cluster does wrong is in the record.
+pub async fn run(settings: &Settings, live: watch::Sender<Live>, interrupt: CancellationToken) -> Result<Ran> {
+    settings.make_directory()?;
+    let plan = schedule::plan(&settings.nemeses, settings.time, settings.seed);
+    let spares = plan.iter().map(|planned| settings.nemeses[planned.which].kind.spare_peers()).sum::<u64>();
+    let ids: Vec<u64> = (1..=settings.peers + spares).collect();
+    let fabric = Fabric::open(&ids, settings.seed).await?;
+    let prepared = prepare(settings, &ids, spares, &fabric);
+    let field = match prepared.await {
+        Ok(field) => Arc::new(field),
+        Err(e) => {
+            fabric.close().await;
+            return Err(e);
+        }
+    };
+    let ran = under_attack(settings, &plan, &field, live, &interrupt).await;
+    end(field).await;
+    fabric.close().await;
+    ran
+}
+
+/// The cluster, started and founded, with all that can be done to it.
+async fn prepare(settings: &Settings, ids: &[u64], spares: u64, fabric: &Arc<Fabric>) -> Result<Field> {
+    let dir = settings.out.join("cluster");
+    let data_dir = |id| dir.join(ProcessName::metasrv(id).to_string());
+    let disks = Disks::prepare(&settings.nemeses, ids, &settings.out.join("disks"), data_dir)?;
+    let asked = |kind| settings.nemeses.iter().any(|requested| requested.kind == kind);
+    let library = if asked(Kind::Clock) { clock::library() } else { None };
+    let clocks = library.as_ref().map(|_| settings.out.join("clocks"));
+    let environment = match (&library, &clocks) {
+        (Some(library), Some(clocks)) => clock::environment(library, clocks, ids)?,
+        _ => Vec::new(),
+    };
+    let mut arguments = settings.metasrv_args.clone();
+    if asked(Kind::Snapshot) {
+        arguments.extend(SNAPSHOT_ARGUMENTS.map(str::to_owned));
+    }
+    if disks.exist() {
+        arguments.extend(disk::RESERVE_ARGUMENTS.map(str::to_owned));
+    }
+    let spec = Spec {
+        peers: Some(settings.peers),
+        spare_peers: spares,
+        query_nodes: 0,
+        metasrv_args: arguments,
+        metasrv_env: environment,
+        peer_logs: Some(settings.out.join("logs")),
+        fabric: Some(fabric.clone()),
+        policy: Policy { min_backoff: RESTART_AFTER, max_backoff: RESTART_AFTER * 4, ..Policy::default() },
+        ..Spec::new(&settings.binary, &dir)
+    };
+    let cluster = Cluster::start(spec).await?;
+    let store = RemoteStore::connect(RemoteConfig { endpoints: cluster.endpoints(Role::Metasrv), secret: None });
+    let store = store.map_err(|e| Error::Founding(e.to_string()))?;
+    let founders = ids.iter().take(settings.peers as usize);
+    let endpoint = |id: &u64| Some((*id, fabric.address(Node::Clients, Node::Peer(*id))?));
+    let roster = Roster::new(founders.filter_map(endpoint).collect());
+    let spare_ids = ids.iter().skip(settings.peers as usize).copied().collect();
+    Ok(Field::new(cluster, fabric.clone(), store, roster, disks, clocks, spare_ids))
+}
+
+async fn under_attack(
+    settings: &Settings,
+    plan: &[schedule::Planned],
+    field: &Arc<Field>,
+    live: watch::Sender<Live>,
+    interrupt: &CancellationToken,
+) -> Result<Ran> {
+    let failed = |doing: &str| {
+        let doing = doing.to_owned();
+        move |e: lake_client::Error| Error::Founding(format!("{doing}: {e}"))
+    };
+    let roster = field.roster.clone();
+    let reach = Reach {
+        endpoints: roster.peers().into_iter().map(|(_, endpoint)| endpoint).collect(),
+        roster,
+        ledger: Arc::new(Ledger::default()),
+        timeout: settings.operation_timeout,
+        seed: settings.seed,
+    };
+    let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
+    let recorder = Recorder::new();
+    let workload::Plan { actors, mut frame } = workload::plan(settings.workload, settings.clients);
+    let mut own = calm.access(u64::MAX).map_err(failed("connecting to the cluster"))?;
+    let mut scribe = recorder.scribe();
+    frame.prepare(&mut own, &mut scribe).await.map_err(failed("preparing the workload"))?;
+
+    let in_force = InForce::default();
+    let stop_samples = CancellationToken::new();
+    let mut clients =
+        Clients::start(actors, settings.rate, &reach, &recorder).map_err(failed("connecting to the cluster"))?;
+    let samples = {
+        let (field, recorder, in_force, stop) =
+            (field.clone(), recorder.clone(), in_force.clone(), stop_samples.clone());
+        let path = settings.out.join("samples.jsonl");
+        tokio::spawn(async move { sampler::sample(field, recorder, in_force, &path, live, stop).await })
+    };
+
+    let over = CancellationToken::new();
+    let attacking = attack::attack(field, &settings.nemeses, plan, settings.seed, &recorder, &in_force, &over);
+    let waiting = async {
+        tokio::select! {
+            () = sleep(settings.time) => {}
+            () = interrupt.cancelled() => {}
+        }
+        over.cancel();
+    };
+    tokio::join!(attacking, waiting);
+    clients.stop_paced(Instant::now() + settings.operation_timeout + GRACE).await;
+    let load_ended_ns = recorder.now_ns();
+
+    let mut facts = heal::heal(field).await;
+    // Of those that were told at first, perhaps nobody belongs to the cluster any more.
+    let endpoints = calm.roster.peers().into_iter().map(|(_, endpoint)| endpoint).collect();
+    let calm = Reach { endpoints, ..calm };
+    let mut own = calm.access(u64::MAX).map_err(failed("connecting to the cluster"))?;
+    let finished = frame.finish(&mut own, &mut scribe).await;
+    clients.stop_waiting().await;
+    let looked = calm.ledger.look(&own.store).await;
+    heal::compare(field, &mut facts).await;
+    let unread = finished.err().or_else(|| looked.as_ref().err().cloned());
+    let Looked { looked_for, not_found } = looked.unwrap_or_default();
+    (facts.looked_for, facts.not_found) = (looked_for, not_found);
+    stop_samples.cancel();
+    let sampled = samples.await;
+    sampled.map_err(|e| Error::Founding(format!("the samples' task ended: {e}")))??;
+    let deaths = |id: &u64| Some((*id, field.cluster.process(ProcessName::metasrv(*id)).ok()?.state().deaths));
+    let deaths = field.cluster.entries().iter().map(|entry| entry.id).filter_map(|id| deaths(&id)).collect();
+    let tally = recorder.tally();
+    let (operations, errors) = recorder.take();
+    Ok(Ran {
+        operations,
+        tally,
+        errors,
+        load_ended_ns,
+        facts,
+        final_reads_failed: unread.map(|e| e.to_string()),
+        deaths,
+        interrupted: interrupt.is_cancelled(),
+    })
+}
+
+/// Stops every process; then disks are unmounted.
+async fn end(field: Arc<Field>) {
+    match Arc::try_unwrap(field) {
+        Ok(field) => {
+            let Field { cluster, disks, .. } = field;
+            cluster.shutdown().await;
+            tokio::task::block_in_place(|| drop(disks));
+        }
+        Err(_) => tracing::warn!("a task still holds the cluster; its processes end with this one"),
+    }
+}

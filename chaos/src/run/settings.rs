@@ -1,0 +1,81 @@
+//! What a run is asked for.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::history::Workload;
+use crate::nemesis::kind::Requested;
+use crate::{Error, IoContext, Result};
+
+/// Most peers of a run.
+pub const MAX_PEERS: u64 = 9;
+/// Most clients.
+pub const MAX_CLIENTS: usize = 200;
+/// Most operations per second, all clients together.
+pub const MAX_RATE: f64 = 20_000.0;
+/// Longest run.
+pub const MAX_TIME: Duration = Duration::from_secs(3600);
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The `lake` binary.
+    pub binary: PathBuf,
+    /// The run's directory, absolute; made, and empty before.
+    pub out: PathBuf,
+    pub peers: u64,
+    pub workload: Workload,
+    /// None: nothing is hurt.
+    pub nemeses: Vec<Requested>,
+    /// How long clients are at it.
+    pub time: Duration,
+    /// Operations per second, all clients together.
+    pub rate: f64,
+    pub clients: usize,
+    /// What the plan of faults and the clients' choices follow from.
+    pub seed: u64,
+    /// How long one operation may take.
+    pub operation_timeout: Duration,
+    /// More arguments for every peer.
+    pub metasrv_args: Vec<String>,
+}
+
+impl Settings {
+    /// Checks the limits.
+    ///
+    /// # Errors
+    /// Names what is beyond which limit.
+    pub fn validate(&self) -> Result<(), String> {
+        let checks = [
+            ((1..=MAX_PEERS).contains(&self.peers), format!("a run has 1 to {MAX_PEERS} peers, not {}", self.peers)),
+            (
+                (1..=MAX_CLIENTS).contains(&self.clients),
+                format!("a run has 1 to {MAX_CLIENTS} clients, not {}", self.clients),
+            ),
+            (
+                self.rate > 0.0 && self.rate <= MAX_RATE,
+                format!("a run makes up to {MAX_RATE} operations per second, not {}", self.rate),
+            ),
+            (
+                self.time >= Duration::from_secs(1) && self.time <= MAX_TIME,
+                format!("a run takes 1 to {} s, not {}", MAX_TIME.as_secs(), self.time.as_secs_f64()),
+            ),
+        ];
+        checks.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, problem)| Err(problem))
+    }
+
+    /// Makes the run's directory.
+    ///
+    /// # Errors
+    /// There is something in it.
+    pub fn make_directory(&self) -> Result<()> {
+        let logs = self.out.join("logs");
+        let doing = || format!("making the run's directory {}", self.out.display());
+        let taken = self.out.exists() && std::fs::read_dir(&self.out).doing(doing)?.next().is_some();
+        if taken {
+            let problem = "is not empty: choose another directory for this run, or remove what is in it".to_owned();
+            return Err(Error::Directory { dir: self.out.clone(), problem });
+        }
+        std::fs::create_dir_all(&logs).doing(doing)
+    }
+}

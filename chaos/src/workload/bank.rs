@@ -1,0 +1,165 @@
+//! Accounts between which money moves. Every read of all of them, however fresh, sees the same total.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lake_client::store::{Consistency, Error, MetaStore, Read, ReadOptions};
+use lake_proto::kv::{Compare, Expected, KeyValue, Op, Txn};
+use rand::Rng;
+
+use super::access::Access;
+use super::{Actor, Frame, Plan, number_of, place};
+use crate::history::{Action, Bank, Key, Workload};
+use crate::run::recorder::Scribe;
+
+const ACCOUNTS: i64 = 8;
+const OPENING_BALANCE: i64 = 100;
+const MAX_AMOUNT: i64 = 20;
+/// How stale a bounded read may be.
+const MAX_STALENESS: Duration = Duration::from_secs(2);
+
+pub(super) fn plan(clients: usize) -> Plan {
+    Plan { actors: (0..clients).map(|_| Box::new(Client) as Box<dyn Actor>).collect(), frame: Box::new(Accounts) }
+}
+
+fn places() -> Vec<String> {
+    (0..ACCOUNTS).map(|account| place(Workload::Bank, &account.into())).collect()
+}
+
+struct Client;
+
+#[async_trait]
+impl Actor for Client {
+    async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        if access.chance(0.5) {
+            // How it ended is in the history.
+            let _ = read_all(access, scribe).await;
+            return;
+        }
+        let from = access.rng.random_range(0..ACCOUNTS);
+        let to = (from + access.rng.random_range(1..ACCOUNTS)) % ACCOUNTS;
+        transfer(from, to, access.rng.random_range(1..=MAX_AMOUNT), access, scribe).await;
+    }
+}
+
+async fn transfer(from: i64, to: i64, amount: i64, access: &mut Access, scribe: &mut Scribe) {
+    let action = Action::Bank(Bank::Transfer { from: from.into(), to: to.into(), amount });
+    let places = [from, to].map(|account| place(Workload::Bank, &account.into()));
+    let deadline = access.deadline();
+    scribe.invoke(action.clone());
+    let read = match access.store.batch_get(&places, ReadOptions::default(), deadline).await {
+        Ok(read) => read,
+        Err(error) => return scribe.read_failed(action, &error, None),
+    };
+    let account = |place: &String| {
+        let entry = read.value.iter().find(|entry| entry.key == *place)?;
+        Some((number_of(&entry.value)?, entry.mod_revision))
+    };
+    let (Some((has, from_revision)), Some((receives, to_revision))) = (account(&places[0]), account(&places[1])) else {
+        return scribe.refused(action, "an account is not there");
+    };
+    if has < amount {
+        return scribe.refused(action, "too little in the account");
+    }
+    let [from, to] = places;
+    let txn = Txn {
+        when: vec![Compare::mod_revision(from.clone(), from_revision), Compare::mod_revision(to.clone(), to_revision)],
+        then: vec![
+            Op::put(from.clone(), (has - amount).to_string()),
+            Op::put(to.clone(), (receives + amount).to_string()),
+        ],
+        otherwise: vec![],
+    };
+    match access.store.commit(txn, deadline).await {
+        Ok(done) if done.result.succeeded => {
+            scribe.ok(action, Some(done.result.revision), None);
+            [from, to].iter().for_each(|place| access.ledger.put(place, done.result.revision));
+        }
+        Ok(done) if done.resent => scribe.unknown(action, "sent twice, and the second compare failed"),
+        Ok(_) => scribe.refused(action, "an account has changed"),
+        Err(error) => scribe.change_failed(action, &error),
+    }
+}
+
+/// All accounts at one revision: from any peer, as fresh as chance wants it, or from a snapshot.
+async fn read_all(access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+    let action = |balances| Action::Bank(Bank::Read { balances });
+    let consistency = match access.rng.random_range(0..4) {
+        0 => Consistency::Local,
+        1 => Consistency::Bounded(MAX_STALENESS),
+        _ => Consistency::Linearizable,
+    };
+    let options = ReadOptions { consistency, ..ReadOptions::default() };
+    let from = if access.chance(0.8) { access.any_peer() } else { None };
+    let deadline = access.deadline();
+    scribe.invoke(action(None));
+    let (answer, peer) = match from {
+        Some((id, at)) => (access.store.batch_get_from(&at, &places(), options, deadline).await, Some(id)),
+        None => (of_a_snapshot(access).await, None),
+    };
+    match answer {
+        Ok(read) => {
+            scribe.ok(action(Some(balances(&read.value))), Some(read.revision), peer);
+            Ok(())
+        }
+        Err(error) => {
+            scribe.read_failed(action(None), &error, peer);
+            Err(error)
+        }
+    }
+}
+
+/// Half of the accounts, and then the other half, of one snapshot.
+async fn of_a_snapshot(access: &Access) -> Result<Read<Vec<KeyValue>>, Error> {
+    let deadline = access.deadline();
+    let snapshot = access.store.open_snapshot(ReadOptions::default(), deadline).await?.value;
+    let places = places();
+    let (one, other) = places.split_at(places.len() / 2);
+    let mut read = access.store.batch_get(one, ReadOptions::at(snapshot), deadline).await?;
+    let rest = access.store.batch_get(other, ReadOptions::at(snapshot), deadline).await?;
+    read.value.extend(rest.value);
+    Ok(read)
+}
+
+fn balances(entries: &[KeyValue]) -> BTreeMap<Key, i64> {
+    let prefix = place(Workload::Bank, &Key::from(""));
+    let account =
+        |entry: &KeyValue| Some((entry.key.strip_prefix(&prefix)?.parse::<i64>().ok()?, number_of(&entry.value)?));
+    entries.iter().filter_map(account).map(|(account, balance)| (Key::from(account), balance)).collect()
+}
+
+struct Accounts;
+
+#[async_trait]
+impl Frame for Accounts {
+    async fn prepare(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        let balances = (0..ACCOUNTS).map(|account| (Key::from(account), OPENING_BALANCE)).collect();
+        let action = Action::Bank(Bank::Open { balances });
+        let txn = Txn {
+            when: places().into_iter().map(|place| Compare::expected(place, Expected::Absent)).collect(),
+            then: places().into_iter().map(|place| Op::put(place, OPENING_BALANCE.to_string())).collect(),
+            otherwise: vec![],
+        };
+        scribe.invoke(action.clone());
+        match access.store.commit(txn, access.deadline()).await {
+            Ok(done) => {
+                scribe.ok(action, Some(done.result.revision), None);
+                Ok(())
+            }
+            Err(error) => {
+                scribe.change_failed(action, &error);
+                Err(error)
+            }
+        }
+    }
+
+    async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        let action = |balances| Action::Bank(Bank::Read { balances });
+        scribe.invoke(action(None));
+        let read = access.store.batch_get(&places(), ReadOptions::default(), access.deadline()).await;
+        let read = read.inspect_err(|error| scribe.read_failed(action(None), error, None))?;
+        scribe.ok(action(Some(balances(&read.value))), Some(read.revision), None);
+        Ok(())
+    }
+}

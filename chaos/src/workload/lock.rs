@@ -1,0 +1,194 @@
+//! Locks with fences. A lock is a scope held by a lease; its fence is the scope's. What it guards is a register that is
+//! written only while the lease is alive.
+//!
+//! Half of the clients claim the lock's path, half a part of it: an ancestor and a descendant exclude each other. Some
+//! holders stand still for longer than their lease lives, without keeping it alive, and then write as if nothing had
+//! happened: the compare that the lease is alive is all that stops them.
+
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lake_client::remote::coordination::Lease;
+use lake_client::remote::keeper::LeaseKeeper;
+use lake_client::store::{Error, MetaStore, ReadOptions};
+use lake_proto::coordination::ScopeOwner;
+use lake_proto::kv::{Compare, Op, OpResult, Txn};
+use rand::Rng;
+
+use super::access::Access;
+use super::{Actor, Frame, Plan, Unique, number_of, place};
+use crate::history::{Action, Lock, Workload};
+use crate::run::recorder::Scribe;
+
+const LEASE_TTL: Duration = Duration::from_secs(1);
+/// Guarded writes under one claim.
+const WRITES: std::ops::Range<u32> = 1..8;
+/// Longest sleep of a holder that overslept.
+const OVERSLEPT: std::ops::Range<u64> = 1_200..2_500;
+
+pub(super) fn plan(clients: usize) -> Plan {
+    let values = Unique::default();
+    let locks = (clients as i64 / 3).max(1);
+    let client = |n: usize| Client { locks, part: n % 2 == 1, values: values.clone(), holding: None };
+    Plan {
+        actors: (0..clients).map(|n| Box::new(client(n)) as Box<dyn Actor>).collect(),
+        frame: Box::new(Final { locks }),
+    }
+}
+
+struct Holding {
+    lock: i64,
+    fence: u64,
+    lease: Lease,
+    /// Until its holder oversleeps.
+    keeper: Option<LeaseKeeper>,
+    writes_left: u32,
+}
+
+struct Client {
+    locks: i64,
+    /// Claims a part of the lock, which is as good as all of it.
+    part: bool,
+    values: Unique,
+    holding: Option<Holding>,
+}
+
+#[async_trait]
+impl Actor for Client {
+    async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        match self.holding.take() {
+            None if access.chance(0.3) => {
+                let lock = access.rng.random_range(0..self.locks);
+                // How it ended is in the history.
+                let _ = read(lock, access, scribe).await;
+            }
+            None => self.holding = self.acquire(access, scribe).await,
+            Some(holding) if holding.writes_left == 0 => release(holding, access, scribe).await,
+            Some(holding) => self.holding = self.write(holding, access, scribe).await,
+        }
+    }
+}
+
+impl Client {
+    async fn acquire(&self, access: &mut Access, scribe: &mut Scribe) -> Option<Holding> {
+        let lock = access.rng.random_range(0..self.locks);
+        let action = |fence| Action::Lock(Lock::Acquire { lock: lock.into(), fence });
+        let deadline = access.deadline();
+        // A lease is nothing to anybody yet.
+        let lease = access.store.grant_lease(LEASE_TTL, "chaos", deadline).await.ok()?;
+        let path = if self.part { format!("/chaos/lock/{lock}/part") } else { format!("/chaos/lock/{lock}") };
+        let owner = ScopeOwner::Lease(lease.id);
+        let txn = Txn {
+            when: vec![Compare::scope_free(path.clone(), Some(owner.clone()))],
+            then: vec![Op::AcquireScope { path, owner }],
+            otherwise: vec![],
+        };
+        scribe.invoke(action(None));
+        let answer = access.store.commit(txn, deadline).await;
+        match answer {
+            Ok(done) if done.result.succeeded => {
+                let Some(OpResult::AcquireScope { fence }) = done.result.results.first() else {
+                    scribe.unknown(action(None), "the answer has no fence");
+                    return None;
+                };
+                scribe.ok(action(Some(*fence)), Some(done.result.revision), None);
+                let keeper = access.chance(0.5).then(|| LeaseKeeper::start(access.store.clone(), lease));
+                let writes_left = access.rng.random_range(WRITES);
+                return Some(Holding { lock, fence: *fence, lease, keeper, writes_left });
+            }
+            Ok(_) => scribe.refused(action(None), "somebody holds it"),
+            Err(error) => scribe.change_failed(action(None), &error),
+        }
+        // If it fails it ends by itself.
+        let _ = access.store.revoke_lease(lease.id, access.deadline()).await;
+        None
+    }
+
+    async fn write(&self, mut holding: Holding, access: &mut Access, scribe: &mut Scribe) -> Option<Holding> {
+        if access.chance(0.06) {
+            if let Some(keeper) = holding.keeper.take() {
+                keeper.stop().await;
+            }
+            let oversleep = Duration::from_millis(access.rng.random_range(OVERSLEPT));
+            tokio::time::sleep(oversleep).await;
+        }
+        holding.writes_left -= 1;
+        let value = self.values.next();
+        let action = Action::Lock(Lock::Write { lock: holding.lock.into(), fence: holding.fence, value });
+        let place = place(Workload::Lock, &holding.lock.into());
+        let txn = Txn {
+            when: vec![Compare::lease_alive(holding.lease.id)],
+            then: vec![Op::put(place.clone(), value.to_string())],
+            otherwise: vec![],
+        };
+        scribe.invoke(action.clone());
+        match access.store.commit(txn, access.deadline()).await {
+            Ok(done) if done.result.succeeded => {
+                scribe.ok(action, Some(done.result.revision), None);
+                access.ledger.put(&place, done.result.revision);
+                Some(holding)
+            }
+            Ok(_) => {
+                scribe.refused(action, "the lease is over");
+                None
+            }
+            Err(error) => {
+                scribe.change_failed(action, &error);
+                Some(holding)
+            }
+        }
+    }
+}
+
+async fn release(holding: Holding, access: &mut Access, scribe: &mut Scribe) {
+    let action = Action::Lock(Lock::Release { lock: holding.lock.into(), fence: holding.fence });
+    if let Some(keeper) = holding.keeper {
+        keeper.stop().await;
+    }
+    let deadline: Instant = access.deadline();
+    scribe.invoke(action.clone());
+    match access.store.revoke_lease(holding.lease.id, deadline).await {
+        Ok(true) => scribe.ok(action, None, None),
+        // It was over already, or the first of two sendings has ended it.
+        Ok(false) => scribe.unknown(action, "the lease was over"),
+        Err(error) => scribe.change_failed(action, &error),
+    }
+}
+
+/// What the guarded register holds, as any peer has it.
+async fn read(lock: i64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+    let action = |value| Action::Lock(Lock::Read { lock: lock.into(), value });
+    let place = place(Workload::Lock, &lock.into());
+    let (from, deadline) = (access.any_peer(), access.deadline());
+    scribe.invoke(action(None));
+    let (answer, peer) = match from {
+        Some((id, at)) => (access.store.get_from(&at, &place, ReadOptions::default(), deadline).await, Some(id)),
+        None => (access.store.get(&place, ReadOptions::default(), deadline).await, None),
+    };
+    match answer {
+        Ok(read) => {
+            let entry = read.value.as_ref();
+            let value = entry.and_then(|entry| number_of(&entry.value));
+            scribe.ok(action(value), entry.map(|entry| entry.mod_revision), peer);
+            Ok(())
+        }
+        Err(error) => {
+            scribe.read_failed(action(None), &error, peer);
+            Err(error)
+        }
+    }
+}
+
+struct Final {
+    locks: i64,
+}
+
+#[async_trait]
+impl Frame for Final {
+    async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        for lock in 0..self.locks {
+            read(lock, access, scribe).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! Sets that only grow: one key per element, created once; a set is read as a listing.
+
+use async_trait::async_trait;
+use lake_client::store::{Error, MetaStore, ReadOptions};
+use lake_proto::kv::Expected;
+
+use super::access::Access;
+use super::rotation::Rotation;
+use super::{Actor, Frame, Plan, Unique, place};
+use crate::history::{Action, Set, Workload};
+use crate::run::recorder::Scribe;
+
+/// Operations on one set.
+const USES: u64 = 400;
+
+pub(super) fn plan(clients: usize) -> Plan {
+    let sets = Rotation::new((clients / 3).max(1), USES);
+    let elements = Unique::default();
+    let actor = || Box::new(Client { sets: sets.clone(), elements: elements.clone() }) as Box<dyn Actor>;
+    Plan { actors: (0..clients).map(|_| actor()).collect(), frame: Box::new(Final { sets: sets.clone() }) }
+}
+
+struct Client {
+    sets: Rotation,
+    elements: Unique,
+}
+
+#[async_trait]
+impl Actor for Client {
+    async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        let key = self.sets.pick(&mut access.rng);
+        if access.chance(0.15) {
+            // How it ended is in the history.
+            let _ = read(key, access, scribe).await;
+            return;
+        }
+        let element = self.elements.next();
+        let action = Action::Set(Set::Add { key: key.into(), element });
+        let place = format!("{}/{element}", place(Workload::Set, &key.into()));
+        scribe.invoke(action.clone());
+        match access.store.cas(&place, Expected::Absent, element.to_string().into(), access.deadline()).await {
+            // An element is added by one client only: if it is there, an earlier sending has done it.
+            Ok(done) if done.result.succeeded || done.resent => {
+                let first = done.result.observed.first().map(|entry| entry.mod_revision);
+                let revision = first.unwrap_or(done.result.revision);
+                scribe.ok(action, Some(revision), None);
+                access.ledger.put(&place, revision);
+            }
+            Ok(_) => scribe.refused(action, "it was there before anybody added it"),
+            Err(error) => scribe.change_failed(action, &error),
+        }
+    }
+}
+
+async fn read(key: i64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+    let prefix = format!("{}/", place(Workload::Set, &key.into()));
+    let action = |elements| Action::Set(Set::Read { key: key.into(), elements });
+    scribe.invoke(action(None));
+    match access.store.list_all(&prefix, ReadOptions::default(), access.deadline()).await {
+        Ok(read) => {
+            let elements = read.value.iter().filter_map(|entry| entry.key.strip_prefix(&prefix)?.parse().ok());
+            scribe.ok(action(Some(elements.collect())), Some(read.revision), None);
+            Ok(())
+        }
+        Err(error) => {
+            scribe.read_failed(action(None), &error, None);
+            Err(error)
+        }
+    }
+}
+
+struct Final {
+    sets: Rotation,
+}
+
+#[async_trait]
+impl Frame for Final {
+    async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        for key in self.sets.all() {
+            read(key, access, scribe).await?;
+        }
+        Ok(())
+    }
+}

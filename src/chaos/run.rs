@@ -1,0 +1,215 @@
+//! `lake chaos run`: a fault run from beginning to verdict.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, anyhow, bail};
+use lake_chaos::check::Options;
+use lake_chaos::history::{History, Workload, file};
+use lake_chaos::nemesis::disk::{self, PRIVATE_MOUNTS};
+use lake_chaos::nemesis::kind::Requested;
+use lake_chaos::report::{self, page, record};
+use lake_chaos::run::sampler::Live;
+use lake_chaos::run::{self, Settings};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::print::{self, Format};
+use crate::signals::{Interrupts, Termination};
+
+/// Options of `lake chaos run`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to run it on: local:N, N peers on this machine behind links that can be cut
+    #[arg(long, default_value = "local:3", value_name = "KIND:N", value_parser = peers_of)]
+    cluster: u64,
+    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session
+    #[arg(long, default_value = "register", value_name = "NAME")]
+    workload: Workload,
+    /// Faults, by chance or as named behind a colon: kill, kill:leader, pause, restart, snapshot, partition, partition:ring,
+    /// slow, lossy, endpoint, transfer, membership, wipe, corrupt, loss, clock, disk, sync, power; none for no fault
+    #[arg(long, default_value = "kill,partition", value_delimiter = ',', value_name = "NAME,...")]
+    nemesis: Vec<String>,
+    /// How long the clients are at it
+    #[arg(long, default_value = "60s", value_name = "TIME", value_parser = duration)]
+    time: Duration,
+    /// Operations per second, all clients together
+    #[arg(long, default_value_t = 200.0, value_name = "N")]
+    rate: f64,
+    /// How many clients
+    #[arg(long, default_value_t = 10, value_name = "N")]
+    clients: usize,
+    /// What the faults and the clients' choices follow from [default: by chance, and told]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How long one operation may take
+    #[arg(long, default_value = "3s", value_name = "TIME", value_parser = duration)]
+    operation_timeout: Duration,
+    /// Where everything is kept: a directory that is empty or not there yet
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// One more argument for every peer; may be given several times
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    metasrv_arg: Vec<String>,
+}
+
+/// Runs it and judges it. Gives the exit code: 0 valid, 1 violation, 2 unknown.
+///
+/// # Errors
+/// The harness's own: the cluster does not start, the directory cannot be written.
+pub async fn run(args: Args) -> Result<u8> {
+    let nemeses = args.nemesis.iter().filter(|word| !matches!(word.as_str(), "" | "none"));
+    let nemeses = nemeses.map(|word| word.parse()).collect::<Result<Vec<Requested>, _>>()?;
+    enter_private_mounts(&nemeses)?;
+    let mut interrupts = Interrupts::listen()?;
+    let mut termination = Termination::listen()?;
+    let seed = args.seed.unwrap_or_else(rand::random);
+    let settings = Settings {
+        binary: std::env::current_exe().context("finding out which program this is")?,
+        out: std::path::absolute(&args.out).context("finding out where the run's directory is")?,
+        peers: args.cluster,
+        workload: args.workload,
+        nemeses,
+        time: args.time,
+        rate: args.rate,
+        clients: args.clients,
+        seed,
+        operation_timeout: args.operation_timeout,
+        metasrv_args: args.metasrv_arg,
+    };
+    settings.validate().map_err(|problem| anyhow!(problem))?;
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    println!(
+        "{} on {} peers, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}",
+        settings.workload,
+        settings.peers,
+        settings.clients,
+        settings.rate,
+        settings.time.as_secs_f64(),
+        if args.nemesis.is_empty() { "none".to_owned() } else { args.nemesis.join(", ") },
+        settings.out.display()
+    );
+    let (live, watching) = watch::channel(Live::default());
+    let telling = tokio::spawn(tell(watching));
+    let interrupt = CancellationToken::new();
+    let running = run::run(&settings, live, interrupt.clone());
+    tokio::pin!(running);
+    let ran = loop {
+        tokio::select! {
+            ran = &mut running => break ran,
+            () = interrupts.next() => interrupt.cancel(),
+            () = termination.next() => interrupt.cancel(),
+        }
+    };
+    telling.abort();
+    if std::io::stdout().is_terminal() {
+        println!();
+    }
+    let ran = ran?;
+    let drawn = args.seed.is_none().then(|| ["--seed".to_owned(), seed.to_string()]);
+    let command = std::env::args().chain(drawn.into_iter().flatten());
+    let began_unix_ms = u64::try_from(began.as_millis()).unwrap_or(u64::MAX);
+    record::write(&settings.out, &run::record(&settings, &ran, command.collect(), began_unix_ms))?;
+    let history = History::new(ran.operations).context("the run's own history")?;
+    file::write(&settings.out.join(file::FILE_NAME), &history)?;
+    let results = report::build(&settings.out, &Options::default())?;
+    for (peer, deaths) in results.run.iter().flat_map(|record| &record.deaths).filter(|(_, deaths)| **deaths > 0) {
+        println!("peer {peer} ended {deaths} times without having been told to: see its log");
+    }
+    let code = print::verdict(results.workload, &results.checks, Format::Text)?;
+    println!("{}", settings.out.join(page::FILE_NAME).display());
+    Ok(code)
+}
+
+/// `local:3`: how many peers.
+fn peers_of(word: &str) -> Result<u64, String> {
+    let peers = word.strip_prefix("local:").and_then(|n| n.parse().ok());
+    peers.ok_or_else(|| "write local:N for N peers on this machine".to_owned())
+}
+
+/// `60s`, `2m`, `500ms`.
+fn duration(word: &str) -> Result<Duration, String> {
+    let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
+    let (number, unit) = word.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| "write a number and its unit, as 60s".to_owned())?;
+    let millis = match unit {
+        "ms" => 1,
+        "s" | "" => 1_000,
+        "m" => 60_000,
+        _ => return Err(format!("{unit:?} is no unit of time; there are ms, s and m")),
+    };
+    number.checked_mul(millis).map(Duration::from_millis).ok_or_else(|| "that is too long".to_owned())
+}
+
+/// Starts this program again in a mount namespace of its own, if faults of disks were asked for and can be had: whatever is
+/// mounted then is gone with the run, however it ends.
+fn enter_private_mounts(nemeses: &[Requested]) -> Result<()> {
+    if !disk::needed(nemeses) || std::env::var_os(PRIVATE_MOUNTS).is_some() || lake_chaos::disk::missing().is_some() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().context("finding out which program this is")?;
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--"]).arg(program);
+    command.args(std::env::args_os().skip(1).collect::<Vec<OsString>>()).env(PRIVATE_MOUNTS, "1");
+    let error = command.exec();
+    bail!("starting this program in a mount namespace of its own: {error}");
+}
+
+/// One line on a terminal, over and over; elsewhere a line every ten seconds.
+async fn tell(mut live: watch::Receiver<Live>) {
+    let terminal = std::io::stdout().is_terminal();
+    let mut lines = 0u64;
+    while live.changed().await.is_ok() {
+        let line = describe(&live.borrow_and_update());
+        let mut out = std::io::stdout().lock();
+        // Nobody may be looking.
+        let _ = match terminal {
+            true => write!(out, "\r\x1b[2K{line}").and_then(|()| out.flush()),
+            false if lines.is_multiple_of(10) => writeln!(out, "{line}"),
+            false => Ok(()),
+        };
+        lines += 1;
+    }
+}
+
+fn describe(live: &Live) -> String {
+    let leader = live.leader.map_or_else(|| "no leader".to_owned(), |id| format!("leader {id}"));
+    let faults = if live.faults.is_empty() { "no fault".to_owned() } else { live.faults.join(", ") };
+    format!(
+        "{:>5.0} s  {:>6.0} ok/s  {} ok, {} unknown, {} failed  {leader}, term {}  {}",
+        live.elapsed.as_secs_f64(),
+        live.rate,
+        live.tally.ok,
+        live.tally.unknown,
+        live.tally.failed,
+        live.term,
+        faults.chars().take(80).collect::<String>()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_and_times_are_read() {
+        assert_eq!(peers_of("local:5"), Ok(5));
+        assert!(peers_of("5").is_err() && peers_of("local:").is_err() && peers_of("cloud:3").is_err());
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert!(
+            duration("fast").is_err() && duration("3 weeks").is_err() && duration("99999999999999999999s").is_err()
+        );
+    }
+
+    #[test]
+    fn the_line_says_how_it_goes() {
+        let live = Live { leader: Some(2), term: 7, faults: vec!["kill (peer 2)".to_owned()], ..Live::default() };
+        let line = describe(&live);
+        assert!(line.contains("leader 2, term 7  kill (peer 2)"), "{line}");
+    }
+}
