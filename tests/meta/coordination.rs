@@ -92,7 +92,7 @@ async fn a_scope_is_held_by_one_and_the_others_are_told_by_whom() {
     for paths in [&["/c"][..], &["/c/sales/orders"], &["/c/free", "/c/old"]] {
         let (code, refused) = peers.json(&[&["scope", "acquire"][..], paths, &["--lease", &theirs]].concat()).await;
         assert_eq!((code, &refused["succeeded"]), (Some(3), &json!(false)), "{refused}");
-        assert!(refused["conflicts"][0]["owner"]["lease"].to_string() == mine, "{refused}");
+        assert_eq!(refused["conflicts"][0]["owner"]["lease"].to_string(), mine, "{refused}");
     }
     let refused = peers.meta(&["scope", "acquire", "/c/sales/orders", "--procedure", "p-1"]).await;
     assert_eq!(refused.code, Some(3));

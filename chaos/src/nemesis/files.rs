@@ -155,7 +155,7 @@ fn files_under(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
             let (path, metadata) = (entry.path(), entry.metadata().doing(doing)?);
             if metadata.is_dir() {
                 directories.push(path);
-            } else if !path.extension().is_some_and(|extension| extension == "log") {
+            } else if path.extension().is_none_or(|extension| extension != "log") {
                 found.push((path, metadata.len()));
             }
         }

@@ -66,8 +66,9 @@ pub async fn compare(field: &Field, facts: &mut Facts) {
                 Err(format!("{} {}", answer.stage().as_str_name(), answer.problem))
             }
             Some(answer) => {
-                let hash = answer.state_hash.iter().map(|byte| format!("{byte:02x}")).collect();
-                Ok(State { applied: answer.applied_index, hash })
+                let at = answer.state_hash.clone().unwrap_or_default();
+                let hash = at.hash.iter().map(|byte| format!("{byte:02x}")).collect();
+                Ok(State { applied: at.index, hash })
             }
         };
         Peer { id, state, excused: None }

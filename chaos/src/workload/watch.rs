@@ -141,13 +141,16 @@ enum Place {
     At(Revision),
 }
 
+/// A transaction at its revision, or how far the watcher is.
+type Part = (Revision, Option<BTreeMap<Key, Option<i64>>>);
+
 struct Watcher {
     watcher: u64,
     seen: Arc<AtomicU64>,
     place: Place,
     stream: Option<Stream>,
     /// What came in one message and was not taken down yet.
-    waiting: VecDeque<(Revision, Option<BTreeMap<Key, Option<i64>>>)>,
+    waiting: VecDeque<Part>,
     backoff: Duration,
 }
 
@@ -239,7 +242,7 @@ impl Watcher {
 }
 
 /// Each transaction of a message, and then how far that goes.
-fn taken_apart(message: Changes) -> VecDeque<(Revision, Option<BTreeMap<Key, Option<i64>>>)> {
+fn taken_apart(message: Changes) -> VecDeque<Part> {
     let progress = message.progress;
     let last = message.changes.last().map(|change| change.revision);
     let mut parts: VecDeque<_> = message

@@ -337,7 +337,6 @@ impl Peer {
             purged_index: purged.map_or(0, |id| id.index),
             revision: applied.state.revision(),
             keys: applied.state.len() as u64,
-            state_hash: applied.state.digest().to_be_bytes().to_vec().into(),
             feature_level: applied.state.feature_level(),
             map_bytes: applied.state.bytes(),
             map_limit_bytes: applied.state.quotas().find(|(prefix, _)| prefix.is_empty()).map(|(_, q)| q.limit_bytes),

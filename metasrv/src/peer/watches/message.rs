@@ -33,7 +33,7 @@ impl Message {
 
 /// What a change did under a prefix.
 pub fn under(change: &Change, prefix: &str) -> Option<v1::Change> {
-    if planted::has(Bug::LostEvent) && change.revision % 100 == 0 {
+    if planted::has(Bug::LostEvent) && change.revision.is_multiple_of(100) {
         return None;
     }
     let here = change.events().iter().filter(|event| event.key().starts_with(prefix));
