@@ -3,12 +3,14 @@
 //! - [`up`], [`standalone`]: a cluster on this machine, for trying it out ([`local`]: what they share);
 //! - [`metasrv`], [`query`]: the parts, as they run on servers ([`service`]: what they share);
 //! - [`sql`]: the shell; [`meta`]: the operator's tool; [`bench`]: the load generators behind the figures in docs/;
+//!   [`chaos`]: fault runs, and what judges them;
 //! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`signals`]: what the commands are made of.
 //!
 //! Without the feature `query` only the commands of the metadata cluster are there, and a few helpers have no user.
 #![cfg_attr(not(feature = "query"), allow(dead_code))]
 
 mod bench;
+mod chaos;
 mod columns;
 #[cfg(feature = "query")]
 mod console;
@@ -75,16 +77,33 @@ enum Command {
     Meta(meta::Args),
     /// Load generators
     Bench(bench::Args),
+    /// Judge what clients saw while a cluster was being hurt
+    Chaos(chaos::Args),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
     match start(cli.command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("lake: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints help, or what is wrong with the arguments. To `lake chaos` 2 is a verdict, which wrong arguments are not.
+fn refused(error: &clap::Error) -> ExitCode {
+    // Where nothing can be printed, the exit code is all there is.
+    let _ = error.print();
+    let chaos = std::env::args().nth(1).is_some_and(|command| command == "chaos");
+    match error.exit_code() {
+        0 => ExitCode::SUCCESS,
+        _ if chaos => ExitCode::from(lake_chaos::check::HARNESS_ERROR),
+        _ => ExitCode::from(2),
     }
 }
 
@@ -112,5 +131,6 @@ async fn run(command: Command) -> Result<u8> {
         Command::Sql(args) => sql::run(args).await.map(local::exit_code),
         Command::Meta(args) => meta::run(args).await,
         Command::Bench(args) => bench::run(args).await.map(|()| 0),
+        Command::Chaos(args) => Ok(chaos::run(args).await),
     }
 }

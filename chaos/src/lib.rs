@@ -8,18 +8,23 @@
 //! - [`manifest`]: `cluster.json`, what runs where, for tools and tests;
 //! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself;
 //! - [`probe`]: asking a process whether it serves, and the peers who leads;
-//! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed.
+//! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed;
+//! - [`history`]: what the clients of a fault run saw, and its file; [`check`]: whether that is what was promised;
+//!   [`report`]: what is left of it for people and machines.
 //!
 //! Invariants: no child outlives its supervisor, however that ends; every wait is bounded; readiness is asked for, never
 //! slept for; `cluster.json` is never half written. Nothing here knows SQL or what a child does with its data.
 
+pub mod check;
 pub mod cluster;
 pub mod dirlock;
 mod error;
+pub mod history;
 pub mod manifest;
 pub mod ports;
 pub mod probe;
 pub mod process;
+pub mod report;
 
 pub use cluster::{Cluster, Spec};
 pub use error::Error;

@@ -28,6 +28,9 @@ use crate::log::{Log, LogOptions, SkipSync};
 use crate::raft::state_machine::{DiskReserve, StateMachine};
 use crate::snapshot::{self, Loaded, SnapshotData, SnapshotError, SnapshotStore};
 
+/// What of a directory belongs to the log, as far as it is there.
+pub(crate) const LOG_FILES: [&str; 3] = ["mark", "journal", "log"];
+
 /// A directory that this process holds. Dropping it lets others in.
 #[derive(Debug)]
 pub struct DirectoryLock {
@@ -42,32 +45,58 @@ impl DirectoryLock {
     pub fn take(dir: &Path) -> Result<Self, Error> {
         std::fs::create_dir_all(dir).map_err(Error::io(format!("making the data directory {}", dir.display())))?;
         let path = dir.join("lock");
-        let doing = || format!("locking the data directory with {}", path.display());
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(&path)
-            .map_err(Error::io(doing()))?;
+            .map_err(Error::io(locking(&path)))?;
+        let mut this = Self::lock(dir, &path, file)?;
+        this.file
+            .set_len(0)
+            .and_then(|()| this.file.rewind())
+            .and_then(|()| writeln!(this.file, "{}", std::process::id()))
+            .map_err(Error::io(locking(&path)))?;
+        Ok(this)
+    }
+
+    /// Takes a directory that is there. On a file system that cannot be written nothing is; without a lock file there, nobody
+    /// can be using it: `None`.
+    ///
+    /// # Errors
+    /// As [`DirectoryLock::take`].
+    pub fn take_existing(dir: &Path) -> Result<Option<Self>, Error> {
+        let path = dir.join("lock");
+        match Self::take(dir) {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::ReadOnlyFilesystem => {}
+            taken => return taken.map(Some),
+        }
+        match File::open(&path) {
+            Ok(file) => Self::lock(dir, &path, file).map(Some),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io(locking(&path))(e)),
+        }
+    }
+
+    fn lock(dir: &Path, path: &Path, mut file: File) -> Result<Self, Error> {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
+            Ok(()) => Ok(Self { file }),
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut pid = String::new();
                 let holder = match file.read_to_string(&mut pid) {
                     Ok(_) if !pid.trim().is_empty() => format!("process {}", pid.trim()),
                     _ => "another process".to_owned(),
                 };
-                return Err(Error::Locked { dir: dir.to_owned(), holder });
+                Err(Error::Locked { dir: dir.to_owned(), holder })
             }
-            Err(e) => return Err(Error::io(doing())(e.into())),
+            Err(e) => Err(Error::io(locking(path))(e.into())),
         }
-        file.set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(Error::io(doing()))?;
-        Ok(Self { file })
     }
+}
+
+fn locking(path: &Path) -> String {
+    format!("locking the data directory with {}", path.display())
 }
 
 impl Drop for DirectoryLock {

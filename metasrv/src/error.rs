@@ -26,6 +26,18 @@ pub enum Error {
     /// A single process cannot serve a directory whose cluster has other voters.
     #[error("the data directory {} belongs to a cluster with {voters} voters and cannot be used by one process alone; start its peers with `lake metasrv`", .dir.display())]
     ManyVoters { dir: PathBuf, voters: usize },
+    /// What was named as a peer's data directory is none.
+    #[error("{} is no peer's data directory: {what}", .dir.display())]
+    NoPeer { dir: PathBuf, what: String },
+    /// Something is where a file or directory was to be made.
+    #[error("{} exists already, and nothing is ever written over: name a path where nothing is", .path.display())]
+    Exists { path: PathBuf },
+    /// A file that was to be a saved snapshot is none, or no longer.
+    #[error("the saved snapshot {} cannot be used: {what}", .path.display())]
+    Saved { path: PathBuf, what: String },
+    /// The survivors of a cluster do not give a new one.
+    #[error("nothing was recovered: {0}")]
+    Unrecoverable(String),
     /// The data directory cannot be read or written.
     #[error("{doing}: {source}")]
     Io { doing: String, source: io::Error },

@@ -18,6 +18,7 @@
 //! - [`peer`]: a peer's life: fresh, founded, serving; reads, transactions, listings;
 //! - [`http`], [`metrics`]: what a peer says of itself to probes and Prometheus;
 //! - [`services`], [`server`]: the same over gRPC; [`embedded`]: the same inside one process;
+//! - [`rescue`]: saved snapshots, directories of stopped peers, and clusters that have lost their majority;
 //! - [`config`], [`error`]: what goes in, and why it does not start; [`files`]: a few file-system helpers.
 
 pub mod config;
@@ -32,6 +33,7 @@ pub mod log;
 pub mod metrics;
 pub mod peer;
 pub mod raft;
+pub mod rescue;
 pub mod server;
 pub mod services;
 pub mod snapshot;

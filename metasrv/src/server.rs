@@ -15,6 +15,7 @@ use lake_proto::v1::quotas_server::QuotasServer;
 use lake_proto::v1::raft_server::RaftServer;
 use lake_proto::v1::scopes_server::ScopesServer;
 use lake_proto::v1::sessions_server::SessionsServer;
+use lake_proto::v1::snapshots_server::SnapshotsServer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -36,6 +37,7 @@ use crate::services::quotas::QuotasService;
 use crate::services::raft::RaftService;
 use crate::services::scopes::ScopesService;
 use crate::services::sessions::SessionsService;
+use crate::services::snapshots::SnapshotsService;
 use crate::services::streams::Streams;
 use crate::services::watch::WatchServer;
 
@@ -115,6 +117,10 @@ impl Server {
             .add_service(ScopesServer::with_interceptor(ScopesService::new(peer.clone()), secret.clone()))
             .add_service(QuotasServer::with_interceptor(QuotasService::new(peer.clone()), secret.clone()))
             .add_service(InterceptedService::new(WatchServer::new(peer.clone()), secret.clone()))
+            .add_service(SnapshotsServer::with_interceptor(
+                SnapshotsService::new(peer.clone(), streams.clone()),
+                secret.clone(),
+            ))
             .add_service(ClusterServer::with_interceptor(ClusterService::new(peer.clone()), secret.clone()));
         let raft_service = RaftServer::new(RaftService::new(peer.clone(), stop.child_token()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

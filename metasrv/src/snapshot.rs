@@ -88,6 +88,11 @@ impl SnapshotStore {
         Ok(Self { dir })
     }
 
+    /// A directory that is only read.
+    pub fn existing(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
     /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -167,35 +172,68 @@ fn parse_name(path: &Path) -> Option<LogId> {
 }
 
 fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<()> {
-    use v1::snapshot_record::{End, Head, Record};
     let mut out = BufWriter::with_capacity(1 << 20, OpenOptions::new().write(true).create_new(true).open(path)?);
-    out.write_all(MAGIC)?;
-    out.write_all(&FORMAT.to_be_bytes())?;
+    let mut encoder = Encoder::new(meta, cluster_id, state);
     let mut buffer = Vec::new();
-    let mut record = |record: Record, out: &mut BufWriter<File>| {
+    while encoder.next_into(&mut buffer)? {
+        out.write_all(&buffer)?;
         buffer.clear();
-        v1::SnapshotRecord { record: Some(record) }.encode(&mut buffer).map_err(io::Error::other)?;
-        out.write_all(&(buffer.len() as u32).to_be_bytes())?;
-        out.write_all(&crc32fast::hash(&buffer).to_be_bytes())?;
-        out.write_all(&buffer)
-    };
-    let numbers = state.numbers();
-    let head = Head {
-        meta: Some(snapshot_meta_to_wire(meta)),
-        cluster_id: cluster_id.to_owned(),
-        revision: numbers.revision,
-        feature_level: numbers.feature_level,
-        compacted_revision: numbers.compacted,
-        state_hash: state.digest().to_be_bytes().to_vec().into(),
-    };
-    record(Record::Head(head), &mut out)?;
-    let mut records = 0;
-    for part in state.parts() {
-        record(part_to_wire(part), &mut out)?;
-        records += 1;
     }
-    record(Record::End(End { records }), &mut out)?;
     out.into_inner().map_err(|e| e.into_error())?.sync_all()
+}
+
+/// The bytes of a snapshot's file, a record at a time.
+pub struct Encoder<'a> {
+    /// Until it is written.
+    head: Option<v1::snapshot_record::Head>,
+    parts: Box<dyn Iterator<Item = Part> + Send + 'a>,
+    records: u64,
+    ended: bool,
+}
+
+impl<'a> Encoder<'a> {
+    /// Of a state that covers what `meta` says.
+    pub fn new(meta: &SnapshotMeta, cluster_id: &str, state: &'a State) -> Self {
+        let numbers = state.numbers();
+        let head = v1::snapshot_record::Head {
+            meta: Some(snapshot_meta_to_wire(meta)),
+            cluster_id: cluster_id.to_owned(),
+            revision: numbers.revision,
+            feature_level: numbers.feature_level,
+            compacted_revision: numbers.compacted,
+            state_hash: state.digest().to_be_bytes().to_vec().into(),
+        };
+        Self { head: Some(head), parts: Box::new(state.parts()), records: 0, ended: false }
+    }
+
+    /// Adds what comes next to `out`: at most one record. `false`: that was all before.
+    ///
+    /// # Errors
+    /// A record that cannot be encoded.
+    pub fn next_into(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
+        use v1::snapshot_record::{End, Record};
+        let record = if let Some(head) = self.head.take() {
+            out.extend_from_slice(MAGIC);
+            out.extend_from_slice(&FORMAT.to_be_bytes());
+            Record::Head(head)
+        } else if let Some(part) = self.parts.next() {
+            self.records += 1;
+            part_to_wire(part)
+        } else if !self.ended {
+            self.ended = true;
+            Record::End(End { records: self.records })
+        } else {
+            return Ok(false);
+        };
+        let begin = out.len();
+        out.extend_from_slice(&[0; 8]);
+        v1::SnapshotRecord { record: Some(record) }.encode(out).map_err(io::Error::other)?;
+        let len = out.len() - begin - 8;
+        let crc = crc32fast::hash(&out[begin + 8..]);
+        out[begin..begin + 4].copy_from_slice(&(len as u32).to_be_bytes());
+        out[begin + 4..begin + 8].copy_from_slice(&crc.to_be_bytes());
+        Ok(true)
+    }
 }
 
 fn part_to_wire(part: Part) -> v1::snapshot_record::Record {

@@ -1,4 +1,13 @@
 //! `lake meta`: the operator's tool for the metadata cluster.
+//!
+//! [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
+//! a state is told.
+
+mod listing;
+mod offline;
+mod recover;
+mod snapshot;
+mod summary;
 
 use std::time::Duration;
 
@@ -38,6 +47,16 @@ enum Command {
     },
     /// Found a cluster of the fresh peers named by --at; safe to repeat
     Init,
+    /// Save the state of the cluster in a file, look into one, or make a new cluster from it
+    #[command(subcommand)]
+    Snapshot(snapshot::Command),
+    /// What the directory of a stopped peer holds
+    Inspect(offline::Inspect),
+    /// Whether the directory of a stopped peer is as it was written; exit code 1 if it is damaged
+    Verify(offline::Verify),
+    /// When a majority of the voters is lost for good: a new cluster from those that survived. Acknowledged writes may be
+    /// lost: read the page on it first
+    Recover(recover::Args),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -57,10 +76,11 @@ struct Answer {
 /// # Errors
 /// No endpoint is known, or the founding is refused.
 pub async fn run(args: Args) -> Result<u8> {
-    let endpoints = args.at.endpoints(Role::Metasrv)?;
-    let secret = args.at.secret()?;
+    let at = args.at;
+    let online = || Ok::<_, anyhow::Error>((at.endpoints(Role::Metasrv)?, at.secret()?));
     match args.command {
         Command::Status { format } => {
+            let (endpoints, secret) = online()?;
             let answers = ask_all(endpoints, secret.as_ref()).await;
             let statuses: Vec<StatusResponse> = answers.iter().filter_map(|a| a.status.clone().ok()).collect();
             let leader = probe::leader(&statuses).and_then(|l| l.self_.as_ref()).map(|m| m.id);
@@ -70,7 +90,14 @@ pub async fn run(args: Args) -> Result<u8> {
             }
             Ok(u8::from(leader.is_none()))
         }
-        Command::Init => init(endpoints, secret.as_ref()).await.map(|()| 0),
+        Command::Init => {
+            let (endpoints, secret) = online()?;
+            init(endpoints, secret.as_ref()).await.map(|()| 0)
+        }
+        Command::Snapshot(command) => snapshot::run(command, &at).await,
+        Command::Inspect(args) => offline::inspect(args).await,
+        Command::Verify(args) => offline::verify(args).await,
+        Command::Recover(args) => recover::run(args).await,
     }
 }
 

@@ -12,3 +12,4 @@ mod object_storage;
 mod power;
 mod quick_start;
 mod race;
+mod rescue;

@@ -143,7 +143,7 @@ fn client(endpoint: &str) -> Result<ClusterClient<tonic::transport::Channel>, St
     Ok(ClusterClient::new(connection.connect_lazy()))
 }
 
-async fn call<T>(
+pub(super) async fn call<T>(
     endpoint: &str,
     doing: &str,
     timeout: Duration,

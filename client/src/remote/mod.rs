@@ -17,7 +17,8 @@
 //! Reads and transactions share one stream per peer ([`pipe`]), so that many made together cost little more than one.
 //!
 //! [`attempts`] runs an operation and sorts its failures, [`connections`] has what the attempts go over, [`leader`] what is
-//! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive.
+//! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive,
+//! [`snapshots`] saves the state.
 //!
 //! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints,
 //! those given and those learnt from members; one question round at a time.
@@ -31,6 +32,7 @@ mod pipe;
 pub mod admin;
 pub mod coordination;
 pub mod keeper;
+pub mod snapshots;
 pub mod watch;
 
 use std::sync::Arc;

@@ -293,6 +293,14 @@ pub(crate) fn read(bytes: &[u8], owner: u64, from: Position) -> Result<Contents,
     }
 }
 
+/// How many records behind a position are whole in one half only. For whoever looks into the file without opening it.
+///
+/// # Errors
+/// With what is wrong, where a record that was acknowledged is damaged.
+pub(crate) fn check(bytes: &[u8], incarnation: &str, from: Position) -> Result<usize, String> {
+    read(bytes, owner(incarnation), from).map(|contents| contents.repaired)
+}
+
 struct Record {
     frames: Vec<Frame>,
     /// With padding.

@@ -40,6 +40,53 @@ pub struct Applied {
     pub notes: Notes,
 }
 
+impl Applied {
+    /// Applies the entry that comes next. `feature_level` is the highest that can be applied.
+    ///
+    /// # Errors
+    /// When the entry raises the feature level above that. It must not be skipped (semantics, section 1).
+    pub fn apply(&mut self, entry: Entry, feature_level: u32) -> Result<Answer, io::Error> {
+        let log_id = entry.log_id;
+        if let EntryPayload::Normal(command) = &entry.payload
+            && let Action::SetFeatureLevel { level } = command.command().action
+            && level > feature_level
+        {
+            return Err(io::Error::other(format!(
+                "log entry {} raises the cluster's feature level to {level}, and this build ({}) knows {feature_level}: \
+                 start this peer with the build that the leader runs; its data stays as it is",
+                log_id.index,
+                env!("CARGO_PKG_VERSION"),
+            )));
+        }
+        self.last = Some(log_id);
+        let answer = match entry.payload {
+            EntryPayload::Blank => Answer(None),
+            EntryPayload::Normal(command) => Answer(Some(self.state.apply(log_id.leader_id.term, command.command()))),
+            EntryPayload::Membership(membership) => {
+                self.state.set_members(membership.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
+                self.membership = StoredMembership::new(Some(log_id), membership);
+                Answer(None)
+            }
+        };
+        if Notes::due(log_id.index) {
+            self.notes.add(Note { index: log_id.index, hash: self.state.digest() });
+        }
+        Ok(answer)
+    }
+
+    /// What a snapshot of this covers.
+    pub fn snapshot_meta(&self) -> SnapshotMeta {
+        SnapshotMeta { last_log_id: self.last, last_membership: self.membership.clone() }
+    }
+}
+
+impl From<snapshot::Loaded> for Applied {
+    fn from(loaded: snapshot::Loaded) -> Self {
+        let snapshot::Loaded { meta, state, .. } = loaded;
+        Self { last: meta.last_log_id, membership: meta.last_membership, state, notes: Notes::default() }
+    }
+}
+
 /// Where the newest [`Applied`] is to be had.
 #[derive(Debug)]
 pub struct Published {
@@ -103,13 +150,8 @@ impl StateMachine {
     ) -> Self {
         let (applied, newest) = match loaded {
             Some((loaded, data)) => {
-                let applied = Applied {
-                    last: loaded.meta.last_log_id,
-                    membership: loaded.meta.last_membership.clone(),
-                    state: loaded.state,
-                    notes: Notes::default(),
-                };
-                (applied, Some((loaded.meta, data)))
+                let meta = loaded.meta.clone();
+                (loaded.into(), Some((meta, data)))
             }
             None => (Applied::default(), None),
         };
@@ -137,40 +179,6 @@ impl StateMachine {
         self.published.log_bytes.store(0, Ordering::Relaxed);
         SnapshotBuilder { applied: self.published.current(), snapshots: self.snapshots.clone() }
     }
-
-    /// # Errors
-    /// When the entry raises the feature level above what this peer knows. It must not be skipped (semantics, section 1).
-    fn apply_entry(&self, applied: &mut Applied, entry: Entry) -> Result<Answer, io::Error> {
-        let log_id = entry.log_id;
-        if let EntryPayload::Normal(command) = &entry.payload
-            && let Action::SetFeatureLevel { level } = command.command().action
-            && level > self.feature_level
-        {
-            return Err(io::Error::other(format!(
-                "log entry {} raises the cluster's feature level to {level}, and this build ({}) knows {}: start this peer \
-                 with the build that the leader runs; its data stays as it is",
-                log_id.index,
-                env!("CARGO_PKG_VERSION"),
-                self.feature_level
-            )));
-        }
-        applied.last = Some(log_id);
-        let answer = match entry.payload {
-            EntryPayload::Blank => Answer(None),
-            EntryPayload::Normal(command) => {
-                Answer(Some(applied.state.apply(log_id.leader_id.term, command.command())))
-            }
-            EntryPayload::Membership(membership) => {
-                applied.state.set_members(membership.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
-                applied.membership = StoredMembership::new(Some(log_id), membership);
-                Answer(None)
-            }
-        };
-        if Notes::due(log_id.index) {
-            applied.notes.add(Note { index: log_id.index, hash: applied.state.digest() });
-        }
-        Ok(answer)
-    }
 }
 
 impl RaftStateMachine<TypeConfig> for StateMachine {
@@ -196,7 +204,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 match entries.next().await {
                     Some(Ok((entry, responder))) => {
                         let size = entry_bytes(&entry) as u64;
-                        match self.apply_entry(&mut applied, entry) {
+                        match applied.apply(entry, self.feature_level) {
                             Ok(outcome) => answers.extend(responder.map(|responder| (responder, outcome))),
                             Err(e) => {
                                 failed = Some(e);
@@ -265,13 +273,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
             let data = snapshots.store.adopt(&loaded.meta, &snapshot)?;
-            let applied = Applied {
-                last: loaded.meta.last_log_id,
-                membership: loaded.meta.last_membership.clone(),
-                state: loaded.state,
-                notes: Notes::default(),
-            };
-            Ok((applied, loaded.meta, data))
+            let meta = loaded.meta.clone();
+            Ok((loaded.into(), meta, data))
         })
         .await?;
         self.snapshots.keep(meta, data).await?;
@@ -314,7 +317,7 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<RaftSnapshot, io::Error> {
-        let meta = SnapshotMeta { last_log_id: self.applied.last, last_membership: self.applied.membership.clone() };
+        let meta = self.applied.snapshot_meta();
         let started = std::time::Instant::now();
         let (applied, snapshots, covered) = (self.applied.clone(), self.snapshots.clone(), meta.clone());
         let cluster_id = self.snapshots.log.mark().cluster_id;

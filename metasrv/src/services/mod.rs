@@ -1,6 +1,6 @@
 //! The gRPC services: they turn messages into calls on a [`crate::peer::Peer`] and back, and hold no logic of their own.
 //!
-//! - [`kv`] with [`pipeline`], [`watch`], [`cluster`]: for clients; [`raft`]: for the other peers;
+//! - [`kv`] with [`pipeline`], [`watch`], [`cluster`], [`snapshots`]: for clients; [`raft`]: for the other peers;
 //! - [`leases`], [`sessions`] with [`keep_alive`], [`scopes`], [`quotas`]: for clients, too;
 //! - [`streams`]: who serves a stream of answers, and for how long;
 //! - this file: the secret's check, a call's deadline, and the member that serves.
@@ -14,6 +14,7 @@ pub mod quotas;
 pub mod raft;
 pub mod scopes;
 pub mod sessions;
+pub mod snapshots;
 pub mod streams;
 pub mod watch;
 

@@ -9,7 +9,7 @@
 //!
 //! In reading order: [`command`] (what can be asked), this file (the parts, and reading them), [`apply`] (commands and
 //! transactions), [`scopes`], [`sessions`], [`quotas`], [`changes`], [`roster`], [`hash`]; [`restore`] puts a state together again
-//! from what a snapshot holds.
+//! from what a snapshot holds, and [`rebirth`] makes of it what a new cluster begins with.
 
 mod apply;
 pub mod changes;
@@ -21,6 +21,7 @@ mod model;
 #[cfg(test)]
 mod properties;
 pub mod quotas;
+pub mod rebirth;
 #[cfg(test)]
 mod reference;
 pub mod restore;

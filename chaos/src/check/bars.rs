@@ -1,0 +1,161 @@
+//! Operations as people see them: bars on a time axis, one lane per process.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use serde::{Deserialize, Serialize};
+
+use crate::history::action::{Append, Bank, Idempotency, Lock, Register, Session, Set, Watch};
+use crate::history::{Action, Call, History, Key, Outcome};
+
+/// Elements of a list or entries of a map that a label shows.
+const LABEL_ELEMENTS: usize = 12;
+
+/// One call, from its invocation to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bar {
+    pub process: u64,
+    /// What it did and saw, in a few words: `read 7 = 3`.
+    pub label: String,
+    /// Places in the history: what ended before something began has the smaller one. `None`: it never ended for sure.
+    pub invoked: u64,
+    pub ended: Option<u64>,
+    pub invoked_ns: u64,
+    pub ended_ns: Option<u64>,
+    pub outcome: End,
+    pub peer: Option<u64>,
+    pub revision: Option<u64>,
+    pub error: Option<String>,
+}
+
+/// How a call ended, as it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum End {
+    Ok,
+    Fail,
+    Unknown,
+}
+
+/// Why one bar of a finding comes before another. Both are indexes into its bars.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Edge {
+    pub from: usize,
+    pub to: usize,
+    /// `ww`, `wr`, `rw` or `realtime`.
+    pub kind: String,
+    pub because: String,
+}
+
+impl Bar {
+    /// A call as a bar.
+    pub fn of(history: &History, call: &Call) -> Bar {
+        let (invocation, end) = (history.invocation(call), history.end(call));
+        Bar {
+            process: call.process,
+            label: label(history.action(call)),
+            invoked: invocation.index,
+            ended: call.happened_before().map(|index| index as u64),
+            invoked_ns: invocation.time_ns,
+            ended_ns: end.map(|end| end.time_ns),
+            outcome: match call.outcome {
+                Outcome::Ok => End::Ok,
+                Outcome::Fail => End::Fail,
+                Outcome::Unknown => End::Unknown,
+            },
+            peer: end.and_then(|end| end.peer).or(invocation.peer),
+            revision: history.revision(call),
+            error: end.and_then(|end| end.error.clone().or_else(|| end.refusal.clone())),
+        }
+    }
+
+    /// Several calls as bars, in the order of their invocation, each once.
+    pub fn all<'a>(history: &History, calls: impl IntoIterator<Item = &'a Call>) -> Vec<Bar> {
+        let mut bars: Vec<Bar> = calls.into_iter().map(|call| Bar::of(history, call)).collect();
+        bars.sort_by_key(|bar| bar.invoked);
+        bars.dedup_by_key(|bar| bar.invoked);
+        bars
+    }
+}
+
+/// An action in a few words.
+pub fn label(action: &Action) -> String {
+    match action {
+        Action::Register(Register::Read { key, value }) => format!("read {key} = {}", known(*value)),
+        Action::Register(Register::Write { key, value }) => format!("write {key} := {value}"),
+        Action::Register(Register::Cas { key, from, to }) => format!("cas {key}: {} -> {to}", known(*from)),
+        Action::Set(Set::Add { key, element }) => format!("add {element} to {key}"),
+        Action::Set(Set::Read { key, elements }) => format!("read {key} = {}", list(elements.as_deref())),
+        Action::Append(steps) => steps.iter().map(step).collect::<Vec<_>>().join(", "),
+        Action::Bank(Bank::Open { balances }) => format!("open {}", map(balances)),
+        Action::Bank(Bank::Transfer { from, to, amount }) => format!("transfer {amount} from {from} to {to}"),
+        Action::Bank(Bank::Read { balances }) => format!("read {}", balances.as_ref().map_or_else(dots, map)),
+        Action::Watch(Watch::Change { changes }) => format!("change {}", changed(changes)),
+        Action::Watch(Watch::Open { watcher, after }) => format!("watcher {watcher} opens after {after}"),
+        Action::Watch(Watch::Next { watcher, changes }) => {
+            format!("watcher {watcher} sees {}", changes.as_ref().map_or_else(|| "nothing more".into(), changed))
+        }
+        Action::Watch(Watch::List { watcher, entries }) => {
+            format!("watcher {watcher} lists {}", entries.as_ref().map_or_else(dots, map))
+        }
+        Action::Watch(Watch::Final { entries }) => format!("final {}", entries.as_ref().map_or_else(dots, map)),
+        Action::Lock(Lock::Acquire { lock, fence }) => {
+            format!("acquire {lock}{}", fence.map_or_else(String::new, |fence| format!(", fence {fence}")))
+        }
+        Action::Lock(Lock::Release { lock, fence }) => format!("release {lock}, fence {fence}"),
+        Action::Lock(Lock::Write { lock, fence, value }) => format!("write {lock} := {value} under fence {fence}"),
+        Action::Lock(Lock::Read { lock, value }) => format!("read {lock} = {}", known(*value)),
+        Action::Idempotency(Idempotency::Apply { key, id }) => format!("apply {id} to {key}"),
+        Action::Idempotency(Idempotency::Count { key, count }) => {
+            format!("count {key} = {}", count.map_or_else(dots, |count| count.to_string()))
+        }
+        Action::Session(Session::Write { session, key, value }) => format!("session {session} writes {key} := {value}"),
+        Action::Session(Session::Read { session, key, value }) => {
+            format!("session {session} reads {key} = {}", known(*value))
+        }
+        Action::Fault(fault) => format!("{:?} {} of {}", fault.phase, fault.name, fault.target),
+    }
+}
+
+fn step(step: &Append) -> String {
+    match step {
+        Append::Append { key, value } => format!("append {value} to {key}"),
+        Append::Read { key, list } => format!("read {key} = {}", self::list(list.as_deref())),
+    }
+}
+
+fn known(value: Option<i64>) -> String {
+    value.map_or_else(|| "nil".to_owned(), |value| value.to_string())
+}
+
+fn dots() -> String {
+    "...".to_owned()
+}
+
+/// A list by its end, which is what tells lists apart that only grow.
+fn list(elements: Option<&[i64]>) -> String {
+    let Some(elements) = elements else { return dots() };
+    let skipped = elements.len().saturating_sub(LABEL_ELEMENTS);
+    let shown: Vec<String> = elements[skipped..].iter().map(i64::to_string).collect();
+    match skipped {
+        0 => format!("[{}]", shown.join(" ")),
+        skipped => format!("[({skipped} more) {}]", shown.join(" ")),
+    }
+}
+
+fn map(entries: &BTreeMap<Key, i64>) -> String {
+    entries_of(entries.iter())
+}
+
+fn changed(changes: &BTreeMap<Key, Option<i64>>) -> String {
+    entries_of(changes.iter().map(|(key, value)| (key, known(*value))))
+}
+
+fn entries_of<V: Display>(entries: impl ExactSizeIterator<Item = (impl Display, V)>) -> String {
+    let more = entries.len().saturating_sub(LABEL_ELEMENTS);
+    let shown: Vec<String> = entries.take(LABEL_ELEMENTS).map(|(key, value)| format!("{key}={value}")).collect();
+    match more {
+        0 => format!("{{{}}}", shown.join(" ")),
+        more => format!("{{{} ({more} more)}}", shown.join(" ")),
+    }
+}

@@ -1,0 +1,69 @@
+//! Which checkers judge which workload.
+
+use super::convergence::Facts;
+use super::{
+    Budget, Outcome, Verdict, append, availability, bank, convergence, faults, idempotency, linear, lock, session, set,
+    watch,
+};
+use crate::history::{History, Workload};
+
+/// How a history is judged.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// What searches may cost.
+    pub budget: Budget,
+    /// What is expected of transactions.
+    pub model: append::Model,
+}
+
+/// What is known of a run besides its history.
+#[derive(Debug, Clone, Default)]
+pub struct Run<'a> {
+    /// The faults that were asked for, by name.
+    pub faults: &'a [String],
+    /// What was seen after healing; none if the run did not get that far.
+    pub convergence: Option<&'a Facts>,
+    /// Why the run ended before it was done.
+    pub interrupted: Option<&'a str>,
+}
+
+/// Judges what a history says, wherever it comes from.
+pub fn judge_history(workload: Workload, history: &History, options: &Options) -> Vec<Outcome> {
+    match workload {
+        Workload::Register => vec![linear::check(history, &options.budget)],
+        Workload::Set => vec![set::check(history)],
+        Workload::Append => vec![append::check(history, options.model)],
+        Workload::Bank => vec![bank::check(history)],
+        Workload::Watch => vec![watch::check(history)],
+        // What a lock guards is a register as well.
+        Workload::Lock => vec![lock::check(history), linear::check(history, &options.budget)],
+        Workload::Idempotency => vec![idempotency::check(history)],
+        Workload::Session => vec![session::check(history)],
+    }
+}
+
+/// Judges a run: its history, and whether it has shown enough.
+pub fn judge_run(workload: Workload, history: &History, run: &Run<'_>, options: &Options) -> Vec<Outcome> {
+    let mut outcomes = judge_history(workload, history, options);
+    outcomes.push(availability::check(history, &availability::Limits::of(workload)));
+    outcomes.push(faults::check(history, run.faults));
+    outcomes.push(match run.convergence {
+        Some(facts) => convergence::check(facts),
+        None => Outcome::new(convergence::NAME, Verdict::Unknown("the cluster was not looked at after healing".into())),
+    });
+    if let Some(why) = run.interrupted {
+        outcomes.push(Outcome::new("run", Verdict::Unknown(format!("it ended early: {why}"))));
+    }
+    outcomes
+}
+
+/// The worst of several verdicts; unknown if there are none.
+pub fn verdict(outcomes: &[Outcome]) -> Verdict {
+    let named = |outcome: &Outcome| match &outcome.verdict {
+        Verdict::Valid => Verdict::Valid,
+        Verdict::Unknown(why) => Verdict::Unknown(format!("{}: {why}", outcome.checker)),
+        Verdict::Violation(what) => Verdict::Violation(format!("{}: {what}", outcome.checker)),
+    };
+    let verdicts = outcomes.iter().map(named);
+    verdicts.reduce(Verdict::worse).unwrap_or_else(|| Verdict::Unknown("nothing was judged".into()))
+}

@@ -1,0 +1,197 @@
+//! What an operation is about, typed by workload.
+//!
+//! An action has the same shape when it begins and when it ends; what only the answer tells is an `Option`, `None` in
+//! the invocation. Values are unique within a run wherever a checker has to tell one change from another; each type
+//! says where.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::fault::Fault;
+use super::workload::Workload;
+
+/// A key of a workload: a number in lake's own histories, anything readable in those of others.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Key {
+    Number(i64),
+    Name(Arc<str>),
+}
+
+impl From<i64> for Key {
+    fn from(number: i64) -> Self {
+        Key::Number(number)
+    }
+}
+
+impl From<&str> for Key {
+    fn from(name: &str) -> Self {
+        Key::Name(name.into())
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Number(number) => write!(f, "{number}"),
+            Key::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// What an operation is about.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    Register(Register),
+    Set(Set),
+    Append(Vec<Append>),
+    Bank(Bank),
+    Watch(Watch),
+    Lock(Lock),
+    Idempotency(Idempotency),
+    Session(Session),
+    /// The nemesis's only action.
+    Fault(Fault),
+}
+
+impl Action {
+    /// The workload it belongs to; none for a fault.
+    pub fn workload(&self) -> Option<Workload> {
+        Some(match self {
+            Action::Register(_) => Workload::Register,
+            Action::Set(_) => Workload::Set,
+            Action::Append(_) => Workload::Append,
+            Action::Bank(_) => Workload::Bank,
+            Action::Watch(_) => Workload::Watch,
+            Action::Lock(_) => Workload::Lock,
+            Action::Idempotency(_) => Workload::Idempotency,
+            Action::Session(_) => Workload::Session,
+            Action::Fault(_) => return None,
+        })
+    }
+}
+
+/// Single registers, absent at first, each linearizable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Register {
+    /// `value`: what was read; `None` in an answer means that the key is absent.
+    Read {
+        key: Key,
+        value: Option<i64>,
+    },
+    Write {
+        key: Key,
+        value: i64,
+    },
+    /// `from`: `None` expects the key to be absent. A compare that fails is a [`super::Kind::Fail`].
+    Cas {
+        key: Key,
+        from: Option<i64>,
+        to: i64,
+    },
+}
+
+/// Sets that only grow. An element is added once in a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Set {
+    Add {
+        key: Key,
+        element: i64,
+    },
+    /// `elements`: all there were, in any order.
+    Read {
+        key: Key,
+        elements: Option<Vec<i64>>,
+    },
+}
+
+/// One step of a transaction over lists that only grow. A value is appended to a key once in a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Append {
+    Append {
+        key: Key,
+        value: i64,
+    },
+    /// `list`: all that was there, oldest first; an absent key is an empty list.
+    Read {
+        key: Key,
+        list: Option<Vec<i64>>,
+    },
+}
+
+/// Accounts between which money moves, so that its total never changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bank {
+    /// The accounts as they were made, before anything else.
+    Open { balances: BTreeMap<Key, i64> },
+    /// A transfer that finds too little is a [`super::Kind::Fail`]. The answer carries the revision of the change.
+    Transfer { from: Key, to: Key, amount: i64 },
+    /// `balances`: all accounts at one revision, which the answer carries, however old.
+    Read { balances: Option<BTreeMap<Key, i64>> },
+}
+
+/// Changes under one prefix, and watchers of it. A value is written once in a run.
+///
+/// A watcher is a client that goes on under the same `watcher` for the whole run, whatever its process number. It
+/// begins with an [`Watch::Open`] or a [`Watch::List`]; after a broken stream it opens again from the last revision it
+/// saw, and after being told that this is compacted it lists first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watch {
+    /// One transaction: keys with their new values, `None` for a delete. The operation carries its revision.
+    Change { changes: BTreeMap<Key, Option<i64>> },
+    /// The watcher asks for every change later than `after`, a revision.
+    Open { watcher: u64, after: u64 },
+    /// The watcher waits for the next transaction: the answer carries its revision and what it changed.
+    /// An answer without changes is a mark of progress: nothing is missing up to that revision.
+    Next { watcher: u64, changes: Option<BTreeMap<Key, Option<i64>>> },
+    /// The watcher lists everything and starts again from there: the answer carries the revision.
+    List { watcher: u64, entries: Option<BTreeMap<Key, i64>> },
+    /// All there is at the end, at the operation's revision, read by anybody. Watchers go on until they have got there.
+    Final { entries: Option<BTreeMap<Key, i64>> },
+}
+
+/// Locks with fences, each guarding a register. A value is written once in a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lock {
+    /// `fence`: what the holder was given. The operation's revision is that of the grant.
+    Acquire {
+        lock: Key,
+        fence: Option<u64>,
+    },
+    Release {
+        lock: Key,
+        fence: u64,
+    },
+    /// A write to the guarded register that must not happen unless `fence` still holds the lock.
+    Write {
+        lock: Key,
+        fence: u64,
+        value: i64,
+    },
+    /// What the guarded register holds, read linearizably by anybody; `None` in an answer: nothing was written yet.
+    Read {
+        lock: Key,
+        value: Option<i64>,
+    },
+}
+
+/// Changes that are sent again when their answer is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Idempotency {
+    /// One logical change, however often it is sent. `id` is unique in a run; the answer carries the revision at which
+    /// it was made, the same for every sending.
+    Apply { key: Key, id: i64 },
+    /// How many changes the key has seen (its version), read linearizably.
+    Count { key: Key, count: Option<u64> },
+}
+
+/// What one session may rely on when it reads from any peer with `min_revision`.
+///
+/// `session` lives on when its client gets a new process number. Keys are written, never deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Session {
+    /// The answer carries the revision of the change.
+    Write { session: u64, key: Key, value: i64 },
+    /// The answer carries the revision at which the entry was last changed; none and no value if the key was absent.
+    Read { session: u64, key: Key, value: Option<i64> },
+}

@@ -1,0 +1,350 @@
+//! EDN to operations: the inverse of [`super::encode`], and lenient where other tools write differently.
+//!
+//! Values of registers and sets may come without a key (Knossos): all of them then belong to the key 0. A `:read` means
+//! the workload's own, so that the workload must be known first ([`hint`]). Operations of the nemesis are taken whatever
+//! they hold. `:index` is not looked at: the order of the file counts. Without `:time` the place in the file is it.
+
+use std::collections::BTreeMap;
+
+use super::action::{Action, Append, Bank, Idempotency, Key, Lock, Register, Session, Set, Watch};
+use super::edn::Edn;
+use super::fault::{Fault, Installation, Phase};
+use super::operation::{Kind, Operation, Process};
+use super::workload::Workload;
+
+/// What is wrong with an operation.
+type Problem = String;
+
+/// The workload that an operation's name and value betray; `None` if they may belong to several.
+pub fn hint(operation: &Edn) -> Option<Workload> {
+    let value = operation.get("value");
+    Some(match function(operation) {
+        Some("write" | "cas") => Workload::Register,
+        Some("add") => Workload::Set,
+        Some("txn") => Workload::Append,
+        Some("open" | "transfer") => Workload::Bank,
+        Some("change" | "watch" | "next" | "list" | "final") => Workload::Watch,
+        Some("acquire" | "release" | "guarded-write" | "guarded-read") => Workload::Lock,
+        Some("apply" | "count") => Workload::Idempotency,
+        Some("session-write" | "session-read") => Workload::Session,
+        Some("read") => match value {
+            Some(Edn::Map(_)) => Workload::Bank,
+            Some(Edn::Set(_)) => Workload::Set,
+            Some(value) if matches!(pair(value), Some((_, Edn::Set(_)))) => Workload::Set,
+            _ => return None,
+        },
+        None if value.and_then(Edn::as_elements).is_some_and(|steps| steps.iter().any(|s| append_step(s).is_ok())) => {
+            Workload::Append
+        }
+        _ => return None,
+    })
+}
+
+/// One operation of a workload. `place` is its place in the file.
+///
+/// # Errors
+/// What is missing, or is not what the workload has.
+pub fn operation(edn: &Edn, workload: Workload, place: u64) -> Result<Operation, Problem> {
+    if !matches!(edn, Edn::Map(_)) {
+        return Err(format!("an operation is a map with :type, :f, :value and :process, not {}", shown(edn)));
+    }
+    let kind = match edn.get("type") {
+        Some(Edn::Keyword(kind)) => match kind.as_str() {
+            "invoke" => Kind::Invoke,
+            "ok" => Kind::Ok,
+            "fail" => Kind::Fail,
+            "info" => Kind::Info,
+            other => return Err(format!(":type is :invoke, :ok, :fail or :info, not :{other}")),
+        },
+        other => return Err(format!(":type is :invoke, :ok, :fail or :info, not {}", shown_or_missing(other))),
+    };
+    let process = match edn.get("process") {
+        Some(Edn::Keyword(name)) if name == "nemesis" => Process::Nemesis,
+        Some(Edn::Int(number)) => {
+            Process::Client(u64::try_from(*number).map_err(|_| format!(":process is negative: {number}"))?)
+        }
+        other => return Err(format!(":process is a number or :nemesis, not {}", shown_or_missing(other))),
+    };
+    let action = match process {
+        Process::Nemesis => Action::Fault(fault(edn)),
+        Process::Client(_) => action(edn, workload)?,
+    };
+    let time_ns = number(edn, "time")?.unwrap_or(place);
+    let mut operation = Operation::new(process, kind, time_ns, action);
+    operation.index = place;
+    operation.revision = number(edn, "revision")?;
+    operation.peer = number(edn, "peer")?;
+    operation.refusal = text(edn.get("refusal"));
+    operation.error = text(edn.get("error"));
+    Ok(operation)
+}
+
+fn function(operation: &Edn) -> Option<&str> {
+    match operation.get("f") {
+        Some(Edn::Keyword(f) | Edn::Text(f) | Edn::Symbol(f)) => Some(f),
+        _ => None,
+    }
+}
+
+fn action(edn: &Edn, workload: Workload) -> Result<Action, Problem> {
+    let f = function(edn);
+    let value = edn.get("value").unwrap_or(&Edn::Nil);
+    let action = match workload {
+        Workload::Register => register(f, value).map(Action::Register),
+        Workload::Set => set(f, value).map(Action::Set),
+        Workload::Append => append(value).map(Action::Append),
+        Workload::Bank => bank(f, value).map(Action::Bank),
+        Workload::Watch => watch(f, value).map(Action::Watch),
+        Workload::Lock => lock(f, value).map(Action::Lock),
+        Workload::Idempotency => idempotency(f, value).map(Action::Idempotency),
+        Workload::Session => session(f, value).map(Action::Session),
+    };
+    let f = f.map_or_else(|| "an operation without :f".to_owned(), |f| format!(":{f}"));
+    action.map_err(|problem| format!("{f} of the workload {workload}: {problem}"))
+}
+
+fn register(f: Option<&str>, value: &Edn) -> Result<Register, Problem> {
+    match f {
+        Some("read") => {
+            let (key, value) = maybe_keyed(value)?;
+            Ok(Register::Read { key, value: optional_int(value)? })
+        }
+        Some("write") => {
+            let (key, value) = maybe_keyed(value)?;
+            Ok(Register::Write { key, value: int(value)? })
+        }
+        Some("cas") => {
+            let (key, value) = match pair(value) {
+                Some((key, from_to)) if pair(from_to).is_some() => (self::key(key)?, from_to),
+                _ => (Key::Number(0), value),
+            };
+            let (from, to) = pair(value).ok_or_else(|| expected("[from to] or [key [from to]]", value))?;
+            Ok(Register::Cas { key, from: optional_int(from)?, to: int(to)? })
+        }
+        _ => Err("it has :read, :write and :cas".into()),
+    }
+}
+
+fn set(f: Option<&str>, value: &Edn) -> Result<Set, Problem> {
+    match f {
+        Some("add") => {
+            let (key, element) = maybe_keyed(value)?;
+            Ok(Set::Add { key, element: int(element)? })
+        }
+        Some("read") => {
+            let (key, elements) = match pair(value) {
+                Some((key, elements @ (Edn::Nil | Edn::Set(_) | Edn::Vector(_)))) => (self::key(key)?, elements),
+                _ => (Key::Number(0), value),
+            };
+            Ok(Set::Read { key, elements: optional(elements, ints)? })
+        }
+        _ => Err("it has :add and :read".into()),
+    }
+}
+
+fn append(value: &Edn) -> Result<Vec<Append>, Problem> {
+    let steps = value.as_elements().ok_or_else(|| expected("a vector of steps", value))?;
+    steps.iter().map(append_step).collect()
+}
+
+fn append_step(step: &Edn) -> Result<Append, Problem> {
+    match step.as_elements() {
+        Some([Edn::Keyword(f), key, value]) if f == "append" => {
+            Ok(Append::Append { key: self::key(key)?, value: int(value)? })
+        }
+        Some([Edn::Keyword(f), key, list]) if f == "r" => {
+            Ok(Append::Read { key: self::key(key)?, list: optional(list, ints)? })
+        }
+        _ => Err(expected("[:append key value] or [:r key [values]]", step)),
+    }
+}
+
+fn bank(f: Option<&str>, value: &Edn) -> Result<Bank, Problem> {
+    match f {
+        Some("open") => Ok(Bank::Open { balances: by_key(value, int)? }),
+        Some("transfer") => Ok(Bank::Transfer {
+            from: key(part(value, "from")?)?,
+            to: key(part(value, "to")?)?,
+            amount: int(part(value, "amount")?)?,
+        }),
+        Some("read") => Ok(Bank::Read { balances: optional(value, |value| by_key(value, int))? }),
+        _ => Err("it has :open, :transfer and :read".into()),
+    }
+}
+
+fn watch(f: Option<&str>, value: &Edn) -> Result<Watch, Problem> {
+    let watcher = || natural(part(value, "watcher")?);
+    match f {
+        Some("change") => Ok(Watch::Change { changes: by_key(value, optional_int)? }),
+        Some("watch") => Ok(Watch::Open { watcher: watcher()?, after: natural(part(value, "after")?)? }),
+        Some("next") => {
+            let changes = value.get("changes").unwrap_or(&Edn::Nil);
+            Ok(Watch::Next { watcher: watcher()?, changes: optional(changes, |c| by_key(c, optional_int))? })
+        }
+        Some("list") => {
+            let entries = value.get("entries").unwrap_or(&Edn::Nil);
+            Ok(Watch::List { watcher: watcher()?, entries: optional(entries, |e| by_key(e, int))? })
+        }
+        Some("final") => Ok(Watch::Final { entries: optional(value, |e| by_key(e, int))? }),
+        _ => Err("it has :change, :watch, :next, :list and :final".into()),
+    }
+}
+
+fn lock(f: Option<&str>, value: &Edn) -> Result<Lock, Problem> {
+    let lock = || key(part(value, "lock")?);
+    let fence = || natural(part(value, "fence")?);
+    match f {
+        Some("acquire") => {
+            let fence = value.get("fence").unwrap_or(&Edn::Nil);
+            Ok(Lock::Acquire { lock: lock()?, fence: optional(fence, natural)? })
+        }
+        Some("release") => Ok(Lock::Release { lock: lock()?, fence: fence()? }),
+        Some("guarded-write") => Ok(Lock::Write { lock: lock()?, fence: fence()?, value: int(part(value, "value")?)? }),
+        Some("guarded-read") => {
+            Ok(Lock::Read { lock: lock()?, value: optional_int(value.get("value").unwrap_or(&Edn::Nil))? })
+        }
+        _ => Err("it has :acquire, :release, :guarded-write and :guarded-read".into()),
+    }
+}
+
+fn idempotency(f: Option<&str>, value: &Edn) -> Result<Idempotency, Problem> {
+    let (key, value) = maybe_keyed(value)?;
+    match f {
+        Some("apply") => Ok(Idempotency::Apply { key, id: int(value)? }),
+        Some("count") => Ok(Idempotency::Count { key, count: optional(value, natural)? }),
+        _ => Err("it has :apply and :count".into()),
+    }
+}
+
+fn session(f: Option<&str>, edn: &Edn) -> Result<Session, Problem> {
+    let session = natural(part(edn, "session")?)?;
+    let key = key(part(edn, "key")?)?;
+    let value = optional_int(edn.get("value").unwrap_or(&Edn::Nil))?;
+    match (f, value) {
+        (Some("session-write"), Some(value)) => Ok(Session::Write { session, key, value }),
+        (Some("session-read"), value) => Ok(Session::Read { session, key, value }),
+        _ => Err("it has :session-write with a value, and :session-read".into()),
+    }
+}
+
+fn fault(edn: &Edn) -> Fault {
+    let f = function(edn).unwrap_or("start");
+    let (phase, name) = match (f.strip_prefix("stop"), f.strip_prefix("start")) {
+        (Some(name), _) => (Phase::Stop, name),
+        (None, Some(name)) => (Phase::Start, name),
+        (None, None) => (Phase::Start, f),
+    };
+    let name = match name.trim_start_matches('-') {
+        "" => "fault",
+        name => name,
+    };
+    let value = edn.get("value").unwrap_or(&Edn::Nil);
+    let text = |value| text(value).unwrap_or_default();
+    let because = || text(value.get("because"));
+    let installation = match value.get("outcome") {
+        Some(Edn::Keyword(outcome)) => match outcome.as_str() {
+            "installed" => Some(Installation::Installed(because())),
+            "skipped" => Some(Installation::Skipped(because())),
+            _ => Some(Installation::Failed(because())),
+        },
+        _ => None,
+    };
+    let target = match value.get("target") {
+        Some(target) => text(Some(target)),
+        None => text(Some(value)),
+    };
+    Fault { name: name.to_owned(), phase, target, installation }
+}
+
+/// A string, or whatever else stands there, as it stands there.
+fn text(value: Option<&Edn>) -> Option<String> {
+    match value {
+        None | Some(Edn::Nil) => None,
+        Some(Edn::Text(text)) => Some(text.clone()),
+        Some(other) => Some(other.to_string()),
+    }
+}
+
+/// `[key value]`, or a value that belongs to the only key there is.
+fn maybe_keyed(value: &Edn) -> Result<(Key, &Edn), Problem> {
+    match pair(value) {
+        Some((key, value)) => Ok((self::key(key)?, value)),
+        None => Ok((Key::Number(0), value)),
+    }
+}
+
+fn pair(value: &Edn) -> Option<(&Edn, &Edn)> {
+    match value {
+        Edn::Vector(elements) => match elements.as_slice() {
+            [first, second] => Some((first, second)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn part<'a>(value: &'a Edn, name: &str) -> Result<&'a Edn, Problem> {
+    value.get(name).ok_or_else(|| format!("its value has no :{name}: {}", shown(value)))
+}
+
+fn key(value: &Edn) -> Result<Key, Problem> {
+    match value {
+        Edn::Int(number) => Ok(Key::Number(*number)),
+        Edn::Text(name) | Edn::Keyword(name) | Edn::Symbol(name) => Ok(name.as_str().into()),
+        _ => Err(expected("a key (a number, a string or a keyword)", value)),
+    }
+}
+
+fn by_key<T>(value: &Edn, read: impl Fn(&Edn) -> Result<T, Problem>) -> Result<BTreeMap<Key, T>, Problem> {
+    match value {
+        Edn::Map(entries) => entries.iter().map(|(key, value)| Ok((self::key(key)?, read(value)?))).collect(),
+        _ => Err(expected("a map by key", value)),
+    }
+}
+
+fn optional<T>(value: &Edn, read: impl Fn(&Edn) -> Result<T, Problem>) -> Result<Option<T>, Problem> {
+    match value {
+        Edn::Nil => Ok(None),
+        value => read(value).map(Some),
+    }
+}
+
+fn optional_int(value: &Edn) -> Result<Option<i64>, Problem> {
+    optional(value, int)
+}
+
+fn int(value: &Edn) -> Result<i64, Problem> {
+    value.as_int().ok_or_else(|| expected("a whole number", value))
+}
+
+fn natural(value: &Edn) -> Result<u64, Problem> {
+    u64::try_from(int(value)?).map_err(|_| expected("a number that is not negative", value))
+}
+
+fn ints(value: &Edn) -> Result<Vec<i64>, Problem> {
+    let elements = value.as_elements().ok_or_else(|| expected("a vector or set of whole numbers", value))?;
+    elements.iter().map(int).collect()
+}
+
+fn number(edn: &Edn, name: &str) -> Result<Option<u64>, Problem> {
+    let value = edn.get(name).unwrap_or(&Edn::Nil);
+    optional(value, natural).map_err(|problem| format!(":{name}: {problem}"))
+}
+
+fn expected(what: &str, got: &Edn) -> Problem {
+    format!("{what} was expected, not {}", shown(got))
+}
+
+fn shown_or_missing(value: Option<&Edn>) -> String {
+    value.map_or_else(|| "missing".to_owned(), shown)
+}
+
+/// A value as it stands, shortened.
+fn shown(value: &Edn) -> String {
+    const LONGEST: usize = 80;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

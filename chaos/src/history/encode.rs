@@ -1,0 +1,170 @@
+//! Operations as EDN: `{:type :ok, :f :cas, :value [k [1 2]], :process 3, :time 1200, :index 7}`.
+//!
+//! Registers, sets and list-append transactions are written as Jepsen's own tests write them, so that Knossos, Elle and
+//! the converters of Porcupine read them; the other workloads have maps as values. [`super::decode`] is the inverse.
+
+use std::collections::BTreeMap;
+
+use super::action::{Action, Append, Bank, Idempotency, Key, Lock, Register, Session, Set, Watch};
+use super::edn::Edn;
+use super::fault::{Fault, Installation, Phase};
+use super::operation::{Kind, Operation, Process};
+
+/// One operation as a map.
+pub fn operation(operation: &Operation) -> Edn {
+    let (f, value) = action(&operation.action);
+    let kind = match operation.kind {
+        Kind::Invoke => "invoke",
+        Kind::Ok => "ok",
+        Kind::Fail => "fail",
+        Kind::Info => "info",
+    };
+    let process = match operation.process {
+        Process::Client(number) => int(number),
+        Process::Nemesis => Edn::keyword("nemesis"),
+    };
+    let mut entries = vec![
+        entry("type", Edn::keyword(kind)),
+        entry("f", Edn::Keyword(f)),
+        entry("value", value),
+        entry("process", process),
+        entry("time", int(operation.time_ns)),
+        entry("index", int(operation.index)),
+    ];
+    entries.extend(operation.revision.map(|revision| entry("revision", int(revision))));
+    entries.extend(operation.peer.map(|peer| entry("peer", int(peer))));
+    let text = |name, text: &Option<String>| Some(entry(name, Edn::Text(text.clone()?)));
+    entries.extend(text("refusal", &operation.refusal));
+    entries.extend(text("error", &operation.error));
+    Edn::Map(entries)
+}
+
+/// What an action does, as a name and a value.
+pub fn action(action: &Action) -> (String, Edn) {
+    let (f, value) = match action {
+        Action::Register(Register::Read { key, value }) => ("read", keyed(key, optional(*value))),
+        Action::Register(Register::Write { key, value }) => ("write", keyed(key, Edn::Int(*value))),
+        Action::Register(Register::Cas { key, from, to }) => {
+            ("cas", keyed(key, Edn::Vector(vec![optional(*from), Edn::Int(*to)])))
+        }
+        Action::Set(Set::Add { key, element }) => ("add", keyed(key, Edn::Int(*element))),
+        Action::Set(Set::Read { key, elements }) => {
+            ("read", keyed(key, elements.as_ref().map_or(Edn::Nil, |e| Edn::Set(ints(e)))))
+        }
+        Action::Append(steps) => ("txn", Edn::Vector(steps.iter().map(step).collect())),
+        Action::Bank(Bank::Open { balances }) => ("open", by_key(balances)),
+        Action::Bank(Bank::Transfer { from, to, amount }) => {
+            let entries = [entry("from", name(from)), entry("to", name(to)), entry("amount", Edn::Int(*amount))];
+            ("transfer", Edn::Map(entries.into()))
+        }
+        Action::Bank(Bank::Read { balances }) => ("read", balances.as_ref().map_or(Edn::Nil, by_key)),
+        Action::Watch(watch) => self::watch(watch),
+        Action::Lock(lock) => self::lock(lock),
+        Action::Idempotency(Idempotency::Apply { key, id }) => ("apply", keyed(key, Edn::Int(*id))),
+        Action::Idempotency(Idempotency::Count { key, count }) => ("count", keyed(key, count.map_or(Edn::Nil, int))),
+        Action::Session(session) => self::session(session),
+        Action::Fault(fault) => return self::fault(fault),
+    };
+    (f.to_owned(), value)
+}
+
+fn step(step: &Append) -> Edn {
+    Edn::Vector(match step {
+        Append::Append { key, value } => vec![Edn::keyword("append"), name(key), Edn::Int(*value)],
+        Append::Read { key, list } => {
+            vec![Edn::keyword("r"), name(key), list.as_ref().map_or(Edn::Nil, |list| Edn::Vector(ints(list)))]
+        }
+    })
+}
+
+fn watch(watch: &Watch) -> (&'static str, Edn) {
+    let changed = |changes: &BTreeMap<Key, Option<i64>>| {
+        Edn::Map(changes.iter().map(|(key, value)| (name(key), optional(*value))).collect())
+    };
+    match watch {
+        Watch::Change { changes } => ("change", changed(changes)),
+        Watch::Open { watcher, after } => {
+            ("watch", Edn::Map(vec![entry("watcher", int(*watcher)), entry("after", int(*after))]))
+        }
+        Watch::Next { watcher, changes } => {
+            let changes = changes.as_ref().map_or(Edn::Nil, changed);
+            ("next", Edn::Map(vec![entry("watcher", int(*watcher)), entry("changes", changes)]))
+        }
+        Watch::List { watcher, entries } => {
+            let entries = entries.as_ref().map_or(Edn::Nil, by_key);
+            ("list", Edn::Map(vec![entry("watcher", int(*watcher)), entry("entries", entries)]))
+        }
+        Watch::Final { entries } => ("final", entries.as_ref().map_or(Edn::Nil, by_key)),
+    }
+}
+
+fn lock(action: &Lock) -> (&'static str, Edn) {
+    let (f, lock, more) = match action {
+        Lock::Acquire { lock, fence } => ("acquire", lock, vec![entry("fence", fence.map_or(Edn::Nil, int))]),
+        Lock::Release { lock, fence } => ("release", lock, vec![entry("fence", int(*fence))]),
+        Lock::Write { lock, fence, value } => {
+            ("guarded-write", lock, vec![entry("fence", int(*fence)), entry("value", Edn::Int(*value))])
+        }
+        Lock::Read { lock, value } => ("guarded-read", lock, vec![entry("value", optional(*value))]),
+    };
+    (f, Edn::Map([vec![entry("lock", name(lock))], more].concat()))
+}
+
+fn session(action: &Session) -> (&'static str, Edn) {
+    let (f, session, key, value) = match action {
+        Session::Write { session, key, value } => ("session-write", session, key, Some(*value)),
+        Session::Read { session, key, value } => ("session-read", session, key, *value),
+    };
+    (f, Edn::Map(vec![entry("session", int(*session)), entry("key", name(key)), entry("value", optional(value))]))
+}
+
+fn fault(fault: &Fault) -> (String, Edn) {
+    let phase = match fault.phase {
+        Phase::Start => "start",
+        Phase::Stop => "stop",
+    };
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let mut entries = vec![entry("target", Edn::Text(fault.target.clone()))];
+    if let Some(installation) = &fault.installation {
+        let (outcome, because) = match installation {
+            Installation::Installed(proof) => ("installed", proof),
+            Installation::Skipped(reason) => ("skipped", reason),
+            Installation::Failed(reason) => ("failed", reason),
+        };
+        entries.push(entry("outcome", Edn::keyword(outcome)));
+        entries.push(entry("because", Edn::Text(because.clone())));
+    }
+    (format!("{phase}-{}", fault.name.chars().map(plain).collect::<String>()), Edn::Map(entries))
+}
+
+fn entry(name: &str, value: Edn) -> (Edn, Edn) {
+    (Edn::keyword(name), value)
+}
+
+fn keyed(key: &Key, value: Edn) -> Edn {
+    Edn::Vector(vec![name(key), value])
+}
+
+fn name(key: &Key) -> Edn {
+    match key {
+        Key::Number(number) => Edn::Int(*number),
+        Key::Name(name) => Edn::Text(name.to_string()),
+    }
+}
+
+fn by_key(values: &BTreeMap<Key, i64>) -> Edn {
+    Edn::Map(values.iter().map(|(key, value)| (name(key), Edn::Int(*value))).collect())
+}
+
+fn ints(values: &[i64]) -> Vec<Edn> {
+    values.iter().map(|value| Edn::Int(*value)).collect()
+}
+
+fn optional(value: Option<i64>) -> Edn {
+    value.map_or(Edn::Nil, Edn::Int)
+}
+
+/// Revisions, times and ids stay far below 2^63.
+fn int(number: u64) -> Edn {
+    Edn::Int(i64::try_from(number).unwrap_or(i64::MAX))
+}

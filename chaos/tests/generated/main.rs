@@ -1,0 +1,98 @@
+//! Histories with a known answer: a system that keeps its promises is valid, and the same with one fault is not.
+//!
+//! - [`sim`]: clients that take turns by chance on a store that is right; [`store`]: the store;
+//! - [`faults`]: one broken promise each, in the midst of it.
+
+mod faults;
+mod sim;
+mod store;
+
+use std::time::Instant;
+
+use lake_chaos::check::{self, Budget, Options, Verdict, judge_history};
+use lake_chaos::history::{History, Workload, file};
+use proptest::prelude::*;
+
+use crate::faults::{FAULTS, Fault};
+use crate::sim::Sim;
+
+const STEPS: usize = 600;
+
+fn judged(workload: Workload, history: &History) -> Verdict {
+    check::verdict(&judge_history(workload, history, &Options::default()))
+}
+
+/// Breaks one promise after some steps.
+fn broken(fault: &Fault, seed: u64, at: usize) {
+    let mut sim = Sim::new(fault.workload, seed);
+    sim.steps(at);
+    (fault.inject)(&mut sim);
+    let verdict = judged(fault.workload, &sim.run(STEPS - at));
+    assert!(matches!(verdict, Verdict::Violation(_)), "{}, seed {seed}, after {at} steps: {verdict:?}", fault.name);
+}
+
+#[test]
+fn every_broken_promise_is_found() {
+    for fault in FAULTS {
+        (0..8).for_each(|seed| broken(fault, seed, 37 * seed as usize));
+    }
+}
+
+fn workloads() -> impl Strategy<Value = Workload> {
+    prop::sample::select(&Workload::ALL[..])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn a_system_that_keeps_its_promises_is_valid(workload in workloads(), seed: u64) {
+        let history = Sim::new(workload, seed).run(STEPS);
+        prop_assert_eq!(judged(workload, &history), Verdict::Valid);
+    }
+
+    #[test]
+    fn one_broken_promise_is_found_whenever_it_is_broken(which in 0..FAULTS.len(), seed: u64, at in 0..STEPS) {
+        broken(&FAULTS[which], seed, at);
+    }
+
+    #[test]
+    fn what_is_written_to_a_file_is_judged_the_same(workload in workloads(), seed: u64) {
+        let history = Sim::new(workload, seed).run(STEPS);
+        let mut text = Vec::new();
+        history.operations().iter().for_each(|o| file::write_operation(&mut text, o).unwrap());
+        let read = file::parse(std::str::from_utf8(&text).unwrap(), None).unwrap();
+        prop_assert_eq!(read, (workload, history));
+    }
+}
+
+/// The cost of the search must not grow faster than the history: ten clients, 500 keys, some 200 operations on each.
+#[test]
+fn a_hundred_thousand_operations_are_judged() {
+    let history = Sim::on(500, 10, Workload::Register, 1).run(300_000);
+    assert!(history.calls().len() > 95_000, "{}", history.calls().len());
+    let began = Instant::now();
+    let outcome = check::linear::check(&history, &Budget::default());
+    assert_eq!(outcome.verdict, Verdict::Valid);
+    println!("{} operations over 500 keys: {} ms", history.calls().len(), began.elapsed().as_millis());
+}
+
+#[test]
+fn a_contradiction_among_a_hundred_thousand_operations_is_made_small() {
+    let mut sim = Sim::on(500, 10, Workload::Register, 2);
+    sim.steps(150_000);
+    (FAULTS[0].inject)(&mut sim);
+    let outcome = check::linear::check(&sim.run(150_000), &Budget::default());
+    assert!(matches!(outcome.verdict, Verdict::Violation(_)));
+    assert_eq!(outcome.findings[0].bars.len(), 3, "{:?}", outcome.findings[0].explanation);
+}
+
+#[test]
+fn twenty_thousand_transactions_are_judged() {
+    let history = Sim::on(200, 10, Workload::Append, 3).run(60_000);
+    assert!(history.calls().len() > 19_000, "{}", history.calls().len());
+    let began = Instant::now();
+    let outcome = check::append::check(&history, check::append::Model::StrictSerializable);
+    assert_eq!(outcome.verdict, Verdict::Valid);
+    println!("{} transactions over 200 lists: {} ms", history.calls().len(), began.elapsed().as_millis());
+}

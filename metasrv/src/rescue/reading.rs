@@ -1,0 +1,354 @@
+//! Everything that a stopped peer's directory holds, read once, and what is wrong with it.
+//!
+//! Read are both slots of the mark; each snapshot, whole; and the log with its journal from end to end, which is applied to the oldest snapshot
+//! that joins it: so each newer snapshot is compared with what the log gives at its place.
+//!
+//! What the log gives in the end is not all certain. An entry is on this disk before it is committed, and may never have been:
+//! the disk alone tells only that everything up to the newest snapshot, or up to what the mark notes of one, was. In a cluster
+//! of one everything on its disk is committed.
+//!
+//! A log that is damaged gives what stands before the damage: each entry has its checksum and that of the one before it, so
+//! that much is proven to have been written like that.
+//!
+//! Failure cases: the directory cannot be held or read at all: an error. Everything that is wrong inside of it: a [`Finding`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::held::Held;
+use super::replay::Replay;
+use super::{blocking, members};
+use crate::config::StorageConfig;
+use crate::directory::DirectoryLock;
+use crate::error::Error;
+use crate::log::journal::{self, JournalError};
+use crate::log::mark::{Mark, MarkFile, SLOT_BYTES, decode_file};
+use crate::log::sled_log::OpenError;
+use crate::log::{Log, LogOptions};
+use crate::raft::state_machine::Applied;
+use crate::raft::types::{LogId, Vote};
+use crate::snapshot::{self, Loaded, SnapshotError};
+use crate::state::FEATURE_LEVEL;
+
+/// Something that is not as a peer leaves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub weight: Weight,
+    pub file: PathBuf,
+    /// Where in it, and what.
+    pub what: String,
+}
+
+/// What a finding means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Weight {
+    /// What a crash leaves behind: nothing is lost by it.
+    Remark,
+    /// Something that was kept does not read as it was written, or is missing.
+    Damage,
+}
+
+/// A snapshot in the directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotFile {
+    pub path: PathBuf,
+    /// What it covers, as its name says.
+    pub covers: LogId,
+    pub bytes: u64,
+    /// The state's hash; none if the file cannot be read.
+    pub hash: Option<u128>,
+}
+
+/// What the log holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LogRange {
+    /// Up to where entries are gone.
+    pub purged: Option<LogId>,
+    /// The last one that reads.
+    pub last: Option<LogId>,
+    pub entries: u64,
+    /// False: something was behind `last` once.
+    pub whole: bool,
+}
+
+/// What a directory holds.
+#[derive(Debug)]
+pub struct Reading {
+    pub dir: PathBuf,
+    /// None if neither slot reads.
+    pub mark: Option<Mark>,
+    /// Newest first.
+    pub snapshots: Vec<SnapshotFile>,
+    /// None if it cannot be opened at all.
+    pub log: Option<LogRange>,
+    /// What the files of the log take on disk.
+    pub log_bytes: u64,
+    pub cluster_id: String,
+    /// The state that was certainly committed, if it can still be put together.
+    pub committed: Option<Applied>,
+    /// The state that all there is gives. What is in it beyond `committed` may never have been committed.
+    pub replayed: Option<Applied>,
+    /// The hashes of the state at the indexes that were asked for, and of the snapshots.
+    pub hashes: BTreeMap<u64, u128>,
+    pub findings: Vec<Finding>,
+    /// Nobody starts the peer while this is looked at.
+    lock: Option<DirectoryLock>,
+}
+
+impl Reading {
+    /// Whether anything is damaged.
+    pub fn is_damaged(&self) -> bool {
+        self.findings.iter().any(|finding| finding.weight == Weight::Damage)
+    }
+
+    /// Up to where the peer knew that everything is committed, whether that is still to be read or not.
+    pub fn committed_index(&self) -> Option<u64> {
+        let mark = self.mark.as_ref();
+        let noted = mark.and_then(|m| m.snapshot).max(mark.and_then(|m| m.purged)).map(|id| id.index);
+        let kept = self.snapshots.iter().filter(|s| s.hash.is_some()).map(|s| s.covers.index).max();
+        let alone = self.replayed.as_ref().filter(|applied| self.is_alone(applied)).and_then(|a| a.last);
+        noted.max(kept).max(alone.map(|id| id.index))
+    }
+
+    /// What holds the directory, and everything else.
+    pub(super) fn into_lock(mut self) -> (Option<DirectoryLock>, Self) {
+        (self.lock.take(), self)
+    }
+
+    /// Whether all that the peer ever acknowledged reads.
+    pub fn is_whole(&self) -> bool {
+        let end = self.log.filter(|log| log.whole).map(|log| log.last);
+        end.is_some_and(|end| end == self.replayed.as_ref().and_then(|applied| applied.last))
+    }
+
+    /// Up to where the peer is known to have acknowledged entries. What was only in a journal that does not read is not.
+    pub fn acknowledged(&self) -> Option<LogId> {
+        let end = self.log.filter(|log| log.whole).and_then(|log| log.last);
+        self.mark.as_ref().and_then(|mark| mark.last).max(end)
+    }
+
+    /// The vote that the peer cast last.
+    pub fn vote(&self) -> Option<Vote> {
+        self.mark.as_ref().and_then(|mark| mark.vote)
+    }
+
+    pub(super) fn is_alone(&self, applied: &Applied) -> bool {
+        let (voters, _) = members(applied.membership.membership());
+        let own = self.mark.as_ref().map(|mark| (mark.peer_id, mark.incarnation.as_str()));
+        matches!(&voters[..], [(id, voter)] if Some((*id, voter.incarnation.as_str())) == own)
+    }
+
+    pub(super) fn damage(&mut self, file: impl Into<PathBuf>, what: impl Into<String>) {
+        self.findings.push(Finding { weight: Weight::Damage, file: file.into(), what: what.into() });
+    }
+
+    fn remark(&mut self, file: impl Into<PathBuf>, what: impl Into<String>) {
+        self.findings.push(Finding { weight: Weight::Remark, file: file.into(), what: what.into() });
+    }
+}
+
+/// Reads a directory. `hashes_at`: where else the state's hash is wanted.
+///
+/// # Errors
+/// As [`Held::take`]; a file that cannot be read for reasons of the system.
+pub async fn read(dir: &Path, hashes_at: BTreeSet<u64>) -> Result<Reading, Error> {
+    let dir = dir.to_owned();
+    let (held, mut reading, base) = blocking(move || {
+        let held = Held::take(&dir)?;
+        let mut reading = Reading {
+            log_bytes: held.log_bytes(),
+            dir,
+            mark: None,
+            snapshots: Vec::new(),
+            log: None,
+            cluster_id: String::new(),
+            committed: None,
+            replayed: None,
+            hashes: BTreeMap::new(),
+            findings: Vec::new(),
+            lock: None,
+        };
+        read_mark(&held, &mut reading)?;
+        let base = read_snapshots(&held, &mut reading)?;
+        left_behind(&held, &mut reading);
+        Ok::<_, Error>((held, reading, base))
+    })
+    .await??;
+    match open_log(&held, &mut reading) {
+        Some(log) => {
+            Replay::new(&log, hashes_at).run(base, &mut reading).await;
+            log.close().await;
+        }
+        None => reading.replayed = base,
+    }
+    if reading.committed.is_none()
+        && let Some(replayed) = &reading.replayed
+        && replayed.last.map(|id| id.index) <= reading.committed_index()
+    {
+        reading.committed = Some(replayed.clone());
+    }
+    for finding in &mut reading.findings {
+        finding.what = held.in_its_words(&finding.what);
+    }
+    reading.lock = held.without_copy();
+    Ok(reading)
+}
+
+/// The snapshots that a directory names, without looking into them.
+pub fn snapshot_indexes(dir: &Path) -> BTreeSet<u64> {
+    let store = snapshot::SnapshotStore::existing(dir.join("snapshots"));
+    store.list().unwrap_or_default().into_iter().map(|(id, _)| id.index).collect()
+}
+
+fn read_mark(held: &Held, reading: &mut Reading) -> Result<(), Error> {
+    let path = held.dir().join("mark");
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            reading.damage(path, "it is missing: who this peer is, and whom it voted for, is lost");
+            return Ok(());
+        }
+        Err(e) => return Err(Error::io(format!("reading {}", path.display()))(e)),
+    };
+    for slot in 0..2 {
+        let begin = slot * SLOT_BYTES;
+        let readable = bytes.get(begin..begin + SLOT_BYTES).is_some_and(|slot| decode_file(slot).is_some());
+        if !readable {
+            reading.damage(&path, format!("slot {slot} (bytes {begin} to {}) does not read", begin + SLOT_BYTES - 1));
+        }
+    }
+    if bytes.len() > 2 * SLOT_BYTES {
+        reading.damage(&path, format!("it goes on behind its {} bytes", 2 * SLOT_BYTES));
+    }
+    reading.mark = decode_file(&bytes).map(|(_, mark)| mark);
+    if let Some(mark) = &reading.mark {
+        reading.cluster_id.clone_from(&mark.cluster_id);
+    } else {
+        reading.damage(path, "neither slot reads: who this peer is, and whom it voted for, is lost");
+    }
+    Ok(())
+}
+
+/// Checks every snapshot. Gives the oldest that joins the log; if none does, the newest that reads.
+fn read_snapshots(held: &Held, reading: &mut Reading) -> Result<Option<Applied>, Error> {
+    let store = held.snapshots();
+    let list = match store.list() {
+        Ok(list) => list,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(Error::io(format!("listing the snapshots in {}", store.dir().display()))(e)),
+    };
+    let purged = reading.mark.as_ref().map(|mark| mark.purged.map_or(0, |id| id.index));
+    let mut base: Option<Applied> = None;
+    let mut unjoined: Option<Applied> = None;
+    for (covers, path) in list.into_iter().rev() {
+        let bytes = path.metadata().map_or(0, |file| file.len());
+        let loaded = read_snapshot(&path, covers, reading)?;
+        let hash = loaded.as_ref().map(|loaded| loaded.state.digest());
+        reading.snapshots.push(SnapshotFile { path, covers, bytes, hash });
+        reading.hashes.extend(hash.map(|hash| (covers.index, hash)));
+        let Some(loaded) = loaded else { continue };
+        if reading.cluster_id.is_empty() {
+            reading.cluster_id.clone_from(&loaded.cluster_id);
+        }
+        match purged {
+            Some(purged) if covers.index >= purged => {
+                base.get_or_insert_with(|| loaded.into());
+            }
+            _ => unjoined = Some(loaded.into()),
+        }
+    }
+    reading.snapshots.reverse();
+    Ok(base.or(unjoined))
+}
+
+fn read_snapshot(path: &Path, covers: LogId, reading: &mut Reading) -> Result<Option<Loaded>, Error> {
+    let loaded = match snapshot::read(path, FEATURE_LEVEL) {
+        Ok(loaded) => loaded,
+        Err(SnapshotError::Damaged { what, .. } | SnapshotError::Newer { what, .. }) => {
+            reading.damage(path, what);
+            return Ok(None);
+        }
+        Err(SnapshotError::Io { path, source }) => {
+            return Err(Error::io(format!("reading the snapshot {}", path.display()))(source));
+        }
+    };
+    if reading.mark.as_ref().is_some_and(|mark| mark.cluster_id != loaded.cluster_id) {
+        let what = format!("it is of cluster {}, and the mark says {}", loaded.cluster_id, reading.cluster_id);
+        reading.damage(path, what);
+        return Ok(None);
+    }
+    if loaded.meta.last_log_id != Some(covers) {
+        let what = format!("it covers {}, and is named for {covers}", shown(loaded.meta.last_log_id));
+        reading.damage(path, what);
+        return Ok(None);
+    }
+    Ok(Some(loaded))
+}
+
+/// What an interrupted start or snapshot leaves; the next start removes it.
+fn left_behind(held: &Held, reading: &mut Reading) {
+    let snapshots = std::fs::read_dir(held.dir().join("snapshots")).into_iter().flatten().flatten();
+    let unfinished = snapshots.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "tmp"));
+    for path in unfinished.chain([held.dir().join("log.new"), held.dir().join("mark.new")]).filter(|p| p.exists()) {
+        reading.remark(path, "it was left half-made; the next start removes it");
+    }
+}
+
+/// Opens the copy of the log; what of it reads, if it is damaged.
+fn open_log(held: &Held, reading: &mut Reading) -> Option<Log> {
+    let path = held.copied("mark");
+    let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
+    let open = |mark| Log::open(LogOptions::new(held.copied("log"), &storage), mark);
+    let mark = reading.mark.clone()?;
+    let first = MarkFile::open(&path).map_err(|e| (held.dir().join("mark"), e.to_string()));
+    // Before it is opened, which empties it.
+    let journal = std::fs::read(held.copied("journal"));
+    let (file, what) = match first.map(open) {
+        Ok(Ok(log)) => {
+            if let (Ok(bytes), Some(from)) = (journal, mark.journal)
+                && let Ok(damaged @ 1..) = journal::check(&bytes, &mark.incarnation, from)
+            {
+                let what = format!("{damaged} records are damaged in one of its halves; the other has them");
+                reading.damage(held.dir().join("journal"), what);
+            }
+            reading.log = Some(LogRange { whole: true, ..LogRange::default() });
+            return Some(log);
+        }
+        Ok(Err(e)) => wrong(held, e),
+        Err(unreadable) => unreadable,
+    };
+    reading.damage(file, what);
+    // On the copy: as if nothing had been acknowledged behind the snapshot, so that what stands before the damage is given;
+    // and if the journal does not join that, without it.
+    for with_journal in [true, false] {
+        let mut mark = MarkFile::open(&path).ok()?;
+        let lowered = mark.update_both(|mark| {
+            mark.last = mark.purged;
+            mark.journal = mark.journal.filter(|_| with_journal);
+        });
+        lowered.ok()?;
+        if let Ok(log) = open(mark) {
+            reading.log = Some(LogRange::default());
+            return Some(log);
+        }
+    }
+    None
+}
+
+/// Which file is wrong, and what about it.
+fn wrong(held: &Held, error: OpenError) -> (PathBuf, String) {
+    let log = held.dir().join("log");
+    match error {
+        OpenError::Damaged { what, .. } => (log, what),
+        OpenError::Behind { found, acknowledged, .. } => {
+            (log, format!("it ends at {found}, and entries up to index {acknowledged} were acknowledged"))
+        }
+        OpenError::Journal(JournalError::Damaged { what, .. }) => (held.dir().join("journal"), what),
+        other => (log, other.to_string()),
+    }
+}
+
+/// A log id for people.
+pub fn shown(id: Option<LogId>) -> String {
+    id.map_or_else(|| "nothing".to_owned(), |id| format!("index {} of term {}", id.index, id.leader_id.term))
+}

@@ -1,0 +1,40 @@
+//! `lake chaos`: does the metadata cluster keep its promises while it is being hurt?
+//!
+//! - [`check`]: judges a history, wherever it comes from; [`report`]: judges a run anew and makes its page again;
+//! - [`print`]: verdicts and findings for the terminal.
+//!
+//! Exit codes of all of them: 0 valid, 1 violation, 2 unknown, 3 the command itself went wrong.
+
+mod check;
+mod print;
+mod report;
+
+use anyhow::Result;
+use lake_chaos::check::HARNESS_ERROR;
+
+/// Options of `lake chaos`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Judge a history: of a run, or of another tool in Jepsen's format
+    Check(check::Args),
+    /// Judge a run again, and make its page again
+    Report(report::Args),
+}
+
+/// Does what was asked. Gives the exit code; what goes wrong is printed, so that it cannot be taken for a verdict.
+pub async fn run(args: Args) -> u8 {
+    let done: Result<u8> = match args.command {
+        Command::Check(args) => check::run(&args),
+        Command::Report(args) => report::run(&args),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("lake: {error:#}");
+        HARNESS_ERROR
+    })
+}

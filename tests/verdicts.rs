@@ -1,0 +1,72 @@
+//! `lake chaos check` and `lake chaos report`: exit codes, and what is printed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn lake(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lake")).args(arguments).output().unwrap()
+}
+
+fn history(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("chaos/tests/histories").join(name)
+}
+
+fn check(name: &str, more: &[&str]) -> (Option<i32>, String) {
+    let path = history(name);
+    let output = lake(&[&["chaos", "check", path.to_str().unwrap()], more].concat());
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn the_exit_code_is_the_verdict() {
+    let (code, text) = check("register-concurrent.valid.edn", &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.ends_with("\nvalid\n"), "{text}");
+    let (code, text) = check("register-nothing-succeeded.unknown.edn", &[]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("unknown: linearizable registers: no operation on a register succeeded"), "{text}");
+    let (code, text) = check("register-stale-read.violation.edn", &[]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("read 1 = 10 (process 1) must come next, but cannot: it read 10."), "{text}");
+    assert!(text.contains("write 1 := 20"), "{text}");
+}
+
+#[test]
+fn the_verdict_is_there_for_scripts() {
+    let (code, text) = check("append-write-skew.violation.edn", &["--format", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(code, Some(1));
+    assert_eq!((&json["verdict"], &json["exit_code"]), (&"violation".into(), &1.into()));
+    assert_eq!(json["checks"][0]["findings"][0]["kind"], "G2");
+    let (code, _) = check("append-lost-update.violation.edn", &["--model", "serializable"]);
+    assert_eq!(code, Some(0), "without time there is an order");
+}
+
+#[test]
+fn what_goes_wrong_is_no_verdict() {
+    let cases: [&[&str]; 5] = [
+        &["chaos", "check", "no-such-file.edn"],
+        &["chaos", "check", "--workload", "registers", "x.edn"],
+        &["chaos", "check", "--no-such-option", "x.edn"],
+        &["chaos", "check", "Cargo.toml"],
+        &["chaos", "report", "no-such-directory"],
+    ];
+    for arguments in cases {
+        let output = lake(arguments);
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {output:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
+    }
+    assert_eq!(lake(&["chaos", "check", "--help"]).status.code(), Some(0));
+    assert_eq!(lake(&["meta", "--no-such-option"]).status.code(), Some(2), "only to chaos is 2 a verdict");
+}
+
+#[test]
+fn a_page_is_made_of_a_history_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(history("lock-zombie.violation.edn"), dir.path().join("history.edn")).unwrap();
+    let output = lake(&["chaos", "report", dir.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let page = std::fs::read_to_string(dir.path().join("report.html")).unwrap();
+    assert!(page.contains("a write under fence 5 succeeded after fence 8 was granted"), "{page}");
+    assert!(dir.path().join("results.json").exists());
+}
