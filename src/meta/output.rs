@@ -8,7 +8,6 @@
 //! | many         | the first of them, and how many there are         | all of them                     |
 
 pub use crate::output::{print, print_json, stream};
-use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};

@@ -228,7 +228,7 @@ mod tests {
     fn refusals_are_answers_and_faults_excuse_what_they_touch() {
         let ok = |_: u64| (Kind::Ok, None);
         assert_eq!(judged(100, ok, None).verdict, Verdict::Valid);
-        let half = |n: u64| if n % 2 == 0 { (Kind::Ok, None) } else { (Kind::Fail, Some("it is 3")) };
+        let half = |n: u64| if n.is_multiple_of(2) { (Kind::Ok, None) } else { (Kind::Fail, Some("it is 3")) };
         assert_eq!(judged(100, half, None).verdict, Verdict::Valid);
         let away = |n: u64| if (10..24).contains(&n) { (Kind::Info, None) } else { (Kind::Ok, None) };
         let outcome = judged(100, away, Some((10, 20)));
@@ -244,7 +244,7 @@ mod tests {
             other => panic!("{other}"),
         };
         unknown(judged(10, |_| (Kind::Ok, None), None), "only 10 operations succeeded");
-        let failing = |n: u64| if n % 2 == 0 { (Kind::Ok, None) } else { (Kind::Fail, None) };
+        let failing = |n: u64| if n.is_multiple_of(2) { (Kind::Ok, None) } else { (Kind::Fail, None) };
         unknown(judged(100, failing, None), "only 50 of 100 operations were answered");
         let gone = |n: u64| if n < 30 { (Kind::Ok, None) } else { (Kind::Info, None) };
         let outcome = judged(100, gone, Some((30, 40)));
