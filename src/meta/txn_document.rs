@@ -118,7 +118,10 @@ struct ScopeDocument {
 /// # Errors
 /// It is no JSON, has a member that means nothing, or a compare without exactly one condition; the message says where.
 pub fn parse(document: &[u8]) -> Result<Txn> {
-    let document: TxnDocument = serde_json::from_slice(document).context("the transaction cannot be read")?;
+    const DOING: &str = "the transaction cannot be read";
+    let shape: Value = serde_json::from_slice(document).context(DOING)?;
+    objects_only(&shape).context(DOING)?;
+    let document: TxnDocument = serde_json::from_slice(document).context(DOING)?;
     let compares = document.when.into_iter().enumerate();
     let when = compares.map(|(n, compare)| compare.read().with_context(|| format!("when[{n}]")));
     let then = document.then.into_iter().enumerate();
@@ -130,6 +133,25 @@ pub fn parse(document: &[u8]) -> Result<Txn> {
         then: then.collect::<Result<_>>()?,
         otherwise: otherwise.collect::<Result<_>>()?,
     })
+}
+
+/// Lists stand for the three parts and nowhere else: what reads objects would take one for an object's members in order.
+fn objects_only(document: &Value) -> Result<()> {
+    fn no_list(value: &Value) -> bool {
+        match value {
+            Value::Array(_) => false,
+            Value::Object(members) => members.values().all(no_list),
+            _ => true,
+        }
+    }
+    let Value::Object(members) = document else { bail!("it is no object") };
+    for (name, member) in members {
+        let items = member.as_array().map_or(std::slice::from_ref(member), Vec::as_slice);
+        if let Some(n) = items.iter().position(|item| !no_list(item)) {
+            bail!("{name}[{n}]: there is a list where an object or a text goes");
+        }
+    }
+    Ok(())
 }
 
 impl CompareDocument {
@@ -316,7 +338,9 @@ mod tests {
     fn what_means_nothing_is_refused_and_the_place_is_named() {
         for (document, why) in [
             ("", "EOF"),
-            ("[]", "cannot be read"),
+            ("[]", "cannot be read: it is no object"),
+            (r#"{"when": [["/kv/a", true]]}"#, "when[0]: there is a list"),
+            (r#"{"then": [{"get": {"key": "a"}}, {"get": ["a"]}]}"#, "then[1]: there is a list"),
             (r#"{"when": [], "if": []}"#, "unknown field `if`"),
             (r#"{"when": [{"key": "/kv/a"}]}"#, "when[0]: there is no condition; one of: absent, mod_revision"),
             (r#"{"when": [{"key": "/kv/a", "absent": true, "version": 1}]}"#, "absent and version: write two"),
