@@ -21,6 +21,9 @@ pub fn text(peer: &Peer) -> Result<String> {
     figures.gauge("peer_id", "The id of this peer", peer.identity.id)?;
     figures.gauge("failed", "1 once the peer has to stop", u64::from(peer.failed().borrow().is_some()))?;
     figures.gauge("member", "1 once the peer belongs to a cluster", u64::from(peer.member().is_some()))?;
+    for latency in peer.log.latencies().all() {
+        figures.registry.register(Box::new(latency.clone()))?;
+    }
     if let Some(member) = peer.member() {
         raft(&figures, peer, &member)?;
         state(&figures, &member)?;

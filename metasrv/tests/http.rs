@@ -46,8 +46,12 @@ async fn live_and_ready_are_told_apart() {
     assert!(metrics.contains("lake_metasrv_lag_entries{peer="), "{metrics}");
     cluster.get(leader, "/kv/a").await;
     let (_, after) = get(address(&cluster, leader), "/metrics").await;
-    for (what, least) in [("commit_seconds", 1.0), ("read_index_seconds", 1.0), ("scopes_acquired_seconds_total", 0.0)]
-    {
+    for (what, least) in [
+        ("commit_seconds", 1.0),
+        ("read_index_seconds", 1.0),
+        ("journal_sync_seconds", 1.0),
+        ("scopes_acquired_seconds_total", 0.0),
+    ] {
         let name = format!("lake_metasrv_{what}{}", if least > 0.0 { "_count" } else { "" });
         let count = after.lines().find_map(|line| line.strip_prefix(&name)?.trim().parse::<f64>().ok());
         assert!(count.is_some_and(|count| count >= least), "{name}: {count:?} in\n{after}");

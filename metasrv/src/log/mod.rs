@@ -45,6 +45,7 @@ use self::sled_log::{Bounds, Frame, OpenError, SledLog};
 use self::writer::{Files, Request, Writer};
 use crate::config::StorageConfig;
 use crate::files::FreeSpace;
+use crate::peer::latencies::LogLatencies;
 use crate::raft::types::{Entry, LogId, Payload, TypeConfig, Vote, log_id};
 use crate::raft::wire::{entry_from_wire, unknown_entry};
 
@@ -119,6 +120,7 @@ struct Inner {
     shared: Arc<Shared>,
     requests: mpsc::Sender<Request>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    latencies: LogLatencies,
 }
 
 /// What the handle, its readers and the writer thread share.
@@ -289,9 +291,16 @@ impl Log {
             stop: AtomicBool::new(false),
         });
         let dir = options.dir.clone();
-        let writer = Writer::new(options, Files { mark, journal, entries }, shared.clone(), receiver, last);
+        let latencies = LogLatencies::new().map_err(io::Error::other)?;
+        let files = Files { mark, journal, entries };
+        let writer = Writer::new(options, files, shared.clone(), receiver, last, latencies.clone());
         let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
-        Ok(Self { inner: Arc::new(Inner { dir, shared, requests, thread: Mutex::new(Some(thread)) }) })
+        Ok(Self { inner: Arc::new(Inner { dir, shared, requests, thread: Mutex::new(Some(thread)), latencies }) })
+    }
+
+    /// How long writes take until they are durable.
+    pub fn latencies(&self) -> &LogLatencies {
+        &self.inner.latencies
     }
 
     /// How the log is doing, and when that changes.

@@ -29,6 +29,7 @@ use super::journal::Journal;
 use super::mark::MarkFile;
 use super::sled_log::{Frame, MAX_VALUE_BYTES, SledLog};
 use super::{Health, LogOptions, Shared, entry_bytes, lock};
+use crate::peer::latencies::{self, LogLatencies};
 use crate::raft::types::{Entry, LogId, TypeConfig, Vote};
 use crate::raft::wire::entry_to_wire;
 
@@ -74,6 +75,7 @@ pub(crate) struct Writer {
     last: Option<LogId>,
     /// Entries up to here are still to be removed from disk.
     purge_upto: Option<u64>,
+    latencies: LogLatencies,
     failed: Option<String>,
 }
 
@@ -84,6 +86,7 @@ impl Writer {
         shared: Arc<Shared>,
         requests: mpsc::Receiver<Request>,
         last: Option<LogId>,
+        latencies: LogLatencies,
     ) -> Self {
         let Files { mark, journal, entries } = files;
         let purge_upto = mark.get().purged.map(|id| id.index);
@@ -99,6 +102,7 @@ impl Writer {
             pending_bytes,
             last,
             purge_upto,
+            latencies,
             failed: None,
         }
     }
@@ -196,7 +200,9 @@ impl Writer {
             if !self.journal.has_room(&frames) {
                 self.drain()?;
             }
+            let began = Instant::now();
             self.finally(|this| this.journal.append(&frames))?;
+            latencies::note(&self.latencies.journal, began.elapsed());
             self.last = Some(last);
             self.pending.extend(frames);
             self.pending_bytes += bytes;
@@ -204,11 +210,13 @@ impl Writer {
         }
         self.drain()?;
         let entries = self.entries.clone();
+        let began = Instant::now();
         self.finally(|this| {
             entries.append(&frames)?;
             entries.sync()?;
             this.mark.update(|m| m.last = Some(last))
         })?;
+        latencies::note(&self.latencies.entries, began.elapsed());
         self.last = Some(last);
         let mut tail = lock(&self.shared.tail);
         tail.mark = self.mark.get().clone();
@@ -235,6 +243,7 @@ impl Writer {
         }
         self.store()?;
         let (entries, last, end) = (self.entries.clone(), self.last, self.journal.end());
+        let began = Instant::now();
         self.finally(|this| {
             entries.sync()?;
             this.mark.update_both(|m| {
@@ -242,6 +251,7 @@ impl Writer {
                 m.journal = Some(end);
             })
         })?;
+        latencies::note(&self.latencies.entries, began.elapsed());
         self.journal.release();
         lock(&self.shared.tail).mark = self.mark.get().clone();
         Ok(())

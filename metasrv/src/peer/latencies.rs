@@ -6,9 +6,44 @@ use std::time::Duration;
 use prometheus::{Histogram, HistogramOpts, exponential_buckets};
 
 /// The first bucket ends here, in seconds; each further one at twice the one before.
-const FIRST_BUCKET: f64 = 0.000_5;
+const FIRST_BUCKET: f64 = 0.000_125;
 /// The last one ends at 16 s; what takes longer is counted, and no more.
-const BUCKETS: usize = 16;
+const BUCKETS: usize = 18;
+
+fn histogram(name: &str, help: &str) -> Result<Histogram, prometheus::Error> {
+    let buckets = exponential_buckets(FIRST_BUCKET, 2.0, BUCKETS)?;
+    Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets))
+}
+
+/// How long the log's writes take until they are durable.
+#[derive(Debug, Clone)]
+pub struct LogLatencies {
+    /// A batch in the journal: what an acknowledged write waits for.
+    pub journal: Histogram,
+    /// Everything in sled, and the mark: when the journal is full, and for what is too large for it.
+    pub entries: Histogram,
+}
+
+impl LogLatencies {
+    /// Empty.
+    ///
+    /// # Errors
+    /// A name that Prometheus does not take, which is a defect.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            journal: histogram("journal_sync_seconds", "Writing a batch into the journal and syncing it")?,
+            entries: histogram(
+                "log_sync_seconds",
+                "Syncing sled and the mark: when the journal is full, and for large batches",
+            )?,
+        })
+    }
+
+    /// All of them.
+    pub fn all(&self) -> [&Histogram; 2] {
+        [&self.journal, &self.entries]
+    }
+}
 
 /// The histograms.
 #[derive(Debug)]
@@ -25,10 +60,6 @@ impl Latencies {
     /// # Errors
     /// A name that Prometheus does not take, which is a defect.
     pub fn new() -> Result<Self, prometheus::Error> {
-        let histogram = |name: &str, help: &str| {
-            let buckets = exponential_buckets(FIRST_BUCKET, 2.0, BUCKETS)?;
-            Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets))
-        };
         Ok(Self {
             commit: histogram("commit_seconds", "From a command's arrival here to its answer, of those answered")?,
             read_index: histogram(

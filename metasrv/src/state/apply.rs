@@ -18,7 +18,7 @@ use lake_proto::limits::{MAX_IDS, MAX_PAGE_ENTRIES, MAX_TXN_BYTES};
 
 use super::changes::Event;
 use super::command::{self, Action, Command, Outcome, Refusal};
-use super::entry::{Entry, Numbers};
+use super::entry::{Entry, Numbers, Scratch};
 use super::quotas::MAX_QUOTAS;
 use super::scopes::{Acquired, MAX_SCOPES};
 use super::sessions::{Begin, MAX_SESSIONS};
@@ -158,13 +158,14 @@ impl State {
             next_revision: self.revision + 1,
             proposed_unix_ms,
             changed: false,
-            touched: BTreeMap::new(),
+            events: Vec::new(),
             bytes_left: MAX_ANSWER_BYTES,
+            scratch: Scratch::default(),
         };
         let results = ops.iter().map(|op| run.op(self, op)).collect();
         if run.changed {
             self.revision = run.next_revision;
-            let events = run.events(self);
+            let events = run.events();
             self.changes.push(self.revision, events, &mut self.hash);
         }
         Ok(TxnResult { revision: self.revision, succeeded, results, observed, conflicts, reduced: None })
@@ -290,9 +291,10 @@ struct Run {
     next_revision: Revision,
     proposed_unix_ms: u64,
     changed: bool,
-    /// The keys written, and whether each was there before.
-    touched: BTreeMap<Arc<str>, bool>,
+    /// What each write left, in order, and whether its key was there before.
+    events: Vec<(Event, bool)>,
     bytes_left: usize,
+    scratch: Scratch,
 }
 
 impl Run {
@@ -301,7 +303,6 @@ impl Run {
             Op::Put { key, value, return_previous, lease } => {
                 self.changed = true;
                 let previous = state.entries.get(key).cloned();
-                self.touched.entry(Arc::from(key.as_str())).or_insert(previous.is_some());
                 let before = previous.as_ref().map(Entry::numbers);
                 let numbers = Numbers {
                     version: before.map_or(1, |b| b.version + 1),
@@ -309,14 +310,16 @@ impl Run {
                     mod_revision: self.next_revision,
                     lease: *lease,
                 };
-                state.insert(Entry::new(key, value, numbers));
+                let entry = self.scratch.entry(key, value, numbers);
+                self.events.push((Event::put(entry.clone()), previous.is_some()));
+                state.insert(entry);
                 OpResult::Put { previous: previous.filter(|_| *return_previous).map(|p| p.key_value()) }
             }
             Op::Delete { key, return_previous } => {
                 let previous = state.remove(key);
                 if previous.is_some() {
                     self.changed = true;
-                    self.touched.entry(Arc::from(key.as_str())).or_insert(true);
+                    self.events.push((Event::deleted(Arc::from(key.as_str())), true));
                 }
                 let deleted = previous.is_some();
                 let previous = previous.filter(|_| *return_previous).map(|p| p.key_value());
@@ -351,13 +354,19 @@ impl Run {
         }
     }
 
-    /// What the branch has changed, one event per key.
-    fn events(self, state: &State) -> Vec<Event> {
-        let left = self.touched.into_iter().filter_map(|(key, was_there)| match state.entries.get(&key) {
-            Some(entry) => Some(Event::put(entry.clone())),
-            None => was_there.then(|| Event::deleted(key)),
-        });
-        left.collect()
+    /// What the branch has changed, one event per key, in key order: what its last write left. A key that was not there
+    /// before and is not there now was not changed.
+    fn events(mut self) -> Vec<Event> {
+        // Stable: writes of one key stay in order.
+        self.events.sort_by(|(one, _), (other, _)| one.key().cmp(other.key()));
+        let mut left: Vec<(Event, bool)> = Vec::with_capacity(self.events.len());
+        for (event, was_there) in self.events {
+            match left.last_mut() {
+                Some((last, _)) if last.key() == event.key() => *last = event,
+                _ => left.push((event, was_there)),
+            }
+        }
+        left.into_iter().filter(|(event, was_there)| *was_there || event.is_put()).map(|(event, _)| event).collect()
     }
 }
 

@@ -51,6 +51,11 @@ impl Event {
         }
     }
 
+    /// Whether the key is there since.
+    pub(super) fn is_put(&self) -> bool {
+        matches!(self.0, Left::Entry(_))
+    }
+
     fn entry(&self) -> Option<&Entry> {
         match &self.0 {
             Left::Entry(entry) => Some(entry),

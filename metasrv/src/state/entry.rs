@@ -11,11 +11,12 @@ use lake_proto::kv::{KeyValue, Revision};
 
 /// Values of at least this many bytes are handed out without copying them.
 const SHARED_VALUE_BYTES: usize = 4 << 10;
-const HEADER_BYTES: usize = 4 * 8 + 4;
 
 /// An entry, in order of its key. Cheap to clone.
 ///
-/// Layout: version, create revision, mod revision, lease (0: none), length of the key, key, value; little endian.
+/// Layout: the key's length, the key, version, create revision, how far the mod revision is beyond it, lease (0: none), the
+/// value. Numbers have seven bits a byte, the lowest first. The key comes first because it is what the map compares; the
+/// numbers are packed because there are millions of them.
 #[derive(Clone)]
 pub(super) struct Entry(Arc<[u8]>);
 
@@ -28,37 +29,77 @@ pub(super) struct Numbers {
     pub lease: Option<LeaseId>,
 }
 
-impl Entry {
-    pub(super) fn new(key: &str, value: &[u8], numbers: Numbers) -> Self {
+/// What an entry is put together in before it gets memory of its own.
+#[derive(Debug, Default)]
+pub(super) struct Scratch(Vec<u8>);
+
+impl Scratch {
+    /// The entry of these parts.
+    pub(super) fn entry(&mut self, key: &str, value: &[u8], numbers: Numbers) -> Entry {
         let Numbers { version, create_revision, mod_revision, lease } = numbers;
-        let mut header = [0; HEADER_BYTES];
-        for (n, number) in [version, create_revision, mod_revision, lease.unwrap_or(0)].into_iter().enumerate() {
-            header[8 * n..8 * n + 8].copy_from_slice(&number.to_le_bytes());
+        let bytes = &mut self.0;
+        bytes.clear();
+        put_number(bytes, key.len() as u64);
+        bytes.extend_from_slice(key.as_bytes());
+        // Wrapping, and back: what a damaged snapshot says must not end the process before its hash is compared.
+        let beyond = mod_revision.wrapping_sub(create_revision);
+        for number in [version, create_revision, beyond, lease.unwrap_or(0)] {
+            put_number(bytes, number);
         }
-        header[32..].copy_from_slice(&(key.len() as u32).to_le_bytes());
-        Self([&header, key.as_bytes(), value].concat().into())
+        bytes.extend_from_slice(value);
+        Entry(Arc::from(&bytes[..]))
     }
 
-    pub(super) fn of(entry: &KeyValue) -> Self {
+    /// The entry of what was read or received.
+    pub(super) fn entry_of(&mut self, entry: &KeyValue) -> Entry {
         let KeyValue { key, value, version, create_revision, mod_revision, lease } = entry;
         let (version, create_revision, mod_revision, lease) = (*version, *create_revision, *mod_revision, *lease);
-        Self::new(key, value, Numbers { version, create_revision, mod_revision, lease })
+        self.entry(key, value, Numbers { version, create_revision, mod_revision, lease })
     }
+}
 
-    fn number(&self, n: usize) -> u64 {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&self.0[8 * n..8 * n + 8]);
-        u64::from_le_bytes(bytes)
+fn put_number(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
     }
+    bytes.push(number as u8);
+}
 
-    fn key_end(&self) -> usize {
-        let mut bytes = [0; 4];
-        bytes.copy_from_slice(&self.0[32..HEADER_BYTES]);
-        HEADER_BYTES + u32::from_le_bytes(bytes) as usize
+fn take_number(bytes: &mut &[u8]) -> u64 {
+    let (mut number, mut shift) = (0, 0);
+    while let Some((byte, rest)) = bytes.split_first() {
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            break;
+        }
+        shift += 7;
+    }
+    number
+}
+
+impl Entry {
+    /// The key, and what is behind it.
+    fn split(&self) -> (&[u8], &[u8]) {
+        let mut rest = &self.0[..];
+        let len = take_number(&mut rest) as usize;
+        rest.split_at(len)
     }
 
     fn key_bytes(&self) -> &[u8] {
-        &self.0[HEADER_BYTES..self.key_end()]
+        self.split().0
+    }
+
+    /// The numbers, and the value.
+    fn behind_key(&self) -> (Numbers, &[u8]) {
+        let mut rest = self.split().1;
+        let version = take_number(&mut rest);
+        let create_revision = take_number(&mut rest);
+        let mod_revision = create_revision.wrapping_add(take_number(&mut rest));
+        // Ids are revisions, and the first is 1.
+        let lease = Some(take_number(&mut rest)).filter(|id| *id != 0);
+        (Numbers { version, create_revision, mod_revision, lease }, rest)
     }
 
     pub(super) fn key(&self) -> &str {
@@ -66,37 +107,31 @@ impl Entry {
     }
 
     pub(super) fn value(&self) -> &[u8] {
-        &self.0[self.key_end()..]
+        self.behind_key().1
     }
 
     pub(super) fn mod_revision(&self) -> Revision {
-        self.number(2)
+        self.numbers().mod_revision
     }
 
     pub(super) fn lease(&self) -> Option<LeaseId> {
-        // Ids are revisions, and the first is 1.
-        Some(self.number(3)).filter(|id| *id != 0)
+        self.numbers().lease
     }
 
     pub(super) fn numbers(&self) -> Numbers {
-        Numbers {
-            version: self.number(0),
-            create_revision: self.number(1),
-            mod_revision: self.mod_revision(),
-            lease: self.lease(),
-        }
+        self.behind_key().0
     }
 
     /// Bytes of the key and the value.
     pub(super) fn size(&self) -> u64 {
-        (self.0.len() - HEADER_BYTES) as u64
+        (self.key_bytes().len() + self.value().len()) as u64
     }
 
     pub(super) fn key_value(&self) -> KeyValue {
-        let Numbers { version, create_revision, mod_revision, lease } = self.numbers();
-        let value = match self.value() {
+        let (Numbers { version, create_revision, mod_revision, lease }, value) = self.behind_key();
+        let value = match value {
             small if small.len() < SHARED_VALUE_BYTES => Bytes::copy_from_slice(small),
-            _ => Bytes::from_owner(self.0.clone()).slice(self.key_end()..),
+            large => Bytes::from_owner(self.0.clone()).slice(self.0.len() - large.len()..),
         };
         KeyValue { key: self.key().to_owned(), value, version, create_revision, mod_revision, lease }
     }
@@ -143,23 +178,36 @@ impl Ord for Entry {
 mod tests {
     use super::*;
 
+    fn of(entry: &KeyValue) -> Entry {
+        Scratch::default().entry_of(entry)
+    }
+
     #[test]
     fn what_goes_in_comes_out() {
-        for (value, lease) in [(0, None), (10, Some(7)), (SHARED_VALUE_BYTES, None), (1 << 20, Some(u64::MAX))] {
+        let cases = [
+            (0, 1, 1, u64::MAX, None),
+            (10, 127, 128, 300, Some(7)),
+            (127, 4096, 5, 5, None),
+            (SHARED_VALUE_BYTES, 128, 16_383, 16_384, None),
+            // No state holds this; a damaged file may.
+            (20, 2, u64::MAX, 1, Some(1)),
+            (1 << 20, 12, u64::MAX, u64::MAX, Some(u64::MAX)),
+        ];
+        for (value, key, create_revision, mod_revision, lease) in cases {
             let whole = KeyValue {
-                key: format!("/kv/ü{value}"),
+                key: "k".repeat(key),
                 value: vec![5; value].into(),
                 version: 1,
-                create_revision: 2,
-                mod_revision: u64::MAX,
+                create_revision,
+                mod_revision,
                 lease,
             };
-            let entry = Entry::of(&whole);
+            let entry = of(&whole);
             assert_eq!(entry.key_value(), whole);
             assert_eq!(entry.size(), (whole.key.len() + value) as u64);
-            assert!(entry.is_same(&Entry::of(&whole)));
-            assert!(!entry.is_same(&Entry::of(&KeyValue { version: 2, ..whole.clone() })));
-            assert_eq!(entry, Entry::of(&KeyValue { version: 2, ..whole }), "in order of the key alone");
+            assert!(entry.is_same(&of(&whole)));
+            assert!(!entry.is_same(&of(&KeyValue { version: 2, ..whole.clone() })));
+            assert_eq!(entry, of(&KeyValue { version: 2, ..whole }), "in order of the key alone");
         }
     }
 }

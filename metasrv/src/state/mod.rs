@@ -275,11 +275,14 @@ impl State {
         self.hash.add(hash::entry(&entry));
         self.bytes += entry.size();
         self.quotas.grown(entry.key(), entry.size());
-        if let Some(previous) = self.entries.0.insert(entry.clone()) {
+        let lease = entry.lease().map(|id| (id, Arc::from(entry.key())));
+        if let Some(previous) = self.entries.0.insert(entry) {
             self.forget(&previous);
         }
-        if let Some(held) = entry.lease().and_then(|id| self.leases.get_mut(&id)) {
-            held.keys.insert(entry.key().into());
+        if let Some((id, key)) = lease
+            && let Some(held) = self.leases.get_mut(&id)
+        {
+            held.keys.insert(key);
         }
     }
 

@@ -5,8 +5,6 @@
 
 use std::sync::Arc;
 
-use imbl::OrdMap;
-
 use super::command::Refusal;
 use super::hash::{self, StateHash};
 
@@ -32,7 +30,8 @@ impl Quota {
 /// All quotas by prefix; the empty one is the whole map's. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Quotas {
-    by_prefix: OrdMap<Arc<str>, Quota>,
+    /// In order of their prefixes. Few, and the whole map's is almost always the only one.
+    by_prefix: Arc<Vec<(Arc<str>, Quota)>>,
 }
 
 impl Quotas {
@@ -45,17 +44,25 @@ impl Quotas {
     }
 
     pub fn contains(&self, prefix: &str) -> bool {
-        self.by_prefix.contains_key(prefix)
+        self.find(prefix).is_ok()
+    }
+
+    fn find(&self, prefix: &str) -> Result<usize, usize> {
+        self.by_prefix.binary_search_by(|(held, _)| (**held).cmp(prefix))
     }
 
     /// Sets or lifts a limit; `used_bytes` is what lies under the prefix now.
     pub fn set(&mut self, prefix: &str, limit_bytes: Option<u64>, used_bytes: u64, hash: &mut StateHash) {
-        if let Some(old) = self.by_prefix.remove(prefix) {
+        let found = self.find(prefix);
+        let quotas = Arc::make_mut(&mut self.by_prefix);
+        if let Ok(at) = found {
+            let (_, old) = quotas.remove(at);
             hash.remove(hash::quota(prefix, old.limit_bytes));
         }
         if let Some(limit_bytes) = limit_bytes {
             hash.add(hash::quota(prefix, limit_bytes));
-            self.by_prefix.insert(prefix.into(), Quota { limit_bytes, used_bytes });
+            let (Ok(at) | Err(at)) = found;
+            quotas.insert(at, (prefix.into(), Quota { limit_bytes, used_bytes }));
         }
     }
 
@@ -68,11 +75,8 @@ impl Quotas {
     }
 
     fn each(&mut self, key: &str, change: impl Fn(&mut Quota)) {
-        // Few, and the whole map's is almost always the only one.
-        let matching: Vec<Arc<str>> =
-            self.by_prefix.keys().filter(|prefix| key.starts_with(&***prefix)).cloned().collect();
-        for prefix in matching {
-            if let Some(quota) = self.by_prefix.get_mut(&prefix) {
+        for (prefix, quota) in Arc::make_mut(&mut self.by_prefix) {
+            if key.starts_with(&**prefix) {
                 change(quota);
             }
         }
@@ -80,7 +84,7 @@ impl Quotas {
 
     /// Refuses what would grow by these amounts beyond a limit. `growth` has each key's, which may be negative.
     pub fn check<'a>(&self, growth: impl Iterator<Item = (&'a str, i64)> + Clone) -> Result<(), Refusal> {
-        for (prefix, quota) in &self.by_prefix {
+        for (prefix, quota) in self.by_prefix.iter() {
             let grows: i64 = growth.clone().filter(|(key, _)| key.starts_with(&**prefix)).map(|(_, bytes)| bytes).sum();
             if grows > 0 && quota.used_bytes.saturating_add_signed(grows) > quota.limit_bytes {
                 return Err(Refusal::QuotaExceeded {

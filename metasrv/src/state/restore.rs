@@ -10,7 +10,7 @@ use lake_proto::coordination::{LeaseId, Scope, ScopeOwner, SessionId};
 use lake_proto::kv::{KeyValue, Revision};
 
 use super::changes::{Changes, Event};
-use super::entry::Entry;
+use super::entry::{Entry, Scratch};
 use super::roster::KnownPeer;
 use super::sessions::{self, Session};
 use super::{Held, State, compact, hash};
@@ -154,8 +154,9 @@ pub struct StateBuilder {
     state: State,
     /// The change whose events are coming in.
     change: Option<(Revision, Vec<Event>)>,
-    /// The key of the entry before.
-    last_key: Option<String>,
+    /// The entry before.
+    last: Option<Entry>,
+    scratch: Scratch,
 }
 
 impl StateBuilder {
@@ -167,7 +168,7 @@ impl StateBuilder {
             changes: Changes::restored(numbers.compacted),
             ..State::bare()
         };
-        Self { state, change: None, last_key: None }
+        Self { state, change: None, last: None, scratch: Scratch::default() }
     }
 
     /// Adds a part.
@@ -187,14 +188,15 @@ impl StateBuilder {
                 state.leases.insert(id, held);
             }
             Part::Entry(entry) => {
-                if self.last_key.as_ref().is_some_and(|last| *last >= entry.key) {
+                if self.last.as_ref().is_some_and(|last| *last.key() >= *entry.key) {
                     return Err("its keys are out of order");
                 }
                 if entry.lease.is_some_and(|id| !state.has_lease(id)) {
                     return Err("a key hangs on a lease that is not there");
                 }
-                state.insert(Entry::of(&entry));
-                self.last_key = Some(entry.key);
+                let entry = self.scratch.entry_of(&entry);
+                state.insert(entry.clone());
+                self.last = Some(entry);
             }
             Part::Scope(scope) => {
                 if !state.can_own(Some(&scope.owner)) {
@@ -237,7 +239,7 @@ impl StateBuilder {
                 if !before || revision > self.state.revision {
                     return Err("its changes are out of order");
                 }
-                let event = shared_event(&self.state, &key, entry);
+                let event = shared_event(&self.state, &mut self.scratch, &key, entry);
                 self.change.get_or_insert_with(|| (revision, Vec::new())).1.push(event);
             }
             Part::Peer { id, incarnation, removed } => {
@@ -261,10 +263,10 @@ impl StateBuilder {
 }
 
 /// An event shares its entry with the map for as long as that is current.
-fn shared_event(state: &State, key: &str, entry: Option<KeyValue>) -> Event {
+fn shared_event(state: &State, scratch: &mut Scratch, key: &str, entry: Option<KeyValue>) -> Event {
     let Some(entry) = entry else { return Event::deleted(key.into()) };
     match state.entries.get(key) {
         Some(current) if current.mod_revision() == entry.mod_revision => Event::put(current.clone()),
-        _ => Event::put(Entry::of(&entry)),
+        _ => Event::put(scratch.entry_of(&entry)),
     }
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
+use futures::StreamExt;
 use futures::future::try_join_all;
 use hdrhistogram::Histogram;
 use lake_chaos::Role;
@@ -25,7 +26,7 @@ use rand::{Rng, RngCore, SeedableRng};
 use tokio::task::JoinSet;
 
 use self::report::{Format, Report};
-use self::target::{EtcdTarget, LakeTarget, Target};
+use self::target::{EtcdTarget, LakeTarget, Revisions, Target};
 use crate::endpoints::At;
 
 /// Most clients of one run.
@@ -88,6 +89,8 @@ pub enum Load {
     Get,
     /// Read a key from whatever the peer has
     GetLocal,
+    /// Write a key, and wait until a watch on it has told of that
+    Watch,
     /// Nine reads to one compare-and-set
     Mixed,
 }
@@ -100,6 +103,7 @@ impl Load {
             Load::Txn => "txn",
             Load::Get => "get",
             Load::GetLocal => "get-local",
+            Load::Watch => "watch",
             Load::Mixed => "mixed",
         }
     }
@@ -254,6 +258,11 @@ async fn client(
     let window = shared.window;
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut counted = Counted { latencies_us: histogram()?, errors: 0, last_error: None };
+    let mut watch = None;
+    if load == Load::Watch {
+        own.truncate(1);
+        watch = Some(target.watch(key(own[0].0), Instant::now() + CALL_TIMEOUT).await.context("opening a watch")?);
+    }
     loop {
         let started = Instant::now();
         if started >= window.until || shared.stop.load(Ordering::Relaxed) {
@@ -284,6 +293,9 @@ async fn client(
                 done
             }
             Load::Get | Load::Mixed => target.get(key(n), false, deadline).await.map(|()| revision),
+            Load::Watch => {
+                write_and_see(&*target, watch.as_mut(), key(n), value(&mut rng, value_bytes), deadline).await
+            }
             Load::GetLocal => target.get(key(n), true, deadline).await.map(|()| revision),
         };
         let ended = Instant::now();
@@ -304,4 +316,26 @@ async fn client(
             }
         }
     }
+}
+
+/// Writes a key that is watched, and waits until the watch tells of it.
+async fn write_and_see(
+    target: &dyn Target,
+    watch: Option<&mut Revisions>,
+    key: String,
+    value: Bytes,
+    deadline: Instant,
+) -> Result<u64> {
+    let watch = watch.context("nothing is watched")?;
+    let revision = target.put(key.clone(), value, deadline).await?;
+    let seen = async {
+        loop {
+            let told = watch.next().await.context("the watch ended")??;
+            ensure!(told <= revision, "the watch on {key} missed revision {revision} and tells of {told}");
+            if told == revision {
+                return Ok(revision);
+            }
+        }
+    };
+    tokio::time::timeout_at(deadline.into(), seen).await.context("waiting for the watch to tell of a write")?
 }

@@ -5,11 +5,14 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_client::secret::Secret;
 use lake_client::store::{Consistency, MetaStore, ReadOptions};
 use lake_proto::etcd;
 use lake_proto::etcd::kv_client::KvClient;
+use lake_proto::etcd::watch_client::WatchClient;
 use lake_proto::kv::{Compare, Op, Txn};
 use tonic::transport::{Channel, Endpoint};
 
@@ -25,7 +28,12 @@ pub trait Target: Send + Sync + 'static {
     async fn cas(&self, writes: Vec<(String, u64, Bytes)>, deadline: Instant) -> Result<u64>;
     /// Reads a key that is there.
     async fn get(&self, key: String, local: bool, deadline: Instant) -> Result<()>;
+    /// Watches a key. Gives the revisions at which it is changed from now on, once the watch is on.
+    async fn watch(&self, key: String, deadline: Instant) -> Result<Revisions>;
 }
+
+/// The revisions at which something that is watched was changed.
+pub type Revisions = BoxStream<'static, Result<u64>>;
 
 /// lake's metadata cluster.
 pub struct LakeTarget {
@@ -76,11 +84,21 @@ impl Target for LakeTarget {
         ensure!(read.value.is_some(), "{key} is not there");
         Ok(())
     }
+
+    async fn watch(&self, key: String, deadline: Instant) -> Result<Revisions> {
+        let mut watch = self.store.watch(&key, 0)?;
+        // The first message says from where it was on.
+        let first = tokio::time::timeout_at(deadline.into(), watch.next()).await?;
+        first.context("the watch ended")??;
+        let revisions = watch.map(|message| message.map(|m| m.changes.into_iter().map(|change| Ok(change.revision))));
+        Ok(revisions.map_ok(futures::stream::iter).map_err(anyhow::Error::from).try_flatten().boxed())
+    }
 }
 
 /// An etcd.
 pub struct EtcdTarget {
     kv: KvClient<Channel>,
+    channel: Channel,
 }
 
 impl EtcdTarget {
@@ -89,7 +107,7 @@ impl EtcdTarget {
     pub async fn connect(address: &str) -> Result<Self> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true);
         let channel = endpoint.connect().await.with_context(|| format!("connecting to etcd at {address}"))?;
-        Ok(Self { kv: KvClient::new(channel) })
+        Ok(Self { kv: KvClient::new(channel.clone()), channel })
     }
 
     async fn txn(&self, request: etcd::TxnRequest, deadline: Instant) -> Result<u64> {
@@ -150,5 +168,24 @@ impl Target for EtcdTarget {
         let response = tokio::time::timeout_at(deadline.into(), kv.range(request)).await??.into_inner();
         ensure!(response.kvs.len() == 1, "a key is not there");
         Ok(())
+    }
+
+    async fn watch(&self, key: String, deadline: Instant) -> Result<Revisions> {
+        let create = etcd::WatchCreateRequest { key: key.into(), ..etcd::WatchCreateRequest::default() };
+        let request =
+            etcd::WatchRequest { request_union: Some(etcd::watch_request::RequestUnion::CreateRequest(create)) };
+        // The stream of requests stays open: its end would end the watch.
+        let requests = futures::stream::once(async { request }).chain(futures::stream::pending());
+        let mut watch = WatchClient::new(self.channel.clone());
+        let mut stream = tokio::time::timeout_at(deadline.into(), watch.watch(requests)).await??.into_inner();
+        let first = tokio::time::timeout_at(deadline.into(), stream.message()).await??.context("the watch ended")?;
+        ensure!(first.created && !first.canceled, "the watch was refused: {}", first.cancel_reason);
+        let revisions = stream.map_err(anyhow::Error::from).and_then(async |message| {
+            ensure!(!message.canceled, "the watch was ended: {}", message.cancel_reason);
+            let revisions = message.events.into_iter().filter_map(|event| event.kv);
+            let revisions: Vec<Result<u64>> = revisions.map(|kv| Ok(u64::try_from(kv.mod_revision)?)).collect();
+            Ok(futures::stream::iter(revisions))
+        });
+        Ok(revisions.try_flatten().boxed())
     }
 }
