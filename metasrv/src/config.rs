@@ -71,13 +71,13 @@ pub struct Options {
     /// Longest wait before an election, and the length of the leader's lease, in milliseconds [default: 320]
     #[arg(long, env = "LAKE_METASRV_ELECTION_TIMEOUT_MAX_MS", value_name = "MS")]
     pub election_timeout_max_ms: Option<u64>,
-    /// A snapshot is taken after this many log entries [default: 100000]
+    /// A snapshot is taken after this many log entries, once they have cost a quarter of what it would [default: 100000]
     #[arg(long, env = "LAKE_METASRV_SNAPSHOT_ENTRIES", value_name = "N")]
     pub snapshot_entries: Option<u64>,
-    /// A snapshot is taken after this many bytes of log entries, or as many as the state has, if that is more [default: 134217728]
+    /// The same after this many bytes of log entries [default: 67108864]
     #[arg(long, env = "LAKE_METASRV_SNAPSHOT_BYTES", value_name = "BYTES")]
     pub snapshot_bytes: Option<u64>,
-    /// Log entries kept behind a snapshot, for followers that are a little late [default: 10000]
+    /// Log entries kept behind a snapshot, for followers that are a little late, up to 32 MiB of them [default: 10000]
     #[arg(long, env = "LAKE_METASRV_PURGE_MARGIN_ENTRIES", value_name = "N")]
     pub purge_margin_entries: Option<u64>,
     /// Below this many free bytes on the disk nothing is written [default: 67108864]
@@ -167,7 +167,7 @@ impl Default for StorageConfig {
     fn default() -> Self {
         Self {
             snapshot_entries: 100_000,
-            snapshot_bytes: 128 << 20,
+            snapshot_bytes: 64 << 20,
             purge_margin_entries: 10_000,
             disk_reserve_bytes: 64 << 20,
             journal_bytes: 8 << 20,

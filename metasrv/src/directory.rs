@@ -154,8 +154,9 @@ pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
     {
         return Err(Error::OtherPeer { dir: dir.to_owned(), found: mark.get().peer_id, expected });
     }
-    let loaded = load_snapshot(&snapshots, mark.get(), options.feature_level)?;
+    // The log first: checking it takes as much memory as it has bytes, and the state can have that afterwards.
     let log = Log::open(log_options, mark)?;
+    let loaded = load_snapshot(&snapshots, &log.mark(), options.feature_level)?;
     let state_machine = StateMachine::new(snapshots, log.clone(), reserve, loaded).supporting(options.feature_level);
     Ok(Contents { log, state_machine })
 }

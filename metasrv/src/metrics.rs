@@ -98,7 +98,7 @@ fn raft(figures: &Figures, peer: &Peer, member: &Member) -> Result<()> {
     figures.gauge(
         "log_bytes_since_snapshot",
         "Bytes of entries applied since the last snapshot was begun",
-        member.published.log_bytes(),
+        member.published.since_snapshot().bytes,
     )?;
     figures.time(
         "disk_busy_seconds",

@@ -12,10 +12,9 @@
 //! log, which the caller decides.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
-use bytes::{Bytes, BytesMut};
 use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use prost::Message;
@@ -283,7 +282,7 @@ fn part_from_wire(record: v1::snapshot_record::Record) -> Result<Option<Part>, I
 pub fn read(path: &Path, feature_level: u32) -> Result<Loaded, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
     let file = File::open(path).map_err(io_error)?;
-    read_from(file, path, feature_level)
+    read_from(BufReader::with_capacity(READ_BYTES, file), path, feature_level)
 }
 
 /// Reads and checks a whole snapshot; the path is for messages.
@@ -291,76 +290,41 @@ pub(crate) fn read_from(reader: impl Read, path: &Path, feature_level: u32) -> R
     read_hashed(reader, path, feature_level, |state, hash| state.digest().to_be_bytes() == *hash)
 }
 
-/// Takes a file apart into pieces that share the memory they were read into.
-struct Pieces<R> {
-    reader: R,
-    buffer: BytesMut,
-}
-
-impl<R: Read> Pieces<R> {
-    /// The next `len` bytes.
-    ///
-    /// # Errors
-    /// `UnexpectedEof` where there are not so many.
-    fn take(&mut self, len: usize) -> io::Result<Bytes> {
-        while self.buffer.len() < len {
-            if self.fill(len.max(READ_BYTES))? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-        Ok(self.buffer.split_to(len).freeze())
-    }
-
-    /// Whether nothing is left.
-    fn is_at_end(&mut self) -> io::Result<bool> {
-        Ok(self.buffer.is_empty() && self.fill(1)? == 0)
-    }
-
-    fn fill(&mut self, bytes: usize) -> io::Result<usize> {
-        let have = self.buffer.len();
-        self.buffer.resize(have + bytes, 0);
-        let read = loop {
-            match self.reader.read(&mut self.buffer[have..]) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                other => break other,
-            }
-        };
-        self.buffer.truncate(have + read.as_ref().copied().unwrap_or(0));
-        read
-    }
-}
-
 fn read_hashed(
-    reader: impl Read,
+    mut reader: impl Read,
     path: &Path,
     feature_level: u32,
     is_hash: impl FnOnce(&State, &[u8]) -> bool,
 ) -> Result<Loaded, SnapshotError> {
     let io_error = |source| SnapshotError::Io { path: path.to_owned(), source };
     let damaged = |what: &str| SnapshotError::Damaged { path: path.to_owned(), what: what.to_owned() };
-    let mut pieces = Pieces { reader, buffer: BytesMut::new() };
-    let mut take = |len: usize| match pieces.take(len) {
+    let mut read_exact = |bytes: &mut [u8]| match reader.read_exact(bytes) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(damaged("it ends too early")),
         other => other.map_err(io_error),
     };
-    let start = take(12)?;
+    let mut start = [0; 12];
+    read_exact(&mut start)?;
     if start[..8] != MAGIC[..] {
         return Err(damaged("it does not begin like one"));
     }
     if start[8..] != FORMAT.to_be_bytes() {
         return Err(damaged("its format is of another version of lake"));
     }
+    // One piece of memory for all records: fresh memory costs more than anything else here.
+    let mut bytes = Vec::new();
     let mut next = || -> Result<v1::snapshot_record::Record, SnapshotError> {
-        let header = take(8)?;
+        let mut header = [0; 8];
+        read_exact(&mut header)?;
         let len = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) as usize;
         if len > MAX_RECORD_BYTES {
             return Err(damaged("a record is longer than can be"));
         }
-        let bytes = take(len)?;
+        bytes.resize(len, 0);
+        read_exact(&mut bytes)?;
         if crc32fast::hash(&bytes).to_be_bytes() != header[4..] {
             return Err(damaged("a record's checksum does not match"));
         }
-        let record = v1::SnapshotRecord::decode(bytes).map_err(|e| damaged(&e.to_string()))?;
+        let record = v1::SnapshotRecord::decode(&bytes[..]).map_err(|e| damaged(&e.to_string()))?;
         record.record.ok_or_else(|| damaged("a record is of an unknown kind"))
     };
     use v1::snapshot_record::Record;
@@ -393,8 +357,9 @@ fn read_hashed(
         let part = part.ok_or_else(|| damaged("it has a second head"))?;
         state.add(part).map_err(damaged)?;
     }
-    if !pieces.is_at_end().map_err(io_error)? {
-        return Err(damaged("it goes on behind its end"));
+    match reader.read(&mut [0]).map_err(io_error)? {
+        0 => {}
+        _ => return Err(damaged("it goes on behind its end")),
     }
     let state = state.build();
     if !is_hash(&state, &head.state_hash) {

@@ -52,7 +52,9 @@ use crate::raft::wire::{entry_from_wire, unknown_entry};
 /// Requests that wait for the writer thread.
 pub const QUEUE_REQUESTS: usize = 1024;
 /// Durable entries kept in memory for followers that are almost up to date.
-pub const TAIL_BYTES: usize = 32 << 20;
+pub const TAIL_BYTES: usize = 16 << 20;
+/// How finely it is known how many bytes of entries lie before one.
+const MILESTONE_BYTES: u64 = 1 << 20;
 /// About how much one read returns.
 pub const READ_BYTES: usize = 4 << 20;
 
@@ -146,6 +148,10 @@ struct Tail {
     /// Where the first entry ever appended stands: 0 in a cluster, anything in openraft's own tests.
     begin: u64,
     mark: Mark,
+    /// Bytes of all entries pushed.
+    pushed: u64,
+    /// An entry for every [`MILESTONE_BYTES`] pushed: its index, and the bytes up to it. None of before the log was opened.
+    milestones: VecDeque<(u64, u64)>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -183,6 +189,10 @@ impl Tail {
         }
         let bytes = entry_bytes(&entry);
         self.bytes += bytes;
+        self.pushed += bytes as u64;
+        if self.milestones.back().is_none_or(|(_, at)| self.pushed - at >= MILESTONE_BYTES) {
+            self.milestones.push_back((id.index, self.pushed));
+        }
         self.entries.push_back((entry, bytes));
         self.last = Some(id);
         Ok(())
@@ -198,14 +208,22 @@ impl Tail {
                 self.bytes -= bytes;
             }
         }
+        while self.milestones.pop_back_if(|(index, _)| *index >= keep).is_some() {}
         self.last = last;
         self.next_unstored = self.next_unstored.min(keep);
+    }
+
+    /// The last entry that has about so many bytes between it and the entry `upto`, if that is known.
+    fn with_bytes_before(&self, upto: u64, bytes: u64) -> Option<u64> {
+        let (_, end) = self.milestones.iter().rev().find(|(index, _)| *index <= upto)?;
+        self.milestones.iter().rev().find(|(_, at)| at + bytes <= *end).map(|(index, _)| *index)
     }
 
     fn purge(&mut self, upto: LogId) {
         while self.entries.front().is_some_and(|(e, _)| e.log_id.index <= upto.index) {
             self.pop_front();
         }
+        while self.milestones.pop_front_if(|(index, _)| *index <= upto.index).is_some() {}
         self.purged = Some(upto);
         if self.last.is_none_or(|last| last.index < upto.index) {
             self.last = Some(upto);
@@ -322,6 +340,12 @@ impl Log {
     pub fn bounds(&self) -> (Option<LogId>, Option<LogId>) {
         let tail = lock(&self.inner.shared.tail);
         (tail.purged, tail.last)
+    }
+
+    /// The last entry that may go if about `bytes` of entries are to stay up to the entry `upto`. `None`: there are not so many,
+    /// or they are from before this process.
+    pub fn with_bytes_before(&self, upto: u64, bytes: u64) -> Option<u64> {
+        lock(&self.inner.shared.tail).with_bytes_before(upto, bytes)
     }
 
     /// Makes entries readable at once and durable soon: then, `callback`.

@@ -319,3 +319,22 @@ fn an_entry_of_a_newer_build_is_told_from_one_that_makes_no_sense() {
     let senseless = read(v1::LogEntry { log_id, payload: None });
     assert!(senseless.contains("makes no sense") && senseless.contains("/data/log"), "{senseless}");
 }
+
+#[test]
+fn it_is_known_how_many_bytes_lie_between_entries() {
+    let mut tail = Tail::default();
+    let payload = |bytes: usize| {
+        let txn = Txn { then: vec![Op::put("/kv/a", vec![0; bytes])], ..Txn::default() };
+        Payload::Normal(Command::new(Action::Txn(txn).unstamped()))
+    };
+    for index in 0..40 {
+        tail.push(Entry { log_id: log_id(1, index), payload: payload(500 << 10) }).unwrap();
+    }
+    assert_eq!(tail.with_bytes_before(39, 100 << 20), None, "there are not so many");
+    let kept = |tail: &Tail, upto, mib: u64| (upto - tail.with_bytes_before(upto, mib << 20).unwrap()) * 500 / 1024;
+    assert!((9..=12).contains(&kept(&tail, 39, 10)) && (9..=12).contains(&kept(&tail, 30, 10)));
+    tail.truncate_after(Some(log_id(1, 29)));
+    assert!((9..=12).contains(&kept(&tail, 29, 10)));
+    tail.purge(log_id(1, 20));
+    assert_eq!(tail.with_bytes_before(29, 10 << 20), None);
+}

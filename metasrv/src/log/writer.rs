@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 
 use super::journal::Journal;
 use super::mark::MarkFile;
-use super::sled_log::{Frame, MAX_VALUE_BYTES, SledLog};
+use super::sled_log::{Frame, SledLog};
 use super::{Health, LogOptions, Shared, entry_bytes, lock};
 use crate::peer::latencies::{self, LogLatencies};
 use crate::raft::types::{Entry, LogId, TypeConfig, Vote};
@@ -35,6 +35,8 @@ use crate::raft::wire::entry_to_wire;
 
 /// How often a held batch looks for room.
 pub const HOLD_POLL: Duration = Duration::from_millis(100);
+/// So many bytes are given to sled at once.
+const STORE_BYTES: usize = 32 << 10;
 /// A batch takes up no more once it has this many bytes.
 const BATCH_BYTES: usize = 8 << 20;
 /// Room a batch may take beyond its own bytes: sled writes whole segments.
@@ -68,7 +70,7 @@ pub(crate) struct Writer {
     entries: Arc<SledLog>,
     shared: Arc<Shared>,
     requests: mpsc::Receiver<Request>,
-    /// In the journal, and not in sled yet: less than fills one of its values, and one batch.
+    /// In the journal, and not in sled yet: less than [`STORE_BYTES`], and one batch.
     pending: Vec<Frame>,
     pending_bytes: usize,
     /// The last entry written.
@@ -173,7 +175,7 @@ impl Writer {
             callback.io_completed(result.as_ref().copied().map_err(copy));
         }
         // After the callbacks, which others wait for. Entries that are in sled may leave memory.
-        if self.pending_bytes >= MAX_VALUE_BYTES && self.failed.is_none() {
+        if self.pending_bytes >= STORE_BYTES && self.failed.is_none() {
             // What fails here is final, and told as such; these entries are durable.
             let _ = self.busy(Self::store);
         }

@@ -146,7 +146,7 @@ impl Member {
             log: log.clone(),
             published: published.clone(),
             pages: pages.clone(),
-            snapshot_bytes: settings.storage.snapshot_bytes,
+            storage: settings.storage,
             failed,
         };
         tasks.spawn(watchdog.run(stop.clone()));
@@ -608,7 +608,8 @@ fn raft_config(cluster_id: &str, settings: &Settings) -> Result<RaftConfig, Erro
         election_timeout_max: millis(settings.timing.election_timeout_max),
         enable_pre_vote: Some(true),
         enable_leader_restore: Some(false),
-        snapshot_policy: SnapshotPolicy::LogsSinceLast(storage.snapshot_entries),
+        // The watchdog says when: by more than the number of entries.
+        snapshot_policy: SnapshotPolicy::Never,
         max_in_snapshot_log_to_keep: storage.purge_margin_entries,
         purge_batch_size: (storage.snapshot_entries / 10).clamp(1, 1000),
         replication_lag_threshold: storage.snapshot_entries.max(storage.purge_margin_entries).saturating_mul(2),

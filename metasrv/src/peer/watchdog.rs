@@ -10,8 +10,9 @@ use tokio_util::sync::CancellationToken;
 use super::note_end;
 use super::pages::Pages;
 use super::view::View;
+use crate::config::StorageConfig;
 use crate::log::{Health, Log};
-use crate::raft::state_machine::Published;
+use crate::raft::state_machine::{Published, SinceSnapshot};
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(100);
@@ -19,6 +20,10 @@ const EVERY: Duration = Duration::from_millis(100);
 pub const DISK_HANGS: Duration = Duration::from_secs(2);
 /// How long until it tries that again.
 const GIVE_UP_AGAIN: Duration = Duration::from_secs(5);
+/// At most about so many bytes of entries are kept behind a snapshot.
+const PURGE_MARGIN_BYTES: u64 = 32 << 20;
+/// Snapshots write at most so many times the bytes of the log.
+const MOST_WRITTEN_AGAIN: u64 = 4;
 /// How long until a snapshot is asked for again that was put off, for want of room.
 const SNAPSHOT_AGAIN: Duration = Duration::from_secs(10);
 
@@ -27,7 +32,7 @@ pub(super) struct Watchdog {
     pub log: Log,
     pub published: Arc<Published>,
     pub pages: Arc<Pages>,
-    pub snapshot_bytes: u64,
+    pub storage: StorageConfig,
     pub failed: watch::Sender<Option<String>>,
 }
 
@@ -51,9 +56,8 @@ impl Watchdog {
             if hangs && gave_up.may(Instant::now()) && self.give_up_leadership().await {
                 gave_up.done(Instant::now());
             }
-            // A snapshot writes the whole state: it is not taken before the log has cost as much.
-            let worth_it = self.snapshot_bytes.max(self.published.current().state.bytes());
-            if self.published.log_bytes() <= worth_it {
+            self.purge_what_is_large().await;
+            if !snapshot_is_due(&self.storage, self.published.since_snapshot()) {
                 asked.forget();
             } else if asked.may(Instant::now()) {
                 asked.done(Instant::now());
@@ -61,6 +65,17 @@ impl Watchdog {
                     tracing::warn!("asking for a snapshot: {e}");
                 }
             }
+        }
+    }
+
+    /// openraft keeps a number of entries behind a snapshot for followers that are a little late; where they are large, fewer.
+    async fn purge_what_is_large(&self) {
+        let Some(snapshot) = self.view.metrics().snapshot else { return };
+        let Some(upto) = self.log.with_bytes_before(snapshot.index, PURGE_MARGIN_BYTES) else { return };
+        if self.log.bounds().0.is_none_or(|purged| purged.index < upto)
+            && let Err(e) = self.view.raft().trigger().purge_log(upto).await
+        {
+            tracing::debug!("purging the log: {e}");
         }
     }
 
@@ -87,6 +102,13 @@ impl Watchdog {
         }
         true
     }
+}
+
+/// A snapshot writes the whole state, and reading it back is cheaper than applying the entries that led to it: one is due
+/// when the log behind the last one is long, by either measure, unless that is little beside what would be written.
+fn snapshot_is_due(storage: &StorageConfig, since: SinceSnapshot) -> bool {
+    let is_long = since.entries >= storage.snapshot_entries || since.bytes >= storage.snapshot_bytes;
+    is_long && since.bytes >= since.covered_bytes / MOST_WRITTEN_AGAIN
 }
 
 /// Something that is done again only after a while.
@@ -117,6 +139,17 @@ impl Spaced {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_snapshot_is_taken_when_the_log_is_long_beside_the_state() {
+        let storage = StorageConfig { snapshot_entries: 100, snapshot_bytes: 1000, ..StorageConfig::default() };
+        let due =
+            |entries, bytes, covered_bytes| snapshot_is_due(&storage, SinceSnapshot { entries, bytes, covered_bytes });
+        assert!(due(100, 10, 0) && due(1, 1000, 0), "by either measure");
+        assert!(!due(99, 999, 0));
+        assert!(due(100, 500, 2000) && !due(100, 499, 2000), "not for a small part of the state");
+        assert!(due(1, 2500, 10_000) && !due(1, 2499, 10_000));
+    }
 
     #[test]
     fn what_is_put_off_is_not_asked_for_at_every_look() {

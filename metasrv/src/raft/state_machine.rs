@@ -92,13 +92,34 @@ impl From<snapshot::Loaded> for Applied {
 #[derive(Debug)]
 pub struct Published {
     current: watch::Sender<Arc<Applied>>,
-    /// Bytes of entries applied since the last snapshot was begun.
-    log_bytes: AtomicU64,
+    behind: Behind,
+}
+
+/// What lies behind the newest snapshot, the one being written included.
+#[derive(Debug, Default)]
+struct Behind {
+    entries: AtomicU64,
+    bytes: AtomicU64,
+    /// What that snapshot takes; 0 without one.
+    covered_bytes: AtomicU64,
+}
+
+/// What lies behind the newest snapshot, the one being written included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SinceSnapshot {
+    /// Entries applied since.
+    pub entries: u64,
+    /// Bytes that they take in memory.
+    pub bytes: u64,
+    /// About how many bytes that snapshot takes; 0 without one.
+    pub covered_bytes: u64,
 }
 
 impl Published {
     fn new(applied: Applied) -> Arc<Self> {
-        Arc::new(Self { current: watch::Sender::new(Arc::new(applied)), log_bytes: AtomicU64::new(0) })
+        let behind = Behind::default();
+        behind.begun(&applied.state);
+        Arc::new(Self { current: watch::Sender::new(Arc::new(applied)), behind })
     }
 
     /// The newest.
@@ -111,9 +132,27 @@ impl Published {
         self.current.subscribe()
     }
 
-    /// Bytes of entries applied since the last snapshot was begun.
-    pub fn log_bytes(&self) -> u64 {
-        self.log_bytes.load(Ordering::Relaxed)
+    /// What lies behind the newest snapshot.
+    pub fn since_snapshot(&self) -> SinceSnapshot {
+        SinceSnapshot {
+            entries: self.behind.entries.load(Ordering::Relaxed),
+            bytes: self.behind.bytes.load(Ordering::Relaxed),
+            covered_bytes: self.behind.covered_bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Behind {
+    /// A snapshot of this state is there, or is being written.
+    fn begun(&self, state: &State) {
+        self.entries.store(0, Ordering::Relaxed);
+        self.bytes.store(0, Ordering::Relaxed);
+        self.covered_bytes.store(state.map_written_bytes(), Ordering::Relaxed);
+    }
+
+    fn applied(&self, entries: u64, bytes: u64) {
+        self.entries.fetch_add(entries, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
@@ -177,8 +216,9 @@ impl StateMachine {
     }
 
     fn builder(&self) -> SnapshotBuilder {
-        self.published.log_bytes.store(0, Ordering::Relaxed);
-        SnapshotBuilder { applied: self.published.current(), snapshots: self.snapshots.clone() }
+        let applied = self.published.current();
+        self.published.behind.begun(&applied.state);
+        SnapshotBuilder { applied, snapshots: self.snapshots.clone() }
     }
 }
 
@@ -199,7 +239,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         while !ended {
             let mut applied = Applied::clone(&self.published.current());
             let mut answers = Vec::new();
-            let mut bytes = 0;
+            let (mut count, mut bytes) = (0, 0);
             let mut failed = None;
             for _ in 0..PUBLISH_EVERY {
                 match entries.next().await {
@@ -212,6 +252,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                                 break;
                             }
                         }
+                        count += 1;
                         bytes += size;
                     }
                     Some(Err(e)) => {
@@ -224,7 +265,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                     }
                 }
             }
-            self.published.log_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.published.behind.applied(count, bytes);
             self.published.current.send_replace(Arc::new(applied));
             for (responder, outcome) in answers {
                 responder.send(outcome);
@@ -282,7 +323,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         })
         .await?;
         self.snapshots.keep(meta, data).await?;
-        self.published.log_bytes.store(0, Ordering::Relaxed);
+        let applied: Applied = applied;
+        self.published.behind.begun(&applied.state);
         self.published.current.send_replace(Arc::new(applied));
         Ok(())
     }

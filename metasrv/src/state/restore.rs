@@ -98,6 +98,11 @@ impl State {
 const PART_BYTES: u64 = 64;
 
 impl State {
+    /// About how many bytes the map alone takes when it is written down. At no cost.
+    pub fn map_written_bytes(&self) -> u64 {
+        self.bytes + self.len() as u64 * PART_BYTES
+    }
+
     /// About how many bytes all parts take when they are written down, rather more than less.
     pub fn written_bytes(&self) -> u64 {
         let leases = self.leases.values().map(|lease| lease.holder.len() as u64 + PART_BYTES);
@@ -117,7 +122,7 @@ impl State {
         let events = self.changes.iter().flat_map(|change| change.events());
         let events = events.map(|event| event.size() + event.key().len() as u64 + 2 * PART_BYTES);
         let peers = self.known_peers().map(|(_, peer)| peer.incarnation.len() as u64 + PART_BYTES);
-        let entries = self.bytes + self.len() as u64 * PART_BYTES;
+        let entries = self.map_written_bytes();
         let rest = leases.chain(scopes).chain(sessions).chain(quotas).chain(events).chain(peers);
         entries + rest.sum::<u64>()
     }
