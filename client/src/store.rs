@@ -88,7 +88,8 @@ pub struct Page {
 pub struct Committed {
     pub result: TxnResult,
     /// An earlier attempt of this same call may have been applied before the one that answered. A failed compare may
-    /// then be the call's own doing: look whether the observed value is the one it wanted to write.
+    /// then be the call's own doing: look whether the observed value is the one it wanted to write. Never of a store that
+    /// makes requests exactly once, except while the cluster refuses it a session.
     pub resent: bool,
 }
 
@@ -204,6 +205,21 @@ pub enum Error {
         last: String,
         applied: Applied,
     },
+    /// An earlier attempt may have been applied, and whether it was cannot be found out any more: the session that it was a
+    /// request of is over, or the peer that answers now knows nothing of it.
+    #[error("{doing}: whether it was done is unknown: an answer was lost, and then: {last} ({attempts} attempts in {:.1} s, {leader}); look at what is there before you repeat it", .elapsed.as_secs_f64())]
+    InDoubt {
+        doing: String,
+        attempts: u32,
+        elapsed: Duration,
+        /// The last leader known, with its term, or that none is.
+        leader: String,
+        /// What the last attempt was told.
+        last: String,
+    },
+    /// The session that the request was one of is over. Nothing ran.
+    #[error("{doing}: {message}")]
+    SessionExpired { doing: String, message: String },
     /// The snapshot that was being read, or that the pages of a listing come from, is no longer held.
     #[error("{prefix}: the snapshot that was being read is no longer held; start again")]
     SnapshotExpired { prefix: String },
@@ -221,9 +237,12 @@ impl Error {
     /// Whether the change that failed may have been made.
     pub fn applied(&self) -> Applied {
         match self {
-            Error::Invalid(_) | Error::Refused { .. } | Error::SnapshotExpired { .. } | Error::Compacted { .. } => {
-                Applied::No
-            }
+            Error::Invalid(_)
+            | Error::Refused { .. }
+            | Error::SessionExpired { .. }
+            | Error::SnapshotExpired { .. }
+            | Error::Compacted { .. } => Applied::No,
+            Error::InDoubt { .. } => Applied::Unknown,
             Error::Unavailable { applied, .. } | Error::Internal { applied, .. } => *applied,
         }
     }

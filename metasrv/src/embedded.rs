@@ -162,10 +162,10 @@ fn error(dir: &Path, doing: String, started: Instant, failure: Failure) -> store
         | Kind::Unauthenticated
         | Kind::QuotaExceeded
         | Kind::LimitReached
-        | Kind::SessionExpired
         | Kind::LeaseExpired
         | Kind::ChangeUnderWay
         | Kind::UnsafeChange => store::Error::Refused { doing, message: failure.message },
+        Kind::SessionExpired => store::Error::SessionExpired { doing, message: failure.message },
         Kind::Internal | Kind::Unspecified => store::Error::Internal { doing, message: failure.message, applied },
         Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: doing },
         Kind::Compacted => store::Error::Compacted { doing, oldest: failure.oldest_revision },

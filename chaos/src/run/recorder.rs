@@ -161,6 +161,8 @@ impl Scribe {
         let kind = match error {
             Error::Invalid(_) => "invalid",
             Error::Refused { .. } => "refused",
+            Error::InDoubt { .. } => "in doubt",
+            Error::SessionExpired { .. } => "session expired",
             Error::Unavailable { applied: Applied::No, .. } => "unavailable, not applied",
             Error::Unavailable { applied: Applied::Unknown, .. } => "unavailable, outcome unknown",
             Error::SnapshotExpired { .. } => "snapshot expired",

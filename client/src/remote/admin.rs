@@ -6,13 +6,14 @@
 
 use std::time::{Duration, Instant};
 
+use lake_proto::v1;
 use lake_proto::v1::cluster_client::ClusterClient;
-use lake_proto::{status, v1};
+use lake_proto::v1::error_detail::Kind;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::RemoteStore;
-use super::attempts::{Rules, describe};
+use super::attempts::{Failure, Rules, classify, describe};
 use super::connections::{connection, request};
 use crate::secret::Secret;
 use crate::store::{Applied, Error};
@@ -130,11 +131,11 @@ impl RemoteStore {
         message: Q,
         send: impl AsyncFn(ClusterClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
-        let attempt = async |channel: Channel, timeout| {
+        let attempt = async |address: String, timeout| {
             let request = self.inner.request(message.clone(), timeout)?;
-            Ok(send(ClusterClient::new(channel), request).await?.into_inner())
+            Ok(send(ClusterClient::new(self.inner.channel(&address)?), request).await?.into_inner())
         };
-        self.call_leader(doing, deadline, rules, attempt).await.map(|(answer, _)| answer)
+        self.on_leader(doing, deadline, rules, attempt).await.map(|(answer, _)| answer)
     }
 }
 
@@ -151,25 +152,26 @@ pub(super) async fn call<T>(
     timeout: Duration,
     answer: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Error> {
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let doing = format!("{endpoint}: {doing}");
-    let (last, refused) = match tokio::time::timeout(timeout, answer).await {
+    let failure = match tokio::time::timeout(timeout, answer).await {
         Ok(Ok(answer)) => return Ok(answer),
-        Ok(Err(s)) => {
-            (describe(&s), status::detail(&s).is_some_and(|d| d.kind() != v1::error_detail::Kind::Unavailable))
-        }
-        Err(_) => (format!("no answer within {:.1} s", timeout.as_secs_f64()), false),
+        Ok(Err(status)) => classify(status),
+        Err(_) => Failure::silent(timeout),
     };
-    if refused {
-        return Err(Error::Refused { doing, message: last });
+    let last = describe(&failure.status);
+    let applied = if unanswered == Applied::No { Applied::No } else { failure.applied };
+    match failure.kind() {
+        None | Some(Kind::Unavailable) => Err(Error::Unavailable {
+            doing,
+            endpoints: vec![endpoint.to_owned()],
+            attempts: 1,
+            elapsed: started.elapsed(),
+            leader: "no leader asked for".to_owned(),
+            last,
+            applied,
+        }),
+        Some(_) if applied == Applied::Unknown => Err(Error::Internal { doing, message: last, applied }),
+        Some(_) => Err(Error::Refused { doing, message: last }),
     }
-    Err(Error::Unavailable {
-        doing,
-        endpoints: vec![endpoint.to_owned()],
-        attempts: 1,
-        elapsed: started.elapsed(),
-        leader: "no leader asked for".to_owned(),
-        last,
-        applied: unanswered,
-    })
 }

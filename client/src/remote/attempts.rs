@@ -1,8 +1,8 @@
 //! One operation on whoever leads: attempt after attempt, until it is answered, refused, or its time is over.
 //!
 //! What a failed attempt means is decided here and nowhere else ([`classify`]): whether it may have been applied, whether
-//! another one can help, and where to go then. An operation that may have been applied is sent again only if that is
-//! harmless ([`Rules`]).
+//! another one can help, and where to go then. An operation that may have been applied is sent again only if its rules
+//! ([`Rules`]) say what makes that harmless.
 //!
 //! Limits: the caller's deadline; one attempt at a time, of [`ATTEMPT_TIMEOUT`] unless its rules give it all the time.
 
@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use lake_proto::status;
 use lake_proto::v1::error_detail::{Applied as WireApplied, Kind};
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::RemoteStore;
@@ -21,13 +20,23 @@ use crate::store::{Applied, Error};
 /// Hints followed at once, one after the other. While the leadership moves, two peers may name each other.
 const MAX_REDIRECTS: u32 = 3;
 /// How long one attempt may take before another peer is tried.
-pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// What may be done with an operation that may have been applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resend {
+    /// It is not sent again.
+    Never,
+    /// It is sent again: the second time it does nothing, or nothing that matters.
+    Harmless,
+    /// It is sent again: it carries a stamp, so that the answer is that of the first time (semantics, section 4).
+    ExactlyOnce,
+}
 
 /// How often an operation may be attempted, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// It may be sent again though it may have been applied.
-    pub resendable: bool,
+    pub resend: Resend,
     /// The longest that one attempt may take; `None`: until the deadline.
     pub attempt: Option<Duration>,
     /// While another change of the membership is under way, it waits instead of failing.
@@ -36,9 +45,12 @@ pub(super) struct Rules {
 
 impl Rules {
     /// Sending it twice is harmless.
-    pub const RESENDABLE: Self = Self { resendable: true, attempt: Some(ATTEMPT_TIMEOUT), waits_its_turn: false };
+    pub const RESENDABLE: Self =
+        Self { resend: Resend::Harmless, attempt: Some(ATTEMPT_TIMEOUT), waits_its_turn: false };
     /// It is not sent again once it may have been applied.
-    pub const ONCE: Self = Self { resendable: false, ..Self::RESENDABLE };
+    pub const ONCE: Self = Self { resend: Resend::Never, ..Self::RESENDABLE };
+    /// It carries a stamp.
+    pub const STAMPED: Self = Self { resend: Resend::ExactlyOnce, ..Self::RESENDABLE };
     /// A change of the membership: it takes its time, and may be asked for again.
     pub const CHANGE: Self = Self { attempt: None, ..Self::RESENDABLE };
     /// One that waits for those before it.
@@ -63,9 +75,31 @@ impl Failure {
         Self { applied: Applied::No, retry: false, redirected: false, broken: false, status }
     }
 
-    fn is_busy(&self) -> bool {
-        status::detail(&self.status).is_some_and(|detail| detail.kind() == Kind::ChangeUnderWay)
+    /// No answer came within `timeout`. A caller in a hurry says nothing of the connection, which others share: only
+    /// a peer that was silent for the whole time of an attempt is connected to anew.
+    pub fn silent(timeout: Duration) -> Self {
+        let status = Status::deadline_exceeded(format!("no answer within {:.1} s", timeout.as_secs_f64()));
+        Self { broken: timeout >= ATTEMPT_TIMEOUT, ..classify(status) }
     }
+
+    /// What the peer says is wrong; `None` if it is not a lake peer's own word.
+    pub fn kind(&self) -> Option<Kind> {
+        status::detail(&self.status).map(|detail| detail.kind())
+    }
+
+    /// Whether it tells what the first sending of a stamped request came to: refusals of the state machine are kept, as
+    /// results are.
+    fn is_first_result(&self) -> bool {
+        matches!(self.kind(), Some(Kind::QuotaExceeded | Kind::LimitReached))
+    }
+}
+
+/// A peer that is asked whether it leads or not.
+#[derive(Debug, Clone)]
+pub(super) struct At {
+    pub endpoint: std::sync::Arc<str>,
+    /// An attempt that failed is not repeated.
+    pub once: bool,
 }
 
 /// The attempts of one operation: how many, since when, until when.
@@ -123,10 +157,11 @@ impl RemoteStore {
         self.on_peer(None, doing, deadline, rules, send).await
     }
 
-    /// The same on the peer at an endpoint and no other; `None`: on whoever leads.
+    /// The same on the peer at an endpoint and no other; `None`: on whoever leads. The only place where an operation is
+    /// attempted again.
     async fn on_peer<T, F>(
         &self,
-        at: Option<&str>,
+        at: Option<&At>,
         doing: &str,
         deadline: Instant,
         rules: Rules,
@@ -140,7 +175,7 @@ impl RemoteStore {
         let mut redirects = 0;
         loop {
             let address = match at {
-                Some(at) => Some(at.to_owned()),
+                Some(at) => Some(at.endpoint.to_string()),
                 None => self.leader_address(&mut attempts).await,
             };
             let Some(address) = address else {
@@ -151,23 +186,31 @@ impl RemoteStore {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
             };
             let timeout = rules.attempt.map_or(remaining, |longest| remaining.min(longest));
-            let failure = match in_time(timeout, send(address.clone(), timeout)).await {
-                Ok(answer) => return Ok((answer, in_doubt)),
-                Err(status) => classify(status),
+            let failure = match tokio::time::timeout(timeout, send(address.clone(), timeout)).await {
+                Ok(Ok(answer)) => return Ok((answer, in_doubt)),
+                Ok(Err(status)) => classify(status),
+                Err(_) => Failure::silent(timeout),
             };
             attempts.last = format!("{address}: {}", describe(&failure.status));
             tracing::debug!(doing, attempt = attempts.count, error = attempts.last, "an attempt failed");
             in_doubt |= failure.applied == Applied::Unknown;
-            let queued = rules.waits_its_turn && failure.is_busy();
+            if rules.resend == Resend::ExactlyOnce && failure.is_first_result() {
+                in_doubt = false;
+            }
+            let queued = rules.waits_its_turn && failure.kind() == Some(Kind::ChangeUnderWay);
             if !failure.retry && !queued {
-                return Err(ended(doing, failure, in_doubt));
+                return Err(self.ended(attempts, failure, in_doubt));
             }
-            if !queued {
+            match at {
                 // Also before giving up: the next call must not go to the same silent peer.
-                self.inner.after_failure(&address, &failure);
+                None if !queued => self.inner.after_failure(&address, &failure),
+                None => {}
+                // That it cannot answer says nothing of who leads.
+                Some(_) if failure.broken => self.inner.lock().forget_connection(&address),
+                Some(_) => {}
             }
-            if in_doubt && !rules.resendable {
-                return Err(self.unavailable(attempts, Applied::Unknown));
+            if in_doubt && rules.resend == Resend::Never || at.is_some_and(|at| at.once) {
+                return Err(self.unavailable(attempts, applied(in_doubt)));
             }
             if failure.redirected && at.is_none() && redirects < MAX_REDIRECTS {
                 redirects += 1;
@@ -180,24 +223,6 @@ impl RemoteStore {
         }
     }
 
-    /// The same for a call that has a connection of gRPC's own.
-    pub(super) async fn call_leader<T, F>(
-        &self,
-        doing: &str,
-        deadline: Instant,
-        rules: Rules,
-        send: impl Fn(Channel, Duration) -> F,
-    ) -> Result<(T, bool), Error>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        let on_channel = |address: String, timeout| {
-            let call = self.inner.channel(&address).map(|channel| send(channel, timeout));
-            async move { call?.await }
-        };
-        self.on_leader(doing, deadline, rules, on_channel).await
-    }
-
     /// The same for a read on the peer that reads go to: whether it was made does not matter.
     pub(super) async fn read<T, F>(
         &self,
@@ -208,32 +233,15 @@ impl RemoteStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let at = self.reads_at.as_deref();
+        let at = self.reads_at.as_ref();
         match self.on_peer(at, &doing, deadline, Rules::RESENDABLE, send).await {
             Ok((answer, _)) => Ok(answer),
             Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
-                let endpoints = at.map_or(endpoints, |at| vec![at.to_owned()]);
+                let endpoints = at.map_or(endpoints, |at| vec![at.endpoint.to_string()]);
                 Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
             }
             Err(e) => Err(e),
         }
-    }
-
-    /// A read that has a connection of gRPC's own.
-    pub(super) async fn call_read<T, F>(
-        &self,
-        doing: String,
-        deadline: Instant,
-        send: impl Fn(Channel, Duration) -> F,
-    ) -> Result<T, Error>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        let on_channel = |address: String, timeout| {
-            let call = self.inner.channel(&address).map(|channel| send(channel, timeout));
-            async move { call?.await }
-        };
-        self.read(doing, deadline, on_channel).await
     }
 
     /// Where to send the next attempt: to the leader known, or found by asking. `None` when the time is up.
@@ -270,13 +278,6 @@ impl RemoteStore {
     }
 }
 
-pub(super) async fn in_time<T>(timeout: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    match tokio::time::timeout(timeout, call).await {
-        Ok(answer) => answer,
-        Err(_) => Err(Status::deadline_exceeded(format!("no answer within {:.1} s", timeout.as_secs_f64()))),
-    }
-}
-
 fn applied(in_doubt: bool) -> Applied {
     if in_doubt { Applied::Unknown } else { Applied::No }
 }
@@ -285,10 +286,10 @@ fn applied(in_doubt: bool) -> Applied {
 pub(super) fn classify(status: Status) -> Failure {
     let Some(detail) = status::detail(&status) else {
         // Not a lake peer's own words: the transport's, or a proxy's.
-        let refused = is_connect_error(&status);
-        let applied = if refused { Applied::No } else { Applied::Unknown };
-        let retry = !matches!(status.code(), Code::Unimplemented | Code::InvalidArgument | Code::Unauthenticated);
-        return Failure { applied, retry, redirected: false, broken: true, status };
+        let refused = matches!(status.code(), Code::Unimplemented | Code::InvalidArgument | Code::Unauthenticated);
+        let (never_sent, late) = transport_error(&status);
+        let applied = if refused || never_sent { Applied::No } else { Applied::Unknown };
+        return Failure { applied, retry: !refused, redirected: false, broken: !late, status };
     };
     let applied = match detail.applied() {
         WireApplied::NotApplied => Applied::No,
@@ -300,19 +301,23 @@ pub(super) fn classify(status: Status) -> Failure {
     Failure { applied, retry, redirected, broken: false, status }
 }
 
-/// Whether the request never left because no connection could be made.
-fn is_connect_error(status: &Status) -> bool {
+/// Whether the request never left because no connection could be made, and whether it was merely not answered in the time
+/// that it named.
+fn transport_error(status: &Status) -> (bool, bool) {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         if let Some(io) = error.downcast_ref::<std::io::Error>() {
-            return matches!(io.kind(), std::io::ErrorKind::ConnectionRefused);
+            return (matches!(io.kind(), std::io::ErrorKind::ConnectionRefused), false);
         }
-        if error.is::<tonic::ConnectError>() || error.is::<tonic::TimeoutExpired>() {
-            return error.is::<tonic::ConnectError>();
+        if error.is::<tonic::ConnectError>() {
+            return (true, false);
+        }
+        if error.is::<tonic::TimeoutExpired>() {
+            return (false, true);
         }
         source = error.source();
     }
-    false
+    (false, false)
 }
 
 /// The innermost reason of a status, which says more than tonic's "transport error".
@@ -330,17 +335,34 @@ pub(super) fn describe(status: &Status) -> String {
     reason
 }
 
+impl RemoteStore {
+    /// The error of an operation whose last attempt no other attempt can mend.
+    fn ended(&self, attempts: Attempts, failure: Failure, in_doubt: bool) -> Error {
+        if in_doubt && !matches!(failure.kind(), Some(Kind::Internal) | None) {
+            return Error::InDoubt {
+                doing: attempts.doing,
+                attempts: attempts.count,
+                elapsed: attempts.started.elapsed(),
+                leader: self.inner.lock().view.describe(),
+                last: describe(&failure.status),
+            };
+        }
+        ended(&attempts.doing, &failure, in_doubt)
+    }
+}
+
 /// The error of an attempt that no other attempt can mend.
-pub(super) fn ended(doing: &str, failure: Failure, in_doubt: bool) -> Error {
-    let message = failure.status.message().to_owned();
+pub(super) fn ended(doing: &str, failure: &Failure, in_doubt: bool) -> Error {
+    let message = describe(&failure.status);
     let doing = doing.to_owned();
-    let detail = status::detail(&failure.status);
-    let oldest = detail.as_ref().map_or(0, |d| d.oldest_revision);
-    match detail.map(|d| d.kind()) {
+    match failure.kind() {
         Some(Kind::SnapshotExpired) => Error::SnapshotExpired { prefix: doing },
-        Some(Kind::Compacted) => Error::Compacted { doing, oldest },
+        Some(Kind::Compacted) => {
+            let oldest = status::detail(&failure.status).map_or(0, |detail| detail.oldest_revision);
+            Error::Compacted { doing, oldest }
+        }
+        Some(Kind::SessionExpired) => Error::SessionExpired { doing, message },
         Some(Kind::Internal) | None => Error::Internal { doing, message, applied: applied(in_doubt) },
-        Some(_) if in_doubt => Error::Internal { doing, message, applied: Applied::Unknown },
         Some(_) => Error::Refused { doing, message },
     }
 }
@@ -363,13 +385,26 @@ mod tests {
         for kind in [Kind::InvalidArgument, Kind::LimitReached, Kind::QuotaExceeded, Kind::SessionExpired] {
             let failure = failed(kind, WireApplied::NotApplied);
             assert!(!failure.retry && failure.applied == Applied::No, "{kind:?}");
-            let error = ended("opening a session", failure, false);
-            assert!(matches!(&error, Error::Refused { .. }) && error.applied() == Applied::No, "{error}");
+            let error = ended("opening a session", &failure, false);
+            let typed = match kind {
+                Kind::SessionExpired => matches!(error, Error::SessionExpired { .. }),
+                _ => matches!(error, Error::Refused { .. }),
+            };
+            assert!(typed && error.applied() == Applied::No, "{error}");
         }
         assert_eq!(failed(Kind::Unavailable, WireApplied::Unknown).applied, Applied::Unknown);
         let proxy = classify(Status::unavailable("a proxy said so"));
         assert!(proxy.retry && proxy.broken && proxy.applied == Applied::Unknown);
-        assert!(!classify(Status::unimplemented("")).retry);
+        let elsewhere = classify(Status::unimplemented(""));
+        assert!(!elsewhere.retry && elsewhere.applied == Applied::No, "nothing there ran it");
+        assert!(ended("a test", &elsewhere, false).to_string().contains("something else than a metadata peer"));
+    }
+
+    #[test]
+    fn a_caller_in_a_hurry_does_not_take_the_connection_from_the_others() {
+        let hurried = Failure::silent(Duration::from_millis(50));
+        assert!(!hurried.broken && hurried.retry && hurried.applied == Applied::Unknown);
+        assert!(Failure::silent(ATTEMPT_TIMEOUT).broken);
     }
 
     #[tokio::test]
@@ -397,9 +432,48 @@ mod tests {
         assert!(asked.load(Ordering::SeqCst) < 100, "{asked:?}");
     }
 
-    #[test]
-    fn a_refusal_after_a_lost_answer_leaves_the_doubt() {
-        let refused = classify(status::status(Kind::SessionExpired, WireApplied::NotApplied, "it is over"));
-        assert_eq!(ended("committing /kv/a", refused, true).applied(), Applied::Unknown);
+    /// What comes of an operation whose attempts fail so, one after the other.
+    async fn after(rules: Rules, failures: &[(Kind, WireApplied)]) -> Error {
+        let store = RemoteStore::connect(RemoteConfig { endpoints: vec!["127.0.0.1:1".to_owned()], secret: None });
+        let store = store.unwrap();
+        let member = v1::Member { id: 1, grpc_address: "127.0.0.1:1".to_owned(), ..v1::Member::default() };
+        let asked = AtomicU32::new(0);
+        let send = async |_, _| {
+            let n = asked.fetch_add(1, Ordering::SeqCst) as usize;
+            let (kind, applied) = failures[n];
+            // What failed is asked again all the same.
+            store.inner.lock().view.learn(5 + n as u64, Some(&member));
+            let detail = v1::ErrorDetail {
+                kind: kind as i32,
+                applied: applied as i32,
+                term: 6 + n as u64,
+                leader: Some(v1::Member { grpc_address: "127.0.0.1:2".to_owned(), ..member.clone() }),
+                ..Default::default()
+            };
+            Err::<(), _>(status::with_detail(detail, "why"))
+        };
+        store.inner.lock().view.learn(4, Some(&member));
+        store.on_leader("a test", Instant::now() + Duration::from_secs(5), rules, send).await.unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn a_refusal_after_a_lost_answer_leaves_the_doubt() {
+        use WireApplied::{NotApplied, Unknown};
+        for kind in [Kind::SessionExpired, Kind::InvalidArgument, Kind::WrongIdentity] {
+            let error = after(Rules::STAMPED, &[(Kind::Unavailable, Unknown), (kind, NotApplied)]).await;
+            assert!(matches!(error, Error::InDoubt { attempts: 2, .. }), "{kind:?}: {error:?}");
+            assert_eq!(error.applied(), Applied::Unknown);
+        }
+        let once = after(Rules::ONCE, &[(Kind::Unavailable, Unknown)]).await;
+        assert!(once.is_unavailable() && once.applied() == Applied::Unknown, "{once:?}");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_is_the_first_result_of_a_stamped_request_leaves_none() {
+        let failures = [(Kind::Unavailable, WireApplied::Unknown), (Kind::QuotaExceeded, WireApplied::NotApplied)];
+        let stamped = after(Rules::STAMPED, &failures).await;
+        assert!(matches!(stamped, Error::Refused { .. }), "{stamped:?}");
+        let unstamped = after(Rules::RESENDABLE, &failures).await;
+        assert_eq!(unstamped.applied(), Applied::Unknown, "{unstamped:?}");
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use lake_proto::v1::cluster_client::ClusterClient;
+use lake_proto::v1::error_detail::{Applied, Kind};
 use lake_proto::v1::kv_client::KvClient;
 use lake_proto::v1::pipeline_request::Request as Piped;
 use lake_proto::v1::pipeline_response::Response as PipedAnswer;
@@ -23,6 +24,7 @@ use tonic::{Request, Status};
 use super::attempts::{Failure, describe};
 use super::leader::{Round, View};
 use super::pipe::Pipe;
+use super::session::Sessions;
 use super::{MAX_ENDPOINTS, RemoteConfig};
 use crate::secret::Secret;
 
@@ -44,6 +46,8 @@ pub(super) struct Inner {
     shared: Mutex<Shared>,
     /// Held while asking; counts the rounds.
     asking: tokio::sync::Mutex<u64>,
+    /// What the clones' mutations are requests of.
+    pub sessions: Sessions,
 }
 
 /// What is known of the peers at this moment.
@@ -75,7 +79,7 @@ impl Shared {
 impl Inner {
     /// No connection yet.
     pub fn new(config: RemoteConfig) -> Self {
-        Self { config, shared: Mutex::default(), asking: tokio::sync::Mutex::new(0) }
+        Self { config, shared: Mutex::default(), asking: tokio::sync::Mutex::new(0), sessions: Sessions::default() }
     }
 
     /// What is known now. Held for a look or a change, never across an await.
@@ -97,7 +101,7 @@ impl Inner {
         if let Some(channel) = shared.channels.get(address) {
             return Ok(channel.clone());
         }
-        let endpoint = connection(address).map_err(|e| Status::unavailable(format!("{address:?}: {e}")))?;
+        let endpoint = connection(address).map_err(|e| unsent(Kind::Unavailable, format!("{address:?}: {e}")))?;
         let channel = endpoint.connect_lazy();
         if shared.channels.len() >= 2 * MAX_ENDPOINTS {
             shared.channels.clear();
@@ -275,6 +279,11 @@ pub(super) fn connection(address: &str) -> Result<Endpoint, tonic::transport::Er
         .keep_alive_while_idle(false))
 }
 
+/// A failure before anything was sent.
+fn unsent(kind: Kind, what: String) -> Status {
+    status::status(kind, Applied::NotApplied, what)
+}
+
 /// A request that tells the server how long it has, and proves knowledge of the secret.
 pub(super) fn request<T>(message: T, timeout: Duration, secret: Option<&Secret>) -> Result<Request<T>, Status> {
     let mut request = addressed(message, secret, None)?;
@@ -291,12 +300,14 @@ pub(super) fn addressed<T>(
     let mut request = Request::new(message);
     if let Some(secret) = secret {
         let header: Result<MetadataValue<Ascii>, _> = secret.bearer().parse();
-        let mut header = header.map_err(|_| Status::internal("the cluster secret is no header value"))?;
+        let mut header =
+            header.map_err(|_| unsent(Kind::Internal, "the cluster secret is no header value".to_owned()))?;
         header.set_sensitive(true);
         request.metadata_mut().insert(lake_proto::SECRET_METADATA_KEY, header);
     }
     if let Some(id) = cluster_id {
-        let header = id.parse().map_err(|_| Status::internal(format!("cluster id {id:?} is no header value")))?;
+        let header = id.parse();
+        let header = header.map_err(|_| unsent(Kind::Internal, format!("cluster id {id:?} is no header value")))?;
         request.metadata_mut().insert(lake_proto::CLUSTER_METADATA_KEY, header);
     }
     Ok(request)

@@ -1,8 +1,8 @@
 //! Leases, sessions, scopes and quotas of the cluster, typed (semantics, sections 4 to 6).
 //!
-//! Granting and opening are sent again when an answer was lost: at worst that leaves a lease or session that nobody knows
-//! and that ends by itself. Revoking, closing and setting a quota may be sent twice without harm; `existed` is then false
-//! if the first attempt did it.
+//! Granting and revoking a lease are requests of this client's session, as transactions are ([`super::session`]). Opening a
+//! session is sent again when an answer was lost: at worst that leaves one that nobody knows and that ends by itself. Closing
+//! one and setting a quota may be sent twice without harm; `existed` is then false if the first attempt did it.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,13 @@ use lake_proto::coordination::{
 use lake_proto::kv::Txn;
 use lake_proto::v1;
 use lake_proto::v1::leases_client::LeasesClient;
+use lake_proto::v1::pipeline_request::Request as Piped;
 use lake_proto::v1::quotas_client::QuotasClient;
 use lake_proto::v1::scopes_client::ScopesClient;
 use lake_proto::v1::sessions_client::SessionsClient;
 
 use super::attempts::Rules;
-use super::{RemoteStore, revision, wire_options};
+use super::{RemoteStore, doing, revision, txn_answer, txn_result, wire_options};
 use crate::store::{Applied, Committed, Error, MetaStore, Read, ReadOptions, Snapshot};
 
 /// A lease that was granted.
@@ -85,15 +86,22 @@ impl RemoteStore {
     pub async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
         validate_lease_ttl(millis(ttl))?;
         validate_holder(holder)?;
-        let asked = Instant::now();
-        let message = v1::GrantLeaseRequest { ttl_ms: millis(ttl), holder: holder.to_owned(), stamp: None };
-        let (answer, _) = self
-            .call_leader("granting a lease", deadline, Rules::RESENDABLE, |channel, timeout| {
-                let request = self.inner.request(message.clone(), timeout);
-                async move { Ok(LeasesClient::new(channel).grant(request?).await?.into_inner()) }
-            })
-            .await?;
-        Ok(Lease { id: answer.id, ttl, held_until: asked + ttl })
+        loop {
+            let asked = Instant::now();
+            let grant = async |stamp: Option<Stamp>, address: String, timeout| {
+                let stamp = stamp.map(Into::into);
+                let message = v1::GrantLeaseRequest { ttl_ms: millis(ttl), holder: holder.to_owned(), stamp };
+                let request = self.inner.request(message, timeout)?;
+                Ok(LeasesClient::new(self.inner.channel(&address)?).grant(request).await?.into_inner())
+            };
+            let (answer, _) = self.mutate("granting a lease", deadline, Rules::RESENDABLE, grant).await?;
+            let lease = Lease { id: answer.id, ttl, held_until: asked + ttl };
+            // One whose answer took so long may be over: it ends by itself, and is of no use.
+            let now = Instant::now();
+            if now < lease.held_until || now >= deadline {
+                return Ok(lease);
+            }
+        }
     }
 
     /// Ends a lease, deletes the keys that hang on it and releases its scopes. Says whether there was one.
@@ -101,13 +109,13 @@ impl RemoteStore {
     /// # Errors
     /// As every call.
     pub async fn revoke_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, Error> {
-        let message = v1::RevokeLeaseRequest { id, stamp: None };
-        let (answer, _) = self
-            .call_leader(&format!("revoking lease {id}"), deadline, Rules::RESENDABLE, |channel, timeout| {
-                let request = self.inner.request(message, timeout);
-                async move { Ok(LeasesClient::new(channel).revoke(request?).await?.into_inner()) }
-            })
-            .await?;
+        let revoke = async |stamp: Option<Stamp>, address: String, timeout| {
+            let message = v1::RevokeLeaseRequest { id, stamp: stamp.map(Into::into) };
+            let request = self.inner.request(message, timeout)?;
+            Ok(LeasesClient::new(self.inner.channel(&address)?).revoke(request).await?.into_inner())
+        };
+        let doing = format!("revoking lease {id}");
+        let (answer, _) = self.mutate(&doing, deadline, Rules::RESENDABLE, revoke).await?;
         Ok(answer.existed)
     }
 
@@ -125,9 +133,9 @@ impl RemoteStore {
     ) -> Result<Read<Part<LiveLease>>, Error> {
         let message = v1::ListLeasesRequest { after, limit, options: Some(wire_options(options)) };
         let answer = self
-            .call_read("listing the leases".to_owned(), deadline, |channel, timeout| {
-                let request = self.inner.request(message, timeout);
-                async move { Ok(LeasesClient::new(channel).list(request?).await?.into_inner()) }
+            .read("listing the leases".to_owned(), deadline, async |address, timeout| {
+                let request = self.inner.request(message, timeout)?;
+                Ok(LeasesClient::new(self.inner.channel(&address)?).list(request).await?.into_inner())
             })
             .await?;
         let lease = |lease: v1::Lease| LiveLease {
@@ -200,13 +208,23 @@ impl RemoteStore {
     /// # Errors
     /// `Invalid` for a time to live or a name beyond the limits; as every call.
     pub async fn open_session(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<SessionId, Error> {
+        self.open_session_for("opening a session", ttl, holder, deadline).await
+    }
+
+    pub(super) async fn open_session_for(
+        &self,
+        doing: &str,
+        ttl: Duration,
+        holder: &str,
+        deadline: Instant,
+    ) -> Result<SessionId, Error> {
         validate_session_ttl(millis(ttl))?;
         validate_holder(holder)?;
         let message = v1::OpenSessionRequest { ttl_ms: millis(ttl), holder: holder.to_owned() };
         let (answer, _) = self
-            .call_leader("opening a session", deadline, Rules::RESENDABLE, |channel, timeout| {
-                let request = self.inner.request(message.clone(), timeout);
-                async move { Ok(SessionsClient::new(channel).open(request?).await?.into_inner()) }
+            .on_leader(doing, deadline, Rules::RESENDABLE, async |address, timeout| {
+                let request = self.inner.request(message.clone(), timeout)?;
+                Ok(SessionsClient::new(self.inner.channel(&address)?).open(request).await?.into_inner())
             })
             .await?;
         Ok(answer.id)
@@ -219,22 +237,31 @@ impl RemoteStore {
     pub async fn close_session(&self, id: SessionId, deadline: Instant) -> Result<bool, Error> {
         let message = v1::CloseSessionRequest { id };
         let (answer, _) = self
-            .call_leader(&format!("closing session {id}"), deadline, Rules::RESENDABLE, |channel, timeout| {
-                let request = self.inner.request(message, timeout);
-                async move { Ok(SessionsClient::new(channel).close(request?).await?.into_inner()) }
+            .on_leader(&format!("closing session {id}"), deadline, Rules::RESENDABLE, async |address, timeout| {
+                let request = self.inner.request(message, timeout)?;
+                Ok(SessionsClient::new(self.inner.channel(&address)?).close(request).await?.into_inner())
             })
             .await?;
         Ok(answer.existed)
     }
 
-    /// Runs a transaction as one request of a session: however often it is sent, by this call or by repeating it with the
-    /// same stamp, it is applied at most once, and every answer is that of the first time (semantics, section 4).
+    /// Runs a transaction as one request of a session of the caller's own: however often it is sent, by this call or by
+    /// repeating it with the same stamp, it is applied at most once, and every answer is that of the first time (semantics,
+    /// section 4). A plain commit does that by itself; this is for who must send the same request again in another call.
     ///
     /// # Errors
-    /// As every commit. `Refused` if the session is over: then a first sending whose answer was lost may have been applied.
+    /// As every commit. `SessionExpired`: nothing ran; but an earlier call with this stamp, if there was one, may have been
+    /// applied.
     pub async fn commit_stamped(&self, txn: Txn, stamp: Stamp, deadline: Instant) -> Result<Committed, Error> {
         stamp.validate()?;
-        self.commit_as(txn, Some(stamp), Rules::RESENDABLE, deadline).await
+        txn.validate()?;
+        let (doing, message) = (doing(&txn), v1::TxnRequest { txn: Some(txn.into()), stamp: Some(stamp.into()) });
+        let (answer, _) = self
+            .on_leader(&doing, deadline, Rules::STAMPED, async |address, timeout| {
+                self.inner.piped(&address, Piped::Txn(message.clone()), timeout, txn_answer).await
+            })
+            .await?;
+        Ok(Committed { result: txn_result(doing, answer)?, resent: false })
     }
 
     /// Live scopes whose path begins with `prefix`, in order, behind the path `after` (empty: from the first). At most
@@ -258,9 +285,9 @@ impl RemoteStore {
             options: Some(wire_options(options)),
         };
         let answer = self
-            .call_read(doing.clone(), deadline, |channel, timeout| {
-                let request = self.inner.request(message.clone(), timeout);
-                async move { Ok(ScopesClient::new(channel).list(request?).await?.into_inner()) }
+            .read(doing.clone(), deadline, async |address, timeout| {
+                let request = self.inner.request(message.clone(), timeout)?;
+                Ok(ScopesClient::new(self.inner.channel(&address)?).list(request).await?.into_inner())
             })
             .await?;
         let scopes = answer.scopes.into_iter().map(Scope::try_from).collect::<Result<_, _>>();
@@ -295,15 +322,11 @@ impl RemoteStore {
     /// As every call.
     pub async fn set_quota(&self, prefix: &str, bytes: Option<u64>, deadline: Instant) -> Result<(), Error> {
         let message = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes };
-        self.call_leader(
-            &format!("setting the quota of {prefix:?}"),
-            deadline,
-            Rules::RESENDABLE,
-            |channel, timeout| {
-                let request = self.inner.request(message.clone(), timeout);
-                async move { Ok(QuotasClient::new(channel).set(request?).await?.into_inner()) }
-            },
-        )
+        let doing = format!("setting the quota of {prefix:?}");
+        self.on_leader(&doing, deadline, Rules::RESENDABLE, async |address, timeout| {
+            let request = self.inner.request(message.clone(), timeout)?;
+            Ok(QuotasClient::new(self.inner.channel(&address)?).set(request).await?.into_inner())
+        })
         .await?;
         Ok(())
     }
@@ -315,9 +338,9 @@ impl RemoteStore {
     pub async fn quotas(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Vec<Quota>>, Error> {
         let message = v1::ListQuotasRequest { options: Some(wire_options(options)) };
         let answer = self
-            .call_read("listing the quotas".to_owned(), deadline, |channel, timeout| {
-                let request = self.inner.request(message, timeout);
-                async move { Ok(QuotasClient::new(channel).list(request?).await?.into_inner()) }
+            .read("listing the quotas".to_owned(), deadline, async |address, timeout| {
+                let request = self.inner.request(message, timeout)?;
+                Ok(QuotasClient::new(self.inner.channel(&address)?).list(request).await?.into_inner())
             })
             .await?;
         let quota = |q: v1::Quota| Quota { prefix: q.prefix, limit_bytes: q.limit_bytes, used_bytes: q.used_bytes };

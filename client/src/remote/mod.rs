@@ -8,17 +8,16 @@
 //! | an answer                                 | yes             | done                                                |
 //! | NotLeader with a hint                     | no              | at once to the peer named                           |
 //! | refused connection, not ready, overloaded | no              | back off, ask who leads, again                      |
-//! | broken connection, silence, lost lead     | unknown         | as above, if sending it twice is harmless; else end |
+//! | broken connection, silence, lost lead     | unknown         | as above, if it carries a stamp or does no harm     |
 //!
-//! Sending a transaction twice is harmless if each write in it is covered by a compare on that very key: once applied,
-//! its compare fails. The answer then says `resent`, so that the caller can look for its own effect. A blind write is
-//! never sent again once it may have been applied.
+//! A mutation carries the stamp of a session that this client keeps open ([`session`]), so that it may be sent again until
+//! it is answered, and the answer is that of the first time, whoever leads by then. A read does no harm.
 //!
 //! Reads and transactions share one stream per peer ([`pipe`]), so that many made together cost little more than one.
 //!
 //! Reads may also be made of one peer that is named (`get_from`, `batch_get_from`), which then answers for itself.
 //!
-//! [`attempts`] runs an operation and sorts its failures, [`connections`] has what the attempts go over, [`leader`] what is
+//! [`attempts`] runs an operation and sorts its failures, [`session`] and [`window`] number the mutations, [`connections`] has what the attempts go over, [`leader`] what is
 //! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive,
 //! [`snapshots`] saves the state.
 //!
@@ -30,6 +29,8 @@ mod backoff;
 mod connections;
 mod leader;
 mod pipe;
+mod session;
+mod window;
 
 pub mod admin;
 pub mod coordination;
@@ -43,13 +44,13 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use lake_proto::coordination::Stamp;
-use lake_proto::kv::{Condition, Invalid, KeyValue, Txn, TxnResult, validate_key};
+use lake_proto::kv::{Condition, Invalid, KeyValue, Op, Txn, TxnResult, validate_key};
 use lake_proto::limits::MAX_BATCH_GET_KEYS;
 use lake_proto::v1;
 use lake_proto::v1::pipeline_request::Request as Piped;
 use lake_proto::v1::pipeline_response::Response as PipedAnswer;
 
-use self::attempts::{Attempts, Rules};
+use self::attempts::{At, Attempts, Rules};
 use self::connections::{Inner, connection};
 use crate::secret::Secret;
 use crate::store::{
@@ -71,8 +72,8 @@ pub struct RemoteConfig {
 #[derive(Debug, Clone)]
 pub struct RemoteStore {
     inner: Arc<Inner>,
-    /// The endpoint that reads go to; `None`: whoever leads.
-    reads_at: Option<Arc<str>>,
+    /// Whom reads go to; `None`: whoever leads.
+    reads_at: Option<At>,
 }
 
 impl RemoteStore {
@@ -93,7 +94,11 @@ impl RemoteStore {
     /// If it is not `host:port`.
     pub fn reading_at(&self, endpoint: &str) -> Result<Self, Error> {
         check_endpoint(endpoint)?;
-        Ok(Self { inner: self.inner.clone(), reads_at: Some(endpoint.into()) })
+        Ok(self.at(endpoint, false))
+    }
+
+    fn at(&self, endpoint: &str, once: bool) -> Self {
+        Self { inner: self.inner.clone(), reads_at: Some(At { endpoint: endpoint.into(), once }) }
     }
 
     /// The endpoints asked: those given, then those learnt.
@@ -120,33 +125,38 @@ impl RemoteStore {
         }
     }
 
-    /// Runs a transaction, as this request of a session if there is a stamp.
-    async fn commit_as(
-        &self,
-        txn: Txn,
-        stamp: Option<Stamp>,
-        rules: Rules,
-        deadline: Instant,
-    ) -> Result<Committed, Error> {
-        txn.validate()?;
-        let doing = match txn.then.iter().find(|o| o.is_write()) {
-            Some(op) => format!("committing {}", op.key()),
-            None => "running a transaction".to_owned(),
-        };
-        let message = v1::TxnRequest { txn: Some(txn.into()), stamp: stamp.map(Into::into) };
+    /// Runs a transaction once, however often it is sent for that.
+    async fn commit_once(&self, txn: &Txn, deadline: Instant) -> Result<Committed, Error> {
+        let doing = doing(txn);
+        let txn_message = v1::Txn::from(txn.clone());
+        let rules = if is_resendable(txn) { Rules::RESENDABLE } else { Rules::ONCE };
         let (answer, resent) = self
-            .on_leader(&doing, deadline, rules, async |address, timeout| {
-                let take = |answer| if let PipedAnswer::Txn(txn) = answer { Some(txn) } else { None };
-                self.inner.piped(&address, Piped::Txn(message.clone()), timeout, take).await
+            .mutate(&doing, deadline, rules, async |stamp: Option<Stamp>, address: String, timeout| {
+                let message = v1::TxnRequest { txn: Some(txn_message.clone()), stamp: stamp.map(Into::into) };
+                self.inner.piped(&address, Piped::Txn(message), timeout, txn_answer).await
             })
             .await?;
-        let result = TxnResult::try_from(answer).map_err(|e| Error::Internal {
-            doing,
-            message: format!("the peer's answer cannot be read: {e}"),
-            applied: Applied::Unknown,
-        })?;
-        Ok(Committed { result, resent })
+        Ok(Committed { result: txn_result(doing, answer)?, resent })
     }
+}
+
+fn doing(txn: &Txn) -> String {
+    match txn.then.iter().find(|o| o.is_write()) {
+        Some(op) => format!("committing {}", op.key()),
+        None => "running a transaction".to_owned(),
+    }
+}
+
+fn txn_answer(answer: PipedAnswer) -> Option<v1::TxnResponse> {
+    if let PipedAnswer::Txn(txn) = answer { Some(txn) } else { None }
+}
+
+fn txn_result(doing: String, answer: v1::TxnResponse) -> Result<TxnResult, Error> {
+    TxnResult::try_from(answer).map_err(|e| Error::Internal {
+        doing,
+        message: format!("the peer's answer cannot be read: {e}"),
+        applied: Applied::Unknown,
+    })
 }
 
 fn unusable(message: String) -> Error {
@@ -285,8 +295,16 @@ impl MetaStore for RemoteStore {
     }
 
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error> {
-        let rules = if is_resendable(&txn) { Rules::RESENDABLE } else { Rules::ONCE };
-        self.commit_as(txn, None, rules, deadline).await
+        txn.validate()?;
+        loop {
+            let committed = self.commit_once(&txn, deadline).await?;
+            let result = &committed.result;
+            let changed_nothing = !result.succeeded && !txn.otherwise.iter().any(Op::is_write);
+            // Its first answer was too large to be kept: asked for as a new request, there is a whole one.
+            if result.reduced.is_none() || !changed_nothing || Instant::now() >= deadline {
+                return Ok(committed);
+            }
+        }
     }
 }
 
@@ -294,7 +312,7 @@ impl MetaStore for RemoteStore {
 mod tests {
     use std::time::Duration;
 
-    use lake_proto::kv::{Compare, Expected, Op};
+    use lake_proto::kv::{Compare, Expected};
 
     use super::*;
 

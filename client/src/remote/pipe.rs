@@ -1,8 +1,8 @@
 //! Many calls on one stream to one peer (`Kv.Pipeline`), so that calls made together cost little more than one.
 //!
 //! One task owns the stream. It sends what has been queued by the time the stream takes more, as one message, and hands
-//! each answer to whoever waits for it. It ends with the last handle, with the stream, or when the peer cannot be
-//! reached; all that wait are then told why, and a new pipe is opened by the next call.
+//! each answer to whoever waits for it. It is ended with the last handle, and ends with the stream, or when the peer cannot
+//! be reached; all that wait are then told why, and a new pipe is opened by the next call.
 //!
 //! Limits: [`MAX_OUTSTANDING`] calls unanswered and as many queued, beyond which callers wait within their deadlines;
 //! [`MESSAGE_BYTES`] in one message. A caller that gives up is forgotten; its call runs its course at the peer, if it has left.
@@ -20,6 +20,7 @@ use lake_proto::v1::pipeline_response::Response;
 use lake_proto::{MAX_MESSAGE_BYTES, status, v1};
 use prost::Message;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -45,6 +46,8 @@ struct Call {
 pub(super) struct Pipe {
     calls: mpsc::Sender<Call>,
     ended: Arc<AtomicBool>,
+    /// Whoever waits for an answer has a handle, so nobody waits when the last one goes.
+    _task: Arc<AbortOnDropHandle<()>>,
 }
 
 impl Pipe {
@@ -54,14 +57,16 @@ impl Pipe {
         let (messages, outgoing) = mpsc::channel(MESSAGES_WAITING);
         let ended = Arc::new(AtomicBool::new(false));
         let opening = opening(Outgoing(outgoing));
-        let pipe = Self { calls, ended: ended.clone() };
-        tokio::spawn(async move {
-            let mut task = Task { queued, messages, waiting: HashMap::new(), next_id: 1 };
-            let why = task.run(channel, opening).await;
-            ended.store(true, Ordering::Release);
-            task.end(why).await;
+        let task = tokio::spawn({
+            let ended = ended.clone();
+            async move {
+                let mut task = Task { queued, first: None, messages, waiting: HashMap::new(), next_id: 1 };
+                let why = task.run(channel, opening).await;
+                ended.store(true, Ordering::Release);
+                task.end(why).await;
+            }
         });
-        pipe
+        Self { calls, ended, _task: Arc::new(AbortOnDropHandle::new(task)) }
     }
 
     /// Whether calls on it can only fail.
@@ -73,7 +78,8 @@ impl Pipe {
     pub async fn call(&self, request: Request, timeout: Duration) -> Answer {
         let (answer, answered) = oneshot::channel();
         let ended = || Status::unavailable("the stream to the peer has ended");
-        self.calls.send(Call { request, timeout, answer }).await.map_err(|_| ended())?;
+        let queued = self.calls.send(Call { request, timeout, answer }).await;
+        queued.map_err(|_| never_sent(&ended()))?;
         answered.await.unwrap_or_else(|_| Err(ended()))
     }
 }
@@ -95,6 +101,8 @@ impl futures::Stream for Outgoing {
 /// What the pipe's task owns.
 struct Task {
     queued: mpsc::Receiver<Call>,
+    /// Taken from the queue when that was empty, and not sent yet.
+    first: Option<Call>,
     messages: mpsc::Sender<v1::PipelineRequests>,
     waiting: HashMap<u64, oneshot::Sender<Answer>>,
     next_id: u64,
@@ -117,37 +125,31 @@ impl Task {
         let messages = self.messages.clone();
         loop {
             let room = self.waiting.len() < MAX_OUTSTANDING;
-            // Looked at once: were it looked at for each of the two cases, a call that comes in between would fall into neither.
-            let queued = !self.queued.is_empty();
+            let some = self.first.is_some() || !self.queued.is_empty();
+            // Answers are read whatever else is waited for: a peer that cannot be rid of them reads no requests.
             tokio::select! {
                 answered = answers.next() => match answered {
                     Some(Ok(message)) => self.dispatch(message),
                     Some(Err(e)) => return Some(e),
                     None => return Some(Status::unavailable("the peer has ended the stream")),
                 },
-                permit = messages.reserve(), if room && queued => {
+                permit = messages.reserve(), if room && some => {
                     let Ok(permit) = permit else { return Some(Status::unavailable("the connection is gone")) };
-                    let message = self.gather(None);
+                    let message = self.gather();
                     if !message.requests.is_empty() {
                         permit.send(message);
                     }
                 }
-                call = self.queued.recv(), if room && !queued => {
-                    let call = call?;
-                    let message = self.gather(Some(call));
-                    if !message.requests.is_empty() && messages.send(message).await.is_err() {
-                        return Some(Status::unavailable("the connection is gone"));
-                    }
-                }
+                call = self.queued.recv(), if !some => self.first = Some(call?),
             }
         }
     }
 
     /// One message of what is queued.
-    fn gather(&mut self, first: Option<Call>) -> v1::PipelineRequests {
+    fn gather(&mut self) -> v1::PipelineRequests {
         let mut requests = Vec::new();
         let mut bytes = 0;
-        let mut next = first.or_else(|| self.queued.try_recv().ok());
+        let mut next = self.first.take().or_else(|| self.queued.try_recv().ok());
         while let Some(call) = next {
             // Who has given up is not asked for: a peer that is behind has enough to do.
             if !call.answer.is_closed() {
@@ -186,6 +188,9 @@ impl Task {
         }
         let unsent = never_sent(&why);
         self.queued.close();
+        if let Some(call) = self.first.take() {
+            let _ = call.answer.send(Err(unsent.clone()));
+        }
         while let Some(call) = self.queued.recv().await {
             let _ = call.answer.send(Err(unsent.clone()));
         }
@@ -216,7 +221,136 @@ fn failed(error: v1::CallError) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use lake_proto::v1::kv_server::{Kv, KvServer};
+    use tokio::sync::Notify;
+    use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+    use tonic::{Response as Answered, Streaming};
+
     use super::*;
+
+    /// A peer that reads no requests while it is not rid of its answers.
+    struct Talkative {
+        /// Waited for after the first message of requests.
+        go_on: Arc<Notify>,
+    }
+
+    /// What it says first, which nobody asked for: more than a connection holds.
+    const CHATTER_BYTES: usize = 1 << 20;
+    const CHATTER: usize = 16;
+
+    #[tonic::async_trait]
+    impl Kv for Talkative {
+        type PipelineStream = ReceiverStream<Result<v1::PipelineResponses, Status>>;
+
+        async fn pipeline(
+            &self,
+            request: tonic::Request<Streaming<v1::PipelineRequests>>,
+        ) -> Result<Answered<Self::PipelineStream>, Status> {
+            let (sender, answers) = mpsc::channel(1);
+            let (mut requests, go_on) = (request.into_inner(), self.go_on.clone());
+            tokio::spawn(async move {
+                let mut quiet = true;
+                while let Ok(Some(message)) = requests.message().await {
+                    let id = |id| {
+                        let entry = v1::KeyValue { value: vec![0; CHATTER_BYTES].into(), ..Default::default() };
+                        let get = v1::GetResponse { entry: Some(entry), ..Default::default() };
+                        v1::PipelineResponse { id, response: Some(Response::Get(get)) }
+                    };
+                    let mut responses: Vec<_> = message.requests.iter().map(|request| id(request.id)).collect();
+                    if std::mem::take(&mut quiet) {
+                        go_on.notified().await;
+                        responses.extend((0..CHATTER).map(|_| id(u64::MAX)));
+                    }
+                    for response in responses {
+                        if sender.send(Ok(v1::PipelineResponses { responses: vec![response] })).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            });
+            Ok(Answered::new(ReceiverStream::new(answers)))
+        }
+
+        async fn get(&self, _: tonic::Request<v1::GetRequest>) -> Result<Answered<v1::GetResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn batch_get(
+            &self,
+            _: tonic::Request<v1::BatchGetRequest>,
+        ) -> Result<Answered<v1::BatchGetResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn list(&self, _: tonic::Request<v1::ListRequest>) -> Result<Answered<v1::ListResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn open_snapshot(
+            &self,
+            _: tonic::Request<v1::OpenSnapshotRequest>,
+        ) -> Result<Answered<v1::OpenSnapshotResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn close_snapshot(
+            &self,
+            _: tonic::Request<v1::CloseSnapshotRequest>,
+        ) -> Result<Answered<v1::CloseSnapshotResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn txn(&self, _: tonic::Request<v1::TxnRequest>) -> Result<Answered<v1::TxnResponse>, Status> {
+            unreachable!()
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn large_requests_and_large_answers_do_not_wait_for_each_other() {
+        let go_on = Arc::new(Notify::new());
+        let service = KvServer::new(Talkative { go_on: go_on.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tonic::transport::Server::builder().add_service(service);
+        let server = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
+        let pipe = Pipe::open(channel, |outgoing| Ok(tonic::Request::new(outgoing)));
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let keys = vec!["k".repeat(MESSAGE_BYTES)];
+            let request = Request::BatchGet(v1::BatchGetRequest { keys, options: None });
+            calls.spawn({
+                let pipe = pipe.clone();
+                async move { pipe.call(request, Duration::from_secs(60)).await }
+            });
+            // One by one: the queue is empty whenever one comes, until the connection takes no more.
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+                if pipe.calls.capacity() == pipe.calls.max_capacity() {
+                    break;
+                }
+            }
+        }
+        go_on.notify_one();
+        let answered = async {
+            while let Some(answer) = calls.join_next().await {
+                assert!(matches!(answer.unwrap(), Ok(Response::Get(_))));
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), answered).await.expect("every call is answered");
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn a_call_on_a_pipe_that_has_ended_was_not_applied() {
+        let (calls, queued) = mpsc::channel(1);
+        drop(queued);
+        let task = Arc::new(AbortOnDropHandle::new(tokio::spawn(async {})));
+        let pipe = Pipe { calls, ended: Arc::default(), _task: task };
+        let get = Request::Get(v1::GetRequest { key: "/kv/a".into(), options: None });
+        let failed = pipe.call(get, Duration::from_secs(1)).await.unwrap_err();
+        assert_eq!(status::detail(&failed).unwrap().applied(), Applied::NotApplied, "{failed}");
+    }
 
     #[test]
     fn a_call_that_never_left_was_not_applied() {
@@ -236,17 +370,19 @@ mod tests {
     async fn who_has_given_up_is_not_asked_for() {
         let (_, queued) = mpsc::channel(1);
         let (messages, _) = mpsc::channel(1);
-        let mut task = Task { queued, messages, waiting: HashMap::new(), next_id: 1 };
+        let mut task = Task { queued, first: None, messages, waiting: HashMap::new(), next_id: 1 };
         let call = |key: &str| {
             let (answer, answered) = oneshot::channel();
             let request = Request::Get(v1::GetRequest { key: key.into(), options: None });
             (Call { request, timeout: Duration::from_secs(1), answer }, answered)
         };
         let (wanted, _answered) = call("/kv/a");
-        assert_eq!(task.gather(Some(wanted)).requests.len(), 1);
+        task.first = Some(wanted);
+        assert_eq!(task.gather().requests.len(), 1);
         let (given_up, answered) = call("/kv/b");
         drop(answered);
-        assert!(task.gather(Some(given_up)).requests.is_empty());
+        task.first = Some(given_up);
+        assert!(task.gather().requests.is_empty());
         assert_eq!(task.waiting.len(), 1);
     }
 }

@@ -158,7 +158,7 @@ impl Follower {
             }
             let failing_for = self.failing_since.get_or_insert_with(Instant::now).elapsed();
             let end = if !failure.retry {
-                ended(&self.doing(), failure, false)
+                ended(&self.doing(), &failure, false)
             } else if failing_for >= PATIENCE {
                 self.unavailable(endpoints, last, failing_for)
             } else {
