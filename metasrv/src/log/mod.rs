@@ -117,6 +117,8 @@ impl std::fmt::Debug for Log {
 struct Inner {
     dir: PathBuf,
     shared: Arc<Shared>,
+    /// See [`Log::cut_off`].
+    cut_off: Option<String>,
     requests: mpsc::Sender<Request>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -280,6 +282,7 @@ impl Log {
             mark: mark.get().clone(),
             ..Tail::default()
         };
+        let cut_off = entries.cut_off().map(str::to_owned);
         let entries = Arc::new(entries);
         let shared = Arc::new(Shared {
             tail: Mutex::new(tail),
@@ -291,12 +294,18 @@ impl Log {
         let dir = options.dir.clone();
         let writer = Writer::new(options, Files { mark, journal, entries }, shared.clone(), receiver, last);
         let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
-        Ok(Self { inner: Arc::new(Inner { dir, shared, requests, thread: Mutex::new(Some(thread)) }) })
+        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off, requests, thread: Mutex::new(Some(thread)) }) })
     }
 
     /// How the log is doing, and when that changes.
     pub fn health(&self) -> watch::Receiver<Health> {
         self.inner.shared.health.subscribe()
+    }
+
+    /// What opening cut off, if something was: the torn end of what sled had beyond the last sync. The journal may have
+    /// given those entries anew.
+    pub fn cut_off(&self) -> Option<&str> {
+        self.inner.cut_off.as_deref()
     }
 
     /// For how long the writer has been busy with one batch.
@@ -512,7 +521,8 @@ fn decode(dir: &Path, frame: Frame) -> io::Result<Entry> {
         |what: String| invalid(format!("entry {index} of the log in {} makes no sense: {what}", dir.display()));
     let wire = v1::LogEntry::decode(frame.payload).map_err(|e| senseless(e.to_string()))?;
     let entry = entry_from_wire(wire).map_err(|e| match unknown_entry(&e) {
-        Some(what) => invalid(format!("{what} (the log is in {})", dir.display())),
+        // Of a kind of its own: nothing is damaged.
+        Some(what) => io::Error::new(io::ErrorKind::Unsupported, format!("{what} (the log is in {})", dir.display())),
         None => senseless(e.to_string()),
     })?;
     if entry.log_id == log_id(term, index) { Ok(entry) } else { Err(senseless("it is another entry".to_owned())) }
