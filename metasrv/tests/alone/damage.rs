@@ -3,17 +3,14 @@
 //!
 //! `LAKE_TEST_SEED` repeats a run, `LAKE_DAMAGED_DIRECTORIES` sets how many directories are damaged.
 
-#[path = "support/log_oracle.rs"]
-mod log_oracle;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::log_oracle::{LogWorker, Told, check_contents, open};
 use lake_metasrv::log::SkipSync;
-use log_oracle::{LogWorker, Told, check_contents, open};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

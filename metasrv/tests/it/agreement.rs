@@ -1,12 +1,10 @@
 //! Peers compare the hashes of their states: one that holds something else than the majority stops, and the rest goes on.
 
-mod support;
-
+use crate::support::{PATIENCE, TestCluster};
 use lake_metasrv::snapshot::{self, SnapshotStore};
 use lake_metasrv::state::FEATURE_LEVEL;
 use lake_metasrv::state::command::Action;
 use lake_proto::kv::{Op, Txn};
-use support::TestCluster;
 
 /// Changes what the newest snapshot of a stopped peer holds, in a way that no checksum can tell.
 fn falsify(dir: &std::path::Path) {
@@ -43,7 +41,7 @@ async fn a_peer_with_another_state_stops_and_the_others_go_on() {
     let why = tokio::select! {
         error = failed => error.to_string(),
         () = writes => unreachable!("it never ends"),
-        () = tokio::time::sleep(support::PATIENCE) => panic!("nobody has noticed"),
+        () = tokio::time::sleep(PATIENCE) => panic!("nobody has noticed"),
     };
     assert!(why.contains(&format!("peer {odd}")) && why.contains("majority"), "{why}");
     cluster.put("/kv/after", "the others go on").await;

@@ -1,15 +1,13 @@
 //! The store inside one process, and its directory's way to becoming a peer.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{TestCluster, eventually};
 use lake_client::store::{Consistency, Error, MetaStore, ReadOptions};
 use lake_metasrv::config::Config;
 use lake_metasrv::{EmbeddedStore, Server};
 use lake_proto::kv::{Compare, Expected, Op, Txn};
 use lake_proto::v1;
-use support::TestCluster;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
@@ -69,12 +67,12 @@ async fn its_directory_can_later_be_a_peer() {
     let server = Server::start(Config::new(1, dir.path())).await.unwrap();
     let cluster =
         v1::cluster_client::ClusterClient::connect(format!("http://{}", server.grpc_address())).await.unwrap();
-    let leader = support::eventually("the peer to lead itself", async || {
+    let leader = eventually("the peer to lead itself", async || {
         cluster.clone().leader(v1::LeaderRequest {}).await.unwrap().into_inner().leader
     })
     .await;
     assert_eq!(leader.grpc_address, server.grpc_address().to_string(), "it says where it is now, not where it was");
-    support::eventually("the peer to have recovered what it held", async || {
+    eventually("the peer to have recovered what it held", async || {
         let status = cluster.clone().status(v1::StatusRequest {}).await.unwrap().into_inner();
         (status.keys == 1).then_some(())
     })

@@ -1,13 +1,11 @@
 //! Peers that are restarted on other ports: the membership follows them, and only they can have it changed.
 
-mod support;
-
 use std::collections::BTreeMap;
 
+use crate::support::{TestCluster, eventually, kind};
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
-use support::{TestCluster, eventually, kind};
 
 type Addresses = BTreeMap<u64, v1::Member>;
 

@@ -1,14 +1,12 @@
 //! What a peer says when it cannot start: each time the thing that is wrong, by name.
 
-mod support;
-
+use crate::support::{TestCluster, eventually, kind};
 use lake_client::secret::Secret;
 use lake_metasrv::config::Config;
 use lake_metasrv::server::Server;
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
-use support::{TestCluster, eventually, kind};
 
 async fn refusal(config: Config) -> String {
     match Server::start(config).await {

@@ -1,20 +1,18 @@
 //! What many watchers cost the writers. Prints figures and judges none: run it on a quiet machine with
-//! `cargo test --profile dist -p lake-metasrv --test watch_load -- --ignored --nocapture`.
+//! `cargo test --profile dist -p lake-metasrv --test it watch_load -- --ignored --nocapture`.
 //!
 //! Three peers in this process; all watchers at the leader, over gRPC, in a runtime of their own; writers that each begin
 //! a write at a fixed rate, on keys under prefixes that are all watched. The numbers of watchers take turns, so that what
 //! else the machine does hits all of them.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{TestCluster, eventually};
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::watch_client::WatchClient;
-use support::{TestCluster, eventually};
 use tonic::transport::Channel;
 
 const WATCHERS: [usize; 3] = [0, 1_000, 20_000];
@@ -87,7 +85,7 @@ fn millis(sorted: &[Duration], part: f64) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a measurement of minutes: cargo test --release --workspace --test watch_load -- --ignored --nocapture"]
+#[ignore = "a measurement of minutes: cargo test --release --workspace --test it watch_load -- --ignored --nocapture"]
 async fn writes_beside_many_watchers() {
     let mut cluster = TestCluster::founded(3, |config| {
         // No elections, however slow the machine is: they are another measurement.

@@ -1,9 +1,8 @@
 //! Quotas and the feature level of three peers.
 
-mod support;
-
 use std::time::Instant;
 
+use crate::support::{PATIENCE, TestCluster, eventually, kind};
 use lake_client::remote::coordination::Quota;
 use lake_client::store::{Applied, Error, ReadOptions};
 use lake_metasrv::server::Server;
@@ -11,7 +10,6 @@ use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::quotas_client::QuotasClient;
-use support::{PATIENCE, TestCluster, eventually, kind};
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE

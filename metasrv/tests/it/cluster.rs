@@ -1,15 +1,13 @@
 //! Three peers over real gRPC: founding, reading anywhere, restarting, snapshots, and what is refused.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{TestCluster, eventually, kind};
 use lake_client::store::{self, MetaStore};
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::{Applied, Kind};
 use lake_proto::v1::read_options::Consistency;
-use support::{TestCluster, eventually, kind};
 use tonic::Request;
 
 #[tokio::test(flavor = "multi_thread")]

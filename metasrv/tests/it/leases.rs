@@ -1,9 +1,8 @@
 //! Leases and scopes over three peers: what ends, what stays, and who may still commit.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{PATIENCE, TestCluster, eventually, kind};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::coordination::Lease;
 use lake_client::remote::keeper::LeaseKeeper;
@@ -14,7 +13,6 @@ use lake_proto::limits::MAX_IDS;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::leases_client::LeasesClient;
-use support::{PATIENCE, TestCluster, eventually, kind};
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -272,7 +270,8 @@ async fn renew(mut client: LeasesClient<Channel>, ids: Vec<u64>, rounds: u64) ->
     Ok(())
 }
 
-/// Prints what 5,000 leases cost; all three peers and the clients are in this process.
+/// Prints what 5,000 leases cost; all three peers and the clients are in this process. The figures are of use where nothing
+/// else runs in it: `--test it five_thousand`.
 #[tokio::test(flavor = "multi_thread")]
 async fn five_thousand_leases_are_kept_alive() {
     const LEASES: usize = 5000;

@@ -1,16 +1,15 @@
 //! Peers as processes of their own, killed and paused while the cluster changes: no joint membership stays behind, no
 //! acknowledged write is lost, a snapshot cut off in the middle is sent again, and a leader that slept through its own
 //! deposition serves nothing old.
-//!
-//! The processes are this test binary itself, told by an environment variable to run one peer.
-
-mod support;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::load::Load;
+use crate::support::processes::Processes;
+use crate::support::{PATIENCE, eventually};
 use lake_client::remote::RemoteStore;
 use lake_client::store::MetaStore;
 use lake_proto::kv::{Expected, Op, Txn};
@@ -18,20 +17,11 @@ use lake_proto::v1;
 use lake_proto::v1::kv_client::KvClient;
 use lake_proto::v1::status_response::Stage;
 use rustix::process::Signal;
-use support::load::Load;
-use support::processes::{Processes, be_one_peer};
-use support::{PATIENCE, eventually};
 use tonic::Request;
 use tonic::transport::Channel;
 
 /// How long a change may take with peers being killed around it.
 const CHANGE: Duration = Duration::from_secs(60);
-
-/// Not a test by itself: what a child process runs.
-#[tokio::test(flavor = "multi_thread")]
-async fn run_one_peer() {
-    be_one_peer().await;
-}
 
 /// Waits until a peer serves, and has applied as much as the leader had.
 async fn serves(processes: &Processes, id: u64) {

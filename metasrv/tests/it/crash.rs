@@ -1,8 +1,4 @@
 //! Peers as processes of their own, killed with SIGKILL: nothing acknowledged is lost, and the rest goes on soon.
-//!
-//! The processes are this test binary itself, told by environment variables to run one peer.
-
-mod support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::processes::Processes;
+use crate::support::{PATIENCE, eventually};
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::config::StorageConfig;
 use lake_metasrv::directory::{self, DirectoryOptions};
@@ -20,14 +18,6 @@ use lake_metasrv::state::FEATURE_LEVEL;
 use lake_proto::coordination::ScopeOwner;
 use lake_proto::kv::{Compare, Expected, Op, Txn};
 use lake_proto::v1;
-use support::eventually;
-use support::processes::{Processes, be_one_peer};
-
-/// Not a test by itself: what a child process runs.
-#[tokio::test(flavor = "multi_thread")]
-async fn run_one_peer() {
-    be_one_peer().await;
-}
 
 /// Writers that count, each on its own keys, until told to stop. What they were told is acknowledged.
 struct Load {
@@ -177,7 +167,7 @@ async fn same_states(dir: &Path) {
 }
 
 async fn all_there(store: &Arc<dyn MetaStore>, run: &str, acknowledged: Vec<String>) {
-    let deadline = Instant::now() + support::PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     let found = store.list_all(&format!("/kv/{run}/"), ReadOptions::default(), deadline).await.unwrap().value;
     let found: std::collections::HashSet<String> = found.into_iter().map(|e| e.key).collect();
     let lost: Vec<_> = acknowledged.iter().filter(|key| !found.contains(*key)).collect();

@@ -1,7 +1,5 @@
 //! Writers that go on while a cluster changes under them, and what they were told is acknowledged.
 
-#![allow(dead_code)]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,12 +1,12 @@
 //! The life of a cluster, over real gRPC: peers join, vote, are replaced and removed, and the leadership moves, while clients
 //! write.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::load::{DEADLINE, Load};
+use crate::support::{PATIENCE, TestCluster, eventually, kind};
 use lake_client::remote::admin;
 use lake_client::secret::Secret;
 use lake_client::store::{Error, MetaStore};
@@ -16,8 +16,6 @@ use lake_proto::kv::Expected;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::status_response::Stage;
-use support::load::{DEADLINE, Load};
-use support::{PATIENCE, TestCluster, eventually, kind};
 use tonic::Request;
 
 fn soon() -> Instant {
@@ -429,8 +427,20 @@ async fn a_cluster_with_a_secret_takes_in_who_knows_it() {
     })
     .await;
 
-    // The other one asked all the while, and nobody listened.
-    assert_eq!(ids(&status(1).await.unwrap().learners), BTreeSet::new());
+    // The other one was turned away by all who are there, and ends with what is to be done.
+    let ended = tokio::time::timeout(PATIENCE, cluster.running[&3].failed()).await.expect("it ends").to_string();
+    assert!(ended.contains("peer 3 cannot join the cluster") && ended.contains("this cluster has a secret"), "{ended}");
+    assert!(ended.contains("--secret-file") && ended.contains(&endpoint(&cluster, 1)), "{ended}");
+    let wrong = Secret::new("a-secret-of-others").unwrap();
+    let nowhere = crate::support::free_port().to_string();
+    cluster.prepare(4, |config| {
+        (config.join, config.secret) = (vec![nowhere, join[0].clone()], Some(wrong.clone()));
+    });
+    cluster.start(4).await;
+    let ended = tokio::time::timeout(PATIENCE, cluster.running[&4].failed()).await.expect("it ends").to_string();
+    assert!(ended.contains("the cluster secret is wrong") && !ended.contains("a-secret-of"), "{ended}");
+    let learners = admin::peer_status(&endpoint(&cluster, 1), Some(&secret), PATIENCE).await.unwrap().learners;
+    assert_eq!(ids(&learners), BTreeSet::new());
     let unknown = cluster.cluster(1).join(v1::JoinRequest { member: Some(cluster.named(3)) }).await.unwrap_err();
     assert_eq!(kind(&unknown), Kind::Unauthenticated);
     cluster.stop_all().await;

@@ -1,13 +1,13 @@
 //! Saving a running cluster, restoring it as a new one, and reading the directories of stopped peers, over real peers.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::load::Load;
+use crate::support::{PATIENCE, TestCluster, eventually, kind};
 use lake_client::remote::snapshots;
 use lake_client::store::{Consistency, Error, MetaStore, ReadOptions};
 use lake_metasrv::rescue::reading::{self, Reading};
@@ -20,8 +20,6 @@ use lake_proto::kv::{Compare, Expected, Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use rand::Rng;
-use support::load::Load;
-use support::{PATIENCE, TestCluster, eventually, kind};
 use tonic::Request;
 
 fn soon() -> Instant {

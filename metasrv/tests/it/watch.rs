@@ -1,12 +1,11 @@
 //! Watches over real peers: nothing lost, nothing twice, whatever dies; and snapshots that several reads share.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{PATIENCE, TestCluster, eventually, free_port, kind};
 use futures::StreamExt;
 use lake_client::remote::watch::Watch;
 use lake_client::store::{Error, MetaStore, ReadOptions};
@@ -17,7 +16,6 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::watch_client::WatchClient;
 use lake_proto::watch::{Change, Changes};
-use support::{PATIENCE, TestCluster, kind};
 use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 
@@ -518,7 +516,7 @@ async fn fall_behind(cluster: &TestCluster, way: &Way, id: u64, writes: usize, b
         cluster.put(&format!("/kv/{}/{}", ["a", "b"][n % 2], n % 3), vec![n as u8; bytes]).await;
     }
     let leader = cluster.leader().await;
-    support::eventually("the log to be purged", async || {
+    eventually("the log to be purged", async || {
         // A snapshot is taken, and the log behind it purged, as writes come.
         cluster.put("/kv/b/more", "v").await;
         (cluster.status(leader).await.purged_index > behind).then_some(())
@@ -539,7 +537,7 @@ struct Way {
 impl Way {
     async fn new() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, behind) = (listener.local_addr().unwrap(), support::free_port());
+        let (address, behind) = (listener.local_addr().unwrap(), free_port());
         let is_open = tokio::sync::watch::Sender::new(true);
         let open = is_open.subscribe();
         let forwards = tokio::spawn(async move {
@@ -659,7 +657,7 @@ async fn an_embedded_store_has_snapshots_too() {
     let store = EmbeddedStore::open_with(dir.path(), settings).await.unwrap();
     store.cas("/lake/a", Expected::Absent, "1".into(), soon()).await.unwrap();
     let opened = store.open_snapshot(ReadOptions::default(), soon()).await.unwrap();
-    let expired = support::eventually("the snapshot to end", async || {
+    let expired = eventually("the snapshot to end", async || {
         match store.get("/lake/a", ReadOptions::at(opened.value), soon()).await {
             Ok(read) => {
                 assert_eq!(read.revision, opened.revision);

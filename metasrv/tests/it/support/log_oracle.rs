@@ -1,5 +1,6 @@
 //! A peer's directory put through everything a log can be asked for, and what must be found in it afterwards.
 
+// Two binaries share it, and each needs a part.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;

@@ -1,10 +1,9 @@
-//! Leases when the leader is killed, or paused and woken again. Peers are processes of their own here: this test binary
-//! itself, told by an environment variable to run one.
-
-mod support;
+//! Leases when the leader is killed, or paused and woken again. Peers are processes of their own here.
 
 use std::time::{Duration, Instant};
 
+use crate::support::processes::Processes;
+use crate::support::{PATIENCE, eventually};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::keeper::LeaseKeeper;
 use lake_client::store::{MetaStore, ReadOptions};
@@ -12,14 +11,6 @@ use lake_proto::kv::{Compare, Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::leases_client::LeasesClient;
 use rustix::process::Signal;
-use support::processes::{Processes, be_one_peer};
-use support::{PATIENCE, eventually};
-
-/// Not a test by itself: what a child process runs.
-#[tokio::test(flavor = "multi_thread")]
-async fn run_one_peer() {
-    be_one_peer().await;
-}
 
 /// Peers, and a client of theirs.
 struct Peers {

@@ -1,9 +1,6 @@
 //! Directories of stopped peers that were made by hand: damage of every kind is found, and of several survivors the right one
 //! is taken.
 
-#[path = "support/log_oracle.rs"]
-mod log_oracle;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -21,6 +18,8 @@ use lake_proto::kv::{Op, Txn};
 use openraft::storage::IOFlushed;
 use openraft::type_config::TypeConfigExt;
 use rand::Rng;
+
+use crate::support::log_oracle;
 
 const CLUSTER: &str = "c0ffee";
 
@@ -256,14 +255,104 @@ async fn each_kind_of_damage_is_named_with_its_place() {
         let store = snapshot::SnapshotStore::open(dir.join("snapshots")).unwrap();
         store.write(&loaded.meta, CLUSTER, &state).unwrap();
     });
-    let (_, text) = said(&dir).await;
+    let (reading, text) = said(&dir).await;
+    drop(reading);
     assert!(text.contains("its state is not what the log gives"), "{text}");
+    assert!(!read(&dir).await.is_whole(), "one of the two is wrong, and nobody can tell which");
 
     // What a crash leaves is no damage.
     let dir = damaged("left", &|dir| std::fs::write(dir.join("snapshots/receiving-1.tmp"), b"half").unwrap());
     let reading = read(&dir).await;
     assert_eq!(reading.findings.iter().map(|f| f.weight).collect::<Vec<_>>(), [Weight::Remark]);
     assert!(dir.join("snapshots/receiving-1.tmp").exists(), "nothing is removed");
+
+    // A file that somebody put aside is no snapshot, and is not passed over in silence.
+    let dir = damaged("aside", &|dir| {
+        let newest = &snapshots(dir)[1];
+        std::fs::copy(newest, newest.with_file_name("before-the-move.snap")).unwrap();
+    });
+    let (reading, text) = said(&dir).await;
+    assert!(!reading.is_damaged() && text.contains("before-the-move.snap: it has no snapshot's name"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_reaches_further_than_the_log_counts() {
+    let scratch = tempfile::tempdir().unwrap();
+    // A peer that was stopped after it had received a snapshot, and before it let go of its log: of that, entries 21 to 30
+    // were never committed.
+    let mut making = Making::begin(scratch.path().join("received")).await;
+    making.append((1..=20).map(|index| write(1, index))).await;
+    making.snapshot(true).await;
+    let before = making.applied.clone();
+    making.append((21..=30).map(|index| write(2, index))).await;
+    making.applied = before;
+    for index in 21..=40 {
+        making.applied.apply(write(5, index), FEATURE_LEVEL).unwrap();
+    }
+    making.snapshot(false).await;
+    let received = making.end().await;
+    let reading = read(&received).await;
+    assert_eq!(reading.findings, [], "it is as such a crash leaves it");
+    assert!(reading.is_whole());
+    let expected: BTreeSet<String> = (1..=20).map(|n| key(1, n)).chain((21..=40).map(|n| key(5, n))).collect();
+    for applied in [&reading.committed, &reading.replayed] {
+        let applied = applied.as_ref().unwrap();
+        assert_eq!((applied.last, keys(applied)), (Some(log_id(5, 40)), expected.clone()));
+    }
+    drop(reading);
+    let plan = recover::plan(std::slice::from_ref(&received)).await.unwrap();
+    assert_eq!(carried_out(&plan, &scratch.path().join("new")).await.1, expected);
+    drop(plan);
+
+    // A log of which nothing reads: the newest snapshot counts, not the one with which the log would begin.
+    let damaged = lived(scratch.path().join("damaged")).await;
+    std::fs::write(damaged.join("log/db"), b"").unwrap();
+    let reading = read(&damaged).await;
+    assert!(reading.is_damaged() && !reading.is_whole());
+    assert_eq!(reading.replayed.as_ref().unwrap().last, Some(log_id(1, 40)));
+    drop(reading);
+    let plan = recover::plan(std::slice::from_ref(&damaged)).await.unwrap();
+    assert_eq!((plan.taken().last, plan.taken().committed), (Some(log_id(1, 40)), Some(40)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_torn_end_is_told_and_is_no_damage() {
+    let scratch = tempfile::tempdir().unwrap();
+    let torn = lived(scratch.path().join("torn")).await;
+    // Half an entry behind the last one, as a crash can leave it in sled.
+    {
+        let log = sled::Config::new().path(torn.join("log")).segment_size(8 << 20).open().unwrap();
+        log.open_tree("log").unwrap().insert(61u64.to_be_bytes(), &[1, 0, 0, 1, 0, 7, 7]).unwrap();
+        log.flush().unwrap();
+    }
+    let reading = read(&torn).await;
+    let [finding] = &reading.findings[..] else { panic!("{:?}", reading.findings) };
+    assert_eq!((finding.weight, &finding.file), (Weight::Remark, &torn.join("log")));
+    assert!(finding.what.contains("its end is torn from entry 61 on"), "{finding:?}");
+    assert!(finding.what.contains("cuts that off, which loses nothing"), "{finding:?}");
+    assert!(!reading.is_damaged() && reading.is_whole());
+    assert_eq!(reading.replayed.as_ref().unwrap().last, Some(log_id(2, 60)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_a_newer_build_knows_is_neither_damaged_nor_left_out() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut making = Making::begin(scratch.path().join("newer")).await;
+    making.append((1..=5).map(|index| write(1, index))).await;
+    let raised = Action::SetFeatureLevel { level: FEATURE_LEVEL + 1 };
+    let raised = Entry { log_id: log_id(1, 6), payload: Payload::Normal(Command::new(raised.unstamped())) };
+    let (sender, done) = TypeConfig::oneshot();
+    making.contents.log.append(vec![raised], IOFlushed::signal(sender)).await.unwrap();
+    done.await.unwrap().unwrap();
+    let dir = making.end().await;
+    for error in [
+        reading::read(&dir, BTreeSet::new()).await.unwrap_err(),
+        recover::plan(std::slice::from_ref(&dir)).await.unwrap_err(),
+    ] {
+        let text = error.to_string();
+        assert!(matches!(error, lake_metasrv::Error::Newer(_)), "{text}");
+        assert!(text.contains("start this peer with the build") && !text.contains("lake-log-"), "{text}");
+    }
 }
 
 /// Where the records of a journal are, by their number: one place in each half.
@@ -299,6 +388,22 @@ async fn damage_to_the_journal_is_told_and_what_is_before_it_counts() {
 
     let journal = killed.join("journal");
     let records = journal_records(&journal);
+    // The newest in one half only: what a crash between the two writes leaves.
+    let whole = std::fs::read(&journal).unwrap();
+    flip(&journal, records.last_key_value().unwrap().1[1] + 50);
+    let reading = read(&killed).await;
+    let [finding] = &reading.findings[..] else { panic!("{:?}", reading.findings) };
+    assert!(finding.weight == Weight::Remark && finding.what.contains("its end is torn"), "{finding:?}");
+    assert_eq!(reading.replayed.as_ref().unwrap().last, Some(log_id(1, 12)), "it counts all the same");
+    drop(reading);
+    // In neither: it is cut off.
+    flip(&journal, records.last_key_value().unwrap().1[0] + 50);
+    let reading = read(&killed).await;
+    let [finding] = &reading.findings[..] else { panic!("{:?}", reading.findings) };
+    assert!(finding.weight == Weight::Remark && finding.what.contains("its end is torn"), "{finding:?}");
+    drop(reading);
+    std::fs::write(&journal, whole).unwrap();
+
     let (_, places) = records.iter().rev().nth(1).unwrap();
     assert_eq!(places.len(), 2, "{records:?}");
     flip(&journal, places[0] + 50);

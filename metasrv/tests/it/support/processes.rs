@@ -1,9 +1,5 @@
 //! Peers as processes of their own, which can be killed and paused: the test's own binary, started again, finds in its
 //! environment which peer it is.
-//!
-//! A binary that uses [`Processes`] has a test called `run_one_peer` that calls [`be_one_peer`].
-
-#![allow(dead_code)]
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,8 +19,9 @@ use super::{PATIENCE, eventually, free_port};
 
 const PEER: &str = "LAKE_TEST_PEER";
 
-/// Serves as the peer that the environment names, until it fails or is killed. Without one: nothing.
-pub async fn be_one_peer() {
+/// Not a test by itself: serves as the peer that the environment names, until it fails or is killed. Without one: nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn run_one_peer() {
     let Ok(arguments) = std::env::var(PEER) else { return };
     let parts: Vec<&str> = arguments.split('|').collect();
     let mut config = Config::new(parts[0].parse().unwrap(), parts[1]);
@@ -89,7 +86,7 @@ impl Processes {
         let (grpc, raft) = *self.addresses.entry(id).or_insert_with(|| (free_port(), free_port()));
         let arguments = format!("{id}|{}|{grpc}|{raft}|{}", self.dir(id).display(), self.snapshot_entries);
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "run_one_peer", "--nocapture"])
+            .args(["--exact", "support::processes::run_one_peer", "--nocapture"])
             .env(PEER, arguments)
             .stdout(Stdio::null())
             .stderr(std::fs::File::options().create(true).append(true).open(self.said()).unwrap())

@@ -1,15 +1,13 @@
 //! What the client lists in parts and gives whole, and reads that one peer answers.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{PATIENCE, TestCluster};
 use lake_client::remote::coordination::LiveLease;
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_client::store::{Consistency, Error, MetaStore, ReadOptions};
 use lake_proto::coordination::ScopeOwner;
 use lake_proto::kv::{Compare, Op, Txn};
-use support::{PATIENCE, TestCluster};
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE

@@ -14,9 +14,6 @@
 //! Needs root, FUSE and loop devices. Where they are missing the tests fail, unless `LAKE_SKIP_POWER_CUTS=1` says that
 //! this is known. `LAKE_POWER_CUTS` sets the number of cuts per test.
 
-#[path = "support/log_oracle.rs"]
-mod log_oracle;
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -25,6 +22,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::log_oracle::{LogWorker, Told, check_contents, open};
 use lake_chaos::disk::volatile::{Contents as Disk, Flushes, MountedImage, VolatileDisk, empty_file_system};
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::EmbeddedStore;
@@ -32,7 +30,6 @@ use lake_metasrv::config::StorageConfig;
 use lake_metasrv::log::SkipSync;
 use lake_metasrv::peer::Settings;
 use lake_proto::kv::Expected;
-use log_oracle::{LogWorker, Told, check_contents, open};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -105,7 +102,7 @@ fn in_a_namespace(test: &str, body: impl FnOnce(&Path)) {
     let status = Command::new("unshare")
         .args(["--mount", "--propagation", "private"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("power_cut::{test}"), "--nocapture"])
         .env(INSIDE, "1")
         .status()
         .unwrap();
@@ -262,7 +259,7 @@ impl Drop for Round {
 /// Starts a child process that works in the directory on the disk, and hears what it tells.
 fn spawn_worker(run: Run, disk: &Path, told: Arc<Mutex<Told>>, seed: u64) -> (Child, std::thread::JoinHandle<()>) {
     let mut worker = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "work", "--nocapture"])
+        .args(["--exact", "power_cut::work", "--nocapture"])
         .env(WORKER, format!("{}|{}|{seed}|{}", run.worker, run.skip, disk.join("peer").display()))
         .stdout(Stdio::piped())
         .spawn()

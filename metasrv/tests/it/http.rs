@@ -1,10 +1,8 @@
 //! What probes and Prometheus are told.
 
-mod support;
-
 use std::net::SocketAddr;
 
-use support::{TestCluster, eventually};
+use crate::support::{TestCluster, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The status code and the body of an answer.

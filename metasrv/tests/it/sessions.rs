@@ -1,9 +1,8 @@
 //! Sessions over three peers: a mutation that is sent twice happens once, whoever leads.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{PATIENCE, TestCluster, eventually, kind};
 use futures::StreamExt;
 use lake_proto::coordination::Stamp;
 use lake_proto::kv::{Op, Txn};
@@ -11,7 +10,6 @@ use lake_proto::limits::SESSION_WINDOW;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::{Applied, Kind};
 use lake_proto::v1::sessions_client::SessionsClient;
-use support::{PATIENCE, TestCluster, eventually, kind};
 use tonic::{Request, Status};
 
 const TTL: Duration = Duration::from_secs(5);

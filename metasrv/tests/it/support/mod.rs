@@ -1,8 +1,7 @@
 //! A cluster of peers in this process, over real gRPC on free ports, with its data in temporary directories.
 
-#![allow(dead_code)]
-
 pub mod load;
+pub mod log_oracle;
 pub mod processes;
 
 use std::collections::BTreeMap;
