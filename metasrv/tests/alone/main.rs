@@ -6,3 +6,5 @@ mod damage;
 #[path = "../it/support/log_oracle.rs"]
 mod log_oracle;
 mod mutations;
+#[path = "../../fuzz/src/seeds.rs"]
+mod seeds;

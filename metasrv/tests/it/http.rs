@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::support::{TestCluster, eventually};
+use lake_metasrv::state::FEATURE_LEVEL;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The status code and the body of an answer.
@@ -25,6 +26,9 @@ async fn live_and_ready_are_told_apart() {
     assert_eq!(get(address(&cluster, 1), "/live").await.0, 200);
     let (code, why) = get(address(&cluster, 1), "/ready").await;
     assert!(code == 503 && why.contains("belongs to no cluster"), "{code} {why}");
+    let supported = format!("lake_metasrv_supported_feature_level {FEATURE_LEVEL}");
+    let (_, fresh) = get(address(&cluster, 1), "/metrics").await;
+    assert!(fresh.lines().any(|line| line == supported), "{fresh}");
 
     cluster.init(1).await.unwrap();
     let leader = cluster.leader().await;
@@ -35,6 +39,14 @@ async fn live_and_ready_are_told_apart() {
         .await;
     }
     cluster.put("/kv/a", "1").await;
+    for id in 1..=3 {
+        let in_force = format!("lake_metasrv_feature_level {FEATURE_LEVEL}");
+        eventually("every peer to say at which feature level it is", async || {
+            let metrics = get(address(&cluster, id), "/metrics").await.1;
+            (metrics.lines().any(|line| line == in_force) && metrics.lines().any(|l| l == supported)).then_some(())
+        })
+        .await;
+    }
     let (code, metrics) = get(address(&cluster, leader), "/metrics").await;
     assert_eq!(code, 200);
     for line in ["lake_metasrv_is_leader 1", "lake_metasrv_voters 3", "lake_metasrv_keys 1", "lake_metasrv_failed 0"] {

@@ -44,7 +44,7 @@ fn receiving(processes: &Processes, id: u64) -> Option<PathBuf> {
 
 /// Resident memory.
 fn resident_mib(processes: &Processes, id: u64) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", processes.children[&id].id())).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", processes.peers.pid(id).unwrap())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() >> 10
 }
@@ -95,13 +95,13 @@ async fn leaders_are_killed_while_voters_are_swapped() {
         .await;
         tokio::time::sleep(Duration::from_millis(round as u64)).await;
         processes.kill(leader);
-        for id in processes.children.keys() {
-            caught_in_the_middle += u64::from(processes.status(*id).await.is_some_and(|s| s.changing_voters));
+        for id in processes.peers.running() {
+            caught_in_the_middle += u64::from(processes.status(id).await.is_some_and(|s| s.changing_voters));
         }
         if !tokio::time::timeout(CHANGE, swap).await.is_ok_and(|ended| ended.is_ok()) {
             let mut seen = Vec::new();
-            for id in processes.children.keys() {
-                seen.push((*id, processes.status(*id).await));
+            for id in processes.peers.running() {
+                seen.push((id, processes.status(id).await));
             }
             panic!("the swap of {old} for {fresh} does not end: {seen:#?}");
         }
@@ -116,13 +116,7 @@ async fn leaders_are_killed_while_voters_are_swapped() {
             .await;
         }
         // The one that was swapped out is told, and ends.
-        let gone = processes.children.get_mut(&old).unwrap();
-        let deadline = Instant::now() + PATIENCE;
-        while gone.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "peer {old} was removed and goes on");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        processes.children.remove(&old);
+        processes.peers.ended(old, PATIENCE).await.unwrap_or_else(|e| panic!("{e}"));
         load.grows_by(30).await;
         total += load.finish().await;
     }

@@ -1,21 +1,19 @@
 //! Peers as processes of their own, which can be killed and paused: the test's own binary, started again, finds in its
 //! environment which peer it is.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
+use lake_chaos::peers::{Peers, Place};
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_metasrv::config::Config;
 use lake_metasrv::server::Server;
 use lake_proto::v1;
 use lake_proto::v1::cluster_client::ClusterClient;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tonic::transport::Channel;
 
-use super::{PATIENCE, eventually, free_port};
+use super::{PATIENCE, eventually};
 
 const PEER: &str = "LAKE_TEST_PEER";
 
@@ -38,28 +36,28 @@ async fn run_one_peer() {
 
 /// Peers by id, in one temporary directory. What they say is printed if the test fails.
 pub struct Processes {
-    dirs: tempfile::TempDir,
+    pub peers: Peers,
     snapshot_entries: u64,
-    addresses: BTreeMap<u64, (SocketAddr, SocketAddr)>,
-    pub children: BTreeMap<u64, Child>,
+    dirs: tempfile::TempDir,
 }
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        for id in self.children.keys().copied().collect::<Vec<_>>() {
-            self.kill(id);
-        }
         if std::thread::panicking() {
-            println!("the peers said: {}", std::fs::read_to_string(self.said()).unwrap_or_default());
+            println!("the peers said: {}", std::fs::read_to_string(said(self.dirs.path())).unwrap_or_default());
         }
     }
+}
+
+fn said(root: &Path) -> PathBuf {
+    root.join("said")
 }
 
 impl Processes {
     /// Three peers, founded, with a leader, which take a snapshot after so many entries.
     pub async fn founded(snapshot_entries: u64) -> Self {
         let dirs = tempfile::tempdir().unwrap();
-        let mut this = Self { dirs, snapshot_entries, addresses: BTreeMap::new(), children: BTreeMap::new() };
+        let mut this = Self { peers: Peers::new(dirs.path().to_owned()), snapshot_entries, dirs };
         for id in 1..=3 {
             this.spawn(id);
         }
@@ -74,41 +72,37 @@ impl Processes {
 
     /// A peer's data directory.
     pub fn dir(&self, id: u64) -> PathBuf {
-        self.dirs.path().join(format!("peer-{id}"))
-    }
-
-    fn said(&self) -> PathBuf {
-        self.dirs.path().join("said")
+        self.peers.place(id).unwrap().dir().to_owned()
     }
 
     /// Starts a peer, where it was before if it is known.
     pub fn spawn(&mut self, id: u64) {
-        let (grpc, raft) = *self.addresses.entry(id).or_insert_with(|| (free_port(), free_port()));
-        let arguments = format!("{id}|{}|{grpc}|{raft}|{}", self.dir(id).display(), self.snapshot_entries);
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "support::processes::run_one_peer", "--nocapture"])
-            .env(PEER, arguments)
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::options().create(true).append(true).open(self.said()).unwrap())
-            .spawn()
-            .unwrap();
-        self.children.insert(id, child);
+        let (snapshot_entries, said) = (self.snapshot_entries, said(self.dirs.path()));
+        let this_binary = |place: &Place| {
+            let said = std::fs::File::options().create(true).append(true).open(said).unwrap();
+            let (dir, grpc, raft) = (place.dir().display(), place.grpc(), place.raft());
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command
+                .args(["--exact", "support::processes::run_one_peer", "--nocapture"])
+                .env(PEER, format!("{id}|{dir}|{grpc}|{raft}|{snapshot_entries}"))
+                .stdout(Stdio::null())
+                .stderr(said);
+            command
+        };
+        self.peers.start(id, this_binary).unwrap();
     }
 
     /// SIGKILL.
     pub fn kill(&mut self, id: u64) {
-        let mut child = self.children.remove(&id).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
+        self.peers.kill(id).unwrap();
     }
 
     pub fn signal(&self, id: u64, signal: Signal) {
-        let pid = Pid::from_raw(self.children[&id].id() as i32).unwrap();
-        kill_process(pid, signal).unwrap();
+        self.peers.signal(id, signal).unwrap();
     }
 
     pub fn channel(&self, id: u64) -> Channel {
-        Channel::from_shared(format!("http://{}", self.addresses[&id].0)).unwrap().connect_lazy()
+        Channel::from_shared(format!("http://{}", self.peers.place(id).unwrap().grpc())).unwrap().connect_lazy()
     }
 
     pub fn cluster(&self, id: u64) -> ClusterClient<Channel> {
@@ -117,32 +111,17 @@ impl Processes {
 
     /// A peer as an operator names it.
     pub fn named(&self, id: u64) -> v1::Member {
-        let (grpc, raft) = self.addresses[&id];
-        v1::Member { id, raft_address: raft.to_string(), grpc_address: grpc.to_string(), incarnation: String::new() }
+        self.peers.named(id).unwrap()
     }
 
     /// Nothing from a peer that is down, or asleep.
     pub async fn status(&self, id: u64) -> Option<v1::StatusResponse> {
-        let mut cluster = self.cluster(id);
-        let asked = tokio::time::timeout(Duration::from_secs(1), cluster.status(v1::StatusRequest {})).await;
-        asked.ok()?.ok().map(|answer| answer.into_inner())
+        self.peers.status(id).await
     }
 
     /// Waits until some running peer other than these says that it leads itself.
     pub async fn leader_besides(&self, besides: &[u64]) -> u64 {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let mut seen = Vec::new();
-            for id in self.children.keys().filter(|id| !besides.contains(id)) {
-                let status = self.status(*id).await;
-                if status.as_ref().is_some_and(|s| s.leader.as_ref().is_some_and(|leader| leader.id == *id)) {
-                    return *id;
-                }
-                seen.push((*id, status));
-            }
-            assert!(Instant::now() < deadline, "waited in vain for a leader: {seen:#?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        self.peers.leader_besides(besides, PATIENCE).await.unwrap_or_else(|e| panic!("{e}"))
     }
 
     pub async fn leader(&self) -> u64 {
@@ -151,7 +130,7 @@ impl Processes {
 
     /// The client's own way to all of them.
     pub fn store(&self) -> RemoteStore {
-        let endpoints = self.addresses.values().map(|(grpc, _)| grpc.to_string()).collect();
+        let endpoints = self.peers.places().map(Place::grpc).collect();
         RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
     }
 
