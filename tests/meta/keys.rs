@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::{Peers, printed, tool};
+use crate::common::{PATIENCE, Peers, printed, tool};
 
 /// Every byte there is.
 fn bytes() -> Vec<u8> {
@@ -264,8 +264,13 @@ async fn without_a_cluster_it_says_where_it_looked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_printed_may_have_been_done() {
     let peers = Peers::founded(1).await;
-    let full = || std::process::Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
-    let ended = async |args: &[&str]| peers.command(args).stdout(full()).output().await.unwrap();
+    let ended = async |args: &[&str]| {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = peers.command(args);
+        command.stdout(full).stderr(std::process::Stdio::piped());
+        let ended = command.spawn().unwrap().wait_with_output();
+        tokio::time::timeout(PATIENCE, ended).await.expect("it ends").unwrap()
+    };
     let put = ended(&["put", "/kv/a", "1"]).await;
     let said = String::from_utf8(put.stderr).unwrap();
     assert_eq!(put.status.code(), Some(4), "{said}");

@@ -15,6 +15,7 @@
 //! cannot be read is not therefore damaged. Everything that is wrong inside of it: a [`Finding`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::held::Held;
@@ -177,7 +178,7 @@ pub async fn read(dir: &Path, hashes_at: BTreeSet<u64>) -> Result<Reading, Error
         read_mark(&held, &mut reading)?;
         let kept = read_snapshots(&held, &mut reading)?;
         left_behind(&held, &mut reading)?;
-        let log = open_log(&held, &mut reading);
+        let log = open_log(&held, &mut reading)?;
         Ok::<_, Error>((held, reading, kept, log))
     })
     .await??;
@@ -219,7 +220,7 @@ fn read_mark(held: &Held, reading: &mut Reading) -> Result<(), Error> {
     let path = held.dir().join("mark");
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
             reading.damage(path, "it is missing: who this peer is, and whom it voted for, is lost");
             return Ok(());
         }
@@ -257,7 +258,7 @@ fn read_snapshots(held: &Held, reading: &mut Reading) -> Result<Kept, Error> {
     let store = held.snapshots();
     let list = match store.list() {
         Ok(list) => list,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
         Err(e) => return Err(Error::io(format!("listing the snapshots in {}", store.dir().display()))(e)),
     };
     let purged = reading.mark.as_ref().map(|mark| mark.purged.map_or(0, |id| id.index));
@@ -313,7 +314,7 @@ fn left_behind(held: &Held, reading: &mut Reading) -> Result<(), Error> {
     let doing = || format!("listing the snapshots in {}", dir.display());
     let entries = match std::fs::read_dir(&dir) {
         Ok(entries) => entries.collect::<Result<Vec<_>, _>>().map_err(Error::io(doing()))?,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
         Err(e) => return Err(Error::io(doing())(e)),
     };
     let known: BTreeSet<PathBuf> = reading.snapshots.iter().map(|snapshot| snapshot.path.clone()).collect();
@@ -336,17 +337,24 @@ fn left_behind(held: &Held, reading: &mut Reading) -> Result<(), Error> {
 }
 
 /// Opens the copy of the log; what of it reads, if it is damaged.
-fn open_log(held: &Held, reading: &mut Reading) -> Option<Log> {
+///
+/// # Errors
+/// What the system refuses of the copy: that says nothing of the log.
+fn open_log(held: &Held, reading: &mut Reading) -> Result<Option<Log>, Error> {
     let path = held.copied("mark");
     let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
     let open = |mark| Log::open(LogOptions::new(held.copied("log"), &storage), mark);
-    let mark = reading.mark.clone()?;
-    let first = MarkFile::open(&path).map_err(|e| (held.dir().join("mark"), e.to_string()));
+    let Some(mark) = reading.mark.clone() else { return Ok(None) };
+    let first = MarkFile::open(&path)?;
     // Before it is opened, which empties it.
-    let journal = std::fs::read(held.copied("journal"));
-    let (file, what) = match first.map(open) {
-        Ok(Ok(log)) => {
-            check_journal(held, reading, journal, &mark);
+    let journal = match std::fs::read(held.copied("journal")) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(refused(held, e)),
+    };
+    let (file, what) = match open(first) {
+        Ok(log) => {
+            check_journal(held, reading, &journal, &mark);
             if let Some(what) = log.cut_off() {
                 let what = format!(
                     "its end is torn {what}; the next start cuts that off, which loses nothing: it was not acknowledged, or \
@@ -355,35 +363,48 @@ fn open_log(held: &Held, reading: &mut Reading) -> Option<Log> {
                 reading.remark(held.dir().join("log"), what);
             }
             reading.log = Some(LogRange { whole: true, ..LogRange::default() });
-            return Some(log);
+            return Ok(Some(log));
         }
-        Ok(Err(e)) => wrong(held, e),
-        Err(unreadable) => unreadable,
+        Err(e) => wrong(held, e)?,
     };
     reading.damage(file, what);
     // On the copy: as if nothing had been acknowledged behind the snapshot, so that what stands before the damage is given;
     // and if the journal does not join that, without it.
     for with_journal in [true, false] {
-        let mut mark = MarkFile::open(&path).ok()?;
+        let mut mark = MarkFile::open(&path)?;
         let lowered = mark.update_both(|mark| {
             mark.last = mark.purged;
             mark.journal = mark.journal.filter(|_| with_journal);
         });
-        lowered.ok()?;
-        if let Ok(log) = open(mark) {
-            reading.log = Some(LogRange::default());
-            return Some(log);
+        lowered.map_err(|e| refused(held, e))?;
+        match open(mark) {
+            Ok(log) => {
+                reading.log = Some(LogRange::default());
+                return Ok(Some(log));
+            }
+            // Damaged, as was told before.
+            Err(e) => drop(wrong(held, e)?),
         }
     }
-    None
+    Ok(None)
+}
+
+/// What the system refused of the copy.
+fn refused(held: &Held, source: std::io::Error) -> Error {
+    let doing = format!(
+        "opening a copy of the log of {} in {} (TMPDIR names another place)",
+        held.dir().display(),
+        std::env::temp_dir().display()
+    );
+    Error::Io { doing, source }
 }
 
 /// What is wrong in a journal with which the log could be opened.
-fn check_journal(held: &Held, reading: &mut Reading, bytes: std::io::Result<Vec<u8>>, mark: &Mark) {
+fn check_journal(held: &Held, reading: &mut Reading, bytes: &[u8], mark: &Mark) {
     // Until the mark says that there is one, whatever is there is made again.
     let Some(from) = mark.journal else { return };
     let path = held.dir().join("journal");
-    let flaws = match bytes.map_err(|e| e.to_string()).and_then(|b| journal::check(&b, &mark.incarnation, from)) {
+    let flaws = match journal::check(bytes, &mark.incarnation, from) {
         Ok(flaws) => flaws,
         Err(what) => return reading.damage(path, what),
     };
@@ -401,19 +422,45 @@ fn check_journal(held: &Held, reading: &mut Reading, bytes: std::io::Result<Vec<
 }
 
 /// Which file is wrong, and what about it.
-fn wrong(held: &Held, error: OpenError) -> (PathBuf, String) {
+///
+/// # Errors
+/// None is: the system refused something.
+fn wrong(held: &Held, error: OpenError) -> Result<(PathBuf, String), Error> {
     let log = held.dir().join("log");
-    match error {
+    Ok(match error {
+        OpenError::Io { source, .. } | OpenError::Journal(JournalError::Io { source, .. })
+            if source.kind() != ErrorKind::InvalidData =>
+        {
+            return Err(refused(held, source));
+        }
         OpenError::Damaged { what, .. } => (log, what),
         OpenError::Behind { found, acknowledged, .. } => {
             (log, format!("it ends at {found}, and entries up to index {acknowledged} were acknowledged"))
         }
         OpenError::Journal(JournalError::Damaged { what, .. }) => (held.dir().join("journal"), what),
         other => (log, other.to_string()),
-    }
+    })
 }
 
 /// A log id for people.
 pub fn shown(id: Option<LogId>) -> String {
     id.map_or_else(|| "nothing".to_owned(), |id| format!("index {} of term {}", id.index, id.leader_id.term))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_refuses_of_the_copy_is_no_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("snapshots")).unwrap();
+        let held = Held::take(dir.path()).unwrap();
+        let io = |kind: ErrorKind| OpenError::Io { dir: held.copied("log"), source: kind.into() };
+        let refused = wrong(&held, io(ErrorKind::StorageFull)).unwrap_err();
+        assert!(matches!(refused, Error::Io { .. }) && refused.to_string().contains("TMPDIR"), "{refused}");
+        let journal = JournalError::Io { path: held.copied("journal"), source: ErrorKind::PermissionDenied.into() };
+        assert!(wrong(&held, journal.into()).is_err());
+        assert_eq!(wrong(&held, io(ErrorKind::InvalidData)).unwrap().0, dir.path().join("log"));
+    }
 }

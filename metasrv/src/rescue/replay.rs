@@ -32,7 +32,7 @@ impl<'a> Replay<'a> {
     /// Applies it to a state that it joins, and notes what comes of it.
     ///
     /// # Errors
-    /// An entry that only a newer build knows.
+    /// An entry that only a newer build knows; what the system refuses.
     pub async fn run(mut self, base: Option<Applied>, reading: &mut Reading) -> Result<(), Error> {
         let (purged, last) = self.log.bounds();
         self.range = LogRange { purged, last, ..reading.log.unwrap_or_default() };
@@ -56,6 +56,13 @@ impl<'a> Replay<'a> {
                 Err(_) if at_once > 1 => {
                     at_once = 1;
                     continue;
+                }
+                // Of the copy: that says nothing of the log.
+                Err(e) if e.kind() != ErrorKind::InvalidData => {
+                    return Err(Error::Io {
+                        doing: format!("reading the log of {}", reading.dir.display()),
+                        source: e,
+                    });
                 }
                 Err(e) => {
                     reading.damage(reading.dir.join("log"), format!("from entry {next} on: {e}"));
