@@ -11,7 +11,7 @@ use lake_proto::coordination::{LeaseId, ScopeOwner};
 use serde_json::{Value, json};
 
 use super::EXIT_NO;
-use super::cluster::{Cluster, ReadArgs};
+use super::cluster::{Cluster, ReadArgs, of_one_state};
 use super::output::{Format, FormatArgs, escaped, or_dash, stream};
 use crate::columns::columns;
 use crate::signals::{Interrupts, Termination};
@@ -153,11 +153,18 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<u8> {
 
 async fn show(cluster: &Cluster, args: ShowArgs) -> Result<u8> {
     let (store, options) = args.read.open(cluster).await?;
-    let Some(lease) = store.lease(args.lease, options, cluster.deadline()).await?.value else {
-        return no_such_lease(args.lease);
-    };
+    // One that ends meanwhile is not shown without what it owned.
+    let (lease, mut scopes) = of_one_state(&store, options, cluster.deadline(), async |options| {
+        let lease = store.lease(args.lease, options, cluster.deadline()).await?.value;
+        let scopes = match &lease {
+            Some(_) => store.all_scopes("", options, cluster.deadline()).await?.value,
+            None => Vec::new(),
+        };
+        Ok((lease, scopes))
+    })
+    .await?;
+    let Some(lease) = lease else { return no_such_lease(args.lease) };
     let owner = ScopeOwner::Lease(args.lease);
-    let mut scopes = store.all_scopes("", options, cluster.deadline()).await?.value;
     scopes.retain(|scope| scope.owner == owner);
     let paths: Vec<String> = scopes.into_iter().map(|scope| scope.path).collect();
     args.format.print(
