@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Write};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::Value;
 
 /// Prints to standard output. Whoever reads it may have seen enough before the end: what was done stays done.
@@ -30,12 +30,35 @@ pub fn print_json(value: &Value) -> Result<()> {
 /// It cannot be written; [`is_unread`] tells whether that is because nobody reads it.
 pub fn stream(bytes: &[u8]) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).context("writing to standard output")
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(|source| Unprinted { source }.into())
+}
+
+/// Standard output does not take what is to be printed.
+#[derive(Debug)]
+struct Unprinted {
+    source: std::io::Error,
+}
+
+impl std::fmt::Display for Unprinted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("writing to standard output")
+    }
+}
+
+impl std::error::Error for Unprinted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// Whether an error says that standard output did not take something.
+pub fn is_unprinted(error: &anyhow::Error) -> bool {
+    error.is::<Unprinted>()
 }
 
 /// Whether an error says that nobody reads standard output any more.
 pub fn is_unread(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+    error.downcast_ref::<Unprinted>().is_some_and(|e| e.source.kind() == ErrorKind::BrokenPipe)
 }
 
 /// An error with its causes, each told once: many errors tell their cause themselves.

@@ -7,6 +7,7 @@
 //! - [`dirlock`]: one supervisor per directory;
 //! - [`manifest`]: `cluster.json`, what runs where, for tools and tests;
 //! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself;
+//! - [`peers`]: peers as plain child processes, for tests that kill and start them by hand;
 //! - [`probe`]: asking a process whether it serves, and the peers who leads;
 //! - [`net`]: links between them that can be cut, slowed and made lossy;
 //! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed;
@@ -27,6 +28,7 @@ pub mod history;
 pub mod manifest;
 pub mod nemesis;
 pub mod net;
+pub mod peers;
 pub mod ports;
 pub mod probe;
 pub mod process;

@@ -44,6 +44,9 @@ pub enum Error {
     /// The data directory is damaged, or lacks what this peer has acknowledged.
     #[error("{0}")]
     Damaged(String),
+    /// The data directory holds what only a newer build knows. Nothing is wrong with it.
+    #[error("{0}")]
+    Newer(String),
     /// A write or sync failed, or the consensus core ended: the peer cannot go on.
     #[error("this peer has to stop: {0}")]
     Stopped(String),

@@ -4,7 +4,7 @@
 //! that decodes to the same. Where a checksum would turn almost every input away, the checksum is made right first, so
 //! that what lies behind it is reached too: a checksum finds damage, and says nothing of a defect on the other side.
 //!
-//! `metasrv/fuzz/` has the cargo-fuzz targets; `metasrv/tests/mutations.rs` runs the same functions on a fixed number of
+//! `metasrv/fuzz/run.sh` fuzzes them; `metasrv/tests/alone/mutations.rs` runs the same functions on a fixed number of
 //! mutated inputs as an ordinary test.
 
 use std::path::Path;

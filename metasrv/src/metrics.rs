@@ -20,6 +20,11 @@ pub fn text(peer: &Peer) -> Result<String> {
     let figures = Figures { registry: Registry::new_custom(Some("lake_metasrv".to_owned()), None)? };
     figures.gauge("peer_id", "The id of this peer", peer.identity.id)?;
     figures.gauge("failed", "1 once the peer has to stop", u64::from(peer.failed().borrow().is_some()))?;
+    figures.gauge(
+        "supported_feature_level",
+        "The highest feature level that this build can apply",
+        u64::from(peer.supported_feature_level()),
+    )?;
     figures.gauge("member", "1 once the peer belongs to a cluster", u64::from(peer.member().is_some()))?;
     for latency in peer.log.latencies().all() {
         figures.registry.register(Box::new(latency.clone()))?;

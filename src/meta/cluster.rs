@@ -59,7 +59,12 @@ impl Cluster {
 
     /// When the command has to be done.
     pub fn deadline(&self) -> Instant {
-        Instant::now() + self.timeout_or(TIMEOUT)
+        self.deadline_or(TIMEOUT)
+    }
+
+    /// The same for one that usually takes so long at most.
+    pub fn deadline_or(&self, usual: Duration) -> Instant {
+        Instant::now() + self.timeout_or(usual)
     }
 }
 

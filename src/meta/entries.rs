@@ -13,7 +13,7 @@ use lake_proto::kv::{KeyValue, Revision};
 use lake_proto::limits::MAX_PAGE_ENTRIES;
 use serde_json::{Value, json};
 
-use super::output::{Format, entries_table, entry_json, escaped, stream};
+use super::output::{Format, entries_table, entry_json, escaped, or_dash, stream};
 use crate::columns::columns;
 
 /// Entries printed unless told otherwise.
@@ -158,7 +158,7 @@ fn keys_table(entries: &[KeyValue]) -> String {
             escaped(&entry.key),
             entry.mod_revision.to_string(),
             entry.version.to_string(),
-            entry.lease.map_or("-".to_owned(), |lease| lease.to_string()),
+            or_dash(entry.lease),
             entry.value.len().to_string(),
         ]
     }));

@@ -9,7 +9,7 @@ use lake_proto::limits::MAX_BATCH_GET_KEYS;
 use super::EXIT_NO;
 use super::cluster::{Cluster, ReadArgs, of_one_state};
 use super::entries::{Detail, LimitArgs, More, Printer, print_prefix};
-use super::output::{Format, FormatArgs, escaped, shown, stream};
+use super::output::{Format, FormatArgs, escaped, or_dash, shown, stream};
 
 /// Options of `lake meta get`.
 #[derive(Debug, clap::Args)]
@@ -34,8 +34,8 @@ pub struct Args {
     prefix: bool,
     #[command(flatten)]
     limit: LimitArgs,
-    /// Go on with this page, as an earlier listing of the same prefix said
-    #[arg(long, value_name = "PAGE", requires = "prefix")]
+    /// Go on with this page, as an earlier listing of the same prefix said; it is of that listing's state
+    #[arg(long, value_name = "PAGE", requires = "prefix", conflicts_with = "revision_consistent")]
     page: Option<String>,
     /// Read everything from one state
     #[arg(long)]
@@ -121,6 +121,6 @@ fn whole(entry: &KeyValue) -> String {
         entry.mod_revision,
         entry.create_revision,
         entry.version,
-        entry.lease.map_or("-".to_owned(), |lease| lease.to_string()),
+        or_dash(entry.lease),
     )
 }

@@ -11,23 +11,17 @@ use lake_proto::coordination::{LeaseId, ScopeOwner};
 use serde_json::{Value, json};
 
 use super::EXIT_NO;
-use super::cluster::{Cluster, ReadArgs};
-use super::output::{Format, FormatArgs, escaped, stream};
+use super::cluster::{Cluster, ReadArgs, of_one_state};
+use super::output::{Format, FormatArgs, escaped, or_dash, stream};
 use crate::columns::columns;
 use crate::signals::{Interrupts, Termination};
 
 /// From one question to the next while a new leader does not count yet.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Options of `lake meta lease`.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
+/// The commands of `lake meta lease`.
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+pub enum Command {
     /// Grant a lease
     Grant(GrantArgs),
     /// The live leases
@@ -48,7 +42,7 @@ fence: it is never given twice.
 Examples:
   lake meta lease grant --ttl-secs 30 --holder backup
   L=$(lake meta lease grant --format json | jq .id)")]
-struct GrantArgs {
+pub struct GrantArgs {
     /// How long it lives unless it is renewed, in seconds: 1 to 60
     #[arg(long, value_name = "SECS", default_value_t = 30)]
     ttl_secs: u64,
@@ -65,7 +59,7 @@ How long a lease has left is measured by the leader; `-` where another peer answ
 
 Example:
   lake meta lease list")]
-struct ListArgs {
+pub struct ListArgs {
     #[command(flatten)]
     read: ReadArgs,
     #[command(flatten)]
@@ -74,7 +68,7 @@ struct ListArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit codes: 0 it is alive, 3 there is no such lease.\n\nExample:\n  lake meta lease show 17")]
-struct ShowArgs {
+pub struct ShowArgs {
     /// The lease
     lease: u64,
     #[command(flatten)]
@@ -89,7 +83,7 @@ Exit codes: 0 ended, 3 there was no such lease, 1 not ended, 4 it is unknown whe
 
 Example:
   lake meta lease revoke 17")]
-struct RevokeArgs {
+pub struct RevokeArgs {
     /// The lease
     lease: u64,
     #[command(flatten)]
@@ -106,7 +100,7 @@ Exit codes: 0 it ended as asked, 3 the lease is over or was lost.
 Examples:
   lake meta lease keep-alive 17
   lake meta lease keep-alive 17 --once")]
-struct KeepAliveArgs {
+pub struct KeepAliveArgs {
     /// The lease
     lease: u64,
     /// Renew it once, and end
@@ -116,12 +110,19 @@ struct KeepAliveArgs {
     format: FormatArgs,
 }
 
+impl Command {
+    /// Whether it changes nothing.
+    pub fn only_reads(&self) -> bool {
+        matches!(self, Self::List(_) | Self::Show(_))
+    }
+}
+
 /// Does what was asked.
 ///
 /// # Errors
 /// As every call.
-pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
-    match args.command {
+pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
+    match command {
         Command::Grant(args) => grant(cluster, args).await,
         Command::List(args) => list(cluster, args).await,
         Command::Show(args) => show(cluster, args).await,
@@ -152,11 +153,18 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<u8> {
 
 async fn show(cluster: &Cluster, args: ShowArgs) -> Result<u8> {
     let (store, options) = args.read.open(cluster).await?;
-    let Some(lease) = store.lease(args.lease, options, cluster.deadline()).await?.value else {
-        return no_such_lease(args.lease);
-    };
+    // One that ends meanwhile is not shown without what it owned.
+    let (lease, mut scopes) = of_one_state(&store, options, cluster.deadline(), async |options| {
+        let lease = store.lease(args.lease, options, cluster.deadline()).await?.value;
+        let scopes = match &lease {
+            Some(_) => store.all_scopes("", options, cluster.deadline()).await?.value,
+            None => Vec::new(),
+        };
+        Ok((lease, scopes))
+    })
+    .await?;
+    let Some(lease) = lease else { return no_such_lease(args.lease) };
     let owner = ScopeOwner::Lease(args.lease);
-    let mut scopes = store.all_scopes("", options, cluster.deadline()).await?.value;
     scopes.retain(|scope| scope.owner == owner);
     let paths: Vec<String> = scopes.into_iter().map(|scope| scope.path).collect();
     args.format.print(
@@ -176,14 +184,14 @@ async fn show(cluster: &Cluster, args: ShowArgs) -> Result<u8> {
 
 async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<u8> {
     let existed = cluster.store()?.revoke_lease(args.lease, cluster.deadline()).await?;
-    args.format.print(
+    args.format.answer(
+        existed,
         || match existed {
             true => format!("lease {} was ended\n", args.lease),
             false => format!("there was no lease {}\n", args.lease),
         },
         || json!({ "id": args.lease, "existed": existed }),
-    )?;
-    Ok(if existed { 0 } else { EXIT_NO })
+    )
 }
 
 async fn keep_alive(cluster: &Cluster, args: KeepAliveArgs) -> Result<u8> {
@@ -248,7 +256,7 @@ fn table(leases: &[LiveLease]) -> String {
             lease.id.to_string(),
             escaped(&lease.holder),
             seconds(lease.ttl),
-            lease.remaining.map_or("-".to_owned(), seconds),
+            or_dash(lease.remaining.map(seconds)),
             lease.keys.to_string(),
         ]
     }));

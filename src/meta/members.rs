@@ -6,14 +6,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use lake_client::remote::RemoteStore;
+use lake_client::remote::{RemoteStore, admin};
+use lake_client::store::{Applied, Error};
 use lake_proto::v1::{Member, PromoteResponse, StatusResponse};
 use serde_json::{Value, json};
 
-use super::EXIT_NO;
 use super::cluster::Cluster;
-use super::output::FormatArgs;
-use super::peers::{ask_all, ask_one, leader};
+use super::output::{FormatArgs, escaped, or_dash};
+use super::peers::{STATUS_TIMEOUT, ask_all, leader, unanswered};
+use super::{EXIT_NO, EXIT_UNKNOWN};
 use crate::columns::columns;
 
 /// How long a change may take unless told otherwise: a new peer has to get the whole state.
@@ -21,15 +22,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a learner is asked after again.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
-/// Options of `lake meta members`.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
+/// The commands of `lake meta members`.
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+pub enum Command {
     /// The members, as the leader knows them
     List(ListArgs),
     /// Take in a fresh peer as a learner
@@ -44,7 +39,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  lake meta members list --format json")]
-struct ListArgs {
+pub struct ListArgs {
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -58,7 +53,7 @@ Examples:
   lake metasrv --id 4 --dir /data/lake --listen 10.0.0.4:9191 --raft-listen 10.0.0.4:9192 --secret-file secret &
   lake meta members add 10.0.0.4:9191
   lake meta members add 10.0.0.4:9191 --promote")]
-struct AddArgs {
+pub struct AddArgs {
     /// Where the fresh peer is reached by clients
     #[arg(value_name = "HOST:PORT")]
     peer: String,
@@ -77,7 +72,7 @@ Exit codes: 0 it votes, 3 it has not caught up yet, 1 not done.
 
 Example:
   lake meta members promote 4")]
-struct PromoteArgs {
+pub struct PromoteArgs {
     /// The learner's id
     id: u64,
     #[command(flatten)]
@@ -92,7 +87,7 @@ ends by itself.
 
 Example:
   lake meta members remove 3")]
-struct RemoveArgs {
+pub struct RemoveArgs {
     /// The member's id
     id: u64,
     /// Also when the voters that stay and answer would be no majority
@@ -109,7 +104,7 @@ data directory is lost; the lost one need not answer.
 
 Example:
   lake meta members replace 3 --by 10.0.0.4:9191")]
-struct ReplaceArgs {
+pub struct ReplaceArgs {
     /// The voter's id
     id: u64,
     /// Where the fresh peer is reached by clients
@@ -134,12 +129,19 @@ pub struct TransferArgs {
     format: FormatArgs,
 }
 
+impl Command {
+    /// Whether it changes nothing.
+    pub fn only_reads(&self) -> bool {
+        matches!(self, Self::List(_))
+    }
+}
+
 /// Does what was asked.
 ///
 /// # Errors
 /// As every change of the membership.
-pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
-    match args.command {
+pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
+    match command {
         Command::List(args) => list(cluster, args).await,
         Command::Add(args) => add(cluster, args).await,
         Command::Promote(args) => promote(cluster, args).await,
@@ -153,17 +155,14 @@ pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
 /// # Errors
 /// As every change of the membership.
 pub async fn transfer_leader(cluster: &Cluster, args: TransferArgs) -> Result<u8> {
-    let answer = cluster.store()?.transfer_leader(args.id, deadline(cluster)).await?;
-    let leader = answer.leader.unwrap_or_default();
+    let answer = cluster.store()?.transfer_leader(args.id, cluster.deadline_or(TIMEOUT)).await?;
+    let leader =
+        answer.leader.context("it was done, and the answer does not say who leads now: see `lake meta status`")?;
     args.format.print(
         || format!("peer {} at {} leads term {}\n", leader.id, leader.grpc_address, answer.term),
         || json!({ "leader": leader.id, "address": leader.grpc_address, "term": answer.term }),
     )?;
     Ok(0)
-}
-
-fn deadline(cluster: &Cluster) -> Instant {
-    Instant::now() + cluster.timeout_or(TIMEOUT)
 }
 
 async fn list(cluster: &Cluster, args: ListArgs) -> Result<u8> {
@@ -214,11 +213,11 @@ fn table(members: &[Listed]) -> String {
         [
             listed.member.id.to_string(),
             listed.role.to_owned(),
-            listed.member.grpc_address.clone(),
-            listed.member.raft_address.clone(),
-            listed.lag_entries.map_or("-".to_owned(), |lag| lag.to_string()),
+            escaped(&listed.member.grpc_address),
+            escaped(&listed.member.raft_address),
+            or_dash(listed.lag_entries),
             if listed.answers { "yes" } else { "no" }.to_owned(),
-            listed.member.incarnation.clone(),
+            escaped(&listed.member.incarnation),
         ]
     }));
     columns(rows)
@@ -241,39 +240,56 @@ fn as_json(members: &[Listed]) -> Value {
 
 /// What a fresh peer says of itself.
 async fn fresh(cluster: &Cluster, endpoint: &str) -> Result<Member> {
-    let status = match ask_one(endpoint, cluster.secret()?.as_ref()).await {
+    let status = match admin::peer_status(endpoint, cluster.secret()?.as_ref(), STATUS_TIMEOUT).await {
         Ok(status) => status,
-        Err(why) => bail!("{why}; start the peer, then ask again"),
+        // Nothing else is refused of this question.
+        Err(Error::Refused { message, .. }) => bail!(
+            "{endpoint}: {message}. That peer was started with another secret than this command was given, or either of them \
+             with none: start it with the cluster's own (--secret-file), then ask again; nothing was changed"
+        ),
+        Err(error) => bail!("{}; start the peer, then ask again", unanswered(endpoint, error)),
     };
     status.self_.with_context(|| format!("{endpoint} does not say who it is"))
 }
 
 async fn add(cluster: &Cluster, args: AddArgs) -> Result<u8> {
-    let (store, deadline) = (cluster.store()?, deadline(cluster));
+    let (store, deadline) = (cluster.store()?, cluster.deadline_or(TIMEOUT));
     let member = fresh(cluster, &args.peer).await?;
     let id = member.id;
     let joined = store.join(member, deadline).await?.joined;
     let promoted = match args.promote {
-        true => Some(until_promoted(&store, id, deadline).await?),
+        true => Some(until_promoted(&store, id, deadline).await),
         false => None,
     };
     args.format.print(
         || {
             let joined = if joined { "is taken in as a learner" } else { "was a member before" };
-            let promoted = promoted.as_ref().map(|promoted| promotion(id, promoted)).unwrap_or_default();
-            format!("peer {id} {joined}\n{promoted}")
+            let promoted = promoted.as_ref().and_then(|p| p.as_ref().ok()).map(|promoted| promotion(id, promoted));
+            format!("peer {id} {joined}\n{}", promoted.unwrap_or_default())
         },
         || {
-            let voter = promoted.as_ref().map(|p| p.voter);
+            let voter = promoted.as_ref().map(|promoted| promoted.as_ref().is_ok_and(|p| p.voter));
             json!({ "id": id, "joined": joined, "voter": voter })
         },
     )?;
-    Ok(if promoted.is_some_and(|promoted| !promoted.voter) { EXIT_NO } else { 0 })
+    Ok(match promoted {
+        None => 0,
+        Some(Ok(promoted)) if promoted.voter => 0,
+        Some(Ok(_)) => EXIT_NO,
+        // It is a member now, whatever became of the rest.
+        Some(Err(error)) => {
+            eprintln!(
+                "lake: peer {id} is a member, and was not promoted: {error}; ask again with `members promote {id}`"
+            );
+            if error.applied() == Applied::Unknown { EXIT_UNKNOWN } else { EXIT_NO }
+        }
+    })
 }
 
 async fn promote(cluster: &Cluster, args: PromoteArgs) -> Result<u8> {
-    let promoted = until_promoted(&cluster.store()?, args.id, deadline(cluster)).await?;
-    args.format.print(
+    let promoted = until_promoted(&cluster.store()?, args.id, cluster.deadline_or(TIMEOUT)).await?;
+    args.format.answer(
+        promoted.voter,
         || promotion(args.id, &promoted),
         || {
             json!({
@@ -283,17 +299,23 @@ async fn promote(cluster: &Cluster, args: PromoteArgs) -> Result<u8> {
                 "lag_limit_entries": promoted.lag_limit_entries,
             })
         },
-    )?;
-    Ok(if promoted.voter { 0 } else { EXIT_NO })
+    )
 }
 
 /// Asks until the learner votes, or the time is up: then the last answer.
-async fn until_promoted(store: &RemoteStore, id: u64, deadline: Instant) -> Result<PromoteResponse> {
+async fn until_promoted(store: &RemoteStore, id: u64, deadline: Instant) -> Result<PromoteResponse, Error> {
+    let mut last = None;
     loop {
-        let answer = store.promote(id, deadline).await?;
+        let answer = match (store.promote(id, deadline).await, last) {
+            (Ok(answer), _) => answer,
+            // The time was up while it was asked once more.
+            (Err(error), Some(last)) if error.is_unavailable() && error.applied() == Applied::No => return Ok(last),
+            (Err(error), _) => return Err(error),
+        };
         if answer.voter || Instant::now() + ASK_AGAIN >= deadline {
             return Ok(answer);
         }
+        last = Some(answer);
         tokio::time::sleep(ASK_AGAIN).await;
     }
 }
@@ -310,7 +332,7 @@ fn promotion(id: u64, promoted: &PromoteResponse) -> String {
 }
 
 async fn remove(cluster: &Cluster, args: RemoveArgs) -> Result<u8> {
-    let removed = cluster.store()?.remove(args.id, args.force, deadline(cluster)).await?.removed;
+    let removed = cluster.store()?.remove(args.id, args.force, cluster.deadline_or(TIMEOUT)).await?.removed;
     args.format.print(
         || format!("peer {} {}\n", args.id, if removed { "is removed" } else { "was removed before" }),
         || json!({ "id": args.id, "removed": removed }),
@@ -321,7 +343,7 @@ async fn remove(cluster: &Cluster, args: RemoveArgs) -> Result<u8> {
 async fn replace(cluster: &Cluster, args: ReplaceArgs) -> Result<u8> {
     let by = fresh(cluster, &args.by).await?;
     let new = by.id;
-    let replaced = cluster.store()?.replace(args.id, by, deadline(cluster)).await?.replaced;
+    let replaced = cluster.store()?.replace(args.id, by, cluster.deadline_or(TIMEOUT)).await?.replaced;
     args.format.print(
         || {
             let when = if replaced { "is" } else { "was before" };

@@ -51,6 +51,7 @@ use lake_client::store::{Applied, Error};
 
 use self::cluster::Cluster;
 use crate::endpoints::At;
+use crate::signals::{EXIT_INTERRUPTED, EXIT_TERMINATED, Interrupts, Termination};
 
 /// Not done, and nothing was changed.
 const EXIT_FAILED: u8 = 1;
@@ -98,15 +99,19 @@ enum Command {
     /// Print changes as they happen
     Watch(watch::Args),
     /// Leases
-    Lease(lease::Args),
+    #[command(subcommand)]
+    Lease(lease::Command),
     /// Scopes: claims on paths
-    Scope(scope::Args),
+    #[command(subcommand)]
+    Scope(scope::Command),
     /// The members of the cluster
-    Members(members::Args),
+    #[command(subcommand)]
+    Members(members::Command),
     /// Have another voter lead
     TransferLeader(members::TransferArgs),
     /// Quotas and the feature level
-    Settings(settings::Args),
+    #[command(subcommand)]
+    Settings(settings::Command),
     /// Save the state of the cluster in a file, look into one, or make a new cluster from it
     #[command(subcommand)]
     Snapshot(snapshot::Command),
@@ -124,9 +129,16 @@ enum Command {
 /// # Errors
 /// Nothing was changed: no endpoint is known, the cluster does not answer, or it refuses.
 pub async fn run(args: Args) -> Result<u8> {
+    let only_reads = args.command.only_reads();
     match dispatch(args).await {
         // Whoever reads the output has had enough.
         Err(error) if crate::output::is_unread(&error) => Ok(0),
+        Err(error) if crate::output::is_unprinted(&error) && !only_reads => {
+            eprintln!(
+                "lake: {error:#}\nWhat was to be printed may already have been done: look before you do it again."
+            );
+            Ok(EXIT_UNKNOWN)
+        }
         Err(error) => match error.downcast_ref::<Error>() {
             Some(e) if e.applied() == Applied::Unknown => {
                 eprintln!("lake: {error:#}\nWhether it was done is unknown: look before you do it again.");
@@ -142,8 +154,43 @@ pub async fn run(args: Args) -> Result<u8> {
     }
 }
 
+impl Command {
+    /// Whether it changes nothing, neither in the cluster nor in a file.
+    fn only_reads(&self) -> bool {
+        match self {
+            Self::Status(_) | Self::Get(_) | Self::List(_) | Self::Watch(_) | Self::Inspect(_) | Self::Verify(_) => {
+                true
+            }
+            Self::Lease(command) => command.only_reads(),
+            Self::Scope(command) => command.only_reads(),
+            Self::Members(command) => command.only_reads(),
+            Self::Settings(command) => command.only_reads(),
+            Self::Snapshot(command) => command.only_reads(),
+            Self::Init(_)
+            | Self::Put(_)
+            | Self::Cas(_)
+            | Self::Delete(_)
+            | Self::Txn(_)
+            | Self::TransferLeader(_)
+            | Self::Recover(_) => false,
+        }
+    }
+}
+
+/// Does something that makes a file or a directory. If the process is to stop before the end, what was begun goes with it.
+async fn cleaned_up(work: impl Future<Output = Result<u8>>) -> Result<u8> {
+    let (mut interrupts, mut termination) = (Interrupts::listen()?, Termination::listen()?);
+    let code = tokio::select! {
+        done = work => return done,
+        () = interrupts.next() => EXIT_INTERRUPTED,
+        () = termination.next() => EXIT_TERMINATED,
+    };
+    eprintln!("lake: told to stop; what was begun is removed");
+    Ok(code)
+}
+
 async fn dispatch(args: Args) -> Result<u8> {
-    let cluster = &Cluster::new(args.at.clone(), args.timeout_secs.map(Duration::from_secs));
+    let cluster = &Cluster::new(args.at, args.timeout_secs.map(Duration::from_secs));
     match args.command {
         Command::Status(args) => status::run(cluster, args).await,
         Command::Init(args) => init::run(cluster, args).await,
@@ -154,15 +201,15 @@ async fn dispatch(args: Args) -> Result<u8> {
         Command::Delete(args) => write::delete(cluster, args).await,
         Command::Txn(args) => txn::run(cluster, args).await,
         Command::Watch(args) => watch::run(cluster, args).await,
-        Command::Lease(args) => lease::run(cluster, args).await,
-        Command::Scope(args) => scope::run(cluster, args).await,
-        Command::Members(args) => members::run(cluster, args).await,
+        Command::Lease(command) => lease::run(cluster, command).await,
+        Command::Scope(command) => scope::run(cluster, command).await,
+        Command::Members(command) => members::run(cluster, command).await,
         Command::TransferLeader(args) => members::transfer_leader(cluster, args).await,
-        Command::Settings(args) => settings::run(cluster, args).await,
-        Command::Snapshot(command) => snapshot::run(command, &args.at).await,
+        Command::Settings(command) => settings::run(cluster, command).await,
+        Command::Snapshot(command) => cleaned_up(snapshot::run(cluster, command)).await,
         Command::Inspect(args) => offline::inspect(args).await,
         Command::Verify(args) => offline::verify(args).await,
-        Command::Recover(args) => recover::run(args).await,
+        Command::Recover(args) => cleaned_up(recover::run(args)).await,
     }
 }
 

@@ -11,7 +11,7 @@ use lake_metasrv::rescue::reading::{self, Finding, Reading, Weight};
 use serde_json::{Value, json};
 
 use super::listing::{listing, listing_json, listing_table};
-use super::output::{Format, print, print_json};
+use super::output::{Format, escaped, print, print_json};
 use super::summary::{hash, log_id, log_id_json, state_json};
 use crate::columns::columns;
 
@@ -77,8 +77,10 @@ pub async fn verify(args: Verify) -> Result<u8> {
     let reading = reading::read(&args.dir, BTreeSet::new()).await?;
     match args.format {
         Format::Table => {
-            let entries = reading.log.map_or(0, |log| log.entries);
-            let read = format!("read {entries} log entries, {} snapshots and the mark", reading.snapshots.len());
+            let log = reading.log.map_or("no log".to_owned(), |log| format!("{} log entries", log.entries));
+            let mark = if reading.mark.is_some() { "the mark" } else { "no mark" };
+            let whole = reading.snapshots.iter().filter(|snapshot| snapshot.hash.is_some()).count();
+            let read = format!("read {log}, {whole} snapshots and {mark}");
             let verdict = if reading.is_damaged() { "damaged" } else { "whole" };
             let findings = findings_table(&reading.findings);
             print(&format!("{findings}{}: {verdict} ({read})\n", reading.dir.display()))?;
@@ -98,8 +100,7 @@ pub async fn verify(args: Verify) -> Result<u8> {
 
 /// One line for each finding.
 pub fn findings_table(findings: &[Finding]) -> String {
-    let line =
-        |finding: &Finding| format!("{}: {}: {}\n", weight(finding.weight), finding.file.display(), finding.what);
+    let line = |f: &Finding| format!("{}: {}: {}\n", weight(f.weight), f.file.display(), escaped(&f.what));
     findings.iter().map(line).collect()
 }
 
@@ -119,7 +120,7 @@ fn weight(weight: Weight) -> &'static str {
 fn table(reading: &Reading) -> String {
     let mark = reading.mark.as_ref();
     let unknown = || "unknown: the mark does not read".to_owned();
-    let cluster = if reading.cluster_id.is_empty() { "none yet" } else { &reading.cluster_id };
+    let cluster = if reading.cluster_id.is_empty() { "none yet".to_owned() } else { escaped(&reading.cluster_id) };
     let vote = reading.vote().map_or_else(
         || "none".to_owned(),
         |vote| {
@@ -142,7 +143,7 @@ fn table(reading: &Reading) -> String {
     let facts = [
         ["directory", &reading.dir.display().to_string()],
         ["peer", &mark.map_or_else(unknown, |m| format!("{}, incarnation {}", m.peer_id, m.incarnation))],
-        ["cluster", cluster],
+        ["cluster", &cluster],
         ["vote", &vote],
         ["acknowledged to", &mark.map_or_else(unknown, |_| log_id(reading.acknowledged()))],
         ["purged to", &mark.map_or_else(unknown, |m| log_id(m.purged))],
@@ -201,7 +202,9 @@ fn states_table(reading: &Reading) -> String {
 fn members_table(applied: &Applied) -> String {
     let state = Summary::from(applied);
     let row = |role: &str, id: u64, m: &lake_metasrv::raft::types::Member| {
-        [id.to_string(), role.to_owned(), m.grpc_address.clone(), m.raft_address.clone(), m.incarnation.clone()]
+        let [clients, peers, incarnation] =
+            [&m.grpc_address, &m.raft_address, &m.incarnation].map(|text| escaped(text));
+        [id.to_string(), role.to_owned(), clients, peers, incarnation]
     };
     let mut rows = vec![["MEMBER", "ROLE", "CLIENTS", "PEERS", "INCARNATION"].map(str::to_owned)];
     rows.extend(state.voters.iter().map(|(id, m)| row("voter", *id, m)));

@@ -18,6 +18,7 @@ use lake_proto::coordination::{Scope, ScopeOwner};
 use lake_proto::kv::KeyValue;
 use serde_json::{Map, Value, json};
 
+use super::EXIT_NO;
 use crate::columns::columns;
 
 /// The longest part of a value that a table shows, in characters.
@@ -53,6 +54,15 @@ impl FormatArgs {
             Format::Table => print(&table()),
             Format::Json => print_json(&json()),
         }
+    }
+
+    /// Prints an answer that is yes or no. Gives the exit code.
+    ///
+    /// # Errors
+    /// As [`print`].
+    pub fn answer(self, yes: bool, table: impl FnOnce() -> String, json: impl FnOnce() -> Value) -> Result<u8> {
+        self.print(table, json)?;
+        Ok(if yes { 0 } else { EXIT_NO })
     }
 }
 
@@ -98,6 +108,11 @@ fn hexadecimal(bytes: &[u8]) -> String {
         let _ = write!(digits, "{byte:02x}");
     }
     digits
+}
+
+/// What a table shows where there may be nothing.
+pub fn or_dash(cell: Option<impl ToString>) -> String {
+    cell.map_or_else(|| "-".to_owned(), |cell| cell.to_string())
 }
 
 /// A number of bytes.
@@ -164,7 +179,7 @@ pub fn entries_table(entries: &[KeyValue]) -> String {
             escaped(&entry.key),
             entry.mod_revision.to_string(),
             entry.version.to_string(),
-            entry.lease.map_or("-".to_owned(), |lease| lease.to_string()),
+            or_dash(entry.lease),
             shortened(&entry.value),
         ]
     }));

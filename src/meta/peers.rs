@@ -11,7 +11,7 @@ use lake_proto::v1::status_response::Stage;
 use lake_proto::v1::{Member, StatusResponse};
 
 /// How long a peer may take to say what it knows.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+pub const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a peer answered, or why it did not.
 #[derive(Debug, Clone)]
@@ -56,10 +56,15 @@ pub async fn ask(endpoints: Vec<String>, secret: Option<&Secret>) -> Vec<Answer>
 /// # Errors
 /// Why it did not answer.
 pub async fn ask_one(endpoint: &str, secret: Option<&Secret>) -> Result<StatusResponse, String> {
-    admin::peer_status(endpoint, secret, STATUS_TIMEOUT).await.map_err(|error| match error {
+    admin::peer_status(endpoint, secret, STATUS_TIMEOUT).await.map_err(|error| unanswered(endpoint, error))
+}
+
+/// Why a peer did not answer.
+pub fn unanswered(endpoint: &str, error: Error) -> String {
+    match error {
         Error::Unavailable { last, .. } => format!("{endpoint} does not answer: {last}"),
         error => error.to_string(),
-    })
+    }
 }
 
 /// The answers that there are.

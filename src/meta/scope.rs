@@ -20,28 +20,24 @@ use crate::columns::columns;
 /// Leases whose holders are looked up for one table.
 const MAX_HOLDERS: usize = 100;
 
-/// Options of `lake meta scope`.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
+/// The commands of `lake meta scope`.
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+pub enum Command {
     /// The live scopes
     List(ListArgs),
     /// Who holds a path, a part of it or one above it
     Show(ShowArgs),
     /// Claim paths: all of them, or none
-    Acquire(AcquireArgs),
+    #[command(after_help = ACQUIRE_HELP)]
+    Acquire(ChangeArgs),
     /// Let claimed paths go
-    Release(ReleaseArgs),
+    #[command(after_help = RELEASE_HELP)]
+    Release(ChangeArgs),
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  lake meta scope list\n  lake meta scope list /catalog/sales --format json")]
-struct ListArgs {
+pub struct ListArgs {
     /// What the paths begin with; empty: all of them
     #[arg(default_value = "")]
     prefix: String,
@@ -59,7 +55,7 @@ Exit codes: 0 somebody does, 3 nobody does.
 
 Example:
   lake meta scope show /catalog/sales/orders")]
-struct ShowArgs {
+pub struct ShowArgs {
     /// The path
     path: String,
     #[command(flatten)]
@@ -68,36 +64,26 @@ struct ShowArgs {
     format: FormatArgs,
 }
 
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
+const ACQUIRE_HELP: &str = "\
 The owner is a lease, with which the scope ends, or a procedure, whose scope stays until it is released. Who holds what stands
 in the way is printed. The fence is the revision at which the owner got the path: it rises with each new owner.
 
 Exit codes: 0 claimed, 3 something stands in the way, 1 not claimed, 4 it is unknown whether it was claimed.
 
 Example:
-  lake meta scope acquire /catalog/sales /catalog/old-sales --lease 17")]
-struct AcquireArgs {
-    #[command(flatten)]
-    change: ChangeArgs,
-}
+  lake meta scope acquire /catalog/sales /catalog/old-sales --lease 17";
 
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
+const RELEASE_HELP: &str = "\
 A scope is released in the name of its owner; `lake meta scope show` says who that is. A holder that still works under it is
 not stopped by that. If it holds a lease, revoking the lease stops it (`lake meta lease revoke`).
 
 Exit codes: 0 released, 3 the owner holds none of the paths, 1 not released, 4 it is unknown whether it was released.
 
 Example:
-  lake meta scope release /catalog/sales --procedure rename-1f0c")]
-struct ReleaseArgs {
-    #[command(flatten)]
-    change: ChangeArgs,
-}
+  lake meta scope release /catalog/sales --procedure rename-1f0c";
 
 #[derive(Debug, clap::Args)]
-struct ChangeArgs {
+pub struct ChangeArgs {
     /// The paths
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
@@ -110,7 +96,7 @@ struct ChangeArgs {
 /// In whose name.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-struct OwnerArgs {
+pub struct OwnerArgs {
     /// The lease that owns them
     #[arg(long, value_name = "LEASE")]
     lease: Option<u64>,
@@ -128,16 +114,23 @@ impl OwnerArgs {
     }
 }
 
+impl Command {
+    /// Whether it changes nothing.
+    pub fn only_reads(&self) -> bool {
+        matches!(self, Self::List(_) | Self::Show(_))
+    }
+}
+
 /// Does what was asked.
 ///
 /// # Errors
 /// As every call.
-pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
-    match args.command {
+pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
+    match command {
         Command::List(args) => list(cluster, args).await,
         Command::Show(args) => show(cluster, args).await,
-        Command::Acquire(args) => acquire(cluster, args.change).await,
-        Command::Release(args) => release(cluster, args.change).await,
+        Command::Acquire(args) => acquire(cluster, args).await,
+        Command::Release(args) => release(cluster, args).await,
     }
 }
 
@@ -201,8 +194,9 @@ async fn acquire(cluster: &Cluster, args: ChangeArgs) -> Result<u8> {
         print(&format!("not claimed: {owner} is over\n"))?;
     } else {
         print("not claimed; this stands in the way:\n")?;
-        let options = ReadOptions::default();
-        print_scopes(cluster, &store, options, args.format, &result.conflicts).await?;
+        // Whose leases they are helps, and is not what was asked.
+        let holders = holders(cluster, &store, ReadOptions::default(), &result.conflicts).await.unwrap_or_default();
+        print(&table(&result.conflicts, &holders))?;
     }
     Ok(if result.succeeded { 0 } else { EXIT_NO })
 }

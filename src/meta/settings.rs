@@ -10,15 +10,9 @@ use super::output::{FormatArgs, escaped, size};
 use super::peers::{Answer, ask_all, statuses};
 use crate::columns::columns;
 
-/// Options of `lake meta settings`.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
+/// The commands of `lake meta settings`.
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+pub enum Command {
     /// The quotas with what is used of them, and the feature level
     Show(ShowArgs),
     /// Limit the bytes of keys and values, of the whole map or under a prefix
@@ -31,7 +25,7 @@ The feature level is raised by the leader itself once every member supports a hi
 
 Example:
   lake meta settings show")]
-struct ShowArgs {
+pub struct ShowArgs {
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -44,7 +38,7 @@ Examples:
   lake meta settings quota --bytes 8GiB
   lake meta settings quota --prefix /kv/team-a/ --bytes 64MiB
   lake meta settings quota --prefix /kv/team-a/ --unlimited")]
-struct QuotaArgs {
+pub struct QuotaArgs {
     /// What the keys begin with; empty: the whole map
     #[arg(long, value_name = "PREFIX", default_value = "")]
     prefix: String,
@@ -56,7 +50,7 @@ struct QuotaArgs {
 
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-struct LimitArgs {
+pub struct LimitArgs {
     /// The limit in bytes, or with a unit: KiB, MiB, GiB
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     bytes: Option<u64>,
@@ -65,12 +59,19 @@ struct LimitArgs {
     unlimited: bool,
 }
 
+impl Command {
+    /// Whether it changes nothing.
+    pub fn only_reads(&self) -> bool {
+        matches!(self, Self::Show(_))
+    }
+}
+
 /// Does what was asked.
 ///
 /// # Errors
 /// As every call.
-pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
-    match args.command {
+pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
+    match command {
         Command::Show(args) => show(cluster, args).await,
         Command::Quota(args) => quota(cluster, args).await,
     }
@@ -104,8 +105,13 @@ async fn show(cluster: &Cluster, args: ShowArgs) -> Result<u8> {
                 json!({ "prefix": quota.prefix, "limit_bytes": quota.limit_bytes, "used_bytes": quota.used_bytes })
             };
             let peer = |answer: &Answer| {
-                let supported = answer.status.as_ref().ok().map(|s| s.supported_feature_level);
-                json!({ "id": answer.id(), "address": answer.endpoint, "supported_feature_level": supported })
+                let status = answer.status.as_ref().ok();
+                json!({
+                    "id": answer.id(),
+                    "address": answer.endpoint,
+                    "feature_level": status.map(|s| s.feature_level),
+                    "supported_feature_level": status.map(|s| s.supported_feature_level),
+                })
             };
             json!({
                 "quotas": quotas.iter().map(quota).collect::<Value>(),

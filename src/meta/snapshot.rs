@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use lake_chaos::Role;
 use lake_client::remote::snapshots;
 use lake_client::secret::Secret;
 use lake_client::store::Consistency;
@@ -13,18 +12,18 @@ use lake_metasrv::rescue::restore::restore;
 use lake_metasrv::rescue::saved::{self, Saved, Writing};
 use serde_json::{Value, json};
 
+use super::cluster::{Cluster, TIMEOUT};
 use super::output::{Format, print, print_json};
 use super::summary::{rows, state_json};
 use crate::columns::columns;
-use crate::endpoints::At;
-
-/// How long a peer may take to begin: it waits until it has applied what was acknowledged before.
-const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Save the state of the running cluster in a file; peers are asked one after the other until one has sent it
-    #[command(after_help = "Example:\n  lake meta snapshot save monday.snapshot")]
+    #[command(after_help = "\
+Each peer may take --timeout-secs to begin: it waits until it has applied what was acknowledged before.
+
+Example:\n  lake meta snapshot save monday.snapshot")]
     Save {
         /// The file; nothing may be there yet
         file: PathBuf,
@@ -65,15 +64,22 @@ pub struct Output {
     format: Format,
 }
 
+impl Command {
+    /// Whether it makes nothing.
+    pub fn only_reads(&self) -> bool {
+        matches!(self, Self::Show { .. })
+    }
+}
+
 /// Does what was asked.
 ///
 /// # Errors
 /// No peer sends the snapshot, the file cannot be used, or what is to be made exists or cannot be written.
-pub async fn run(command: Command, at: &At) -> Result<u8> {
+pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
     match command {
         Command::Save { file, local, output } => {
             let consistency = if local { Consistency::Local } else { Consistency::Linearizable };
-            let saved = save(&at.endpoints(Role::Metasrv)?, at.secret()?.as_ref(), consistency, &file).await?;
+            let saved = save(cluster, consistency, &file).await?;
             tell(output.format, &file, &saved)?;
         }
         Command::Show { file, output } => {
@@ -94,12 +100,14 @@ pub async fn run(command: Command, at: &At) -> Result<u8> {
 }
 
 /// Saves from the first peer that sends all of it.
-async fn save(endpoints: &[String], secret: Option<&Secret>, consistency: Consistency, file: &Path) -> Result<Saved> {
+async fn save(cluster: &Cluster, consistency: Consistency, file: &Path) -> Result<Saved> {
+    let secret = cluster.secret()?;
+    let begin = cluster.timeout_or(TIMEOUT);
     let mut failures = Vec::new();
-    for endpoint in endpoints {
+    for endpoint in &cluster.endpoints()? {
         // Made anew each time: what a peer began is of no use to the next.
         let writing = Writing::begin(file)?;
-        match save_from(endpoint, secret, consistency, writing).await? {
+        match save_from(endpoint, secret.as_ref(), consistency, begin, writing).await? {
             Ok(saved) => return Ok(saved),
             Err(failure) => failures.push(failure),
         }
@@ -112,9 +120,10 @@ async fn save_from(
     endpoint: &str,
     secret: Option<&Secret>,
     consistency: Consistency,
+    begin: Duration,
     mut writing: Writing,
 ) -> Result<Result<Saved, String>> {
-    let mut saving = match snapshots::save(endpoint, secret, consistency, BEGIN_TIMEOUT).await {
+    let mut saving = match snapshots::save(endpoint, secret, consistency, begin).await {
         Ok(saving) => saving,
         Err(e) => return Ok(Err(e.to_string())),
     };

@@ -174,7 +174,7 @@ fn text(answers: &[Answer], leader: Option<&StatusResponse>, problems: &[String]
 fn heading(answers: &[Answer], leader: Option<&StatusResponse>) -> String {
     let clusters: Vec<&str> = statuses(answers).map(|s| s.cluster_id.as_str()).collect();
     let unknown = if clusters.is_empty() { "unknown: no peer answers" } else { "not founded yet" };
-    let cluster = clusters.iter().find(|id| !id.is_empty()).unwrap_or(&unknown);
+    let cluster = escaped(clusters.iter().find(|id| !id.is_empty()).unwrap_or(&unknown));
     let Some(leader) = leader else { return format!("cluster {cluster}\n") };
     let map = match leader.map_limit_bytes {
         Some(limit) => format!(
@@ -218,14 +218,14 @@ fn table(answers: &[Answer], leader: Option<&StatusResponse>) -> String {
             let mut row = ["-"; 12].map(str::to_owned);
             let peer = peer(answer, leader);
             (row[0], row[6]) = (number(peer), number(lag(peer, leader)));
-            (row[1], row[2]) = (answer.endpoint.clone(), "unreachable".to_owned());
+            (row[1], row[2]) = (escaped(&answer.endpoint), "unreachable".to_owned());
             rows.push(row);
             continue;
         };
         let hash = s.state_hash.as_ref().map(|at| format!("{}@{}", &hash(at)[..HASH_DIGITS], at.index));
         rows.push([
             number(id(s)),
-            answer.endpoint.clone(),
+            escaped(&answer.endpoint),
             role(s, leader.and_then(id)).to_owned(),
             s.term.to_string(),
             s.last_log_index.to_string(),

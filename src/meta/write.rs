@@ -8,7 +8,7 @@ use lake_proto::kv::{Compare, Expected, KeyValue, Op, OpResult, Revision, Txn};
 use serde_json::{Value, json};
 
 use super::cluster::Cluster;
-use super::output::{Format, FormatArgs, committed_json, entries_table, entry_json, escaped, print, print_json};
+use super::output::{FormatArgs, committed_json, entries_table, entry_json, escaped};
 use super::value::ValueArgs;
 use super::{EXIT_NO, EXIT_UNKNOWN};
 
@@ -24,18 +24,8 @@ Examples:
   lake meta put /kv/photo --file photo.jpg
   date | lake meta put /kv/now --file -")]
 pub struct PutArgs {
-    /// The key
-    key: String,
     #[command(flatten)]
-    value: ValueArgs,
-    /// The lease that the key hangs on from now on: it goes when that ends
-    #[arg(long, value_name = "LEASE")]
-    lease: Option<u64>,
-    /// Print what was there before
-    #[arg(long)]
-    previous: bool,
-    #[command(flatten)]
-    format: FormatArgs,
+    write: WriteArgs,
 }
 
 /// Options of `lake meta cas`.
@@ -49,13 +39,20 @@ Examples:
   lake meta cas /kv/config --expect absent '{\"a\": 1}'
   lake meta cas /kv/config --expect 17 --file config.json")]
 pub struct CasArgs {
+    #[command(flatten)]
+    write: WriteArgs,
+    /// What the key must be at: a revision (`revision` of `lake meta get`), or absent
+    #[arg(long, value_name = "REVISION|absent")]
+    expect: Expect,
+}
+
+/// What is put where.
+#[derive(Debug, clap::Args)]
+struct WriteArgs {
     /// The key
     key: String,
     #[command(flatten)]
     value: ValueArgs,
-    /// What the key must be at: a revision (`revision` of `lake meta get`), or absent
-    #[arg(long, value_name = "REVISION|absent")]
-    expect: Expect,
     /// The lease that the key hangs on from now on: it goes when that ends
     #[arg(long, value_name = "LEASE")]
     lease: Option<u64>,
@@ -111,12 +108,7 @@ impl FromStr for Expect {
 /// # Errors
 /// As every change.
 pub async fn put(cluster: &Cluster, args: PutArgs) -> Result<u8> {
-    let value = args.value.read()?;
-    let when = args.lease.map(Compare::lease_alive).into_iter().collect();
-    let then = vec![Op::Put { key: args.key.clone(), value, return_previous: args.previous, lease: args.lease }];
-    let txn = Txn { when, then, otherwise: vec![] };
-    commit(cluster, Change { key: args.key, expected: None, lease: args.lease, verb: "written" }, txn, args.format)
-        .await
+    write(cluster, args.write, None).await
 }
 
 /// Puts a value under a key if it is as expected.
@@ -124,14 +116,15 @@ pub async fn put(cluster: &Cluster, args: PutArgs) -> Result<u8> {
 /// # Errors
 /// As every change.
 pub async fn cas(cluster: &Cluster, args: CasArgs) -> Result<u8> {
-    let value = args.value.read()?;
     let Expect(expected) = args.expect;
-    let lease = args.lease.map(Compare::lease_alive);
-    let when = [Compare::expected(args.key.clone(), expected)].into_iter().chain(lease).collect();
-    let then = vec![Op::Put { key: args.key.clone(), value, return_previous: args.previous, lease: args.lease }];
-    let txn = Txn { when, then, otherwise: vec![] };
-    let change = Change { key: args.key, expected: Some(expected), lease: args.lease, verb: "written" };
-    commit(cluster, change, txn, args.format).await
+    write(cluster, args.write, Some(expected)).await
+}
+
+async fn write(cluster: &Cluster, args: WriteArgs, expected: Option<Expected>) -> Result<u8> {
+    let value = args.value.read()?;
+    let put = Op::Put { key: args.key.clone(), value, return_previous: args.previous, lease: args.lease };
+    let change = Change { key: args.key, expected, lease: args.lease, verb: "written" };
+    commit(cluster, change, put, args.format).await
 }
 
 /// Deletes a key, or does so if it is as expected.
@@ -139,12 +132,10 @@ pub async fn cas(cluster: &Cluster, args: CasArgs) -> Result<u8> {
 /// # Errors
 /// As every change.
 pub async fn delete(cluster: &Cluster, args: DeleteArgs) -> Result<u8> {
+    let delete = Op::Delete { key: args.key.clone(), return_previous: args.previous };
     let expected = args.expect.map(Expected::ModRevision);
-    let when = expected.map(|expected| Compare::expected(args.key.clone(), expected)).into_iter().collect();
-    let then = vec![Op::Delete { key: args.key.clone(), return_previous: args.previous }];
-    let txn = Txn { when, then, otherwise: vec![] };
     let change = Change { key: args.key, expected, lease: None, verb: "deleted" };
-    commit(cluster, change, txn, args.format).await
+    commit(cluster, change, delete, args.format).await
 }
 
 /// What is to be done to one key.
@@ -156,18 +147,22 @@ struct Change {
     verb: &'static str,
 }
 
-async fn commit(cluster: &Cluster, change: Change, txn: Txn, format: FormatArgs) -> Result<u8> {
+/// Does it, under the compares that the change asks for.
+async fn commit(cluster: &Cluster, change: Change, op: Op, format: FormatArgs) -> Result<u8> {
+    let expected = change.expected.map(|expected| Compare::expected(change.key.clone(), expected));
+    let when = expected.into_iter().chain(change.lease.map(Compare::lease_alive)).collect();
+    let txn = Txn { when, then: vec![op], otherwise: vec![] };
     let committed = cluster.store()?.commit(txn, cluster.deadline()).await?;
     let outcome = Outcome::of(&committed);
-    match format.format {
-        Format::Table => print(&change.text(&committed, outcome))?,
-        Format::Json => {
+    format.print(
+        || change.text(&committed, outcome),
+        || {
             let mut json = committed_json(&committed);
             json.insert("key".to_owned(), json!(change.key));
             json.insert("previous".to_owned(), previous(&committed).map_or(Value::Null, entry_json));
-            print_json(&Value::Object(json))?;
-        }
-    }
+            Value::Object(json)
+        },
+    )?;
     Ok(outcome.code())
 }
 

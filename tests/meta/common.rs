@@ -1,35 +1,30 @@
 //! What the tests share: peers as processes, the tool run on them, waiting.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use lake_chaos::ports::{self, Port};
+use lake_chaos::peers;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
 /// The binary under test.
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
 /// How long anything in these tests may take.
 pub const PATIENCE: Duration = Duration::from_secs(90);
+/// Nothing that the caller has set decides what a test sees.
+const CALLERS: [&str; 4] = ["LAKE_META", "LAKE_QUERY", "LAKE_LOG", "LAKE_SECRET_FILE"];
 /// How long a command may wait for a cluster that is there, in seconds.
 const TIMEOUT_SECS: &str = "30";
 
 /// Peers by id, some of them down, in a directory that goes away.
 pub struct Peers {
-    places: BTreeMap<u64, Place>,
-    running: BTreeMap<u64, Child>,
+    processes: peers::Peers,
     args: Vec<String>,
     /// More arguments of the tool.
     pub tool_args: Vec<String>,
     dir: tempfile::TempDir,
-}
-
-struct Place {
-    grpc: Port,
-    raft: Port,
 }
 
 impl Peers {
@@ -41,13 +36,9 @@ impl Peers {
     /// The same with more arguments for the peers and for the tool.
     pub async fn founded_with(n: u64, args: &[&str], tool_args: &[&str]) -> Self {
         let owned = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect();
-        let mut peers = Self {
-            places: BTreeMap::new(),
-            running: BTreeMap::new(),
-            args: owned(args),
-            tool_args: owned(tool_args),
-            dir: tempfile::Builder::new().prefix("lake-meta-").tempdir().unwrap(),
-        };
+        let dir = tempfile::Builder::new().prefix("lake-meta-").tempdir().unwrap();
+        let processes = peers::Peers::new(dir.path().to_owned());
+        let mut peers = Self { processes, args: owned(args), tool_args: owned(tool_args), dir };
         for id in 1..=n {
             peers.start(id);
         }
@@ -66,45 +57,48 @@ impl Peers {
 
     /// Starts a peer, fresh if it has not run before.
     pub fn start(&mut self, id: u64) {
-        let reserve = || Place { grpc: ports::reserve().unwrap(), raft: ports::reserve().unwrap() };
-        let place = self.places.entry(id).or_insert_with(reserve);
-        let mut command = Command::new(LAKE);
-        command
-            .arg("metasrv")
-            .args([
-                "--id",
-                &id.to_string(),
-                "--listen",
-                &place.grpc.loopback(),
-                "--raft-listen",
-                &place.raft.loopback(),
-            ])
-            // Nobody leads less than it could because the machine is busy.
-            .args(["--heartbeat-ms", "150", "--election-timeout-min-ms", "1000", "--election-timeout-max-ms", "1500"])
-            .args(["--disk-reserve-bytes", "0", "--exit-with-parent", "--dir"])
-            .arg(self.dir.path().join(format!("peer-{id}")))
-            .args(&self.args);
-        clean(&mut command);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        self.running.insert(id, command.spawn().unwrap());
+        let own = self.args.clone();
+        self.start_with(id, &own);
+    }
+
+    /// The same with other arguments than the others have.
+    pub fn start_with(&mut self, id: u64, args: &[String]) {
+        let command = |place: &peers::Place| {
+            let mut command = std::process::Command::new(LAKE);
+            command
+                .args(["metasrv", "--id", &id.to_string(), "--listen", &place.grpc(), "--raft-listen", &place.raft()])
+                // Nobody leads less than it could because the machine is busy.
+                .args(["--heartbeat-ms", "150", "--election-timeout-min-ms", "1000"])
+                .args(["--election-timeout-max-ms", "1500", "--disk-reserve-bytes", "0", "--exit-with-parent", "--dir"])
+                .arg(place.dir())
+                .args(args);
+            for name in CALLERS {
+                command.env_remove(name);
+            }
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            command
+        };
+        self.processes.start(id, command).unwrap();
     }
 
     /// SIGKILL.
-    pub async fn kill(&mut self, id: u64) {
-        self.running.remove(&id).unwrap().kill().await.unwrap();
+    pub fn kill(&mut self, id: u64) {
+        self.processes.kill(id).unwrap();
+    }
+
+    /// Sends a signal to a peer.
+    pub fn signal(&self, id: u64, signal: rustix::process::Signal) {
+        self.processes.signal(id, signal).unwrap();
     }
 
     /// Waits for the end of a peer that ends by itself.
     pub async fn ended(&mut self, id: u64) -> Option<i32> {
-        let mut child = self.running.remove(&id).unwrap();
-        // Waiting would close it, and a peer whose parent is gone ends.
-        let _stdin = child.stdin.take();
-        tokio::time::timeout(PATIENCE, child.wait()).await.expect("the peer ends").unwrap().code()
+        self.processes.ended(id, PATIENCE).await.unwrap_or_else(|e| panic!("{e}")).code()
     }
 
     /// Where clients reach a peer.
     pub fn address(&self, id: u64) -> String {
-        self.places[&id].grpc.loopback()
+        self.processes.place(id).unwrap().grpc()
     }
 
     /// A path in the directory of the test.
@@ -114,7 +108,7 @@ impl Peers {
 
     /// `lake meta` on the peers that run, to be started.
     pub fn command(&self, args: &[&str]) -> Command {
-        let endpoints: Vec<String> = self.running.keys().map(|id| self.address(*id)).collect();
+        let endpoints: Vec<String> = self.processes.running().map(|id| self.address(id)).collect();
         let mut command = tool(args);
         command.args(["--at", &endpoints.join(",")]).args(&self.tool_args);
         if !args.contains(&"--timeout-secs") {
@@ -160,17 +154,11 @@ impl Peers {
 /// `lake meta`, on no cluster in particular.
 pub fn tool(args: &[&str]) -> Command {
     let mut command = Command::new(LAKE);
-    command.arg("meta").args(args).stdin(Stdio::null());
-    clean(&mut command);
-    command
-}
-
-/// Nothing that the caller has set decides what a test sees.
-fn clean(command: &mut Command) {
-    for name in ["LAKE_META", "LAKE_QUERY", "LAKE_LOG", "LAKE_SECRET_FILE"] {
+    command.arg("meta").args(args).stdin(Stdio::null()).kill_on_drop(true);
+    for name in CALLERS {
         command.env_remove(name);
     }
-    command.kill_on_drop(true);
+    command
 }
 
 /// What a command printed, and how it ended.

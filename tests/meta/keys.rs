@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::{Peers, printed, tool};
+use crate::common::{PATIENCE, Peers, printed, tool};
 
 /// Every byte there is.
 fn bytes() -> Vec<u8> {
@@ -187,7 +187,7 @@ async fn a_read_names_its_consistency_and_may_name_its_peer() {
     let leader = peers.leader().await;
     let alone = (1..=3).find(|id| *id != leader).unwrap();
     for id in (1..=3).filter(|id| *id != alone) {
-        peers.kill(id).await;
+        peers.kill(id);
     }
     assert_eq!(peers.done(&["get", "/kv/a", "--consistency", "local"]).await["entries"][0]["value"], "2");
     let blocked = peers.meta(&["get", "/kv/a", "--timeout-secs", "2"]).await;
@@ -259,4 +259,22 @@ async fn without_a_cluster_it_says_where_it_looked() {
     let mut here = tool(&["put", "/kv/a", "1"]);
     here.current_dir(dir.path());
     crate::common::printed(here, b"").await.ended(1, "say where the cluster is with --at");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_printed_may_have_been_done() {
+    let peers = Peers::founded(1).await;
+    let ended = async |args: &[&str]| {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = peers.command(args);
+        command.stdout(full).stderr(std::process::Stdio::piped());
+        let ended = command.spawn().unwrap().wait_with_output();
+        tokio::time::timeout(PATIENCE, ended).await.expect("it ends").unwrap()
+    };
+    let put = ended(&["put", "/kv/a", "1"]).await;
+    let said = String::from_utf8(put.stderr).unwrap();
+    assert_eq!(put.status.code(), Some(4), "{said}");
+    assert!(said.contains("may already have been done"), "{said}");
+    assert_eq!(peers.done(&["get", "/kv/a"]).await["entries"][0]["value"], "1");
+    assert_eq!(ended(&["get", "/kv/a"]).await.status.code(), Some(1), "a read has done nothing");
 }

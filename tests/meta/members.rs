@@ -62,7 +62,7 @@ async fn peers_join_vote_and_are_removed_and_the_leadership_moves() {
 async fn a_peer_that_is_gone_for_good_is_replaced() {
     let mut peers = Peers::founded(3).await;
     peers.done(&["put", "/kv/a", "1"]).await;
-    peers.kill(2).await;
+    peers.kill(2);
     let status = until("the loss to be seen", async || {
         let printed = peers.meta(&["status"]).await;
         let told = printed.code == Some(3) && printed.text().contains("unreachable");
@@ -90,7 +90,7 @@ async fn a_peer_that_is_gone_for_good_is_replaced() {
     assert_eq!(peers.done(&["get", "/kv/a", "--peer", "5"]).await["entries"][0]["value"], "1");
 
     // With one more gone, removing a voter that lives would leave no majority.
-    peers.kill(1).await;
+    peers.kill(1);
     peers.leader().await;
     peers.meta(&["members", "remove", "5"]).await.ended(1, "no majority");
 }
@@ -104,4 +104,32 @@ async fn the_last_voter_stays() {
         assert!(refused.err.contains("last voter"), "{refused:?}");
     }
     peers.meta(&["transfer-leader"]).await.ended(1, "only voter");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_with_another_secret_is_told_as_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
+    std::fs::write(&ours, "correct-horse-battery-staple").unwrap();
+    std::fs::write(&theirs, "incorrect-horse-battery-staple").unwrap();
+    let with = |file: &std::path::Path| ["--secret-file".to_owned(), file.display().to_string()];
+    let option = with(&ours);
+    let option = [option[0].as_str(), option[1].as_str()];
+    let mut peers = Peers::founded_with(1, &option, &option).await;
+    peers.start_with(2, &with(&theirs));
+    let at = peers.address(2);
+    until("the other peer to be told of", async || {
+        let printed = peers.meta(&["members", "add", &at]).await;
+        let told = printed.code == Some(1) && printed.err.contains("another secret");
+        if told && printed.err.contains(&at) && !printed.err.contains("start the peer, then") {
+            Ok(())
+        } else {
+            Err(format!("{printed:?}"))
+        }
+    })
+    .await;
+    // One that asks by itself ends, and says why.
+    let join = ["--join".to_owned(), peers.address(1)];
+    peers.start_with(3, &[&with(&theirs)[..], &join].concat());
+    assert_eq!(peers.ended(3).await, Some(1));
 }

@@ -1,5 +1,8 @@
 //! What is told of a cluster, well and not; and its settings.
 
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::common::{Peers, printed, tool, until};
@@ -43,7 +46,7 @@ async fn status_tells_of_each_peer_what_can_be_compared() {
     }
 
     // Asked of one peer, the others are found through it; also the one that is down.
-    peers.kill(3).await;
+    peers.kill(3);
     let one = ["status", "--format", "json", "--at", &peers.address(1)];
     let status = until("the loss to be told", async || {
         let printed = printed(tool(&one), b"").await;
@@ -54,7 +57,7 @@ async fn status_tells_of_each_peer_what_can_be_compared() {
     assert!(!status["problems"].as_array().unwrap().is_empty());
 
     // Without a quorum nobody leads.
-    peers.kill(2).await;
+    peers.kill(2);
     until("no leader", async || {
         let printed = peers.meta(&["status"]).await;
         let told = printed.code == Some(1) && printed.text().contains("no peer leads");
@@ -114,4 +117,31 @@ async fn a_cluster_with_a_secret_wants_it_and_nobody_prints_it() {
             assert!(!said.contains(secret) && !said.contains("incorrect-horse"), "{said}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_save_that_is_interrupted_leaves_nothing_behind() {
+    let peers = Peers::founded(1).await;
+    let file = peers.path("saved.snap");
+    let begun = || {
+        let entries = std::fs::read_dir(peers.path("")).unwrap();
+        entries.filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().contains(".saving-")).count()
+    };
+    peers.signal(1, Signal::STOP);
+    let mut command = peers.command(&["snapshot", "save", file.to_str().unwrap(), "--timeout-secs", "60"]);
+    let process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    until("the file to be begun", async || if begun() == 1 { Ok(()) } else { Err("nothing is there".to_owned()) })
+        .await;
+    kill_process(Pid::from_raw(process.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
+    let ended = process.wait_with_output().await.unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+    assert_eq!((begun(), file.exists()), (0, false));
+
+    // The time that is given counts.
+    let began = std::time::Instant::now();
+    let late = peers.meta(&["snapshot", "save", file.to_str().unwrap(), "--timeout-secs", "1"]).await;
+    late.ended(1, "nothing was written");
+    assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
+    peers.signal(1, Signal::CONT);
+    assert_eq!(peers.meta(&["snapshot", "save", file.to_str().unwrap()]).await.code, Some(0));
 }

@@ -74,7 +74,7 @@ async fn a_watch_goes_on_when_the_peer_that_it_talks_to_is_killed() {
 
     // Each peer in turn, so that the one that serves the watch is among them, wherever it goes.
     for id in 1..=3 {
-        peers.kill(id).await;
+        peers.kill(id);
         expected.push(create(&peers, &format!("/kv/seen/{id}-down")).await);
         create(&peers, &format!("/kv/other/{id}")).await;
         peers.start(id);

@@ -244,6 +244,8 @@ pub(crate) struct Contents {
     used: u64,
     /// Records that only one half has.
     repaired: usize,
+    /// The last record is one of those.
+    last_repaired: bool,
 }
 
 /// Reads all records behind a position.
@@ -276,6 +278,7 @@ pub(crate) fn read(bytes: &[u8], owner: u64, from: Position) -> Result<Contents,
             contents.frames.push(frame);
         }
         contents.repaired += usize::from(!both);
+        contents.last_repaired = !both;
         contents.offset = (at + record.bytes) as u64;
         contents.sequence += 1;
     }
@@ -293,12 +296,32 @@ pub(crate) fn read(bytes: &[u8], owner: u64, from: Position) -> Result<Contents,
     }
 }
 
-/// How many records behind a position are whole in one half only. For whoever looks into the file without opening it.
+/// What is not as it should be in a journal that can be opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Flaws {
+    /// Records that are whole in one half only, and have others behind them: they were whole in both once.
+    pub(crate) damaged: usize,
+    /// The last record is whole in one half only, or a further one was begun and is whole in neither: what a crash in the
+    /// middle of writing leaves. Such a record was not acknowledged.
+    pub(crate) torn: bool,
+}
+
+/// What is wrong in the records behind a position. For whoever looks into the file without opening it.
 ///
 /// # Errors
 /// With what is wrong, where a record that was acknowledged is damaged.
-pub(crate) fn check(bytes: &[u8], incarnation: &str, from: Position) -> Result<usize, String> {
-    read(bytes, owner(incarnation), from).map(|contents| contents.repaired)
+pub(crate) fn check(bytes: &[u8], incarnation: &str, from: Position) -> Result<Flaws, String> {
+    let owner = owner(incarnation);
+    let contents = read(bytes, owner, from)?;
+    let half = bytes.len().saturating_sub(BLOCK as usize) / 2;
+    // Behind the end of the ring stands the divider, which looks like a record.
+    let places = [0, contents.offset as usize].into_iter().filter(|at| *at < half);
+    let begun = places.flat_map(|at| [at, half + BLOCK as usize + at]).any(|at| {
+        let next = bytes.get(at..).and_then(|place| header(place, owner));
+        next.is_some_and(|next| next.sequence == contents.sequence)
+    });
+    let damaged = contents.repaired - usize::from(contents.last_repaired);
+    Ok(Flaws { damaged, torn: contents.last_repaired || begun })
 }
 
 struct Record {

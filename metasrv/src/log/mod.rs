@@ -120,6 +120,8 @@ impl std::fmt::Debug for Log {
 struct Inner {
     dir: PathBuf,
     shared: Arc<Shared>,
+    /// See [`Log::cut_off`].
+    cut_off: Option<String>,
     requests: mpsc::Sender<Request>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     latencies: LogLatencies,
@@ -300,6 +302,7 @@ impl Log {
             mark: mark.get().clone(),
             ..Tail::default()
         };
+        let cut_off = entries.cut_off().map(str::to_owned);
         let entries = Arc::new(entries);
         let shared = Arc::new(Shared {
             tail: Mutex::new(tail),
@@ -313,7 +316,8 @@ impl Log {
         let files = Files { mark, journal, entries };
         let writer = Writer::new(options, files, shared.clone(), receiver, last, latencies.clone());
         let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
-        Ok(Self { inner: Arc::new(Inner { dir, shared, requests, thread: Mutex::new(Some(thread)), latencies }) })
+        let thread = Mutex::new(Some(thread));
+        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off, requests, thread, latencies }) })
     }
 
     /// How long writes take until they are durable.
@@ -324,6 +328,12 @@ impl Log {
     /// How the log is doing, and when that changes.
     pub fn health(&self) -> watch::Receiver<Health> {
         self.inner.shared.health.subscribe()
+    }
+
+    /// What opening cut off, if something was: the torn end of what sled had beyond the last sync. The journal may have
+    /// given those entries anew.
+    pub fn cut_off(&self) -> Option<&str> {
+        self.inner.cut_off.as_deref()
     }
 
     /// For how long the writer has been busy with one batch.
@@ -545,7 +555,8 @@ fn decode(dir: &Path, frame: Frame) -> io::Result<Entry> {
         |what: String| invalid(format!("entry {index} of the log in {} makes no sense: {what}", dir.display()));
     let wire = v1::LogEntry::decode(frame.payload).map_err(|e| senseless(e.to_string()))?;
     let entry = entry_from_wire(wire).map_err(|e| match unknown_entry(&e) {
-        Some(what) => invalid(format!("{what} (the log is in {})", dir.display())),
+        // Of a kind of its own: nothing is damaged.
+        Some(what) => io::Error::new(io::ErrorKind::Unsupported, format!("{what} (the log is in {})", dir.display())),
         None => senseless(e.to_string()),
     })?;
     if entry.log_id == log_id(term, index) { Ok(entry) } else { Err(senseless("it is another entry".to_owned())) }

@@ -93,6 +93,8 @@ pub struct SledLog {
     dir: PathBuf,
     /// The index and CRC of the last entry; none is known in an empty log.
     chain: Mutex<Option<(u64, u32)>>,
+    /// What was cut off when it was opened: a torn end that was never acknowledged.
+    cut_off: Option<String>,
     /// For the test of power cuts: see [`super::SkipSync`].
     pub(super) skip_sync: bool,
 }
@@ -192,7 +194,7 @@ impl SledLog {
             io::ErrorKind::InvalidData => OpenError::Damaged { dir: owned(), what: source.to_string() },
             _ => OpenError::Io { dir: owned(), source },
         };
-        let this = Self::open_sled(dir).map_err(classify)?;
+        let mut this = Self::open_sled(dir).map_err(classify)?;
         let found = guard(dir, "reading", || this.db.get(INCARNATION_KEY)).map_err(classify)?;
         match found {
             Some(found) if found == incarnation.as_bytes() => {}
@@ -208,8 +210,9 @@ impl SledLog {
         let last = this.check(bounds)?;
         // What was read stays in sled's cache, however long the log is: a scan touches each leaf once, and the cache looks at
         // its size after 64 touches of one of its 256 parts. A database that is opened anew has read nothing.
+        let cut_off = this.cut_off.take();
         drop(this);
-        let this = Self::open_sled(dir).map_err(classify)?;
+        let this = Self { cut_off, ..Self::open_sled(dir).map_err(classify)? };
         this.chain_up_to(u64::MAX).map_err(classify)?;
         Ok((this, last))
     }
@@ -237,7 +240,7 @@ impl SledLog {
         };
         let log = guard(dir, "opening", || db.open_tree("log"))?;
         let db_file = File::options().read(true).write(true).open(dir.join("db"))?;
-        Ok(Self { log, db, db_file, dir: dir.to_owned(), chain: Mutex::new(None), skip_sync: false })
+        Ok(Self { log, db, db_file, dir: dir.to_owned(), chain: Mutex::new(None), cut_off: None, skip_sync: false })
     }
 
     /// Whether a log directory without a mark holds anything that must not be thrown away.
@@ -246,8 +249,13 @@ impl SledLog {
         guard(dir, "reading", || this.log.iter().next().transpose()).map(|first| first.is_some())
     }
 
+    /// What was cut off when the log was opened, if something was.
+    pub fn cut_off(&self) -> Option<&str> {
+        self.cut_off.as_deref()
+    }
+
     /// Reads everything and finds the last good entry.
-    fn check(&self, bounds: Bounds) -> Result<Option<(u64, u64)>, OpenError> {
+    fn check(&mut self, bounds: Bounds) -> Result<Option<(u64, u64)>, OpenError> {
         let first_needed = bounds.purged.map_or(0, |(_, index)| index + 1);
         let mut last: Option<(u64, u64)> = bounds.purged;
         let mut trouble: Option<String> = None;
@@ -293,6 +301,7 @@ impl SledLog {
             }
             tracing::warn!(dir = %self.dir.display(), from = next, what, "cutting off the log's torn, never acknowledged end");
             self.truncate_from(next).map_err(|source| OpenError::Io { dir: self.dir.clone(), source })?;
+            self.cut_off = Some(format!("from entry {next} on: {what}"));
         }
         if let Some((_, durable)) = bounds.durable
             && (next <= durable || other_term.is_some())

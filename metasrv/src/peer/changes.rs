@@ -237,10 +237,12 @@ impl Changes {
             return Err(self.led_away(deadline).await);
         }
         self.admit(by, deadline).await?;
-        self.caught_up(new, deadline).await?;
-        let (before, plan) = self.settled(deadline).await?;
-        let swapped = plan.clone().swap(old, new).map_err(|e| self.unfit(e))?;
-        self.check_majority(&swapped, &format!("replacing peer {old} by peer {new}")).await?;
+        // From here on something was changed: it is a learner.
+        self.caught_up(new, deadline).await.map_err(Failure::after_all)?;
+        let (before, plan) = self.settled(deadline).await.map_err(Failure::after_all)?;
+        let swapped = plan.clone().swap(old, new).map_err(|e| self.unfit(e).after_all())?;
+        let doing = format!("replacing peer {old} by peer {new}");
+        self.check_majority(&swapped, &doing).await.map_err(Failure::after_all)?;
         self.append(&before, swapped.joint(&plan), deadline).await?;
         // The swap is decided: its end follows here, or by whoever leads next.
         self.settled(deadline).await.map_err(Failure::after_all)?;

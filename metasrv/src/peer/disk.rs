@@ -3,6 +3,8 @@
 //! Asking costs a look at every file of the directory, so the answer is kept for [`FRESH`]. One look at a time, on a thread for
 //! blocking work: a disk that hangs holds that thread and nobody else; those who ask get the last answer after [`WAIT`].
 //!
+//! It also says whether something large that arrives still leaves the reserve ([`Disk::room_for`]).
+//!
 //! Limits: [`MAX_FILES`] files are counted.
 
 use std::io;
@@ -75,6 +77,26 @@ impl Disk {
     }
 }
 
+impl Disk {
+    /// Whether so many more bytes leave the reserve free. Looks each time.
+    ///
+    /// # Errors
+    /// They do not; in words.
+    pub async fn room_for(&self, bytes: u64) -> Result<(), String> {
+        let place = self.place.clone();
+        let looked = tokio::task::spawn_blocking(move || place.free_space.bytes(&place.dir)).await;
+        let free = looked.map_err(|e| format!("looking how much room there is: {e}"))?;
+        let (dir, reserve) = (self.place.dir.display(), self.place.reserve_bytes);
+        if free >= reserve.saturating_add(bytes) {
+            return Ok(());
+        }
+        Err(format!(
+            "disk full: {free} bytes are free where {dir} is, {bytes} are needed and {reserve} are kept in reserve; it goes \
+             on by itself once there is room"
+        ))
+    }
+}
+
 impl Place {
     fn look(&self) -> io::Result<DiskUse> {
         Ok(DiskUse {
@@ -135,6 +157,16 @@ mod tests {
         assert_eq!(disk.usage().await, Some(seen), "the last answer is good still");
         *lock(&disk.last) = Some((Instant::now().checked_sub(FRESH).unwrap(), seen));
         assert!(disk.usage().await.unwrap().data_bytes >= 100_000);
+    }
+
+    #[tokio::test]
+    async fn what_would_eat_the_reserve_has_no_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::new(dir.path().to_owned(), 30, FreeSpace::new(|_| Ok(100)));
+        assert_eq!(disk.room_for(70).await, Ok(()));
+        let said = disk.room_for(71).await.unwrap_err();
+        assert!(said.contains("disk full: 100 bytes are free") && said.contains("30 are kept"), "{said}");
+        assert!(disk.room_for(u64::MAX).await.is_err());
     }
 
     #[tokio::test]

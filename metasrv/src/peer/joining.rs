@@ -7,19 +7,24 @@
 //!
 //! Limits: one request of [`ANSWER`] at a time, [`FIRST_RETRY`] to [`LAST_RETRY`] apart.
 //! Failure cases: nobody leads, or another change is under way: it asks again. Refused for what it is (its id was used
-//! before, it belongs to another cluster): the peer ends with the leader's words.
+//! before, it belongs to another cluster): the peer ends with the leader's words. Turned away at the door, because its secret
+//! is missing or wrong, by every peer that answers: it ends as well, since no later attempt would fare better.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lake_client::remote::{RemoteConfig, RemoteStore};
+use futures::future::join_all;
+use lake_client::remote::{RemoteConfig, RemoteStore, admin};
 use lake_client::secret::Secret;
+use lake_client::store::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{Peer, note_end};
 
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long a peer may take to open its door, or not.
+const KNOCK: Duration = Duration::from_secs(2);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
@@ -45,9 +50,13 @@ async fn ask(peer: &Peer, endpoints: Vec<String>, secret: Option<Secret>) -> Res
     if peer.log.bounds().1.is_some() {
         return Ok(());
     }
-    let cluster = RemoteStore::connect(RemoteConfig { endpoints, secret }).map_err(|e| e.to_string())?;
+    let config = RemoteConfig { endpoints, secret };
+    let cluster = RemoteStore::connect(config.clone()).map_err(|e| e.to_string())?;
     let mut retry = FIRST_RETRY;
     loop {
+        if let Some(why) = turned_away(&config).await {
+            return Err(why);
+        }
         match cluster.join(peer.identity.to_wire(), Instant::now() + ANSWER).await {
             Ok(answer) => {
                 tracing::info!(cluster = answer.cluster_id, peer = peer.identity.id, "joined the cluster as a learner");
@@ -61,4 +70,26 @@ async fn ask(peer: &Peer, endpoints: Vec<String>, secret: Option<Secret>) -> Res
             Err(error) => return Err(error.to_string()),
         }
     }
+}
+
+/// Why every peer that answers refuses even to talk, if so.
+async fn turned_away(config: &RemoteConfig) -> Option<String> {
+    let asked = config.endpoints.iter().map(async |endpoint| {
+        let answer = admin::peer_status(endpoint, config.secret.as_ref(), KNOCK).await;
+        (endpoint, answer)
+    });
+    let mut refusals = Vec::new();
+    for (endpoint, answer) in join_all(asked).await {
+        match answer {
+            // Nothing else is refused of this question.
+            Err(Error::Refused { message, .. }) => refusals.push(format!("{endpoint}: {message}")),
+            // It does not answer, and may be one that would not refuse; the others speak for it.
+            Err(error) if error.is_unavailable() => {}
+            Ok(_) | Err(_) => return None,
+        }
+    }
+    (!refusals.is_empty()).then(|| {
+        let refusals = refusals.join("; ");
+        format!("{refusals}. Correct secret_file (--secret-file) and start the peer again; nothing was changed")
+    })
 }

@@ -268,6 +268,11 @@ impl Peer {
         })
     }
 
+    /// The highest feature level that the peer can apply.
+    pub fn supported_feature_level(&self) -> u32 {
+        self.settings.feature_level
+    }
+
     /// The member, once the peer is one.
     pub fn member(&self) -> Option<Arc<Member>> {
         self.member.load_full()

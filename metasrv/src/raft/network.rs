@@ -247,7 +247,10 @@ impl PeerNetwork {
     fn error(&self, status: &Status) -> RpcError {
         let message = format!("peer {} at {}: {}", self.target, self.address(), status.message());
         match status.code() {
-            Code::Unavailable | Code::Unknown => RPCError::Unreachable(Unreachable::from_string(message)),
+            // A peer with a full disk, too, is asked again later and not at once.
+            Code::Unavailable | Code::Unknown | Code::ResourceExhausted => {
+                RPCError::Unreachable(Unreachable::from_string(message))
+            }
             Code::PermissionDenied | Code::Unauthenticated => {
                 tracing::warn!("{message}");
                 RPCError::Unreachable(Unreachable::from_string(message))

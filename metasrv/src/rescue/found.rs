@@ -21,9 +21,9 @@ use crate::error::Error;
 use crate::files::{self, FreeSpace};
 use crate::log::SkipSync;
 use crate::raft::state_machine::Applied;
-use crate::raft::types::{Member, Membership, StoredMembership, Vote, log_id};
-use crate::state::FEATURE_LEVEL;
+use crate::raft::types::{LogId, Member, Membership, StoredMembership, Vote, log_id};
 use crate::state::rebirth::Dropped;
+use crate::state::{FEATURE_LEVEL, State};
 
 /// A cluster that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,15 +45,21 @@ pub async fn found(dir: &Path, peer_id: u64, old: &Applied, term: u64) -> Result
     if peer_id == 0 {
         return Err(Error::Unrecoverable("a peer's id is a number above 0".to_owned()));
     }
+    let (state, dropped) = old.state.reborn().map_err(|what| Error::Unrecoverable(what.to_owned()))?;
     let building = Building::beside(dir)?;
     let doing = || format!("making the data directory {}", dir.display());
     let contents = open(&building.path, Some(peer_id)).await?;
-    let mark = contents.log.mark();
-    let (applied, dropped) = first_state(old, peer_id, &mark.incarnation)?;
     let cluster_id = uuid::Uuid::new_v4().simple().to_string();
-    let made = fill(&contents, &applied, &cluster_id, term.max(old_term(old))).await;
+    let made = match first_state(state, old.last, peer_id, &contents.log.mark().incarnation) {
+        Ok(applied) => {
+            let filled = fill(&contents, &applied, &cluster_id, term.max(old_term(old))).await;
+            filled.map(|()| applied).map_err(Error::io(doing()))
+        }
+        Err(e) => Err(e),
+    };
+    // Whatever came of it: what writes there has ended before it is removed.
     contents.log.close().await;
-    made.map_err(Error::io(doing()))?;
+    let applied = made?;
 
     let contents = open(&building.path, Some(peer_id)).await?;
     let read = Summary::from(&*contents.state_machine.published().current());
@@ -70,16 +76,15 @@ fn old_term(old: &Applied) -> u64 {
 }
 
 /// What the new cluster has applied when it begins.
-fn first_state(old: &Applied, peer_id: u64, incarnation: &str) -> Result<(Applied, Dropped), Error> {
-    let (mut state, dropped) = old.state.reborn().map_err(|what| Error::Unrecoverable(what.to_owned()))?;
+fn first_state(mut state: State, last: Option<LogId>, peer_id: u64, incarnation: &str) -> Result<Applied, Error> {
     state.set_members([(peer_id, incarnation)]);
     // A cluster that was founded has at least its founding in its log.
-    let last = old.last.unwrap_or(log_id(1, 0));
+    let last = last.unwrap_or(log_id(1, 0));
     let member = Member { incarnation: incarnation.to_owned(), ..Member::default() };
     let membership = Membership::new(vec![[peer_id].into()], BTreeMap::from([(peer_id, member)]))
         .map_err(|e| Error::Unrecoverable(format!("the new cluster's membership: {e}")))?;
     let membership = StoredMembership::new(Some(last), membership);
-    Ok((Applied { last: Some(last), membership, state, ..Applied::default() }, dropped))
+    Ok(Applied { last: Some(last), membership, state, ..Applied::default() })
 }
 
 /// In the order in which a received snapshot is put in place.

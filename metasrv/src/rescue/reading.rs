@@ -8,11 +8,14 @@
 //! of one everything on its disk is committed.
 //!
 //! A log that is damaged gives what stands before the damage: each entry has its checksum and that of the one before it, so
-//! that much is proven to have been written like that.
+//! that much is proven to have been written like that. Where a snapshot that reads reaches further than that, it counts
+//! instead, as it does for a peer that was stopped between receiving a snapshot and letting go of its log.
 //!
-//! Failure cases: the directory cannot be held or read at all: an error. Everything that is wrong inside of it: a [`Finding`].
+//! Failure cases: the directory cannot be held or read at all, or holds what only a newer build knows: an error, since what
+//! cannot be read is not therefore damaged. Everything that is wrong inside of it: a [`Finding`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::held::Held;
@@ -91,6 +94,8 @@ pub struct Reading {
     /// The hashes of the state at the indexes that were asked for, and of the snapshots.
     pub hashes: BTreeMap<u64, u128>,
     pub findings: Vec<Finding>,
+    /// A snapshot and the log give different states at one place: one of them is wrong.
+    pub(super) contradicts_itself: bool,
     /// Nobody starts the peer while this is looked at.
     lock: Option<DirectoryLock>,
 }
@@ -115,10 +120,11 @@ impl Reading {
         (self.lock.take(), self)
     }
 
-    /// Whether all that the peer ever acknowledged reads.
+    /// Whether all that the peer ever acknowledged reads, and none of it contradicts the rest.
     pub fn is_whole(&self) -> bool {
         let end = self.log.filter(|log| log.whole).map(|log| log.last);
-        end.is_some_and(|end| end == self.replayed.as_ref().and_then(|applied| applied.last))
+        let given = self.replayed.as_ref().and_then(|applied| applied.last);
+        !self.contradicts_itself && end.is_some_and(|end| end <= given && self.acknowledged() <= given)
     }
 
     /// Up to where the peer is known to have acknowledged entries. What was only in a journal that does not read is not.
@@ -153,7 +159,7 @@ impl Reading {
 /// As [`Held::take`]; a file that cannot be read for reasons of the system.
 pub async fn read(dir: &Path, hashes_at: BTreeSet<u64>) -> Result<Reading, Error> {
     let dir = dir.to_owned();
-    let (held, mut reading, base) = blocking(move || {
+    let (held, mut reading, kept, log) = blocking(move || {
         let held = Held::take(&dir)?;
         let mut reading = Reading {
             log_bytes: held.log_bytes(),
@@ -166,20 +172,30 @@ pub async fn read(dir: &Path, hashes_at: BTreeSet<u64>) -> Result<Reading, Error
             replayed: None,
             hashes: BTreeMap::new(),
             findings: Vec::new(),
+            contradicts_itself: false,
             lock: None,
         };
         read_mark(&held, &mut reading)?;
-        let base = read_snapshots(&held, &mut reading)?;
-        left_behind(&held, &mut reading);
-        Ok::<_, Error>((held, reading, base))
+        let kept = read_snapshots(&held, &mut reading)?;
+        left_behind(&held, &mut reading)?;
+        let log = open_log(&held, &mut reading)?;
+        Ok::<_, Error>((held, reading, kept, log))
     })
     .await??;
-    match open_log(&held, &mut reading) {
-        Some(log) => {
-            Replay::new(&log, hashes_at).run(base, &mut reading).await;
-            log.close().await;
-        }
-        None => reading.replayed = base,
+    if let Some(log) = log {
+        let replayed = Replay::new(&log, hashes_at).run(kept.base, &mut reading).await;
+        log.close().await;
+        replayed.map_err(|error| match error {
+            Error::Newer(what) => Error::Newer(held.in_its_words(what)),
+            error => error,
+        })?;
+    }
+    // What a snapshot holds is committed, and proven, also where the log does not lead there.
+    if let Some(newest) = kept.newest
+        && reading.replayed.as_ref().and_then(|applied| applied.last) < newest.last
+    {
+        reading.committed = Some(newest.clone());
+        reading.replayed = Some(newest);
     }
     if reading.committed.is_none()
         && let Some(replayed) = &reading.replayed
@@ -204,7 +220,7 @@ fn read_mark(held: &Held, reading: &mut Reading) -> Result<(), Error> {
     let path = held.dir().join("mark");
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
             reading.damage(path, "it is missing: who this peer is, and whom it voted for, is lost");
             return Ok(());
         }
@@ -229,17 +245,24 @@ fn read_mark(held: &Held, reading: &mut Reading) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks every snapshot. Gives the oldest that joins the log; if none does, the newest that reads.
-fn read_snapshots(held: &Held, reading: &mut Reading) -> Result<Option<Applied>, Error> {
+/// Of the snapshots that read.
+#[derive(Default)]
+struct Kept {
+    /// The oldest that joins the log.
+    base: Option<Applied>,
+    newest: Option<Applied>,
+}
+
+/// Checks every snapshot.
+fn read_snapshots(held: &Held, reading: &mut Reading) -> Result<Kept, Error> {
     let store = held.snapshots();
     let list = match store.list() {
         Ok(list) => list,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
         Err(e) => return Err(Error::io(format!("listing the snapshots in {}", store.dir().display()))(e)),
     };
     let purged = reading.mark.as_ref().map(|mark| mark.purged.map_or(0, |id| id.index));
-    let mut base: Option<Applied> = None;
-    let mut unjoined: Option<Applied> = None;
+    let mut kept = Kept::default();
     for (covers, path) in list.into_iter().rev() {
         let bytes = path.metadata().map_or(0, |file| file.len());
         let loaded = read_snapshot(&path, covers, reading)?;
@@ -250,24 +273,24 @@ fn read_snapshots(held: &Held, reading: &mut Reading) -> Result<Option<Applied>,
         if reading.cluster_id.is_empty() {
             reading.cluster_id.clone_from(&loaded.cluster_id);
         }
-        match purged {
-            Some(purged) if covers.index >= purged => {
-                base.get_or_insert_with(|| loaded.into());
-            }
-            _ => unjoined = Some(loaded.into()),
+        let applied = Applied::from(loaded);
+        if purged.is_some_and(|purged| covers.index >= purged) {
+            kept.base.get_or_insert_with(|| applied.clone());
         }
+        kept.newest = Some(applied);
     }
     reading.snapshots.reverse();
-    Ok(base.or(unjoined))
+    Ok(kept)
 }
 
 fn read_snapshot(path: &Path, covers: LogId, reading: &mut Reading) -> Result<Option<Loaded>, Error> {
     let loaded = match snapshot::read(path, FEATURE_LEVEL) {
         Ok(loaded) => loaded,
-        Err(SnapshotError::Damaged { what, .. } | SnapshotError::Newer { what, .. }) => {
+        Err(SnapshotError::Damaged { what, .. }) => {
             reading.damage(path, what);
             return Ok(None);
         }
+        Err(newer @ SnapshotError::Newer { .. }) => return Err(Error::Newer(newer.to_string())),
         Err(SnapshotError::Io { path, source }) => {
             return Err(Error::io(format!("reading the snapshot {}", path.display()))(source));
         }
@@ -285,70 +308,159 @@ fn read_snapshot(path: &Path, covers: LogId, reading: &mut Reading) -> Result<Op
     Ok(Some(loaded))
 }
 
-/// What an interrupted start or snapshot leaves; the next start removes it.
-fn left_behind(held: &Held, reading: &mut Reading) {
-    let snapshots = std::fs::read_dir(held.dir().join("snapshots")).into_iter().flatten().flatten();
-    let unfinished = snapshots.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "tmp"));
-    for path in unfinished.chain([held.dir().join("log.new"), held.dir().join("mark.new")]).filter(|p| p.exists()) {
-        reading.remark(path, "it was left half-made; the next start removes it");
+/// What an interrupted start or snapshot leaves, and what is in the way of nobody and was not looked at.
+fn left_behind(held: &Held, reading: &mut Reading) -> Result<(), Error> {
+    let dir = held.dir().join("snapshots");
+    let doing = || format!("listing the snapshots in {}", dir.display());
+    let entries = match std::fs::read_dir(&dir) {
+        Ok(entries) => entries.collect::<Result<Vec<_>, _>>().map_err(Error::io(doing()))?,
+        Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(Error::io(doing())(e)),
+    };
+    let known: BTreeSet<PathBuf> = reading.snapshots.iter().map(|snapshot| snapshot.path.clone()).collect();
+    let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths.into_iter().filter(|path| !known.contains(path)) {
+        let what = if path.extension().is_some_and(|e| e == "tmp") {
+            "it was left half-made; the next start removes it"
+        } else {
+            "it has no snapshot's name, was not looked at, and is not used"
+        };
+        reading.remark(path, what);
     }
+    for path in ["log.new", "mark.new", "journal.new"].map(|name| held.dir().join(name)) {
+        if path.exists() {
+            reading.remark(path, "it was left half-made, and is not used");
+        }
+    }
+    Ok(())
 }
 
 /// Opens the copy of the log; what of it reads, if it is damaged.
-fn open_log(held: &Held, reading: &mut Reading) -> Option<Log> {
+///
+/// # Errors
+/// What the system refuses of the copy: that says nothing of the log.
+fn open_log(held: &Held, reading: &mut Reading) -> Result<Option<Log>, Error> {
     let path = held.copied("mark");
     let storage = StorageConfig { disk_reserve_bytes: 0, ..StorageConfig::default() };
     let open = |mark| Log::open(LogOptions::new(held.copied("log"), &storage), mark);
-    let mark = reading.mark.clone()?;
-    let first = MarkFile::open(&path).map_err(|e| (held.dir().join("mark"), e.to_string()));
+    let Some(mark) = reading.mark.clone() else { return Ok(None) };
+    let first = MarkFile::open(&path)?;
     // Before it is opened, which empties it.
-    let journal = std::fs::read(held.copied("journal"));
-    let (file, what) = match first.map(open) {
-        Ok(Ok(log)) => {
-            if let (Ok(bytes), Some(from)) = (journal, mark.journal)
-                && let Ok(damaged @ 1..) = journal::check(&bytes, &mark.incarnation, from)
-            {
-                let what = format!("records that are whole in only one of its halves: {damaged}");
-                reading.damage(held.dir().join("journal"), what);
+    let journal = match std::fs::read(held.copied("journal")) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(refused(held, e)),
+    };
+    let (file, what) = match open(first) {
+        Ok(log) => {
+            check_journal(held, reading, &journal, &mark);
+            if let Some(what) = log.cut_off() {
+                let what = format!(
+                    "its end is torn {what}; the next start cuts that off, which loses nothing: it was not acknowledged, or \
+                     the journal has it"
+                );
+                reading.remark(held.dir().join("log"), what);
             }
             reading.log = Some(LogRange { whole: true, ..LogRange::default() });
-            return Some(log);
+            return Ok(Some(log));
         }
-        Ok(Err(e)) => wrong(held, e),
-        Err(unreadable) => unreadable,
+        Err(e) => wrong(held, e)?,
     };
     reading.damage(file, what);
     // On the copy: as if nothing had been acknowledged behind the snapshot, so that what stands before the damage is given;
     // and if the journal does not join that, without it.
     for with_journal in [true, false] {
-        let mut mark = MarkFile::open(&path).ok()?;
+        let mut mark = MarkFile::open(&path)?;
         let lowered = mark.update_both(|mark| {
             mark.last = mark.purged;
             mark.journal = mark.journal.filter(|_| with_journal);
         });
-        lowered.ok()?;
-        if let Ok(log) = open(mark) {
-            reading.log = Some(LogRange::default());
-            return Some(log);
+        lowered.map_err(|e| refused(held, e))?;
+        match open(mark) {
+            Ok(log) => {
+                reading.log = Some(LogRange::default());
+                return Ok(Some(log));
+            }
+            // Damaged, as was told before.
+            Err(e) => drop(wrong(held, e)?),
         }
     }
-    None
+    Ok(None)
+}
+
+/// What the system refused of the copy.
+fn refused(held: &Held, source: std::io::Error) -> Error {
+    let doing = format!(
+        "opening a copy of the log of {} in {} (TMPDIR names another place)",
+        held.dir().display(),
+        std::env::temp_dir().display()
+    );
+    Error::Io { doing, source }
+}
+
+/// What is wrong in a journal with which the log could be opened.
+fn check_journal(held: &Held, reading: &mut Reading, bytes: &[u8], mark: &Mark) {
+    // Until the mark says that there is one, whatever is there is made again.
+    let Some(from) = mark.journal else { return };
+    let path = held.dir().join("journal");
+    let flaws = match journal::check(bytes, &mark.incarnation, from) {
+        Ok(flaws) => flaws,
+        Err(what) => return reading.damage(path, what),
+    };
+    if flaws.damaged > 0 {
+        let what = format!("records that are whole in only one of its halves: {}", flaws.damaged);
+        reading.damage(&path, what);
+    }
+    if flaws.torn {
+        reading.remark(
+            path,
+            "its end is torn: the last record was not written whole to both halves, and so was not acknowledged; the next \
+             start goes on from what reads",
+        );
+    }
 }
 
 /// Which file is wrong, and what about it.
-fn wrong(held: &Held, error: OpenError) -> (PathBuf, String) {
+///
+/// # Errors
+/// None is: the system refused something.
+fn wrong(held: &Held, error: OpenError) -> Result<(PathBuf, String), Error> {
     let log = held.dir().join("log");
-    match error {
+    Ok(match error {
+        OpenError::Io { source, .. } | OpenError::Journal(JournalError::Io { source, .. })
+            if source.kind() != ErrorKind::InvalidData =>
+        {
+            return Err(refused(held, source));
+        }
         OpenError::Damaged { what, .. } => (log, what),
         OpenError::Behind { found, acknowledged, .. } => {
             (log, format!("it ends at {found}, and entries up to index {acknowledged} were acknowledged"))
         }
         OpenError::Journal(JournalError::Damaged { what, .. }) => (held.dir().join("journal"), what),
         other => (log, other.to_string()),
-    }
+    })
 }
 
 /// A log id for people.
 pub fn shown(id: Option<LogId>) -> String {
     id.map_or_else(|| "nothing".to_owned(), |id| format!("index {} of term {}", id.index, id.leader_id.term))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_refuses_of_the_copy_is_no_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("snapshots")).unwrap();
+        let held = Held::take(dir.path()).unwrap();
+        let io = |kind: ErrorKind| OpenError::Io { dir: held.copied("log"), source: kind.into() };
+        let refused = wrong(&held, io(ErrorKind::StorageFull)).unwrap_err();
+        assert!(matches!(refused, Error::Io { .. }) && refused.to_string().contains("TMPDIR"), "{refused}");
+        let journal = JournalError::Io { path: held.copied("journal"), source: ErrorKind::PermissionDenied.into() };
+        assert!(wrong(&held, journal.into()).is_err());
+        assert_eq!(wrong(&held, io(ErrorKind::InvalidData)).unwrap().0, dir.path().join("log"));
+    }
 }

@@ -1,12 +1,14 @@
 //! Going through a log from end to end: each entry is applied, and each snapshot compared with what that gives at its place.
 //!
-//! Failure cases: an entry that does not read, or that this build cannot apply: what stands before it counts.
+//! Failure cases: an entry that does not read: what stands before it counts; one that this build does not know: an error.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 
 use openraft::entry::RaftEntry;
 
 use super::reading::{LogRange, Reading};
+use crate::error::Error;
 use crate::log::{Log, READ_BYTES};
 use crate::raft::state_machine::Applied;
 use crate::raft::types::LogId;
@@ -28,7 +30,10 @@ impl<'a> Replay<'a> {
     }
 
     /// Applies it to a state that it joins, and notes what comes of it.
-    pub async fn run(mut self, base: Option<Applied>, reading: &mut Reading) {
+    ///
+    /// # Errors
+    /// An entry that only a newer build knows; what the system refuses.
+    pub async fn run(mut self, base: Option<Applied>, reading: &mut Reading) -> Result<(), Error> {
         let (purged, last) = self.log.bounds();
         self.range = LogRange { purged, last, ..reading.log.unwrap_or_default() };
         let joins = |applied: &Applied| applied.last.map(|id| id.index) >= purged.map(|id| id.index);
@@ -38,7 +43,7 @@ impl<'a> Replay<'a> {
             let snapshots = reading.dir.join("snapshots");
             reading.damage(snapshots, format!("there is no snapshot that reaches entry {from}, where the log begins"));
         }
-        let mut goes_on = applied.as_ref().is_some_and(joins);
+        let goes_on = applied.as_ref().is_some_and(joins);
         let committed = reading.committed_index();
         let mut next = purged.map_or(0, |id| id.index + 1);
         let mut at_once = READ_BYTES;
@@ -46,10 +51,18 @@ impl<'a> Replay<'a> {
             let entries = match self.log.read(next.., at_once).await {
                 Ok(entries) if entries.is_empty() => break,
                 Ok(entries) => entries,
+                Err(e) if e.kind() == ErrorKind::Unsupported => return Err(Error::Newer(e.to_string())),
                 // One by one, up to the one that does not read.
                 Err(_) if at_once > 1 => {
                     at_once = 1;
                     continue;
+                }
+                // Of the copy: that says nothing of the log.
+                Err(e) if e.kind() != ErrorKind::InvalidData => {
+                    return Err(Error::Io {
+                        doing: format!("reading the log of {}", reading.dir.display()),
+                        source: e,
+                    });
                 }
                 Err(e) => {
                     reading.damage(reading.dir.join("log"), format!("from entry {next} on: {e}"));
@@ -67,15 +80,12 @@ impl<'a> Replay<'a> {
                 if reading.committed.is_none() && state.last.map(|id| id.index) == committed {
                     reading.committed = Some(state.clone());
                 }
-                if let Err(e) = state.apply(entry, FEATURE_LEVEL) {
-                    reading.damage(reading.dir.join("log"), e.to_string());
-                    goes_on = false;
-                    continue;
-                }
+                state.apply(entry, FEATURE_LEVEL).map_err(|e| Error::Newer(e.to_string()))?;
                 self.compare(state, reading);
             }
         }
         self.finish(applied, reading);
+        Ok(())
     }
 
     /// Compares the state with a snapshot taken at the same place.
@@ -83,16 +93,20 @@ impl<'a> Replay<'a> {
         let Some(last) = state.last else { return };
         let hash = || state.state.digest();
         if self.hashes_at.contains(&last.index) {
-            reading.hashes.entry(last.index).or_insert_with(hash);
+            // What is taken of a log is what it gives, whatever a snapshot says.
+            reading.hashes.insert(last.index, hash());
         }
         let Some(snapshot) = reading.snapshots.iter().find(|s| s.covers.index == last.index && s.hash.is_some()) else {
             return;
         };
         let path = snapshot.path.clone();
         if snapshot.covers != last {
-            reading.damage(path, format!("it covers {}, and the log has {last} there", snapshot.covers));
+            let covers = snapshot.covers;
+            reading.damage(path, format!("it covers {covers}, and the log has {last} there"));
+            reading.contradicts_itself = true;
         } else if snapshot.hash != Some(hash()) {
             reading.damage(path, "its state is not what the log gives from the snapshot before it");
+            reading.contradicts_itself = true;
         }
     }
 

@@ -27,6 +27,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::deadline;
 use crate::peer::Peer;
+use crate::peer::disk::Disk;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
 use crate::peer::reads::{self, Retry};
@@ -37,6 +38,8 @@ use crate::raft::wire::{
 };
 use crate::snapshot::{self, SnapshotData, SnapshotError};
 
+/// From one look at the room on the disk to the next while a snapshot is received.
+const LOOK_EVERY_BYTES: u64 = 16 << 20;
 /// Snapshots received at once: one, and one from a new leader while the old one's stream has not broken yet.
 const MAX_RECEIVING: usize = 2;
 
@@ -245,7 +248,9 @@ impl Raft for RaftService {
         })?;
         let file = Received { path: member.snapshots.temporary("receiving") };
         let path = file.path.clone();
-        receive(&mut stream, &path, header.size).await?;
+        receive(&mut stream, &path, header.size, &self.peer.disk).await.inspect_err(|failure| {
+            tracing::warn!(bytes = header.size, "a snapshot is not received: {}", failure.message);
+        })?;
         member.view.heard_from(from);
         let (checked, feature_level) = (path.clone(), member.feature_level);
         let check = tokio::task::spawn_blocking(move || snapshot::check(&checked, feature_level));
@@ -395,14 +400,23 @@ impl Drop for Received {
     }
 }
 
-/// Writes what comes into a file, durably, and checks that it is as long as was said.
+/// Writes what comes into a file, durably, and checks that it is as long as was said. It never takes what is kept in reserve:
+/// then the log could not go on, and the peer with it.
 async fn receive(
     stream: &mut Streaming<v1::SnapshotMessage>,
     path: &std::path::Path,
     size: u64,
+    disk: &Disk,
 ) -> Result<(), Failure> {
-    let cannot_write =
-        |e: io::Error| Failure::unavailable(format!("receiving a snapshot into {}: {e}", path.display()));
+    let full = |what: String| Failure::new(Kind::Overloaded, format!("receiving a snapshot of {size} bytes: {what}"));
+    let cannot_write = |e: io::Error| match e.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            full(format!("disk full: {}: {e}", path.display()))
+        }
+        _ => Failure::unavailable(format!("receiving a snapshot into {}: {e}", path.display())),
+    };
+    disk.room_for(size).await.map_err(full)?;
+    let mut looked_at = 0;
     let mut file = tokio::fs::File::create(path).await.map_err(cannot_write)?;
     let mut received = 0;
     loop {
@@ -417,6 +431,11 @@ async fn receive(
         received += chunk.len() as u64;
         if received > size {
             break;
+        }
+        if received - looked_at >= LOOK_EVERY_BYTES {
+            looked_at = received;
+            // This chunk is not written yet.
+            disk.room_for(size - received + chunk.len() as u64).await.map_err(full)?;
         }
         file.write_all(&chunk).await.map_err(cannot_write)?;
     }

@@ -1,0 +1,279 @@
+//! Three peers over real gRPC: founding, reading anywhere, restarting, snapshots, and what is refused.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{TestCluster, eventually, kind};
+use lake_client::store::{self, MetaStore};
+use lake_proto::kv::{Op, Txn};
+use lake_proto::v1;
+use lake_proto::v1::error_detail::{Applied, Kind};
+use lake_proto::v1::read_options::Consistency;
+use tonic::Request;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_fresh_peers_become_a_cluster_that_reads_and_writes_everywhere() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let again = cluster.init(2).await.unwrap();
+    assert!(!again.founded, "founding is idempotent, whoever is asked");
+    assert_eq!(again.cluster_id, cluster.status(1).await.cluster_id);
+
+    assert!(cluster.create("/lake/table/a", "1").await);
+    assert!(!cluster.create("/lake/table/a", "2").await);
+    let revision = cluster.put("/kv/x", "1").await;
+    for id in 1..=3 {
+        assert_eq!(&cluster.get(id, "/lake/table/a").await.unwrap().value[..], b"1", "peer {id}");
+        let entry = cluster.get(id, "/kv/x").await.unwrap();
+        assert_eq!((entry.mod_revision, entry.version), (revision, 1));
+        let local = v1::ReadOptions {
+            consistency: Consistency::Local as i32,
+            min_revision: revision,
+            ..v1::ReadOptions::default()
+        };
+        assert!(cluster.try_get(id, "/kv/x", local).await.unwrap().entry.is_some());
+        let bounded = v1::ReadOptions {
+            consistency: Consistency::Bounded as i32,
+            max_staleness_ms: 1000,
+            ..v1::ReadOptions::default()
+        };
+        assert!(cluster.try_get(id, "/kv/x", bounded).await.unwrap().entry.is_some());
+    }
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_is_there_after_all_peers_are_restarted() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    for i in 0..50 {
+        cluster.put(&format!("/kv/{i}"), format!("{i}")).await;
+    }
+    let before = cluster.status(1).await;
+    cluster.stop_all().await;
+    for id in 1..=3 {
+        cluster.start(id).await;
+    }
+    for id in 1..=3 {
+        for i in 0..50 {
+            assert_eq!(cluster.get(id, &format!("/kv/{i}")).await.unwrap().value, format!("{i}"));
+        }
+        let status = cluster.status(id).await;
+        assert_eq!((status.cluster_id.as_str(), status.revision), (before.cluster_id.as_str(), before.revision));
+    }
+    assert_eq!(cluster.put("/kv/more", "1").await, before.revision + 1, "the revision goes on where it was");
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_leader_goes_another_takes_over() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    cluster.put("/kv/a", "1").await;
+    let old = cluster.leader().await;
+    cluster.stop(old).await;
+    let started = Instant::now();
+    cluster.put("/kv/a", "2").await;
+    println!("handed over in {:?}", started.elapsed());
+    let new = cluster.leader().await;
+    assert_ne!(new, old);
+    assert_eq!(&cluster.get(new, "/kv/a").await.unwrap().value[..], b"2");
+    cluster.start(old).await;
+    assert_eq!(&cluster.get(old, "/kv/a").await.unwrap().value[..], b"2", "the old leader catches up before it reads");
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_the_last_to_stop_waits_for_nobody() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let mut quickest = Duration::MAX;
+    // The quickest of a few, for a machine that is busy with other things.
+    for _ in 0..3 {
+        let leader = cluster.leader().await;
+        let last = cluster.running.remove(&leader).unwrap();
+        cluster.stop_all().await;
+        let started = Instant::now();
+        last.shutdown().await;
+        quickest = quickest.min(started.elapsed());
+        for id in 1..=3 {
+            cluster.start(id).await;
+        }
+    }
+    assert!(quickest < Duration::from_millis(400), "it waited {quickest:?}, for a successor that is down");
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_was_away_too_long_gets_a_snapshot() {
+    let mut cluster = TestCluster::founded(3, |config| {
+        config.storage.snapshot_entries = 40;
+        config.storage.purge_margin_entries = 10;
+    })
+    .await;
+    let leader = cluster.leader().await;
+    let away = (1..=3).find(|id| *id != leader).unwrap();
+    cluster.stop(away).await;
+    for i in 0..200 {
+        cluster.put(&format!("/kv/{i:03}"), vec![i as u8; 3000]).await;
+    }
+    let leader = cluster.leader().await;
+    let purged = eventually("the log to be purged", async || {
+        let status = cluster.status(leader).await;
+        (status.snapshot_index > 100 && status.purged_index > 100).then_some(status.purged_index)
+    })
+    .await;
+    cluster.start(away).await;
+    assert_eq!(cluster.get(away, "/kv/199").await.unwrap().value, vec![199u8; 3000]);
+    let status = cluster.status(away).await;
+    assert!(status.purged_index >= purged.min(status.snapshot_index) && status.snapshot_index > 100, "{status:?}");
+    assert_eq!(status.keys, 200);
+
+    // The snapshot it was given is what it starts from, and the log goes on behind it.
+    cluster.stop(away).await;
+    cluster.put("/kv/new", "1").await;
+    cluster.start(away).await;
+    assert!(cluster.get(away, "/kv/new").await.is_some());
+    assert_eq!(cluster.get(away, "/kv/000").await.unwrap().value, vec![0u8; 3000]);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_a_listing_see_one_revision_and_expire() {
+    let mut cluster = TestCluster::founded(1, |config| config.page_life = Duration::from_millis(500)).await;
+    for i in 0..30 {
+        cluster.put(&format!("/kv/{i:02}"), "1").await;
+    }
+    let list = async |page: &str| {
+        let request = v1::ListRequest { prefix: "/kv/".into(), limit: 10, page: page.into(), options: None };
+        cluster.kv(1).list(request).await.map(|r| r.into_inner())
+    };
+    let first = list("").await.unwrap();
+    cluster.put("/kv/15", "changed").await;
+    let second = list(&first.next_page).await.unwrap();
+    assert_eq!(second.entries[5].value, "1", "a later page does not see what changed meanwhile");
+    assert_eq!(first.header.unwrap().revision, second.header.clone().unwrap().revision);
+    let error = eventually("the listing to expire", async || list(&second.next_page).await.err()).await;
+    assert_eq!(kind(&error), Kind::SnapshotExpired);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_says_who_leads_and_proposes_nothing() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let leader = cluster.leader().await;
+    let follower = (1..=3).find(|id| *id != leader).unwrap();
+    let txn = Txn { then: vec![Op::put("/kv/a", "1")], ..Txn::default() };
+    let error = cluster.kv(follower).txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None }).await.unwrap_err();
+    let detail = lake_proto::status::detail(&error).unwrap();
+    assert_eq!((detail.kind(), detail.applied()), (Kind::NotLeader, Applied::NotApplied));
+    let hint = detail.leader.unwrap();
+    assert_eq!((hint.id, hint.grpc_address), (leader, cluster.configs[&leader].listen.to_string()));
+    assert_eq!(detail.term, cluster.status(leader).await.term);
+
+    let answer = cluster.cluster(follower).leader(v1::LeaderRequest {}).await.unwrap().into_inner();
+    assert_eq!((answer.leader.map(|l| l.id), answer.members.len()), (Some(leader), 3));
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_breaks_the_contract_is_refused_before_it_is_proposed() {
+    let mut cluster = TestCluster::founded(1, |_| {}).await;
+    let index = cluster.status(1).await.last_log_index;
+    let blind = Txn { then: vec![Op::put("/lake/table/a", "1")], ..Txn::default() };
+    let error = cluster.kv(1).txn(v1::TxnRequest { txn: Some(blind.into()), stamp: None }).await.unwrap_err();
+    assert_eq!(kind(&error), Kind::InvalidArgument);
+    assert!(error.message().contains("/lake/table/a"), "{error}");
+    let error = cluster.kv(1).txn(v1::TxnRequest { txn: None, stamp: None }).await.unwrap_err();
+    assert_eq!(kind(&error), Kind::InvalidArgument);
+    let key = "k".repeat(5000);
+    let error = cluster.try_get(1, &key, v1::ReadOptions::default()).await.unwrap_err();
+    assert_eq!(kind(&error), Kind::InvalidArgument);
+    assert_eq!(cluster.status(1).await.last_log_index, index);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_quorum_nothing_is_read_or_written_and_the_error_says_whether_it_may_have_been() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    cluster.put("/kv/a", "1").await;
+    let leader = cluster.leader().await;
+    for id in (1..=3).filter(|id| *id != leader) {
+        cluster.stop(id).await;
+    }
+    let txn = Txn { then: vec![Op::put("/kv/a", "2")], ..Txn::default() };
+    let mut request = Request::new(v1::TxnRequest { txn: Some(txn.clone().into()), stamp: None });
+    request.set_timeout(Duration::from_millis(300));
+    let error = cluster.kv(leader).txn(request).await.unwrap_err();
+    let detail = lake_proto::status::detail(&error).unwrap();
+    assert!(matches!(detail.kind(), Kind::Unavailable | Kind::NotLeader), "{error}");
+
+    let mut read = Request::new(v1::GetRequest { key: "/kv/a".into(), options: None });
+    read.set_timeout(Duration::from_millis(500));
+    let error = cluster.kv(leader).get(read).await.unwrap_err();
+    assert_eq!(kind(&error), Kind::Unavailable);
+
+    eventually("the lonely leader to stop calling itself one", async || {
+        cluster.status(leader).await.leader.is_none().then_some(())
+    })
+    .await;
+    let error = cluster.kv(leader).txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None }).await.unwrap_err();
+    let detail = lake_proto::status::detail(&error).unwrap();
+    assert_eq!(detail.applied(), Applied::NotApplied, "it knows that nothing can be committed: {error}");
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_of_another_cluster_are_refused() {
+    let mut ours = TestCluster::founded(1, |_| {}).await;
+    let mut theirs = TestCluster::founded(1, |_| {}).await;
+    let mut founders = ours.founders();
+    founders.extend(theirs.founders().into_iter().map(|m| v1::Member { id: 2, ..m }));
+    let error = ours.cluster(1).init(v1::InitRequest { founders }).await.unwrap_err();
+    assert_eq!(kind(&error), Kind::WrongIdentity);
+
+    let mut raft = lake_proto::v1::raft_client::RaftClient::connect(format!("http://{}", ours.configs[&1].raft_listen))
+        .await
+        .unwrap();
+    let identity = raft.identity(v1::IdentityRequest {}).await.unwrap().into_inner();
+    let header = v1::RaftHeader {
+        cluster_id: theirs.status(1).await.cluster_id,
+        from_id: 9,
+        from_incarnation: "f".repeat(32),
+        to_id: 1,
+        to_incarnation: identity.incarnation.clone(),
+    };
+    let vote = |header| v1::VoteRequest {
+        header: Some(header),
+        vote: Some(v1::Vote { term: 99, node_id: 9, committed: false }),
+        last_log_id: None,
+        leadership_transfer: false,
+    };
+    let error = raft.vote(vote(header.clone())).await.unwrap_err();
+    assert_eq!(kind(&error), Kind::WrongIdentity, "{error}");
+    let ours_but_other =
+        v1::RaftHeader { cluster_id: identity.cluster_id.clone(), to_incarnation: "0".into(), ..header.clone() };
+    assert_eq!(kind(&raft.vote(vote(ours_but_other)).await.unwrap_err()), Kind::WrongIdentity);
+    let impostor = v1::RaftHeader { cluster_id: identity.cluster_id, from_id: 1, ..header };
+    assert_eq!(kind(&raft.vote(vote(impostor)).await.unwrap_err()), Kind::WrongIdentity);
+    assert!(ours.status(1).await.term < 99, "none of these calls moved the term");
+    ours.stop_all().await;
+    theirs.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_calls_at_once_share_a_stream_and_none_is_forgotten() {
+    let mut cluster = TestCluster::founded(1, |_| {}).await;
+    cluster.put("/kv/a", "1").await;
+    let remote = cluster.client();
+    let local = store::ReadOptions { consistency: store::Consistency::Local, ..store::ReadOptions::default() };
+    let reading = (0..64).map(|_| {
+        let remote = remote.clone();
+        tokio::spawn(async move {
+            for _ in 0..2_000 {
+                // Shorter than what a call waits for an answer before it is made again elsewhere.
+                let deadline = Instant::now() + Duration::from_secs(3);
+                assert!(remote.get("/kv/a", local, deadline).await.unwrap().value.is_some());
+            }
+        })
+    });
+    for reader in reading.collect::<Vec<_>>() {
+        reader.await.unwrap();
+    }
+    cluster.stop_all().await;
+}

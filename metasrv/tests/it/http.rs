@@ -1,0 +1,83 @@
+//! What probes and Prometheus are told.
+
+use std::net::SocketAddr;
+
+use crate::support::{TestCluster, eventually};
+use lake_metasrv::state::FEATURE_LEVEL;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// The status code and the body of an answer.
+async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: peer\r\nConnection: close\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status code");
+    (code, body.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn live_and_ready_are_told_apart() {
+    let mut cluster =
+        TestCluster::fresh(3, |config| config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)))).await;
+    let address = |cluster: &TestCluster, id: u64| cluster.running[&id].http_address().unwrap();
+    assert_eq!(get(address(&cluster, 1), "/live").await.0, 200);
+    let (code, why) = get(address(&cluster, 1), "/ready").await;
+    assert!(code == 503 && why.contains("belongs to no cluster"), "{code} {why}");
+    let supported = format!("lake_metasrv_supported_feature_level {FEATURE_LEVEL}");
+    let (_, fresh) = get(address(&cluster, 1), "/metrics").await;
+    assert!(fresh.lines().any(|line| line == supported), "{fresh}");
+
+    cluster.init(1).await.unwrap();
+    let leader = cluster.leader().await;
+    for id in 1..=3 {
+        eventually("every peer to be ready", async || {
+            (get(address(&cluster, id), "/ready").await.0 == 200).then_some(())
+        })
+        .await;
+    }
+    cluster.put("/kv/a", "1").await;
+    for id in 1..=3 {
+        let in_force = format!("lake_metasrv_feature_level {FEATURE_LEVEL}");
+        eventually("every peer to say at which feature level it is", async || {
+            let metrics = get(address(&cluster, id), "/metrics").await.1;
+            (metrics.lines().any(|line| line == in_force) && metrics.lines().any(|l| l == supported)).then_some(())
+        })
+        .await;
+    }
+    let (code, metrics) = get(address(&cluster, leader), "/metrics").await;
+    assert_eq!(code, 200);
+    for line in ["lake_metasrv_is_leader 1", "lake_metasrv_voters 3", "lake_metasrv_keys 1", "lake_metasrv_failed 0"] {
+        assert!(metrics.lines().any(|l| l == line), "{line} is missing from:\n{metrics}");
+    }
+    assert!(metrics.contains("# TYPE lake_metasrv_leases_granted_total counter"), "{metrics}");
+    assert!(metrics.contains("lake_metasrv_lag_entries{peer="), "{metrics}");
+    cluster.get(leader, "/kv/a").await;
+    let (_, after) = get(address(&cluster, leader), "/metrics").await;
+    for (what, least) in [
+        ("commit_seconds", 1.0),
+        ("read_index_seconds", 1.0),
+        ("journal_sync_seconds", 1.0),
+        ("scopes_acquired_seconds_total", 0.0),
+    ] {
+        let name = format!("lake_metasrv_{what}{}", if least > 0.0 { "_count" } else { "" });
+        let count = after.lines().find_map(|line| line.strip_prefix(&name)?.trim().parse::<f64>().ok());
+        assert!(count.is_some_and(|count| count >= least), "{name}: {count:?} in\n{after}");
+    }
+    assert!(after.contains("lake_metasrv_commit_seconds_bucket{le=\"0.001\"}"), "{after}");
+    assert_eq!(get(address(&cluster, leader), "/else").await.0, 404);
+
+    // Without a quorum a peer is alive, and not ready: a restart would not help it.
+    for id in (1..=3).filter(|id| *id != leader) {
+        cluster.stop(id).await;
+    }
+    eventually("the peer that is left to know of no leader", async || {
+        let (code, why) = get(address(&cluster, leader), "/ready").await;
+        (code == 503 && why.contains("no leader")).then_some(())
+    })
+    .await;
+    assert_eq!(get(address(&cluster, leader), "/live").await, (200, "live\n".to_owned()));
+    cluster.stop_all().await;
+}
