@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status};
 use super::RemoteStore;
 use super::attempts::{Rules, describe};
 use super::connections::{connection, request};
+use crate::clock;
 use crate::secret::Secret;
 use crate::store::{Applied, Error};
 
@@ -151,7 +152,7 @@ pub(super) async fn call<T>(
     timeout: Duration,
     answer: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Error> {
-    let started = std::time::Instant::now();
+    let started = clock::now();
     let doing = format!("{endpoint}: {doing}");
     let (last, refused) = match tokio::time::timeout(timeout, answer).await {
         Ok(Ok(answer)) => return Ok(answer),
@@ -167,7 +168,7 @@ pub(super) async fn call<T>(
         doing,
         endpoints: vec![endpoint.to_owned()],
         attempts: 1,
-        elapsed: started.elapsed(),
+        elapsed: clock::since(started),
         leader: "no leader asked for".to_owned(),
         last,
         applied: unanswered,

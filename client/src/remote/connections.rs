@@ -24,6 +24,7 @@ use super::attempts::{Failure, describe};
 use super::leader::{Round, View};
 use super::pipe::Pipe;
 use super::{MAX_ENDPOINTS, RemoteConfig};
+use crate::dial::Dialer;
 use crate::secret::Secret;
 
 /// How long a peer may take to accept a connection.
@@ -41,6 +42,7 @@ const ASK_GRACE: Duration = Duration::from_millis(60);
 #[derive(Debug)]
 pub(super) struct Inner {
     config: RemoteConfig,
+    dialer: Dialer,
     shared: Mutex<Shared>,
     /// Held while asking; counts the rounds.
     asking: tokio::sync::Mutex<u64>,
@@ -74,8 +76,8 @@ impl Shared {
 
 impl Inner {
     /// No connection yet.
-    pub fn new(config: RemoteConfig) -> Self {
-        Self { config, shared: Mutex::default(), asking: tokio::sync::Mutex::new(0) }
+    pub fn new(config: RemoteConfig, dialer: Dialer) -> Self {
+        Self { config, dialer, shared: Mutex::default(), asking: tokio::sync::Mutex::new(0) }
     }
 
     /// What is known now. Held for a look or a change, never across an await.
@@ -98,7 +100,7 @@ impl Inner {
             return Ok(channel.clone());
         }
         let endpoint = connection(address).map_err(|e| Status::unavailable(format!("{address:?}: {e}")))?;
-        let channel = endpoint.connect_lazy();
+        let channel = self.dialer.channel(&endpoint);
         if shared.channels.len() >= 2 * MAX_ENDPOINTS {
             shared.channels.clear();
             shared.pipes.clear();

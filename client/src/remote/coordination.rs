@@ -18,6 +18,7 @@ use lake_proto::v1::sessions_client::SessionsClient;
 
 use super::attempts::Rules;
 use super::{RemoteStore, revision, wire_options};
+use crate::clock;
 use crate::store::{Applied, Committed, Error, MetaStore, Read, ReadOptions, Snapshot};
 
 /// A lease that was granted.
@@ -85,7 +86,7 @@ impl RemoteStore {
     pub async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
         validate_lease_ttl(millis(ttl))?;
         validate_holder(holder)?;
-        let asked = Instant::now();
+        let asked = clock::now();
         let message = v1::GrantLeaseRequest { ttl_ms: millis(ttl), holder: holder.to_owned(), stamp: None };
         let (answer, _) = self
             .call_leader("granting a lease", deadline, Rules::RESENDABLE, |channel, timeout| {
@@ -189,7 +190,7 @@ impl RemoteStore {
             // One that is not closed ends by itself.
             let _ = self.close_snapshot(snapshot, deadline).await;
             match all {
-                Err(Error::SnapshotExpired { .. }) if Instant::now() < deadline => {}
+                Err(Error::SnapshotExpired { .. }) if clock::now() < deadline => {}
                 all => return all,
             }
         }

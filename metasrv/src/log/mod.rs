@@ -12,6 +12,7 @@
 //! - [`mark`]: the durable mark; also the only home of the vote;
 //! - [`sled_log`]: entries on sled, the only file that knows it;
 //! - [`writer`]: the thread, its messages, what it does when the disk is full or fails;
+//! - [`memory`]: the same without a disk, for simulations;
 //! - this file: [`Log`], the handle that everyone shares, and the memory tail.
 //!
 //! Limits: [`QUEUE_REQUESTS`] requests wait for the writer; the tail keeps what sled does not have yet, and up to
@@ -22,6 +23,7 @@
 
 pub mod journal;
 pub mod mark;
+pub mod memory;
 pub mod sled_log;
 pub mod writer;
 
@@ -33,6 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use lake_client::clock;
 use lake_proto::v1;
 use openraft::entry::RaftEntry;
 use openraft::storage::IOFlushed;
@@ -118,7 +121,14 @@ struct Inner {
     dir: PathBuf,
     shared: Arc<Shared>,
     requests: mpsc::Sender<Request>,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    writer: Mutex<Option<Running>>,
+}
+
+/// What writes.
+enum Running {
+    Thread(std::thread::JoinHandle<()>),
+    /// In memory.
+    Task(tokio::task::JoinHandle<()>),
 }
 
 /// What the handle, its readers and the writer thread share.
@@ -291,7 +301,23 @@ impl Log {
         let dir = options.dir.clone();
         let writer = Writer::new(options, Files { mark, journal, entries }, shared.clone(), receiver, last);
         let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
-        Ok(Self { inner: Arc::new(Inner { dir, shared, requests, thread: Mutex::new(Some(thread)) }) })
+        let writer = Mutex::new(Some(Running::Thread(thread)));
+        Ok(Self { inner: Arc::new(Inner { dir, shared, requests, writer }) })
+    }
+
+    /// A log in memory, on a disk that outlives it. Its writer is a task of the current runtime.
+    pub fn in_memory(disk: &memory::MemoryDisk) -> Self {
+        let (requests, receiver) = mpsc::channel(QUEUE_REQUESTS);
+        let shared = Arc::new(Shared {
+            tail: Mutex::new(disk.tail()),
+            entries: Mutex::new(None),
+            health: watch::Sender::new(Health::Good),
+            busy_since: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        });
+        let task = tokio::spawn(memory::write(disk.clone(), shared.clone(), receiver));
+        let writer = Mutex::new(Some(Running::Task(task)));
+        Self { inner: Arc::new(Inner { dir: PathBuf::from("memory"), shared, requests, writer }) }
     }
 
     /// How the log is doing, and when that changes.
@@ -301,7 +327,7 @@ impl Log {
 
     /// For how long the writer has been busy with one batch.
     pub fn busy_for(&self) -> std::time::Duration {
-        lock(&self.inner.shared.busy_since).map_or(std::time::Duration::ZERO, |since| since.elapsed())
+        lock(&self.inner.shared.busy_since).map_or(std::time::Duration::ZERO, |since| clock::since(since))
     }
 
     /// What the durable mark says.
@@ -448,17 +474,20 @@ impl Log {
     pub async fn close(&self) {
         self.inner.shared.stop.store(true, Ordering::Release);
         let _ = self.inner.requests.send(Request::Stop).await;
-        let thread = lock(&self.inner.thread).take();
+        let writer = lock(&self.inner.writer).take();
         let reader = lock(&self.inner.shared.entries).take();
+        let thread = match writer {
+            Some(Running::Thread(thread)) => thread,
+            Some(Running::Task(task)) => return drop(task.await),
+            None => return,
+        };
         let waited = tokio::task::spawn_blocking(move || {
-            if let Some(thread) = thread {
-                let _ = thread.join();
-            }
+            let _ = thread.join();
             // Reads that are under way end soon; the files are free only after the last of them.
-            let deadline = Instant::now() + std::time::Duration::from_secs(2);
+            let deadline = clock::now() + std::time::Duration::from_secs(2);
             while let Some(reader) = &reader
                 && Arc::strong_count(reader) > 1
-                && Instant::now() < deadline
+                && clock::now() < deadline
             {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }

@@ -18,8 +18,9 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use lake_client::clock;
 use openraft::storage::IOFlushed;
 use prost::Message;
 use tokio::sync::mpsc::{self, error::TryRecvError};
@@ -344,7 +345,7 @@ impl Writer {
     }
 
     fn busy<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        *lock(&self.shared.busy_since) = Some(Instant::now());
+        *lock(&self.shared.busy_since) = Some(clock::now());
         let result = work(self);
         *lock(&self.shared.busy_since) = None;
         result

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_proto::v1::DiskUse;
 
 use crate::files::FreeSpace;
@@ -52,7 +53,7 @@ impl Disk {
     /// What is used and free. `None` if the directory cannot be looked at, or not soon enough the first time.
     pub async fn usage(&self) -> Option<DiskUse> {
         if let Some((at, seen)) = *lock(&self.last)
-            && at.elapsed() < FRESH
+            && clock::since(at) < FRESH
         {
             return Some(seen);
         }
@@ -61,7 +62,7 @@ impl Disk {
             let look = tokio::task::spawn_blocking(move || {
                 let seen = place.look();
                 match seen {
-                    Ok(seen) => *lock(&last) = Some((Instant::now(), seen)),
+                    Ok(seen) => *lock(&last) = Some((clock::now(), seen)),
                     Err(error) => {
                         tracing::debug!(dir = %place.dir.display(), %error, "looking what the directory takes")
                     }
@@ -131,9 +132,9 @@ mod tests {
         file.sync_all().unwrap();
         assert!(taken_by(dir.path()).unwrap() >= 100_000);
         let (_, seen) = lock(&disk.last).unwrap();
-        *lock(&disk.last) = Some((Instant::now() + 3600 * FRESH, seen));
+        *lock(&disk.last) = Some((clock::now() + 3600 * FRESH, seen));
         assert_eq!(disk.usage().await, Some(seen), "the last answer is good still");
-        *lock(&disk.last) = Some((Instant::now().checked_sub(FRESH).unwrap(), seen));
+        *lock(&disk.last) = Some((clock::now().checked_sub(FRESH).unwrap(), seen));
         assert!(disk.usage().await.unwrap().data_bytes >= 100_000);
     }
 

@@ -10,8 +10,9 @@
 //! before, it belongs to another cluster): the peer ends with the leader's words.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use lake_client::clock;
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_client::secret::Secret;
 use tokio::sync::watch;
@@ -45,10 +46,11 @@ async fn ask(peer: &Peer, endpoints: Vec<String>, secret: Option<Secret>) -> Res
     if peer.log.bounds().1.is_some() {
         return Ok(());
     }
-    let cluster = RemoteStore::connect(RemoteConfig { endpoints, secret }).map_err(|e| e.to_string())?;
+    let cluster = RemoteStore::connect_by(RemoteConfig { endpoints, secret }, peer.transport.dialer());
+    let cluster = cluster.map_err(|e| e.to_string())?;
     let mut retry = FIRST_RETRY;
     loop {
-        match cluster.join(peer.identity.to_wire(), Instant::now() + ANSWER).await {
+        match cluster.join(peer.identity.to_wire(), clock::now() + ANSWER).await {
             Ok(answer) => {
                 tracing::info!(cluster = answer.cluster_id, peer = peer.identity.id, "joined the cluster as a learner");
                 return Ok(());
