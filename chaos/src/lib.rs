@@ -14,7 +14,8 @@
 //! - [`disk`]: disks that fill up, take their time, or lose what was not flushed;
 //! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together;
 //! - [`history`]: what the clients of a fault run saw, and its file; [`check`]: whether that is what was promised;
-//!   [`report`]: what is left of it for people and machines.
+//!   [`report`]: what is left of it for people and machines;
+//! - `sim` (feature `sim`): the same with peers, clients, network, disks and time in one process, decided by a seed.
 //!
 //! Invariants: no child outlives its supervisor, however that ends; every wait is bounded; readiness is asked for, never
 //! slept for; `cluster.json` is never half written. Nothing here knows SQL or what a child does with its data.
@@ -34,6 +35,8 @@ pub mod probe;
 pub mod process;
 pub mod report;
 pub mod run;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod workload;
 
 pub use cluster::{Cluster, Spec};

@@ -23,6 +23,7 @@ use lake_proto::kv::Revision;
 use moka::future::Cache;
 
 use crate::catalog::{Catalog, CatalogError, TableIdent, TablePointer, Versioned};
+use crate::clock;
 
 /// How long the outcome of a load may be handed to those who ask next, should its caller have gone before removing it.
 const LOAD_KEPT: Duration = Duration::from_millis(1);
@@ -121,7 +122,7 @@ impl PointerCache {
                 Err(e) => return Err(e),
             }
         }
-        let now = Instant::now();
+        let now = clock::now();
         Ok(entries
             .into_iter()
             .map(|(e, metasrv_away)| Resolved {
@@ -135,7 +136,7 @@ impl PointerCache {
     /// This process committed `pointer`: later queries here see it.
     pub async fn note_committed(&self, table: &TableIdent, pointer: Versioned<TablePointer>) {
         let valid_through = pointer.valid_through;
-        self.inner.store(table, Some(pointer), valid_through, Instant::now()).await;
+        self.inner.store(table, Some(pointer), valid_through, clock::now()).await;
     }
 
     /// This process dropped the table, or found that what is cached is no longer so: the next query asks metasrv.
@@ -154,7 +155,7 @@ impl Inner {
         let Some(cached) = self.entries.get(table).await else {
             return Ok((self.load_patiently(table, deadline).await?, false));
         };
-        let age = cached.read_at.elapsed();
+        let age = clock::since(cached.read_at);
         if age < self.config.refresh_after {
             return Ok((cached, false));
         }
@@ -178,7 +179,7 @@ impl Inner {
         loop {
             // The load may be another caller's, and end by that one's deadline.
             match self.load_once(table, deadline).await {
-                Err(e) if is_away(&e) && Instant::now() + LOAD_PAUSE < deadline => {
+                Err(e) if is_away(&e) && clock::now() + LOAD_PAUSE < deadline => {
                     tokio::time::sleep(LOAD_PAUSE).await;
                 }
                 other => return other,
@@ -201,7 +202,7 @@ impl Inner {
         // Detached, but bounded: one per entry, and it ends by the patience.
         let (inner, table, entry) = (self.clone(), table.clone(), entry.clone());
         tokio::spawn(async move {
-            let deadline = Instant::now() + inner.config.away_patience;
+            let deadline = clock::now() + inner.config.away_patience;
             if let Err(error) = inner.load_once(&table, deadline).await {
                 tracing::debug!(%table, %error, "renewing a cached pointer failed");
             }
@@ -212,7 +213,7 @@ impl Inner {
     /// Loads tables at one revision and caches them.
     async fn load(&self, tables: &[TableIdent], deadline: Instant) -> Result<Vec<Arc<Entry>>, CatalogError> {
         // The age counts from before the read: what it returns was current then, and perhaps not any more now.
-        let read_at = Instant::now();
+        let read_at = clock::now();
         let loaded = self.catalog.load_tables(tables, deadline).await;
         self.note_reached(&loaded);
         let (revision, pointers) = loaded?;
@@ -247,7 +248,7 @@ impl Inner {
     }
 
     fn patience(&self, deadline: Instant) -> Instant {
-        deadline.min(Instant::now() + self.config.away_patience)
+        deadline.min(clock::now() + self.config.away_patience)
     }
 
     fn is_away(&self) -> bool {
@@ -258,7 +259,7 @@ impl Inner {
         let mut away = self.away_since.lock().unwrap_or_else(PoisonError::into_inner);
         match answer {
             Err(e) if is_away(e) => {
-                away.get_or_insert_with(Instant::now);
+                away.get_or_insert_with(clock::now);
             }
             _ => *away = None,
         }
@@ -331,7 +332,7 @@ mod tests {
         store.away.store(true, Ordering::SeqCst);
         assert!(cache.resolve(&tables, soon()).await.unwrap().iter().all(|r| r.metasrv_away && r.pointer.is_some()));
         let unknown = TableIdent::new(tables[0].namespace.clone(), "c").unwrap();
-        let at_once = Instant::now() + Duration::from_millis(50);
+        let at_once = clock::now() + Duration::from_millis(50);
         assert!(cache.resolve(&[unknown], at_once).await.is_err());
 
         store.away.store(false, Ordering::SeqCst);
@@ -344,7 +345,7 @@ mod tests {
                 assert!(!r.metasrv_away);
                 break;
             }
-            assert!(Instant::now() < deadline, "the pointer was never renewed");
+            assert!(clock::now() < deadline, "the pointer was never renewed");
             tokio::task::yield_now().await;
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use lake_proto::kv::{KeyValue, Txn};
 
+use crate::clock;
 use crate::memory::MemoryStore;
 use crate::store::{Applied, Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions};
 
@@ -43,7 +44,7 @@ impl FaultyStore {
 
 /// Long enough for any call of a test.
 pub fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(5)
+    clock::now() + Duration::from_secs(5)
 }
 
 #[async_trait]

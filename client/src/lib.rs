@@ -1,5 +1,6 @@
 //! Clients of lake's metadata. In reading order:
 //!
+//! - [`clock`], [`dial`]: the clocks that are read and the connections that are made, here and in lake-metasrv;
 //! - [`store`]: the [`store::MetaStore`] trait that everything above the metadata talks to, and its errors;
 //! - [`memory`]: the store for tests, and the reference of what a store does;
 //! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline; watches;
@@ -9,10 +10,13 @@
 //!
 //! Invariants: every call ends by its deadline; every error says whether the change may have been made; nothing here
 //! depends on metasrv or query.
+#![warn(clippy::disallowed_methods)]
 
 #[cfg(feature = "cache")]
 pub mod cache;
 pub mod catalog;
+pub mod clock;
+pub mod dial;
 #[cfg(test)]
 mod faulty;
 pub mod memory;

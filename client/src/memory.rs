@@ -199,9 +199,10 @@ mod tests {
     use lake_proto::kv::Expected;
 
     use super::*;
+    use crate::clock;
 
     fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(5)
+        clock::now() + Duration::from_secs(5)
     }
 
     #[tokio::test]

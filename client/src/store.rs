@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::clock;
 use async_trait::async_trait;
 use bytes::Bytes;
 use lake_proto::kv::{Expected, Invalid, KeyValue, Revision, Txn, TxnResult};
@@ -159,7 +160,7 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
             loop {
                 let limit = lake_proto::limits::MAX_PAGE_ENTRIES as u32;
                 let read = match self.list(prefix, page.as_deref(), limit, options, deadline).await {
-                    Err(Error::SnapshotExpired { .. }) if options.snapshot.is_none() && Instant::now() < deadline => {
+                    Err(Error::SnapshotExpired { .. }) if options.snapshot.is_none() && clock::now() < deadline => {
                         continue 'start;
                     }
                     other => other?,

@@ -201,7 +201,7 @@ fn create(
 }
 
 /// The newest snapshot, or, if that is damaged, the one before it where it still joins the log.
-fn load_snapshot(
+pub(crate) fn load_snapshot(
     snapshots: &SnapshotStore,
     mark: &Mark,
     feature_level: u32,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use lake_client::clock;
 use lake_client::store::{self, Capabilities, Committed, MetaStore, Page, Read, ReadOptions, Snapshot};
 use lake_proto::kv::{KeyValue, Revision, Txn};
 use lake_proto::v1;
@@ -117,7 +118,7 @@ impl EmbeddedStore {
         from: Revision,
         deadline: Instant,
     ) -> Result<BoxStream<'static, Result<Changes, store::Error>>, store::Error> {
-        let started = Instant::now();
+        let started = clock::now();
         let watcher = self.member.watch(prefix, from, deadline).await;
         let watcher = watcher.map_err(|f| self.error(format!("watching {prefix:?}"), started, f))?;
         let (dir, doing) = (self.dir.clone(), format!("watching {prefix:?}"));
@@ -173,7 +174,7 @@ fn error(dir: &Path, doing: String, started: Instant, failure: Failure) -> store
             doing,
             endpoints: vec![format!("embedded in this process, {}", dir.display())],
             attempts: 1,
-            elapsed: started.elapsed(),
+            elapsed: clock::since(started),
             leader: "a cluster of one".to_owned(),
             last: failure.message,
             applied,
@@ -193,7 +194,7 @@ impl MetaStore for EmbeddedStore {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<Read<Option<KeyValue>>, store::Error> {
-        let started = Instant::now();
+        let started = clock::now();
         let read = self.member.get(key, options, deadline).await;
         let (revision, value) = read.map_err(|f| self.error(format!("reading {key}"), started, f))?;
         Ok(Read { revision, value })
@@ -205,7 +206,7 @@ impl MetaStore for EmbeddedStore {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<Read<Vec<KeyValue>>, store::Error> {
-        let started = Instant::now();
+        let started = clock::now();
         let read = self.member.batch_get(keys, options, deadline).await;
         let (revision, value) = read.map_err(|f| self.error(format!("reading {} keys", keys.len()), started, f))?;
         Ok(Read { revision, value })
@@ -219,7 +220,7 @@ impl MetaStore for EmbeddedStore {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<Read<Page>, store::Error> {
-        let started = Instant::now();
+        let started = clock::now();
         let page = self.member.list(prefix, page, limit, options, deadline).await.map_err(|f| match f.kind {
             Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: prefix.to_owned() },
             _ => self.error(format!("listing {prefix}"), started, f),
@@ -228,7 +229,7 @@ impl MetaStore for EmbeddedStore {
     }
 
     async fn open_snapshot(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Snapshot>, store::Error> {
-        let started = Instant::now();
+        let started = clock::now();
         let opened = self.member.open_snapshot(options, deadline).await;
         let (revision, value) = opened.map_err(|f| self.error("opening a snapshot".to_owned(), started, f))?;
         Ok(Read { revision, value })
@@ -239,7 +240,7 @@ impl MetaStore for EmbeddedStore {
     }
 
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, store::Error> {
-        let started = Instant::now();
+        let started = clock::now();
         txn.validate()?;
         let first = txn.then.first().or(txn.otherwise.first()).map(|op| op.key().to_owned());
         let doing = || format!("committing {}", first.as_deref().unwrap_or("a transaction"));

@@ -20,8 +20,10 @@
 //! - [`services`], [`server`]: the same over gRPC; [`embedded`]: the same inside one process;
 //! - [`rescue`]: saved snapshots, directories of stopped peers, and clusters that have lost their majority;
 //! - [`planted`]: bugs on purpose, in builds that are to have one;
-//! - [`config`], [`error`]: what goes in, and why it does not start; [`files`]: a few file-system helpers.
+//! - [`config`], [`error`]: what goes in, and why it does not start; [`files`], [`blocking`]: a few helpers around the disk.
+#![warn(clippy::disallowed_methods)]
 
+pub mod blocking;
 pub mod config;
 pub mod directory;
 pub mod embedded;

@@ -3,10 +3,13 @@
 //! Start: take and open the data directory, bind both addresses, start the peer, serve. Stop, in this order: health says
 //! no, a leader hands over, running calls get [`DRAIN`] to end, the core ends, the log closes, the directory is free.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::Stream;
+use lake_client::dial::Dialer;
 use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::v1::cluster_server::ClusterServer;
 use lake_proto::v1::kv_server::KvServer;
@@ -16,12 +19,13 @@ use lake_proto::v1::raft_server::RaftServer;
 use lake_proto::v1::scopes_server::ScopesServer;
 use lake_proto::v1::sessions_server::SessionsServer;
 use lake_proto::v1::snapshots_server::SnapshotsServer;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 use tonic_health::ServingStatus;
 
 use crate::config::Config;
@@ -58,6 +62,22 @@ pub struct Server {
     tasks: JoinSet<()>,
 }
 
+/// An address that is listened on, and who connects to it.
+pub struct Listening<S> {
+    pub address: SocketAddr,
+    pub incoming: S,
+}
+
+/// What a server stands on: a peer's data, who connects to it, and how it connects to others.
+pub struct Ground<S> {
+    pub opened: Opened,
+    pub clients: Listening<S>,
+    pub peers: Listening<S>,
+    /// Where probes are answered, if anywhere.
+    pub http: Option<TcpListener>,
+    pub dialer: Dialer,
+}
+
 impl Server {
     /// Starts a peer.
     ///
@@ -66,31 +86,36 @@ impl Server {
     /// cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, Error> {
         config.validate()?;
-        let settings = Settings {
-            timing: config.timing,
-            storage: config.storage,
-            page_life: config.page_life,
-            free_space: config.free_space.clone(),
-            feature_level: config.feature_level,
-        };
-        let grpc = bind("clients (listen)", config.listen).await?;
-        let raft = bind("peers (raft_listen)", config.raft_listen).await?;
-        let grpc_address = bound(&grpc)?;
-        let raft_address = bound(&raft)?;
+        let clients = listen("clients (listen)", config.listen).await?;
+        let peers = listen("peers (raft_listen)", config.raft_listen).await?;
         let http = match config.http_listen {
             Some(listen) => Some(bind("probes (http_listen)", listen).await?),
             None => None,
         };
+        let opened = Opened::open(config.dir.clone(), Some(config.id), &Settings::from(&config)).await?;
+        Self::start_on(config, Ground { opened, clients, peers, http, dialer: Dialer::default() }).await
+    }
+
+    /// Starts a peer on data that is open, between connections that come and go in any way.
+    ///
+    /// # Errors
+    /// When the consensus core does not start.
+    pub async fn start_on<S, IO>(config: Config, ground: Ground<S>) -> Result<Self, Error>
+    where
+        S: Stream<Item = io::Result<IO>> + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        let Ground { opened, clients, peers, http, dialer } = ground;
+        let (grpc_address, raft_address) = (clients.address, peers.address);
         let http_address = http.as_ref().map(bound).transpose()?;
-        let opened = Opened::open(config.dir.clone(), Some(config.id), &settings).await?;
         let advertised =
             |advertise: &Option<String>, bound: SocketAddr| advertise.clone().unwrap_or_else(|| bound.to_string());
         let peer = Peer::start(
             opened,
             advertised(&config.raft_advertise, raft_address),
             advertised(&config.advertise, grpc_address),
-            settings,
-            Transport::new(config.peers.clone(), config.secret.as_ref()),
+            Settings::from(&config),
+            Transport::new(config.peers.clone(), config.secret.as_ref()).dialing(dialer),
         )
         .await?;
 
@@ -103,7 +128,7 @@ impl Server {
         let kv = KvServer::new(KvService::new(peer.clone(), streams.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(usize::MAX);
-        let clients = builder()
+        let client_services = builder()
             .add_service(health_service)
             .add_service(InterceptedService::new(kv, secret.clone()))
             .add_service(LeasesServer::with_interceptor(
@@ -125,10 +150,10 @@ impl Server {
         let raft_service = RaftServer::new(RaftService::new(peer.clone(), stop.child_token()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let peers = builder().add_service(InterceptedService::new(raft_service, secret));
+        let peer_services = builder().add_service(InterceptedService::new(raft_service, secret));
         let ended = watch::Sender::new(None);
-        tasks.spawn(serve("clients", clients, grpc, stop.clone(), ended.clone()));
-        tasks.spawn(serve("peers", peers, raft, stop.clone(), ended.clone()));
+        tasks.spawn(serve("clients", client_services, clients.incoming, stop.clone(), ended.clone()));
+        tasks.spawn(serve("peers", peer_services, peers.incoming, stop.clone(), ended.clone()));
         tasks.spawn(report_health(peer.clone(), health.clone(), stop.clone()));
         tasks.spawn(watch_failure(peer.failed(), ended.clone(), stop.clone()));
         tasks.spawn(end_streams(streams, stop.clone()));
@@ -144,6 +169,11 @@ impl Server {
             "the metadata peer is up"
         );
         Ok(Self { peer, grpc_address, raft_address, http_address, failed: ended.subscribe(), health, stop, tasks })
+    }
+
+    /// The peer.
+    pub fn peer(&self) -> &Arc<Peer> {
+        &self.peer
     }
 
     /// Where it listens for clients.
@@ -192,6 +222,13 @@ fn builder() -> tonic::transport::Server {
         .initial_connection_window_size(8 << 20)
 }
 
+async fn listen(what: &'static str, address: SocketAddr) -> Result<Listening<TcpIncoming>, Error> {
+    let listener = bind(what, address).await?;
+    let address = bound(&listener)?;
+    // The builder's own nodelay does not reach connections of a listener that was bound outside of it.
+    Ok(Listening { address, incoming: TcpIncoming::from(listener).with_nodelay(Some(true)) })
+}
+
 async fn bind(what: &'static str, address: SocketAddr) -> Result<TcpListener, Error> {
     TcpListener::bind(address).await.map_err(|source| Error::Listen { what, address: address.to_string(), source })
 }
@@ -200,15 +237,16 @@ fn bound(listener: &TcpListener) -> Result<SocketAddr, Error> {
     listener.local_addr().map_err(Error::io("asking for the bound address"))
 }
 
-async fn serve(
+async fn serve<S, IO>(
     what: &'static str,
     router: Serving,
-    listener: TcpListener,
+    incoming: S,
     stop: CancellationToken,
     failed: watch::Sender<Option<String>>,
-) {
-    // The builder's own nodelay does not reach connections of a listener that was bound outside of it.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+) where
+    S: Stream<Item = io::Result<IO>> + Send + 'static,
+    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
     if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
         failed.send_replace(Some(format!("serving {what}: {e}")));
     }

@@ -2,6 +2,7 @@
 //!
 //! - [`run`]: a fault run from beginning to verdict;
 //! - [`check`]: judges a history, wherever it comes from; [`report`]: judges a run anew and makes its page again;
+//! - [`sim`] (feature `sim`): simulations of the whole cluster, decided by seeds;
 //! - [`print`]: verdicts and findings for the terminal.
 //!
 //! Exit codes of all of them: 0 valid, 1 violation, 2 unknown, 3 the command itself went wrong.
@@ -10,6 +11,8 @@ mod check;
 mod print;
 mod report;
 mod run;
+#[cfg(feature = "sim")]
+mod sim;
 
 use anyhow::Result;
 use lake_chaos::check::HARNESS_ERROR;
@@ -31,6 +34,9 @@ enum Command {
     Check(check::Args),
     /// Judge a run again, and make its page again
     Report(report::Args),
+    /// Simulate peers, clients, network, disks and time in one process, decided by a seed
+    #[cfg(feature = "sim")]
+    Sim(Box<sim::Args>),
 }
 
 /// Does what was asked. Gives the exit code; what goes wrong is printed, so that it cannot be taken for a verdict.
@@ -39,6 +45,8 @@ pub async fn run(args: Args) -> u8 {
         Command::Run(args) => run::run(*args).await,
         Command::Check(args) => check::run(&args),
         Command::Report(args) => report::run(&args),
+        #[cfg(feature = "sim")]
+        Command::Sim(args) => sim::run(*args).await,
     };
     done.unwrap_or_else(|error| {
         eprintln!("lake: {}", output::told(&error));

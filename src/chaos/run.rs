@@ -131,7 +131,7 @@ fn peers_of(word: &str) -> Result<u64, String> {
 }
 
 /// `60s`, `2m`, `500ms`.
-fn duration(word: &str) -> Result<Duration, String> {
+pub(super) fn duration(word: &str) -> Result<Duration, String> {
     let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
     let (number, unit) = word.split_at(digits);
     let number: u64 = number.parse().map_err(|_| "write a number and its unit, as 60s".to_owned())?;

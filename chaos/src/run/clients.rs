@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lake_client::Error;
+use lake_client::dial::Dialer;
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -31,6 +32,8 @@ pub struct Reach {
     pub endpoints: Vec<String>,
     pub timeout: Duration,
     pub seed: u64,
+    /// How connections are made.
+    pub dialer: Dialer,
 }
 
 impl Reach {
@@ -42,7 +45,7 @@ impl Reach {
         let mut rng = StdRng::seed_from_u64(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut endpoints = self.endpoints.clone();
         endpoints.shuffle(&mut rng);
-        let store = RemoteStore::connect(RemoteConfig { endpoints, secret: None })?;
+        let store = RemoteStore::connect_by(RemoteConfig { endpoints, secret: None }, self.dialer.clone())?;
         Ok(Access { store, roster: self.roster.clone(), ledger: self.ledger.clone(), timeout: self.timeout, rng })
     }
 }

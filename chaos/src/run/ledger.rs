@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use lake_client::clock;
 use lake_client::remote::RemoteStore;
 use lake_client::store::{Error, MetaStore, ReadOptions};
 use lake_proto::kv::Revision;
@@ -83,7 +84,7 @@ impl Ledger {
         let mut missing = 0;
         for some in wanted.chunks(KEYS_AT_ONCE) {
             let keys: Vec<String> = some.iter().map(|(key, _)| key.clone()).collect();
-            let read = store.batch_get(&keys, ReadOptions::default(), Instant::now() + TIMEOUT).await?;
+            let read = store.batch_get(&keys, ReadOptions::default(), clock::now() + TIMEOUT).await?;
             let there: BTreeMap<&str, Revision> =
                 read.value.iter().map(|entry| (entry.key.as_str(), entry.mod_revision)).collect();
             for (key, acknowledged) in some {

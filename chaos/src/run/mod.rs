@@ -27,6 +27,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lake_client::dial::Dialer;
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -194,6 +195,7 @@ async fn under_attack(
         ledger: Arc::new(Ledger::default()),
         timeout: settings.operation_timeout,
         seed: settings.seed,
+        dialer: Dialer::default(),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
     let recorder = Recorder::new();

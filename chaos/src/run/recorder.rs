@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use lake_client::clock;
 use lake_client::store::{Applied, Error};
 
 use crate::history::{Action, Fault, Kind, Operation, Process};
@@ -49,7 +50,7 @@ pub struct Recorder {
 impl Recorder {
     /// Time begins now. Processes are numbered from 0.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { started: Instant::now(), taken: Mutex::default(), next_process: AtomicU64::new(0) })
+        Arc::new(Self { started: clock::now(), taken: Mutex::default(), next_process: AtomicU64::new(0) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
@@ -58,12 +59,12 @@ impl Recorder {
 
     /// Nanoseconds since time began.
     pub fn now_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(self.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Since time began.
     pub fn elapsed(&self) -> std::time::Duration {
-        self.started.elapsed()
+        clock::since(self.started)
     }
 
     /// Another client of the history.
@@ -80,6 +81,11 @@ impl Recorder {
     /// How many client operations have ended so far.
     pub fn tally(&self) -> Tally {
         self.lock().tally
+    }
+
+    /// The events behind the first `seen`.
+    pub fn since(&self, seen: usize) -> Vec<Operation> {
+        self.lock().operations.get(seen..).unwrap_or_default().to_vec()
     }
 
     /// Whether no more will be taken.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_client::remote::RemoteStore;
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -58,7 +59,7 @@ pub struct Access {
 impl Access {
     /// Until when an operation that begins now may take.
     pub fn deadline(&self) -> Instant {
-        Instant::now() + self.timeout
+        clock::now() + self.timeout
     }
 
     /// Any peer, and where it is reached. `None` if there is none at the moment.

@@ -15,6 +15,8 @@ use tonic::{Request, Response, Status};
 use super::RemoteStore;
 use super::attempts::{Failure, Rules, classify, describe};
 use super::connections::{connection, request};
+use crate::clock;
+use crate::dial::Dialer;
 use crate::secret::Secret;
 use crate::store::{Applied, Error};
 
@@ -27,8 +29,21 @@ pub async fn peer_status(
     secret: Option<&Secret>,
     timeout: Duration,
 ) -> Result<v1::StatusResponse, Error> {
+    peer_status_by(&Dialer::default(), endpoint, secret, timeout).await
+}
+
+/// The same, with a connection that is made by this dialer.
+///
+/// # Errors
+/// As [`peer_status`].
+pub async fn peer_status_by(
+    dialer: &Dialer,
+    endpoint: &str,
+    secret: Option<&Secret>,
+    timeout: Duration,
+) -> Result<v1::StatusResponse, Error> {
     call(endpoint, "asking for its status", Applied::No, timeout, async {
-        let mut client = client(endpoint)?;
+        let mut client = client(dialer, endpoint)?;
         Ok(client.status(request(v1::StatusRequest {}, timeout, secret)?).await?.into_inner())
     })
     .await
@@ -45,7 +60,7 @@ pub async fn init(
     timeout: Duration,
 ) -> Result<v1::InitResponse, Error> {
     call(endpoint, "founding the cluster", Applied::Unknown, timeout, async {
-        let mut client = client(endpoint)?;
+        let mut client = client(&Dialer::default(), endpoint)?;
         Ok(client.init(request(v1::InitRequest { founders }, timeout, secret)?).await?.into_inner())
     })
     .await
@@ -139,9 +154,9 @@ impl RemoteStore {
     }
 }
 
-fn client(endpoint: &str) -> Result<ClusterClient<tonic::transport::Channel>, Status> {
+fn client(dialer: &Dialer, endpoint: &str) -> Result<ClusterClient<tonic::transport::Channel>, Status> {
     let connection = connection(endpoint).map_err(|e| Status::invalid_argument(e.to_string()))?;
-    Ok(ClusterClient::new(connection.connect_lazy()))
+    Ok(ClusterClient::new(dialer.channel(&connection)))
 }
 
 /// One call, once. `unanswered`: what a call that is not answered may have done.
@@ -152,7 +167,7 @@ pub(super) async fn call<T>(
     timeout: Duration,
     answer: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Error> {
-    let started = Instant::now();
+    let started = clock::now();
     let doing = format!("{endpoint}: {doing}");
     let failure = match tokio::time::timeout(timeout, answer).await {
         Ok(Ok(answer)) => return Ok(answer),
@@ -166,7 +181,7 @@ pub(super) async fn call<T>(
             doing,
             endpoints: vec![endpoint.to_owned()],
             attempts: 1,
-            elapsed: started.elapsed(),
+            elapsed: clock::since(started),
             leader: "no leader asked for".to_owned(),
             last,
             applied,

@@ -15,6 +15,7 @@ use tonic::{Code, Status};
 
 use super::RemoteStore;
 use super::backoff::Backoff;
+use crate::clock;
 use crate::store::{Applied, Error};
 
 /// Hints followed at once, one after the other. While the leadership moves, two peers may name each other.
@@ -117,7 +118,7 @@ impl Attempts {
     pub fn new(doing: &str, deadline: Instant) -> Self {
         Self {
             doing: doing.to_owned(),
-            started: Instant::now(),
+            started: clock::now(),
             deadline,
             count: 0,
             last: "the deadline was over before the first attempt ended".to_owned(),
@@ -126,7 +127,7 @@ impl Attempts {
     }
 
     pub fn remaining(&self) -> Option<Duration> {
-        self.deadline.checked_duration_since(Instant::now()).filter(|d| !d.is_zero())
+        self.deadline.checked_duration_since(clock::now()).filter(|d| !d.is_zero())
     }
 
     /// Backs off. False: the deadline comes first.
@@ -270,7 +271,7 @@ impl RemoteStore {
             doing: attempts.doing,
             endpoints: self.endpoints(),
             attempts: attempts.count,
-            elapsed: attempts.started.elapsed(),
+            elapsed: clock::since(attempts.started),
             leader: self.inner.lock().view.describe(),
             last: attempts.last,
             applied,
@@ -342,7 +343,7 @@ impl RemoteStore {
             return Error::InDoubt {
                 doing: attempts.doing,
                 attempts: attempts.count,
-                elapsed: attempts.started.elapsed(),
+                elapsed: clock::since(attempts.started),
                 leader: self.inner.lock().view.describe(),
                 last: describe(&failure.status),
             };
@@ -425,7 +426,7 @@ mod tests {
             };
             Err::<(), _>(status::with_detail(hint, "another peer leads"))
         };
-        let deadline = Instant::now() + Duration::from_millis(300);
+        let deadline = clock::now() + Duration::from_millis(300);
         let error = store.on_leader("a test", deadline, Rules::RESENDABLE, send).await.unwrap_err();
         assert!(error.is_unavailable() && error.applied() == Applied::No, "{error}");
         // Ten pauses or so fit into that time.

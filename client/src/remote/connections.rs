@@ -26,6 +26,7 @@ use super::leader::{Round, View};
 use super::pipe::Pipe;
 use super::session::Sessions;
 use super::{MAX_ENDPOINTS, RemoteConfig};
+use crate::dial::Dialer;
 use crate::secret::Secret;
 
 /// How long a peer may take to accept a connection.
@@ -43,6 +44,7 @@ const ASK_GRACE: Duration = Duration::from_millis(60);
 #[derive(Debug)]
 pub(super) struct Inner {
     config: RemoteConfig,
+    dialer: Dialer,
     shared: Mutex<Shared>,
     /// Held while asking; counts the rounds.
     asking: tokio::sync::Mutex<u64>,
@@ -78,8 +80,9 @@ impl Shared {
 
 impl Inner {
     /// No connection yet.
-    pub fn new(config: RemoteConfig) -> Self {
-        Self { config, shared: Mutex::default(), asking: tokio::sync::Mutex::new(0), sessions: Sessions::default() }
+    pub fn new(config: RemoteConfig, dialer: Dialer) -> Self {
+        let (shared, asking, sessions) = (Mutex::default(), tokio::sync::Mutex::new(0), Sessions::default());
+        Self { config, dialer, shared, asking, sessions }
     }
 
     /// What is known now. Held for a look or a change, never across an await.
@@ -102,7 +105,7 @@ impl Inner {
             return Ok(channel.clone());
         }
         let endpoint = connection(address).map_err(|e| unsent(Kind::Unavailable, format!("{address:?}: {e}")))?;
-        let channel = endpoint.connect_lazy();
+        let channel = self.dialer.channel(&endpoint);
         if shared.channels.len() >= 2 * MAX_ENDPOINTS {
             shared.channels.clear();
             shared.pipes.clear();

@@ -19,6 +19,7 @@ use lake_proto::v1::sessions_client::SessionsClient;
 
 use super::attempts::Rules;
 use super::{RemoteStore, doing, revision, txn_answer, txn_result, wire_options};
+use crate::clock;
 use crate::store::{Applied, Committed, Error, MetaStore, Read, ReadOptions, Snapshot};
 
 /// A lease that was granted.
@@ -87,7 +88,7 @@ impl RemoteStore {
         validate_lease_ttl(millis(ttl))?;
         validate_holder(holder)?;
         loop {
-            let asked = Instant::now();
+            let asked = clock::now();
             let grant = async |stamp: Option<Stamp>, address: String, timeout| {
                 let stamp = stamp.map(Into::into);
                 let message = v1::GrantLeaseRequest { ttl_ms: millis(ttl), holder: holder.to_owned(), stamp };
@@ -97,7 +98,7 @@ impl RemoteStore {
             let (answer, _) = self.mutate("granting a lease", deadline, Rules::RESENDABLE, grant).await?;
             let lease = Lease { id: answer.id, ttl, held_until: asked + ttl };
             // One whose answer took so long may be over: it ends by itself, and is of no use.
-            let now = Instant::now();
+            let now = clock::now();
             if now < lease.held_until || now >= deadline {
                 return Ok(lease);
             }
@@ -197,7 +198,7 @@ impl RemoteStore {
             // One that is not closed ends by itself.
             let _ = self.close_snapshot(snapshot, deadline).await;
             match all {
-                Err(Error::SnapshotExpired { .. }) if Instant::now() < deadline => {}
+                Err(Error::SnapshotExpired { .. }) if clock::now() < deadline => {}
                 all => return all,
             }
         }

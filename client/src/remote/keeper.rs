@@ -25,6 +25,7 @@ use super::RemoteStore;
 use super::attempts::{Attempts, classify, describe};
 use super::backoff::Backoff;
 use super::coordination::Lease;
+use crate::clock;
 
 /// Keep-alives per time to live.
 const PER_TTL: u32 = 3;
@@ -65,7 +66,7 @@ impl LeaseKeeper {
     /// Whether the lease is certainly alive now, unless it is revoked.
     pub fn is_held(&self) -> bool {
         let held = self.held.borrow();
-        held.lost.is_none() && Instant::now() < held.until
+        held.lost.is_none() && clock::now() < held.until
     }
 
     /// Waits until the lease is renewed after this call, and says until when it is held then. `None`: it is lost.
@@ -132,7 +133,7 @@ impl Keeping {
         let id = self.lease.id;
         let mut backoff = Backoff::default();
         let mut last = "no keep-alive was sent in time".to_owned();
-        while Instant::now() < self.until() {
+        while clock::now() < self.until() {
             let before = self.until();
             let ended = self.one_stream().await;
             if self.until() > before {
@@ -153,7 +154,7 @@ impl Keeping {
             };
             tracing::debug!(lease = id, "keeping a lease alive: {last}");
             if !redirected {
-                let until = self.until().min(Instant::now() + backoff.next_wait());
+                let until = self.until().min(clock::now() + backoff.next_wait());
                 tokio::time::sleep_until(until.into()).await;
             }
         }
@@ -202,7 +203,7 @@ impl Keeping {
 
     fn send(&mut self, requests: &mpsc::Sender<v1::KeepAliveRequest>) -> Result<Instant, Status> {
         self.tag += 1;
-        let now = Instant::now();
+        let now = clock::now();
         requests
             .try_send(v1::KeepAliveRequest { ids: vec![self.lease.id], tag: self.tag })
             .map_err(|_| Status::unavailable("the connection does not take keep-alives"))?;

@@ -52,6 +52,7 @@ use lake_proto::v1::pipeline_response::Response as PipedAnswer;
 
 use self::attempts::{At, Attempts, Rules};
 use self::connections::{Inner, connection};
+use crate::dial::Dialer;
 use crate::secret::Secret;
 use crate::store::{
     Applied, Capabilities, Committed, Consistency, Error, MetaStore, Page, Read, ReadOptions, Snapshot,
@@ -80,12 +81,20 @@ impl RemoteStore {
     /// # Errors
     /// If no endpoint is given, too many are, or one is not `host:port`.
     pub fn connect(config: RemoteConfig) -> Result<Self, Error> {
+        Self::connect_by(config, Dialer::default())
+    }
+
+    /// The same, with connections that are made by this dialer.
+    ///
+    /// # Errors
+    /// As [`RemoteStore::connect`].
+    pub fn connect_by(config: RemoteConfig, dialer: Dialer) -> Result<Self, Error> {
         if config.endpoints.is_empty() || config.endpoints.len() > MAX_ENDPOINTS {
             let given = config.endpoints.len();
             return Err(unusable(format!("{given} endpoints were given; 1 to {MAX_ENDPOINTS} can be")));
         }
         config.endpoints.iter().try_for_each(|endpoint| check_endpoint(endpoint))?;
-        Ok(Self { inner: Arc::new(Inner::new(config)), reads_at: None })
+        Ok(Self { inner: Arc::new(Inner::new(config, dialer)), reads_at: None })
     }
 
     /// The same store, whose reads are answered by the peer at this endpoint and by no other. Changes go to whoever leads.
@@ -301,7 +310,7 @@ impl MetaStore for RemoteStore {
             let result = &committed.result;
             let changed_nothing = !result.succeeded && !txn.otherwise.iter().any(Op::is_write);
             // Its first answer was too large to be kept: asked for as a new request, there is a whole one.
-            if result.reduced.is_none() || !changed_nothing || Instant::now() >= deadline {
+            if result.reduced.is_none() || !changed_nothing || clock::now() >= deadline {
                 return Ok(committed);
             }
         }
@@ -315,6 +324,7 @@ mod tests {
     use lake_proto::kv::{Compare, Expected};
 
     use super::*;
+    use crate::clock;
 
     #[test]
     fn only_guarded_writes_are_sent_twice() {
@@ -346,11 +356,11 @@ mod tests {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let endpoint = format!("127.0.0.1:{port}");
         let store = RemoteStore::connect(RemoteConfig { endpoints: vec![endpoint.clone()], secret: None }).unwrap();
-        let deadline = Instant::now() + Duration::from_millis(300);
+        let deadline = clock::now() + Duration::from_millis(300);
         let error = store.cas("/lake/a", Expected::Absent, "1".into(), deadline).await.unwrap_err();
         assert_eq!(error.applied(), Applied::No);
         let message = error.to_string();
         assert!(message.contains("unreachable") && message.contains(&endpoint), "{message}");
-        assert!(Instant::now() < deadline + Duration::from_secs(1));
+        assert!(clock::now() < deadline + Duration::from_secs(1));
     }
 }

@@ -21,6 +21,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use crate::clock;
 use lake_proto::coordination::{SessionId, Stamp, validate_session_ttl};
 use lake_proto::limits::SESSION_WINDOW;
 use lake_proto::v1;
@@ -71,7 +72,7 @@ impl Sessions {
         let state = self.lock();
         match &state.current {
             Some(window) if !window.is_closed() => Some(Some(window.clone())),
-            _ if state.refused.is_some_and(|at| at.elapsed() < REFUSED_FOR) => Some(None),
+            _ if state.refused.is_some_and(|at| clock::since(at) < REFUSED_FOR) => Some(None),
             _ => None,
         }
     }
@@ -176,7 +177,7 @@ impl RemoteStore {
             }
             Err(Error::Refused { message, .. }) => {
                 tracing::warn!("going on without a session: {message}");
-                sessions.lock().refused = Some(Instant::now());
+                sessions.lock().refused = Some(clock::now());
                 Ok(None)
             }
             // Whatever became of the session, the mutation was not sent.

@@ -35,6 +35,7 @@ use super::RemoteStore;
 use super::attempts::{Failure, classify, describe, ended};
 use super::backoff::Backoff;
 use super::connections::Inner;
+use crate::clock;
 use crate::store::{Applied, Error};
 
 /// How long no peer may serve before the watch ends with `Unavailable`.
@@ -140,7 +141,7 @@ impl Follower {
             let address = &endpoints[turn % endpoints.len()];
             self.attempts = self.attempts.saturating_add(1);
             let ended_by = self.follow(address).await;
-            if self.opened.take().is_some_and(|at| at.elapsed() >= SETTLED) {
+            if self.opened.take().is_some_and(|at| clock::since(at) >= SETTLED) {
                 self.served();
             }
             let failure = match ended_by {
@@ -156,7 +157,7 @@ impl Follower {
             if failure.broken {
                 self.inner.lock().forget_connection(address);
             }
-            let failing_for = self.failing_since.get_or_insert_with(Instant::now).elapsed();
+            let failing_for = clock::since(*self.failing_since.get_or_insert_with(clock::now));
             let end = if !failure.retry {
                 ended(&self.doing(), &failure, false)
             } else if failing_for >= PATIENCE {
@@ -186,7 +187,7 @@ impl Follower {
                 return Ended::Failed(classify(Status::deadline_exceeded(what)));
             }
         };
-        self.opened = Some(Instant::now());
+        self.opened = Some(clock::now());
         loop {
             let message = tokio::select! {
                 () = self.messages.closed() => return Ended::Dropped,

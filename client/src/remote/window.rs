@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::clock;
 use lake_proto::coordination::{SessionId, Stamp};
 use lake_proto::limits::SESSION_WINDOW;
 use tokio::sync::Semaphore;
@@ -42,7 +43,7 @@ impl State {
 impl Window {
     /// Of a session that was just opened.
     pub fn new(session: SessionId) -> Self {
-        let state = State { next: 1, unanswered: BTreeSet::new(), spoke: Instant::now() };
+        let state = State { next: 1, unanswered: BTreeSet::new(), spoke: clock::now() };
         Self { session, free: Semaphore::new(SESSION_WINDOW as usize), state: Mutex::new(state) }
     }
 
@@ -79,7 +80,7 @@ impl Window {
 
     /// The leader has heard of the session now.
     pub fn spoke(&self) {
-        self.lock().spoke = Instant::now();
+        self.lock().spoke = clock::now();
     }
 
     /// When it last did.

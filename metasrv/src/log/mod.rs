@@ -12,6 +12,7 @@
 //! - [`mark`]: the durable mark; also the only home of the vote;
 //! - [`sled_log`]: entries on sled, the only file that knows it;
 //! - [`writer`]: the thread, its messages, what it does when the disk is full or fails;
+//! - [`memory`]: the same without a disk, for simulations;
 //! - this file: [`Log`], the handle that everyone shares, and the memory tail.
 //!
 //! Limits: [`QUEUE_REQUESTS`] requests wait for the writer; the tail keeps what sled does not have yet, and up to
@@ -22,6 +23,7 @@
 
 pub mod journal;
 pub mod mark;
+pub mod memory;
 pub mod sled_log;
 pub mod writer;
 
@@ -33,6 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use lake_client::clock;
 use lake_proto::v1;
 use openraft::entry::RaftEntry;
 use openraft::storage::IOFlushed;
@@ -123,8 +126,15 @@ struct Inner {
     /// See [`Log::cut_off`].
     cut_off: Option<String>,
     requests: mpsc::Sender<Request>,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    writer: Mutex<Option<Running>>,
     latencies: LogLatencies,
+}
+
+/// What writes.
+enum Running {
+    Thread(std::thread::JoinHandle<()>),
+    /// In memory.
+    Task(tokio::task::JoinHandle<()>),
 }
 
 /// What the handle, its readers and the writer thread share.
@@ -316,8 +326,27 @@ impl Log {
         let files = Files { mark, journal, entries };
         let writer = Writer::new(options, files, shared.clone(), receiver, last, latencies.clone());
         let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
-        let thread = Mutex::new(Some(thread));
-        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off, requests, thread, latencies }) })
+        let writer = Mutex::new(Some(Running::Thread(thread)));
+        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off, requests, writer, latencies }) })
+    }
+
+    /// A log in memory, on a disk that outlives it. Its writer is a task of the current runtime.
+    ///
+    /// # Errors
+    /// A defect in the metrics.
+    pub fn in_memory(disk: &memory::MemoryDisk) -> io::Result<Self> {
+        let (requests, receiver) = mpsc::channel(QUEUE_REQUESTS);
+        let shared = Arc::new(Shared {
+            tail: Mutex::new(disk.tail()),
+            entries: Mutex::new(None),
+            health: watch::Sender::new(Health::Good),
+            busy_since: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        });
+        let latencies = LogLatencies::new().map_err(io::Error::other)?;
+        let task = tokio::spawn(memory::write(disk.clone(), shared.clone(), receiver));
+        let (dir, writer) = (PathBuf::from("memory"), Mutex::new(Some(Running::Task(task))));
+        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off: None, requests, writer, latencies }) })
     }
 
     /// How long writes take until they are durable.
@@ -338,7 +367,7 @@ impl Log {
 
     /// For how long the writer has been busy with one batch.
     pub fn busy_for(&self) -> std::time::Duration {
-        lock(&self.inner.shared.busy_since).map_or(std::time::Duration::ZERO, |since| since.elapsed())
+        lock(&self.inner.shared.busy_since).map_or(std::time::Duration::ZERO, |since| clock::since(since))
     }
 
     /// What the durable mark says.
@@ -491,17 +520,20 @@ impl Log {
     pub async fn close(&self) {
         self.inner.shared.stop.store(true, Ordering::Release);
         let _ = self.inner.requests.send(Request::Stop).await;
-        let thread = lock(&self.inner.thread).take();
+        let writer = lock(&self.inner.writer).take();
         let reader = lock(&self.inner.shared.entries).take();
+        let thread = match writer {
+            Some(Running::Thread(thread)) => thread,
+            Some(Running::Task(task)) => return drop(task.await),
+            None => return,
+        };
         let waited = tokio::task::spawn_blocking(move || {
-            if let Some(thread) = thread {
-                let _ = thread.join();
-            }
+            let _ = thread.join();
             // Reads that are under way end soon; the files are free only after the last of them.
-            let deadline = Instant::now() + std::time::Duration::from_secs(2);
+            let deadline = clock::now() + std::time::Duration::from_secs(2);
             while let Some(reader) = &reader
                 && Arc::strong_count(reader) > 1
-                && Instant::now() < deadline
+                && clock::now() < deadline
             {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }

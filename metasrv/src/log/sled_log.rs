@@ -23,9 +23,10 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use lake_client::clock;
 
 use super::lock;
 use crate::files;
@@ -219,7 +220,7 @@ impl SledLog {
 
     fn open_sled(dir: &Path) -> io::Result<Self> {
         quiet_guarded_panics();
-        let until = Instant::now() + LOCK_PATIENCE;
+        let until = clock::now() + LOCK_PATIENCE;
         let db = loop {
             let opened = guard(dir, "opening", || {
                 sled::Config::new()
@@ -232,7 +233,7 @@ impl SledLog {
             match opened {
                 // A database of this process that was just dropped is closed by sled's own threads, a moment later. No
                 // other process can hold it: the data directory's lock is ours.
-                Err(e) if e.to_string().contains(LOCKED) && Instant::now() < until => {
+                Err(e) if e.to_string().contains(LOCKED) && clock::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 opened => break opened?,

@@ -18,8 +18,9 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use lake_client::clock;
 use openraft::storage::IOFlushed;
 use prost::Message;
 use tokio::sync::mpsc::{self, error::TryRecvError};
@@ -202,9 +203,9 @@ impl Writer {
             if !self.journal.has_room(&frames) {
                 self.drain()?;
             }
-            let began = Instant::now();
+            let began = clock::now();
             self.finally(|this| this.journal.append(&frames))?;
-            latencies::note(&self.latencies.journal, began.elapsed());
+            latencies::note(&self.latencies.journal, clock::since(began));
             self.last = Some(last);
             self.pending.extend(frames);
             self.pending_bytes += bytes;
@@ -212,13 +213,13 @@ impl Writer {
         }
         self.drain()?;
         let entries = self.entries.clone();
-        let began = Instant::now();
+        let began = clock::now();
         self.finally(|this| {
             entries.append(&frames)?;
             entries.sync()?;
             this.mark.update(|m| m.last = Some(last))
         })?;
-        latencies::note(&self.latencies.entries, began.elapsed());
+        latencies::note(&self.latencies.entries, clock::since(began));
         self.last = Some(last);
         let mut tail = lock(&self.shared.tail);
         tail.mark = self.mark.get().clone();
@@ -245,7 +246,7 @@ impl Writer {
         }
         self.store()?;
         let (entries, last, end) = (self.entries.clone(), self.last, self.journal.end());
-        let began = Instant::now();
+        let began = clock::now();
         self.finally(|this| {
             entries.sync()?;
             this.mark.update_both(|m| {
@@ -253,7 +254,7 @@ impl Writer {
                 m.journal = Some(end);
             })
         })?;
-        latencies::note(&self.latencies.entries, began.elapsed());
+        latencies::note(&self.latencies.entries, clock::since(began));
         self.journal.release();
         lock(&self.shared.tail).mark = self.mark.get().clone();
         Ok(())
@@ -356,7 +357,7 @@ impl Writer {
     }
 
     fn busy<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        *lock(&self.shared.busy_since) = Some(Instant::now());
+        *lock(&self.shared.busy_since) = Some(clock::now());
         let result = work(self);
         *lock(&self.shared.busy_since) = None;
         result

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use openraft::ChangeMembers;
@@ -104,7 +105,7 @@ impl Addresses {
     async fn ask(&self, leader: u64) -> Result<(), String> {
         let own = self.view.identity().to_wire();
         if leader == own.id {
-            return self.replace(own, Instant::now() + ANSWER).await.map_err(|f| f.message);
+            return self.replace(own, clock::now() + ANSWER).await.map_err(|f| f.message);
         }
         let known = self.view.member(leader).ok_or("the leader is not in the membership known here")?;
         let header = self.network.sender.header(leader, &Member::from(known.clone()));

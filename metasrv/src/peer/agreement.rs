@@ -14,10 +14,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::join_all;
 use imbl::Vector;
+use lake_client::clock;
 use lake_proto::v1;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -165,7 +166,7 @@ impl Agreement {
     }
 
     async fn verdict(&self, note: Note) -> Verdict {
-        let until = Instant::now() + PATIENCE;
+        let until = clock::now() + PATIENCE;
         let mut answered = BTreeMap::from([(self.view.id(), note.hash)]);
         loop {
             let (voters, _) = self.view.members();
@@ -174,7 +175,7 @@ impl Agreement {
             answered.extend(asked.into_iter().flatten());
             let ids = voters.iter().map(|voter| voter.id).collect();
             let verdict = judge(note.hash, &ids, &answered);
-            if verdict != Verdict::Undecided || Instant::now() >= until {
+            if verdict != Verdict::Undecided || clock::now() >= until {
                 return verdict;
             }
             tokio::time::sleep(AGAIN).await;

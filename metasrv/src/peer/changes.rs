@@ -30,6 +30,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use openraft::errors::{ChangeMembershipError, ClientWriteError, RaftError};
@@ -280,11 +281,11 @@ impl Changes {
             |e: &dyn std::fmt::Display| Failure::unavailable(format!("peer {own}: the consensus core ended: {e}"));
         tracing::info!(successor, "handing the leadership over, as asked");
         self.view.raft().trigger().transfer_leader(successor).await.map_err(|e| ended(&e))?;
-        let until = deadline.min(Instant::now() + TRANSFER);
+        let until = deadline.min(clock::now() + TRANSFER);
         loop {
             match self.view.leader_id() {
                 Some(leader) if leader == successor || (to.is_none() && leader != own) => return self.leader(),
-                _ if Instant::now() >= until => {
+                _ if clock::now() >= until => {
                     let what = format!(
                         "peer {successor} has not taken the leadership over within {} ms; ask again",
                         TRANSFER.as_millis()
@@ -315,7 +316,7 @@ impl Changes {
                 continue;
             }
             let Ok(_claim) = self.claim("ending a change of the voters".to_owned()) else { continue };
-            match self.settled(Instant::now() + FINISH).await {
+            match self.settled(clock::now() + FINISH).await {
                 Ok((_, plan)) => {
                     tracing::info!(voters = ?plan.voters(), "ended a change of the voters that was left behind")
                 }
@@ -344,11 +345,11 @@ impl Changes {
                  time; ask again once that has ended",
                 self.view.id(),
                 running.what,
-                running.since.elapsed().as_secs_f64()
+                clock::since(running.since).as_secs_f64()
             );
             return Err(Failure::new(Kind::ChangeUnderWay, what));
         }
-        *running = Some(Running { what, since: Instant::now() });
+        *running = Some(Running { what, since: clock::now() });
         Ok(Claim { running: self.running.clone() })
     }
 
@@ -369,7 +370,7 @@ impl Changes {
                 };
                 self.append(membership, Some(end), deadline).await?;
             }
-            if Instant::now() >= deadline {
+            if clock::now() >= deadline {
                 let what = format!(
                     "peer {}: the membership at log entry {} is not committed and applied yet; ask again",
                     self.view.id(),
@@ -581,7 +582,7 @@ impl Changes {
             if progress.caught_up() {
                 return Ok(());
             }
-            if Instant::now() >= deadline {
+            if clock::now() >= deadline {
                 let what =
                     format!("peer {id} is a learner and has not caught up: it {}; ask again", progress.describe());
                 return Err(Failure::unavailable(what));

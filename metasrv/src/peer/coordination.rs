@@ -9,6 +9,7 @@
 
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_client::store::ReadOptions;
 use lake_proto::coordination::{
     LeaseId, Scope, SessionId, Stamp, validate_holder, validate_lease_ttl, validate_session_ttl,
@@ -136,7 +137,7 @@ impl Member {
 
     fn began(&self, kind: Mortal, ttl_ms: u64, outcome: Outcome) -> Result<Revision, Failure> {
         let Outcome::Granted { id } = outcome else { return Err(misanswered(&outcome)) };
-        lock(self.duties.of(kind)).began(id, Duration::from_millis(ttl_ms), Instant::now());
+        lock(self.duties.of(kind)).began(id, Duration::from_millis(ttl_ms), clock::now());
         Ok(id)
     }
 
@@ -255,7 +256,7 @@ impl Member {
     ) -> Result<Part<(Lease, Option<Duration>)>, Failure> {
         let applied = self.read(options, deadline).await?;
         let part = Part::of(applied.state.revision(), applied.state.leases(after), limit);
-        let now = Instant::now();
+        let now = clock::now();
         let countdowns = lock(self.duties.of(Mortal::Lease));
         let items = part.items.into_iter().map(|lease| {
             let remaining = countdowns.remaining(lease.id, now);
@@ -341,7 +342,7 @@ mod tests {
         let member = founding::found_alone(&peer).await.unwrap();
         let mut recovered = member.recovered();
         recovered.wait_for(|recovered| *recovered).await.unwrap();
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = clock::now() + Duration::from_secs(30);
         let lease = member.grant_lease(60_000, String::new(), None, deadline).await.unwrap();
         let term = member.term_on_duty().await.unwrap();
 
@@ -349,7 +350,7 @@ mod tests {
         let expire = Action::ExpireLeases { leases: vec![lease], term };
         member.propose(expire, None, deadline).await.unwrap();
         lock(member.duties.of(Mortal::Lease)).ended(lease);
-        let kept = member.renew(Mortal::Lease, term, &[lease], Instant::now()).expect("it still leads");
+        let kept = member.renew(Mortal::Lease, term, &[lease], clock::now()).expect("it still leads");
         assert_eq!((kept.alive, kept.expired), (vec![], vec![lease]));
         assert_eq!(lock(member.duties.of(Mortal::Lease)).len(), 0, "nothing counts down for it");
         peer.shutdown().await;

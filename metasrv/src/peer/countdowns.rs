@@ -219,6 +219,7 @@ impl Countdowns {
 mod tests {
     use std::collections::BTreeMap;
 
+    use lake_client::clock;
     use proptest::prelude::*;
 
     use super::*;
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn silence_is_due_and_a_sign_of_life_puts_it_off() {
-        let t = Instant::now();
+        let t = clock::now();
         let mut c = leading(t, &[(1, 1000), (2, 1000)]);
         assert_eq!(c.due(t + ms(999)), NONE);
         assert_eq!(c.renew(1, 2, ms(1000), t + ms(900)), Renewal::Alive);
@@ -248,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_was_proposed_is_never_renewed_in_that_term() {
-        let t = Instant::now();
+        let t = clock::now();
         let mut c = leading(t, &[(1, 1000)]);
         assert_eq!(c.due(t + ms(1000)), [1]);
         assert_eq!(c.renew(1, 1, ms(1000), t + ms(1000)), Renewal::Over);
@@ -269,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_new_leader_and_a_late_look_restart_in_full() {
-        let t = Instant::now();
+        let t = clock::now();
         let mut c = leading(t, &[(1, 1500)]);
         let planned = c.next_look(t);
         assert!(planned <= t + LONGEST_SLEEP);
@@ -284,7 +285,7 @@ mod tests {
 
     #[test]
     fn nothing_counts_while_this_peer_does_not_lead() {
-        let t = Instant::now();
+        let t = clock::now();
         let mut c = leading(t, &[(1, 1000)]);
         c.stop();
         c.began(2, ms(1000), t);
@@ -296,7 +297,7 @@ mod tests {
 
     #[test]
     fn much_coming_and_going_leaves_nothing_behind_and_proposals_are_bounded() {
-        let t = Instant::now();
+        let t = clock::now();
         let mut c = leading(t, &[]);
         for id in 1..=100_000 {
             c.began(id, ms(60_000), t);
@@ -336,7 +337,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_does_what_a_naive_one_does(steps in prop::collection::vec(step(), 1..120)) {
-            let start = Instant::now();
+            let start = clock::now();
             let at = |n: u64| start + ms(n);
             let (mut now, mut term, mut planned) = (10_000u64, 1, 10_000u64);
             let mut c = Countdowns::default();

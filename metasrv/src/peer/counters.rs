@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use lake_client::clock;
 use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{Condition, Op, OpResult, Txn, TxnResult};
 
@@ -65,7 +66,7 @@ impl Guards {
             _ => None,
         });
         let acquires = txn.then.iter().any(|op| matches!(op, Op::AcquireScope { .. }));
-        Self { began: Instant::now(), leases: leases.collect(), acquires }
+        Self { began: clock::now(), leases: leases.collect(), acquires }
     }
 }
 
@@ -76,7 +77,7 @@ impl Counters {
             if guards.acquires {
                 let acquired = result.results.iter().filter(|r| matches!(r, OpResult::AcquireScope { .. }));
                 self.scopes_acquired.add(acquired.count() as u64);
-                self.scopes_acquired_micros.add(guards.began.elapsed().as_micros() as u64);
+                self.scopes_acquired_micros.add(clock::since(guards.began).as_micros() as u64);
             }
             return;
         }

@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_proto::v1::DiskUse;
 
+use crate::blocking::blocking;
 use crate::files::FreeSpace;
 use crate::log::lock;
 
@@ -54,7 +56,7 @@ impl Disk {
     /// What is used and free. `None` if the directory cannot be looked at, or not soon enough the first time.
     pub async fn usage(&self) -> Option<DiskUse> {
         if let Some((at, seen)) = *lock(&self.last)
-            && at.elapsed() < FRESH
+            && clock::since(at) < FRESH
         {
             return Some(seen);
         }
@@ -63,7 +65,7 @@ impl Disk {
             let look = tokio::task::spawn_blocking(move || {
                 let seen = place.look();
                 match seen {
-                    Ok(seen) => *lock(&last) = Some((Instant::now(), seen)),
+                    Ok(seen) => *lock(&last) = Some((clock::now(), seen)),
                     Err(error) => {
                         tracing::debug!(dir = %place.dir.display(), %error, "looking what the directory takes")
                     }
@@ -84,7 +86,7 @@ impl Disk {
     /// They do not; in words.
     pub async fn room_for(&self, bytes: u64) -> Result<(), String> {
         let place = self.place.clone();
-        let looked = tokio::task::spawn_blocking(move || place.free_space.bytes(&place.dir)).await;
+        let looked = blocking(move || Ok(place.free_space.bytes(&place.dir))).await;
         let free = looked.map_err(|e| format!("looking how much room there is: {e}"))?;
         let (dir, reserve) = (self.place.dir.display(), self.place.reserve_bytes);
         if free >= reserve.saturating_add(bytes) {
@@ -153,9 +155,9 @@ mod tests {
         file.sync_all().unwrap();
         assert!(taken_by(dir.path()).unwrap() >= 100_000);
         let (_, seen) = lock(&disk.last).unwrap();
-        *lock(&disk.last) = Some((Instant::now() + 3600 * FRESH, seen));
+        *lock(&disk.last) = Some((clock::now() + 3600 * FRESH, seen));
         assert_eq!(disk.usage().await, Some(seen), "the last answer is good still");
-        *lock(&disk.last) = Some((Instant::now().checked_sub(FRESH).unwrap(), seen));
+        *lock(&disk.last) = Some((clock::now().checked_sub(FRESH).unwrap(), seen));
         assert!(disk.usage().await.unwrap().data_bytes >= 100_000);
     }
 

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use lake_client::clock;
 use lake_proto::coordination::SessionId;
 use lake_proto::kv::Revision;
 use lake_proto::v1;
@@ -127,7 +128,7 @@ impl Duties {
     }
 
     fn begin(&self, term: u64, state: &State) {
-        let now = Instant::now();
+        let now = clock::now();
         for kind in [Mortal::Lease, Mortal::Session] {
             let alive = kind.began_after(state, 0);
             lock(self.of(kind)).lead(term, now, alive.into_iter());
@@ -210,7 +211,7 @@ impl Lead {
     async fn run(mut self, member: &Weak<Member>) {
         let mut chores = Chores::new();
         let mut raising = false;
-        let mut next_look = Instant::now();
+        let mut next_look = clock::now();
         loop {
             let done = tokio::select! {
                 () = tokio::time::sleep_until(next_look.into()) => None,
@@ -227,10 +228,10 @@ impl Lead {
                 return;
             }
             if view.confirmed_term() != Some(self.term) {
-                next_look = Instant::now() + LONGEST_SLEEP / 2;
+                next_look = clock::now() + LONGEST_SLEEP / 2;
                 continue;
             }
-            let now = Instant::now();
+            let now = clock::now();
             self.expire(&member, now, &mut chores);
             if self.looked_around.is_none_or(|at| now >= at + LOOK_AROUND) {
                 self.looked_around = Some(now);
@@ -305,7 +306,7 @@ fn expired(member: &Member, kind: Mortal, ids: &[Revision], result: Result<usize
         }
         Err(failure) => {
             tracing::debug!(?kind, count = ids.len(), "proposing an end again: {}", failure.message);
-            countdowns.again(ids, Instant::now() + PROPOSE_AGAIN);
+            countdowns.again(ids, clock::now() + PROPOSE_AGAIN);
         }
     }
 }
@@ -313,7 +314,7 @@ fn expired(member: &Member, kind: Mortal, ids: &[Revision], result: Result<usize
 async fn propose_end(member: Arc<Member>, kind: Mortal, ids: Vec<Revision>, term: u64) -> Done {
     let scopes = kind.scopes_of(&member.published.current().state, &ids);
     let action = kind.expire(ids.clone(), term);
-    let result = member.propose(action, None, Instant::now() + PROPOSAL).await;
+    let result = member.propose(action, None, clock::now() + PROPOSAL).await;
     Done::Expired(kind, ids, result.map(|_| scopes))
 }
 
@@ -332,7 +333,7 @@ async fn raise_feature_level(member: Arc<Member>) -> Done {
     let in_force = member.published.current().state.feature_level();
     if let Some(level) = everybody.filter(|level| *level > in_force) {
         // The turn is not given up before it is known what became of it; an end of the leadership ends the waiting.
-        match member.propose(Action::SetFeatureLevel { level }, None, Instant::now() + AS_LONG_AS_IT_LEADS).await {
+        match member.propose(Action::SetFeatureLevel { level }, None, clock::now() + AS_LONG_AS_IT_LEADS).await {
             Ok(_) => {
                 tracing::info!(from = in_force, to = level, "every member supports it: the feature level is raised")
             }

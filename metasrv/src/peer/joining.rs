@@ -11,9 +11,11 @@
 //! is missing or wrong, by every peer that answers: it ends as well, since no later attempt would fare better.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::join_all;
+use lake_client::clock;
+use lake_client::dial::Dialer;
 use lake_client::remote::{RemoteConfig, RemoteStore, admin};
 use lake_client::secret::Secret;
 use lake_client::store::Error;
@@ -51,13 +53,13 @@ async fn ask(peer: &Peer, endpoints: Vec<String>, secret: Option<Secret>) -> Res
         return Ok(());
     }
     let config = RemoteConfig { endpoints, secret };
-    let cluster = RemoteStore::connect(config.clone()).map_err(|e| e.to_string())?;
+    let cluster = RemoteStore::connect_by(config.clone(), peer.transport.dialer()).map_err(|e| e.to_string())?;
     let mut retry = FIRST_RETRY;
     loop {
-        if let Some(why) = turned_away(&config).await {
+        if let Some(why) = turned_away(&config, &peer.transport.dialer()).await {
             return Err(why);
         }
-        match cluster.join(peer.identity.to_wire(), Instant::now() + ANSWER).await {
+        match cluster.join(peer.identity.to_wire(), clock::now() + ANSWER).await {
             Ok(answer) => {
                 tracing::info!(cluster = answer.cluster_id, peer = peer.identity.id, "joined the cluster as a learner");
                 return Ok(());
@@ -73,9 +75,9 @@ async fn ask(peer: &Peer, endpoints: Vec<String>, secret: Option<Secret>) -> Res
 }
 
 /// Why every peer that answers refuses even to talk, if so.
-async fn turned_away(config: &RemoteConfig) -> Option<String> {
+async fn turned_away(config: &RemoteConfig, dialer: &Dialer) -> Option<String> {
     let asked = config.endpoints.iter().map(async |endpoint| {
-        let answer = admin::peer_status(endpoint, config.secret.as_ref(), KNOCK).await;
+        let answer = admin::peer_status_by(dialer, endpoint, config.secret.as_ref(), KNOCK).await;
         (endpoint, answer)
     });
     let mut refusals = Vec::new();

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_client::store::{Consistency, ReadOptions, Snapshot};
 use lake_proto::coordination::Stamp;
 use lake_proto::kv::{Invalid, KeyValue, Txn, TxnResult, validate_key};
@@ -259,15 +260,15 @@ impl Member {
         if planted::has(Bug::StaleReads) {
             return Ok(());
         }
-        let began = Instant::now();
+        let began = clock::now();
         let point = loop {
             match self.reads.next_round().await {
                 Ok(point) => break point,
-                Err(f) if f.kind == Kind::Unavailable && Instant::now() < deadline && self.problem().is_none() => {}
+                Err(f) if f.kind == Kind::Unavailable && clock::now() < deadline && self.problem().is_none() => {}
                 Err(f) => return Err(f),
             }
         };
-        latencies::note(&self.latencies.read_index, began.elapsed());
+        latencies::note(&self.latencies.read_index, clock::since(began));
         self.published
             .subscribe()
             .wait_for(|applied| applied.last.is_some_and(|id| id.index >= point.index))
@@ -388,7 +389,7 @@ impl Member {
     /// NotLeader with a hint, InvalidArgument, Overloaded, and a [`Refusal`]: nothing was changed. Unavailable says
     /// whether the command may have been applied.
     pub async fn propose(&self, action: Action, stamp: Option<Stamp>, deadline: Instant) -> Result<Outcome, Failure> {
-        let arrived = Instant::now();
+        let arrived = clock::now();
         if let Some(stamp) = stamp {
             stamp.validate().map_err(Failure::invalid)?;
         }
@@ -421,7 +422,7 @@ impl Member {
         };
         match tokio::time::timeout_at(deadline.into(), answer).await {
             Ok(Ok(Ok(response))) => {
-                latencies::note(&self.latencies.commit, arrived.elapsed());
+                latencies::note(&self.latencies.commit, clock::since(arrived));
                 if let Some(stamp) = stamp {
                     // As a keep-alive does.
                     self.duties.session_spoke(stamp.session, arrived);
@@ -580,7 +581,7 @@ pub fn misanswered(outcome: &Outcome) -> Failure {
 }
 
 fn unix_ms() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    clock::wall().as_millis() as u64
 }
 
 async fn recover(view: View, recovered: watch::Sender<bool>, stop: CancellationToken) {

@@ -51,13 +51,15 @@ use tokio::sync::{Mutex, watch};
 use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
-use crate::config::{StorageConfig, Timing};
+use crate::config::{Config, StorageConfig, Timing};
 use crate::directory::{self, DirectoryLock, DirectoryOptions};
 use crate::error::Error;
 use crate::files::FreeSpace;
 use crate::log::Log;
+use crate::log::memory::MemoryDisk;
 use crate::raft::network::Transport;
-use crate::raft::state_machine::StateMachine;
+use crate::raft::state_machine::{DiskReserve, Observe, StateMachine};
+use crate::snapshot::SnapshotStore;
 use crate::state::FEATURE_LEVEL;
 
 /// Who a peer is (semantics, section 9) and where it can be reached now.
@@ -100,6 +102,18 @@ pub struct Settings {
     pub feature_level: u32,
 }
 
+impl From<&Config> for Settings {
+    fn from(config: &Config) -> Self {
+        Self {
+            timing: config.timing,
+            storage: config.storage,
+            page_life: config.page_life,
+            free_space: config.free_space.clone(),
+            feature_level: config.feature_level,
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -132,7 +146,8 @@ pub struct Opened {
     log: Log,
     disk: Disk,
     state_machine: StateMachine,
-    lock: DirectoryLock,
+    /// None of a log in memory.
+    lock: Option<DirectoryLock>,
 }
 
 impl Opened {
@@ -155,7 +170,30 @@ impl Opened {
         });
         let (contents, lock) =
             opening.await.map_err(|e| Error::Stopped(format!("opening the data directory: {e}")))??;
-        Ok(Self { log: contents.log, disk, state_machine: contents.state_machine, lock })
+        Ok(Self { log: contents.log, disk, state_machine: contents.state_machine, lock: Some(lock) })
+    }
+
+    /// A peer whose log is in memory, on a disk that outlives it; its snapshots are files in `dir`. Everything that its state
+    /// machine does is seen by `observer`. For simulations: nobody else is kept from using either.
+    ///
+    /// # Errors
+    /// A snapshot that cannot be read or is damaged.
+    pub fn in_memory(
+        log: &MemoryDisk,
+        dir: PathBuf,
+        settings: &Settings,
+        observer: Arc<dyn Observe>,
+    ) -> Result<Self, Error> {
+        let snapshots = SnapshotStore::open(dir.clone()).map_err(Error::io("opening the snapshots"))?;
+        let loaded = directory::load_snapshot(&snapshots, &log.mark(), settings.feature_level)?;
+        let bytes = settings.storage.disk_reserve_bytes;
+        let disk = Disk::new(dir, bytes, settings.free_space.clone());
+        let reserve = DiskReserve { bytes, free_space: settings.free_space.clone() };
+        let log = Log::in_memory(log).map_err(Error::io("making the log"))?;
+        let state_machine = StateMachine::new(snapshots, log.clone(), reserve, loaded)
+            .supporting(settings.feature_level)
+            .observed_by(observer);
+        Ok(Self { log, disk, state_machine, lock: None })
     }
 
     /// The voters of the cluster that the directory belongs to, as its snapshot and log say.
@@ -208,7 +246,7 @@ impl Peer {
             member: ArcSwapOption::empty(),
             fresh: Mutex::new(Some(opened.state_machine)),
             failed: watch::Sender::new(None),
-            lock: std::sync::Mutex::new(Some(opened.lock)),
+            lock: std::sync::Mutex::new(opened.lock),
         });
         if !mark.cluster_id.is_empty() {
             let mut fresh = peer.fresh.lock().await;

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_client::store::Snapshot;
 use lake_proto::kv::KeyValue;
 use lake_proto::limits::{MAX_PAGE_BYTES, MAX_PAGE_ENTRIES};
@@ -83,7 +84,7 @@ impl Pages {
             {
                 held.held.remove(&oldest);
             }
-            held.insert(id, Held { applied, prefix: Some(prefix.to_owned()), since: Instant::now() });
+            held.insert(id, Held { applied, prefix: Some(prefix.to_owned()), since: clock::now() });
         }
         page
     }
@@ -102,7 +103,7 @@ impl Pages {
             );
             return Err(Failure::new(Kind::Overloaded, what));
         };
-        held.insert(snapshot.to_wire(), Held { applied, prefix: None, since: Instant::now() });
+        held.insert(snapshot.to_wire(), Held { applied, prefix: None, since: clock::now() });
         Ok(snapshot)
     }
 
@@ -111,7 +112,7 @@ impl Pages {
         let mut table = lock(&self.held);
         let id = snapshot.to_wire();
         let Some(held) = table.held.get(&id).filter(|held| held.prefix.is_none()) else { return false };
-        let alive = held.since.elapsed() <= self.life;
+        let alive = clock::since(held.since) <= self.life;
         table.held.remove(&id);
         table.snapshots -= 1;
         alive
@@ -142,7 +143,7 @@ impl Pages {
     /// What is held under an id, if it is not too old, and whether it is of the wanted kind.
     fn find(&self, id: u64, wanted: impl Fn(Option<&str>) -> bool) -> Option<(Arc<Applied>, bool)> {
         let held = lock(&self.held);
-        let held = held.held.get(&id).filter(|held| held.since.elapsed() <= self.life)?;
+        let held = held.held.get(&id).filter(|held| clock::since(held.since) <= self.life)?;
         Some((held.applied.clone(), wanted(held.prefix.as_deref())))
     }
 
@@ -171,7 +172,7 @@ impl Pages {
     /// Lets go of what is too old.
     pub fn expire(&self) {
         let mut table = lock(&self.held);
-        table.held.retain(|_, held| held.since.elapsed() <= self.life);
+        table.held.retain(|_, held| clock::since(held.since) <= self.life);
         table.snapshots = table.held.values().filter(|held| held.prefix.is_none()).count();
     }
 

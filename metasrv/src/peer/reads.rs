@@ -10,6 +10,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use openraft::ReadPolicy;
@@ -86,7 +87,7 @@ impl ReadIndex {
 
     /// How long ago the newest round began that this peer completed and applied.
     pub fn staleness(&self) -> Option<Duration> {
-        lock(&self.confirmed).map(|at| at.elapsed())
+        lock(&self.confirmed).map(clock::since)
     }
 }
 
@@ -97,7 +98,7 @@ async fn rounds(view: View, network: Network, mut readers: mpsc::Receiver<Answer
         if waiting.is_empty() {
             continue;
         }
-        let began = Instant::now();
+        let began = clock::now();
         let result = match tokio::time::timeout(ROUND_TIMEOUT, round(&view, &network)).await {
             Ok(result) => result.map(|id| ReadPoint { index: id.index, term: id.leader_id.term, began }),
             Err(_) => Err(Failure {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lake_client::clock;
 use lake_proto::v1;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::{Instant, RaftMetrics, ServerState};
@@ -37,7 +38,7 @@ pub struct Replicated {
 impl View {
     /// Of this core.
     pub fn new(raft: Raft, identity: Arc<Identity>, leader_lease: Duration) -> Self {
-        let heard = Arc::new(Mutex::new((None, std::time::Instant::now())));
+        let heard = Arc::new(Mutex::new((None, clock::now())));
         Self { raft, identity, leader_lease, heard }
     }
 
@@ -61,6 +62,13 @@ impl View {
         self.raft.metrics().borrow_watched().clone()
     }
 
+    /// The term that this peer's core leads, as it believes itself; confirmed by a quorum or not.
+    pub fn leading_term(&self) -> Option<u64> {
+        let receiver = self.raft.metrics();
+        let metrics = receiver.borrow_watched();
+        (metrics.state == ServerState::Leader).then_some(metrics.current_term)
+    }
+
     /// The term.
     pub fn term(&self) -> u64 {
         self.raft.metrics().borrow_watched().current_term
@@ -68,12 +76,12 @@ impl View {
 
     /// A leader's call was accepted.
     pub fn heard_from(&self, id: u64) {
-        *lock(&self.heard) = (Some(id), std::time::Instant::now());
+        *lock(&self.heard) = (Some(id), clock::now());
     }
 
     /// How long no leader has called, or since this peer is a member.
     pub fn silence(&self) -> Duration {
-        lock(&self.heard).1.elapsed()
+        clock::since(lock(&self.heard).1)
     }
 
     /// Who leads, as far as this peer can know: not this one, if it has lost its quorum, and not one that has fallen silent.
@@ -83,7 +91,7 @@ impl View {
         let leader = metrics.current_leader?;
         if leader != self.identity.id {
             let (from, at) = *lock(&self.heard);
-            return from.filter(|id| *id == leader && at.elapsed() <= self.leader_lease * 2);
+            return from.filter(|id| *id == leader && clock::since(at) <= self.leader_lease * 2);
         }
         let alone = metrics.membership_config.voter_ids().eq([self.identity.id]);
         let confirmed = metrics.last_quorum_acked.is_some_and(|at| at.elapsed() <= self.leader_lease * 2);

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -53,14 +54,14 @@ impl Watchdog {
                 return;
             }
             let hangs = self.log.busy_for() > DISK_HANGS;
-            if hangs && gave_up.may(Instant::now()) && self.give_up_leadership().await {
-                gave_up.done(Instant::now());
+            if hangs && gave_up.may(clock::now()) && self.give_up_leadership().await {
+                gave_up.done(clock::now());
             }
             self.purge_what_is_large().await;
             if !snapshot_is_due(&self.storage, self.published.since_snapshot()) {
                 asked.forget();
-            } else if asked.may(Instant::now()) {
-                asked.done(Instant::now());
+            } else if asked.may(clock::now()) {
+                asked.done(clock::now());
                 if let Err(e) = self.view.raft().trigger().snapshot().await {
                     tracing::warn!("asking for a snapshot: {e}");
                 }
@@ -153,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_is_put_off_is_not_asked_for_at_every_look() {
-        let start = Instant::now();
+        let start = clock::now();
         let mut asked = Spaced::new(SNAPSHOT_AGAIN);
         let mut times = 0;
         for look in 0..300 {

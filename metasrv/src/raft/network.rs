@@ -10,14 +10,16 @@
 //! Failure cases: unreachable (openraft backs off and tries again), too slow, refused; none of them is fatal.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::future::Future;
-use std::io;
+use std::io::{self, Read};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt};
+use lake_client::dial::Dialer;
 use lake_client::secret::Secret;
 use lake_proto::v1::raft_client::RaftClient;
 use lake_proto::{MAX_MESSAGE_BYTES, SECRET_METADATA_KEY, v1};
@@ -30,7 +32,6 @@ use openraft::raft::{
 use openraft::storage::Snapshot;
 use openraft::vote::leader_id_std::CommittedLeaderId;
 use openraft::{OptionalSend, RPCTypes, RaftNetworkFactory, RaftNetworkV2};
-use tokio::io::AsyncReadExt;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -42,6 +43,7 @@ use super::types::{Member, TypeConfig, Vote};
 use super::wire::{
     entry_to_wire, log_id_from_wire, log_id_to_wire, required_vote, snapshot_meta_to_wire, vote_from_wire, vote_to_wire,
 };
+use crate::blocking::blocking;
 use crate::log::lock;
 use crate::snapshot::SnapshotData;
 
@@ -85,6 +87,7 @@ pub struct Transport {
 #[derive(Debug)]
 struct Inner {
     secret: AddSecret,
+    dialer: Dialer,
     /// Addresses that win over those of the membership.
     overrides: HashMap<u64, String>,
     channels: Mutex<HashMap<u64, (String, Channel)>>,
@@ -98,7 +101,20 @@ impl Transport {
             value.set_sensitive(true);
             value
         });
-        Self { inner: Arc::new(Inner { secret: AddSecret { value }, overrides, channels: Mutex::new(HashMap::new()) }) }
+        let (secret, dialer, channels) = (AddSecret { value }, Dialer::default(), Mutex::default());
+        Self { inner: Arc::new(Inner { secret, dialer, overrides, channels }) }
+    }
+
+    /// The same, none made yet, with connections that are made by this dialer.
+    pub fn dialing(self, dialer: Dialer) -> Self {
+        let Inner { secret, overrides, .. } = &*self.inner;
+        let (secret, overrides, channels) = (secret.clone(), overrides.clone(), Mutex::default());
+        Self { inner: Arc::new(Inner { secret, dialer, overrides, channels }) }
+    }
+
+    /// How connections are made.
+    pub(crate) fn dialer(&self) -> Dialer {
+        self.inner.dialer.clone()
     }
 
     /// Where peer `id` is, if the membership says `address`.
@@ -127,7 +143,7 @@ impl Transport {
                     .initial_stream_window_size(4 << 20)
                     .initial_connection_window_size(8 << 20)
                     .tcp_nodelay(true);
-                let channel = endpoint.connect_lazy();
+                let channel = self.inner.dialer.channel(&endpoint);
                 channels.insert(id, (address.to_owned(), channel.clone()));
                 channel
             }
@@ -370,8 +386,13 @@ impl RaftNetworkV2<TypeConfig> for PeerNetwork {
             let what = format!("reading the snapshot {} to send it: {e}", snapshot.snapshot.path.display());
             StreamingError::Network(NetworkError::from_string(what))
         };
-        let file = tokio::fs::File::open(&snapshot.snapshot.path).await.map_err(cannot_read)?;
-        let size = file.metadata().await.map_err(cannot_read)?.len();
+        let path = snapshot.snapshot.path.clone();
+        let opening = blocking(move || {
+            let file = File::open(path)?;
+            let size = file.metadata()?.len();
+            Ok((file, size))
+        });
+        let (file, size) = opening.await.map_err(cannot_read)?;
         let header = v1::SnapshotHeader {
             header: self.header(),
             vote: Some(vote_to_wire(&vote)),
@@ -410,26 +431,19 @@ impl RaftNetworkV2<TypeConfig> for PeerNetwork {
 /// The header, then the file's chunks. A read error ends the stream early, which the receiver notices by the size.
 fn snapshot_messages(
     header: v1::SnapshotHeader,
-    file: tokio::fs::File,
+    file: File,
 ) -> impl Stream<Item = v1::SnapshotMessage> + Send + 'static {
     use v1::snapshot_message::Message;
     let head = futures::stream::iter([v1::SnapshotMessage { message: Some(Message::Header(header)) }]);
-    let chunks = futures::stream::unfold(file, |mut file| async move {
-        let mut chunk = bytes::BytesMut::with_capacity(SNAPSHOT_CHUNK_BYTES);
-        while chunk.len() < SNAPSHOT_CHUNK_BYTES {
-            match file.read_buf(&mut chunk).await {
-                Ok(0) => break,
-                Ok(_) => {}
-                Err(e) => {
-                    tracing::warn!("reading a snapshot to send it: {e}");
-                    return None;
-                }
-            }
-        }
-        if chunk.is_empty() {
-            return None;
-        }
-        Some((v1::SnapshotMessage { message: Some(Message::Chunk(chunk.freeze())) }, file))
+    let chunks = futures::stream::unfold(file, |file| async move {
+        let reading = blocking(move || {
+            let mut chunk = Vec::with_capacity(SNAPSHOT_CHUNK_BYTES);
+            (&file).take(SNAPSHOT_CHUNK_BYTES as u64).read_to_end(&mut chunk)?;
+            Ok((chunk, file))
+        });
+        let read = reading.await.inspect_err(|e| tracing::warn!("reading a snapshot to send it: {e}"));
+        let (chunk, file) = read.ok().filter(|(chunk, _)| !chunk.is_empty())?;
+        Some((v1::SnapshotMessage { message: Some(Message::Chunk(chunk.into())) }, file))
     });
     head.chain(chunks)
 }

@@ -11,12 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures::{Stream, StreamExt};
+use lake_client::clock;
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot};
 use openraft::vote::leader_id_std::CommittedLeaderId;
 use openraft::{EntryPayload, OptionalSend};
 use tokio::sync::watch;
 
 use super::types::{Answer, Entry, LogId, Member, SnapshotMeta, StoredMembership, TypeConfig};
+use crate::blocking::blocking;
 use crate::files::FreeSpace;
 use crate::log::{Log, entry_bytes, lock};
 use crate::peer::agreement::{Note, Notes};
@@ -156,12 +158,21 @@ impl Behind {
     }
 }
 
+/// Sees everything that a state machine does, as it does it. A seam for simulations, which check it.
+pub trait Observe: std::fmt::Debug + Send + Sync {
+    /// It has applied the entry that comes next, to this state.
+    fn applied(&self, entry: &Entry, answer: &Answer, state: &State);
+    /// It begins, or goes on, from a snapshot.
+    fn installed(&self, applied: &Applied);
+}
+
 /// The state machine.
 #[derive(Debug)]
 pub struct StateMachine {
     published: Arc<Published>,
     snapshots: Arc<Snapshots>,
     feature_level: u32,
+    observer: Option<Arc<dyn Observe>>,
 }
 
 /// Room on the disk that a snapshot must leave.
@@ -197,12 +208,21 @@ impl StateMachine {
         };
         let snapshots = Snapshots { store, log, reserve, newest: Mutex::new(newest) };
         let published = Published::new(applied);
-        Self { published, snapshots: Arc::new(snapshots), feature_level: FEATURE_LEVEL }
+        Self { published, snapshots: Arc::new(snapshots), feature_level: FEATURE_LEVEL, observer: None }
     }
 
     /// The same, able to apply entries up to this feature level instead of this build's own.
     pub fn supporting(self, feature_level: u32) -> Self {
         Self { feature_level, ..self }
+    }
+
+    /// The same, seen by an observer from now on.
+    pub fn observed_by(self, observer: Arc<dyn Observe>) -> Self {
+        let applied = self.published.current();
+        if applied.last.is_some() {
+            observer.installed(&applied);
+        }
+        Self { observer: Some(observer), ..self }
     }
 
     /// Where readers find what was applied.
@@ -245,8 +265,14 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
                 match entries.next().await {
                     Some(Ok((entry, responder))) => {
                         let size = entry_bytes(&entry) as u64;
+                        let observed = self.observer.as_ref().map(|observer| (observer, entry.clone()));
                         match applied.apply(entry, self.feature_level) {
-                            Ok(outcome) => answers.extend(responder.map(|responder| (responder, outcome))),
+                            Ok(outcome) => {
+                                if let Some((observer, entry)) = observed {
+                                    observer.applied(&entry, &outcome, &applied.state);
+                                }
+                                answers.extend(responder.map(|responder| (responder, outcome)));
+                            }
                             Err(e) => {
                                 failed = Some(e);
                                 break;
@@ -319,11 +345,14 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             }
             let data = snapshots.store.adopt(&loaded.meta, &snapshot)?;
             let meta = loaded.meta.clone();
-            Ok((loaded.into(), meta, data))
+            Ok((Applied::from(loaded), meta, data))
         })
         .await?;
         self.snapshots.keep(meta, data).await?;
         let applied: Applied = applied;
+        if let Some(observer) = &self.observer {
+            observer.installed(&applied);
+        }
         self.published.behind.begun(&applied.state);
         self.published.current.send_replace(Arc::new(applied));
         Ok(())
@@ -364,7 +393,7 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
 
     async fn build_snapshot(&mut self) -> Result<RaftSnapshot, io::Error> {
         let meta = self.applied.snapshot_meta();
-        let started = std::time::Instant::now();
+        let started = clock::now();
         let (applied, snapshots, covered) = (self.applied.clone(), self.snapshots.clone(), meta.clone());
         let cluster_id = self.snapshots.log.mark().cluster_id;
         let data = blocking(move || snapshots.store.write(&covered, &cluster_id, &applied.state)).await?;
@@ -372,14 +401,9 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         tracing::info!(
             index = meta.last_log_id.map(|id| id.index),
             keys = self.applied.state.len(),
-            millis = started.elapsed().as_millis() as u64,
+            millis = clock::since(started).as_millis() as u64,
             "snapshot written"
         );
         Ok(Snapshot { meta, snapshot: data })
     }
-}
-
-/// Runs what waits for the disk off the async threads.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| io::Error::other(format!("a disk task ended: {e}")))?
 }

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
+use lake_client::clock;
 use lake_proto::v1;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -62,7 +63,7 @@ async fn serve(
             }
             message = requests.message(), if open && in_flight.len() < MAX_IN_FLIGHT => {
                 match message {
-                    Ok(Some(message)) => in_flight.push_back(answer(member.clone(), kind, message, Instant::now())),
+                    Ok(Some(message)) => in_flight.push_back(answer(member.clone(), kind, message, clock::now())),
                     Ok(None) => open = false,
                     Err(_) => return,
                 }

@@ -28,6 +28,7 @@ use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
+use lake_client::clock;
 use lake_client::secret::Secret;
 
 use crate::peer::Peer;
@@ -94,7 +95,7 @@ pub fn serving(peer: &Peer, metadata: &MetadataMap) -> Result<Arc<Member>, Failu
 pub fn deadline(metadata: &MetadataMap) -> Instant {
     let asked = metadata.get("grpc-timeout").and_then(|v| v.to_str().ok()).and_then(parse_timeout);
     let timeout = asked.unwrap_or(DEFAULT_DEADLINE).min(MAX_DEADLINE);
-    Instant::now() + timeout.saturating_sub(ANSWER_EARLY.min(timeout / 4))
+    clock::now() + timeout.saturating_sub(ANSWER_EARLY.min(timeout / 4))
 }
 
 /// The value of a `grpc-timeout` header: up to 8 digits and a unit.

@@ -8,11 +8,12 @@
 //! It ends when the caller closes its side and has been answered, when the caller goes, and when the server stops.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
+use lake_client::clock;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::pipeline_request::Request;
@@ -83,7 +84,7 @@ fn answer(member: Arc<Member>, request: v1::PipelineRequest) -> BoxFuture<'stati
         0 => DEFAULT_DEADLINE,
         millis => Duration::from_millis(millis).min(MAX_DEADLINE),
     };
-    let deadline = Instant::now() + timeout;
+    let deadline = clock::now() + timeout;
     async move {
         let response = match request.request {
             Some(Request::Get(get)) => kv::get(&member, get, deadline).await.map(Response::Get),

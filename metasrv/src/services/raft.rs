@@ -5,7 +5,8 @@
 //! membership does not know passes, since it may be newer than this peer's membership, unless the state machine knows it as
 //! removed.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,12 +21,12 @@ use openraft::raft::{
     VoteRequest, VoteResponse,
 };
 use openraft::storage::Snapshot;
-use tokio::io::AsyncWriteExt;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::deadline;
+use crate::blocking::blocking;
 use crate::peer::Peer;
 use crate::peer::disk::Disk;
 use crate::peer::failure::Failure;
@@ -253,7 +254,7 @@ impl Raft for RaftService {
         })?;
         member.view.heard_from(from);
         let (checked, feature_level) = (path.clone(), member.feature_level);
-        let check = tokio::task::spawn_blocking(move || snapshot::check(&checked, feature_level));
+        let check = blocking(move || Ok(snapshot::check(&checked, feature_level)));
         match check.await.map_err(|e| Failure::unavailable(format!("checking the snapshot: {e}")))? {
             Ok(()) => {}
             // As with an entry that this build does not know: it must not go on without, and no later attempt would fare
@@ -417,7 +418,8 @@ async fn receive(
     };
     disk.room_for(size).await.map_err(full)?;
     let mut looked_at = 0;
-    let mut file = tokio::fs::File::create(path).await.map_err(cannot_write)?;
+    let to = path.to_owned();
+    let mut file = blocking(move || File::create(to)).await.map_err(cannot_write)?;
     let mut received = 0;
     loop {
         let message = stream
@@ -437,10 +439,11 @@ async fn receive(
             // This chunk is not written yet.
             disk.room_for(size - received + chunk.len() as u64).await.map_err(full)?;
         }
-        file.write_all(&chunk).await.map_err(cannot_write)?;
+        let writing = blocking(move || file.write_all(&chunk).map(|()| file));
+        file = writing.await.map_err(cannot_write)?;
     }
     if received != size {
         return Err(Failure::unavailable(format!("{received} bytes of a snapshot of {size} bytes arrived")));
     }
-    file.sync_all().await.map_err(cannot_write)
+    blocking(move || file.sync_all()).await.map_err(cannot_write)
 }

@@ -1,8 +1,7 @@
 //! Property test: [`State`] against the reference of what a store does, lake-client's memory store.
 
-use std::time::Instant;
-
 use futures::executor::block_on;
+use lake_client::clock;
 use lake_client::memory::MemoryStore;
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_proto::kv::{Compare, Condition, KeyValue, Op, Txn};
@@ -57,13 +56,13 @@ proptest! {
         let mut state = State::default();
         let reference = MemoryStore::new();
         let under = |prefix: &str| -> (u64, Vec<KeyValue>) {
-            let read = block_on(reference.list_all(prefix, ReadOptions::default(), Instant::now())).unwrap();
+            let read = block_on(reference.list_all(prefix, ReadOptions::default(), clock::now())).unwrap();
             (read.revision, read.value)
         };
         for txn in txns {
             let before = state.clone();
             let held = before.iter().collect::<Vec<_>>();
-            let expected = block_on(reference.commit(txn.clone(), Instant::now())).unwrap().result;
+            let expected = block_on(reference.commit(txn.clone(), clock::now())).unwrap().result;
             prop_assert_eq!(state.run(MemoryStore::TERM, &txn), expected);
             let (revision, entries) = under("");
             let bytes: usize = entries.iter().map(|e| e.key.len() + e.value.len()).sum();

@@ -1,0 +1,285 @@
+//! What a simulation does: a value that follows from a seed, can be written down, and made smaller.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+use crate::history::Workload;
+
+/// Longest time that clients are at it.
+pub const MAX_TIME: Duration = Duration::from_secs(120);
+/// Faults end this long before the clients do, at the latest.
+const QUIET_MS: u64 = 1_000;
+/// Voters that faults of the membership leave.
+pub const LEAST_VOTERS: usize = 3;
+
+/// Which faults there are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Profile {
+    /// Peers that crash and come back, alone or all at once.
+    pub crash: bool,
+    /// Links that are cut or slow.
+    pub partition: bool,
+    /// Peers that join and leave, and leaders that hand over.
+    pub membership: bool,
+    /// Snapshots often, and a short log, so that a peer that was away needs one.
+    pub snapshot: bool,
+}
+
+impl Profile {
+    /// All of them.
+    pub const ALL: Profile = Profile { crash: true, partition: true, membership: true, snapshot: true };
+}
+
+/// A profile that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "there is no profile {0:?}; there are crash, partition, membership and snapshot, several with commas, and none"
+)]
+pub struct NoSuchProfile(String);
+
+impl FromStr for Profile {
+    type Err = NoSuchProfile;
+
+    fn from_str(words: &str) -> Result<Self, NoSuchProfile> {
+        let mut profile = Profile::default();
+        for word in words.split(',').map(str::trim) {
+            match word {
+                "crash" => profile.crash = true,
+                "partition" => profile.partition = true,
+                "membership" => profile.membership = true,
+                "snapshot" => profile.snapshot = true,
+                "none" => {}
+                other => return Err(NoSuchProfile(other.to_owned())),
+            }
+        }
+        Ok(profile)
+    }
+}
+
+/// Which peer something is done to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Who {
+    /// Whoever leads then; the first peer if nobody does.
+    Leader,
+    Peer(u64),
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Who::Leader => f.write_str("the leader"),
+            Who::Peer(id) => write!(f, "peer {id}"),
+        }
+    }
+}
+
+/// Something that is done to the cluster. Times in milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// It loses what it has not synced, but for a beginning that chance leaves, and comes back.
+    Crash { who: Who, for_ms: u64 },
+    /// All at once, as when the power fails.
+    CrashAll { for_ms: u64 },
+    /// Between it and the other peers nothing passes. `held`: what was sent arrives when it is over, else it is lost.
+    Isolate { who: Who, held: bool, for_ms: u64 },
+    /// What it sends to the other peers is lost; what they send arrives.
+    Mute { who: Who, for_ms: u64 },
+    /// Two sides that do not reach each other; clients reach both.
+    Split { side: Vec<u64>, held: bool, for_ms: u64 },
+    /// Between it and the clients nothing passes.
+    CutClients { who: Who, for_ms: u64 },
+    /// Messages take up to this long.
+    Slow { latency_ms: u64, for_ms: u64 },
+    /// The leader hands over.
+    Transfer,
+    /// A fresh peer with this id joins, and becomes a voter.
+    Join { id: u64 },
+    /// A peer leaves for good.
+    Remove { who: Who },
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lost = |held: &bool| if *held { "held back" } else { "lost" };
+        match self {
+            Fault::Crash { who, for_ms } => write!(f, "crash {who}, back after {for_ms} ms"),
+            Fault::CrashAll { for_ms } => write!(f, "crash all peers, back after {for_ms} ms"),
+            Fault::Isolate { who, held, for_ms } => {
+                write!(f, "isolate {who} from the other peers for {for_ms} ms, messages {}", lost(held))
+            }
+            Fault::Mute { who, for_ms } => write!(f, "lose what {who} sends to the other peers for {for_ms} ms"),
+            Fault::Split { side, held, for_ms } => {
+                write!(f, "cut {side:?} off from the other peers for {for_ms} ms, messages {}", lost(held))
+            }
+            Fault::CutClients { who, for_ms } => write!(f, "cut {who} off from the clients for {for_ms} ms"),
+            Fault::Slow { latency_ms, for_ms } => write!(f, "messages take up to {latency_ms} ms, for {for_ms} ms"),
+            Fault::Transfer => f.write_str("the leader hands over"),
+            Fault::Join { id } => write!(f, "peer {id} joins"),
+            Fault::Remove { who } => write!(f, "{who} is removed"),
+        }
+    }
+}
+
+/// A fault, and when it begins: milliseconds since the clients did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timed {
+    pub at_ms: u64,
+    pub fault: Fault,
+}
+
+impl fmt::Display for Timed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>3}.{:03} s  {}", self.at_ms / 1000, self.at_ms % 1000, self.fault)
+    }
+}
+
+/// All that a simulation follows from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Of everything that is left to chance: latencies, syncs, election timeouts, what clients choose.
+    pub seed: u64,
+    pub peers: u64,
+    pub workload: Workload,
+    pub clients: usize,
+    /// Operations per second, all clients together.
+    pub rate: f64,
+    /// How many operations there are at most.
+    pub operations: u64,
+    /// How long clients are at it.
+    pub time_ms: u64,
+    /// Messages take up to this long.
+    pub latency_ms: u64,
+    /// Syncs take up to this long.
+    pub sync_ms: u64,
+    /// A snapshot is taken after so many entries, and so many are kept behind it.
+    pub snapshot_entries: u64,
+    pub kept_entries: u64,
+    /// In the order of their times.
+    pub faults: Vec<Timed>,
+}
+
+impl Plan {
+    /// What follows from a seed.
+    pub fn draw(seed: u64, profile: Profile, workloads: &[Workload], time: Duration) -> Plan {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let rng = &mut rng;
+        let workload = workloads[rng.random_range(0..workloads.len())];
+        let peers = if rng.random_bool(0.7) { 3 } else { 5 };
+        let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let (snapshot_entries, kept_entries) = match profile.snapshot {
+            true => (rng.random_range(20..200), rng.random_range(0..60)),
+            false => (100_000, 10_000),
+        };
+        let mut plan = Plan {
+            seed,
+            peers,
+            workload,
+            clients: rng.random_range(3..7),
+            rate: rng.random_range(60.0..200.0),
+            operations: u64::MAX,
+            time_ms,
+            latency_ms: rng.random_range(1..8),
+            sync_ms: rng.random_range(1..12),
+            snapshot_entries,
+            kept_entries,
+            faults: Vec::new(),
+        };
+        let last = time_ms.saturating_sub(QUIET_MS).max(1);
+        let many = (time_ms / 1500).max(2);
+        let mut next_peer = peers + 1;
+        let mut voters = peers as usize;
+        for _ in 0..rng.random_range(many / 2..=many * 3 / 2) {
+            let at_ms = rng.random_range(0..last);
+            if let Some(fault) = Fault::draw(profile, &plan, &mut next_peer, &mut voters, rng) {
+                plan.faults.push(Timed { at_ms, fault });
+            }
+        }
+        plan.faults.sort_by_key(|timed| timed.at_ms);
+        plan
+    }
+
+    /// Whether faults of some kind are in it.
+    pub fn has(&self, kind: impl Fn(&Fault) -> bool) -> bool {
+        self.faults.iter().any(|timed| kind(&timed.fault))
+    }
+}
+
+impl Fault {
+    fn draw(profile: Profile, plan: &Plan, next_peer: &mut u64, voters: &mut usize, rng: &mut StdRng) -> Option<Fault> {
+        let Profile { crash, partition, membership, snapshot } = profile;
+        let kinds = [(crash, 0), (snapshot, 0), (partition, 1), (membership, 2)];
+        let kinds: Vec<u8> = kinds.into_iter().filter_map(|(wanted, kind)| wanted.then_some(kind)).collect();
+        let kind = *kinds.get(rng.random_range(0..kinds.len().max(1)))?;
+        let who = if rng.random_bool(0.5) { Who::Leader } else { Who::Peer(rng.random_range(1..=plan.peers)) };
+        let for_ms = if rng.random_bool(0.5) { rng.random_range(20..400) } else { rng.random_range(400..3_000) };
+        let held = rng.random_bool(0.5);
+        Some(match (kind, rng.random_range(0..10)) {
+            (0, 0..7) => Fault::Crash { who, for_ms },
+            (0, _) => Fault::CrashAll { for_ms },
+            (1, 0..4) => Fault::Isolate { who, held, for_ms },
+            (1, 4..5) => Fault::Mute { who, for_ms },
+            (1, 5..7) => {
+                let side = (1..=plan.peers).filter(|_| rng.random_bool(0.5)).collect();
+                Fault::Split { side, held, for_ms }
+            }
+            (1, 7..9) => Fault::CutClients { who, for_ms },
+            (1, _) => Fault::Slow { latency_ms: rng.random_range(20..150), for_ms },
+            (_, 0..4) => Fault::Transfer,
+            (_, 4..7) => {
+                let id = *next_peer;
+                *next_peer += 1;
+                *voters += 1;
+                Fault::Join { id }
+            }
+            _ if *voters > LEAST_VOTERS => {
+                *voters -= 1;
+                Fault::Remove { who }
+            }
+            _ => Fault::Transfer,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_follows_from_its_seed_and_survives_being_written_down() {
+        let draw = |seed| Plan::draw(seed, Profile::ALL, &Workload::ALL, Duration::from_secs(10));
+        for seed in 0..200 {
+            let plan = draw(seed);
+            assert_eq!(plan, draw(seed));
+            assert!(plan.faults.windows(2).all(|pair| pair[0].at_ms <= pair[1].at_ms));
+            let written = serde_json::to_string(&plan).unwrap();
+            assert_eq!(serde_json::from_str::<Plan>(&written).unwrap(), plan);
+        }
+        assert_ne!(draw(1), draw(2));
+    }
+
+    #[test]
+    fn every_fault_of_a_profile_is_drawn_and_none_of_another() {
+        let draw = |profile: &str| {
+            let profile = profile.parse().unwrap();
+            let plans = (0..300).map(|seed| Plan::draw(seed, profile, &Workload::ALL, Duration::from_secs(10)));
+            plans.collect::<Vec<_>>()
+        };
+        let any = |plans: &[Plan], kind: fn(&Fault) -> bool| plans.iter().any(|plan| plan.has(kind));
+        let crash = draw("crash");
+        assert!(any(&crash, |f| matches!(f, Fault::CrashAll { .. })));
+        assert!(!any(&crash, |f| !matches!(f, Fault::Crash { .. } | Fault::CrashAll { .. })));
+        let others = draw("partition,membership");
+        assert!(!any(&others, |f| matches!(f, Fault::Crash { .. } | Fault::CrashAll { .. })));
+        assert!(any(&others, |f| matches!(f, Fault::Remove { .. })));
+        assert!(any(&others, |f| matches!(f, Fault::Mute { .. })));
+        assert!(draw("none").iter().all(|plan| plan.faults.is_empty()));
+        assert!("crash,fire".parse::<Profile>().is_err());
+    }
+}
