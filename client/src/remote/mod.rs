@@ -52,6 +52,7 @@ use lake_proto::v1::pipeline_response::Response as PipedAnswer;
 
 use self::attempts::{At, Attempts, Rules};
 use self::connections::{Inner, connection};
+use crate::clock;
 use crate::dial::Dialer;
 use crate::secret::Secret;
 use crate::store::{

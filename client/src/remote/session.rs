@@ -215,12 +215,12 @@ impl RemoteStore {
 async fn keep(inner: Weak<Inner>, window: Arc<Window>, quiet: Duration) {
     while !window.is_closed() {
         tokio::time::sleep_until((window.last_spoke() + quiet).into()).await;
-        if window.last_spoke().elapsed() < quiet {
+        if clock::since(window.last_spoke()) < quiet {
             continue;
         }
         let Some(inner) = inner.upgrade() else { return };
         let store = RemoteStore { inner, reads_at: None };
-        match store.renew_session(window.session(), Instant::now() + quiet).await {
+        match store.renew_session(window.session(), clock::now() + quiet).await {
             Ok(true) => window.spoke(),
             Ok(false) => {
                 tracing::debug!(session = window.session(), "the session is over, as the leader says");
