@@ -4,8 +4,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let files = ["kv", "cluster", "coordination", "watch", "raft", "snapshots"];
     let files = files.map(|name| format!("proto/lake/v1/{name}.proto"));
-    let etcd: &[&str] = if std::env::var_os("CARGO_FEATURE_ETCD").is_some() { &["kv", "watch"] } else { &[] };
-    let etcd = etcd.iter().map(|name| format!("proto/etcdserverpb/{name}.proto"));
+    let etcd = std::env::var_os("CARGO_FEATURE_ETCD").map(|_| "proto/etcdserverpb/kv.proto".to_owned());
     let descriptors = protox::compile(files.into_iter().chain(etcd), ["proto"])?;
     tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())

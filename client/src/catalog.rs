@@ -24,11 +24,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Instant;
 
-use lake_proto::kv::{Compare, Expected, KeyValue, Op, Revision, Txn};
+use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::store::{Applied, Error, ReadOptions, SharedStore};
+use crate::store::{Applied, Error, ReadOptions, SharedStore, Token};
 
 /// Joins the levels of a nested namespace in a key. No name may hold it.
 const LEVEL_SEPARATOR: char = '\u{1f}';
@@ -447,7 +447,7 @@ impl Catalog {
     /// The store's.
     pub async fn claim_turn(&self, table: Uuid, claimant: Uuid, deadline: Instant) -> Result<Option<Revision>> {
         let key = turn_key(table);
-        let committed = self.store.cas(&key, Expected::Absent, claimant.to_string().into(), deadline).await?;
+        let committed = self.store.cas(&key, None, claimant.to_string().into(), deadline).await?;
         if committed.result.succeeded {
             return Ok(Some(committed.result.revision));
         }
@@ -469,7 +469,7 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn end_turn(&self, table: Uuid, claim: Revision, deadline: Instant) -> Result<()> {
-        self.store.cas_delete(&turn_key(table), claim, deadline).await.map(drop).map_err(Into::into)
+        self.store.cas_delete(&turn_key(table), Token::at(claim), deadline).await.map(drop).map_err(Into::into)
     }
 
     /// Drops a table, if its `mod_revision` is still `expected`.
@@ -478,7 +478,7 @@ impl Catalog {
     /// `Conflict` with the pointer as it is now, or the store's.
     pub async fn drop_table(&self, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<()> {
         let key = table.key();
-        let committed = self.store.cas_delete(&key, expected, deadline).await?;
+        let committed = self.store.cas_delete(&key, Token::at(expected), deadline).await?;
         if committed.result.succeeded {
             return Ok(());
         }

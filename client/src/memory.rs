@@ -1,33 +1,54 @@
 //! The in-memory store: for tests, and the reference of what a store does.
 //!
-//! Plain and slow on purpose: one mutex around a `BTreeMap`, so that it can be read against the contract line by line.
+//! Plain and slow on purpose: one mutex around a `BTreeMap`, so that it can be read against the contract line by line. It has
+//! neither leases nor scopes, and no elections: every transaction runs in term [`MemoryStore::TERM`].
+//!
+//! Limits: 64 listings and as many snapshots held, of which the oldest expires first; the last 1,000 changes kept.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use async_trait::async_trait;
 use lake_proto::coordination::ScopeOwner;
 use lake_proto::kv::{Compare, Condition, Invalid, KeyValue, Op, OpResult, Revision, Txn, TxnResult, validate_key};
-use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_PAGE_ENTRIES};
+use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_PAGE_ENTRIES};
+use lake_proto::watch::{Change, Changes, Event};
+use tokio::sync::watch;
 
-use crate::store::{Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions};
+use crate::store::{
+    Capabilities, ChangeStream, Committed, Error, MetaStore, Page, Read, ReadOptions, SharedStore, Snapshot,
+};
 
-/// Most listings whose pages are held at once; the oldest expires first.
-const MAX_HELD_LISTINGS: usize = 64;
+/// Most listings whose pages are held at once; the oldest expires first. As many snapshots.
+const MAX_HELD: usize = 64;
+/// Changes kept for those who watch.
+const MAX_CHANGES: usize = 1000;
+
 /// A store in this process's memory.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
-    inner: Mutex<Inner>,
+    inner: Arc<Mutex<Inner>>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    map: BTreeMap<String, KeyValue>,
-    revision: Revision,
+    state: State,
     /// Listings under way: the id in their page tokens, the revision, and what is still to come.
     listings: Vec<(u64, Revision, Vec<KeyValue>)>,
-    next_listing: u64,
+    snapshots: Vec<(u64, State)>,
+    next_id: u64,
+    changes: VecDeque<Change>,
+    /// The first revision that can be watched from.
+    oldest: Revision,
+    changed: watch::Sender<()>,
+}
+
+/// The map, and what a transaction does to it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct State {
+    map: BTreeMap<String, KeyValue>,
+    revision: Revision,
 }
 
 impl MemoryStore {
@@ -38,12 +59,77 @@ impl MemoryStore {
         Self::default()
     }
 
+    /// A new one that anything may share.
+    pub fn shared() -> SharedStore {
+        Arc::new(Self::new())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 
+fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
+    inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Inner {
+    fn next_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn commit(&mut self, txn: Txn) -> TxnResult {
+        let (result, events) = self.state.apply(txn);
+        if !events.is_empty() {
+            let events = events.into_iter().map(|(key, entry)| Event { key, entry }).collect();
+            self.changes.push_back(Change { revision: result.revision, events });
+            if self.changes.len() > MAX_CHANGES {
+                self.oldest = self.changes.pop_front().map_or(self.oldest, |gone| gone.revision + 1);
+            }
+            self.changed.send_replace(());
+        }
+        result
+    }
+
+    /// The state that a read is made of.
+    fn read(&self, doing: &str, options: ReadOptions) -> Result<&State, Error> {
+        let Some(snapshot) = options.snapshot else { return Ok(&self.state) };
+        let held = self.snapshots.iter().find(|(id, _)| *id == snapshot.to_wire());
+        held.map(|(_, state)| state).ok_or_else(|| Error::SnapshotExpired { prefix: doing.to_owned() })
+    }
+
+    /// What there is to tell of a prefix from a revision on; `None`: nothing yet.
+    fn told(&self, prefix: &str, from: Revision) -> Result<Option<Changes>, Error> {
+        if from < self.oldest {
+            return Err(Error::Compacted { doing: format!("watching {prefix:?}"), oldest: self.oldest });
+        }
+        if from > self.state.revision {
+            return Ok(None);
+        }
+        let mut changes = Vec::new();
+        for change in self.changes.iter().filter(|change| change.revision >= from) {
+            let events: Vec<_> = change.events.iter().filter(|event| event.key.starts_with(prefix)).cloned().collect();
+            if !events.is_empty() {
+                changes.push(Change { revision: change.revision, events });
+            }
+        }
+        Ok(Some(Changes { changes, progress: self.state.revision }))
+    }
+}
+
+impl State {
+    /// The state that holds one entry at most.
+    #[cfg(feature = "store-object")]
+    pub fn of_one(entry: Option<KeyValue>, revision: Revision) -> Self {
+        Self { map: entry.into_iter().map(|entry| (entry.key.clone(), entry)).collect(), revision }
+    }
+
+    #[cfg(feature = "store-object")]
+    pub fn get(&self, key: &str) -> Option<&KeyValue> {
+        self.map.get(key)
+    }
+
     fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a KeyValue> {
         self.map.range(prefix.to_owned()..).map(|(_, e)| e).take_while(move |e| e.key.starts_with(prefix))
     }
@@ -79,11 +165,12 @@ impl Inner {
         seen.into_values().collect()
     }
 
-    fn apply(&mut self, txn: Txn) -> TxnResult {
+    /// Runs a transaction without operations on scopes, and says what it left under the keys that it changed.
+    pub fn apply(&mut self, txn: Txn) -> (TxnResult, BTreeMap<String, Option<KeyValue>>) {
         let succeeded = txn.when.iter().all(|c| self.holds(c));
         let observed = if succeeded { vec![] } else { self.observed(&txn.when) };
         let revision = self.revision + 1;
-        let mut changed = false;
+        let mut events = BTreeMap::new();
         let branch = if succeeded { txn.then } else { txn.otherwise };
         let mut results = Vec::with_capacity(branch.len());
         for op in branch {
@@ -98,13 +185,15 @@ impl Inner {
                         mod_revision: revision,
                         lease: None,
                     };
-                    self.map.insert(key, entry);
-                    changed = true;
+                    self.map.insert(key.clone(), entry.clone());
+                    events.insert(key, Some(entry));
                     OpResult::Put { previous: old.filter(|_| return_previous) }
                 }
                 Op::Delete { key, return_previous } => {
                     let old = self.map.remove(&key);
-                    changed |= old.is_some();
+                    if old.is_some() {
+                        events.insert(key, None);
+                    }
                     OpResult::Delete { deleted: old.is_some(), previous: old.filter(|_| return_previous) }
                 }
                 Op::Get { key } => OpResult::Get { entry: self.map.get(&key).cloned() },
@@ -118,31 +207,34 @@ impl Inner {
                 Op::AcquireScope { .. } | Op::ReleaseScope { .. } => unreachable!("`commit` has refused these"),
             });
         }
-        if changed {
+        if !events.is_empty() {
             self.revision = revision;
         }
-        TxnResult { revision: self.revision, succeeded, results, observed, ..TxnResult::default() }
+        (TxnResult { revision: self.revision, succeeded, results, observed, ..TxnResult::default() }, events)
     }
 }
 
 #[async_trait]
 impl MetaStore for MemoryStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { multi_key: true, consistent_listing: true }
+        Capabilities { multi_key: true, consistent_listing: true, snapshots: true, watch: true, leases: false }
     }
 
-    async fn get(&self, key: &str, _: ReadOptions, _: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+    async fn get(&self, key: &str, options: ReadOptions, _: Instant) -> Result<Read<Option<KeyValue>>, Error> {
         validate_key(key)?;
         let inner = self.lock();
-        Ok(Read { revision: inner.revision, value: inner.map.get(key).cloned() })
+        let state = inner.read(key, options)?;
+        Ok(Read { revision: state.revision, value: state.map.get(key).cloned() })
     }
 
-    async fn batch_get(&self, keys: &[String], _: ReadOptions, _: Instant) -> Result<Read<Vec<KeyValue>>, Error> {
+    async fn batch_get(&self, keys: &[String], options: ReadOptions, _: Instant) -> Result<Read<Vec<KeyValue>>, Error> {
         if keys.len() > MAX_BATCH_GET_KEYS {
             return Err(Invalid::BatchKeys { count: keys.len() }.into());
         }
+        keys.iter().try_for_each(|key| validate_key(key))?;
         let inner = self.lock();
-        Ok(Read { revision: inner.revision, value: keys.iter().filter_map(|k| inner.map.get(k).cloned()).collect() })
+        let state = inner.read("reading several keys", options)?;
+        Ok(Read { revision: state.revision, value: keys.iter().filter_map(|k| state.map.get(k).cloned()).collect() })
     }
 
     async fn list(
@@ -150,13 +242,17 @@ impl MetaStore for MemoryStore {
         prefix: &str,
         page: Option<&str>,
         limit: u32,
-        _: ReadOptions,
+        options: ReadOptions,
         _: Instant,
     ) -> Result<Read<Page>, Error> {
+        check_prefix(prefix)?;
         let limit = if limit == 0 { MAX_PAGE_ENTRIES } else { (limit as usize).min(MAX_PAGE_ENTRIES) };
         let mut inner = self.lock();
         let (revision, mut rest) = match page {
-            None => (inner.revision, inner.under(prefix).cloned().collect()),
+            None => {
+                let state = inner.read(prefix, options)?;
+                (state.revision, state.under(prefix).cloned().collect())
+            }
             Some(token) => {
                 let held = inner.listings.iter().position(|(id, _, _)| id.to_string() == token);
                 let at = held.ok_or_else(|| Error::SnapshotExpired { prefix: prefix.to_owned() })?;
@@ -166,15 +262,61 @@ impl MetaStore for MemoryStore {
         };
         let tail = rest.split_off(limit.min(rest.len()));
         let next = (!tail.is_empty()).then(|| {
-            inner.next_listing += 1;
-            let id = inner.next_listing;
-            if inner.listings.len() == MAX_HELD_LISTINGS {
+            let id = inner.next_id();
+            if inner.listings.len() == MAX_HELD {
                 inner.listings.remove(0);
             }
             inner.listings.push((id, revision, tail));
             id.to_string()
         });
         Ok(Read { revision, value: Page { entries: rest, next } })
+    }
+
+    async fn open_snapshot(&self, options: ReadOptions, _: Instant) -> Result<Read<Snapshot>, Error> {
+        let mut inner = self.lock();
+        let state = inner.read("opening a snapshot", options)?.clone();
+        let (id, revision) = (inner.next_id(), state.revision);
+        if inner.snapshots.len() == MAX_HELD {
+            inner.snapshots.remove(0);
+        }
+        inner.snapshots.push((id, state));
+        let value = Snapshot::from_wire(id).expect("ids begin at 1");
+        Ok(Read { revision, value })
+    }
+
+    async fn close_snapshot(&self, snapshot: Snapshot, _: Instant) -> Result<bool, Error> {
+        let mut inner = self.lock();
+        let before = inner.snapshots.len();
+        inner.snapshots.retain(|(id, _)| *id != snapshot.to_wire());
+        Ok(inner.snapshots.len() < before)
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision, _: Instant) -> Result<ChangeStream, Error> {
+        check_prefix(prefix)?;
+        let (shared, prefix) = (self.inner.clone(), prefix.to_owned());
+        let (from, changed) = {
+            let inner = self.lock();
+            (if from == 0 { inner.state.revision + 1 } else { from }, inner.changed.subscribe())
+        };
+        let stream = futures::stream::unfold(Some((from, changed)), move |watching| {
+            let (shared, prefix) = (shared.clone(), prefix.clone());
+            async move {
+                let (from, mut changed) = watching?;
+                loop {
+                    let told = lock(&shared).told(&prefix, from);
+                    match told {
+                        Ok(Some(changes)) => {
+                            let next = changes.progress + 1;
+                            return Some((Ok(changes), Some((next, changed))));
+                        }
+                        // The sender lives as long as what is locked above.
+                        Ok(None) => changed.changed().await.ok()?,
+                        Err(e) => return Some((Err(e), None)),
+                    }
+                }
+            }
+        });
+        Ok(Box::pin(stream))
     }
 
     async fn commit(&self, txn: Txn, _: Instant) -> Result<Committed, Error> {
@@ -188,46 +330,62 @@ impl MetaStore for MemoryStore {
             let message = "the store in memory has neither leases nor scopes".to_owned();
             return Err(Error::Refused { doing: "running a transaction".to_owned(), message });
         }
-        Ok(Committed { result: self.lock().apply(txn), resent: false })
+        Ok(Committed { result: self.lock().commit(txn), resent: false })
     }
+}
+
+/// Checks a prefix's length.
+pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
+    if prefix.len() > MAX_KEY_BYTES {
+        let key = prefix.chars().take(64).collect();
+        return Err(Invalid::KeyLength { key, len: prefix.len() }.into());
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use lake_proto::kv::Expected;
-
     use super::*;
     use crate::clock;
+    use crate::conformance;
 
     fn soon() -> Instant {
         clock::now() + Duration::from_secs(5)
     }
 
     #[tokio::test]
-    async fn a_recreated_key_is_not_taken_for_the_old_one() {
-        let store = MemoryStore::new();
-        let first = store.cas("/kv/a", Expected::Absent, "1".into(), soon()).await.unwrap().result.revision;
-        assert!(store.cas_delete("/kv/a", first, soon()).await.unwrap().result.succeeded);
-        assert!(store.cas("/kv/a", Expected::Absent, "1".into(), soon()).await.unwrap().result.succeeded);
-        let stale = store.cas("/kv/a", Expected::ModRevision(first), "2".into(), soon()).await.unwrap();
-        assert!(!stale.result.succeeded);
-        assert_eq!(stale.result.observed.len(), 1);
+    async fn it_does_what_a_store_does() {
+        conformance::run(MemoryStore::shared()).await;
     }
 
     #[tokio::test]
-    async fn pages_see_one_revision() {
+    async fn pages_are_given_once_and_expire() {
         let store = MemoryStore::new();
         for i in 0..5 {
-            store.cas(&format!("/kv/{i}"), Expected::Absent, "x".into(), soon()).await.unwrap();
+            store.cas(&format!("/kv/{i}"), None, "x".into(), soon()).await.unwrap();
         }
         let first = store.list("/kv/", None, 2, ReadOptions::default(), soon()).await.unwrap();
-        store.cas("/kv/9", Expected::Absent, "x".into(), soon()).await.unwrap();
         let next = first.value.next.unwrap();
         let second = store.list("/kv/", Some(&next), 10, ReadOptions::default(), soon()).await.unwrap();
         assert_eq!((second.revision, second.value.entries.len(), second.value.next), (first.revision, 3, None));
         let again = store.list("/kv/", Some(&next), 10, ReadOptions::default(), soon()).await;
         assert_eq!(again, Err(Error::SnapshotExpired { prefix: "/kv/".into() }));
+    }
+
+    #[tokio::test]
+    async fn changes_that_are_no_longer_kept_are_said_to_be_gone() {
+        use futures::StreamExt;
+        let store = MemoryStore::new();
+        for _ in 0..=MAX_CHANGES {
+            store.commit(Txn { then: vec![Op::put("/kv/a", "x")], ..Txn::default() }, soon()).await.unwrap();
+        }
+        let mut watch = store.watch("/kv/", 1, soon()).await.unwrap();
+        let gone = watch.next().await.unwrap().unwrap_err();
+        assert_eq!(gone, Error::Compacted { doing: "watching \"/kv/\"".into(), oldest: 2 });
+        assert!(watch.next().await.is_none());
+        let mut watch = store.watch("/kv/", 2, soon()).await.unwrap();
+        assert_eq!(watch.next().await.unwrap().unwrap().changes.len(), MAX_CHANGES);
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! A store is a versioned, ordered map with transactions (semantics, sections 1 to 3). Every call carries a deadline;
 //! an error says whether the change may have been made ([`Error::applied`]).
+//!
+//! Not every store can do everything: what it can is a value ([`Capabilities`]), and what it cannot is refused, with
+//! nothing done. [`crate::conformance`] is what all of them are held to.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,18 +13,53 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::stream::BoxStream;
+use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{Expected, Invalid, KeyValue, Revision, Txn, TxnResult};
+use lake_proto::watch::Changes;
 
 /// A store that anything may share.
 pub type SharedStore = Arc<dyn MetaStore>;
 
-/// What a store can do beyond single-key compare-and-set.
+/// What a store can do beyond changing one key by compare-and-set, reading, and listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Transactions over several keys.
+    /// Transactions over several keys, compares of prefixes, and lists inside transactions. Without it, all compares and
+    /// operations of a transaction are about one key.
     pub multi_key: bool,
-    /// Every page of one listing sees one revision.
+    /// Every page of one listing sees one revision, and revisions are the store's: the same for all keys, and rising.
+    /// Without it a revision is one key's own count of changes, 0 for what is about several, and
+    /// [`ReadOptions::min_revision`] is refused.
     pub consistent_listing: bool,
+    /// [`MetaStore::open_snapshot`].
+    pub snapshots: bool,
+    /// [`MetaStore::watch`].
+    pub watch: bool,
+    /// [`MetaStore::grant_lease`], keys that hang on leases, and compares that one is alive.
+    pub leases: bool,
+}
+
+/// Which state of a key compare-and-set expects, as the store told it with what was read or written. Opaque: what is in it
+/// (a revision, a count of changes) is the store's, it means nothing at another store, and it is never the same for two
+/// states of one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(Revision);
+
+impl Token {
+    /// Of the entry's state.
+    pub fn of(entry: &KeyValue) -> Self {
+        Self(entry.mod_revision)
+    }
+
+    /// Of the state that a change left which ran at this revision, as its result says.
+    pub fn at(revision: Revision) -> Self {
+        Self(revision)
+    }
+}
+
+/// What compare-and-set expects of a key, as a transaction says it.
+fn expected(token: Option<Token>) -> Expected {
+    token.map_or(Expected::Absent, |token| Expected::ModRevision(token.0))
 }
 
 /// How fresh a read must be (semantics, section 3).
@@ -84,6 +122,19 @@ pub struct Page {
     pub next: Option<String>,
 }
 
+/// A lease that was granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// Its fence, too: what [`Compare::lease_alive`](lake_proto::kv::Compare::lease_alive) takes.
+    pub id: LeaseId,
+    pub ttl: Duration,
+    /// Until when it is certainly alive, by this process's monotonic clock: counted from when it was asked for.
+    pub held_until: Instant,
+}
+
+/// Changes as they happen. It ends after its first error.
+pub type ChangeStream = BoxStream<'static, Result<Changes, Error>>;
+
 /// What a commit did, and whether it was asked for more than once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
@@ -124,8 +175,7 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
     /// Has the state held for a bounded time: reads with [`ReadOptions::at`] what this returns see one revision. Once it
     /// is no longer held, or the peer that held it no longer answers: SnapshotExpired, start again.
     async fn open_snapshot(&self, _options: ReadOptions, _deadline: Instant) -> Result<Read<Snapshot>, Error> {
-        let message = "this store has no snapshots".to_owned();
-        Err(Error::Refused { doing: "opening a snapshot".to_owned(), message })
+        Err(Error::cannot("opening a snapshot".to_owned(), "this store has none"))
     }
 
     /// Lets a snapshot go before its time. False: it is no longer held, or the peer that held it no longer answers.
@@ -136,18 +186,39 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
     /// Runs a transaction. A failed compare is an answer (`succeeded == false`), not an error.
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error>;
 
-    /// Puts `value` if `key` is as expected.
-    async fn cas(&self, key: &str, expected: Expected, value: Bytes, deadline: Instant) -> Result<Committed, Error> {
-        self.commit(Txn::cas(key, expected, value), deadline).await
+    /// Puts `value` if `key` is in the state expected; `None`: if there is no such key.
+    async fn cas(&self, key: &str, token: Option<Token>, value: Bytes, deadline: Instant) -> Result<Committed, Error> {
+        self.commit(Txn::cas(key, expected(token), value), deadline).await
     }
 
-    /// Deletes `key` if its `mod_revision` is as expected.
-    async fn cas_delete(&self, key: &str, expected: Revision, deadline: Instant) -> Result<Committed, Error> {
-        self.commit(Txn::cas_delete(key, expected), deadline).await
+    /// Deletes `key` if it is in the state expected.
+    async fn cas_delete(&self, key: &str, token: Token, deadline: Instant) -> Result<Committed, Error> {
+        self.commit(Txn::cas_delete(key, token.0), deadline).await
     }
 
-    /// Every entry under `prefix`, at one revision; starts again if the pages expire in the middle, unless they are those
-    /// of a snapshot that was given.
+    /// Watches every change under `prefix` from a revision on; 0: from now on (semantics, section 7). The deadline is the
+    /// first answer's.
+    async fn watch(&self, prefix: &str, _from: Revision, _deadline: Instant) -> Result<ChangeStream, Error> {
+        Err(Error::cannot(format!("watching {prefix:?}"), "this store does not tell of changes: list again"))
+    }
+
+    /// Grants a lease (semantics, section 5).
+    async fn grant_lease(&self, _ttl: Duration, _holder: &str, _deadline: Instant) -> Result<Lease, Error> {
+        Err(Error::cannot("granting a lease".to_owned(), "this store has none"))
+    }
+
+    /// Renews a lease for another time to live from now on. `None`: it is over.
+    async fn renew_lease(&self, lease: Lease, _deadline: Instant) -> Result<Option<Lease>, Error> {
+        Err(Error::cannot(format!("renewing lease {}", lease.id), "this store has none"))
+    }
+
+    /// Ends a lease, and deletes the keys that hang on it. Says whether there was one.
+    async fn revoke_lease(&self, id: LeaseId, _deadline: Instant) -> Result<bool, Error> {
+        Err(Error::cannot(format!("revoking lease {id}"), "this store has none"))
+    }
+
+    /// Every entry under `prefix`, at one revision if the store's listings are; starts again if the pages expire in the
+    /// middle, unless they are those of a snapshot that was given.
     async fn list_all(
         &self,
         prefix: &str,
@@ -191,7 +262,7 @@ pub enum Error {
     #[error("invalid request: {0}")]
     Invalid(#[from] Invalid),
     /// The request was refused for what it asks, with the server's words.
-    #[error("{doing}: the metadata cluster refused: {message}")]
+    #[error("{doing}: the metadata store refused: {message}")]
     Refused { doing: String, message: String },
     /// No answer within the deadline.
     #[error("{doing}: the metadata cluster is unreachable ({}): {last} ({attempts} attempts in {:.1} s, {leader})", .endpoints.join(", "), .elapsed.as_secs_f64())]
@@ -246,6 +317,11 @@ impl Error {
             Error::InDoubt { .. } => Applied::Unknown,
             Error::Unavailable { applied, .. } | Error::Internal { applied, .. } => *applied,
         }
+    }
+
+    /// What a store refuses because it cannot do it.
+    pub fn cannot(doing: String, why: &str) -> Self {
+        Error::Refused { doing, message: why.to_owned() }
     }
 
     /// Whether the cluster could not be reached, rather than having answered.

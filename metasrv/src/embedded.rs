@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use futures::stream::BoxStream;
 use lake_client::clock;
-use lake_client::store::{self, Capabilities, Committed, MetaStore, Page, Read, ReadOptions, Snapshot};
+use lake_client::store::{
+    self, Capabilities, ChangeStream, Committed, Lease, MetaStore, Page, Read, ReadOptions, Snapshot,
+};
+use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{KeyValue, Revision, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::{Applied, Kind};
@@ -20,6 +22,7 @@ use lake_proto::watch::Changes;
 use prost::Message as _;
 
 use crate::error::Error;
+use crate::peer::duties::Mortal;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
 use crate::peer::{Opened, Peer, Settings, founding};
@@ -108,33 +111,6 @@ impl EmbeddedStore {
         self.peer.shutdown().await;
     }
 
-    /// Watches every change under `prefix` from a revision on; 0: from now on. A stream that ends after its first error.
-    ///
-    /// # Errors
-    /// A prefix that is too long, too many watchers, a store that is closed.
-    pub async fn watch(
-        &self,
-        prefix: &str,
-        from: Revision,
-        deadline: Instant,
-    ) -> Result<BoxStream<'static, Result<Changes, store::Error>>, store::Error> {
-        let started = clock::now();
-        let watcher = self.member.watch(prefix, from, deadline).await;
-        let watcher = watcher.map_err(|f| self.error(format!("watching {prefix:?}"), started, f))?;
-        let (dir, doing) = (self.dir.clone(), format!("watching {prefix:?}"));
-        let messages = futures::stream::unfold(Some(watcher), move |watcher| {
-            let (dir, doing) = (dir.clone(), doing.clone());
-            async move {
-                let mut watcher = watcher?;
-                Some(match watcher.next().await {
-                    Ok(message) => (changes(doing, message.encoded), Some(watcher)),
-                    Err(failure) => (Err(error(&dir, doing, started, failure)), None),
-                })
-            }
-        });
-        Ok(messages.boxed())
-    }
-
     fn error(&self, doing: String, started: Instant, failure: Failure) -> store::Error {
         error(&self.dir, doing, started, failure)
     }
@@ -185,7 +161,7 @@ fn error(dir: &Path, doing: String, started: Instant, failure: Failure) -> store
 #[async_trait]
 impl MetaStore for EmbeddedStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { multi_key: true, consistent_listing: true }
+        Capabilities { multi_key: true, consistent_listing: true, snapshots: true, watch: true, leases: true }
     }
 
     async fn get(
@@ -237,6 +213,49 @@ impl MetaStore for EmbeddedStore {
 
     async fn close_snapshot(&self, snapshot: Snapshot, _: Instant) -> Result<bool, store::Error> {
         Ok(self.member.pages.close_snapshot(snapshot))
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision, deadline: Instant) -> Result<ChangeStream, store::Error> {
+        let started = clock::now();
+        let watcher = self.member.watch(prefix, from, deadline).await;
+        let watcher = watcher.map_err(|f| self.error(format!("watching {prefix:?}"), started, f))?;
+        let (dir, doing) = (self.dir.clone(), format!("watching {prefix:?}"));
+        let messages = futures::stream::unfold(Some(watcher), move |watcher| {
+            let (dir, doing) = (dir.clone(), doing.clone());
+            async move {
+                let mut watcher = watcher?;
+                Some(match watcher.next().await {
+                    Ok(message) => (changes(doing, message.encoded), Some(watcher)),
+                    Err(failure) => (Err(error(&dir, doing, started, failure)), None),
+                })
+            }
+        });
+        Ok(messages.boxed())
+    }
+
+    async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, store::Error> {
+        let started = clock::now();
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let granted = self.member.grant_lease(ttl_ms, holder.to_owned(), None, deadline).await;
+        let id = granted.map_err(|f| self.error("granting a lease".to_owned(), started, f))?;
+        Ok(Lease { id, ttl, held_until: started + ttl })
+    }
+
+    async fn renew_lease(&self, lease: Lease, deadline: Instant) -> Result<Option<Lease>, store::Error> {
+        let (started, doing) = (clock::now(), format!("renewing lease {}", lease.id));
+        let ids = [lease.id];
+        let renewed = self.member.keep_alive(Mortal::Lease, &ids, started);
+        let late = |_| Err(Failure::unavailable("there was no answer within the deadline"));
+        let renewed = tokio::time::timeout_at(deadline.into(), renewed).await.unwrap_or_else(late);
+        let kept = renewed.map_err(|f| self.error(doing, started, f))?;
+        Ok(kept.alive.contains(&lease.id).then(|| Lease { held_until: started + lease.ttl, ..lease }))
+    }
+
+    async fn revoke_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, store::Error> {
+        let started = clock::now();
+        let revoked = self.member.revoke_lease(id, None, deadline).await;
+        let (_, existed) = revoked.map_err(|f| self.error(format!("revoking lease {id}"), started, f))?;
+        Ok(existed)
     }
 
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, store::Error> {

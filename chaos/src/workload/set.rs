@@ -2,7 +2,6 @@
 
 use async_trait::async_trait;
 use lake_client::store::{Error, MetaStore, ReadOptions};
-use lake_proto::kv::Expected;
 
 use super::access::Access;
 use super::rotation::Rotation;
@@ -38,7 +37,7 @@ impl Actor for Client {
         let action = Action::Set(Set::Add { key: key.into(), element });
         let place = format!("{}/{element}", place(Workload::Set, &key.into()));
         scribe.invoke(action.clone());
-        match access.store.cas(&place, Expected::Absent, element.to_string().into(), access.deadline()).await {
+        match access.store.cas(&place, None, element.to_string().into(), access.deadline()).await {
             // An element is added by one client only: if it is there, an earlier sending has done it.
             Ok(done) if done.result.succeeded || done.resent => {
                 let first = done.result.observed.first().map(|entry| entry.mod_revision);

@@ -14,7 +14,7 @@ use lake_proto::v1::error_detail::{Applied as WireApplied, Kind};
 use tonic::{Code, Status};
 
 use super::RemoteStore;
-use super::backoff::Backoff;
+use crate::backoff::Backoff;
 use crate::clock;
 use crate::store::{Applied, Error};
 
@@ -132,14 +132,7 @@ impl Attempts {
 
     /// Backs off. False: the deadline comes first.
     pub async fn wait(&mut self) -> bool {
-        let wait = self.backoff.next_wait();
-        match self.remaining() {
-            Some(remaining) if remaining > wait => {
-                tokio::time::sleep(wait).await;
-                true
-            }
-            _ => false,
-        }
+        self.backoff.wait(self.deadline).await
     }
 }
 
@@ -304,7 +297,7 @@ pub(super) fn classify(status: Status) -> Failure {
 
 /// Whether the request never left because no connection could be made, and whether it was merely not answered in the time
 /// that it named.
-fn transport_error(status: &Status) -> (bool, bool) {
+pub(crate) fn transport_error(status: &Status) -> (bool, bool) {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         if let Some(io) = error.downcast_ref::<std::io::Error>() {
@@ -322,7 +315,7 @@ fn transport_error(status: &Status) -> (bool, bool) {
 }
 
 /// The innermost reason of a status, which says more than tonic's "transport error".
-pub(super) fn describe(status: &Status) -> String {
+pub(crate) fn describe(status: &Status) -> String {
     let mut reason = match status.message() {
         "" if status.code() == Code::Unimplemented => "something else than a metadata peer answers there".to_owned(),
         "" => status.code().description().to_owned(),
@@ -454,7 +447,7 @@ mod tests {
             Err::<(), _>(status::with_detail(detail, "why"))
         };
         store.inner.lock().view.learn(4, Some(&member));
-        store.on_leader("a test", Instant::now() + Duration::from_secs(5), rules, send).await.unwrap_err()
+        store.on_leader("a test", clock::now() + Duration::from_secs(5), rules, send).await.unwrap_err()
     }
 
     #[tokio::test]

@@ -20,17 +20,8 @@ use lake_proto::v1::sessions_client::SessionsClient;
 use super::attempts::Rules;
 use super::{RemoteStore, doing, revision, txn_answer, txn_result, wire_options};
 use crate::clock;
+pub use crate::store::Lease;
 use crate::store::{Applied, Committed, Error, MetaStore, Read, ReadOptions, Snapshot};
-
-/// A lease that was granted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lease {
-    /// Its fence, too: what [`Compare::lease_alive`](lake_proto::kv::Compare::lease_alive) takes.
-    pub id: LeaseId,
-    pub ttl: Duration,
-    /// Until when it is certainly alive, by this process's monotonic clock: counted from when it was asked for.
-    pub held_until: Instant,
-}
 
 /// What is told of a live lease.
 #[derive(Debug, Clone, PartialEq, Eq)]

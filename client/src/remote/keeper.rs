@@ -23,8 +23,8 @@ use tonic::{Status, Streaming};
 
 use super::RemoteStore;
 use super::attempts::{Attempts, classify, describe};
-use super::backoff::Backoff;
 use super::coordination::Lease;
+use crate::backoff::Backoff;
 use crate::clock;
 
 /// Keep-alives per time to live.
@@ -83,6 +83,19 @@ impl LeaseKeeper {
         match held.wait_for(|held| held.lost.is_some()).await {
             Ok(held) => held.lost.clone().unwrap_or_default(),
             Err(_) => "nobody keeps it alive any more".to_owned(),
+        }
+    }
+
+    /// Does something for as long as the lease is certainly held: it is dropped, wherever it is, once the lease may be lost.
+    /// What it has sent by then may still take effect, unless it carries the compare that the lease is alive.
+    ///
+    /// # Errors
+    /// Why the lease may be lost.
+    pub async fn while_held<T>(&self, work: impl Future<Output = T>) -> Result<T, String> {
+        tokio::select! {
+            biased;
+            why = self.lost() => Err(why),
+            done = work => Ok(done),
         }
     }
 

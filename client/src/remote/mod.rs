@@ -18,14 +18,13 @@
 //! Reads may also be made of one peer that is named (`get_from`, `batch_get_from`), which then answers for itself.
 //!
 //! [`attempts`] runs an operation and sorts its failures, [`session`] and [`window`] number the mutations, [`connections`] has what the attempts go over, [`leader`] what is
-//! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive,
+//! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`scope`] holds scopes by one,
 //! [`snapshots`] saves the state.
 //!
 //! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints,
 //! those given and those learnt from members; one question round at a time.
 
-mod attempts;
-mod backoff;
+pub(crate) mod attempts;
 mod connections;
 mod leader;
 mod pipe;
@@ -36,15 +35,16 @@ pub mod admin;
 pub mod coordination;
 pub mod keeper;
 mod peer;
+pub mod scope;
 pub mod snapshots;
 pub mod watch;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lake_proto::coordination::Stamp;
-use lake_proto::kv::{Condition, Invalid, KeyValue, Op, Txn, TxnResult, validate_key};
+use lake_proto::coordination::{LeaseId, Stamp};
+use lake_proto::kv::{Condition, Invalid, KeyValue, Op, Revision, Txn, TxnResult, validate_key};
 use lake_proto::limits::MAX_BATCH_GET_KEYS;
 use lake_proto::v1;
 use lake_proto::v1::pipeline_request::Request as Piped;
@@ -56,7 +56,8 @@ use crate::clock;
 use crate::dial::Dialer;
 use crate::secret::Secret;
 use crate::store::{
-    Applied, Capabilities, Committed, Consistency, Error, MetaStore, Page, Read, ReadOptions, Snapshot,
+    Applied, Capabilities, ChangeStream, Committed, Consistency, Error, Lease, MetaStore, Page, Read, ReadOptions,
+    Snapshot,
 };
 
 /// Most endpoints kept: those given and those learnt.
@@ -150,7 +151,7 @@ impl RemoteStore {
     }
 }
 
-fn doing(txn: &Txn) -> String {
+pub(crate) fn doing(txn: &Txn) -> String {
     match txn.then.iter().find(|o| o.is_write()) {
         Some(op) => format!("committing {}", op.key()),
         None => "running a transaction".to_owned(),
@@ -202,7 +203,7 @@ fn revision(header: Option<v1::ResponseHeader>) -> u64 {
 
 /// Whether a transaction may be sent again when it may have been applied: all its writes stand in `then` under a
 /// compare on the same key, which its first application makes false.
-fn is_resendable(txn: &Txn) -> bool {
+pub(crate) fn is_resendable(txn: &Txn) -> bool {
     let covered = |key: &str| {
         txn.when.iter().any(|c| c.key == key && matches!(c.condition, Condition::Absent | Condition::ModRevision(_)))
     };
@@ -213,7 +214,7 @@ fn is_resendable(txn: &Txn) -> bool {
 #[async_trait]
 impl MetaStore for RemoteStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { multi_key: true, consistent_listing: true }
+        Capabilities { multi_key: true, consistent_listing: true, snapshots: true, watch: true, leases: true }
     }
 
     async fn get(&self, key: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Option<KeyValue>>, Error> {
@@ -304,6 +305,24 @@ impl MetaStore for RemoteStore {
         Ok(answer.existed)
     }
 
+    async fn watch(&self, prefix: &str, from: Revision, _: Instant) -> Result<ChangeStream, Error> {
+        Ok(Box::pin(self.watch(prefix, from)?))
+    }
+
+    async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
+        self.grant_lease(ttl, holder, deadline).await
+    }
+
+    async fn renew_lease(&self, lease: Lease, deadline: Instant) -> Result<Option<Lease>, Error> {
+        let asked = clock::now();
+        let alive = self.renew_one_lease(lease.id, deadline).await?;
+        Ok(alive.then(|| Lease { held_until: asked + lease.ttl, ..lease }))
+    }
+
+    async fn revoke_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, Error> {
+        self.revoke_lease(id, deadline).await
+    }
+
     async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error> {
         txn.validate()?;
         loop {
@@ -320,8 +339,6 @@ impl MetaStore for RemoteStore {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lake_proto::kv::{Compare, Expected};
 
     use super::*;
@@ -358,7 +375,7 @@ mod tests {
         let endpoint = format!("127.0.0.1:{port}");
         let store = RemoteStore::connect(RemoteConfig { endpoints: vec![endpoint.clone()], secret: None }).unwrap();
         let deadline = clock::now() + Duration::from_millis(300);
-        let error = store.cas("/lake/a", Expected::Absent, "1".into(), deadline).await.unwrap_err();
+        let error = store.cas("/lake/a", None, "1".into(), deadline).await.unwrap_err();
         assert_eq!(error.applied(), Applied::No);
         let message = error.to_string();
         assert!(message.contains("unreachable") && message.contains(&endpoint), "{message}");

@@ -21,18 +21,20 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::clock;
-use lake_proto::coordination::{SessionId, Stamp, validate_session_ttl};
+use futures::Stream;
+use lake_proto::coordination::{LeaseId, SessionId, Stamp, validate_session_ttl};
 use lake_proto::limits::SESSION_WINDOW;
 use lake_proto::v1;
+use lake_proto::v1::leases_client::LeasesClient;
 use lake_proto::v1::sessions_client::SessionsClient;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::Status;
+use tonic::{Response, Status, Streaming};
 
 use super::RemoteStore;
 use super::attempts::{Attempts, Rules};
 use super::connections::Inner;
 use super::window::{Ticket, Window};
+use crate::clock;
 use crate::store::{Applied, Error};
 
 /// How long the session may be silent. Longer than a call that is sent again and again while the cluster has no leader.
@@ -201,14 +203,32 @@ impl RemoteStore {
     async fn renew_session(&self, id: SessionId, deadline: Instant) -> Result<bool, Error> {
         let (answer, _) = self
             .on_leader("keeping a session open", deadline, Rules::RESENDABLE, async |address, timeout| {
-                let message = futures::stream::iter([v1::KeepAliveRequest { ids: vec![id], tag: 1 }]);
                 let mut client = SessionsClient::new(self.inner.channel(&address)?);
-                let mut answers = client.keep_alive(self.inner.request(message, timeout)?).await?.into_inner();
-                answers.message().await?.ok_or_else(|| Status::unavailable("the peer closed the stream unasked"))
+                the_answer(client.keep_alive(self.inner.request(one_message(id), timeout)?).await?).await
             })
             .await?;
         Ok(answer.alive.contains(&id))
     }
+
+    /// The same of a lease.
+    pub(super) async fn renew_one_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, Error> {
+        let (answer, _) = self
+            .on_leader(&format!("renewing lease {id}"), deadline, Rules::RESENDABLE, async |address, timeout| {
+                let mut client = LeasesClient::new(self.inner.channel(&address)?);
+                the_answer(client.keep_alive(self.inner.request(one_message(id), timeout)?).await?).await
+            })
+            .await?;
+        Ok(answer.alive.contains(&id))
+    }
+}
+
+fn one_message(id: u64) -> impl Stream<Item = v1::KeepAliveRequest> + Send + 'static {
+    futures::stream::iter([v1::KeepAliveRequest { ids: vec![id], tag: 1 }])
+}
+
+async fn the_answer(stream: Response<Streaming<v1::KeepAliveResponse>>) -> Result<v1::KeepAliveResponse, Status> {
+    let answer = stream.into_inner().message().await?;
+    answer.ok_or_else(|| Status::unavailable("the peer closed the stream without an answer"))
 }
 
 /// Keeps a session open until it is over, or the store is gone. It is heard at least every `quiet`.

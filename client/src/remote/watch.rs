@@ -33,8 +33,8 @@ use tonic::Status;
 
 use super::RemoteStore;
 use super::attempts::{Failure, classify, describe, ended};
-use super::backoff::Backoff;
 use super::connections::Inner;
+use crate::backoff::Backoff;
 use crate::clock;
 use crate::store::{Applied, Error};
 

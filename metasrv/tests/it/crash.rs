@@ -16,7 +16,7 @@ use lake_metasrv::log::SkipSync;
 use lake_metasrv::raft::types::{LogId, Payload};
 use lake_metasrv::state::FEATURE_LEVEL;
 use lake_proto::coordination::ScopeOwner;
-use lake_proto::kv::{Compare, Expected, Op, Txn};
+use lake_proto::kv::{Compare, Op, Txn};
 use lake_proto::v1;
 
 /// Writers that count, each on its own keys, until told to stop. What they were told is acknowledged.
@@ -48,7 +48,7 @@ impl Load {
                         }
                         let key = format!("/kv/{run}/{w}/{n:06}");
                         let deadline = Instant::now() + Duration::from_secs(20);
-                        let committed = store.cas(&key, Expected::Absent, "v".into(), deadline).await.unwrap();
+                        let committed = store.cas(&key, None, "v".into(), deadline).await.unwrap();
                         assert!(committed.result.succeeded || committed.resent, "{key} was there already");
                         acknowledged.push(key);
                         count.fetch_add(1, Ordering::SeqCst);

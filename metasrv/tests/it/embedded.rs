@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::support::{TestCluster, eventually};
-use lake_client::store::{Consistency, Error, MetaStore, ReadOptions};
+use lake_client::store::{Consistency, Error, MetaStore, ReadOptions, Token};
 use lake_metasrv::config::Config;
 use lake_metasrv::{EmbeddedStore, Server};
-use lake_proto::kv::{Compare, Expected, Op, Txn};
+use lake_proto::kv::{Compare, Op, Txn};
 use lake_proto::v1;
 
 fn soon() -> Instant {
@@ -17,9 +17,9 @@ fn soon() -> Instant {
 async fn an_embedded_store_keeps_what_it_is_given() {
     let dir = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(dir.path()).await.unwrap();
-    let created = store.cas("/lake/table/a", Expected::Absent, "1".into(), soon()).await.unwrap().result;
+    let created = store.cas("/lake/table/a", None, "1".into(), soon()).await.unwrap().result;
     assert!(created.succeeded);
-    let lost = store.cas("/lake/table/a", Expected::Absent, "2".into(), soon()).await.unwrap().result;
+    let lost = store.cas("/lake/table/a", None, "2".into(), soon()).await.unwrap().result;
     assert!(!lost.succeeded);
     assert_eq!((lost.observed.len(), &lost.observed[0].value[..]), (1, &b"1"[..]));
     let many = Txn {
@@ -32,7 +32,7 @@ async fn an_embedded_store_keeps_what_it_is_given() {
     assert!(matches!(store.commit(blind, soon()).await, Err(Error::Invalid(_))));
 
     let first = store.list("/kv/", None, 10, ReadOptions::default(), soon()).await.unwrap();
-    store.cas_delete("/lake/table/a", created.revision, soon()).await.unwrap();
+    store.cas_delete("/lake/table/a", Token::at(created.revision), soon()).await.unwrap();
     let second = store.list("/kv/", first.value.next.as_deref(), 10, ReadOptions::default(), soon()).await.unwrap();
     assert_eq!(first.revision, second.revision);
     let all = store.list_all("/kv/", ReadOptions::default(), soon()).await.unwrap();
@@ -61,7 +61,7 @@ async fn an_embedded_store_keeps_what_it_is_given() {
 async fn its_directory_can_later_be_a_peer() {
     let dir = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(dir.path()).await.unwrap();
-    store.cas("/kv/a", Expected::Absent, "1".into(), soon()).await.unwrap();
+    store.cas("/kv/a", None, "1".into(), soon()).await.unwrap();
     store.shutdown().await;
 
     let server = Server::start(Config::new(1, dir.path())).await.unwrap();

@@ -10,7 +10,7 @@ use lake_chaos::net::condition::{Condition, Cut};
 use lake_chaos::net::{Conditions, Fabric, Node};
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_client::store::{Applied, Committed, Error, MetaStore, ReadOptions};
-use lake_proto::kv::{Expected, KeyValue, Op, OpResult, Txn};
+use lake_proto::kv::{KeyValue, Op, OpResult, Txn};
 use lake_proto::limits::SESSION_WINDOW;
 
 fn soon() -> Instant {
@@ -99,7 +99,7 @@ async fn an_answer_that_was_cut_off_is_asked_for_again() {
     });
     let guarded = tokio::spawn({
         let store = store.clone();
-        async move { store.cas("/lake/a", Expected::Absent, "1".into(), soon()).await }
+        async move { store.cas("/lake/a", None, "1".into(), soon()).await }
     });
     let lease = tokio::spawn({
         let store = store.clone();

@@ -8,10 +8,12 @@
 mod addresses;
 mod agreement;
 mod cluster;
+mod conformance;
 mod crash;
 mod embedded;
 mod exactly_once;
 mod full_disk;
+mod guards;
 mod http;
 mod lease_kills;
 mod leases;

@@ -12,7 +12,6 @@ use lake_client::secret::Secret;
 use lake_client::store::{Error, MetaStore};
 use lake_metasrv::EmbeddedStore;
 use lake_metasrv::config::Config;
-use lake_proto::kv::Expected;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::status_response::Stage;
@@ -115,7 +114,7 @@ async fn a_store_that_began_embedded_grows_to_three() {
     let mut cluster = TestCluster::fresh(0, |_| {}).await;
     cluster.prepare(1, |_| {});
     let store = EmbeddedStore::open(cluster.configs[&1].dir.clone()).await.unwrap();
-    store.cas("/kv/a", Expected::Absent, "1".into(), soon()).await.unwrap();
+    store.cas("/kv/a", None, "1".into(), soon()).await.unwrap();
     store.shutdown().await;
     cluster.start(1).await;
     for id in [2, 3] {
@@ -421,7 +420,7 @@ async fn a_cluster_with_a_secret_takes_in_who_knows_it() {
     .await;
     promoted(&cluster, 2).await;
     let store = cluster.client();
-    store.cas("/kv/a", Expected::Absent, "1".into(), soon()).await.unwrap();
+    store.cas("/kv/a", None, "1".into(), soon()).await.unwrap();
     eventually("the new voter to see itself as one", async || {
         (ids(&status(2).await.unwrap().voters) == BTreeSet::from([1, 2])).then_some(())
     })

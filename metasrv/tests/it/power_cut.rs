@@ -29,7 +29,6 @@ use lake_metasrv::EmbeddedStore;
 use lake_metasrv::config::StorageConfig;
 use lake_metasrv::log::SkipSync;
 use lake_metasrv::peer::Settings;
-use lake_proto::kv::Expected;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -353,7 +352,7 @@ async fn peer_worker(dir: PathBuf) {
                 let key = format!("/kv/{run}/{writer}/{n}");
                 let value = vec![n as u8; 100 + (n as usize * 37) % 3000];
                 let deadline = Instant::now() + PATIENCE;
-                let done = store.cas(&key, Expected::Absent, value.into(), deadline).await.expect("a write");
+                let done = store.cas(&key, None, value.into(), deadline).await.expect("a write");
                 assert!(done.result.succeeded);
                 tell(format_args!("key {key} {}", done.result.revision));
             }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::support::{PATIENCE, TestCluster, eventually, free_port, kind};
 use futures::StreamExt;
 use lake_client::remote::watch::Watch;
-use lake_client::store::{Error, MetaStore, ReadOptions};
+use lake_client::store::{Error, MetaStore, ReadOptions, Token};
 use lake_metasrv::EmbeddedStore;
 use lake_metasrv::peer::Settings;
-use lake_proto::kv::{Expected, Op, Revision, Txn};
+use lake_proto::kv::{Op, Revision, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::watch_client::WatchClient;
@@ -431,13 +431,13 @@ async fn a_peer_that_was_away_serves_no_watch_before_it_has_what_it_had() {
 async fn an_embedded_store_is_watched_like_any_peer() {
     let dir = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(dir.path()).await.unwrap();
-    let created = store.cas("/lake/table/a", Expected::Absent, "1".into(), soon()).await.unwrap().result.revision;
+    let created = store.cas("/lake/table/a", None, "1".into(), soon()).await.unwrap().result.revision;
     let mut watch = store.watch("/lake/table/", 1, soon()).await.unwrap();
     let told = watch.next().await.unwrap().unwrap();
     assert_eq!((told.changes.len(), told.changes[0].revision, told.progress), (1, created, created));
     let other = Txn { then: vec![Op::put("/kv/a", "1")], ..Txn::default() };
     store.commit(other, soon()).await.unwrap();
-    let deleted = store.cas_delete("/lake/table/a", created, soon()).await.unwrap().result.revision;
+    let deleted = store.cas_delete("/lake/table/a", Token::at(created), soon()).await.unwrap().result.revision;
     let mut history = History::new(created + 1);
     while history.progress < deleted {
         history.add(watch.next().await.unwrap().unwrap());
@@ -655,7 +655,7 @@ async fn an_embedded_store_has_snapshots_too() {
     let dir = tempfile::tempdir().unwrap();
     let settings = Settings { page_life: Duration::from_millis(300), ..Settings::default() };
     let store = EmbeddedStore::open_with(dir.path(), settings).await.unwrap();
-    store.cas("/lake/a", Expected::Absent, "1".into(), soon()).await.unwrap();
+    store.cas("/lake/a", None, "1".into(), soon()).await.unwrap();
     let opened = store.open_snapshot(ReadOptions::default(), soon()).await.unwrap();
     let expired = eventually("the snapshot to end", async || {
         match store.get("/lake/a", ReadOptions::at(opened.value), soon()).await {

@@ -126,7 +126,7 @@ fn revision(header: Option<etcd::ResponseHeader>) -> Result<u64> {
 }
 
 fn put(key: String, value: Bytes) -> etcd::RequestOp {
-    let put = etcd::PutRequest { key: key.into(), value };
+    let put = etcd::PutRequest { key: key.into(), value, ..etcd::PutRequest::default() };
     etcd::RequestOp { request: Some(etcd::request_op::Request::RequestPut(put)) }
 }
 
@@ -138,7 +138,7 @@ impl Target for EtcdTarget {
 
     async fn put(&self, key: String, value: Bytes, deadline: Instant) -> Result<u64> {
         let mut kv = self.kv.clone();
-        let request = etcd::PutRequest { key: key.into(), value };
+        let request = etcd::PutRequest { key: key.into(), value, ..etcd::PutRequest::default() };
         revision(tokio::time::timeout_at(deadline.into(), kv.put(request)).await??.into_inner().header)
     }
 
@@ -156,6 +156,7 @@ impl Target for EtcdTarget {
                 target: CompareTarget::Mod as i32,
                 key: key.clone().into(),
                 target_union: Some(TargetUnion::ModRevision(i64::try_from(revision)?)),
+                ..etcd::Compare::default()
             });
             request.success.push(put(key, value));
         }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lake_client::store::{MetaStore, ReadOptions};
-use lake_proto::kv::Expected;
 
 use super::{PATIENCE, eventually};
 
@@ -37,7 +36,7 @@ impl Load {
                     }
                     let key = format!("/kv/{run}/{writer}/{n:06}");
                     let began = Instant::now();
-                    let committed = store.cas(&key, Expected::Absent, "v".into(), began + DEADLINE).await.unwrap();
+                    let committed = store.cas(&key, None, "v".into(), began + DEADLINE).await.unwrap();
                     // A write that was sent twice finds its own first attempt, and nothing else.
                     assert!(committed.result.succeeded || committed.resent, "{key} was there already");
                     slowest.fetch_max(began.elapsed().as_micros() as u64, Ordering::Relaxed);

@@ -1,9 +1,11 @@
 //! How long to wait between attempts: exponential, capped, with full jitter, so that a thousand clients that lost the
 //! same leader do not come back at the same moment.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::Rng;
+
+use crate::clock;
 
 const FIRST: Duration = Duration::from_millis(10);
 const CAP: Duration = Duration::from_millis(150);
@@ -15,6 +17,16 @@ pub struct Backoff {
 }
 
 impl Backoff {
+    /// Waits for that long. False, and at once: the deadline comes first.
+    pub async fn wait(&mut self, deadline: Instant) -> bool {
+        let until = clock::now() + self.next_wait();
+        if until >= deadline {
+            return false;
+        }
+        tokio::time::sleep_until(until.into()).await;
+        true
+    }
+
     /// The next wait: anything from half of the current ceiling to all of it.
     pub fn next_wait(&mut self) -> Duration {
         let ceiling = FIRST.saturating_mul(1 << self.waits.min(10)).min(CAP);

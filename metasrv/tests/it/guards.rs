@@ -1,0 +1,68 @@
+//! Leases and scopes that are held for as long as something lives, and what they tell whoever holds them.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{PATIENCE, TestCluster, eventually};
+use lake_client::remote::RemoteStore;
+use lake_client::remote::keeper::LeaseKeeper;
+use lake_client::remote::scope::{Acquired, ScopeGuard};
+use lake_client::store::MetaStore;
+use lake_proto::coordination::Scope;
+use lake_proto::kv::{Op, Txn};
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+async fn acquire(store: &RemoteStore, paths: &[&str], ttl_s: u64) -> Result<ScopeGuard, Vec<Scope>> {
+    let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+    match ScopeGuard::acquire(store, paths, Duration::from_secs(ttl_s), "a test", soon()).await.unwrap() {
+        Acquired::Held(guard) => Ok(guard),
+        Acquired::Taken(by) => Err(by),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scopes_are_held_all_or_none_until_their_guard_goes() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let store = cluster.client();
+    let guard = acquire(&store, &["/a/b", "/c"], 60).await.unwrap();
+    for (paths, in_the_way) in [(["/d", "/a"], "/a/b"), (["/c/x", "/d"], "/c")] {
+        let taken = acquire(&store, &paths, 60).await.unwrap_err();
+        let taken: Vec<_> = taken.iter().map(|scope| (scope.path.as_str(), scope.owner.clone())).collect();
+        assert_eq!(taken, [(in_the_way, guard.owner())]);
+    }
+    let under_it = Txn { when: guard.compares(), then: vec![Op::put("/kv/a", "1")], otherwise: vec![] };
+    assert!(store.commit(under_it.clone(), soon()).await.unwrap().result.succeeded);
+    assert!(guard.release(soon()).await.unwrap());
+    assert!(!store.commit(under_it, soon()).await.unwrap().result.succeeded, "it is held no more");
+
+    let dropped = acquire(&store, &["/a"], 1).await.expect("it was given back");
+    // It is kept alive for as long as the guard is there, however short its time.
+    let renewed = dropped.lease().held_until();
+    eventually("three renewals", async || {
+        (dropped.lease().held_until() > renewed + Duration::from_secs(1)).then_some(())
+    })
+    .await;
+    assert!(acquire(&store, &["/a/b"], 60).await.is_err());
+    drop(dropped);
+    eventually("the scope to end with its lease", async || acquire(&store, &["/a/b"], 60).await.ok()).await;
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_under_a_lease_ends_when_the_lease_may_be_lost() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let store = cluster.client();
+    let lease = store.grant_lease(Duration::from_secs(2), "a test", soon()).await.unwrap();
+    let keeper = LeaseKeeper::start(store, lease);
+    assert_eq!(keeper.while_held(async { 7 }).await, Ok(7));
+    keeper.renewed().await.unwrap();
+    cluster.stop_all().await;
+    let until = keeper.held_until();
+    let lost = keeper.while_held(std::future::pending::<()>()).await.unwrap_err();
+    let late = Instant::now().saturating_duration_since(keeper.held_until());
+    assert!(keeper.held_until() >= until && !keeper.is_held());
+    assert!(late < Duration::from_millis(500), "told {late:?} after it may have been lost");
+    assert!(lost.contains(&lease.id.to_string()), "{lost}");
+}
