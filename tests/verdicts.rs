@@ -44,7 +44,10 @@ fn the_verdict_is_there_for_scripts() {
 
 #[test]
 fn what_goes_wrong_is_no_verdict() {
-    let cases: [&[&str]; 5] = [
+    let cases: [&[&str]; 8] = [
+        &["chaos"],
+        &["chaos", "run", "--no-such-option"],
+        &["chaos", "run", "--cluster", "cloud:3", "--out", "never-made"],
         &["chaos", "check", "no-such-file.edn"],
         &["chaos", "check", "--workload", "registers", "x.edn"],
         &["chaos", "check", "--no-such-option", "x.edn"],

@@ -25,6 +25,8 @@ use crate::{Error, IoContext, Result};
 
 /// How many requests may wait for a process's task.
 const REQUEST_QUEUE: usize = 16;
+/// How long the kernel may take to end a process that was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How much of a log's end goes into an error message.
 const TAIL_BYTES: u64 = 4 << 10;
 const TAIL_LINES: usize = 20;
@@ -138,8 +140,8 @@ impl Default for Policy {
 pub enum Event {
     /// A child was started.
     Started { process: ProcessName, pid: u32, restart: bool },
-    /// A child died by itself.
-    Died { process: ProcessName, pid: u32, how: String, restart_in: Option<Duration> },
+    /// A child died by itself; of the signal, if it was one.
+    Died { process: ProcessName, pid: u32, how: String, signal: Option<i32>, restart_in: Option<Duration> },
     /// A child could not be restarted.
     RestartFailed { process: ProcessName, why: String, retry_in: Duration },
     /// A child's port was taken by somebody else: it has a new one, of which the others are told.
@@ -151,10 +153,10 @@ impl fmt::Display for Event {
         match self {
             Event::Started { process, pid, restart: false } => write!(f, "{process} started (pid {pid})"),
             Event::Started { process, pid, restart: true } => write!(f, "{process} was restarted (pid {pid})"),
-            Event::Died { process, pid, how, restart_in: Some(wait) } => {
+            Event::Died { process, pid, how, restart_in: Some(wait), .. } => {
                 write!(f, "{process} (pid {pid}) {how}; restarting it in {:.1} s", wait.as_secs_f64())
             }
-            Event::Died { process, pid, how, restart_in: None } => write!(f, "{process} (pid {pid}) {how}"),
+            Event::Died { process, pid, how, restart_in: None, .. } => write!(f, "{process} (pid {pid}) {how}"),
             Event::RestartFailed { process, why, retry_in } => {
                 write!(f, "{process} could not be restarted ({why}); trying again in {:.1} s", retry_in.as_secs_f64())
             }
@@ -388,6 +390,7 @@ impl Task {
 
     fn died(&mut self, status: std::io::Result<ExitStatus>) {
         let Some(Running { pid, since, .. }) = self.running.take() else { return };
+        let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
         let how = describe(status);
         if since.elapsed() >= self.policy.steady_after {
             self.backoff = self.policy.min_backoff;
@@ -400,7 +403,7 @@ impl Task {
             state.deaths += 1;
             state.last_exit = Some(how.clone());
         });
-        self.report(Event::Died { process: self.name, pid, how, restart_in });
+        self.report(Event::Died { process: self.name, pid, how, signal, restart_in });
     }
 
     fn next_backoff(&mut self) -> Duration {
@@ -431,7 +434,10 @@ impl Task {
         self.restart_at = None;
         let Some(running) = &mut self.running else { return Ok(()) };
         send(self.name, running, Signal::KILL)?;
-        let status = running.child.wait().await;
+        let status = timeout(KILL_TIMEOUT, running.child.wait()).await.map_err(|_| Error::Io {
+            doing: format!("waiting for {} (pid {}) to end after SIGKILL", self.name, running.pid),
+            source: std::io::Error::other("it hangs in the kernel, perhaps on a disk that does not answer"),
+        })?;
         self.ended(status);
         Ok(())
     }

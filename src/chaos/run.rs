@@ -8,12 +8,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
 use lake_chaos::check::Options;
-use lake_chaos::history::{History, Workload, file};
+use lake_chaos::history::{Workload, file};
 use lake_chaos::nemesis::disk::{self, PRIVATE_MOUNTS};
 use lake_chaos::nemesis::kind::Requested;
+use lake_chaos::net::namespaces::{self, PRIVATE_NETWORK};
 use lake_chaos::report::{self, page, record};
 use lake_chaos::run::sampler::Live;
-use lake_chaos::run::{self, Settings};
+use lake_chaos::run::{self, Place, Settings};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -23,14 +24,16 @@ use crate::signals::{Interrupts, Termination};
 /// Options of `lake chaos run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What to run it on: local:N, N peers on this machine behind links that can be cut
-    #[arg(long, default_value = "local:3", value_name = "KIND:N", value_parser = peers_of)]
-    cluster: u64,
+    /// What to run it on: local:N, N peers on this machine behind links that can be cut; netns:N, the same with each in a
+    /// network namespace of its own (root, and the packages iproute2 and nftables)
+    #[arg(long, default_value = "local:3", value_name = "KIND:N", value_parser = cluster)]
+    cluster: (Place, u64),
     /// What the clients do: register, set, append, bank, watch, lock, idempotency or session
     #[arg(long, default_value = "register", value_name = "NAME")]
     workload: Workload,
     /// Faults, by chance or as named behind a colon: kill, kill:leader, pause, restart, snapshot, partition, partition:ring,
-    /// slow, lossy, endpoint, transfer, membership, wipe, corrupt, loss, clock, disk, sync, power; none for no fault
+    /// slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe, corrupt, loss, clock, disk, sync, power; none for
+    /// no fault
     #[arg(long, default_value = "kill,partition", value_delimiter = ',', value_name = "NAME,...")]
     nemesis: Vec<String>,
     /// How long the clients are at it
@@ -63,14 +66,16 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<u8> {
     let nemeses = args.nemesis.iter().filter(|word| !matches!(word.as_str(), "" | "none"));
     let nemeses = nemeses.map(|word| word.parse()).collect::<Result<Vec<Requested>, _>>()?;
-    enter_private_mounts(&nemeses)?;
+    let (place, peers) = args.cluster;
+    enter_namespaces(place, &nemeses)?;
     let mut interrupts = Interrupts::listen()?;
     let mut termination = Termination::listen()?;
     let seed = args.seed.unwrap_or_else(rand::random);
     let settings = Settings {
         binary: std::env::current_exe().context("finding out which program this is")?,
         out: std::path::absolute(&args.out).context("finding out where the run's directory is")?,
-        peers: args.cluster,
+        place,
+        peers,
         workload: args.workload,
         nemeses,
         time: args.time,
@@ -113,21 +118,30 @@ pub async fn run(args: Args) -> Result<u8> {
     let command = std::env::args().chain(drawn.into_iter().flatten());
     let began_unix_ms = u64::try_from(began.as_millis()).unwrap_or(u64::MAX);
     record::write(&settings.out, &run::record(&settings, &ran, command.collect(), began_unix_ms))?;
-    let history = History::new(ran.operations).context("the run's own history")?;
-    file::write(&settings.out.join(file::FILE_NAME), &history)?;
+    let history = settings.out.join(file::FILE_NAME);
+    file::write(&history, &ran.operations).with_context(|| format!("writing {}", history.display()))?;
     let results = report::build(&settings.out, &Options::default())?;
-    for (peer, deaths) in results.run.iter().flat_map(|record| &record.deaths).filter(|(_, deaths)| **deaths > 0) {
-        println!("peer {peer} ended {deaths} times without having been told to: see its log");
-    }
+    // Those that are not excused are among the findings.
+    let deaths = results.run.iter().flat_map(|record| &record.deaths);
+    deaths.filter(|death| death.excused.is_some()).for_each(|death| println!("{}", death.told()));
     let code = print::verdict(results.workload, &results.checks, Format::Text)?;
     println!("{}", settings.out.join(page::FILE_NAME).display());
     Ok(code)
 }
 
-/// `local:3`: how many peers.
-fn peers_of(word: &str) -> Result<u64, String> {
-    let peers = word.strip_prefix("local:").and_then(|n| n.parse().ok());
-    peers.ok_or_else(|| "write local:N for N peers on this machine".to_owned())
+/// `local:3`: where peers run, and how many.
+fn cluster(word: &str) -> Result<(Place, u64), String> {
+    let (kind, peers) = word.split_once(':').unwrap_or((word, ""));
+    let place = match kind {
+        "local" => Some(Place::Loopback),
+        "netns" => Some(Place::Namespaces),
+        _ => None,
+    };
+    let said = place.and_then(|place| Some((place, peers.parse().ok()?)));
+    said.ok_or_else(|| {
+        "write local:N for N peers on this machine, or netns:N for N peers in network namespaces of their own"
+            .to_owned()
+    })
 }
 
 /// `60s`, `2m`, `500ms`.
@@ -144,18 +158,28 @@ pub(super) fn duration(word: &str) -> Result<Duration, String> {
     number.checked_mul(millis).map(Duration::from_millis).ok_or_else(|| "that is too long".to_owned())
 }
 
-/// Starts this program again in a mount namespace of its own, if faults of disks were asked for and can be had: whatever is
-/// mounted then is gone with the run, however it ends.
-fn enter_private_mounts(nemeses: &[Requested]) -> Result<()> {
-    if !disk::needed(nemeses) || std::env::var_os(PRIVATE_MOUNTS).is_some() || lake_chaos::disk::missing().is_some() {
+/// Starts this program again in namespaces of its own, if it takes them: one of mounts if faults of disks were asked for and
+/// can be had, and one of the network as well if peers are to have some. Whatever is made there is gone with the run,
+/// however that ends.
+fn enter_namespaces(place: Place, nemeses: &[Requested]) -> Result<()> {
+    let network = place == Place::Namespaces;
+    if network && let Some(missing) = namespaces::missing() {
+        bail!("{missing}");
+    }
+    let mounts = disk::needed(nemeses) && lake_chaos::disk::missing().is_none();
+    let has = |variable: &str| std::env::var_os(variable).is_some();
+    if (!network || has(PRIVATE_NETWORK)) && (!(mounts || network) || has(PRIVATE_MOUNTS)) {
         return Ok(());
     }
     let program = std::env::current_exe().context("finding out which program this is")?;
     let mut command = std::process::Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "--"]).arg(program);
-    command.args(std::env::args_os().skip(1).collect::<Vec<OsString>>()).env(PRIVATE_MOUNTS, "1");
+    command.args(["--mount", "--propagation", "private"]).env(PRIVATE_MOUNTS, "1");
+    if network {
+        command.arg("--net").env(PRIVATE_NETWORK, namespaces::own()?);
+    }
+    command.arg("--").arg(program).args(std::env::args_os().skip(1).collect::<Vec<OsString>>());
     let error = command.exec();
-    bail!("starting this program in a mount namespace of its own: {error}");
+    bail!("starting this program in namespaces of its own: {error}");
 }
 
 /// One line on a terminal, over and over; elsewhere a line every ten seconds.
@@ -196,8 +220,9 @@ mod tests {
 
     #[test]
     fn clusters_and_times_are_read() {
-        assert_eq!(peers_of("local:5"), Ok(5));
-        assert!(peers_of("5").is_err() && peers_of("local:").is_err() && peers_of("cloud:3").is_err());
+        assert_eq!(cluster("local:5"), Ok((Place::Loopback, 5)));
+        assert_eq!(cluster("netns:3"), Ok((Place::Namespaces, 3)));
+        assert!(cluster("5").is_err() && cluster("local:").is_err() && cluster("cloud:3").is_err());
         assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));

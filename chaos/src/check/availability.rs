@@ -1,12 +1,13 @@
 //! How much of what was asked was answered, and how soon again after a fault?
 //!
-//! An answer is a success or a refusal (a compare that found another value). Everything else was not served. Faults excuse what overlaps them and [`RECOVERY_NS`] after them.
+//! An answer is a success or a refusal (a compare that found another value). Everything else was not served. Faults excuse
+//! what overlaps them and [`RECOVERY_NS`] after them.
 //!
-//! Too few answers outside of faults, or a kind of operation that never succeeded in [`TRIES`] tries, make a run [`Verdict::Unknown`]: it
-//! has shown too little. No success for [`Limits::outage_ns`] after all faults had ended, though it was tried, is a
-//! violation.
+//! Too few answers outside of faults, seconds in which nothing at all succeeded but for a few, or a kind of operation that
+//! never succeeded in [`TRIES`] tries, make a run [`Verdict::Unknown`]: it has shown too little. No success for
+//! [`Limits::outage_ns`] after all faults had ended, though it was tried, is a violation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::outcome::{Finding, Findings, Outcome};
 use super::verdict::Verdict;
@@ -26,6 +27,9 @@ pub struct Limits {
     pub successes: usize,
     /// Of a hundred operations outside of faults, how many must be answered.
     pub answered_percent: usize,
+    /// Of a hundred seconds in which something was asked for, in faults or not, in how many something must succeed: what
+    /// serves nobody from the first fault on keeps every promise.
+    pub served_percent: usize,
     /// The longest time without success after the end of all faults, in nanoseconds.
     pub outage_ns: u64,
 }
@@ -38,7 +42,7 @@ impl Limits {
             Workload::Idempotency => 30,
             _ => 90,
         };
-        Limits { successes: 20, answered_percent, outage_ns: 30_000_000_000 }
+        Limits { successes: 20, answered_percent, served_percent: 20, outage_ns: 30_000_000_000 }
     }
 }
 
@@ -92,6 +96,7 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
     let answered = outside.iter().filter(|call| is_answered(history, call)).count();
     let succeeded = calls.iter().filter(|call| call.outcome == End::Ok).count();
     let longest = outages(history, &calls, &faults, limits, &mut findings);
+    let (served, asked) = seconds(history, &calls);
     let kinds = kinds(history, &calls);
     let never = kinds.iter().find(|(_, (tried, succeeded))| *tried >= TRIES && *succeeded == 0).map(|(kind, _)| kind);
     let otherwise = if succeeded < limits.successes {
@@ -101,6 +106,10 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
             "outside of faults only {answered} of {} operations were answered, {} of 100 are needed",
             outside.len(),
             limits.answered_percent
+        ))
+    } else if served * 100 < asked * limits.served_percent {
+        Verdict::Unknown(format!(
+            "in only {served} of {asked} seconds did anything succeed: faults left too little to judge"
         ))
     } else if let Some(kind) = never {
         Verdict::Unknown(format!("no :{kind} ever succeeded"))
@@ -113,6 +122,8 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
         .with("succeeded", succeeded)
         .with("outside of faults", outside.len())
         .with("answered outside of faults", answered)
+        .with("seconds", asked)
+        .with("seconds with a success", served)
         .with("longest outage after faults in ms", usize::try_from(longest / 1_000_000).unwrap_or(usize::MAX))
 }
 
@@ -127,6 +138,15 @@ fn is_answered(history: &History, call: &Call) -> bool {
         End::Fail => history.end(call).is_some_and(|end| end.refusal.is_some()),
         End::Unknown => false,
     }
+}
+
+/// In how many seconds something succeeded, of those in which something was asked for.
+fn seconds(history: &History, calls: &[&Call]) -> (usize, usize) {
+    let second = |time_ns: u64| time_ns / 1_000_000_000;
+    let asked: BTreeSet<u64> = calls.iter().map(|call| second(history.invocation(call).time_ns)).collect();
+    let ended = calls.iter().filter(|call| call.outcome == End::Ok).filter_map(|call| history.end(call));
+    let served: BTreeSet<u64> = ended.map(|end| second(end.time_ns)).collect();
+    (served.intersection(&asked).count(), asked.len())
 }
 
 /// How often each kind of operation was tried, and how often it succeeded.
@@ -246,6 +266,9 @@ mod tests {
         unknown(judged(10, |_| (Kind::Ok, None), None), "only 10 operations succeeded");
         let failing = |n: u64| if n.is_multiple_of(2) { (Kind::Ok, None) } else { (Kind::Fail, None) };
         unknown(judged(100, failing, None), "only 50 of 100 operations were answered");
+        // Faults excuse each of these, and yet all that was judged are the first seconds.
+        let hardly = |n: u64| if n < 22 { (Kind::Ok, None) } else { (Kind::Info, None) };
+        unknown(judged(120, hardly, Some((22, 119))), "in only 22 of 120 seconds");
         let gone = |n: u64| if n < 30 { (Kind::Ok, None) } else { (Kind::Info, None) };
         let outcome = judged(100, gone, Some((30, 40)));
         assert!(matches!(outcome.verdict, Verdict::Violation(_)), "{}", outcome.verdict);

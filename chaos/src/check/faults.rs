@@ -1,4 +1,6 @@
-//! Did every fault that was asked for take effect at least once? A run without it has shown nothing about it.
+//! Did every fault that was asked for take effect at least once, and end as it should? A run without it has shown nothing
+//! about it. Some faults show their effect only in their end: a peer that was held down until it needs a snapshot has not
+//! needed one unless it comes back with it.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +11,52 @@ use crate::history::{History, Installation, Phase};
 /// Its name in results.
 pub const NAME: &str = "faults";
 
+/// What came of all faults of one name.
+#[derive(Default)]
+struct Tried {
+    /// Which began with effect, and ended as they should.
+    complete: usize,
+    /// One has begun with effect, and has not ended yet.
+    in_force: bool,
+    /// Why the last that is not complete is not.
+    why: Option<String>,
+}
+
 /// Compares what was asked for with what the nemesis did.
 pub fn check(history: &History, asked: &[String]) -> Outcome {
-    let mut installed: BTreeMap<&str, usize> = asked.iter().map(|name| (name.as_str(), 0)).collect();
-    let mut reasons: BTreeMap<&str, String> = BTreeMap::new();
-    for (_, fault) in history.faults().filter(|(_, fault)| fault.phase == Phase::Start) {
-        match &fault.installation {
-            Some(Installation::Installed(_)) => *installed.entry(&fault.name).or_default() += 1,
-            Some(Installation::Skipped(why)) => {
-                reasons.insert(&fault.name, format!("skipped, because {why}"));
+    let mut all: BTreeMap<&str, Tried> = asked.iter().map(|name| (name.as_str(), Tried::default())).collect();
+    for (_, fault) in history.faults() {
+        let Some(installation) = &fault.installation else { continue };
+        let tried = all.entry(&fault.name).or_default();
+        let because = |what: &str, why: &str| Some(format!("{what}, because {why}"));
+        match (fault.phase, installation) {
+            (Phase::Start, Installation::Installed(_)) => tried.in_force = true,
+            (Phase::Start, Installation::Skipped(why)) => tried.why = because("skipped", why),
+            (Phase::Start, Installation::Failed(why)) => tried.why = because("failed", why),
+            (Phase::Stop, Installation::Installed(_)) => {
+                tried.complete += usize::from(std::mem::take(&mut tried.in_force));
             }
-            Some(Installation::Failed(why)) => {
-                reasons.insert(&fault.name, format!("failed, because {why}"));
+            (Phase::Stop, Installation::Skipped(why) | Installation::Failed(why)) => {
+                if std::mem::take(&mut tried.in_force) {
+                    tried.why = because("it began, and its end failed", why);
+                }
             }
-            None => {}
         }
     }
-    let missing: Vec<String> = installed
+    // A history may end under a fault.
+    for tried in all.values_mut() {
+        tried.complete += usize::from(std::mem::take(&mut tried.in_force));
+    }
+    let missing: Vec<String> = all
         .iter()
-        .filter(|(_, times)| **times == 0)
-        .map(|(name, _)| match reasons.get(name) {
-            Some(why) => format!("{name} ({why})"),
-            None => format!("{name} (never tried)"),
-        })
+        .filter(|(_, tried)| tried.complete == 0)
+        .map(|(name, tried)| format!("{name} ({})", tried.why.as_deref().unwrap_or("never tried")))
         .collect();
     let verdict = match missing.as_slice() {
         [] => Verdict::Valid,
         missing => Verdict::Unknown(format!("never took effect: {}", missing.join("; "))),
     };
-    installed.iter().fold(Outcome::new(NAME, verdict), |outcome, (name, times)| outcome.with(name, *times))
+    all.iter().fold(Outcome::new(NAME, verdict), |outcome, (name, tried)| outcome.with(name, tried.complete))
 }
 
 #[cfg(test)]
@@ -77,5 +96,20 @@ mod tests {
         let verdict = verdict(&["clock", "kill"], &done);
         let expected = "never took effect: clock (skipped, because libfaketime is not there); kill (never tried)";
         assert_eq!(verdict, Verdict::Unknown(expected.into()));
+    }
+
+    #[test]
+    fn a_fault_that_did_not_end_as_it_should_shows_nothing() {
+        let proof = || Installation::Installed("it is down".into());
+        let no_snapshot = || Installation::Failed("its snapshot covers 7".into());
+        let once = [("snapshot", Phase::Start, proof()), ("snapshot", Phase::Stop, no_snapshot())];
+        let expected = "never took effect: snapshot (it began, and its end failed, because its snapshot covers 7)";
+        assert_eq!(verdict(&["snapshot"], &once), Verdict::Unknown(expected.into()));
+        let again = [("snapshot", Phase::Start, proof()), ("snapshot", Phase::Stop, proof())];
+        assert_eq!(verdict(&["snapshot"], &[&once[..], &again].concat()), Verdict::Valid);
+        assert_eq!(
+            verdict(&["snapshot-one"], &again),
+            Verdict::Unknown("never took effect: snapshot-one (never tried)".into())
+        );
     }
 }

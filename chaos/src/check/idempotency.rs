@@ -29,6 +29,11 @@ impl<'a> Change<'a> {
         self.sendings.iter().filter(|call| call.outcome == End::Ok).filter_map(|call| call.ended).min()
     }
 
+    /// How many sendings were answered: all answers are compared.
+    fn answers(&self) -> usize {
+        self.sendings.iter().filter(|call| call.outcome == End::Ok).count()
+    }
+
     /// Since when it may have been made; none if all failed.
     fn may_be_made(&self) -> Option<usize> {
         self.sendings.iter().filter(|call| call.outcome != End::Fail).map(|call| call.invoked).min()
@@ -70,6 +75,7 @@ pub fn check(history: &History) -> Outcome {
         .conclude(NAME, otherwise)
         .with("changes acknowledged", made)
         .with("changes sent again", changes().filter(|change| change.sendings.len() > 1).count())
+        .with("changes answered more than once", changes().filter(|change| change.answers() > 1).count())
         .with("counts", counts)
 }
 

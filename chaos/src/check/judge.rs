@@ -2,8 +2,8 @@
 
 use super::convergence::Facts;
 use super::{
-    Budget, Outcome, Verdict, append, availability, bank, convergence, faults, idempotency, linear, lock, session, set,
-    watch,
+    Budget, Death, Outcome, Verdict, append, availability, bank, convergence, deaths, faults, idempotency, linear,
+    lock, session, set, watch,
 };
 use crate::history::{History, Workload};
 
@@ -21,6 +21,8 @@ pub struct Options {
 pub struct Run<'a> {
     /// The faults that were asked for, by name.
     pub faults: &'a [String],
+    /// Peers that ended without having been told to.
+    pub deaths: &'a [Death],
     /// What was seen after healing; none if the run did not get that far.
     pub convergence: Option<&'a Facts>,
     /// Why the run ended before it was done.
@@ -47,6 +49,7 @@ pub fn judge_run(workload: Workload, history: &History, run: &Run<'_>, options: 
     let mut outcomes = judge_history(workload, history, options);
     outcomes.push(availability::check(history, &availability::Limits::of(workload)));
     outcomes.push(faults::check(history, run.faults));
+    outcomes.push(deaths::check(run.deaths));
     outcomes.push(match run.convergence {
         Some(facts) => convergence::check(facts),
         None => Outcome::new(convergence::NAME, Verdict::Unknown("the cluster was not looked at after healing".into())),

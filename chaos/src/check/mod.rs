@@ -8,7 +8,8 @@
 //!   people see them;
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
 //!   [`watch`], [`lock`], [`idempotency`], [`session`];
-//! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`convergence`] (after healing);
+//! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
+//!   themselves), [`convergence`] (after healing);
 //! - [`judge_history`], [`judge_run`]: which checkers judge which workload.
 //!
 //! Cost: all but [`linear`] and [`append`] are about linear in the history. `linear` searches, within a [`Budget`].
@@ -19,6 +20,7 @@ pub mod bank;
 pub mod bars;
 mod budget;
 pub mod convergence;
+pub mod deaths;
 pub mod faults;
 pub mod idempotency;
 mod judge;
@@ -32,6 +34,7 @@ pub mod watch;
 
 pub use bars::{Bar, Edge};
 pub use budget::Budget;
+pub use deaths::Death;
 pub use judge::{Options, Run, judge_history, judge_run, verdict};
 pub use outcome::{Finding, Outcome};
 pub use verdict::{HARNESS_ERROR, Verdict};

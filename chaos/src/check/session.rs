@@ -46,13 +46,13 @@ pub fn check(history: &History) -> Outcome {
             (None, _) => 0,
         };
         let before = known.entry((session, key)).or_default();
+        // A session may have several calls in flight: what counts is what had ended.
+        let newest = before.iter().filter(|k| k.call.ended.is_some_and(|ended| ended < call.invoked));
+        let newest = newest.max_by_key(|k| (k.revision, k.by_writing)).copied();
         if by_writing {
             writes += 1;
         } else {
             reads += 1;
-            // A session may have several calls in flight: what counts is what had ended.
-            let newest = before.iter().filter(|k| k.call.ended.is_some_and(|ended| ended < call.invoked));
-            let newest = newest.max_by_key(|k| (k.revision, k.by_writing));
             if let Some(newest) = newest.filter(|newest| newest.revision > revision) {
                 let kind = if newest.by_writing { "own write not read" } else { "went back" };
                 findings.add(kind, || {
@@ -69,7 +69,8 @@ pub fn check(history: &History) -> Outcome {
                 });
             }
         }
-        before.retain(|k| k.revision > revision || k.call.ended > Some(call.invoked));
+        // Whatever begins later has that one to look back to, and not yet what is in flight.
+        before.retain(|k| newest.is_none_or(|newest| k.revision >= newest.revision));
         before.push(Known { call, revision, by_writing });
         if let Some(value) = value {
             let (other, shown_by) = *values.entry((key, revision)).or_insert((value, call));

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{DEFAULT_PEERS, MAX_PROCESSES_PER_ROLE, Spec};
 use crate::dirlock::DirLock;
 use crate::manifest::Entry;
-use crate::net::Node;
+use crate::net::{Network, Node, namespaces};
 use crate::ports::Port;
 use crate::process::{Launch, ProcessName, Role};
 use crate::{Error, IoContext, Result, manifest, ports};
@@ -33,6 +34,8 @@ pub(super) struct Layout {
 #[derive(Debug)]
 struct Place {
     data_dir: PathBuf,
+    /// Where this process reaches it.
+    host: String,
     pid: Option<u32>,
     ports: BTreeMap<&'static str, Port>,
 }
@@ -86,7 +89,11 @@ impl Layout {
                 };
                 ports.insert(*service, port.map_or_else(ports::reserve, Ok)?);
             }
-            places.insert(name, Place { data_dir, pid: None, ports });
+            let host = match spec.network {
+                Some(Network::Namespaces(_)) if name.role == Role::Metasrv => namespaces::control_host(name.id),
+                _ => Ipv4Addr::LOCALHOST.to_string(),
+            };
+            places.insert(name, Place { data_dir, host, pid: None, ports });
         }
         let peers = places.keys().filter(|name: &&ProcessName| name.role == Role::Metasrv).count() as u64;
         let founders = peers.saturating_sub(spec.spare_peers);
@@ -140,7 +147,8 @@ impl Layout {
     }
 
     /// Gives new ports to a process that is down, for those that somebody else has taken meanwhile. Says whether others
-    /// have to be told; behind a fabric they reach it where they did.
+    /// have to be told; behind proxies they reach it where they did. Only the ports of this process's own network are known:
+    /// in a namespace of its own nobody takes a peer's.
     pub(super) fn renew_taken_ports(&self, name: ProcessName) -> Result<bool> {
         let mut places = self.places();
         let Some(place) = places.get_mut(&name) else { return Err(Error::UnknownProcess(name)) };
@@ -150,15 +158,15 @@ impl Layout {
             moved = true;
         }
         self.direct_links(&places);
-        Ok(moved && self.spec.fabric.is_none())
+        Ok(moved && self.spec.network.is_none())
     }
 
-    /// Tells the links of the fabric where the peers listen.
+    /// Tells the network where the peers listen.
     fn direct_links(&self, places: &BTreeMap<ProcessName, Place>) {
-        let Some(fabric) = &self.spec.fabric else { return };
+        let Some(network) = &self.spec.network else { return };
         for (name, place) in places.iter().filter(|(name, _)| name.role == Role::Metasrv) {
             if let (Some(grpc), Some(raft)) = (place.address("grpc"), place.address("raft")) {
-                fabric.set_targets(name.id, &grpc, &raft);
+                network.set_targets(name.id, &grpc, &raft);
             }
         }
     }
@@ -187,8 +195,14 @@ impl Layout {
             Role::Metasrv => &self.spec.metasrv_args,
             Role::Query => &self.spec.query_args,
         });
+        let mut program = self.spec.binary.clone();
+        if let (Some(Network::Namespaces(_)), Role::Metasrv) = (&self.spec.network, name.role) {
+            let [enter, namespace, separator] = namespaces::enter(name.id);
+            args.splice(0..0, [namespace, separator, program.display().to_string()]);
+            program = enter.into();
+        }
         Launch {
-            program: self.spec.binary.clone(),
+            program,
             args: args.into_iter().map(Into::into).collect(),
             env: match name.role {
                 Role::Metasrv => self.spec.metasrv_env.iter().map(|(n, v)| (n.clone(), of_peer(v, name.id))).collect(),
@@ -200,14 +214,24 @@ impl Layout {
     }
 
     fn metasrv_args(&self, places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path) -> Vec<String> {
-        let address = |service| places.get(&name).and_then(|p| p.address(service)).unwrap_or_default();
-        let fabric = self.spec.fabric.as_ref();
+        let network = self.spec.network.as_ref();
+        let in_namespace = matches!(network, Some(Network::Namespaces(_)));
+        let address = |service| {
+            let place = places.get(&name)?;
+            // In its namespace a peer has several addresses.
+            if in_namespace {
+                Some(format!("0.0.0.0:{}", place.ports.get(service)?.number()))
+            } else {
+                place.address(service)
+            }
+        };
+        let address = |service| address(service).unwrap_or_default();
         let own = Node::Peer(name.id);
         let peers: Vec<String> = places
             .iter()
             .filter(|(name, _)| name.role == Role::Metasrv)
             .filter_map(|(name, place)| {
-                let through = fabric.and_then(|fabric| fabric.address(own, Node::Peer(name.id)));
+                let through = network.and_then(|network| network.address(own, Node::Peer(name.id)));
                 Some(format!("{}={}", name.id, through.or_else(|| place.address("raft"))?))
             })
             .collect();
@@ -228,8 +252,11 @@ impl Layout {
         ]
         .map(str::to_owned)
         .to_vec();
-        if let Some(advertise) = fabric.and_then(|fabric| fabric.address(Node::Clients, own)) {
+        if let Some(advertise) = network.and_then(|network| network.address(Node::Clients, own)) {
             args.extend(["--advertise".to_owned(), advertise]);
+        }
+        if let Some(advertise) = network.filter(|_| in_namespace).and_then(|network| network.address(own, own)) {
+            args.extend(["--raft-advertise".to_owned(), advertise, "--insecure-open-network".to_owned()]);
         }
         if self.spec.peer_logs.is_some() {
             args.push("--log-stderr".to_owned());
@@ -237,7 +264,7 @@ impl Layout {
         if self.is_spare(name) {
             let known = places.iter().filter(|(other, _)| other.role == Role::Metasrv && other.id != name.id);
             let known = known.filter_map(|(other, place)| {
-                let through = fabric.and_then(|fabric| fabric.address(Node::Clients, Node::Peer(other.id)));
+                let through = network.and_then(|network| network.address(Node::Clients, Node::Peer(other.id)));
                 through.or_else(|| place.address("grpc"))
             });
             args.extend(["--join".to_owned(), known.collect::<Vec<_>>().join(",")]);
@@ -253,7 +280,7 @@ impl Layout {
 
 impl Place {
     fn address(&self, service: &str) -> Option<String> {
-        self.ports.get(service).map(Port::loopback)
+        self.ports.get(service).map(|port| format!("{}:{}", self.host, port.number()))
     }
 
     fn entry(&self, name: ProcessName) -> Entry {
@@ -263,7 +290,7 @@ impl Place {
             pid: self.pid,
             log_file: self.data_dir.join(LOG_FILE),
             data_dir: self.data_dir.clone(),
-            addresses: self.ports.iter().map(|(service, port)| ((*service).to_owned(), port.loopback())).collect(),
+            addresses: self.ports.keys().filter_map(|s| Some(((*s).to_owned(), self.address(s)?))).collect(),
         }
     }
 }

@@ -29,7 +29,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use self::layout::Layout;
 use crate::dirlock::DirLock;
 use crate::manifest::Entry;
-use crate::net::Fabric;
+use crate::net::Network;
 use crate::process::{Event, Policy, Process, ProcessName, Role, tail};
 use crate::{Error, Result, manifest, probe};
 
@@ -68,8 +68,8 @@ pub struct Spec {
     pub peer_logs: Option<PathBuf>,
     /// Added to the environment of every peer; `{id}` in a value stands for its id.
     pub metasrv_env: Vec<(OsString, OsString)>,
-    /// Peers reach each other, and are reached by clients, through these links. `None`: directly.
-    pub fabric: Option<Arc<Fabric>>,
+    /// How peers reach each other, and are reached by clients. `None`: directly, on loopback.
+    pub network: Option<Network>,
     pub policy: Policy,
     /// How long a process may take until it serves.
     pub start_timeout: Duration,
@@ -90,7 +90,7 @@ impl Spec {
             query_args: Vec::new(),
             peer_logs: None,
             metasrv_env: Vec::new(),
-            fabric: None,
+            network: None,
             policy: Policy::default(),
             start_timeout: Duration::from_secs(60),
         }
@@ -263,6 +263,11 @@ impl Cluster {
             Role::Metasrv => self.leader(self.spec.start_timeout).await.map(|_| ()),
             Role::Query => Ok(()),
         }
+    }
+
+    /// The last lines that a process wrote. Empty: there are none.
+    pub fn last_words(&self, name: ProcessName) -> String {
+        last_words(&self.layout, name).0
     }
 
     /// What each running peer knows; those that do not answer are left out.
@@ -450,6 +455,12 @@ async fn readdress(
     }
 }
 
+/// The end of what a process wrote last, and where that is: before it had a log, or in its log.
+fn last_words(layout: &Layout, name: ProcessName) -> (String, PathBuf) {
+    let tails = layout.logs(name).map(|log| (tail(&log), log));
+    tails.iter().find(|(tail, _)| !tail.is_empty()).unwrap_or(&tails[1]).clone()
+}
+
 /// Asks a process until it serves. One that dies meanwhile is not waited for any longer.
 async fn await_serving(layout: &Layout, process: &Process, timeout: Duration) -> Result<()> {
     let name = process.name();
@@ -464,9 +475,7 @@ async fn await_serving(layout: &Layout, process: &Process, timeout: Duration) ->
         }
     });
     let not_serving = |what: String| {
-        let logs = layout.logs(name);
-        let tails = logs.map(|log| (tail(&log), log));
-        let (tail, log) = tails.iter().find(|(tail, _)| !tail.is_empty()).unwrap_or(&tails[1]).clone();
+        let (tail, log) = last_words(layout, name);
         Err(Error::NotServing { process: name, what, log, tail })
     };
     tokio::select! {

@@ -87,13 +87,13 @@ pub fn write_operation(to: &mut impl Write, operation: &Operation) -> io::Result
     writeln!(to, "{}", encode::operation(operation))
 }
 
-/// Writes a whole history into a new file.
+/// Writes operations into a new file, as they are: whether they are a history is for whoever reads it.
 ///
 /// # Errors
 /// What the file system refused.
-pub fn write(path: &Path, history: &History) -> io::Result<()> {
+pub fn write(path: &Path, operations: &[Operation]) -> io::Result<()> {
     let mut to = BufWriter::new(File::create(path)?);
-    history.operations().iter().try_for_each(|operation| write_operation(&mut to, operation))?;
+    operations.iter().try_for_each(|operation| write_operation(&mut to, operation))?;
     to.flush()
 }
 

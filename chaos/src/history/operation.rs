@@ -62,11 +62,6 @@ impl Operation {
         Operation { index: 0, time_ns, process, kind, action, revision: None, peer: None, refusal: None, error: None }
     }
 
-    /// The same with the revision that the answer carried.
-    pub fn at_revision(self, revision: u64) -> Self {
-        Operation { revision: Some(revision), ..self }
-    }
-
     /// The same with the peer that was asked.
     pub fn at_peer(self, peer: u64) -> Self {
         Operation { peer: Some(peer), ..self }

@@ -243,7 +243,7 @@ fn a_history_is_written_and_read_again() {
     let history = History::new(operations).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(file::FILE_NAME);
-    file::write(&path, &history).unwrap();
+    file::write(&path, history.operations()).unwrap();
     assert_eq!(file::read(&path, None).unwrap(), (Workload::Register, history));
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(

@@ -156,7 +156,10 @@ impl Nemesis for Full {
         if !field.disks.exist() {
             return Done::skipped("nobody", field.disks.why_missing());
         }
-        self.full = field.claim(self.target, rng).await;
+        self.full = match field.claim(self.target, rng).await {
+            Ok(claimed) => claimed,
+            Err(why) => return Done::failed("nobody", why),
+        };
         let target = named(&self.full);
         let mut proof = Vec::new();
         for id in &self.full {
@@ -169,10 +172,7 @@ impl Nemesis for Full {
                 Err(e) => return Done::failed(target, e),
             }
         }
-        match proof.is_empty() {
-            true => Done::failed(target, "every peer is under another fault"),
-            false => Done::installed(target, proof.join(", ")),
-        }
+        Done::installed(target, proof.join(", "))
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
@@ -226,9 +226,14 @@ impl Nemesis for SlowSync {
         if !field.disks.exist() {
             return Done::skipped("nobody", field.disks.why_missing());
         }
-        let target = if rng.random_bool(0.5) { Target::Leader } else { Target::One };
-        let Some(id) = field.claim(Some(target), rng).await.first().copied() else {
-            return Done::failed("nobody", "every peer is under another fault");
+        let drawn = if rng.random_bool(0.5) { Target::Leader } else { Target::One };
+        let claimed = match field.claim(Some(drawn), rng).await {
+            Err(_) if drawn == Target::Leader => field.claim_one(rng).await,
+            claimed => claimed.map(|one| one[0]),
+        };
+        let id = match claimed {
+            Ok(id) => id,
+            Err(why) => return Done::failed("nobody", why),
         };
         self.slow = Some(id);
         let millis = if rng.random_bool(0.25) { rng.random_range(2_000..3_000) } else { rng.random_range(20..400) };
@@ -274,8 +279,14 @@ impl Nemesis for PowerLoss {
             return Done::skipped("nobody", field.disks.why_missing());
         }
         // The whole rack goes dark as often as a single machine.
-        let target = self.target.or_else(|| rng.random_bool(0.4).then_some(Target::All));
-        self.dark = field.claim(target, rng).await;
+        let claimed = match self.target {
+            Some(target) => field.claim(Some(target), rng).await,
+            None => field.claim_drawn(rng.random_bool(0.4).then_some(Target::All), rng).await,
+        };
+        self.dark = match claimed {
+            Ok(claimed) => claimed,
+            Err(why) => return Done::failed("nobody", why),
+        };
         let target = named(&self.dark);
         let dying = self.dark.iter().map(|id| process::kill(field, *id));
         if let Err(e) = futures::future::try_join_all(dying).await {
@@ -286,18 +297,20 @@ impl Nemesis for PowerLoss {
             let seed = rng.random();
             match tokio::task::block_in_place(|| field.disks.cut_power(*id, seed)) {
                 Ok((lost, volatile)) => proof.push(format!("peer {id} lost {lost} of {volatile} unflushed sectors")),
-                Err(e) => return Done::failed(target, e),
+                Err(e) => {
+                    // That it has no disk any more is this program's doing.
+                    field.lose(*id, &format!("its disk was not given back after its power had been cut: {e}"));
+                    return Done::failed(target, e);
+                }
             }
         }
-        match proof.is_empty() {
-            true => Done::failed(target, "every peer is under another fault"),
-            false => Done::installed(target, proof.join(", ")),
-        }
+        Done::installed(target, proof.join(", "))
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
         let peers = std::mem::take(&mut self.dark);
-        let done = process::start_all(field, &peers).await;
+        let have_disks: Vec<u64> = peers.iter().copied().filter(|id| field.loss_of(*id).is_none()).collect();
+        let done = process::start_all(field, &have_disks).await;
         field.release(&peers);
         done
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lake_client::remote::RemoteStore;
@@ -14,7 +14,8 @@ use rand::seq::SliceRandom;
 use super::disk::Disks;
 use super::kind::Target;
 use crate::cluster::Cluster;
-use crate::net::{Conditions, Counts, Fabric, Node, Path, combine};
+use crate::net::condition::Condition;
+use crate::net::{Conditions, Counts, Network, Node, combine};
 use crate::process::ProcessName;
 use crate::workload::access::Roster;
 use crate::{Result, probe};
@@ -27,8 +28,8 @@ pub const MEND_WITHIN: Duration = Duration::from_secs(30);
 /// What nemeses act on. Shared by them.
 pub struct Field {
     pub cluster: Cluster,
-    pub fabric: Arc<Fabric>,
-    /// Reaches the peers where they listen, past the fabric.
+    pub network: Network,
+    /// Reaches the peers where they listen at first, past what can be cut.
     pub store: RemoteStore,
     /// Whom clients may ask: those that belong to the cluster.
     pub roster: Roster,
@@ -42,17 +43,26 @@ pub struct Field {
 struct Hurt {
     /// Peers whose process or disk is under a fault.
     peers: BTreeSet<u64>,
+    /// Peers to whose data something was done that no peer need survive.
+    damaged: BTreeMap<u64, Damage>,
     /// What is wrong with the network, by what made it so.
     network: BTreeMap<&'static str, Conditions>,
     /// Spare peers not used yet.
     spares: Vec<u64>,
 }
 
+struct Damage {
+    /// What was done, for people.
+    what: String,
+    /// It need not come back.
+    is_lost: bool,
+}
+
 impl Field {
     /// A sound cluster, with these spare peers.
     pub fn new(
         cluster: Cluster,
-        fabric: Arc<Fabric>,
+        network: Network,
         store: RemoteStore,
         roster: Roster,
         disks: Disks,
@@ -60,7 +70,7 @@ impl Field {
         spares: Vec<u64>,
     ) -> Self {
         let hurt = Mutex::new(Hurt { spares, ..Hurt::default() });
-        Self { cluster, fabric, store, roster, disks, clocks, hurt }
+        Self { cluster, network, store, roster, disks, clocks, hurt }
     }
 
     fn hurt(&self) -> MutexGuard<'_, Hurt> {
@@ -91,16 +101,85 @@ impl Field {
         probe::peer(entry.addresses.get("grpc")?).await.ok()
     }
 
-    /// Chooses peers that are under no fault, and notes that they are now. Empty: there are none.
-    pub async fn claim(&self, target: Option<Target>, rng: &mut StdRng) -> Vec<u64> {
-        let leader = self.leader().await;
+    /// Chooses peers that are under no fault, and notes that they are now. What was asked for by name is had as it was asked
+    /// for, or not at all: a leader is waited for.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub async fn claim(&self, target: Option<Target>, rng: &mut StdRng) -> Result<Vec<u64>, String> {
+        let leader = match target {
+            Some(Target::Leader) => Some(self.await_leader().await?),
+            _ => self.leader().await,
+        };
         let mut hurt = self.hurt();
         let members = self.roster.ids();
-        let mut free: Vec<u64> = members.iter().copied().filter(|id| !hurt.peers.contains(id)).collect();
+        let is_free = |id: &u64| !hurt.peers.contains(id) && hurt.damaged.get(id).is_none_or(|damage| !damage.is_lost);
+        let mut free: Vec<u64> = members.iter().copied().filter(is_free).collect();
         free.shuffle(rng);
-        let chosen = choose(target.unwrap_or_else(|| any_target(rng)), members.len(), &free, leader);
+        let meant = target.unwrap_or_else(|| any_target(rng));
+        let chosen = choose(meant, members.len(), &free, leader);
+        if chosen.is_empty() {
+            return Err("every peer that it could be done to is under another fault".to_owned());
+        }
+        if target.is_some_and(|target| !is_as_asked(target, members.len(), &chosen, leader)) {
+            return Err(format!(
+                "of those that it was to be done to some are under another fault; free: {}",
+                named(&free)
+            ));
+        }
         hurt.peers.extend(&chosen);
-        chosen
+        Ok(chosen)
+    }
+
+    /// The same for a target that was drawn, not asked for: if it cannot be had, whatever else can.
+    ///
+    /// # Errors
+    /// Why nobody can be hurt.
+    pub async fn claim_drawn(&self, drawn: Option<Target>, rng: &mut StdRng) -> Result<Vec<u64>, String> {
+        match self.claim(drawn, rng).await {
+            Err(_) if drawn.is_some() => self.claim(None, rng).await,
+            claimed => claimed,
+        }
+    }
+
+    /// One peer that is under no fault.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn claim_one(&self, rng: &mut StdRng) -> Result<u64, String> {
+        let one = self.claim(Some(Target::One), rng).await?;
+        one.first().copied().ok_or_else(|| "there is no peer".to_owned())
+    }
+
+    /// Something was done to a peer's data that it need not survive: it is asked for nothing more, unless it
+    /// [goes on](Self::goes_on).
+    pub fn lose(&self, id: u64, what: &str) {
+        self.hurt().damaged.insert(id, Damage { what: what.to_owned(), is_lost: true });
+    }
+
+    /// A damaged peer serves: it must agree with the others again. It may still find its damage later.
+    pub fn goes_on(&self, id: u64) {
+        if let Some(damage) = self.hurt().damaged.get_mut(&id) {
+            damage.is_lost = false;
+        }
+    }
+
+    /// What was done to the data of a peer that need not come back.
+    pub fn loss_of(&self, id: u64) -> Option<String> {
+        self.hurt().damaged.get(&id).filter(|damage| damage.is_lost).map(|damage| damage.what.clone())
+    }
+
+    /// What was done to a peer's data, whether or not it goes on.
+    pub fn damage_of(&self, id: u64) -> Option<String> {
+        self.hurt().damaged.get(&id).map(|damage| damage.what.clone())
+    }
+
+    /// Waits for somebody to lead.
+    ///
+    /// # Errors
+    /// Nobody does within [`PROOF_WITHIN`].
+    pub async fn await_leader(&self) -> Result<u64, String> {
+        self.cluster.leader(PROOF_WITHIN).await.map(|leader| leader.process.id).map_err(|e| e.to_string())
     }
 
     /// The fault on these peers is over.
@@ -119,7 +198,7 @@ impl Field {
 
     /// Clients may ask this peer from now on.
     pub fn enlist(&self, id: u64) {
-        if let Some(address) = self.fabric.address(Node::Clients, Node::Peer(id)) {
+        if let Some(address) = self.network.address(Node::Clients, Node::Peer(id)) {
             self.roster.add(id, address);
         }
     }
@@ -129,15 +208,18 @@ impl Field {
     /// Makes this wrong with the network, beside what others have made wrong, and waits until something was hurt by it.
     ///
     /// # Errors
-    /// Nothing was within [`PROOF_WITHIN`]; it stays in force.
+    /// It cannot be made so; or nothing was hurt within [`PROOF_WITHIN`], and it stays in force.
     pub async fn disturb(&self, by: &'static str, conditions: Conditions) -> Result<u64> {
-        let paths: Vec<Path> = conditions.keys().copied().collect();
-        let before = self.fabric.counts();
-        self.set_network(by, Some(conditions));
+        let before = self.network.counts().await?;
+        let wrong = self.wrong_with(by, Some(conditions.clone()));
+        self.network.set(wrong).await?;
         probe::until("the network fault to meet traffic", PROOF_WITHIN, || async {
-            let now = self.fabric.counts();
-            let since = |path: &Path| Some(now.get(path)?.hurt_since(before.get(path).unwrap_or(&Counts::default())));
-            match paths.iter().filter_map(since).sum::<u64>() {
+            let now = self.network.counts().await.map_err(|e| e.to_string())?;
+            let nothing = Counts::default();
+            let done = conditions.iter().map(|(path, condition)| {
+                now.get(path).unwrap_or(&nothing).done_by(condition, before.get(path).unwrap_or(&nothing))
+            });
+            match done.sum::<u64>() {
                 0 => Err("nothing was sent there".to_owned()),
                 hurt => Ok(hurt),
             }
@@ -146,23 +228,36 @@ impl Field {
     }
 
     /// Takes back what `by` has made wrong.
-    pub fn calm(&self, by: &'static str) {
-        self.set_network(by, None);
+    ///
+    /// # Errors
+    /// It cannot be taken back.
+    pub async fn calm(&self, by: &'static str) -> Result<()> {
+        let wrong = self.wrong_with(by, None);
+        self.network.set(wrong).await
     }
 
-    fn set_network(&self, by: &'static str, conditions: Option<Conditions>) {
+    /// Why none of these conditions can be had here, if so.
+    pub fn lacks(&self, condition: &Condition) -> Option<String> {
+        self.network.lacks(condition)
+    }
+
+    /// Notes what `by` makes wrong; gives all that is wrong then.
+    fn wrong_with(&self, by: &'static str, conditions: Option<Conditions>) -> Conditions {
         let mut hurt = self.hurt();
         match conditions {
             Some(conditions) => hurt.network.insert(by, conditions),
             None => hurt.network.remove(by),
         };
-        self.fabric.set(hurt.network.values().fold(Conditions::new(), |all, one| combine(&all, one)));
+        hurt.network.values().fold(Conditions::new(), |all, one| combine(&all, one))
     }
 
     /// Takes back everything that is wrong with the network.
-    pub fn calm_all(&self) {
+    ///
+    /// # Errors
+    /// It cannot be taken back.
+    pub async fn calm_all(&self) -> Result<()> {
         self.hurt().network.clear();
-        self.fabric.set(Conditions::new());
+        self.network.set(Conditions::new()).await
     }
 }
 
@@ -178,18 +273,29 @@ fn any_target(rng: &mut StdRng) -> Target {
 
 /// Of the peers in `free`, those that are meant. `members` is how many there are, free or not.
 fn choose(target: Target, members: usize, free: &[u64], leader: Option<u64>) -> Vec<u64> {
+    match leader.filter(|id| target == Target::Leader && free.contains(id)) {
+        Some(leader) => vec![leader],
+        None => free.iter().copied().take(count(target, members)).collect(),
+    }
+}
+
+/// Whether these are what was asked for by name: the very leader, or as many as were meant.
+fn is_as_asked(target: Target, members: usize, chosen: &[u64], leader: Option<u64>) -> bool {
+    match target {
+        Target::Leader => leader.is_some_and(|leader| chosen == [leader]),
+        target => chosen.len() == count(target, members),
+    }
+}
+
+/// How many of so many peers are meant.
+fn count(target: Target, members: usize) -> usize {
     let majority = members / 2 + 1;
-    let count = match target {
-        Target::Leader => match leader.filter(|id| free.contains(id)) {
-            Some(leader) => return vec![leader],
-            None => 1,
-        },
-        Target::One => 1,
-        Target::Minority => (members - majority).max(1),
+    match target {
+        Target::Leader | Target::One => 1,
+        Target::Minority => members.saturating_sub(majority).max(1),
         Target::Majority => majority,
         Target::All => members,
-    };
-    free.iter().copied().take(count).collect()
+    }
 }
 
 /// Peers for people: `peer 1, peer 3`.
@@ -214,6 +320,10 @@ mod tests {
         assert_eq!(chosen(Target::All, &[5, 2], None), [5, 2]);
         assert_eq!(choose(Target::Minority, 1, &[1], Some(1)), [1]);
         assert!(chosen(Target::One, &[], None).is_empty());
+        assert!(is_as_asked(Target::Leader, 5, &[3], Some(3)) && is_as_asked(Target::All, 2, &[2, 1], None));
+        assert!(!is_as_asked(Target::Leader, 5, &[5], Some(3)), "another one is not the leader");
+        assert!(!is_as_asked(Target::Leader, 5, &[5], None));
+        assert!(!is_as_asked(Target::Majority, 5, &[5, 2], Some(3)), "two of five are no majority");
         assert_eq!(named(&[1, 3]), "peer 1, peer 3");
     }
 }

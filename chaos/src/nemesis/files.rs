@@ -12,7 +12,6 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 use super::field::{Field, named};
-use super::kind::Target;
 use super::{Done, Nemesis, members, process};
 use crate::process::ProcessName;
 use crate::{Error, IoContext, Result, probe};
@@ -48,8 +47,9 @@ impl Damage {
 #[async_trait]
 impl Nemesis for Damage {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let Some(id) = field.claim(Some(Target::One), rng).await.first().copied() else {
-            return Done::failed("nobody", "every peer is under another fault");
+        let id = match field.claim_one(rng).await {
+            Ok(id) => id,
+            Err(why) => return Done::failed("nobody", why),
         };
         self.damaged = Some(id);
         let what = self.what;
@@ -57,6 +57,8 @@ impl Nemesis for Damage {
             process::kill(field, id).await?;
             let name = ProcessName::metasrv(id);
             let proof = damage(&field.cluster.entry(name)?.data_dir, what, rng)?;
+            // It must not go on as if nothing had happened, and may refuse to go on at all.
+            field.lose(id, &proof);
             // Started now, so that it meets the damage while the others are under load. It may refuse.
             let serves = field.cluster.start_one(name).await.is_ok();
             Ok::<_, Error>(format!("{proof}; {}", if serves { "it started" } else { "it does not start" }))
@@ -71,7 +73,10 @@ impl Nemesis for Damage {
         let Some(id) = self.damaged.take() else { return Done::skipped("nobody", "nothing was damaged") };
         let name = ProcessName::metasrv(id);
         let done = match goes_on(field, name).await {
-            Ok(()) => Done::installed(named(&[id]), "it goes on"),
+            Ok(()) => {
+                field.goes_on(id);
+                Done::installed(named(&[id]), "it goes on")
+            }
             Err(why) => {
                 // Supervision would start it again and again.
                 let replaced = async {

@@ -15,6 +15,7 @@ pub enum Kind {
     Partition,
     Slow,
     Lossy,
+    Reorder,
     Endpoint,
     Rejoin,
     Transfer,
@@ -30,7 +31,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 18] = [
+    pub const ALL: [Kind; 19] = [
         Kind::Kill,
         Kind::Pause,
         Kind::Restart,
@@ -38,6 +39,7 @@ impl Kind {
         Kind::Partition,
         Kind::Slow,
         Kind::Lossy,
+        Kind::Reorder,
         Kind::Endpoint,
         Kind::Rejoin,
         Kind::Transfer,
@@ -61,6 +63,7 @@ impl Kind {
             Kind::Partition => "partition",
             Kind::Slow => "slow",
             Kind::Lossy => "lossy",
+            Kind::Reorder => "reorder",
             Kind::Endpoint => "endpoint",
             Kind::Rejoin => "rejoin",
             Kind::Transfer => "transfer",
@@ -129,6 +132,11 @@ impl Requested {
     pub fn any(kind: Kind) -> Self {
         Self { kind, target: None, partition: None }
     }
+
+    /// As histories call it: `kill`, `kill-leader`. What was asked for with a detail must take effect with it.
+    pub fn label(&self) -> String {
+        self.to_string().replace(':', "-")
+    }
 }
 
 impl fmt::Display for Requested {
@@ -184,7 +192,8 @@ mod tests {
     #[test]
     fn faults_are_read_as_they_are_written() {
         for word in ["kill", "kill:leader", "pause:majority", "partition:one-way", "power:all", "wipe"] {
-            assert_eq!(word.parse::<Requested>().unwrap().to_string(), word);
+            let requested: Requested = word.parse().unwrap();
+            assert_eq!((requested.to_string().as_str(), requested.label()), (word, word.replace(':', "-")));
         }
         for (word, says) in [("kil", "there are: kill, pause"), ("kill:ring", "takes leader"), ("wipe:one", "nothing")]
         {

@@ -8,9 +8,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::field::{Field, MEND_WITHIN, named};
-use super::kind::Target;
 use super::{Done, Nemesis, process};
-use crate::net::Node;
+use crate::net::{Network, Node};
 use crate::process::ProcessName;
 use crate::{Error, IoContext, Result, probe};
 
@@ -19,8 +18,13 @@ const NO_SPARE: &str = "no peer is left that was never started";
 /// As an operator names a peer.
 fn member(field: &Field, id: u64) -> Result<Member> {
     let entry = field.cluster.entry(ProcessName::metasrv(id))?;
-    let grpc_address = field.fabric.address(Node::Clients, Node::Peer(id)).unwrap_or_default();
-    let raft_address = entry.addresses.get("raft").cloned().unwrap_or_default();
+    let grpc_address = field.network.address(Node::Clients, Node::Peer(id)).unwrap_or_default();
+    let raft_address = match &field.network {
+        // What others reach it by is told to them when they start.
+        Network::Proxies(_) => entry.addresses.get("raft").cloned(),
+        Network::Namespaces(_) => field.network.address(Node::Peer(id), Node::Peer(id)),
+    };
+    let raft_address = raft_address.unwrap_or_default();
     Ok(Member { id, raft_address, grpc_address, incarnation: String::new() })
 }
 
@@ -66,24 +70,30 @@ pub(super) async fn replace(field: &Field, lost: u64) -> Result<u64> {
 }
 
 /// One peer loses its directory. It is started on the empty one, which must do no harm, and then replaced.
-pub struct Wipe;
+#[derive(Default)]
+pub struct Wipe {
+    wiped: Option<u64>,
+}
 
 #[async_trait]
 impl Nemesis for Wipe {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let Some(id) = field.claim(Some(Target::One), rng).await.first().copied() else {
-            return Done::failed("nobody", "every peer is under another fault");
+        let id = match field.claim_one(rng).await {
+            Ok(id) => id,
+            Err(why) => return Done::failed("nobody", why),
         };
+        self.wiped = Some(id);
         let wiped = async {
             process::kill(field, id).await?;
             let name = ProcessName::metasrv(id);
+            field.lose(id, "its directory was emptied");
             let removed = empty(&field.cluster.entry(name)?.data_dir)?;
             field.cluster.start_one(name).await?;
             let stage = field.status(id).await.map(|status| status.stage());
             let spare = replace(field, id).await?;
             Ok::<_, Error>((removed, stage, spare))
         };
-        let done = match wiped.await {
+        match wiped.await {
             Ok((removed, stage, spare)) => {
                 let stage = stage.map_or("silent", |stage| stage.as_str_name());
                 let proof = format!(
@@ -92,19 +102,24 @@ impl Nemesis for Wipe {
                 Done::installed(named(&[id]), proof)
             }
             Err(e) => Done::failed(named(&[id]), e),
-        };
-        field.release(&[id]);
-        done
+        }
     }
 
-    async fn stop(&mut self, _: &Field) -> Done {
-        Done::installed("nobody", "it was replaced")
+    async fn stop(&mut self, field: &Field) -> Done {
+        let Some(id) = self.wiped.take() else { return Done::skipped("nobody", "nobody was wiped") };
+        field.release(&[id]);
+        match field.roster.ids().contains(&id) {
+            true => Done::failed(named(&[id]), "it was not replaced"),
+            false => Done::installed(named(&[id]), "it was replaced"),
+        }
     }
 }
 
 /// A fresh peer joins and is made a voter; then some voter, perhaps the leader, is taken out.
 #[derive(Default)]
 pub struct Churn {
+    /// Who was to come, if that has failed so far.
+    coming: Option<u64>,
     /// Who goes once somebody has come: by this chance.
     joined: Option<StdRng>,
 }
@@ -113,6 +128,7 @@ pub struct Churn {
 impl Nemesis for Churn {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
         let Some(spare) = field.take_spare() else { return Done::failed("nobody", NO_SPARE) };
+        self.coming = Some(spare);
         let joined = async {
             field.cluster.start_one(ProcessName::metasrv(spare)).await?;
             let by = member(field, spare)?;
@@ -128,6 +144,7 @@ impl Nemesis for Churn {
         };
         match joined.await {
             Ok(()) => {
+                self.coming = None;
                 field.enlist(spare);
                 self.joined = Some(StdRng::from_rng(rng));
                 Done::installed(named(&[spare]), format!("voters: {}", named(&field.roster.ids())))
@@ -137,6 +154,9 @@ impl Nemesis for Churn {
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
+        if let Some(half) = self.coming.take() {
+            return turn_away(field, half).await;
+        }
         let Some(mut rng) = self.joined.take() else { return Done::skipped("nobody", "nobody had joined") };
         let peers = field.roster.ids();
         let leader = field.leader().await;
@@ -158,5 +178,24 @@ impl Nemesis for Churn {
             }
             Err(e) => Done::failed(named(&[id]), e),
         }
+    }
+}
+
+/// A peer that has not come to vote, but may have joined, is taken out again: it would be neither here nor there.
+async fn turn_away(field: &Field, id: u64) -> Done {
+    let known = |members: &[Member]| members.iter().any(|member| member.id == id);
+    let gone = probe::until("a peer that did not come to vote to be taken out", MEND_WITHIN, || async {
+        let answers = field.statuses().await;
+        let leader = probe::leader(&answers).ok_or_else(|| "nobody leads".to_owned())?;
+        if !known(&leader.voters) && !known(&leader.learners) {
+            return Ok(());
+        }
+        field.store.remove(id, false, field.deadline()).await.map(|_| ()).map_err(|e| e.to_string())
+    });
+    let gone = gone.await;
+    let stopped = async { field.cluster.process(ProcessName::metasrv(id))?.stop().await };
+    match gone.and(stopped.await) {
+        Ok(()) => Done::installed(named(&[id]), "it had not come to vote, and is gone again"),
+        Err(e) => Done::failed(named(&[id]), e),
     }
 }

@@ -26,15 +26,28 @@ impl Partition {
 #[async_trait]
 impl Nemesis for Partition {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let kind = self.kind.unwrap_or_else(|| KINDS[rng.random_range(0..KINDS.len())]);
-        let leader = field.leader().await;
-        let paths = partition::paths(kind, &field.roster.ids(), leader, rng);
+        let peers = field.roster.ids();
+        let kinds: Vec<partition::Kind> = KINDS.into_iter().filter(|kind| kind.least_peers() <= peers.len()).collect();
+        let kind = match (self.kind, kinds.as_slice()) {
+            (Some(kind), _) => kind,
+            (None, []) => return Done::skipped("nobody", "there is only one peer"),
+            (None, kinds) => kinds[rng.random_range(0..kinds.len())],
+        };
+        if peers.len() < kind.least_peers() {
+            let why = format!("it takes {} peers, there are {}", kind.least_peers(), peers.len());
+            return Done::skipped(kind.name(), why);
+        }
+        let leader = match kind.is_of_the_leader() {
+            true => match field.await_leader().await {
+                Ok(leader) => Some(leader),
+                Err(why) => return Done::failed(kind.name(), why),
+            },
+            false => field.leader().await,
+        };
+        let paths = partition::paths(kind, &peers, leader, rng);
         let how = if rng.random_bool(0.7) { Cut::Silent } else { Cut::Reset };
         let cut: Vec<String> = paths.iter().map(|(from, to)| format!("{from} -> {to}")).collect();
         let target = format!("{}: {}", kind.name(), cut.join(", "));
-        if paths.is_empty() {
-            return Done::skipped(kind.name(), "there is only one peer");
-        }
         match field.disturb("partition", partition::cut(&paths, how)).await {
             Ok(hurt) => Done::installed(target, format!("{hurt} bytes and connections met the cut")),
             Err(e) => Done::failed(target, e),
@@ -42,8 +55,15 @@ impl Nemesis for Partition {
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        field.calm("partition");
-        Done::installed("all paths", "nothing is cut")
+        calmed(field, "partition", "all paths", "nothing is cut").await
+    }
+}
+
+/// Takes back what a fault has made wrong.
+async fn calmed(field: &Field, by: &'static str, target: &str, now: &str) -> Done {
+    match field.calm(by).await {
+        Ok(()) => Done::installed(target, now),
+        Err(e) => Done::failed(target, e),
     }
 }
 
@@ -79,6 +99,9 @@ impl Nemesis for Slow {
         };
         let whom = around_whom(field, rng);
         let target = for_people(whom, &condition);
+        if let Some(why) = field.lacks(&condition) {
+            return Done::skipped(target, why);
+        }
         match field.disturb("slow", around(field, whom, &condition)).await {
             Ok(_) => Done::installed(target, "messages were late"),
             Err(e) => Done::failed(target, e),
@@ -86,8 +109,7 @@ impl Nemesis for Slow {
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        field.calm("slow");
-        Done::installed("all paths", "nothing is late")
+        calmed(field, "slow", "all paths", "nothing is late").await
     }
 }
 
@@ -112,8 +134,37 @@ impl Nemesis for Lossy {
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        field.calm("lossy");
-        Done::installed("all paths", "nothing is lost")
+        calmed(field, "lossy", "all paths", "nothing is lost").await
+    }
+}
+
+/// Bytes of one connection that are held back until another one's have passed them.
+#[derive(Default)]
+pub struct Reorder {}
+
+#[async_trait]
+impl Nemesis for Reorder {
+    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
+        let condition = Condition { reorder: rng.random_range(0.05..0.5), ..Condition::default() };
+        let whom = around_whom(field, rng);
+        let target = for_people(whom, &condition);
+        if let Some(why) = field.lacks(&condition) {
+            return Done::skipped(target, why);
+        }
+        let mut conditions = around(field, whom, &condition);
+        // Clients have many connections.
+        for id in field.roster.ids().into_iter().filter(|id| whom.is_none_or(|whom| whom == *id)) {
+            let paths = [(Node::Clients, Node::Peer(id)), (Node::Peer(id), Node::Clients)];
+            conditions.extend(paths.map(|path| (path, condition.clone())));
+        }
+        match field.disturb("reorder", conditions).await {
+            Ok(hurt) => Done::installed(target, format!("{hurt} messages were overtaken")),
+            Err(e) => Done::failed(target, e),
+        }
+    }
+
+    async fn stop(&mut self, field: &Field) -> Done {
+        calmed(field, "reorder", "all paths", "nothing is held back").await
     }
 }
 
@@ -143,7 +194,6 @@ impl Nemesis for Endpoint {
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        field.calm("endpoint");
-        Done::installed("all clients", "nothing is cut")
+        calmed(field, "endpoint", "all clients", "nothing is cut").await
     }
 }

@@ -13,8 +13,6 @@ use crate::net::partition;
 use crate::process::ProcessName;
 use crate::{Error, Result, probe};
 
-const NOBODY_FREE: &str = "every peer that it could be done to is under another fault";
-
 /// SIGKILL, and a start when it is over.
 pub struct Kill {
     target: Option<Target>,
@@ -30,10 +28,10 @@ impl Kill {
 #[async_trait]
 impl Nemesis for Kill {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        self.killed = field.claim(self.target, rng).await;
-        if self.killed.is_empty() {
-            return Done::failed("nobody", NOBODY_FREE);
-        }
+        self.killed = match field.claim(self.target, rng).await {
+            Ok(claimed) => claimed,
+            Err(why) => return Done::failed("nobody", why),
+        };
         let target = named(&self.killed);
         let mut pids = Vec::new();
         for id in &self.killed {
@@ -101,10 +99,10 @@ impl Pause {
 #[async_trait]
 impl Nemesis for Pause {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        self.paused = field.claim(self.target, rng).await;
-        if self.paused.is_empty() {
-            return Done::failed("nobody", NOBODY_FREE);
-        }
+        self.paused = match field.claim(self.target, rng).await {
+            Ok(claimed) => claimed,
+            Err(why) => return Done::failed("nobody", why),
+        };
         let target = named(&self.paused);
         let mut pids = Vec::new();
         for id in &self.paused {
@@ -144,29 +142,41 @@ impl Nemesis for Pause {
 }
 
 /// Every peer is stopped in order and started again, one after the other.
-pub struct RollingRestart;
+#[derive(Default)]
+pub struct RollingRestart {
+    claimed: Vec<u64>,
+}
 
 #[async_trait]
 impl Nemesis for RollingRestart {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let peers = field.claim(Some(Target::All), rng).await;
-        if peers.is_empty() {
-            return Done::failed("nobody", NOBODY_FREE);
-        }
-        let target = named(&peers);
-        let mut done = Done::installed(target.clone(), format!("{} processes were replaced", peers.len()));
-        for id in &peers {
-            if let Err(e) = field.cluster.restart(ProcessName::metasrv(*id)).await {
-                done = Done::failed(target.clone(), e);
-                break;
+        self.claimed = match field.claim(Some(Target::All), rng).await {
+            Ok(claimed) => claimed,
+            Err(why) => return Done::failed("nobody", why),
+        };
+        let target = named(&self.claimed);
+        for id in &self.claimed {
+            let replaced = async {
+                let name = ProcessName::metasrv(*id);
+                let before = field.cluster.process(name)?.state().starts;
+                field.cluster.restart(name).await?;
+                Ok::<_, Error>(field.cluster.process(name)?.state().starts > before)
+            };
+            match replaced.await {
+                Ok(true) => {}
+                Ok(false) => return Done::failed(target, format!("peer {id} is the process that it was")),
+                Err(e) => return Done::failed(target, e),
             }
         }
-        field.release(&peers);
-        done
+        Done::installed(target, format!("{} processes were replaced", self.claimed.len()))
     }
 
-    async fn stop(&mut self, _: &Field) -> Done {
-        Done::installed("everybody", "each was started again")
+    async fn stop(&mut self, field: &Field) -> Done {
+        // One that was left in the middle may be down.
+        let peers = std::mem::take(&mut self.claimed);
+        let done = start_all(field, &peers).await;
+        field.release(&peers);
+        done
     }
 }
 
@@ -184,11 +194,12 @@ pub const SNAPSHOT_ARGUMENTS: [&str; 4] = ["--snapshot-entries", "300", "--purge
 #[async_trait]
 impl Nemesis for LeftBehind {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let Some(id) = field.claim(Some(Target::One), rng).await.first().copied() else {
-            return Done::failed("nobody", NOBODY_FREE);
+        let id = match field.claim_one(rng).await {
+            Ok(id) => id,
+            Err(why) => return Done::failed("nobody", why),
         };
-        self.down = Some((id, u64::MAX));
         let Some(status) = field.status(id).await else {
+            field.release(&[id]);
             return Done::failed(named(&[id]), "it does not say how far its log goes");
         };
         self.down = Some((id, status.last_log_index));
@@ -245,7 +256,10 @@ const REJOIN: &str = "rejoin";
 #[async_trait]
 impl Nemesis for Rejoin {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let peers = field.claim(Some(Target::All), rng).await;
+        let peers = match field.claim(Some(Target::All), rng).await {
+            Ok(claimed) => claimed,
+            Err(why) => return Done::failed("nobody", why),
+        };
         (self.claimed, self.others) = (peers.clone(), Vec::new());
         let answers = field.statuses().await;
         let leader = probe::leader(&answers).and_then(|answer| Some((answer.self_.as_ref()?.id, answer.term)));
@@ -275,9 +289,9 @@ impl Nemesis for Rejoin {
         let others = std::mem::take(&mut self.others);
         let dying = others.iter().map(|id| kill(field, *id));
         let killed = futures::future::try_join_all(dying).await;
-        field.calm(REJOIN);
+        let calmed = field.calm(REJOIN).await;
         let mut done = start_all(field, &others).await;
-        if let Err(e) = killed {
+        if let Err(e) = killed.map(|_| ()).and(calmed) {
             done = Done::failed(named(&others), e);
         }
         field.release(&std::mem::take(&mut self.claimed));

@@ -70,11 +70,11 @@ pub fn plan(requested: &[Requested], time: Duration, seed: u64) -> Vec<Planned> 
         let overlaps = rng.random_bool(OVERLAP) && requested.len() > 1;
         at = if overlaps { at + (ends - at) / 2 } else { quiet_at };
     }
-    // One fault of a kind at a time.
+    // One fault of a kind at a time, whatever each is done to.
     for n in 0..plan.len() {
-        let (begins, which) = (plan[n].begins, plan[n].which);
+        let (begins, kind) = (plan[n].begins, requested[plan[n].which].kind);
         for earlier in &mut plan[..n] {
-            if earlier.which == which {
+            if requested[earlier.which].kind == kind {
                 earlier.ends = earlier.ends.min(begins);
             }
         }
@@ -121,6 +121,19 @@ mod tests {
                 }
                 let used: u64 = plan.iter().map(|p| requested[p.which].kind.spare_peers()).sum();
                 assert!(used <= MAX_SPARE_PEERS);
+            }
+        }
+    }
+
+    #[test]
+    fn two_faults_of_a_kind_are_not_in_force_at_once() {
+        let requested = ["kill:leader", "kill:all", "slow"].map(|word| word.parse::<Requested>().unwrap());
+        for seed in 0..200 {
+            let plan = plan(&requested, Duration::from_secs(120), seed);
+            for (n, planned) in plan.iter().enumerate() {
+                let kind = requested[planned.which].kind;
+                let mut before = plan[..n].iter().filter(|p| requested[p.which].kind == kind);
+                assert!(before.all(|p| p.ends <= planned.begins), "seed {seed}");
             }
         }
     }

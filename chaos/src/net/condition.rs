@@ -26,10 +26,33 @@ pub struct Condition {
     pub loss: f64,
     /// The probability that a chunk is the last one: the connection is reset instead.
     pub reset: f64,
+    /// The probability that a chunk, and with it all that follows on its connection, is held back until bytes of another
+    /// connection have passed it, for at most [`HELD_BACK`].
+    pub reorder: f64,
 }
 
 /// How long TCP waits at least before it sends a lost packet again.
 pub const RETRANSMISSION: Duration = Duration::from_millis(200);
+/// How long a chunk is held back at most for others to pass it.
+pub const HELD_BACK: Duration = Duration::from_millis(250);
+
+/// What becomes of one chunk on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fate {
+    /// So much later it arrives, for latency and the width of the line.
+    pub slowed: Duration,
+    /// It has to be sent again.
+    pub lost: bool,
+    /// Others go first.
+    pub held_back: bool,
+}
+
+impl Fate {
+    /// How much later than it was sent it arrives, before others are let pass.
+    pub fn late(&self) -> Duration {
+        if self.lost { self.slowed + RETRANSMISSION } else { self.slowed }
+    }
+}
 
 impl Condition {
     /// Cut.
@@ -50,26 +73,30 @@ impl Condition {
             },
             loss: self.loss.max(other.loss),
             reset: self.reset.max(other.reset),
+            reorder: self.reorder.max(other.reorder),
         }
     }
 
-    /// How much later than it was sent a chunk of so many bytes arrives; `chance` gives numbers in 0..1. `None`: never, and
-    /// the connection is reset.
-    pub fn lateness(&self, bytes: usize, mut chance: impl FnMut() -> f64) -> Option<Duration> {
+    /// What becomes of a chunk of so many bytes; `chance` gives numbers in 0..1. `None`: the connection is reset instead.
+    pub fn fate(&self, bytes: usize, mut chance: impl FnMut() -> f64) -> Option<Fate> {
         if self.reset > 0.0 && chance() < self.reset {
             return None;
         }
-        let mut late = self.delay;
+        let mut slowed = self.delay;
         if !self.jitter.is_zero() {
-            late += self.jitter.mul_f64(chance());
+            slowed += self.jitter.mul_f64(chance());
         }
-        if self.loss > 0.0 && chance() < self.loss {
-            late += RETRANSMISSION;
-        }
+        let lost = self.loss > 0.0 && chance() < self.loss;
         if let Some(rate) = self.bytes_per_s {
-            late += Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+            slowed += Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
         }
-        Some(late)
+        Some(Fate { slowed, lost, held_back: self.reorder > 0.0 && chance() < self.reorder })
+    }
+
+    /// How much later than now anything on its way may still be, as things are; `None`: a narrow line knows no bound.
+    pub fn longest(&self) -> Option<Duration> {
+        let again = if self.loss > 0.0 { RETRANSMISSION } else { Duration::ZERO };
+        self.bytes_per_s.is_none().then_some(self.delay + self.jitter + again)
     }
 }
 
@@ -93,6 +120,9 @@ impl fmt::Display for Condition {
         if self.reset > 0.0 {
             parts.push(format!("{:.1} % reset", self.reset * 100.0));
         }
+        if self.reorder > 0.0 {
+            parts.push(format!("{:.0} % held back", self.reorder * 100.0));
+        }
         f.write_str(if parts.is_empty() { "sound" } else { "" })?;
         f.write_str(&parts.join(", "))
     }
@@ -110,12 +140,19 @@ mod tests {
             bytes_per_s: Some(1000),
             ..Condition::default()
         };
-        assert_eq!(slow.lateness(100, || 0.5), Some(Duration::from_millis(10 + 10 + 100)));
+        let late = |condition: &Condition, numbers: &[f64]| {
+            let mut numbers = numbers.iter();
+            condition.fate(100, || *numbers.next().unwrap()).map(|fate| fate.late())
+        };
+        assert_eq!(late(&slow, &[0.5]), Some(Duration::from_millis(10 + 10 + 100)));
+        assert_eq!((slow.longest(), Condition::default().longest()), (None, Some(Duration::ZERO)));
         let lossy = Condition { loss: 0.3, reset: 0.1, ..Condition::default() };
-        let mut numbers = [0.2, 0.2].into_iter();
-        assert_eq!(lossy.lateness(1, || numbers.next().unwrap()), Some(RETRANSMISSION));
-        assert_eq!(lossy.lateness(1, || 0.05), None);
-        assert_eq!(Condition::default().lateness(1 << 20, || unreachable!()), Some(Duration::ZERO));
+        assert_eq!(late(&lossy, &[0.2, 0.2]), Some(RETRANSMISSION));
+        assert_eq!(late(&lossy, &[0.05]), None);
+        assert_eq!(lossy.longest(), Some(RETRANSMISSION));
+        let reordered = Condition { reorder: 0.5, ..Condition::default() };
+        assert_eq!(reordered.fate(1, || 0.4), Some(Fate { held_back: true, ..Fate::default() }));
+        assert_eq!(Condition::default().fate(1 << 20, || unreachable!()), Some(Fate::default()));
     }
 
     #[test]

@@ -10,17 +10,22 @@
 //! cuts both. So a half-open network behaves as it does with packets.
 //!
 //! - [`condition`]: what happens on a path, as a value;
+//! - [`counts`]: what happened on a path;
 //! - [`proxy`]: listeners, connections, and the pumps that carry bytes;
 //! - [`partition`]: which paths a partition cuts, as a function;
-//! - this file: [`Fabric`], all links of a cluster, changed as one.
+//! - [`namespaces`]: the same for peers in network namespaces, where the kernel drops real packets;
+//! - this file: [`Fabric`], all links of a cluster, changed as one; [`Network`], either of the two.
 //!
 //! TCP hides loss and reordering of packets, and so do we: a lost packet is a delay of a retransmission, and what may arrive
-//! in another order than it was sent are bytes of different connections.
+//! in another order than it was sent are bytes of different connections: what one sends is held back until something of
+//! another one has passed it.
 //!
 //! Limits: [`proxy::MAX_CONNECTIONS`] per link, [`proxy::QUEUE_CHUNKS`] chunks of [`proxy::CHUNK_BYTES`] on each way of a
 //! connection. Failure cases: a peer that is down refuses: the connection is reset.
 
 pub mod condition;
+mod counts;
+pub mod namespaces;
 pub mod partition;
 mod proxy;
 
@@ -34,7 +39,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::condition::Condition;
-pub use self::proxy::{Counters, Counts};
+pub use self::counts::Counts;
+use self::namespaces::Namespaces;
+pub use self::proxy::Counters;
 use crate::ports::{self, Port};
 use crate::{IoContext, Result};
 
@@ -145,11 +152,6 @@ impl Fabric {
         self.conditions.send_replace(Arc::new(conditions));
     }
 
-    /// What is wrong now.
-    pub fn conditions(&self) -> Arc<Conditions> {
-        self.conditions.borrow().clone()
-    }
-
     /// What has happened on each path so far.
     pub fn counts(&self) -> BTreeMap<Path, Counts> {
         self.counters.iter().map(|(path, counters)| (*path, counters.read())).collect()
@@ -166,6 +168,75 @@ impl Fabric {
 impl Drop for Fabric {
     fn drop(&mut self) {
         self.stop.cancel();
+    }
+}
+
+/// How nodes reach each other.
+#[derive(Debug, Clone)]
+pub enum Network {
+    /// Through proxies of this process, on loopback.
+    Proxies(Arc<Fabric>),
+    /// Directly, each peer in a network namespace of its own.
+    Namespaces(Arc<Namespaces>),
+}
+
+impl Network {
+    /// Where `from` reaches `to`. `None` if there is no such way.
+    pub fn address(&self, from: Node, to: Node) -> Option<String> {
+        match self {
+            Network::Proxies(fabric) => fabric.address(from, to),
+            Network::Namespaces(namespaces) => namespaces.address(from, to),
+        }
+    }
+
+    /// Peer `id` serves clients and other peers on these ports of the host that it listens on.
+    pub fn set_targets(&self, id: u64, for_clients: &str, for_peers: &str) {
+        match self {
+            Network::Proxies(fabric) => fabric.set_targets(id, for_clients, for_peers),
+            Network::Namespaces(namespaces) => namespaces.set_targets(id, for_clients, for_peers),
+        }
+    }
+
+    /// What is wrong from now on, instead of what was.
+    ///
+    /// # Errors
+    /// A program that should make it so fails; proxies always can.
+    pub async fn set(&self, conditions: Conditions) -> Result<()> {
+        match self {
+            Network::Proxies(fabric) => {
+                fabric.set(conditions);
+                Ok(())
+            }
+            Network::Namespaces(namespaces) => namespaces.set(conditions).await,
+        }
+    }
+
+    /// What has happened on each path so far.
+    ///
+    /// # Errors
+    /// A program that should tell fails; proxies always know.
+    pub async fn counts(&self) -> Result<BTreeMap<Path, Counts>> {
+        match self {
+            Network::Proxies(fabric) => Ok(fabric.counts()),
+            Network::Namespaces(namespaces) => namespaces.counts().await,
+        }
+    }
+
+    /// Why this machine cannot have a condition, if it cannot.
+    pub fn lacks(&self, condition: &Condition) -> Option<String> {
+        match self {
+            Network::Proxies(_) => None,
+            Network::Namespaces(namespaces) => namespaces.lacks(condition),
+        }
+    }
+
+    /// Ends everything that this process does for it.
+    pub async fn close(&self) {
+        match self {
+            Network::Proxies(fabric) => fabric.close().await,
+            // It goes with the namespaces of this process.
+            Network::Namespaces(_) => {}
+        }
     }
 }
 

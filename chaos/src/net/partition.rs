@@ -14,7 +14,7 @@ pub enum Kind {
     Halves,
     /// The leader has lost everybody.
     LeaderAlone,
-    /// Nothing that the leader, or if there is none some peer, says arrives; it hears the others.
+    /// Nothing that the leader says arrives; it hears the others.
     OneWay,
     /// Everybody sees a majority, and no two see the same.
     Ring,
@@ -38,16 +38,35 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// How many peers it takes at least.
+    pub fn least_peers(self) -> usize {
+        match self {
+            Kind::Halves | Kind::LeaderAlone | Kind::OneWay => 2,
+            Kind::Ring | Kind::Bridge => 3,
+        }
+    }
+
+    /// Whether it is about the leader.
+    pub fn is_of_the_leader(self) -> bool {
+        matches!(self, Kind::LeaderAlone | Kind::OneWay)
+    }
+}
+
 /// The paths between `peers` that are cut. Of three peers whoever sees a majority sees all but one: a ring is a bridge then.
 pub fn paths(kind: Kind, peers: &[u64], leader: Option<u64>, rng: &mut impl Rng) -> Vec<Path> {
     let mut shuffled = peers.to_vec();
     shuffled.shuffle(rng);
+    if peers.len() < kind.least_peers() {
+        return Vec::new();
+    }
     let someone = leader.filter(|id| peers.contains(id)).or(shuffled.first().copied());
     let majority = peers.len() / 2 + 1;
     match (kind, someone) {
         (_, None) => Vec::new(),
         (Kind::Halves, _) => {
-            let (one, other) = shuffled.split_at(majority);
+            // Of two peers neither side is a majority.
+            let (one, other) = shuffled.split_at(majority.min(peers.len() - 1));
             both_ways(one, other)
         }
         (Kind::LeaderAlone, Some(leader)) => {
@@ -122,6 +141,20 @@ mod tests {
                 assert_eq!(bridge.iter().filter(|count| **count == peers.len()).count(), 1);
                 assert!(bridge[0] < peers.len(), "the leader is not the one in the middle");
             }
+        }
+    }
+
+    #[test]
+    fn two_peers_can_only_lose_each_other() {
+        let mut rng = StdRng::seed_from_u64(1);
+        for kind in KINDS {
+            let cut = paths(kind, &[1, 2], Some(1), &mut rng);
+            let expected = match kind {
+                Kind::Halves | Kind::LeaderAlone => 2,
+                Kind::OneWay => 1,
+                Kind::Ring | Kind::Bridge => 0,
+            };
+            assert_eq!(cut.len(), expected, "{kind:?}");
         }
     }
 

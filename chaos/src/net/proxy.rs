@@ -18,7 +18,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::condition::{Condition, Cut};
+use super::condition::{Cut, HELD_BACK};
+use super::counts::Counts;
 use super::{Conditions, Path};
 
 /// Most connections on one link; further ones are reset.
@@ -36,22 +37,13 @@ pub struct Counters {
     passed_bytes: AtomicU64,
     held_bytes: AtomicU64,
     late_chunks: AtomicU64,
+    lost_chunks: AtomicU64,
+    overtaken_chunks: AtomicU64,
     held_connections: AtomicU64,
     resets: AtomicU64,
-}
-
-/// What had happened on a path at some moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub passed_bytes: u64,
-    /// Bytes that met a cut.
-    pub held_bytes: u64,
-    /// Chunks that were made late by more than nothing.
-    pub late_chunks: u64,
-    /// Connections that met a cut while they were being made.
-    pub held_connections: u64,
-    /// Connections that were reset by the proxy.
-    pub resets: u64,
+    breaks: AtomicU64,
+    /// Chunks that have arrived, of all connections: who is held back waits for others to arrive.
+    arrived: watch::Sender<u64>,
 }
 
 impl Counters {
@@ -61,19 +53,12 @@ impl Counters {
             passed_bytes: of(&self.passed_bytes),
             held_bytes: of(&self.held_bytes),
             late_chunks: of(&self.late_chunks),
+            lost_chunks: of(&self.lost_chunks),
+            overtaken_chunks: of(&self.overtaken_chunks),
             held_connections: of(&self.held_connections),
             resets: of(&self.resets),
+            breaks: of(&self.breaks),
         }
-    }
-}
-
-impl Counts {
-    /// How much has been hurt since an earlier moment: bytes held, chunks late, connections held or reset.
-    pub fn hurt_since(&self, earlier: &Counts) -> u64 {
-        (self.held_bytes - earlier.held_bytes)
-            + (self.late_chunks - earlier.late_chunks)
-            + (self.held_connections - earlier.held_connections)
-            + (self.resets - earlier.resets)
     }
 }
 
@@ -107,7 +92,7 @@ pub(super) async fn listen(listener: TcpListener, link: Link, stop: Cancellation
                     connections.spawn(connection(near, link.clone(), rng, stop.clone()));
                 }
                 Ok((near, _)) => {
-                    count(&link.there.resets, 1);
+                    tracing::warn!(from = %link.path.0, to = %link.path.1, "more than {MAX_CONNECTIONS} connections");
                     // It goes away either way.
                     let _ = near.set_zero_linger();
                 }
@@ -203,10 +188,6 @@ struct Way {
 }
 
 impl Way {
-    fn condition(&self) -> Option<Condition> {
-        self.conditions.borrow().get(&self.path).cloned()
-    }
-
     /// Waits while the path is cut silently. Reset: it is cut so that both sides are told.
     async fn pass(&mut self, what: Held) -> End {
         let mut counted = false;
@@ -242,26 +223,64 @@ impl Way {
         count(&self.counters.resets, 1);
     }
 
-    /// When a chunk that was read now may arrive; `None`: the connection is reset instead.
-    fn due(&mut self, bytes: usize, before: Instant) -> Option<Instant> {
+    /// When a chunk that was read now may arrive, and whether others go first; `None`: the connection is reset instead.
+    /// `before`: when the one before it may.
+    fn due(&mut self, bytes: usize, before: Instant) -> Option<(Instant, bool)> {
         let now = Instant::now();
-        let Some(condition) = self.condition() else { return Some(now.max(before)) };
-        let Some(late) = condition.lateness(bytes, || self.rng.random()) else {
-            count(&self.counters.resets, 1);
+        // What was on its way has been let through when something changed.
+        let before = if self.conditions.has_changed().unwrap_or(true) { now } else { before };
+        let condition = self.conditions.borrow_and_update().get(&self.path).cloned();
+        let Some(condition) = condition else { return Some((now, false)) };
+        let Some(fate) = condition.fate(bytes, || self.rng.random()) else {
+            count(&self.counters.breaks, 1);
             return None;
         };
-        if !late.is_zero() {
-            count(&self.counters.late_chunks, 1);
-        }
+        count(&self.counters.late_chunks, usize::from(!fate.slowed.is_zero()));
+        count(&self.counters.lost_chunks, usize::from(fate.lost));
         // What a slow line carries queues up; what is merely late travels side by side.
         let start = if condition.bytes_per_s.is_some() { now.max(before) } else { now };
-        Some((start + late).max(before))
+        Some((start + fate.late(), fate.held_back))
+    }
+
+    /// Waits until a chunk may arrive, and no longer than it could take as things are: a path that is sound again owes
+    /// nothing to what was wrong with it.
+    async fn travel(&mut self, mut due: Instant) {
+        loop {
+            let longest = match self.conditions.borrow_and_update().get(&self.path) {
+                None => Some(Duration::ZERO),
+                Some(condition) => condition.longest(),
+            };
+            due = longest.map_or(due, |longest| due.min(Instant::now() + longest));
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(due) => return,
+                changed = self.conditions.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Lets a chunk of another connection pass, if one comes soon and the path still reorders.
+    async fn let_pass(&mut self) {
+        let mut arrived = self.counters.arrived.subscribe();
+        let path = self.path;
+        let in_order = |c: &Arc<Conditions>| c.get(&path).is_none_or(|c| c.reorder == 0.0);
+        tokio::select! {
+            biased;
+            // The sender is in `self.counters`.
+            passed = arrived.changed() => count(&self.counters.overtaken_chunks, usize::from(passed.is_ok())),
+            () = tokio::time::sleep(HELD_BACK) => {}
+            _ = self.conditions.wait_for(in_order) => {}
+        }
     }
 }
 
 /// What the reading half of a pump hands to the writing half.
 enum Item {
-    Chunk(Instant, Vec<u8>),
+    Chunk {
+        due: Instant,
+        held_back: bool,
+        bytes: Vec<u8>,
+    },
     /// The sender has closed its side, in order or not.
     End(Instant, End),
 }
@@ -277,9 +296,9 @@ async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: &mut Way) -> E
                 Ok(0) => Item::End(last, End::Closed),
                 Err(_) => Item::End(last, End::Reset),
                 Ok(n) => match timing.due(n, last) {
-                    Some(due) => {
+                    Some((due, held_back)) => {
                         last = due;
-                        Item::Chunk(due, buffer[..n].to_vec())
+                        Item::Chunk { due, held_back, bytes: buffer[..n].to_vec() }
                     }
                     None => Item::End(last, End::Reset),
                 },
@@ -294,20 +313,24 @@ async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: &mut Way) -> E
         // Whoever is over there has gone; what comes back from there says so, or does not.
         let mut gone = false;
         while let Some(item) = items.recv().await {
-            let (due, held) = match &item {
-                Item::Chunk(due, bytes) => (*due, Held::Bytes(bytes.len())),
-                Item::End(due, _) => (*due, Held::End),
+            let (due, held_back, held) = match &item {
+                Item::Chunk { due, held_back, bytes } => (*due, *held_back, Held::Bytes(bytes.len())),
+                Item::End(due, _) => (*due, false, Held::End),
             };
-            tokio::time::sleep_until(due).await;
+            way.travel(due).await;
+            if held_back {
+                way.let_pass().await;
+            }
             if way.pass(held).await == End::Reset {
                 return End::Reset;
             }
             match item {
-                Item::Chunk(_, bytes) if !gone => {
+                Item::Chunk { bytes, .. } if !gone => {
                     gone = to.write_all(&bytes).await.is_err();
                     count(&way.counters.passed_bytes, bytes.len());
+                    way.counters.arrived.send_modify(|arrived| *arrived += 1);
                 }
-                Item::Chunk(..) => {}
+                Item::Chunk { .. } => {}
                 Item::End(_, End::Closed) => {
                     // Already closed is closed.
                     let _ = to.shutdown().await;

@@ -82,7 +82,8 @@ async fn a_sound_link_carries_both_ways_and_closes_in_order() {
     let counts = fabric.counts();
     assert_eq!(counts[&CLIENTS_TO_1].passed_bytes, much.len() as u64);
     assert_eq!(counts[&BACK_FROM_1].passed_bytes, much.len() as u64);
-    assert_eq!(counts[&CLIENTS_TO_1].hurt_since(&Counts::default()), 0);
+    let untouched = Counts { passed_bytes: much.len() as u64, ..Counts::default() };
+    assert_eq!(counts[&CLIENTS_TO_1], untouched);
     fabric.close().await;
     server.abort();
 }
@@ -157,12 +158,63 @@ async fn delay_and_a_slow_line_make_late_and_keep_order() {
     assert_eq!(hear(&mut stream, 6).await, "AABBCC");
     assert!(started.elapsed() >= Duration::from_millis(30), "{:?}", started.elapsed());
     assert!(fabric.counts()[&CLIENTS_TO_1].late_chunks > 0);
+    assert_eq!(fabric.counts()[&CLIENTS_TO_1].lost_chunks, 0);
     let narrow = Condition { bytes_per_s: Some(1000), ..Condition::default() };
     fabric.set(Conditions::from([(BACK_FROM_1, narrow)]));
     let started = Instant::now();
     say(&mut stream, &"x".repeat(100)).await;
     hear(&mut stream, 100).await;
     assert!(started.elapsed() >= Duration::from_millis(100), "{:?}", started.elapsed());
+    fabric.close().await;
+    server.abort();
+}
+
+/// What stands in a queue for a narrow line must not go on waiting once the line is sound again, nor what is sent then.
+#[tokio::test]
+async fn nothing_is_late_once_a_line_is_sound_again() {
+    let (fabric, server) = echo().await;
+    let narrow = Condition { bytes_per_s: Some(10), ..Condition::default() };
+    fabric.set(Conditions::from([(CLIENTS_TO_1, narrow)]));
+    let mut stream = connect(&fabric).await;
+    // 1000 s of it.
+    say(&mut stream, &"x".repeat(10_000)).await;
+    let late = || async {
+        let late = fabric.counts()[&CLIENTS_TO_1].late_chunks;
+        if late > 0 { Ok(()) } else { Err("nothing was late".to_owned()) }
+    };
+    crate::probe::until("something to be late", PATIENCE, late).await.unwrap();
+    fabric.set(Conditions::new());
+    assert_eq!(hear(&mut stream, 10_000).await, "X".repeat(10_000));
+    say(&mut stream, "after").await;
+    assert_eq!(hear(&mut stream, 5).await, "AFTER");
+    fabric.close().await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn what_is_held_back_is_overtaken_by_another_connection() {
+    let (fabric, server) = echo().await;
+    let (mut first, mut second) = (connect(&fabric).await, connect(&fabric).await);
+    for stream in [&mut first, &mut second] {
+        say(stream, "sound").await;
+        assert_eq!(hear(stream, 5).await, "SOUND");
+    }
+    let reordered = Condition { reorder: 1.0, ..Condition::default() };
+    fabric.set(Conditions::from([(CLIENTS_TO_1, reordered)]));
+    let mut overtaken = async || {
+        for stream in [&mut first, &mut second] {
+            say(stream, "ab").await;
+        }
+        for stream in [&mut first, &mut second] {
+            assert_eq!(hear(stream, 2).await, "AB", "order within a connection is kept");
+        }
+        fabric.counts()[&CLIENTS_TO_1].overtaken_chunks
+    };
+    // Both are held back; the first to have waited long enough passes the other.
+    assert!(overtaken().await > 0);
+    fabric.set(Conditions::new());
+    let before = fabric.counts()[&CLIENTS_TO_1].overtaken_chunks;
+    assert_eq!(overtaken().await, before);
     fabric.close().await;
     server.abort();
 }

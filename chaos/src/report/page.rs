@@ -73,8 +73,9 @@ fn run(record: &Record) -> String {
         let _ = writeln!(html, "<p>{}</p>", Escaped(text));
     };
     record.interrupted.iter().for_each(|why| paragraph(format!("The run ended early: {why}")));
-    for (peer, deaths) in record.deaths.iter().filter(|(_, deaths)| **deaths > 0) {
-        paragraph(format!("Peer {peer} died {deaths} times without having been told to; its log is in logs/."));
+    // Those that are not excused are among the findings.
+    for death in record.deaths.iter().filter(|death| death.excused.is_some()) {
+        paragraph(format!("Of its own, {}.", death.told()));
     }
     let errors: Vec<String> = record.errors.iter().map(|(error, times)| format!("{error}: {times}")).collect();
     if !errors.is_empty() {

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use crate::check::{Run, convergence};
+use crate::check::{Death, Run, convergence};
 use crate::history::Workload;
 
 /// Its name in a run's directory.
@@ -24,7 +24,7 @@ pub struct Record {
     pub workload: Workload,
     /// The faults that were asked for, as they were: `kill:leader`.
     pub nemeses: Vec<String>,
-    /// Their names, each once: what the history calls them.
+    /// What the history calls them, each once: `kill-leader`.
     pub faults: Vec<String>,
     pub peers: u64,
     pub clients: u64,
@@ -39,8 +39,8 @@ pub struct Record {
     pub facts: Option<convergence::Facts>,
     /// How often operations ended in which error.
     pub errors: BTreeMap<String, u64>,
-    /// How often peers died without having been told to, by their id.
-    pub deaths: BTreeMap<u64, u64>,
+    /// Peers that ended without having been told to.
+    pub deaths: Vec<Death>,
     /// Why the run ended before it was done.
     pub interrupted: Option<String>,
 }
@@ -48,7 +48,12 @@ pub struct Record {
 impl Record {
     /// What the checkers need of it.
     pub fn run(&self) -> Run<'_> {
-        Run { faults: &self.faults, convergence: self.facts.as_ref(), interrupted: self.interrupted.as_deref() }
+        Run {
+            faults: &self.faults,
+            deaths: &self.deaths,
+            convergence: self.facts.as_ref(),
+            interrupted: self.interrupted.as_deref(),
+        }
     }
 
     /// The command as it is typed into a shell.

@@ -1,8 +1,8 @@
 use std::fs;
 
 use super::*;
-use crate::check::Verdict;
 use crate::check::convergence::{Facts, Peer, State};
+use crate::check::{Death, Verdict};
 
 const STALE: &str = "{:type :info, :f :start-kill, :value {:target \"leader (2)\", :outcome :installed, :because \"pid 9 is gone\"}, :process :nemesis, :time 1000000}
 {:type :invoke, :f :write, :value [7 1], :process 0, :time 2000000}
@@ -38,8 +38,19 @@ fn record() -> Record {
             not_found: vec![],
         }),
         errors: [("unavailable, outcome unknown".to_owned(), 1)].into(),
-        deaths: [(3, 1), (1, 0)].into(),
+        deaths: vec![death(2, None), death(3, Some("bit 1 of byte 9 of log/0 was flipped"))],
         interrupted: None,
+    }
+}
+
+fn death(peer: u64, excused: Option<&str>) -> Death {
+    Death {
+        peer,
+        time_ns: 7_000_000,
+        how: "ended with exit code 101".into(),
+        signal: None,
+        last_lines: vec!["thread 'raft' panicked at <here>".into()],
+        excused: excused.map(str::to_owned),
     }
 }
 
@@ -68,10 +79,10 @@ fn a_report_is_made_from_the_files_of_a_run() {
     assert!(matches!(results.verdict, Verdict::Violation(_)), "{:?}", results.verdict);
     assert_eq!(results.exit_code, 1);
     let checkers: Vec<&str> = results.checks.iter().map(|outcome| outcome.checker.as_str()).collect();
-    assert_eq!(checkers, ["linearizable registers", "availability", "faults", "convergence"]);
+    assert_eq!(checkers, ["linearizable registers", "availability", "faults", "peers", "convergence"]);
     assert_eq!((results.operations["write"].ok, results.operations["cas"].unknown), (1, 1));
     let json = fs::read_to_string(dir.path().join(results::FILE_NAME)).unwrap();
-    assert!(json.contains("\"verdict\": \"violation\""), "{json}");
+    assert!(json.contains("\"verdict\": \"violation\"") && json.contains("panicked at <here>"), "{json}");
     assert_eq!(serde_json::from_str::<Results>(&json).unwrap(), results);
     // Made again, it is the same.
     let page = fs::read_to_string(dir.path().join(page::FILE_NAME)).unwrap();
@@ -83,7 +94,9 @@ fn a_report_is_made_from_the_files_of_a_run() {
         "nobody known to lead",
         "lake chaos run --seed 7 --out &#39;my &#39;\\&#39;&#39;run&#39;\\&#39;&#39;&#39;",
         "clock (never tried)",
-        "Peer 3 died 1 times",
+        "peer 2 ended with exit code 101 at 0.0 s, without having been told to",
+        "thread &#39;raft&#39; panicked at &lt;here&gt;",
+        "peer 3 ended with exit code 101 at 0.0 s, as it may: bit 1 of byte 9",
         "kill:leader",
         "kill: 0.0 s to 0.0 s",
     ] {

@@ -76,7 +76,7 @@ pub async fn attack(
         if !due.await {
             break;
         }
-        let name = requested[which].kind.name();
+        let name = &requested[which].label();
         let nemesis = &mut nemeses[which];
         match phase {
             Phase::Start => {
@@ -98,7 +98,7 @@ pub async fn attack(
         }
     }
     for which in begun.into_keys() {
-        end(field, requested[which].kind.name(), nemeses[which].as_mut(), recorder).await;
+        end(field, &requested[which].label(), nemeses[which].as_mut(), recorder).await;
         in_force.set(which, None);
     }
 }

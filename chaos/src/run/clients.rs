@@ -11,7 +11,7 @@ use lake_client::remote::{RemoteConfig, RemoteStore};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -55,6 +55,8 @@ pub struct Clients {
     paced: JoinSet<()>,
     waiting: JoinSet<()>,
     stop_paced: CancellationToken,
+    /// Why clients ended that should not have.
+    broken: Vec<String>,
 }
 
 impl Clients {
@@ -70,7 +72,12 @@ impl Clients {
     ) -> Result<Self, Error> {
         let paced_count = actors.iter().filter(|actor| actor.is_paced()).count();
         let interval = Duration::from_secs_f64(paced_count as f64 / rate);
-        let mut clients = Self { paced: JoinSet::new(), waiting: JoinSet::new(), stop_paced: CancellationToken::new() };
+        let mut clients = Self {
+            paced: JoinSet::new(),
+            waiting: JoinSet::new(),
+            stop_paced: CancellationToken::new(),
+            broken: Vec::new(),
+        };
         for (number, mut actor) in actors.into_iter().enumerate() {
             let (mut access, mut scribe) = (reach.access(number as u64)?, recorder.scribe());
             let recorder = recorder.clone();
@@ -103,15 +110,84 @@ impl Clients {
     /// an outcome that nobody knows.
     pub async fn stop_paced(&mut self, deadline: Instant) {
         self.stop_paced.cancel();
-        let ended = async { while self.paced.join_next().await.is_some() {} };
+        let ended = async {
+            while let Some(ended) = self.paced.join_next().await {
+                self.broken.extend(panicked(ended));
+            }
+        };
         if timeout_at(deadline, ended).await.is_err() {
             tracing::warn!(clients = self.paced.len(), "clients did not end their operations in time");
             self.paced.shutdown().await;
         }
     }
 
-    /// Ends the others, which wait for what may never come.
-    pub async fn stop_waiting(&mut self) {
-        self.waiting.shutdown().await;
+    /// Ends the others, which wait for what may never come. Gives why clients ended before, if any did: this program has a
+    /// bug then, and the run was not what was asked for.
+    pub async fn stop_waiting(&mut self) -> Vec<String> {
+        self.waiting.abort_all();
+        while let Some(ended) = self.waiting.join_next().await {
+            self.broken.extend(panicked(ended));
+        }
+        std::mem::take(&mut self.broken)
+    }
+}
+
+fn panicked(ended: Result<(), JoinError>) -> Option<String> {
+    ended.err().filter(JoinError::is_panic).map(|e| format!("a client of this program panicked: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::run::recorder::Scribe;
+
+    static RUNNING: AtomicUsize = AtomicUsize::new(2);
+
+    struct Broken {
+        is_paced: bool,
+    }
+
+    impl Drop for Broken {
+        fn drop(&mut self) {
+            RUNNING.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    #[async_trait]
+    impl Actor for Broken {
+        async fn step(&mut self, _: &mut Access, _: &mut Scribe) {
+            panic!("on purpose");
+        }
+
+        fn is_paced(&self) -> bool {
+            self.is_paced
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_panics_is_told() {
+        let reach = Reach {
+            roster: Roster::default(),
+            ledger: Arc::default(),
+            endpoints: vec!["127.0.0.1:1".to_owned()],
+            timeout: Duration::from_secs(1),
+            seed: 1,
+        };
+        let actors = [true, false].map(|is_paced| Box::new(Broken { is_paced }) as Box<dyn Actor>);
+        let mut clients = Clients::start(actors.into(), 1000.0, &reach, &Recorder::new()).unwrap();
+        // Both are there to be joined once both have panicked.
+        let both = || async {
+            let running = RUNNING.load(Ordering::SeqCst);
+            if running == 0 { Ok(()) } else { Err(format!("{running} have not panicked yet")) }
+        };
+        crate::probe::until("both clients to panic", Duration::from_secs(20), both).await.unwrap();
+        clients.stop_paced(Instant::now() + Duration::from_secs(20)).await;
+        let told = clients.stop_waiting().await;
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told.iter().all(|told| told.contains("panicked")), "{told:?}");
     }
 }

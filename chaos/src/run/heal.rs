@@ -1,31 +1,54 @@
 //! What is found once every fault has ended: one leader, and the same state everywhere.
+//!
+//! All of it is bounded, so that a run against a cluster that is dead ends soon: what has no leader by then is not asked for
+//! more.
 
 use std::time::Duration;
 
 use lake_proto::v1::StatusResponse;
 use lake_proto::v1::status_response::Stage;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use crate::check::convergence::{Facts, Peer, State};
-use crate::nemesis::field::{Field, MEND_WITHIN};
+use crate::check::convergence::{Facts, LEADER_WITHIN_MS, Peer, State};
+use crate::nemesis::field::Field;
 use crate::probe;
 use crate::process::ProcessName;
 
+/// How long peers that have to be started may take until they serve; after that the others are looked at without them.
+const SERVE_WITHIN: Duration = Duration::from_secs(10);
+/// How long a leader is looked for: beyond what it may take, so that a late one is told from none.
+const LOOK_FOR_LEADER: Duration = Duration::from_millis(LEADER_WITHIN_MS + 2_000);
 /// How long all peers may take to have applied the same.
-const SAME_WITHIN: Duration = Duration::from_secs(30);
+const SAME_WITHIN: Duration = Duration::from_secs(15);
 
-/// Has every peer that belongs to the cluster run, and waits until all of them name one leader.
+/// Peers that must be there: all members but those that have lost what they had.
+fn expected(field: &Field) -> Vec<u64> {
+    field.roster.ids().into_iter().filter(|id| field.loss_of(*id).is_none()).collect()
+}
+
+/// Has every peer that belongs to the cluster run, and waits until all of them name one leader. The network is sound.
 pub async fn heal(field: &Field) -> Facts {
-    field.calm_all();
-    for id in field.roster.ids() {
+    let members = expected(field);
+    let starting = members.iter().copied().map(|id| async move {
         // One that does not start is found out when the states are compared.
-        if let Err(e) = field.cluster.start_one(ProcessName::metasrv(id)).await {
-            tracing::warn!("{e}");
+        match timeout(SERVE_WITHIN, field.cluster.start_one(ProcessName::metasrv(id))).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::warn!("{e}"),
+            Err(_) => tracing::warn!(peer = id, "does not serve within {} s after all faults", SERVE_WITHIN.as_secs()),
+        }
+    });
+    futures::future::join_all(starting).await;
+    let answers = field.statuses().await;
+    let serves = |id: u64| of(&answers, id).is_some_and(|answer| answer.stage() == Stage::Member);
+    for id in members.into_iter().filter(|id| !serves(*id)) {
+        // It has found its damage after all.
+        if let Some(what) = field.damage_of(id) {
+            field.lose(id, &what);
         }
     }
+    let members = expected(field);
     let began = Instant::now();
-    let members = field.roster.ids();
-    let named = probe::until("all peers to name one leader", MEND_WITHIN, || async {
+    let named = probe::until("all peers to name one leader", LOOK_FOR_LEADER, || async {
         let answers = field.statuses().await;
         let leader = |answer: &StatusResponse| Some(answer.leader.as_ref()?.id);
         let named: Vec<Option<u64>> = members.iter().map(|id| of(&answers, *id).and_then(leader)).collect();
@@ -37,10 +60,11 @@ pub async fn heal(field: &Field) -> Facts {
     Facts { leader_after_ms: named.ok().map(|()| watched_ms), watched_ms, ..Facts::default() }
 }
 
-/// Compares the states of all peers once nothing changes any more.
+/// Compares the states of all peers once nothing changes any more. Without a leader they are looked at as they are.
 pub async fn compare(field: &Field, facts: &mut Facts) {
-    let members = field.roster.ids();
-    let settled = probe::until("all peers to have applied the same", SAME_WITHIN, || async {
+    let members = expected(field);
+    let within = if facts.leader_after_ms.is_some() { SAME_WITHIN } else { Duration::ZERO };
+    let settled = probe::until("all peers to have applied the same", within, || async {
         let answers = field.statuses().await;
         let all: Vec<&StatusResponse> = members.iter().filter_map(|id| of(&answers, *id)).collect();
         let applied: Vec<u64> = all.iter().map(|answer| answer.applied_index).collect();
@@ -71,9 +95,9 @@ pub async fn compare(field: &Field, facts: &mut Facts) {
                 Ok(State { applied: at.index, hash })
             }
         };
-        Peer { id, state, excused: None }
+        Peer { id, state, excused: field.loss_of(id) }
     };
-    facts.peers = members.into_iter().map(peer).collect();
+    facts.peers = field.roster.ids().into_iter().map(peer).collect();
 }
 
 fn of(answers: &[StatusResponse], id: u64) -> Option<&StatusResponse> {

@@ -1,7 +1,8 @@
 //! What was acknowledged, by key: so that it can be looked for once all is healed.
 //!
 //! Of each key the newest acknowledged change is kept. The key must then be at that revision or a later one. What was
-//! deleted must be absent or written later. A key that a delete of unknown outcome may have taken is not looked for.
+//! deleted must be absent or written later. A key that a delete of unknown outcome may have taken is not looked for, until
+//! something newer than what that delete expected to find was acknowledged: then it can take nothing any more.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,12 +20,18 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Of what is not there so many are named.
 const MAX_NAMED: usize = 20;
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Acknowledged {
     revision: Revision,
     deleted: bool,
-    /// Deletes under way, or of unknown outcome.
-    doubts: u32,
+    /// Deletes under way, or of unknown outcome: the revision that each expects to find.
+    doubts: Vec<Revision>,
+}
+
+impl Acknowledged {
+    fn is_certain(&self) -> bool {
+        self.doubts.is_empty() && self.revision > 0
+    }
 }
 
 /// What was looked for.
@@ -49,15 +56,17 @@ impl Ledger {
         self.note(key, revision, false);
     }
 
-    /// A delete begins, whose outcome is in doubt from now on.
-    pub fn deleting(&self, key: &str) {
-        self.lock().entry(key.to_owned()).or_default().doubts += 1;
+    /// A delete begins of what was changed at the revision `expected`; its outcome is in doubt from now on.
+    pub fn deleting(&self, key: &str, expected: Revision) {
+        self.lock().entry(key.to_owned()).or_default().doubts.push(expected);
     }
 
-    /// A delete has ended: at that revision, or not at all.
-    pub fn deleted(&self, key: &str, at: Option<Revision>) {
-        if let Some(entry) = self.lock().get_mut(key) {
-            entry.doubts = entry.doubts.saturating_sub(1);
+    /// That delete has ended: at that revision, or not at all.
+    pub fn deleted(&self, key: &str, expected: Revision, at: Option<Revision>) {
+        if let Some(entry) = self.lock().get_mut(key)
+            && let Some(place) = entry.doubts.iter().position(|doubt| *doubt == expected)
+        {
+            entry.doubts.swap_remove(place);
         }
         if let Some(revision) = at {
             self.note(key, revision, true);
@@ -67,9 +76,13 @@ impl Ledger {
     fn note(&self, key: &str, revision: Revision, deleted: bool) {
         let mut keys = self.lock();
         match keys.get_mut(key) {
-            Some(entry) if entry.revision < revision => (entry.revision, entry.deleted) = (revision, deleted),
+            Some(entry) if entry.revision < revision => {
+                (entry.revision, entry.deleted) = (revision, deleted);
+                // A delete that expects something older than this has happened before, or never will.
+                entry.doubts.retain(|expected| *expected >= revision);
+            }
             Some(_) => {}
-            None => drop(keys.insert(key.to_owned(), Acknowledged { revision, deleted, doubts: 0 })),
+            None => drop(keys.insert(key.to_owned(), Acknowledged { revision, deleted, doubts: Vec::new() })),
         }
     }
 
@@ -79,7 +92,7 @@ impl Ledger {
     /// The cluster does not answer.
     pub async fn look(&self, store: &RemoteStore) -> Result<Looked, Error> {
         let wanted: Vec<(String, Acknowledged)> =
-            self.lock().iter().filter(|(_, a)| a.doubts == 0 && a.revision > 0).map(|(k, a)| (k.clone(), *a)).collect();
+            self.lock().iter().filter(|(_, a)| a.is_certain()).map(|(k, a)| (k.clone(), a.clone())).collect();
         let mut looked = Looked::default();
         let mut missing = 0;
         for some in wanted.chunks(KEYS_AT_ONCE) {
@@ -89,7 +102,7 @@ impl Ledger {
                 read.value.iter().map(|entry| (entry.key.as_str(), entry.mod_revision)).collect();
             for (key, acknowledged) in some {
                 looked.looked_for += 1;
-                if let Some(what) = contradiction(key, *acknowledged, there.get(key.as_str()).copied()) {
+                if let Some(what) = contradiction(key, acknowledged, there.get(key.as_str()).copied()) {
                     missing += 1;
                     if looked.not_found.len() < MAX_NAMED {
                         looked.not_found.push(what);
@@ -104,8 +117,8 @@ impl Ledger {
     }
 }
 
-fn contradiction(key: &str, acknowledged: Acknowledged, there: Option<Revision>) -> Option<String> {
-    let Acknowledged { revision, deleted, .. } = acknowledged;
+fn contradiction(key: &str, acknowledged: &Acknowledged, there: Option<Revision>) -> Option<String> {
+    let Acknowledged { revision, deleted, .. } = *acknowledged;
     match (there, deleted) {
         (None, true) => None,
         (Some(now), _) if now > revision || (now == revision && !deleted) => None,
@@ -121,17 +134,17 @@ mod tests {
 
     #[test]
     fn what_is_there_must_not_be_older_than_what_was_acknowledged() {
-        let put = Acknowledged { revision: 7, deleted: false, doubts: 0 };
-        let deleted = Acknowledged { deleted: true, ..put };
+        let put = Acknowledged { revision: 7, deleted: false, doubts: vec![] };
+        let deleted = Acknowledged { deleted: true, ..put.clone() };
         for (acknowledged, there, sound) in [
-            (put, Some(7), true),
-            (put, Some(9), true),
-            (put, Some(6), false),
-            (put, None, false),
-            (deleted, None, true),
-            (deleted, Some(8), true),
-            (deleted, Some(7), false),
-            (deleted, Some(3), false),
+            (&put, Some(7), true),
+            (&put, Some(9), true),
+            (&put, Some(6), false),
+            (&put, None, false),
+            (&deleted, None, true),
+            (&deleted, Some(8), true),
+            (&deleted, Some(7), false),
+            (&deleted, Some(3), false),
         ] {
             assert_eq!(contradiction("k", acknowledged, there).is_none(), sound, "{acknowledged:?} {there:?}");
         }
@@ -143,12 +156,28 @@ mod tests {
         ledger.put("a", 5);
         ledger.put("a", 3);
         assert_eq!(ledger.lock()["a"].revision, 5);
-        ledger.deleting("a");
-        assert_eq!(ledger.lock()["a"].doubts, 1);
-        ledger.deleted("a", Some(8));
-        let entry = ledger.lock()["a"];
-        assert_eq!((entry.revision, entry.deleted, entry.doubts), (8, true, 0));
+        ledger.deleting("a", 5);
+        assert!(!ledger.lock()["a"].is_certain());
+        ledger.deleted("a", 5, Some(8));
+        let entry = ledger.lock()["a"].clone();
+        assert_eq!((entry.revision, entry.deleted, entry.is_certain()), (8, true, true));
         ledger.put("a", 9);
         assert!(!ledger.lock()["a"].deleted);
+    }
+
+    #[test]
+    fn a_lost_delete_is_no_doubt_once_something_newer_is_there() {
+        let ledger = Ledger::default();
+        ledger.put("a", 5);
+        // Of these nobody learns the outcome.
+        ledger.deleting("a", 5);
+        ledger.deleting("a", 7);
+        assert!(!ledger.lock()["a"].is_certain());
+        ledger.put("a", 6);
+        assert!(!ledger.lock()["a"].is_certain(), "what it expects may come yet");
+        ledger.put("a", 7);
+        assert!(!ledger.lock()["a"].is_certain(), "it may take just this");
+        ledger.put("a", 8);
+        assert!(ledger.lock()["a"].is_certain());
     }
 }

@@ -11,12 +11,14 @@
 //! with what), `logs/` (each peer's whole log), `cluster/` (what is left of the peers' data).
 //!
 //! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
-//! - [`sampler`]: looks at the peers; [`heal`]: what is found afterwards; [`ledger`]: what must be there then.
+//! - [`sampler`]: looks at the peers; [`deaths`]: those that end by themselves; [`heal`]: what is found afterwards;
+//!   [`ledger`]: what must be there then.
 //!
 //! Whatever happens, faults are ended and children stopped. A run that was cut short is recorded, and never valid.
 
 pub mod attack;
 pub mod clients;
+pub mod deaths;
 pub mod heal;
 pub mod ledger;
 pub mod recorder;
@@ -35,27 +37,31 @@ use tokio_util::sync::CancellationToken;
 
 use self::attack::InForce;
 use self::clients::{Clients, Reach};
+use self::deaths::Deaths;
 use self::ledger::{Ledger, Looked};
-use self::recorder::{Recorder, Tally};
-use self::sampler::Live;
-pub use self::settings::Settings;
+use self::recorder::{MAX_BYTES, MAX_OPERATIONS, Recorder, Scribe, Tally};
+use self::sampler::{Live, Sampler};
+pub use self::settings::{Place, Settings};
+use crate::check::Death;
 use crate::check::convergence::Facts;
 use crate::cluster::{Cluster, Spec};
 use crate::history::Operation;
 use crate::nemesis::disk::{self, Disks};
-use crate::nemesis::field::Field;
-use crate::nemesis::kind::Kind;
+use crate::nemesis::field::{Field, MEND_WITHIN};
+use crate::nemesis::kind::{Kind, Requested};
 use crate::nemesis::{SNAPSHOT_ARGUMENTS, clock, schedule};
-use crate::net::{Fabric, Node};
+use crate::net::namespaces::Namespaces;
+use crate::net::{Fabric, Network, Node};
 use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
+use crate::workload::Frame;
 use crate::workload::access::Roster;
 use crate::{Error, Result, workload};
 
 /// How long an operation may take beyond its timeout before it is left as it is.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long each operation before and after the run may take.
-const CALM_TIMEOUT: Duration = Duration::from_secs(30);
+const CALM_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer that died by itself is started again after about this long.
 const RESTART_AFTER: Duration = Duration::from_millis(300);
 
@@ -68,29 +74,24 @@ pub struct Ran {
     pub errors: BTreeMap<String, u64>,
     /// When the clients ended, in the history's time.
     pub load_ended_ns: u64,
-    /// What was found once every fault had ended.
-    pub facts: Facts,
-    /// Why not everything could be read at the end.
-    pub final_reads_failed: Option<String>,
-    /// How often each peer died without having been told to.
-    pub deaths: BTreeMap<u64, u64>,
-    pub interrupted: bool,
+    /// What was found once every fault had ended; none if they could not be ended.
+    pub facts: Option<Facts>,
+    /// Peers that ended without having been told to.
+    pub deaths: Vec<Death>,
+    /// Why the run was not what was asked for.
+    pub problems: Vec<String>,
 }
 
 impl Ran {
     /// Why it ended before it was done, if it did.
     pub fn ended_early(&self) -> Option<String> {
-        match (self.interrupted, &self.final_reads_failed) {
-            (true, _) => Some("it was interrupted".to_owned()),
-            (false, Some(why)) => Some(format!("not everything could be read at the end: {why}")),
-            (false, None) => None,
-        }
+        (!self.problems.is_empty()).then(|| self.problems.join("; "))
     }
 }
 
 /// The record of a run that has ended.
 pub fn record(settings: &Settings, ran: &Ran, command: Vec<String>, began_unix_ms: u64) -> Record {
-    let mut faults: Vec<String> = settings.nemeses.iter().map(|n| n.kind.name().to_owned()).collect();
+    let mut faults: Vec<String> = settings.nemeses.iter().map(Requested::label).collect();
     faults.sort_unstable();
     faults.dedup();
     Record {
@@ -106,7 +107,7 @@ pub fn record(settings: &Settings, ran: &Ran, command: Vec<String>, began_unix_m
         time_ms: u64::try_from(settings.time.as_millis()).unwrap_or(u64::MAX),
         seed: settings.seed,
         load_ended_ns: ran.load_ended_ns,
-        facts: Some(ran.facts.clone()),
+        facts: ran.facts.clone(),
         errors: ran.errors.clone(),
         deaths: ran.deaths.clone(),
         interrupted: ran.ended_early(),
@@ -122,23 +123,26 @@ pub async fn run(settings: &Settings, live: watch::Sender<Live>, interrupt: Canc
     let plan = schedule::plan(&settings.nemeses, settings.time, settings.seed);
     let spares = plan.iter().map(|planned| settings.nemeses[planned.which].kind.spare_peers()).sum::<u64>();
     let ids: Vec<u64> = (1..=settings.peers + spares).collect();
-    let fabric = Fabric::open(&ids, settings.seed).await?;
-    let prepared = prepare(settings, &ids, spares, &fabric);
+    let network = match settings.place {
+        Place::Loopback => Network::Proxies(Fabric::open(&ids, settings.seed).await?),
+        Place::Namespaces => Network::Namespaces(Namespaces::open(&ids).await?),
+    };
+    let prepared = prepare(settings, &ids, spares, &network);
     let field = match prepared.await {
         Ok(field) => Arc::new(field),
         Err(e) => {
-            fabric.close().await;
+            network.close().await;
             return Err(e);
         }
     };
     let ran = under_attack(settings, &plan, &field, live, &interrupt).await;
     end(field).await;
-    fabric.close().await;
+    network.close().await;
     ran
 }
 
 /// The cluster, started and founded, with all that can be done to it.
-async fn prepare(settings: &Settings, ids: &[u64], spares: u64, fabric: &Arc<Fabric>) -> Result<Field> {
+async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Network) -> Result<Field> {
     let dir = settings.out.join("cluster");
     let data_dir = |id| dir.join(ProcessName::metasrv(id).to_string());
     let disks = Disks::prepare(&settings.nemeses, ids, &settings.out.join("disks"), data_dir)?;
@@ -163,7 +167,8 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, fabric: &Arc<Fab
         metasrv_args: arguments,
         metasrv_env: environment,
         peer_logs: Some(settings.out.join("logs")),
-        fabric: Some(fabric.clone()),
+        network: Some(network.clone()),
+        start_timeout: MEND_WITHIN,
         policy: Policy { min_backoff: RESTART_AFTER, max_backoff: RESTART_AFTER * 4, ..Policy::default() },
         ..Spec::new(&settings.binary, &dir)
     };
@@ -171,10 +176,10 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, fabric: &Arc<Fab
     let store = RemoteStore::connect(RemoteConfig { endpoints: cluster.endpoints(Role::Metasrv), secret: None });
     let store = store.map_err(|e| Error::Founding(e.to_string()))?;
     let founders = ids.iter().take(settings.peers as usize);
-    let endpoint = |id: &u64| Some((*id, fabric.address(Node::Clients, Node::Peer(*id))?));
+    let endpoint = |id: &u64| Some((*id, network.address(Node::Clients, Node::Peer(*id))?));
     let roster = Roster::new(founders.filter_map(endpoint).collect());
     let spare_ids = ids.iter().skip(settings.peers as usize).copied().collect();
-    Ok(Field::new(cluster, fabric.clone(), store, roster, disks, clocks, spare_ids))
+    Ok(Field::new(cluster, network.clone(), store, roster, disks, clocks, spare_ids))
 }
 
 async fn under_attack(
@@ -205,22 +210,23 @@ async fn under_attack(
     frame.prepare(&mut own, &mut scribe).await.map_err(failed("preparing the workload"))?;
 
     let in_force = InForce::default();
-    let stop_samples = CancellationToken::new();
-    let mut clients =
-        Clients::start(actors, settings.rate, &reach, &recorder).map_err(failed("connecting to the cluster"))?;
-    let samples = {
-        let (field, recorder, in_force, stop) =
-            (field.clone(), recorder.clone(), in_force.clone(), stop_samples.clone());
-        let path = settings.out.join("samples.jsonl");
-        tokio::spawn(async move { sampler::sample(field, recorder, in_force, &path, live, stop).await })
-    };
+    let clients = Clients::start(actors, settings.rate, &reach, &recorder);
+    let mut clients = clients.map_err(failed("connecting to the cluster"))?;
+    // From here on everything that was begun is ended, whatever goes wrong.
+    let deaths = Deaths::watch(field.clone(), recorder.clone());
+    let sampler = Sampler::start(field.clone(), recorder.clone(), in_force.clone(), &settings.out, live);
+    let mut problems = Vec::new();
 
     let over = CancellationToken::new();
     let attacking = attack::attack(field, &settings.nemeses, plan, settings.seed, &recorder, &in_force, &over);
     let waiting = async {
         tokio::select! {
             () = sleep(settings.time) => {}
-            () = interrupt.cancelled() => {}
+            () = interrupt.cancelled() => problems.push("it was interrupted".to_owned()),
+            () = recorder.full() => problems.push(format!(
+                "its history was full: at most {MAX_OPERATIONS} events or {} MiB are kept; ask for less --time or --rate",
+                MAX_BYTES >> 20
+            )),
         }
         over.cancel();
     };
@@ -228,35 +234,42 @@ async fn under_attack(
     clients.stop_paced(Instant::now() + settings.operation_timeout + GRACE).await;
     let load_ended_ns = recorder.now_ns();
 
-    let mut facts = heal::heal(field).await;
+    let facts = match field.calm_all().await {
+        Ok(()) => Some(heal::heal(field).await),
+        Err(e) => {
+            problems.push(format!("the network could not be made sound again: {e}"));
+            None
+        }
+    };
+    let has_leader = facts.as_ref().is_some_and(|facts| facts.leader_after_ms.is_some());
     // Of those that were told at first, perhaps nobody belongs to the cluster any more.
     let endpoints = calm.roster.peers().into_iter().map(|(_, endpoint)| endpoint).collect();
-    let calm = Reach { endpoints, ..calm };
-    let mut own = calm.access(u64::MAX).map_err(failed("connecting to the cluster"))?;
-    let finished = frame.finish(&mut own, &mut scribe).await;
-    clients.stop_waiting().await;
-    let looked = calm.ledger.look(&own.store).await;
-    heal::compare(field, &mut facts).await;
-    let unread = finished.err().or_else(|| looked.as_ref().err().cloned());
-    let Looked { looked_for, not_found } = looked.unwrap_or_default();
-    (facts.looked_for, facts.not_found) = (looked_for, not_found);
-    stop_samples.cancel();
-    let sampled = samples.await;
-    sampled.map_err(|e| Error::Founding(format!("the samples' task ended: {e}")))??;
-    let deaths = |id: &u64| Some((*id, field.cluster.process(ProcessName::metasrv(*id)).ok()?.state().deaths));
-    let deaths = field.cluster.entries().iter().map(|entry| entry.id).filter_map(|id| deaths(&id)).collect();
+    let looked = match has_leader {
+        true => read_all(&Reach { endpoints, ..calm }, frame.as_mut(), &mut scribe).await,
+        false => Err("there was no leader to read from".to_owned()),
+    };
+    problems.extend(clients.stop_waiting().await);
+    let facts = match facts {
+        Some(mut facts) => {
+            heal::compare(field, &mut facts).await;
+            let Looked { looked_for, not_found } = looked.as_ref().cloned().unwrap_or_default();
+            Some(Facts { looked_for, not_found, ..facts })
+        }
+        None => None,
+    };
+    problems.extend(looked.err().map(|why| format!("not everything could be read at the end: {why}")));
+    problems.extend(sampler.stop().await.err().map(|e| e.to_string()));
+    let deaths = deaths.stop(field).await;
     let tally = recorder.tally();
     let (operations, errors) = recorder.take();
-    Ok(Ran {
-        operations,
-        tally,
-        errors,
-        load_ended_ns,
-        facts,
-        final_reads_failed: unread.map(|e| e.to_string()),
-        deaths,
-        interrupted: interrupt.is_cancelled(),
-    })
+    Ok(Ran { operations, tally, errors, load_ended_ns, facts, deaths, problems })
+}
+
+/// Reads everything there is, for the checkers and for the ledger.
+async fn read_all(reach: &Reach, frame: &mut dyn Frame, scribe: &mut Scribe) -> Result<Looked, String> {
+    let mut own = reach.access(u64::MAX).map_err(|e| e.to_string())?;
+    frame.finish(&mut own, scribe).await.map_err(|e| e.to_string())?;
+    reach.ledger.look(&own.store).await.map_err(|e| e.to_string())
 }
 
 /// Stops every process; then disks are unmounted.

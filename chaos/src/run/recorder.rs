@@ -10,11 +10,16 @@ use std::time::Instant;
 
 use lake_client::clock;
 use lake_client::store::{Applied, Error};
+use tokio_util::sync::CancellationToken;
 
-use crate::history::{Action, Fault, Kind, Operation, Process};
+use crate::history::{Action, Append, Bank, Fault, Kind, Operation, Process, Set, Watch};
 
-/// Most events of one run. At about 200 bytes each they are held in memory until the end.
+/// Most events of one run. They are held in memory until the end.
 pub const MAX_OPERATIONS: usize = 4_000_000;
+/// Most bytes that all events together may take: a read of a long list takes more than others.
+pub const MAX_BYTES: usize = 1 << 30;
+/// What an event takes besides what was read or written.
+const EVENT_BYTES: usize = 200;
 
 /// How many operations have ended how.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,6 +39,7 @@ impl Tally {
 #[derive(Debug, Default)]
 struct Taken {
     operations: Vec<Operation>,
+    bytes: usize,
     tally: Tally,
     /// Errors by the first words of their text.
     errors: BTreeMap<String, u64>,
@@ -45,12 +51,18 @@ pub struct Recorder {
     started: Instant,
     taken: Mutex<Taken>,
     next_process: AtomicU64,
+    full: CancellationToken,
 }
 
 impl Recorder {
     /// Time begins now. Processes are numbered from 0.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { started: clock::now(), taken: Mutex::default(), next_process: AtomicU64::new(0) })
+        Arc::new(Self {
+            started: clock::now(),
+            taken: Mutex::default(),
+            next_process: AtomicU64::new(0),
+            full: CancellationToken::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
@@ -88,9 +100,14 @@ impl Recorder {
         self.lock().operations.get(seen..).unwrap_or_default().to_vec()
     }
 
-    /// Whether no more will be taken.
+    /// Whether there is no room for more: clients end then, and so does the run.
     pub fn is_full(&self) -> bool {
-        self.lock().operations.len() >= MAX_OPERATIONS
+        self.full.is_cancelled()
+    }
+
+    /// Returns once there is no room for more.
+    pub async fn full(&self) {
+        self.full.cancelled().await;
     }
 
     /// All events so far, and how often operations ended in which error.
@@ -101,7 +118,8 @@ impl Recorder {
 
     fn record(&self, process: Process, kind: Kind, action: Action, facts: impl FnOnce(Operation) -> Operation) {
         let mut taken = self.lock();
-        let operation = facts(Operation::new(process, kind, self.now_ns(), action));
+        let mut operation = facts(Operation::new(process, kind, self.now_ns(), action));
+        operation.index = taken.operations.len() as u64;
         if matches!(process, Process::Client(_)) {
             match kind {
                 Kind::Ok => taken.tally.ok += 1,
@@ -110,8 +128,40 @@ impl Recorder {
                 Kind::Invoke => {}
             }
         }
+        taken.bytes += bytes_of(&operation.action);
         taken.operations.push(operation);
+        // What is under way still has its place.
+        if taken.operations.len() >= MAX_OPERATIONS || taken.bytes >= MAX_BYTES {
+            self.full.cancel();
+        }
     }
+}
+
+/// About what an event takes, in memory and in the file.
+fn bytes_of(action: &Action) -> usize {
+    /// Of one number in a list, and of one entry in a map.
+    const NUMBER: usize = 8;
+    const ENTRY: usize = 40;
+    let list = |list: &Option<Vec<i64>>| list.as_ref().map_or(0, |list| list.len() * NUMBER);
+    EVENT_BYTES
+        + match action {
+            Action::Set(Set::Read { elements, .. }) => list(elements),
+            Action::Append(steps) => steps
+                .iter()
+                .map(|step| match step {
+                    Append::Append { .. } => ENTRY,
+                    Append::Read { list: read, .. } => ENTRY + list(read),
+                })
+                .sum(),
+            Action::Bank(Bank::Open { balances } | Bank::Read { balances: Some(balances) }) => balances.len() * ENTRY,
+            Action::Watch(Watch::Change { changes } | Watch::Next { changes: Some(changes), .. }) => {
+                changes.len() * ENTRY
+            }
+            Action::Watch(Watch::List { entries: Some(entries), .. } | Watch::Final { entries: Some(entries) }) => {
+                entries.len() * ENTRY
+            }
+            _ => 0,
+        }
 }
 
 /// What one client writes down. After an unknown outcome it goes on under a new process number.
@@ -197,6 +247,19 @@ mod tests {
 
     fn read(value: Option<i64>) -> Action {
         Action::Register(Register::Read { key: 1.into(), value })
+    }
+
+    #[test]
+    fn a_recorder_is_full_when_what_it_holds_is_much() {
+        let recorder = Recorder::new();
+        let scribe = recorder.scribe();
+        let long = Action::Set(Set::Read { key: 1.into(), elements: Some(vec![7; MAX_BYTES / 8 / 4]) });
+        scribe.invoke(long.clone());
+        assert!(!recorder.is_full());
+        for _ in 0..4 {
+            scribe.ok(long.clone(), None, None);
+        }
+        assert!(recorder.is_full());
     }
 
     #[test]

@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use lake_proto::v1::status_response::Stage;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::attack::InForce;
 use super::recorder::{Recorder, Tally};
 use crate::nemesis::field::Field;
+use crate::report::sample::FILE_NAME;
 use crate::report::{PeerSample, Sample};
-use crate::{IoContext, Result, probe};
+use crate::{Error, IoContext, Result, probe};
 
 /// How often peers are looked at.
 pub const EVERY: Duration = Duration::from_millis(200);
@@ -34,11 +36,46 @@ pub struct Live {
     pub faults: Vec<String>,
 }
 
-/// Looks until told to stop.
-///
-/// # Errors
-/// The file cannot be written.
-pub async fn sample(
+/// The task that looks. Dropping it stops it as well.
+#[derive(Debug)]
+pub struct Sampler {
+    task: JoinHandle<Result<()>>,
+    stop: CancellationToken,
+}
+
+impl Sampler {
+    /// Looks from now on; `dir` is the run's directory.
+    pub fn start(
+        field: Arc<Field>,
+        recorder: Arc<Recorder>,
+        in_force: InForce,
+        dir: &Path,
+        live: watch::Sender<Live>,
+    ) -> Self {
+        let (path, stop) = (dir.join(FILE_NAME), CancellationToken::new());
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move { sample(field, recorder, in_force, &path, live, stopped).await });
+        Self { task, stop }
+    }
+
+    /// Looks no more.
+    ///
+    /// # Errors
+    /// The file could not be written.
+    pub async fn stop(mut self) -> Result<()> {
+        self.stop.cancel();
+        let ended = |e| Err(Error::Io { doing: "looking at the peers".to_owned(), source: std::io::Error::other(e) });
+        (&mut self.task).await.unwrap_or_else(ended)
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn sample(
     field: Arc<Field>,
     recorder: Arc<Recorder>,
     in_force: InForce,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::recorder::MAX_OPERATIONS;
 use crate::history::Workload;
 use crate::nemesis::kind::Requested;
 use crate::{Error, IoContext, Result};
@@ -16,6 +17,16 @@ pub const MAX_RATE: f64 = 20_000.0;
 /// Longest run.
 pub const MAX_TIME: Duration = Duration::from_secs(3600);
 
+/// Where peers run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On loopback, behind proxies of this process.
+    Loopback,
+    /// Each in a network namespace of its own. This process must have been started in one
+    /// ([`crate::net::namespaces::is_private`]).
+    Namespaces,
+}
+
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -23,6 +34,7 @@ pub struct Settings {
     pub binary: PathBuf,
     /// The run's directory, absolute; made, and empty before.
     pub out: PathBuf,
+    pub place: Place,
     pub peers: u64,
     pub workload: Workload,
     /// None: nothing is hurt.
@@ -60,6 +72,15 @@ impl Settings {
                 self.time >= Duration::from_secs(1) && self.time <= MAX_TIME,
                 format!("a run takes 1 to {} s, not {}", MAX_TIME.as_secs(), self.time.as_secs_f64()),
             ),
+            (
+                2.0 * self.rate * self.time.as_secs_f64() <= MAX_OPERATIONS as f64,
+                format!(
+                    "{} operations per second for {} s are more than the {} that one history holds: ask for less",
+                    self.rate,
+                    self.time.as_secs_f64(),
+                    MAX_OPERATIONS / 2
+                ),
+            ),
         ];
         checks.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, problem)| Err(problem))
     }
@@ -77,5 +98,33 @@ impl Settings {
             return Err(Error::Directory { dir: self.out.clone(), problem });
         }
         std::fs::create_dir_all(&logs).doing(doing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_history_cannot_hold_is_refused_before_it_begins() {
+        let settings = Settings {
+            binary: "lake".into(),
+            out: "run".into(),
+            place: Place::Loopback,
+            peers: 3,
+            workload: Workload::Register,
+            nemeses: vec![],
+            time: Duration::from_secs(3600),
+            rate: 500.0,
+            clients: 10,
+            seed: 1,
+            operation_timeout: Duration::from_secs(3),
+            metasrv_args: vec![],
+        };
+        assert_eq!(settings.validate(), Ok(()));
+        let much = Settings { rate: 600.0, ..settings.clone() };
+        assert!(much.validate().unwrap_err().contains("one history holds"));
+        let nobody = Settings { clients: 0, ..settings };
+        assert!(nobody.validate().unwrap_err().contains("clients"));
     }
 }

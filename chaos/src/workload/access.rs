@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use lake_client::clock;
 use lake_client::remote::RemoteStore;
+use lake_client::store::{Error, MetaStore, Read, ReadOptions};
+use lake_proto::kv::KeyValue;
 use rand::Rng;
 use rand::rngs::StdRng;
 
@@ -66,6 +68,19 @@ impl Access {
     pub fn any_peer(&mut self) -> Option<(u64, String)> {
         let peers = self.roster.peers();
         if peers.is_empty() { None } else { peers.get(self.rng.random_range(0..peers.len())).cloned() }
+    }
+
+    /// One entry, as some peer answers, or whoever leads; with who was asked.
+    pub async fn get(
+        &self,
+        from: Option<(u64, String)>,
+        key: &str,
+        options: ReadOptions,
+    ) -> (Result<Read<Option<KeyValue>>, Error>, Option<u64>) {
+        match from {
+            Some((id, at)) => (self.store.get_from(&at, key, options, self.deadline()).await, Some(id)),
+            None => (self.store.get(key, options, self.deadline()).await, None),
+        }
     }
 
     /// True with this probability.

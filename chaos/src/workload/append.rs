@@ -23,8 +23,8 @@ const FINAL_KEYS: usize = 16;
 pub(super) fn plan(clients: usize) -> Plan {
     let lists = Rotation::new((clients / 2).max(3), USES);
     let values = Unique::default();
-    let actor = || Box::new(Client { lists: lists.clone(), values: values.clone() }) as Box<dyn Actor>;
-    Plan { actors: (0..clients).map(|_| actor()).collect(), frame: Box::new(Final { lists: lists.clone() }) }
+    let client = |_| Client { lists: lists.clone(), values: values.clone() };
+    Plan::of(clients, client, Final { lists: lists.clone() })
 }
 
 struct Client {

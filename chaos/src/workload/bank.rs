@@ -20,7 +20,7 @@ const MAX_AMOUNT: i64 = 20;
 const MAX_STALENESS: Duration = Duration::from_secs(2);
 
 pub(super) fn plan(clients: usize) -> Plan {
-    Plan { actors: (0..clients).map(|_| Box::new(Client) as Box<dyn Actor>).collect(), frame: Box::new(Accounts) }
+    Plan::of(clients, |_| Client, Accounts)
 }
 
 fn places() -> Vec<String> {
@@ -143,9 +143,15 @@ impl Frame for Accounts {
         };
         scribe.invoke(action.clone());
         match access.store.commit(txn, access.deadline()).await {
-            Ok(done) => {
-                scribe.ok(action, Some(done.result.revision), None);
+            // Nobody else makes them: if they are there, the first of two sendings has made them.
+            Ok(done) if done.result.succeeded || done.resent => {
+                scribe.ok(action, done.result.succeeded.then_some(done.result.revision), None);
                 Ok(())
+            }
+            Ok(_) => {
+                scribe.refused(action, "there were accounts before");
+                let message = "there are accounts already: a run needs a cluster of its own".to_owned();
+                Err(Error::Refused { doing: "making the accounts".to_owned(), message })
             }
             Err(error) => {
                 scribe.change_failed(action, &error);

@@ -1,12 +1,14 @@
 //! Blind changes whose answers are lost on purpose and that are then sent again, as the same request of a session. A key's
 //! version counts how often it was changed.
 //!
-//! An answer is lost by not waiting for it: the first sending has so little time that it often arrives and is not answered.
+//! An answer is lost by not waiting for it: the first sendings have so little time that they often arrive and are not
+//! answered. Each sending is an operation of its own in the history, under the id of the change, so that what each was
+//! answered can be compared: one that was quicker than its time is sent once more all the same.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use lake_client::store::{Applied, Error, MetaStore, ReadOptions};
+use lake_client::store::{Error, ReadOptions};
 use lake_proto::coordination::{SessionId, Stamp};
 use lake_proto::kv::{Op, Txn};
 use rand::Rng;
@@ -19,8 +21,9 @@ use crate::run::recorder::Scribe;
 
 /// Operations on one key.
 const USES: u64 = 100;
-/// Longer than any run: the client's own silence must not end the session.
-const SESSION_TTL: Duration = Duration::from_secs(3600);
+/// Sessions that a client leaves after an unknown outcome end by themselves, or a long run would have more than there can be.
+/// One that ends under a client that is seldom at it is opened anew.
+const SESSION_TTL: Duration = Duration::from_secs(120);
 /// The time of a sending whose answer is to be lost.
 const TOO_SHORT_US: std::ops::Range<u64> = 200..6_000;
 /// Sendings with too little time, before the one that is waited for.
@@ -29,8 +32,8 @@ const MAX_LOST: u32 = 3;
 pub(super) fn plan(clients: usize) -> Plan {
     let keys = Rotation::new(clients.max(2), USES);
     let ids = Unique::default();
-    let actor = || Box::new(Client { keys: keys.clone(), ids: ids.clone(), session: None }) as Box<dyn Actor>;
-    Plan { actors: (0..clients).map(|_| actor()).collect(), frame: Box::new(Final { keys: keys.clone() }) }
+    let client = |_| Client { keys: keys.clone(), ids: ids.clone(), session: None };
+    Plan::of(clients, client, Final { keys: keys.clone() })
 }
 
 struct Client {
@@ -66,45 +69,59 @@ impl Actor for Client {
     }
 }
 
+/// Sends one change until it is answered in time, or fails. The last answer counts.
 async fn apply(key: i64, id: i64, stamp: Stamp, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-    let action = Action::Idempotency(Idempotency::Apply { key: key.into(), id });
     let place = place(Workload::Idempotency, &key.into());
     let put = Op::put(place.clone(), id.to_string());
-    let txn = Txn { then: vec![put], ..Txn::default() };
-    let deadline = access.deadline();
-    scribe.invoke(action.clone());
-    let mut in_doubt = false;
+    let request = Request {
+        action: Action::Idempotency(Idempotency::Apply { key: key.into(), id }),
+        txn: Txn { then: vec![put], ..Txn::default() },
+        place,
+        stamp,
+    };
     for _ in 0..access.rng.random_range(0..=MAX_LOST) {
         let too_short = Duration::from_micros(access.rng.random_range(TOO_SHORT_US));
-        // Told to nobody, neither the client nor the peer: the connection stays, and the answer comes to nobody.
-        let sending = access.store.commit_stamped(txn.clone(), stamp, deadline);
-        match tokio::time::timeout(too_short, sending).await {
-            Ok(Ok(done)) => {
-                // It was quicker than that. Sent again all the same, it must be answered with the same revision.
-                let again = access.store.commit_stamped(txn.clone(), stamp, deadline).await;
-                let revision = again.unwrap_or(done).result.revision;
-                scribe.ok(action, Some(revision), None);
-                access.ledger.put(&place, revision);
-                return Ok(());
-            }
-            Ok(Err(error)) => in_doubt |= error.applied() == Applied::Unknown,
-            Err(_) => in_doubt = true,
+        if request.send(Some(too_short), access, scribe).await.is_ok_and(|answered| answered) {
+            break;
         }
     }
-    match access.store.commit_stamped(txn, stamp, deadline).await {
-        Ok(done) => {
-            scribe.ok(action, Some(done.result.revision), None);
-            access.ledger.put(&place, done.result.revision);
-            Ok(())
-        }
-        // Not applied by the last sending, but perhaps by one before it.
-        Err(error) if in_doubt => {
-            scribe.unknown(action, &error.to_string());
-            Err(error)
-        }
-        Err(error) => {
-            scribe.change_failed(action, &error);
-            Err(error)
+    request.send(None, access, scribe).await.map(drop)
+}
+
+/// One change, as it is sent every time.
+struct Request {
+    action: Action,
+    txn: Txn,
+    place: String,
+    stamp: Stamp,
+}
+
+impl Request {
+    /// Sends it once; says whether it was answered in time. Without `within` there is as much time as any operation has.
+    async fn send(&self, within: Option<Duration>, access: &mut Access, scribe: &mut Scribe) -> Result<bool, Error> {
+        scribe.invoke(self.action.clone());
+        // Told to nobody, neither the client nor the peer: the connection stays, and the answer comes to nobody.
+        let sending = access.store.commit_stamped(self.txn.clone(), self.stamp, access.deadline());
+        let answer = match within {
+            Some(too_short) => match tokio::time::timeout(too_short, sending).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    scribe.unknown(self.action.clone(), "its answer was not waited for");
+                    return Ok(false);
+                }
+            },
+            None => sending.await,
+        };
+        match answer {
+            Ok(done) => {
+                scribe.ok(self.action.clone(), Some(done.result.revision), None);
+                access.ledger.put(&self.place, done.result.revision);
+                Ok(true)
+            }
+            Err(error) => {
+                scribe.change_failed(self.action.clone(), &error);
+                Err(error)
+            }
         }
     }
 }
@@ -113,12 +130,9 @@ async fn apply(key: i64, id: i64, stamp: Stamp, access: &mut Access, scribe: &mu
 async fn count(key: i64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
     let action = |count| Action::Idempotency(Idempotency::Count { key: key.into(), count });
     let place = place(Workload::Idempotency, &key.into());
-    let (from, deadline): (_, Instant) = (access.any_peer(), access.deadline());
+    let from = access.any_peer();
     scribe.invoke(action(None));
-    let (answer, peer) = match from {
-        Some((id, at)) => (access.store.get_from(&at, &place, ReadOptions::default(), deadline).await, Some(id)),
-        None => (access.store.get(&place, ReadOptions::default(), deadline).await, None),
-    };
+    let (answer, peer) = access.get(from, &place, ReadOptions::default()).await;
     match answer {
         Ok(read) => {
             let version = read.value.as_ref().map_or(0, |entry| entry.version);

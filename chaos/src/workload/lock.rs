@@ -30,10 +30,7 @@ pub(super) fn plan(clients: usize) -> Plan {
     let values = Unique::default();
     let locks = (clients as i64 / 3).max(1);
     let client = |n: usize| Client { locks, part: n % 2 == 1, values: values.clone(), holding: None };
-    Plan {
-        actors: (0..clients).map(|n| Box::new(client(n)) as Box<dyn Actor>).collect(),
-        frame: Box::new(Final { locks }),
-    }
+    Plan::of(clients, client, Final { locks })
 }
 
 struct Holding {
@@ -96,6 +93,8 @@ impl Client {
                 let writes_left = access.rng.random_range(WRITES);
                 return Some(Holding { lock, fence: *fence, lease, keeper, writes_left });
             }
+            // The first of two sendings may have got it, for as long as the lease lived.
+            Ok(done) if done.resent => scribe.unknown(action(None), "sent twice, and the second compare failed"),
             Ok(_) => scribe.refused(action(None), "somebody holds it"),
             Err(error) => scribe.change_failed(action(None), &error),
         }
@@ -128,6 +127,10 @@ impl Client {
                 access.ledger.put(&place, done.result.revision);
                 Some(holding)
             }
+            Ok(done) if done.resent => {
+                scribe.unknown(action, "sent twice, and the second compare failed");
+                None
+            }
             Ok(_) => {
                 scribe.refused(action, "the lease is over");
                 None
@@ -159,12 +162,9 @@ async fn release(holding: Holding, access: &mut Access, scribe: &mut Scribe) {
 async fn read(lock: i64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
     let action = |value| Action::Lock(Lock::Read { lock: lock.into(), value });
     let place = place(Workload::Lock, &lock.into());
-    let (from, deadline) = (access.any_peer(), access.deadline());
+    let from = access.any_peer();
     scribe.invoke(action(None));
-    let (answer, peer) = match from {
-        Some((id, at)) => (access.store.get_from(&at, &place, ReadOptions::default(), deadline).await, Some(id)),
-        None => (access.store.get(&place, ReadOptions::default(), deadline).await, None),
-    };
+    let (answer, peer) = access.get(from, &place, ReadOptions::default()).await;
     match answer {
         Ok(read) => {
             let entry = read.value.as_ref();

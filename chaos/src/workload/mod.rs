@@ -65,6 +65,14 @@ pub struct Plan {
     pub frame: Box<dyn Frame>,
 }
 
+impl Plan {
+    /// So many clients that are alike; each is told its number.
+    fn of<A: Actor + 'static>(clients: usize, mut actor: impl FnMut(usize) -> A, frame: impl Frame + 'static) -> Self {
+        let actors = (0..clients).map(|n| Box::new(actor(n)) as Box<dyn Actor>).collect();
+        Self { actors, frame: Box::new(frame) }
+    }
+}
+
 /// What so many clients do for a workload.
 pub fn plan(workload: Workload, clients: usize) -> Plan {
     match workload {

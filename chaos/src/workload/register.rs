@@ -24,9 +24,8 @@ const MAX_SEEN: usize = 1000;
 pub(super) fn plan(clients: usize) -> Plan {
     let keys = Rotation::new(clients.max(2), USES);
     let values = Unique::default();
-    let actor =
-        || Box::new(Client { keys: keys.clone(), values: values.clone(), seen: HashMap::new() }) as Box<dyn Actor>;
-    Plan { actors: (0..clients).map(|_| actor()).collect(), frame: Box::new(Final { keys: keys.clone() }) }
+    let client = |_| Client { keys: keys.clone(), values: values.clone(), seen: HashMap::new() };
+    Plan::of(clients, client, Final { keys: keys.clone() })
 }
 
 /// What a client last saw under a key: the value and its revision, or that it is absent.
@@ -117,14 +116,8 @@ async fn read(key: i64, access: &mut Access, scribe: &mut Scribe) -> Result<Seen
     let place = place(Workload::Register, &key.into());
     let action = |value| Action::Register(Register::Read { key: Key::from(key), value });
     let from = if access.chance(0.75) { access.any_peer() } else { None };
-    let deadline = access.deadline();
     scribe.invoke(action(None));
-    let (answer, peer) = match from {
-        Some((id, endpoint)) => {
-            (access.store.get_from(&endpoint, &place, ReadOptions::default(), deadline).await, Some(id))
-        }
-        None => (access.store.get(&place, ReadOptions::default(), deadline).await, None),
-    };
+    let (answer, peer) = access.get(from, &place, ReadOptions::default()).await;
     match answer {
         Ok(read) => {
             let seen = read.value.as_ref().and_then(as_seen);

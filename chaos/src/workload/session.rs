@@ -15,9 +15,8 @@ const KEYS: i64 = 8;
 
 pub(super) fn plan(clients: usize) -> Plan {
     let values = Unique::default();
-    let client = |session| Client { session, values: values.clone(), seen: 0 };
-    let actors = (0..clients as u64).map(|session| Box::new(client(session)) as Box<dyn Actor>).collect();
-    Plan { actors, frame: Box::new(Final { session: clients as u64 }) }
+    let client = |session: usize| Client { session: session as u64, values: values.clone(), seen: 0 };
+    Plan::of(clients, client, Final { session: clients as u64 })
 }
 
 struct Client {
@@ -65,12 +64,9 @@ async fn read(
     let action = |value| Action::Session(Session::Read { session, key: key.into(), value });
     let options = ReadOptions { consistency, min_revision, snapshot: None };
     let place = place(Workload::Session, &key.into());
-    let (from, deadline) = (access.any_peer(), access.deadline());
+    let from = access.any_peer();
     scribe.invoke(action(None));
-    let (answer, peer) = match from {
-        Some((id, endpoint)) => (access.store.get_from(&endpoint, &place, options, deadline).await, Some(id)),
-        None => (access.store.get(&place, options, deadline).await, None),
-    };
+    let (answer, peer) = access.get(from, &place, options).await;
     match answer {
         Ok(read) => {
             let entry = read.value.as_ref();

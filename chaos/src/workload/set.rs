@@ -15,8 +15,8 @@ const USES: u64 = 400;
 pub(super) fn plan(clients: usize) -> Plan {
     let sets = Rotation::new((clients / 3).max(1), USES);
     let elements = Unique::default();
-    let actor = || Box::new(Client { sets: sets.clone(), elements: elements.clone() }) as Box<dyn Actor>;
-    Plan { actors: (0..clients).map(|_| actor()).collect(), frame: Box::new(Final { sets: sets.clone() }) }
+    let client = |_| Client { sets: sets.clone(), elements: elements.clone() };
+    Plan::of(clients, client, Final { sets: sets.clone() })
 }
 
 struct Client {

@@ -93,10 +93,10 @@ impl Writer {
             then: vec![Op::delete(at.clone())],
             otherwise: vec![],
         };
-        access.ledger.deleting(&at);
+        access.ledger.deleting(&at, entry.mod_revision);
         match commit(Watch::Change { changes: BTreeMap::from([(key, None)]) }, txn, access, scribe).await {
-            Ended::At(revision) => access.ledger.deleted(&at, Some(revision)),
-            Ended::Not => access.ledger.deleted(&at, None),
+            Ended::At(revision) => access.ledger.deleted(&at, entry.mod_revision, Some(revision)),
+            Ended::Not => access.ledger.deleted(&at, entry.mod_revision, None),
             Ended::Unknown => {}
         }
     }
@@ -222,8 +222,10 @@ impl Watcher {
                     self.backoff = LOOK_AGAIN;
                     return;
                 }
+                // Its error has been told.
                 None => {
                     self.stream = None;
+                    self.backoff = LOOK_AGAIN;
                     return;
                 }
             }
