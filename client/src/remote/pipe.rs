@@ -221,6 +221,7 @@ fn failed(error: v1::CallError) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use futures::stream::FuturesUnordered;
     use lake_proto::v1::kv_server::{Kv, KvServer};
     use tokio::sync::Notify;
     use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -315,17 +316,16 @@ mod tests {
         let server = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
         let pipe = Pipe::open(channel, |outgoing| Ok(tonic::Request::new(outgoing)));
-        let mut calls = tokio::task::JoinSet::new();
+        let mut calls = FuturesUnordered::new();
         for _ in 0..16 {
             let keys = vec!["k".repeat(MESSAGE_BYTES)];
             let request = Request::BatchGet(v1::BatchGetRequest { keys, options: None });
-            calls.spawn({
-                let pipe = pipe.clone();
-                async move { pipe.call(request, Duration::from_secs(60)).await }
-            });
+            let mut call = Box::pin(pipe.call(request, Duration::from_secs(60)));
+            assert!(futures::poll!(&mut call).is_pending(), "it is queued now");
+            calls.push(call);
             // One by one: the queue is empty whenever one comes, until the connection takes no more.
-            for _ in 0..1000 {
-                tokio::task::yield_now().await;
+            for _ in 0..50 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
                 if pipe.calls.capacity() == pipe.calls.max_capacity() {
                     break;
                 }
@@ -333,8 +333,8 @@ mod tests {
         }
         go_on.notify_one();
         let answered = async {
-            while let Some(answer) = calls.join_next().await {
-                assert!(matches!(answer.unwrap(), Ok(Response::Get(_))));
+            while let Some(answer) = calls.next().await {
+                assert!(matches!(answer, Ok(Response::Get(_))));
             }
         };
         tokio::time::timeout(Duration::from_secs(30), answered).await.expect("every call is answered");
