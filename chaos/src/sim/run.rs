@@ -218,6 +218,7 @@ impl Simulation {
         self.until("the clients' end", ENDED_WITHIN_MS, |this| this.brought.lock().ended)?;
         self.heal()?;
         self.agree()?;
+        self.forget_strangers();
         self.phase.send_replace(Phase::Healed);
         self.until("reading everything at the end", READ_WITHIN_MS, |this| this.brought.lock().read.is_some())
     }
@@ -335,6 +336,18 @@ impl Simulation {
     fn statuses(&self) -> BTreeMap<u64, v1::StatusResponse> {
         let running = self.hosts.iter().filter(|(_, host)| host.back_at_ms.is_none());
         running.filter_map(|(id, host)| Some((*id, host.place.peer()?.status()))).collect()
+    }
+
+    /// From now on clients ask members only: a peer whose joining came to nothing answers nobody.
+    fn forget_strangers(&self) {
+        let statuses = self.statuses();
+        let Some(leader) = self.leader().and_then(|id| statuses.get(&id)) else { return };
+        let is_member = |id: u64| leader.voters.iter().chain(&leader.learners).any(|member| member.id == id);
+        for id in self.roster.ids() {
+            if !is_member(id) {
+                self.roster.remove(id);
+            }
+        }
     }
 
     /// The last index, if there is a leader and every member has applied the same up to there.
