@@ -1,6 +1,6 @@
 //! `lake chaos sim`: the metadata cluster in one process, decided by a seed.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -157,17 +157,23 @@ fn describe(first: &Report, told: &Report, attempts: Option<u32>, file: &Path) -
         );
     }
     let _ = writeln!(text, "{peers} peers, {workload}, {clients} clients; the plan's faults, since the clients began:");
-    faults.iter().for_each(|timed| drop(writeln!(text, "  {timed}")));
+    lines(&mut text, faults);
     let _ = writeln!(text, "what was done, and came of it, since the simulation began:");
-    told.faults.iter().for_each(|done| drop(writeln!(text, "  {done}")));
+    lines(&mut text, &told.faults);
     if !told.findings.is_empty() {
         let _ = writeln!(text, "found:");
-        told.findings.iter().for_each(|finding| drop(writeln!(text, "  {finding}")));
+        lines(&mut text, &told.findings);
     }
     let _ = writeln!(text, "the trace's last {} of {} lines:", told.tail.len(), told.lines);
-    told.tail.iter().for_each(|line| drop(writeln!(text, "  {line}")));
+    lines(&mut text, &told.tail);
     let _ = writeln!(text, "again, with all of the trace: lake chaos sim --plan {} --trace FILE\n", file.display());
     text
+}
+
+fn lines(text: &mut String, lines: &[impl Display]) {
+    for line in lines {
+        let _ = writeln!(text, "  {line}");
+    }
 }
 
 /// What the simulations so far came to.

@@ -67,6 +67,20 @@ fn arguments_that_make_no_sense_are_no_verdict() {
     }
 }
 
+/// A peer whose address refuses connections must be tried again with pauses: without, the simulation's time never goes on.
+#[test]
+fn a_peer_that_refuses_connections_is_tried_again_with_pauses() {
+    let dir = scratch();
+    let plan = r#"{
+        "seed": 20, "peers": 3, "workload": "register", "clients": 3, "rate": 100.0, "operations": 1000, "time_ms": 5000,
+        "latency_ms": 3, "sync_ms": 5, "snapshot_entries": 100000, "kept_entries": 10000,
+        "faults": [{ "at_ms": 500, "fault": { "isolate": { "who": { "peer": 2 }, "held": false, "for_ms": 4000 } } }]
+    }"#;
+    std::fs::write(dir.path().join("plan.json"), plan).unwrap();
+    let (code, said) = simulate(dir.path(), "--plan plan.json", None);
+    assert_eq!(code, Some(0), "{said}");
+}
+
 #[cfg(feature = "planted-bugs")]
 mod planted {
     use super::*;

@@ -91,6 +91,8 @@ pub enum Fault {
     Isolate { who: Who, held: bool, for_ms: u64 },
     /// What it sends to the other peers is lost; what they send arrives.
     Mute { who: Who, for_ms: u64 },
+    /// The leader is cut off until the others have another; they crash, and all meet again at once.
+    Depose { for_ms: u64 },
     /// Two sides that do not reach each other; clients reach both.
     Split { side: Vec<u64>, held: bool, for_ms: u64 },
     /// Between it and the clients nothing passes.
@@ -115,6 +117,9 @@ impl fmt::Display for Fault {
                 write!(f, "isolate {who} from the other peers for {for_ms} ms, messages {}", lost(held))
             }
             Fault::Mute { who, for_ms } => write!(f, "lose what {who} sends to the other peers for {for_ms} ms"),
+            Fault::Depose { for_ms } => {
+                write!(f, "cut the leader off for {for_ms} ms; then the others crash, and all meet again")
+            }
             Fault::Split { side, held, for_ms } => {
                 write!(f, "cut {side:?} off from the other peers for {for_ms} ms, messages {}", lost(held))
             }
@@ -181,12 +186,12 @@ impl Plan {
             seed,
             peers,
             workload,
-            clients: rng.random_range(3..7),
-            rate: rng.random_range(60.0..200.0),
+            clients: rng.random_range(3..10),
+            rate: 50.0 * 2f64.powf(rng.random_range(0.0..3.5)),
             operations: u64::MAX,
             time_ms,
             latency_ms: rng.random_range(1..8),
-            sync_ms: rng.random_range(1..12),
+            sync_ms: rng.random_range(1..25),
             snapshot_entries,
             kept_entries,
             faults: Vec::new(),
@@ -221,6 +226,7 @@ impl Fault {
         let for_ms = if rng.random_bool(0.5) { rng.random_range(20..400) } else { rng.random_range(400..3_000) };
         let held = rng.random_bool(0.5);
         Some(match (kind, rng.random_range(0..10)) {
+            (0, 0..2) if partition => Fault::Depose { for_ms: rng.random_range(600..2_000) },
             (0, 0..7) => Fault::Crash { who, for_ms },
             (0, _) => Fault::CrashAll { for_ms },
             (1, 0..4) => Fault::Isolate { who, held, for_ms },

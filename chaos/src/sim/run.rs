@@ -47,6 +47,8 @@ const READ_WITHIN_MS: u64 = 120_000;
 /// How often peers are compared then, and for how long they must agree.
 const COMPARE_EVERY_MS: u64 = 50;
 const AGREE_FOR_MS: u64 = 1_000;
+/// How long peers are down that crash just before they meet a leader that was cut off.
+const DOWN_MS: u64 = 10;
 /// The stack of the thread that all of it runs on.
 const STACK_BYTES: usize = 256 << 20;
 /// What one connection holds in each direction, in messages.
@@ -126,6 +128,8 @@ struct Simulation {
     phase: watch::Sender<Phase>,
     changes: mpsc::UnboundedSender<Change>,
     cuts: Vec<Cut>,
+    /// Peers that are to crash, when, and for how long.
+    due: Vec<(u64, Vec<u64>, u64)>,
     /// Until when messages are slow.
     slow_until_ms: Option<u64>,
     /// When the clients began.
@@ -180,6 +184,7 @@ impl Simulation {
             phase,
             changes,
             cuts: Vec::new(),
+            due: Vec::new(),
             slow_until_ms: None,
             began_ms: 0,
             traced: 0,
@@ -213,6 +218,7 @@ impl Simulation {
         self.until("the clients' end", ENDED_WITHIN_MS, |this| this.brought.lock().ended)?;
         self.heal()?;
         self.agree()?;
+        self.forget_strangers();
         self.phase.send_replace(Phase::Healed);
         self.until("reading everything at the end", READ_WITHIN_MS, |this| this.brought.lock().read.is_some())
     }
@@ -332,6 +338,18 @@ impl Simulation {
         running.filter_map(|(id, host)| Some((*id, host.place.peer()?.status()))).collect()
     }
 
+    /// From now on clients ask members only: a peer whose joining came to nothing answers nobody.
+    fn forget_strangers(&self) {
+        let statuses = self.statuses();
+        let Some(leader) = self.leader().and_then(|id| statuses.get(&id)) else { return };
+        let is_member = |id: u64| leader.voters.iter().chain(&leader.learners).any(|member| member.id == id);
+        for id in self.roster.ids() {
+            if !is_member(id) {
+                self.roster.remove(id);
+            }
+        }
+    }
+
     /// The last index, if there is a leader and every member has applied the same up to there.
     fn agreed_at(&self) -> Option<u64> {
         let statuses = self.statuses();
@@ -388,6 +406,12 @@ impl Simulation {
                 let id = self.who(who);
                 let pairs = others(id).map(|other| hosts(id, other)).collect();
                 self.cut(pairs, how(held), until(for_ms));
+            }
+            Fault::Depose { for_ms } => {
+                let id = self.who(Who::Leader);
+                let pairs = others(id).map(|other| hosts(id, other)).collect();
+                self.cut(pairs, How::Lost, until(for_ms));
+                self.due.push((until(for_ms.saturating_sub(DOWN_MS)), others(id).collect(), DOWN_MS));
             }
             Fault::Mute { who, for_ms } => {
                 let id = self.who(who);
@@ -482,6 +506,12 @@ impl Simulation {
             self.join(&cut);
             self.told(&format!("{} links are whole again", cut.pairs.len()));
         }
+        let due = std::mem::take(&mut self.due);
+        let (due, later): (Vec<_>, Vec<_>) = due.into_iter().partition(|(at_ms, ..)| *at_ms <= now);
+        self.due = later;
+        for (_, ids, for_ms) in due {
+            ids.into_iter().for_each(|id| self.crash(id, for_ms));
+        }
         if self.slow_until_ms.is_some_and(|until| until <= now) {
             self.slow_until_ms = None;
             self.sim.set_max_message_latency(Duration::from_millis(self.plan.latency_ms));
@@ -501,6 +531,7 @@ impl Simulation {
     /// Ends all faults.
     fn heal(&mut self) -> Result<(), Broken> {
         let now = self.now_ms();
+        self.due.clear();
         self.cuts.iter_mut().for_each(|cut| cut.until_ms = now);
         self.slow_until_ms = self.slow_until_ms.map(|_| now);
         for host in self.hosts.values_mut() {

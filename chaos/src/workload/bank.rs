@@ -1,11 +1,13 @@
 //! Accounts between which money moves. Every read of all of them, however fresh, sees the same total.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lake_client::store::{Consistency, Error, MetaStore, Read, ReadOptions};
-use lake_proto::kv::{Compare, Expected, KeyValue, Op, Txn};
+use lake_proto::kv::{Compare, Expected, KeyValue, Op, Revision, Txn};
 use rand::Rng;
 
 use super::access::Access;
@@ -20,21 +22,34 @@ const MAX_AMOUNT: i64 = 20;
 const MAX_STALENESS: Duration = Duration::from_secs(2);
 
 pub(super) fn plan(clients: usize) -> Plan {
-    Plan::of(clients, |_| Client, Accounts)
+    let opened = Opened::default();
+    Plan::of(clients, |_| Client { opened: opened.clone() }, Accounts { opened: opened.clone() })
 }
 
 fn places() -> Vec<String> {
     (0..ACCOUNTS).map(|account| place(Workload::Bank, &account.into())).collect()
 }
 
-struct Client;
+/// The revision at which the accounts were opened. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+struct Opened(Arc<AtomicU64>);
+
+impl Opened {
+    fn at(&self) -> Revision {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct Client {
+    opened: Opened,
+}
 
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
         if access.chance(0.5) {
             // How it ended is in the history.
-            let _ = read_all(access, scribe).await;
+            let _ = read_all(self.opened.at(), access, scribe).await;
             return;
         }
         let from = access.rng.random_range(0..ACCOUNTS);
@@ -82,15 +97,16 @@ async fn transfer(from: i64, to: i64, amount: i64, access: &mut Access, scribe: 
     }
 }
 
-/// All accounts at one revision: from any peer, as fresh as chance wants it, or from a snapshot.
-async fn read_all(access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+/// All accounts at one revision: from any peer, as fresh as chance wants it, or from a snapshot. Never from before they were
+/// opened, which a peer may not have heard of yet.
+async fn read_all(opened: Revision, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
     let action = |balances| Action::Bank(Bank::Read { balances });
     let consistency = match access.rng.random_range(0..4) {
         0 => Consistency::Local,
         1 => Consistency::Bounded(MAX_STALENESS),
         _ => Consistency::Linearizable,
     };
-    let options = ReadOptions { consistency, ..ReadOptions::default() };
+    let options = ReadOptions { consistency, min_revision: opened, ..ReadOptions::default() };
     let from = if access.chance(0.8) { access.any_peer() } else { None };
     let deadline = access.deadline();
     scribe.invoke(action(None));
@@ -129,7 +145,9 @@ fn balances(entries: &[KeyValue]) -> BTreeMap<Key, i64> {
     entries.iter().filter_map(account).map(|(account, balance)| (Key::from(account), balance)).collect()
 }
 
-struct Accounts;
+struct Accounts {
+    opened: Opened,
+}
 
 #[async_trait]
 impl Frame for Accounts {
@@ -146,6 +164,7 @@ impl Frame for Accounts {
             // Nobody else makes them: if they are there, the first of two sendings has made them.
             Ok(done) if done.result.succeeded || done.resent => {
                 scribe.ok(action, done.result.succeeded.then_some(done.result.revision), None);
+                self.opened.0.store(done.result.revision, Ordering::Relaxed);
                 Ok(())
             }
             Ok(_) => {

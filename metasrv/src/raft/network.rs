@@ -326,11 +326,15 @@ impl RaftNetworkV2<TypeConfig> for PeerNetwork {
     }
 
     /// Appends without waiting for the answers to those before: while one is being synced, the next is on its way.
-    fn stream_append<'s, S>(&'s mut self, input: S, _option: RPCOption) -> AppendAnswers<'s>
+    fn stream_append<'s, S>(&'s mut self, mut input: S, _option: RPCOption) -> AppendAnswers<'s>
     where
         S: Stream<Item = AppendEntriesRequest<TypeConfig>> + OptionalSend + Unpin + 'static,
     {
         async move {
+            // After failures openraft waits where it makes the next request. Asked for only once there is a connection, to a
+            // peer that refuses connections it would never be, and one attempt would follow on the other without a pause.
+            let Some(first) = input.next().await else { return Ok(futures::stream::empty().boxed()) };
+            let input = futures::stream::iter([first]).chain(input);
             let mut client = self.client()?;
             let (pipeline, requests) = append_stream::pipeline(self.header(), input);
             let opening = client.append_stream(requests);
