@@ -176,6 +176,7 @@ mod tests {
             endpoints: vec!["127.0.0.1:1".to_owned()],
             timeout: Duration::from_secs(1),
             seed: 1,
+            dialer: lake_client::dial::Dialer::default(),
         };
         let actors = [true, false].map(|is_paced| Box::new(Broken { is_paced }) as Box<dyn Actor>);
         let mut clients = Clients::start(actors.into(), 1000.0, &reach, &Recorder::new()).unwrap();
