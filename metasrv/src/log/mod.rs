@@ -327,7 +327,7 @@ impl Log {
 
     /// For how long the writer has been busy with one batch.
     pub fn busy_for(&self) -> std::time::Duration {
-        lock(&self.inner.shared.busy_since).map_or(std::time::Duration::ZERO, |since| clock::since(since))
+        lock(&self.inner.shared.busy_since).map_or(std::time::Duration::ZERO, clock::since)
     }
 
     /// What the durable mark says.
