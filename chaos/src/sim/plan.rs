@@ -187,7 +187,7 @@ impl Plan {
             peers,
             workload,
             clients: rng.random_range(3..10),
-            rate: 50.0 * 2f64.powf(rng.random_range(0.0..3.5)),
+            rate: (50.0 * 2f64.powf(rng.random_range(0.0..3.5))).round(),
             operations: u64::MAX,
             time_ms,
             latency_ms: rng.random_range(1..8),
