@@ -1,8 +1,9 @@
 //! A fresh peer that was told to join a cluster (`join`): it asks until it is a learner (semantics, section 9).
 //!
 //! It finds the leader through any of the peers it was given, and asks to be joined with its id, addresses and incarnation.
-//! The leader calls back, has it adopt the cluster's id durably, and adds it; the log or a snapshot follows. A peer that has
-//! a log asks nothing: it was founded or joined before. Without `join` a fresh peer waits; either way a list of addresses
+//! The leader calls back, has it adopt the cluster's id durably, and adds it; the log or a snapshot follows. A peer that
+//! finds itself in the membership that it has asks nothing. One that has a log without being in it may be a member that has
+//! not heard of that yet, or one that a deposed leader had begun to take in: it asks, which is safe to repeat. Without `join` a fresh peer waits; either way a list of addresses
 //! founds nothing.
 //!
 //! Limits: one request of [`ANSWER`] at a time, [`FIRST_RETRY`] to [`LAST_RETRY`] apart.
@@ -19,14 +20,18 @@ use lake_client::dial::Dialer;
 use lake_client::remote::{RemoteConfig, RemoteStore, admin};
 use lake_client::secret::Secret;
 use lake_client::store::Error;
+use openraft::RaftMetrics;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{Peer, note_end};
+use crate::raft::types::TypeConfig;
 
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long a peer may take to open its door, or not.
 const KNOCK: Duration = Duration::from_secs(2);
+/// How long the consensus core may take to say which membership it has found.
+const LOOK: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
@@ -48,8 +53,17 @@ pub(crate) async fn ask_to_join(
     }
 }
 
+/// Whether the membership that the peer has on its disk names it.
+async fn knows_itself(peer: &Peer) -> bool {
+    let Some(member) = peer.member() else { return false };
+    let id = peer.identity.id;
+    let found = member.view.raft().wait(Some(LOOK));
+    let names_it = |metrics: &RaftMetrics<TypeConfig>| metrics.membership_config.membership().get_node(&id).is_some();
+    found.metrics(names_it, "a membership with this peer in it").await.is_ok()
+}
+
 async fn ask(peer: &Peer, endpoints: Vec<String>, secret: Option<Secret>) -> Result<(), String> {
-    if peer.log.bounds().1.is_some() {
+    if knows_itself(peer).await {
         return Ok(());
     }
     let config = RemoteConfig { endpoints, secret };

@@ -565,3 +565,60 @@ async fn a_new_leader_ends_the_swap_that_the_old_one_left_in_the_middle() {
     assert!(reason.contains("was removed"), "{reason}");
     cluster.stop_all().await;
 }
+
+/// A leader that is deposed while it takes a peer in leaves that with a beginning of the log, made by hand here, and a new leader
+/// that has never heard of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_a_deposed_leader_had_begun_to_take_in_asks_again_after_a_restart() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let leader = cluster.leader().await;
+    let status = cluster.status(leader).await;
+    let from = status.self_.clone().unwrap();
+    cluster.prepare(4, |_| {});
+    cluster.start(4).await;
+    let left = cluster.status(4).await.self_.unwrap();
+    let adopt =
+        v1::AdoptRequest { cluster_id: status.cluster_id.clone(), to_id: 4, to_incarnation: left.incarnation.clone() };
+    cluster.raft(4).adopt(adopt).await.unwrap();
+    let founding = v1::Membership {
+        configs: vec![v1::membership::Config { voters: vec![1, 2, 3] }],
+        nodes: status.voters.clone(),
+    };
+    let append = v1::AppendRequest {
+        header: Some(v1::RaftHeader {
+            cluster_id: status.cluster_id.clone(),
+            from_id: leader,
+            from_incarnation: from.incarnation,
+            to_id: 4,
+            to_incarnation: left.incarnation,
+        }),
+        vote: Some(v1::Vote { term: status.term, node_id: leader, committed: true }),
+        prev_log_id: None,
+        entries: vec![v1::LogEntry {
+            log_id: Some(v1::LogId { term: 0, node_id: 0, index: 0 }),
+            payload: Some(v1::log_entry::Payload::Membership(founding)),
+        }],
+        leader_commit: None,
+    };
+    let answer = cluster.raft(4).append(append).await.unwrap().into_inner().result;
+    assert!(matches!(answer, Some(v1::append_response::Result::Success(_))), "{answer:?}");
+    cluster.stop(4).await;
+
+    let endpoints = vec![cluster.configs[&1].listen.to_string()];
+    cluster.configs.get_mut(&4).unwrap().join = endpoints;
+    cluster.start(4).await;
+    eventually("peer 4 to be a learner", async || {
+        ids(&cluster.status(cluster.leader().await).await.learners).contains(&4).then_some(())
+    })
+    .await;
+    promoted(&cluster, 4).await;
+    all_see(&cluster, &[1, 2, 3, 4]).await;
+
+    // Now it knows itself: without any peer to ask it starts as a member.
+    cluster.stop(4).await;
+    cluster.configs.get_mut(&4).unwrap().join = vec!["127.0.0.1:1".to_owned()];
+    cluster.put("/kv/a", "1").await;
+    cluster.start(4).await;
+    assert!(cluster.get(4, "/kv/a").await.is_some());
+    cluster.stop_all().await;
+}
