@@ -25,7 +25,7 @@ pub struct Dialer {
 
 impl fmt::Debug for Dialer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dialer").field("tcp", &self.dial.is_none()).finish()
+        f.debug_struct("Dialer").field("tcp", &self.is_tcp()).finish()
     }
 }
 
@@ -33,6 +33,11 @@ impl Dialer {
     /// Connects to a `host:port` by this function.
     pub fn new(dial: impl Fn(String) -> Connecting + Send + Sync + 'static) -> Self {
         Self { dial: Some(Arc::new(dial)) }
+    }
+
+    /// Whether connections are made by the system, and not by a simulation.
+    pub(crate) fn is_tcp(&self) -> bool {
+        self.dial.is_none()
     }
 
     /// A channel that connects when it is first used, and again when that broke.

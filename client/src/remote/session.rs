@@ -168,7 +168,11 @@ impl RemoteStore {
         if let Some(current) = sessions.current() {
             return Ok(current);
         }
-        let holder = format!("process {}", std::process::id());
+        // Told to people. A process id is chance, which has no place in the log of a simulation.
+        let holder = match self.inner.dialer.is_tcp() {
+            true => format!("process {}", std::process::id()),
+            false => "a simulated process".to_owned(),
+        };
         let ttl = sessions.ttl();
         match self.open_session_for(doing, ttl, &holder, deadline).await {
             Ok(id) => {
