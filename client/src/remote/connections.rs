@@ -44,7 +44,7 @@ const ASK_GRACE: Duration = Duration::from_millis(60);
 #[derive(Debug)]
 pub(super) struct Inner {
     config: RemoteConfig,
-    dialer: Dialer,
+    pub dialer: Dialer,
     shared: Mutex<Shared>,
     /// Held while asking; counts the rounds.
     asking: tokio::sync::Mutex<u64>,
