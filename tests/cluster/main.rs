@@ -13,3 +13,7 @@ mod power;
 mod quick_start;
 mod race;
 mod rescue;
+#[path = "../../client/tests/support/s3.rs"]
+mod s3;
+#[path = "../../client/tests/support/mod.rs"]
+mod support;

@@ -38,6 +38,10 @@ pub const MAX_BUCKETS: usize = 64;
 
 /// How long a request to S3 is tried again.
 const RETRY_FOR: Duration = Duration::from_secs(30);
+/// How long one attempt to write to the warehouse may take at start ...
+const CHECK_ATTEMPT: Duration = Duration::from_secs(15);
+/// ... and how many there are.
+const CHECK_ATTEMPTS: usize = 3;
 
 /// The object stores, by location.
 #[derive(Debug)]
@@ -75,16 +79,35 @@ impl Storage {
         &self.warehouse
     }
 
-    /// Writes and removes a small object, so that a wrong warehouse is found at start and not at the first INSERT.
+    /// Writes and removes a small object, so that a wrong warehouse is found at start and not at the first INSERT. A request
+    /// that hangs, as one does at a service that is just starting, is made again: at most [`CHECK_ATTEMPTS`] times.
     ///
     /// # Errors
     /// Names the warehouse and what failed.
     pub async fn check(&self) -> Result<()> {
-        let location = format!("{}/.lake-check-{}", self.warehouse, uuid::Uuid::new_v4());
+        self.check_patiently(CHECK_ATTEMPT).await
+    }
+
+    async fn check_patiently(&self, attempt: Duration) -> Result<()> {
         let unusable =
             |e: Error| Error::new(e.kind, format!("the warehouse {} cannot be written: {e}", self.warehouse));
-        self.write_new(&location, Bytes::from_static(b"lake")).await.map_err(unusable)?;
-        self.delete(&location).await.map_err(unusable)
+        let mut unanswered = Vec::new();
+        while unanswered.len() < CHECK_ATTEMPTS {
+            let location = format!("{}/.lake-check-{}", self.warehouse, uuid::Uuid::new_v4());
+            let write_and_remove = async {
+                self.write_new(&location, Bytes::from_static(b"lake")).await?;
+                self.delete(&location).await
+            };
+            if let Ok(done) = tokio::time::timeout(attempt, write_and_remove).await {
+                done.map_err(unusable)?;
+                self.discard(&unanswered).await;
+                return Ok(());
+            }
+            tracing::warn!(%location, "no answer within {} s to writing and removing a small object", attempt.as_secs_f32());
+            unanswered.push(location);
+        }
+        let seconds = attempt.as_secs_f32();
+        Err(unusable(Error::storage(format!("no answer within {seconds} s, {CHECK_ATTEMPTS} times in a row"))))
     }
 
     /// Takes a location apart.
@@ -255,6 +278,7 @@ fn sync_to_disk(path: &FsPath, known: bool) -> std::io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Credential;
 
     fn local(dir: &FsPath) -> Arc<Storage> {
         Storage::new(format!("file://{}", dir.display()), S3Config::default())
@@ -282,6 +306,52 @@ mod tests {
         std::fs::write(dir.path().join("file"), "").unwrap();
         let error = local(&dir.path().join("file/warehouse")).check().await.unwrap_err();
         assert!(error.message.contains("file/warehouse cannot be written"), "{error}");
+    }
+
+    /// An S3 service that leaves the first requests without an answer, and takes every further one.
+    async fn hanging_service(hanging: usize) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let mut hung = Vec::new();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                if hung.len() < hanging {
+                    hung.push(stream);
+                    continue;
+                }
+                tokio::spawn(async move {
+                    let mut request = [0; 64 << 10];
+                    while stream.read(&mut request).await.is_ok_and(|n| n > 0) {
+                        let body = "<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>";
+                        let head = "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nConnection: close\r\nContent-Length";
+                        let answer = format!("{head}: {}\r\n\r\n{body}", body.len());
+                        let _ = stream.write_all(answer.as_bytes()).await;
+                        let _ = stream.shutdown().await;
+                    }
+                });
+            }
+        });
+        endpoint
+    }
+
+    #[tokio::test]
+    async fn a_warehouse_that_does_not_answer_is_asked_again_and_then_named() {
+        let attempt = Duration::from_secs(2);
+        let at = async |hanging| {
+            let config = S3Config {
+                endpoint: Some(hanging_service(hanging).await),
+                region: Some("x".into()),
+                access_key: Some(Credential::new("key")),
+                secret_key: Some(Credential::new("secret")),
+                path_style: true,
+            };
+            Storage::new("s3://bucket/warehouse", config).check_patiently(attempt).await
+        };
+        at(1).await.unwrap();
+        let error = at(usize::MAX).await.unwrap_err();
+        assert!(error.message.contains("s3://bucket/warehouse cannot be written: no answer within 2 s"), "{error}");
     }
 
     #[test]
