@@ -178,7 +178,7 @@ pub(super) async fn write(disk: MemoryDisk, shared: Arc<Shared>, mut requests: m
         let mut waiting = Vec::new();
         for request in batch.drain(..) {
             let (change, reply) = match request {
-                Request::Append { entries, callback } => {
+                Request::Append { entries, callback, .. } => {
                     changes.extend(entries.into_iter().map(Change::Appended));
                     waiting.push(Waiting::Flushed(callback));
                     continue;

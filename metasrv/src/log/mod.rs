@@ -15,7 +15,7 @@
 //! - [`memory`]: the same without a disk, for simulations;
 //! - this file: [`Log`], the handle that everyone shares, and the memory tail.
 //!
-//! Limits: [`QUEUE_REQUESTS`] requests wait for the writer; the tail keeps what sled does not have yet, and up to
+//! Limits: [`QUEUE_REQUESTS`] requests, and [`QUEUE_BYTES`] of entries, wait for the writer; the tail keeps what sled does not have yet, and up to
 //! [`TAIL_BYTES`] of what it has; one read returns about [`READ_BYTES`].
 //!
 //! States, as [`Health`] tells them: `Good`; `Held`: the disk is full, nothing is acknowledged, it goes on by itself
@@ -40,7 +40,7 @@ use lake_proto::v1;
 use openraft::entry::RaftEntry;
 use openraft::storage::IOFlushed;
 use prost::Message;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use self::journal::{Journal, JournalError};
 use self::mark::{Mark, MarkFile};
@@ -54,6 +54,8 @@ use crate::raft::wire::{entry_from_wire, unknown_entry};
 
 /// Requests that wait for the writer thread.
 pub const QUEUE_REQUESTS: usize = 1024;
+/// Bytes of entries that wait for the writer thread, but for what one append has beyond that: as many as a leader takes in.
+pub const QUEUE_BYTES: usize = crate::peer::member::MAX_PROPOSED_BYTES;
 /// Durable entries kept in memory for followers that are almost up to date.
 pub const TAIL_BYTES: usize = 16 << 20;
 /// How finely it is known how many bytes of entries lie before one.
@@ -126,6 +128,8 @@ struct Inner {
     /// See [`Log::cut_off`].
     cut_off: Option<String>,
     requests: mpsc::Sender<Request>,
+    /// Room for what waits for the writer, in bytes.
+    room: Arc<Semaphore>,
     writer: Mutex<Option<Running>>,
     latencies: LogLatencies,
 }
@@ -144,6 +148,7 @@ pub(crate) struct Shared {
     health: watch::Sender<Health>,
     /// Since when the writer is busy with one batch; how a hanging disk is noticed.
     busy_since: Mutex<Option<Instant>>,
+    /// See [`Log::hold_no_more`].
     stop: AtomicBool,
 }
 
@@ -157,6 +162,8 @@ struct Tail {
     next_unstored: u64,
     purged: Option<LogId>,
     last: Option<LogId>,
+    /// How often entries were taken back.
+    truncations: u64,
     /// Where the first entry ever appended stands: 0 in a cluster, anything in openraft's own tests.
     begin: u64,
     mark: Mark,
@@ -164,6 +171,18 @@ struct Tail {
     pushed: u64,
     /// An entry for every [`MILESTONE_BYTES`] pushed: its index, and the bytes up to it. None of before the log was opened.
     milestones: VecDeque<(u64, u64)>,
+}
+
+fn queue_room() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(QUEUE_BYTES))
+}
+
+/// What a read finds in memory, and what is left for the disk.
+struct Look {
+    start: u64,
+    disk_end: u64,
+    from_tail: Vec<Entry>,
+    truncations: u64,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -221,6 +240,7 @@ impl Tail {
             }
         }
         while self.milestones.pop_back_if(|(index, _)| *index >= keep).is_some() {}
+        self.truncations += 1;
         self.last = last;
         self.next_unstored = self.next_unstored.min(keep);
     }
@@ -327,7 +347,7 @@ impl Log {
         let writer = Writer::new(options, files, shared.clone(), receiver, last, latencies.clone());
         let thread = std::thread::Builder::new().name("lake-log".into()).spawn(move || writer.run())?;
         let writer = Mutex::new(Some(Running::Thread(thread)));
-        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off, requests, writer, latencies }) })
+        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off, requests, room: queue_room(), writer, latencies }) })
     }
 
     /// A log in memory, on a disk that outlives it. Its writer is a task of the current runtime.
@@ -346,7 +366,9 @@ impl Log {
         let latencies = LogLatencies::new().map_err(io::Error::other)?;
         let task = tokio::spawn(memory::write(disk.clone(), shared.clone(), receiver));
         let (dir, writer) = (PathBuf::from("memory"), Mutex::new(Some(Running::Task(task))));
-        Ok(Self { inner: Arc::new(Inner { dir, shared, cut_off: None, requests, writer, latencies }) })
+        Ok(Self {
+            inner: Arc::new(Inner { dir, shared, cut_off: None, requests, room: queue_room(), writer, latencies }),
+        })
     }
 
     /// How long writes take until they are durable.
@@ -389,13 +411,17 @@ impl Log {
 
     /// Makes entries readable at once and durable soon: then, `callback`.
     pub async fn append(&self, entries: Vec<Entry>, callback: IOFlushed<TypeConfig>) -> io::Result<()> {
+        let mut bytes = 0;
         {
             let mut tail = lock(&self.inner.shared.tail);
             for entry in &entries {
                 tail.push(entry.clone())?;
+                bytes += entry_bytes(entry);
             }
         }
-        self.send(Request::Append { entries, callback }).await
+        let bytes = u32::try_from(bytes.min(QUEUE_BYTES)).unwrap_or(u32::MAX);
+        let room = self.inner.room.clone().acquire_many_owned(bytes).await.map_err(|_| self.closed())?;
+        self.send(Request::Append { entries, callback, room }).await
     }
 
     /// Makes a vote durable.
@@ -458,10 +484,28 @@ impl Log {
             Bound::Excluded(i) => *i,
             Bound::Unbounded => u64::MAX,
         };
-        let (start, disk_end, from_tail) = self.read_tail(start, end, max_bytes);
-        if start >= disk_end {
-            return Ok(from_tail);
+        loop {
+            let look = self.look(start, end, max_bytes);
+            if look.start >= look.disk_end {
+                return Ok(look.from_tail);
+            }
+            let (from, truncations) = (look.start, look.truncations);
+            match self.read_disk(look, max_bytes).await {
+                // What is not as it should be was being removed meanwhile: whoever reads for a leader that is none any more
+                // must not take that for damage. What is left is read again.
+                Err(e) if e.kind() == io::ErrorKind::InvalidData && self.removed_since(from, truncations) => {}
+                read => return read,
+            }
         }
+    }
+
+    fn removed_since(&self, start: u64, truncations: u64) -> bool {
+        let tail = lock(&self.inner.shared.tail);
+        tail.first_kept() > start || tail.truncations > truncations
+    }
+
+    async fn read_disk(&self, look: Look, max_bytes: usize) -> io::Result<Vec<Entry>> {
+        let Look { start, disk_end, from_tail, .. } = look;
         let reader = lock(&self.inner.shared.entries).clone().ok_or_else(|| self.closed())?;
         let frames = tokio::task::spawn_blocking(move || reader.read(start, disk_end, max_bytes))
             .await
@@ -476,13 +520,14 @@ impl Log {
         Ok(entries)
     }
 
-    /// Clamps a range to the log and takes what the tail has of it: what is left for the disk, and the entries.
-    fn read_tail(&self, start: u64, end: u64, max_bytes: usize) -> (u64, u64, Vec<Entry>) {
+    /// Clamps a range to the log and takes what the tail has of it.
+    fn look(&self, start: u64, end: u64, max_bytes: usize) -> Look {
         let tail = lock(&self.inner.shared.tail);
+        let truncations = tail.truncations;
         let start = start.max(tail.first_kept());
         let end = end.min(tail.next_index());
         if start >= end {
-            return (start, start, Vec::new());
+            return Look { start, disk_end: start, from_tail: Vec::new(), truncations };
         }
         let first = tail.first_index();
         let mut entries = Vec::new();
@@ -496,7 +541,7 @@ impl Log {
             bytes += size;
             entries.push(entry.clone());
         }
-        (start, end.min(first), entries)
+        Look { start, disk_end: end.min(first), from_tail: entries, truncations }
     }
 
     /// Absent entries are allowed at the beginning, if a purge overtook the read; never elsewhere.
@@ -516,9 +561,15 @@ impl Log {
         Ok(())
     }
 
+    /// The peer stops: from now on what finds no room on the disk is refused, and all that comes behind it, instead of being
+    /// held. Who waits for it would otherwise wait for as long as the disk is full.
+    pub fn hold_no_more(&self) {
+        self.inner.shared.stop.store(true, Ordering::Release);
+    }
+
     /// Stops the writer once everything queued is written (or refused, while the disk is full), and closes the files.
     pub async fn close(&self) {
-        self.inner.shared.stop.store(true, Ordering::Release);
+        self.hold_no_more();
         let _ = self.inner.requests.send(Request::Stop).await;
         let writer = lock(&self.inner.writer).take();
         let reader = lock(&self.inner.shared.entries).take();

@@ -191,6 +191,50 @@ async fn truncation_and_purge_survive_a_restart() {
     log.close().await;
 }
 
+/// A leader that was deposed may still be reading for a follower when its own log is truncated or purged.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_removal_overtakes_is_no_damage() {
+    const ENTRIES: u64 = 4000;
+    for purge in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let log = create(dir.path());
+        // Some take several values.
+        let entries = (0..ENTRIES).map(|i| entry(1, i, if i % 50 == 7 { 20_000 } else { 2_000 }));
+        append(&log, entries.collect()).await.unwrap();
+        log.close().await;
+        // Nothing is in memory now.
+        let log = open(dir.path()).unwrap();
+        let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let readers = [0, 1].map(|_| {
+            let (log, stop, reads) = (log.clone(), stop.clone(), reads.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let read = log.read(.., usize::MAX).await.unwrap();
+                    assert!(read.windows(2).all(|two| two[1].log_id.index == two[0].log_id.index + 1));
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        });
+        for step in 1..=20 {
+            let index = step * ENTRIES / 20 - 1;
+            if purge {
+                log.purge(log_id(1, index)).await.unwrap();
+            } else {
+                log.truncate_after(Some(log_id(1, ENTRIES - 1 - index))).await.unwrap();
+            }
+            let before = reads.load(Ordering::Relaxed);
+            while reads.load(Ordering::Relaxed) == before && !readers.iter().any(|reader| reader.is_finished()) {
+                tokio::task::yield_now().await;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        for reader in readers {
+            reader.await.unwrap();
+        }
+        log.close().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_slot_of_the_mark_lost_later_brings_no_bound_back_that_the_log_no_longer_meets() {
     for damaged_slot in 0..2 {
@@ -281,6 +325,52 @@ async fn a_log_can_be_closed_while_the_disk_is_full() {
     tokio::time::timeout(Duration::from_secs(20), log.close()).await.unwrap();
     assert!(flushed.await.is_err(), "what was held is refused");
     assert_eq!(open(dir.path()).unwrap().bounds().1, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_written_behind_what_was_refused_for_want_of_room() {
+    const NONE: u64 = 0;
+    const NONE_ONCE_MORE: u64 = 1;
+    let dir = tempfile::tempdir().unwrap();
+    let room = Arc::new(AtomicU64::new(NONE));
+    let mut options = options(dir.path());
+    options.disk_reserve_bytes = 1 << 20;
+    let asked = room.clone();
+    options.free_space = crate::files::FreeSpace::new(move |_| {
+        let last = asked.compare_exchange(NONE_ONCE_MORE, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        Ok(if last { 0 } else { asked.load(Ordering::SeqCst) })
+    });
+    let log = Log::create(options, MarkFile::create(&dir.path().join("mark"), identity()).unwrap()).unwrap();
+    let (held, first) = callback();
+    log.append(vec![entry(1, 0, 10)], held).await.unwrap();
+    until(&log, |h| matches!(h, Health::Held(_))).await;
+    let (behind, second) = callback();
+    log.append(vec![entry(1, 1, 10)], behind).await.unwrap();
+    log.hold_no_more();
+    room.store(NONE_ONCE_MORE, Ordering::SeqCst);
+    assert!(first.await.is_err());
+    assert!(second.await.is_err(), "it would leave a hole");
+    assert!(log.save_vote(Vote::new(3, 1)).await.is_err());
+    log.close().await;
+    assert_eq!(open(dir.path()).unwrap().bounds().1, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_while_the_disk_is_full_is_bounded_in_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create_with_room(dir.path(), &Arc::new(AtomicU64::new(0)));
+    // All share their bytes, so that only the log thinks that they are many.
+    let large = entry(1, 0, 8 << 20);
+    let most = QUEUE_BYTES / entry_bytes(&large);
+    let log_id = |index| Entry { log_id: log_id(1, index), ..large.clone() };
+    for index in 0..most as u64 {
+        log.append(vec![log_id(index)], IOFlushed::noop()).await.unwrap();
+    }
+    let mut one_more = Box::pin(log.append(vec![log_id(most as u64)], IOFlushed::noop()));
+    assert!(futures::poll!(&mut one_more).is_pending());
+    log.hold_no_more();
+    one_more.await.unwrap();
+    log.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,8 @@
 //!
 //! Failure cases:
 //! - little room on the disk: the batch is held, unacknowledged, and looked at again every [`HOLD_POLL`]; whatever is
-//!   queued behind it waits too, which stops this peer's Raft core, but not its process;
+//!   queued behind it waits too, which stops this peer's Raft core, but not its process; once the peer stops, all of that is
+//!   refused;
 //! - a failed write or sync: after it nobody knows what is on disk, so nothing is acknowledged ever again
 //!   ([`Health::Failed`]), and the process must end.
 
@@ -24,7 +25,7 @@ use lake_client::clock;
 use openraft::storage::IOFlushed;
 use prost::Message;
 use tokio::sync::mpsc::{self, error::TryRecvError};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::journal::Journal;
 use super::mark::MarkFile;
@@ -47,13 +48,40 @@ type Reply = oneshot::Sender<io::Result<()>>;
 
 /// What the writer is asked to do.
 pub enum Request {
-    Append { entries: Vec<Entry>, callback: IOFlushed<TypeConfig> },
-    Vote { vote: Vote, reply: Reply },
-    Truncate { last: Option<LogId>, reply: Reply },
-    Purge { upto: LogId, reply: Reply },
-    Snapshot { upto: LogId, reply: Reply },
-    Adopt { cluster_id: String, reply: Reply },
+    Append {
+        entries: Vec<Entry>,
+        callback: IOFlushed<TypeConfig>,
+        /// What the entries take of the queue's room.
+        room: OwnedSemaphorePermit,
+    },
+    Vote {
+        vote: Vote,
+        reply: Reply,
+    },
+    Truncate {
+        last: Option<LogId>,
+        reply: Reply,
+    },
+    Purge {
+        upto: LogId,
+        reply: Reply,
+    },
+    Snapshot {
+        upto: LogId,
+        reply: Reply,
+    },
+    Adopt {
+        cluster_id: String,
+        reply: Reply,
+    },
     Stop,
+}
+
+/// Entries to write, and who is told.
+struct Append {
+    entries: Vec<Entry>,
+    callback: IOFlushed<TypeConfig>,
+    _room: OwnedSemaphorePermit,
 }
 
 /// What a log consists of on disk.
@@ -79,7 +107,8 @@ pub(crate) struct Writer {
     /// Entries up to here are still to be removed from disk.
     purge_upto: Option<u64>,
     latencies: LogLatencies,
-    failed: Option<String>,
+    /// Why nothing is written any more.
+    refuses: Option<String>,
 }
 
 impl Writer {
@@ -106,7 +135,7 @@ impl Writer {
             last,
             purge_upto,
             latencies,
-            failed: None,
+            refuses: None,
         }
     }
 
@@ -117,9 +146,9 @@ impl Writer {
             let mut bytes = 0;
             while let Some(request) = next {
                 match request {
-                    Request::Append { entries, callback } => {
+                    Request::Append { entries, callback, room } => {
                         bytes += entries.iter().map(entry_bytes).sum::<usize>();
-                        batch.push((entries, callback));
+                        batch.push(Append { entries, callback, _room: room });
                     }
                     Request::Stop => {
                         self.append(batch);
@@ -152,7 +181,7 @@ impl Writer {
     }
 
     fn purge_some(&mut self, upto: u64) {
-        if self.failed.is_some() {
+        if self.refuses.is_some() {
             self.purge_upto = None;
             return;
         }
@@ -166,17 +195,16 @@ impl Writer {
         }
     }
 
-    fn append(&mut self, batch: Vec<(Vec<Entry>, IOFlushed<TypeConfig>)>) {
+    fn append(&mut self, batch: Vec<Append>) {
         if batch.is_empty() {
             return;
         }
-        let (entries, callbacks): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        let result = self.busy(|this| this.write(entries.into_iter().flatten().collect()));
-        for callback in callbacks {
-            callback.io_completed(result.as_ref().copied().map_err(copy));
+        let result = self.busy(|this| this.write(batch.iter().flat_map(|append| &append.entries)));
+        for append in batch {
+            append.callback.io_completed(result.as_ref().copied().map_err(copy));
         }
         // After the callbacks, which others wait for. Entries that are in sled may leave memory.
-        if self.pending_bytes >= STORE_BYTES && self.failed.is_none() {
+        if self.pending_bytes >= STORE_BYTES && self.refuses.is_none() {
             // What fails here is final, and told as such; these entries are durable.
             let _ = self.busy(Self::store);
         }
@@ -186,17 +214,20 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, entries: Vec<Entry>) -> io::Result<()> {
+    fn write<'a>(&mut self, entries: impl Iterator<Item = &'a Entry>) -> io::Result<()> {
         self.check()?;
-        let Some(last) = entries.last().map(|e| e.log_id) else { return Ok(()) };
+        let mut last = None;
         let frames: Vec<Frame> = entries
-            .iter()
-            .map(|entry| Frame {
-                index: entry.log_id.index,
-                term: entry.log_id.leader_id.term,
-                payload: entry_to_wire(entry).encode_to_vec().into(),
+            .map(|entry| {
+                last = Some(entry.log_id);
+                Frame {
+                    index: entry.log_id.index,
+                    term: entry.log_id.leader_id.term,
+                    payload: entry_to_wire(entry).encode_to_vec().into(),
+                }
             })
             .collect();
+        let Some(last) = last else { return Ok(()) };
         let bytes = frames.iter().map(|f| f.payload.len()).sum::<usize>();
         self.hold(bytes as u64)?;
         if self.journal.takes(&frames) {
@@ -263,7 +294,10 @@ impl Writer {
     /// So that the next start has nothing to do. Everything is durable without it.
     fn close(&mut self) {
         let room = self.options.free_space.bytes(&self.options.dir) > self.options.disk_reserve_bytes;
-        if room && let Err(e) = self.busy(Self::drain) {
+        if room
+            && self.refuses.is_none()
+            && let Err(e) = self.busy(Self::drain)
+        {
             tracing::warn!(dir = %self.options.dir.display(), "closing the log: {e}");
         }
     }
@@ -279,7 +313,10 @@ impl Writer {
                 break;
             }
             if self.shared.stop.load(Ordering::Acquire) {
-                return Err(io::Error::new(io::ErrorKind::StorageFull, "stopped while the disk was full"));
+                let what = "stopped while the disk was full".to_owned();
+                // There may be room for what comes next, which must not be there without this.
+                self.refuses = Some(what.clone());
+                return Err(io::Error::new(io::ErrorKind::StorageFull, what));
             }
             if !held {
                 held = true;
@@ -371,12 +408,12 @@ impl Writer {
     fn fail(&mut self, error: &io::Error) {
         let what = format!("writing failed: {error}; what is on the disk is not known, so this peer stops");
         tracing::error!("{what}");
-        self.failed = Some(what.clone());
+        self.refuses = Some(what.clone());
         self.shared.health.send_replace(Health::Failed(what));
     }
 
     fn check(&self) -> io::Result<()> {
-        self.failed.as_ref().map_or(Ok(()), |what| Err(io::Error::other(what.clone())))
+        self.refuses.as_ref().map_or(Ok(()), |what| Err(io::Error::other(what.clone())))
     }
 }
 

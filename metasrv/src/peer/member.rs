@@ -512,6 +512,8 @@ impl Member {
     /// Ends the core and its tasks. The log stays open.
     pub async fn shutdown(&self) {
         self.stop.cancel();
+        // The core, and what waits for it, may wait for a disk that is full.
+        self.log.hold_no_more();
         let mut tasks = std::mem::take(&mut *crate::log::lock(&self.tasks));
         while tasks.join_next().await.is_some() {}
         if let Err(e) = self.raft().shutdown().await {

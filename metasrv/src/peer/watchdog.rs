@@ -53,18 +53,30 @@ impl Watchdog {
                 note_end(&self.failed, problem);
                 return;
             }
-            let hangs = self.log.busy_for() > DISK_HANGS;
-            if hangs && gave_up.may(clock::now()) && self.give_up_leadership().await {
+            // A core that waits for the disk takes no orders.
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.give_orders(&mut gave_up, &mut asked) => {}
+            }
+        }
+    }
+
+    async fn give_orders(&self, gave_up: &mut Spaced, asked: &mut Spaced) {
+        let hangs = self.log.busy_for() > DISK_HANGS;
+        if hangs {
+            if gave_up.may(clock::now()) && self.give_up_leadership().await {
                 gave_up.done(clock::now());
             }
-            self.purge_what_is_large().await;
-            if !snapshot_is_due(&self.storage, self.published.since_snapshot()) {
-                asked.forget();
-            } else if asked.may(clock::now()) {
-                asked.done(clock::now());
-                if let Err(e) = self.view.raft().trigger().snapshot().await {
-                    tracing::warn!("asking for a snapshot: {e}");
-                }
+            // The rest would pile up before a core that cannot do it.
+            return;
+        }
+        self.purge_what_is_large().await;
+        if !snapshot_is_due(&self.storage, self.published.since_snapshot()) {
+            asked.forget();
+        } else if asked.may(clock::now()) {
+            asked.done(clock::now());
+            if let Err(e) = self.view.raft().trigger().snapshot().await {
+                tracing::warn!("asking for a snapshot: {e}");
             }
         }
     }

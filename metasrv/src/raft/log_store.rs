@@ -39,7 +39,10 @@ impl RaftLogReader<TypeConfig> for LogStore {
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, io::Error> {
-        self.log.read(start..end, READ_BYTES).await
+        let entries = self.log.read(start..end, READ_BYTES).await?;
+        // If a purge overtook this, the first ones are gone. What follows would be sent behind an entry that it does not
+        // follow; nothing is taken for a heartbeat.
+        Ok(if entries.first().is_some_and(|first| first.index() == start) { entries } else { Vec::new() })
     }
 
     /// In pieces of about [`READ_BYTES`], so that applying a long log does not take all of it into memory.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use crate::support::{TestCluster, eventually};
+use crate::support::{PATIENCE, TestCluster, eventually};
 use lake_metasrv::files::FreeSpace;
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
@@ -84,6 +85,32 @@ async fn with_all_disks_full_nothing_is_acknowledged_and_nothing_is_lost() {
         room.store(u64::MAX, Ordering::SeqCst);
     }
     assert!(cluster.put("/kv/a", "3").await > revision);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_can_be_stopped_while_its_disk_is_full() {
+    let (mut cluster, rooms) = cluster_with_rooms().await;
+    cluster.put("/kv/a", "1").await;
+    let leader = cluster.leader().await;
+    let full = (1..=3).find(|id| *id != leader).unwrap();
+    rooms[&full].store(0, Ordering::SeqCst);
+    cluster.put("/kv/a", "2").await;
+    stopped(&cluster, full).await;
+    // Its core has a vote to write, behind what is held.
+    let next = (1..=3).find(|id| ![leader, full].contains(id)).unwrap();
+    eventually("another leader", async || {
+        let moved = cluster.client().transfer_leader(Some(next), Instant::now() + PATIENCE).await;
+        moved.is_ok_and(|moved| moved.leader.is_some_and(|leader| leader.id == next)).then_some(())
+    })
+    .await;
+    let revision = cluster.put("/kv/a", "3").await;
+    tokio::time::timeout(PATIENCE, cluster.stop(full)).await.expect("it stops, full or not");
+
+    rooms[&full].store(u64::MAX, Ordering::SeqCst);
+    cluster.start(full).await;
+    eventually("the peer to have everything", async || (cluster.status(full).await.revision >= revision).then_some(()))
+        .await;
     cluster.stop_all().await;
 }
 
