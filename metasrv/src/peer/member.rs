@@ -34,6 +34,7 @@ use super::latencies::{self, Latencies};
 use super::pages::{Page, Pages};
 use super::reads::ReadIndex;
 use super::standing::{Inquiry, Standing};
+use super::succession::Succession;
 use super::view::View;
 use super::watchdog::Watchdog;
 use super::watches::{Watcher, Watches};
@@ -71,6 +72,7 @@ pub struct Member {
     pub addresses: Addresses,
     pub changes: Changes,
     pub standing: Arc<Standing>,
+    pub succession: Succession,
     pub snapshots: SnapshotStore,
     pub duties: Duties,
     pub counters: Counters,
@@ -113,6 +115,8 @@ impl Member {
 
         let (reads, rounds) = ReadIndex::new(view.clone(), network.clone(), stop.clone());
         tasks.spawn(rounds);
+        let (succession, asking) = Succession::new(view.clone(), settings.timing.election_timeout_max, stop.clone());
+        tasks.spawn(asking);
         let pages = Arc::new(Pages::new(settings.page_life));
         let watches = Watches::new(published.clone(), view.clone(), cluster_id.clone(), &stop);
         tasks.spawn(watches.clone().run());
@@ -164,6 +168,7 @@ impl Member {
             addresses,
             changes,
             standing,
+            succession,
             snapshots,
             duties: Duties::default(),
             counters: Counters::default(),

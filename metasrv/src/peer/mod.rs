@@ -13,6 +13,7 @@
 //! - [`member`]: reads and transactions; [`watches`]: changes as they happen;
 //! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
 //!   does for them; [`counters`], [`latencies`]: how often what happened, and how long it took;
+//! - [`succession`]: what a voter does whose leader's connection broke;
 //! - [`agreement`]: whether the peers still hold the same state;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member; [`disk`]: the room it takes;
 //! - [`failure`]: why a call failed.
@@ -34,6 +35,7 @@ pub mod membership;
 pub mod pages;
 pub mod reads;
 pub mod standing;
+pub mod succession;
 pub mod view;
 pub mod watchdog;
 pub mod watches;

@@ -79,9 +79,14 @@ impl View {
         *lock(&self.heard) = (Some(id), clock::now());
     }
 
+    /// When a leader's call was last accepted, or this peer became a member.
+    pub fn heard_at(&self) -> std::time::Instant {
+        lock(&self.heard).1
+    }
+
     /// How long no leader has called, or since this peer is a member.
     pub fn silence(&self) -> Duration {
-        clock::since(lock(&self.heard).1)
+        clock::since(self.heard_at())
     }
 
     /// Who leads, as far as this peer can know: not this one, if it has lost its quorum, and not one that has fallen silent.

@@ -181,9 +181,11 @@ impl Raft for RaftService {
         let header = first.header.take();
         let from = sender(&header);
         let member = self.addressed(header.clone())?;
-        let rest = futures::stream::unfold(requests, move |mut requests| async move {
+        // However the stream ends: also if nobody polls it any more, its connection being gone.
+        let tie = member.succession.tie(from);
+        let rest = futures::stream::unfold((requests, tie), move |(mut requests, tie)| async move {
             match requests.message().await {
-                Ok(request) => Some((request?, requests)),
+                Ok(request) => Some((request?, (requests, tie))),
                 Err(status) => {
                     tracing::debug!("a stream of appends broke: {}", status.message());
                     None

@@ -26,6 +26,7 @@ mod rescue;
 mod rescue_directories;
 mod sessions;
 mod settings;
+mod succession;
 mod support;
 mod watch;
 mod watch_load;
