@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::peer::duties::Mortal;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
+use crate::peer::shares::{Call, Caller};
 use crate::peer::{Opened, Peer, Settings, founding};
 use crate::raft::network::Transport;
 
@@ -36,6 +37,8 @@ pub struct EmbeddedStore {
     dir: PathBuf,
     peer: Arc<Peer>,
     member: Arc<Member>,
+    /// All that this process asks for comes from one, so that what the peer has to do itself is not kept out.
+    caller: Caller,
 }
 
 impl std::fmt::Debug for EmbeddedStore {
@@ -75,7 +78,10 @@ impl EmbeddedStore {
         let transport = Transport::new(HashMap::new(), None);
         let peer = Peer::start(opened, String::new(), String::new(), settings, transport).await?;
         match Self::begin(&peer).await {
-            Ok(member) => Ok(Arc::new(Self { dir, peer, member })),
+            Ok(member) => {
+                let caller = peer.callers.at(None);
+                Ok(Arc::new(Self { dir, peer, member, caller }))
+            }
             Err(e) => {
                 peer.shutdown().await;
                 Err(e)
@@ -109,6 +115,10 @@ impl EmbeddedStore {
     /// Closes the store; calls that come later fail.
     pub async fn shutdown(&self) {
         self.peer.shutdown().await;
+    }
+
+    fn call(&self, deadline: Instant) -> Call {
+        Call { caller: self.caller.clone(), deadline }
     }
 
     fn error(&self, doing: String, started: Instant, failure: Failure) -> store::Error {
@@ -171,7 +181,7 @@ impl MetaStore for EmbeddedStore {
         deadline: Instant,
     ) -> Result<Read<Option<KeyValue>>, store::Error> {
         let started = clock::now();
-        let read = self.member.get(key, options, deadline).await;
+        let read = self.member.get(key, options, &self.call(deadline)).await;
         let (revision, value) = read.map_err(|f| self.error(format!("reading {key}"), started, f))?;
         Ok(Read { revision, value })
     }
@@ -183,7 +193,7 @@ impl MetaStore for EmbeddedStore {
         deadline: Instant,
     ) -> Result<Read<Vec<KeyValue>>, store::Error> {
         let started = clock::now();
-        let read = self.member.batch_get(keys, options, deadline).await;
+        let read = self.member.batch_get(keys, options, &self.call(deadline)).await;
         let (revision, value) = read.map_err(|f| self.error(format!("reading {} keys", keys.len()), started, f))?;
         Ok(Read { revision, value })
     }
@@ -197,16 +207,17 @@ impl MetaStore for EmbeddedStore {
         deadline: Instant,
     ) -> Result<Read<Page>, store::Error> {
         let started = clock::now();
-        let page = self.member.list(prefix, page, limit, options, deadline).await.map_err(|f| match f.kind {
-            Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: prefix.to_owned() },
-            _ => self.error(format!("listing {prefix}"), started, f),
-        })?;
+        let page =
+            self.member.list(prefix, page, limit, options, &self.call(deadline)).await.map_err(|f| match f.kind {
+                Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: prefix.to_owned() },
+                _ => self.error(format!("listing {prefix}"), started, f),
+            })?;
         Ok(Read { revision: page.revision, value: Page { entries: page.entries, next: page.next } })
     }
 
     async fn open_snapshot(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Snapshot>, store::Error> {
         let started = clock::now();
-        let opened = self.member.open_snapshot(options, deadline).await;
+        let opened = self.member.open_snapshot(options, &self.call(deadline)).await;
         let (revision, value) = opened.map_err(|f| self.error("opening a snapshot".to_owned(), started, f))?;
         Ok(Read { revision, value })
     }
@@ -236,7 +247,7 @@ impl MetaStore for EmbeddedStore {
     async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, store::Error> {
         let started = clock::now();
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        let granted = self.member.grant_lease(ttl_ms, holder.to_owned(), None, deadline).await;
+        let granted = self.member.grant_lease(ttl_ms, holder.to_owned(), None, &self.call(deadline)).await;
         let id = granted.map_err(|f| self.error("granting a lease".to_owned(), started, f))?;
         Ok(Lease { id, ttl, held_until: started + ttl })
     }
@@ -244,7 +255,7 @@ impl MetaStore for EmbeddedStore {
     async fn renew_lease(&self, lease: Lease, deadline: Instant) -> Result<Option<Lease>, store::Error> {
         let (started, doing) = (clock::now(), format!("renewing lease {}", lease.id));
         let ids = [lease.id];
-        let renewed = self.member.keep_alive(Mortal::Lease, &ids, started);
+        let renewed = self.member.keep_alive(Mortal::Lease, &ids, &self.caller, started);
         let late = |_| Err(Failure::unavailable("there was no answer within the deadline"));
         let renewed = tokio::time::timeout_at(deadline.into(), renewed).await.unwrap_or_else(late);
         let kept = renewed.map_err(|f| self.error(doing, started, f))?;
@@ -253,7 +264,7 @@ impl MetaStore for EmbeddedStore {
 
     async fn revoke_lease(&self, id: LeaseId, deadline: Instant) -> Result<bool, store::Error> {
         let started = clock::now();
-        let revoked = self.member.revoke_lease(id, None, deadline).await;
+        let revoked = self.member.revoke_lease(id, None, &self.call(deadline)).await;
         let (_, existed) = revoked.map_err(|f| self.error(format!("revoking lease {id}"), started, f))?;
         Ok(existed)
     }
@@ -263,7 +274,8 @@ impl MetaStore for EmbeddedStore {
         txn.validate()?;
         let first = txn.then.first().or(txn.otherwise.first()).map(|op| op.key().to_owned());
         let doing = || format!("committing {}", first.as_deref().unwrap_or("a transaction"));
-        let result = self.member.commit(txn, None, deadline).await.map_err(|f| self.error(doing(), started, f))?;
+        let result =
+            self.member.commit(txn, None, &self.call(deadline)).await.map_err(|f| self.error(doing(), started, f))?;
         Ok(Committed { result, resent: false })
     }
 }

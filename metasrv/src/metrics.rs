@@ -180,5 +180,10 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         "fences_refused_total",
         "Transactions refused because a lease that they named was over",
         c.fences_refused.get(),
+    )?;
+    figures.counter(
+        "commands_overloaded_total",
+        "Commands refused because their caller had its part of what may be in flight",
+        c.overloaded.get(),
     )
 }

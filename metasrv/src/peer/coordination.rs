@@ -22,6 +22,7 @@ use super::countdowns::Renewal;
 use super::duties::Mortal;
 use super::failure::Failure;
 use super::member::{Member, misanswered};
+use super::shares::{Call, Caller};
 use crate::log::lock;
 use crate::state::command::{Action, Outcome};
 use crate::state::quotas::Quota;
@@ -87,10 +88,10 @@ impl Member {
         ttl_ms: u64,
         holder: String,
         stamp: Option<Stamp>,
-        deadline: Instant,
+        call: &Call,
     ) -> Result<LeaseId, Failure> {
         validate_lease_ttl(ttl_ms).and_then(|()| validate_holder(&holder)).map_err(Failure::invalid)?;
-        let granted = self.propose(Action::GrantLease { ttl_ms, holder }, stamp, deadline).await?;
+        let granted = self.propose(Action::GrantLease { ttl_ms, holder }, stamp, call).await?;
         let id = self.began(Mortal::Lease, ttl_ms, granted)?;
         self.counters.leases_granted.add(1);
         Ok(id)
@@ -104,10 +105,9 @@ impl Member {
         &self,
         lease: LeaseId,
         stamp: Option<Stamp>,
-        deadline: Instant,
+        call: &Call,
     ) -> Result<(Revision, bool), Failure> {
-        let (revision, existed) =
-            self.end(Mortal::Lease, lease, Action::RevokeLease { lease }, stamp, deadline).await?;
+        let (revision, existed) = self.end(Mortal::Lease, lease, Action::RevokeLease { lease }, stamp, call).await?;
         self.counters.leases_revoked.add(u64::from(existed));
         Ok((revision, existed))
     }
@@ -116,9 +116,9 @@ impl Member {
     ///
     /// # Errors
     /// As [`Member::propose`]. An opening of which nobody knows leaves at most a session that ends by itself.
-    pub async fn open_session(&self, ttl_ms: u64, holder: String, deadline: Instant) -> Result<SessionId, Failure> {
+    pub async fn open_session(&self, ttl_ms: u64, holder: String, call: &Call) -> Result<SessionId, Failure> {
         validate_session_ttl(ttl_ms).and_then(|()| validate_holder(&holder)).map_err(Failure::invalid)?;
-        let opened = self.propose(Action::OpenSession { ttl_ms, holder }, None, deadline).await?;
+        let opened = self.propose(Action::OpenSession { ttl_ms, holder }, None, call).await?;
         let id = self.began(Mortal::Session, ttl_ms, opened)?;
         self.counters.sessions_opened.add(1);
         Ok(id)
@@ -128,9 +128,9 @@ impl Member {
     ///
     /// # Errors
     /// As [`Member::propose`].
-    pub async fn close_session(&self, session: SessionId, deadline: Instant) -> Result<(Revision, bool), Failure> {
+    pub async fn close_session(&self, session: SessionId, call: &Call) -> Result<(Revision, bool), Failure> {
         let action = Action::CloseSession { session };
-        let (revision, existed) = self.end(Mortal::Session, session, action, None, deadline).await?;
+        let (revision, existed) = self.end(Mortal::Session, session, action, None, call).await?;
         self.counters.sessions_closed.add(u64::from(existed));
         Ok((revision, existed))
     }
@@ -147,9 +147,9 @@ impl Member {
         id: Revision,
         action: Action,
         stamp: Option<Stamp>,
-        deadline: Instant,
+        call: &Call,
     ) -> Result<(Revision, bool), Failure> {
-        match self.propose(action, stamp, deadline).await? {
+        match self.propose(action, stamp, call).await? {
             Outcome::Ended { revision, existed } => {
                 lock(self.duties.of(kind)).ended(id);
                 Ok((revision, existed))
@@ -162,13 +162,19 @@ impl Member {
     ///
     /// # Errors
     /// InvalidArgument for too many ids, NotLeader, Unavailable without a quorum, Overloaded: nothing was renewed.
-    pub async fn keep_alive(&self, kind: Mortal, ids: &[Revision], arrived: Instant) -> Result<KeptAlive, Failure> {
+    pub async fn keep_alive(
+        &self,
+        kind: Mortal,
+        ids: &[Revision],
+        caller: &Caller,
+        arrived: Instant,
+    ) -> Result<KeptAlive, Failure> {
         if ids.len() > MAX_IDS {
             let what = format!("{} ids are to be kept alive by one message; at most {MAX_IDS} can be", ids.len());
             return Err(Failure::invalid(what));
         }
         let term = self.term_on_duty().await?;
-        let point = self.reads.next_round().await?;
+        let point = self.reads.next_round(caller).await?;
         if point.term != term {
             return Err(self.leads_no_more(term));
         }
@@ -252,9 +258,9 @@ impl Member {
         after: LeaseId,
         limit: u32,
         options: ReadOptions,
-        deadline: Instant,
+        call: &Call,
     ) -> Result<Part<(Lease, Option<Duration>)>, Failure> {
-        let applied = self.read(options, deadline).await?;
+        let applied = self.read(options, call).await?;
         let part = Part::of(applied.state.revision(), applied.state.leases(after), limit);
         let now = clock::now();
         let countdowns = lock(self.duties.of(Mortal::Lease));
@@ -277,12 +283,12 @@ impl Member {
         after: &str,
         limit: u32,
         options: ReadOptions,
-        deadline: Instant,
+        call: &Call,
     ) -> Result<Part<Scope>, Failure> {
         for path in [prefix, after] {
             check_length(path)?;
         }
-        let applied = self.read(options, deadline).await?;
+        let applied = self.read(options, call).await?;
         Ok(Part::of(applied.state.revision(), applied.state.scopes(prefix, after), limit))
     }
 
@@ -290,13 +296,13 @@ impl Member {
     ///
     /// # Errors
     /// As [`Member::propose`]; InvalidArgument for what is no prefix of keys.
-    pub async fn set_quota(&self, prefix: String, bytes: Option<u64>, deadline: Instant) -> Result<Revision, Failure> {
+    pub async fn set_quota(&self, prefix: String, bytes: Option<u64>, call: &Call) -> Result<Revision, Failure> {
         check_length(&prefix)?;
         if !prefix.is_empty() && !prefix.starts_with('/') {
             let what = format!("{prefix:?} is no prefix of keys: it is empty, for the whole map, or begins with `/`");
             return Err(Failure::invalid(what));
         }
-        match self.propose(Action::SetQuota { prefix, bytes }, None, deadline).await? {
+        match self.propose(Action::SetQuota { prefix, bytes }, None, call).await? {
             Outcome::Set { revision } => Ok(revision),
             other => Err(misanswered(&other)),
         }
@@ -306,12 +312,8 @@ impl Member {
     ///
     /// # Errors
     /// As [`Member::read`].
-    pub async fn list_quotas(
-        &self,
-        options: ReadOptions,
-        deadline: Instant,
-    ) -> Result<(Revision, Vec<v1::Quota>), Failure> {
-        let applied = self.read(options, deadline).await?;
+    pub async fn list_quotas(&self, options: ReadOptions, call: &Call) -> Result<(Revision, Vec<v1::Quota>), Failure> {
+        let applied = self.read(options, call).await?;
         let quotas = applied.state.quotas().map(|(prefix, quota)| quota_to_wire(prefix, quota)).collect();
         Ok((applied.state.revision(), quotas))
     }
@@ -342,13 +344,13 @@ mod tests {
         let member = founding::found_alone(&peer).await.unwrap();
         let mut recovered = member.recovered();
         recovered.wait_for(|recovered| *recovered).await.unwrap();
-        let deadline = clock::now() + Duration::from_secs(30);
-        let lease = member.grant_lease(60_000, String::new(), None, deadline).await.unwrap();
+        let call = &Call::own(clock::now() + Duration::from_secs(30));
+        let lease = member.grant_lease(60_000, String::new(), None, call).await.unwrap();
         let term = member.term_on_duty().await.unwrap();
 
         // All of this may fall between the confirmation of a keep-alive and its renewal.
         let expire = Action::ExpireLeases { leases: vec![lease], term };
-        member.propose(expire, None, deadline).await.unwrap();
+        member.propose(expire, None, call).await.unwrap();
         lock(member.duties.of(Mortal::Lease)).ended(lease);
         let kept = member.renew(Mortal::Lease, term, &[lease], clock::now()).expect("it still leads");
         assert_eq!((kept.alive, kept.expired), (vec![], vec![lease]));

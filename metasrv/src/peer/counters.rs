@@ -1,5 +1,6 @@
-//! How often what happened to leases, sessions and scopes on this peer, for whoever reads metrics. Counted where a command
-//! was proposed, and only what was answered: over all peers, each event once. They start at zero with the process.
+//! How often what happened to leases, sessions and scopes on this peer, and to callers that ask for too much, for whoever
+//! reads metrics. Counted where a command was proposed, and only what was answered: over all peers, each event once. They
+//! start at zero with the process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -32,6 +33,8 @@ pub struct Counters {
     pub scopes_contended: Counter,
     /// Transactions refused because a lease that they named was over.
     pub fences_refused: Counter,
+    /// Commands refused because their caller had its part of what may be in flight.
+    pub overloaded: Counter,
 }
 
 /// One count.

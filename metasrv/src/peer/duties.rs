@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use super::countdowns::{Countdowns, LONGEST_SLEEP};
 use super::failure::Failure;
 use super::member::Member;
+use super::shares::{Call, Caller};
 use crate::log::lock;
 use crate::state::State;
 use crate::state::command::Action;
@@ -174,7 +175,7 @@ async fn whenever_it_leads(member: &Weak<Member>) {
 
 /// Goes on duty, once everything before the term's first entry is applied. Says from which revision on.
 async fn begin(member: &Member, term: u64) -> Option<Revision> {
-    let point = member.reads.next_round().await.ok()?;
+    let point = member.reads.next_round(&Caller::own()).await.ok()?;
     if point.term != term {
         return None;
     }
@@ -314,7 +315,7 @@ fn expired(member: &Member, kind: Mortal, ids: &[Revision], result: Result<usize
 async fn propose_end(member: Arc<Member>, kind: Mortal, ids: Vec<Revision>, term: u64) -> Done {
     let scopes = kind.scopes_of(&member.published.current().state, &ids);
     let action = kind.expire(ids.clone(), term);
-    let result = member.propose(action, None, clock::now() + PROPOSAL).await;
+    let result = member.propose(action, None, &Call::own(clock::now() + PROPOSAL)).await;
     Done::Expired(kind, ids, result.map(|_| scopes))
 }
 
@@ -323,7 +324,7 @@ async fn propose_end(member: Arc<Member>, kind: Mortal, ids: Vec<Revision>, term
 async fn raise_feature_level(member: Arc<Member>) -> Done {
     let Some(_turn) = member.changes.level_turn() else { return Done::LookedAtLevels };
     // Behind it, whoever was to be taken in before stands in the membership, also where the caller has given up.
-    if member.reads.next_round().await.is_err() {
+    if member.reads.next_round(&Caller::own()).await.is_err() {
         return Done::LookedAtLevels;
     }
     let (voters, learners) = member.view.members();
@@ -333,7 +334,10 @@ async fn raise_feature_level(member: Arc<Member>) -> Done {
     let in_force = member.published.current().state.feature_level();
     if let Some(level) = everybody.filter(|level| *level > in_force) {
         // The turn is not given up before it is known what became of it; an end of the leadership ends the waiting.
-        match member.propose(Action::SetFeatureLevel { level }, None, clock::now() + AS_LONG_AS_IT_LEADS).await {
+        match member
+            .propose(Action::SetFeatureLevel { level }, None, &Call::own(clock::now() + AS_LONG_AS_IT_LEADS))
+            .await
+        {
             Ok(_) => {
                 tracing::info!(from = in_force, to = level, "every member supports it: the feature level is raised")
             }

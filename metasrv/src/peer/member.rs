@@ -5,7 +5,8 @@
 //! - Commands are validated, counted against the limits on what is in flight, proposed, and answered with what they did.
 //!   An error says whether the command may have been applied.
 //!
-//! Limits: [`MAX_PROPOSALS`] commands of [`MAX_PROPOSED_BYTES`] in flight; beyond: Overloaded.
+//! Limits: [`MAX_PROPOSALS`] commands of [`MAX_PROPOSED_BYTES`] in flight, of which each caller has its part
+//! ([`super::shares`]); beyond: Overloaded.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use lake_proto::v1::error_detail::Kind;
 use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader};
 use openraft::metrics::WaitError;
 use openraft::{Config as RaftConfig, SnapshotPolicy};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +34,7 @@ use super::failure::Failure;
 use super::latencies::{self, Latencies};
 use super::pages::{Page, Pages};
 use super::reads::ReadIndex;
+use super::shares::{Call, Pool, Refused, Resource};
 use super::standing::{Inquiry, Standing};
 use super::succession::Succession;
 use super::view::View;
@@ -82,8 +84,8 @@ pub struct Member {
     recovered: watch::Receiver<bool>,
     /// Why nothing is proposed any more, if that is so.
     alarm: watch::Receiver<Option<String>>,
-    proposals: Arc<Semaphore>,
-    proposed_bytes: Arc<Semaphore>,
+    proposals: Pool,
+    proposed_bytes: Pool,
     stop: CancellationToken,
     tasks: std::sync::Mutex<JoinSet<()>>,
 }
@@ -176,8 +178,8 @@ impl Member {
             feature_level: settings.feature_level,
             recovered,
             alarm,
-            proposals: Arc::new(Semaphore::new(MAX_PROPOSALS)),
-            proposed_bytes: Arc::new(Semaphore::new(MAX_PROPOSED_BYTES)),
+            proposals: Pool::new(Resource::Commands, MAX_PROPOSALS),
+            proposed_bytes: Pool::new(Resource::CommandBytes, MAX_PROPOSED_BYTES),
             stop,
             tasks: std::sync::Mutex::new(tasks),
         });
@@ -212,7 +214,7 @@ impl Member {
     ///
     /// # Errors
     /// Unavailable when that takes longer than the deadline allows.
-    pub async fn read(&self, options: ReadOptions, deadline: Instant) -> Result<Arc<Applied>, Failure> {
+    pub async fn read(&self, options: ReadOptions, call: &Call) -> Result<Arc<Applied>, Failure> {
         let late = || Failure {
             term: self.view.term(),
             leader: self.view.leader(),
@@ -222,7 +224,7 @@ impl Member {
                 self.why_slow()
             ))
         };
-        tokio::time::timeout_at(deadline.into(), self.read_when_ready(options, deadline))
+        tokio::time::timeout_at(call.deadline.into(), self.read_when_ready(options, call))
             .await
             .unwrap_or_else(|_| Err(late()))
     }
@@ -240,7 +242,7 @@ impl Member {
         }
     }
 
-    async fn read_when_ready(&self, options: ReadOptions, deadline: Instant) -> Result<Arc<Applied>, Failure> {
+    async fn read_when_ready(&self, options: ReadOptions, call: &Call) -> Result<Arc<Applied>, Failure> {
         if let Some(snapshot) = options.snapshot {
             return self.pages.snapshot(snapshot);
         }
@@ -249,7 +251,7 @@ impl Member {
         match options.consistency {
             Consistency::Local => {}
             Consistency::Bounded(max) if self.reads.staleness().is_some_and(|staleness| staleness <= max) => {}
-            Consistency::Linearizable | Consistency::Bounded(_) => self.confirm(deadline).await?,
+            Consistency::Linearizable | Consistency::Bounded(_) => self.confirm(call).await?,
         }
         let mut applied = self.published.subscribe();
         let applied = applied
@@ -261,15 +263,15 @@ impl Member {
     }
 
     /// One read-index round, and what it asks for applied.
-    async fn confirm(&self, deadline: Instant) -> Result<(), Failure> {
+    async fn confirm(&self, call: &Call) -> Result<(), Failure> {
         if planted::has(Bug::StaleReads) {
             return Ok(());
         }
         let began = clock::now();
         let point = loop {
-            match self.reads.next_round().await {
+            match self.reads.next_round(&call.caller).await {
                 Ok(point) => break point,
-                Err(f) if f.kind == Kind::Unavailable && clock::now() < deadline && self.problem().is_none() => {}
+                Err(f) if f.kind == Kind::Unavailable && clock::now() < call.deadline && self.problem().is_none() => {}
                 Err(f) => return Err(f),
             }
         };
@@ -284,14 +286,9 @@ impl Member {
     }
 
     /// One entry, and the revision it was read at.
-    pub async fn get(
-        &self,
-        key: &str,
-        options: ReadOptions,
-        deadline: Instant,
-    ) -> Result<(u64, Option<KeyValue>), Failure> {
+    pub async fn get(&self, key: &str, options: ReadOptions, call: &Call) -> Result<(u64, Option<KeyValue>), Failure> {
         validate_key(key).map_err(Failure::invalid)?;
-        let applied = self.read(options, deadline).await?;
+        let applied = self.read(options, call).await?;
         Ok((applied.state.revision(), applied.state.get(key)))
     }
 
@@ -300,7 +297,7 @@ impl Member {
         &self,
         keys: &[String],
         options: ReadOptions,
-        deadline: Instant,
+        call: &Call,
     ) -> Result<(u64, Vec<KeyValue>), Failure> {
         if keys.len() > MAX_BATCH_GET_KEYS {
             return Err(Failure::invalid(Invalid::BatchKeys { count: keys.len() }));
@@ -308,7 +305,7 @@ impl Member {
         for key in keys {
             validate_key(key).map_err(Failure::invalid)?;
         }
-        let applied = self.read(options, deadline).await?;
+        let applied = self.read(options, call).await?;
         let mut entries = Vec::new();
         let mut bytes = 0;
         for entry in keys.iter().filter_map(|key| applied.state.get(key)) {
@@ -330,7 +327,7 @@ impl Member {
         page: Option<&str>,
         limit: u32,
         options: ReadOptions,
-        deadline: Instant,
+        call: &Call,
     ) -> Result<Page, Failure> {
         if prefix.len() > MAX_KEY_BYTES {
             let key = prefix.chars().take(64).collect();
@@ -339,7 +336,7 @@ impl Member {
         match (page, options.snapshot) {
             (Some(token), _) => self.pages.next(token, prefix, limit),
             (None, Some(snapshot)) => self.pages.first_of(snapshot, prefix, limit),
-            (None, None) => Ok(self.pages.first(self.read(options, deadline).await?, prefix, limit)),
+            (None, None) => Ok(self.pages.first(self.read(options, call).await?, prefix, limit)),
         }
     }
 
@@ -347,11 +344,11 @@ impl Member {
     ///
     /// # Errors
     /// As [`Member::read`]; Overloaded when too many are held.
-    pub async fn open_snapshot(&self, options: ReadOptions, deadline: Instant) -> Result<(u64, Snapshot), Failure> {
+    pub async fn open_snapshot(&self, options: ReadOptions, call: &Call) -> Result<(u64, Snapshot), Failure> {
         if options.snapshot.is_some() {
             return Err(Failure::invalid("a snapshot cannot be opened from another one"));
         }
-        let applied = self.read(options, deadline).await?;
+        let applied = self.read(options, call).await?;
         let revision = applied.state.revision();
         Ok((revision, self.pages.open_snapshot(applied)?))
     }
@@ -376,10 +373,10 @@ impl Member {
     ///
     /// # Errors
     /// As [`Member::propose`]; and the refusals of the contract, after which nothing was changed.
-    pub async fn commit(&self, txn: Txn, stamp: Option<Stamp>, deadline: Instant) -> Result<TxnResult, Failure> {
+    pub async fn commit(&self, txn: Txn, stamp: Option<Stamp>, call: &Call) -> Result<TxnResult, Failure> {
         txn.validate().map_err(Failure::invalid)?;
         let guards = Guards::of(&txn);
-        match self.propose(Action::Txn(txn), stamp, deadline).await? {
+        match self.propose(Action::Txn(txn), stamp, call).await? {
             Outcome::Txn(result) => {
                 self.counters.transaction(&guards, &result, &self.published.current().state);
                 Ok(result)
@@ -393,7 +390,7 @@ impl Member {
     /// # Errors
     /// NotLeader with a hint, InvalidArgument, Overloaded, and a [`Refusal`]: nothing was changed. Unavailable says
     /// whether the command may have been applied.
-    pub async fn propose(&self, action: Action, stamp: Option<Stamp>, deadline: Instant) -> Result<Outcome, Failure> {
+    pub async fn propose(&self, action: Action, stamp: Option<Stamp>, call: &Call) -> Result<Outcome, Failure> {
         let arrived = clock::now();
         if let Some(stamp) = stamp {
             stamp.validate().map_err(Failure::invalid)?;
@@ -405,10 +402,11 @@ impl Member {
             return Err(Failure::unavailable(format!("peer {}: {alarm}", self.identity.id)));
         }
         let command = Command::new(state::Command { stamp, proposed_unix_ms: unix_ms(), action });
-        let bytes = command.encoded().len().min(MAX_PROPOSED_BYTES) as u32;
-        let overloaded = |_| {
+        let overloaded = |refused: Refused| {
+            self.counters.overloaded.add(1);
             let what = format!(
-                "peer {} has {MAX_PROPOSALS} commands or {} MiB of them in flight",
+                "peer {}: {refused} has as many commands in flight as it may have, of {MAX_PROPOSALS} and {} MiB; wait \
+                 for some of them, then ask again",
                 self.identity.id,
                 MAX_PROPOSED_BYTES >> 20
             );
@@ -416,8 +414,8 @@ impl Member {
         };
         // The proposal goes on when its caller gives up, and counts until it has ended.
         let counted = [
-            self.proposals.clone().try_acquire_owned().map_err(overloaded)?,
-            self.proposed_bytes.clone().try_acquire_many_owned(bytes).map_err(overloaded)?,
+            self.proposals.take(&call.caller, 1).map_err(overloaded)?,
+            self.proposed_bytes.take(&call.caller, command.encoded().len()).map_err(overloaded)?,
         ];
         let (reply, answer) = Reply::new(counted);
         let answer = async {
@@ -425,7 +423,7 @@ impl Member {
             // Dropped unanswered only with the core.
             answer.await.map_err(|_| self.core_ended(&"it dropped the command"))
         };
-        match tokio::time::timeout_at(deadline.into(), answer).await {
+        match tokio::time::timeout_at(call.deadline.into(), answer).await {
             Ok(Ok(Ok(response))) => {
                 latencies::note(&self.latencies.commit, clock::since(arrived));
                 if let Some(stamp) = stamp {
@@ -493,7 +491,7 @@ impl Member {
 
     /// Commands in flight.
     pub fn in_flight(&self) -> usize {
-        MAX_PROPOSALS.saturating_sub(self.proposals.available_permits())
+        self.proposals.taken()
     }
 
     /// What keeps this peer from working, if anything does.

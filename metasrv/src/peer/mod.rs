@@ -15,6 +15,7 @@
 //!   does for them; [`counters`], [`latencies`]: how often what happened, and how long it took;
 //! - [`succession`]: what a voter does whose leader's connection broke;
 //! - [`agreement`]: whether the peers still hold the same state;
+//! - [`shares`]: what all callers share, in parts;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member; [`disk`]: the room it takes;
 //! - [`failure`]: why a call failed.
 
@@ -34,6 +35,7 @@ pub mod member;
 pub mod membership;
 pub mod pages;
 pub mod reads;
+pub mod shares;
 pub mod standing;
 pub mod succession;
 pub mod view;
@@ -53,6 +55,7 @@ use tokio::sync::{Mutex, watch};
 use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
+use self::shares::Callers;
 use crate::config::{Config, StorageConfig, Timing};
 use crate::directory::{self, DirectoryLock, DirectoryOptions};
 use crate::error::Error;
@@ -134,6 +137,7 @@ pub struct Peer {
     pub log: Log,
     /// What the data directory takes.
     pub disk: Disk,
+    pub(crate) callers: Callers,
     pub(crate) transport: Transport,
     settings: Settings,
     member: ArcSwapOption<Member>,
@@ -243,6 +247,7 @@ impl Peer {
             identity: Arc::new(identity),
             log: opened.log,
             disk: opened.disk,
+            callers: Callers::default(),
             transport,
             settings,
             member: ArcSwapOption::empty(),

@@ -19,13 +19,14 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::failure::Failure;
+use super::shares::{Caller, Pool, Refused, Resource};
 use super::view::View;
 use crate::log::lock;
 use crate::raft::network::{Network, Transport};
 use crate::raft::types::LogId;
 use crate::raft::wire::log_id_from_wire;
 
-/// Readers that wait for the next round.
+/// Readers that wait, of which each caller has its part ([`super::shares`]).
 pub const MAX_WAITING: usize = 8192;
 /// How long one round may take.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(2);
@@ -47,6 +48,7 @@ type Answer = oneshot::Sender<Result<ReadPoint, Failure>>;
 #[derive(Debug)]
 pub struct ReadIndex {
     waiting: mpsc::Sender<Answer>,
+    readers: Pool,
     /// When the newest round began that this peer also applied.
     confirmed: Mutex<Option<Instant>>,
 }
@@ -55,7 +57,8 @@ impl ReadIndex {
     /// The readers' side, and the task that runs the rounds until it is cancelled.
     pub fn new(view: View, network: Network, stop: CancellationToken) -> (Arc<Self>, impl Future<Output = ()>) {
         let (waiting, readers) = mpsc::channel(MAX_WAITING);
-        let this = Arc::new(Self { waiting, confirmed: Mutex::new(None) });
+        let this =
+            Arc::new(Self { waiting, readers: Pool::new(Resource::Reads, MAX_WAITING), confirmed: Mutex::new(None) });
         (this, async move {
             tokio::select! {
                 () = stop.cancelled() => {}
@@ -68,12 +71,19 @@ impl ReadIndex {
     ///
     /// # Errors
     /// Unavailable without a leader or a quorum, Overloaded with too many readers.
-    pub async fn next_round(&self) -> Result<ReadPoint, Failure> {
+    pub async fn next_round(&self, caller: &Caller) -> Result<ReadPoint, Failure> {
+        let overloaded = |refused: &dyn std::fmt::Display| {
+            let what = format!(
+                "{refused} has as many reads waiting for confirmation as it may have, of {MAX_WAITING}; wait for some of \
+                 them, then ask again"
+            );
+            Failure::new(Kind::Overloaded, what)
+        };
+        let _held = self.readers.take(caller, 1).map_err(|refused| overloaded(&refused))?;
         let (answer, point) = oneshot::channel();
         self.waiting.try_send(answer).map_err(|e| match e {
-            mpsc::error::TrySendError::Full(_) => {
-                Failure::new(Kind::Overloaded, format!("{MAX_WAITING} reads are waiting for confirmation already"))
-            }
+            // Readers that gave up are still in line.
+            mpsc::error::TrySendError::Full(_) => overloaded(&Refused::Full),
             mpsc::error::TrySendError::Closed(_) => Failure::unavailable("the peer is stopping"),
         })?;
         point.await.map_err(|_| Failure::unavailable("the peer is stopping"))?

@@ -16,8 +16,9 @@ use openraft::vote::leader_id_std::CommittedLeaderId;
 use openraft::{OptionalSend, RaftTypeConfig};
 use prost::Message;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
+use crate::peer::shares::Held;
 use crate::state::command::{self as state, Outcome};
 
 /// lake's instantiation of openraft. Written out, since openraft's macro cannot name a [`Reply`].
@@ -131,7 +132,7 @@ pub struct Reply<T> {
 }
 
 /// What a command in flight counts against.
-pub type Counted = [OwnedSemaphorePermit; 2];
+pub type Counted = [Held; 2];
 
 impl<T> Reply<T> {
     /// The reply, and where it arrives.

@@ -24,6 +24,7 @@ use crate::peer::Peer;
 use crate::peer::duties::Mortal;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
+use crate::peer::shares::Caller;
 
 /// Messages of one stream that are under way.
 pub const MAX_IN_FLIGHT: usize = 16;
@@ -42,13 +43,15 @@ pub fn open(
     request: Request<Streaming<v1::KeepAliveRequest>>,
 ) -> Result<Response<Answers>, Status> {
     let member = serving(peer, request.metadata())?;
+    let caller = peer.callers.at(request.remote_addr());
     let requests = request.into_inner();
-    Ok(Response::new(streams.open(|answers| serve(member, kind, requests, answers))?))
+    Ok(Response::new(streams.open(|answers| serve(member, caller, kind, requests, answers))?))
 }
 
 /// Serves one stream.
 async fn serve(
     member: Arc<Member>,
+    caller: Caller,
     kind: Mortal,
     mut requests: Streaming<v1::KeepAliveRequest>,
     answers: Messages<v1::KeepAliveResponse>,
@@ -63,7 +66,7 @@ async fn serve(
             }
             message = requests.message(), if open && in_flight.len() < MAX_IN_FLIGHT => {
                 match message {
-                    Ok(Some(message)) => in_flight.push_back(answer(member.clone(), kind, message, clock::now())),
+                    Ok(Some(message)) => in_flight.push_back(answer(member.clone(), caller.clone(), kind, message, clock::now())),
                     Ok(None) => open = false,
                     Err(_) => return,
                 }
@@ -80,11 +83,12 @@ async fn serve(
 
 async fn answer(
     member: Arc<Member>,
+    caller: Caller,
     kind: Mortal,
     request: v1::KeepAliveRequest,
     arrived: Instant,
 ) -> Result<v1::KeepAliveResponse, Failure> {
-    let kept = member.keep_alive(kind, &request.ids, arrived).await?;
+    let kept = member.keep_alive(kind, &request.ids, &caller, arrived).await?;
     Ok(v1::KeepAliveResponse {
         header: Some(member.header(kept.revision)),
         alive: kept.alive,

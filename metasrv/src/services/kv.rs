@@ -1,7 +1,7 @@
 //! The `Kv` service: reads on any peer, transactions on the leader.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lake_client::store::{Consistency, ReadOptions, Snapshot};
 use lake_proto::kv::Txn;
@@ -12,10 +12,11 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::streams::Streams;
-use super::{deadline, pipeline, serving};
+use super::{call, pipeline, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
+use crate::peer::shares::Call;
 
 /// Serves one peer's map.
 pub struct KvService {
@@ -49,12 +50,8 @@ pub(super) fn read_options(options: Option<v1::ReadOptions>) -> Result<ReadOptio
 }
 
 /// One entry.
-pub(super) async fn get(
-    member: &Member,
-    request: v1::GetRequest,
-    deadline: Instant,
-) -> Result<v1::GetResponse, Failure> {
-    let (revision, entry) = member.get(&request.key, read_options(request.options)?, deadline).await?;
+pub(super) async fn get(member: &Member, request: v1::GetRequest, call: &Call) -> Result<v1::GetResponse, Failure> {
+    let (revision, entry) = member.get(&request.key, read_options(request.options)?, call).await?;
     Ok(v1::GetResponse { header: Some(member.header(revision)), entry: entry.map(Into::into) })
 }
 
@@ -62,22 +59,18 @@ pub(super) async fn get(
 pub(super) async fn batch_get(
     member: &Member,
     request: v1::BatchGetRequest,
-    deadline: Instant,
+    call: &Call,
 ) -> Result<v1::BatchGetResponse, Failure> {
-    let (revision, entries) = member.batch_get(&request.keys, read_options(request.options)?, deadline).await?;
+    let (revision, entries) = member.batch_get(&request.keys, read_options(request.options)?, call).await?;
     let entries = entries.into_iter().map(Into::into).collect();
     Ok(v1::BatchGetResponse { header: Some(member.header(revision)), entries })
 }
 
 /// A transaction.
-pub(super) async fn txn(
-    member: &Member,
-    request: v1::TxnRequest,
-    deadline: Instant,
-) -> Result<v1::TxnResponse, Failure> {
+pub(super) async fn txn(member: &Member, request: v1::TxnRequest, call: &Call) -> Result<v1::TxnResponse, Failure> {
     let txn = request.txn.ok_or_else(|| Failure::invalid("the request has no transaction"))?;
     let txn = Txn::try_from(txn).map_err(Failure::invalid)?;
-    let result = member.commit(txn, request.stamp.map(Into::into), deadline).await?;
+    let result = member.commit(txn, request.stamp.map(Into::into), call).await?;
     let header = member.header(result.revision);
     Ok(result.into_response(Some(header)))
 }
@@ -85,24 +78,24 @@ pub(super) async fn txn(
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<v1::GetResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = self.member(request.metadata())?;
-        Ok(Response::new(get(&member, request.into_inner(), deadline).await?))
+        Ok(Response::new(get(&member, request.into_inner(), &call).await?))
     }
 
     async fn batch_get(&self, request: Request<v1::BatchGetRequest>) -> Result<Response<v1::BatchGetResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = self.member(request.metadata())?;
-        Ok(Response::new(batch_get(&member, request.into_inner(), deadline).await?))
+        Ok(Response::new(batch_get(&member, request.into_inner(), &call).await?))
     }
 
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = self.member(request.metadata())?;
         let request = request.into_inner();
         let token = Some(request.page.as_str()).filter(|page| !page.is_empty());
         let options = read_options(request.options)?;
-        let page = member.list(&request.prefix, token, request.limit, options, deadline).await?;
+        let page = member.list(&request.prefix, token, request.limit, options, &call).await?;
         Ok(Response::new(v1::ListResponse {
             header: Some(member.header(page.revision)),
             entries: page.entries.into_iter().map(Into::into).collect(),
@@ -114,10 +107,10 @@ impl Kv for KvService {
         &self,
         request: Request<v1::OpenSnapshotRequest>,
     ) -> Result<Response<v1::OpenSnapshotResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = self.member(request.metadata())?;
         let options = read_options(request.into_inner().options)?;
-        let (revision, snapshot) = member.open_snapshot(options, deadline).await?;
+        let (revision, snapshot) = member.open_snapshot(options, &call).await?;
         let header = Some(member.header(revision));
         Ok(Response::new(v1::OpenSnapshotResponse { header, snapshot: snapshot.to_wire() }))
     }
@@ -133,9 +126,9 @@ impl Kv for KvService {
     }
 
     async fn txn(&self, request: Request<v1::TxnRequest>) -> Result<Response<v1::TxnResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = self.member(request.metadata())?;
-        Ok(Response::new(txn(&member, request.into_inner(), deadline).await?))
+        Ok(Response::new(txn(&member, request.into_inner(), &call).await?))
     }
 
     type PipelineStream = ReceiverStream<Result<v1::PipelineResponses, Status>>;
@@ -145,7 +138,8 @@ impl Kv for KvService {
         request: Request<Streaming<v1::PipelineRequests>>,
     ) -> Result<Response<Self::PipelineStream>, Status> {
         let member = self.member(request.metadata())?;
-        let stream = self.streams.open(|answers| pipeline::serve(member, request.into_inner(), answers))?;
+        let caller = self.peer.callers.at(request.remote_addr());
+        let stream = self.streams.open(|answers| pipeline::serve(member, caller, request.into_inner(), answers))?;
         Ok(Response::new(stream))
     }
 }

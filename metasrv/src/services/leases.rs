@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::kv::read_options;
 use super::streams::Streams;
-use super::{deadline, keep_alive, serving};
+use super::{call, keep_alive, serving};
 use crate::peer::Peer;
 use crate::peer::duties::Mortal;
 
@@ -28,11 +28,11 @@ impl LeasesService {
 #[tonic::async_trait]
 impl Leases for LeasesService {
     async fn grant(&self, request: Request<v1::GrantLeaseRequest>) -> Result<Response<v1::GrantLeaseResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = serving(&self.peer, request.metadata())?;
         let request = request.into_inner();
         let stamp = request.stamp.map(Into::into);
-        let id = member.grant_lease(request.ttl_ms, request.holder, stamp, deadline).await?;
+        let id = member.grant_lease(request.ttl_ms, request.holder, stamp, &call).await?;
         Ok(Response::new(v1::GrantLeaseResponse { header: Some(member.header(id)), id }))
     }
 
@@ -40,10 +40,10 @@ impl Leases for LeasesService {
         &self,
         request: Request<v1::RevokeLeaseRequest>,
     ) -> Result<Response<v1::RevokeLeaseResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = serving(&self.peer, request.metadata())?;
         let request = request.into_inner();
-        let (revision, existed) = member.revoke_lease(request.id, request.stamp.map(Into::into), deadline).await?;
+        let (revision, existed) = member.revoke_lease(request.id, request.stamp.map(Into::into), &call).await?;
         Ok(Response::new(v1::RevokeLeaseResponse { header: Some(member.header(revision)), existed }))
     }
 
@@ -57,11 +57,11 @@ impl Leases for LeasesService {
     }
 
     async fn list(&self, request: Request<v1::ListLeasesRequest>) -> Result<Response<v1::ListLeasesResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = serving(&self.peer, request.metadata())?;
         let request = request.into_inner();
         let options = read_options(request.options)?;
-        let part = member.list_leases(request.after, request.limit, options, deadline).await?;
+        let part = member.list_leases(request.after, request.limit, options, &call).await?;
         let leases = part.items.into_iter().map(|(lease, remaining)| v1::Lease {
             id: lease.id,
             ttl_ms: lease.ttl_ms,

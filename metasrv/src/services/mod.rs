@@ -3,7 +3,7 @@
 //! - [`kv`] with [`pipeline`], [`watch`], [`cluster`], [`snapshots`]: for clients; [`raft`]: for the other peers;
 //! - [`leases`], [`sessions`] with [`keep_alive`], [`scopes`], [`quotas`]: for clients, too;
 //! - [`streams`]: who serves a stream of answers, and for how long;
-//! - this file: the secret's check, a call's deadline, and the member that serves.
+//! - this file: the secret's check, who calls and until when, and the member that serves.
 
 pub mod cluster;
 pub mod keep_alive;
@@ -34,6 +34,7 @@ use lake_client::secret::Secret;
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
+use crate::peer::shares::Call;
 
 /// A call without a deadline gets this one.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
@@ -89,6 +90,11 @@ pub fn serving(peer: &Peer, metadata: &MetadataMap) -> Result<Arc<Member>, Failu
         }
         _ => Ok(member),
     }
+}
+
+/// Who makes a call, and when it has to be answered.
+pub fn call<T>(peer: &Peer, request: &Request<T>) -> Call {
+    Call { caller: peer.callers.at(request.remote_addr()), deadline: deadline(request.metadata()) }
 }
 
 /// When a call has to be answered: a little before its `grpc-timeout`.

@@ -26,6 +26,7 @@ use super::streams::Messages;
 use super::{DEFAULT_DEADLINE, MAX_DEADLINE};
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
+use crate::peer::shares::{Call, Caller};
 
 /// Requests of one stream that are under way.
 pub const MAX_IN_FLIGHT: usize = 1024;
@@ -35,6 +36,7 @@ const MESSAGE_BYTES: usize = 1 << 20;
 /// Serves one stream.
 pub async fn serve(
     member: Arc<Member>,
+    caller: Caller,
     mut requests: Streaming<v1::PipelineRequests>,
     answers: Messages<v1::PipelineResponses>,
 ) {
@@ -50,7 +52,7 @@ pub async fn serve(
                 Ok(Some(message)) => {
                     for request in message.requests {
                         if in_flight.len() < MAX_IN_FLIGHT {
-                            in_flight.push(answer(member.clone(), request));
+                            in_flight.push(answer(member.clone(), caller.clone(), request));
                         } else {
                             ready.push(overloaded(request.id));
                         }
@@ -79,17 +81,21 @@ pub async fn serve(
 }
 
 /// Answers one request.
-fn answer(member: Arc<Member>, request: v1::PipelineRequest) -> BoxFuture<'static, v1::PipelineResponse> {
+fn answer(
+    member: Arc<Member>,
+    caller: Caller,
+    request: v1::PipelineRequest,
+) -> BoxFuture<'static, v1::PipelineResponse> {
     let timeout = match request.timeout_ms {
         0 => DEFAULT_DEADLINE,
         millis => Duration::from_millis(millis).min(MAX_DEADLINE),
     };
-    let deadline = clock::now() + timeout;
+    let call = Call { caller, deadline: clock::now() + timeout };
     async move {
         let response = match request.request {
-            Some(Request::Get(get)) => kv::get(&member, get, deadline).await.map(Response::Get),
-            Some(Request::BatchGet(get)) => kv::batch_get(&member, get, deadline).await.map(Response::BatchGet),
-            Some(Request::Txn(txn)) => kv::txn(&member, txn, deadline).await.map(Response::Txn),
+            Some(Request::Get(get)) => kv::get(&member, get, &call).await.map(Response::Get),
+            Some(Request::BatchGet(get)) => kv::batch_get(&member, get, &call).await.map(Response::BatchGet),
+            Some(Request::Txn(txn)) => kv::txn(&member, txn, &call).await.map(Response::Txn),
             None => Err(Failure::invalid("the stream has a request of an unknown kind")),
         };
         let response = response.unwrap_or_else(|failure| Response::Error(failure.into()));

@@ -7,7 +7,7 @@ use lake_proto::v1::scopes_server::Scopes;
 use tonic::{Request, Response, Status};
 
 use super::kv::read_options;
-use super::{deadline, serving};
+use super::{call, serving};
 use crate::peer::Peer;
 
 /// Tells one peer's scopes.
@@ -25,11 +25,11 @@ impl ScopesService {
 #[tonic::async_trait]
 impl Scopes for ScopesService {
     async fn list(&self, request: Request<v1::ListScopesRequest>) -> Result<Response<v1::ListScopesResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = serving(&self.peer, request.metadata())?;
         let request = request.into_inner();
         let options = read_options(request.options)?;
-        let part = member.list_scopes(&request.prefix, &request.after, request.limit, options, deadline).await?;
+        let part = member.list_scopes(&request.prefix, &request.after, request.limit, options, &call).await?;
         Ok(Response::new(v1::ListScopesResponse {
             header: Some(member.header(part.revision)),
             scopes: part.items.into_iter().map(Into::into).collect(),

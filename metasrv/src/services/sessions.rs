@@ -7,7 +7,7 @@ use lake_proto::v1::sessions_server::Sessions;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::streams::Streams;
-use super::{deadline, keep_alive, serving};
+use super::{call, keep_alive, serving};
 use crate::peer::Peer;
 use crate::peer::duties::Mortal;
 
@@ -30,10 +30,10 @@ impl Sessions for SessionsService {
         &self,
         request: Request<v1::OpenSessionRequest>,
     ) -> Result<Response<v1::OpenSessionResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = serving(&self.peer, request.metadata())?;
         let request = request.into_inner();
-        let id = member.open_session(request.ttl_ms, request.holder, deadline).await?;
+        let id = member.open_session(request.ttl_ms, request.holder, &call).await?;
         Ok(Response::new(v1::OpenSessionResponse { header: Some(member.header(id)), id }))
     }
 
@@ -41,9 +41,9 @@ impl Sessions for SessionsService {
         &self,
         request: Request<v1::CloseSessionRequest>,
     ) -> Result<Response<v1::CloseSessionResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let call = call(&self.peer, &request);
         let member = serving(&self.peer, request.metadata())?;
-        let (revision, existed) = member.close_session(request.into_inner().id, deadline).await?;
+        let (revision, existed) = member.close_session(request.into_inner().id, &call).await?;
         Ok(Response::new(v1::CloseSessionResponse { header: Some(member.header(revision)), existed }))
     }
 

@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 
 use super::kv::read_options;
 use super::streams::{Messages, Streams};
-use super::{deadline, serving};
+use super::{call, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
 use crate::raft::state_machine::Applied;
@@ -54,7 +54,7 @@ impl Snapshots for SnapshotsService {
     type SaveStream = ReceiverStream<Result<v1::SaveResponse, Status>>;
 
     async fn save(&self, request: Request<v1::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
-        let (deadline, member) = (deadline(request.metadata()), serving(&self.peer, request.metadata())?);
+        let (call, member) = (call(&self.peer, &request), serving(&self.peer, request.metadata())?);
         let options = read_options(request.into_inner().options)?;
         let turn = self.turns.clone().try_acquire_owned().map_err(|_| {
             let what = format!(
@@ -64,7 +64,7 @@ impl Snapshots for SnapshotsService {
             );
             Failure::new(Kind::Overloaded, what)
         })?;
-        let applied = member.read(options, deadline).await?;
+        let applied = member.read(options, &call).await?;
         let cluster_id = member.cluster_id.clone();
         let stream = self.streams.open(|messages| send(applied, cluster_id, messages, turn))?;
         Ok(Response::new(stream))

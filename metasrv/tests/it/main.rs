@@ -20,6 +20,7 @@ mod leases;
 mod listings;
 mod membership;
 mod membership_kills;
+mod overload;
 mod power_cut;
 mod refusals;
 mod rescue;

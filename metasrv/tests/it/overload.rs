@@ -1,0 +1,182 @@
+//! A greedy caller and a modest one: the first is told that it asks for too much, the second does not notice.
+
+use std::time::Duration;
+
+use crate::support::{TestCluster, eventually, kind};
+use futures::StreamExt;
+use lake_metasrv::config::Config;
+use lake_proto::kv::{Op, Txn};
+use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
+use lake_proto::v1::pipeline_request::Request as Wanted;
+use lake_proto::v1::pipeline_response::Response as Got;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// How many requests there are on each of the greedy caller's connections, and how many connections.
+const REQUESTS: u64 = 1000;
+const GREEDY: u64 = 8;
+/// Requests of the modest one at once.
+const MODEST: u64 = 10;
+
+/// A leader that keeps its lead for as long as a test takes, though no quorum answers it.
+fn patient(config: &mut Config) {
+    config.timing.election_timeout_min = Duration::from_secs(59);
+    config.timing.election_timeout_max = Duration::from_secs(60);
+}
+
+fn put(key: String) -> Wanted {
+    let txn = Txn { then: vec![Op::put(key, "1")], ..Txn::default() };
+    Wanted::Txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None })
+}
+
+fn get() -> Wanted {
+    Wanted::Get(v1::GetRequest { key: "/kv/a".to_owned(), options: None })
+}
+
+/// One connection with requests on one stream. How each was answered is told as it comes; the stream ends with the last.
+struct Caller {
+    answers: mpsc::UnboundedReceiver<Result<(), Kind>>,
+    /// Of those that have come.
+    refused: u64,
+    done: u64,
+    task: JoinHandle<()>,
+    asks: mpsc::Sender<v1::PipelineRequests>,
+}
+
+impl Caller {
+    async fn new(cluster: &TestCluster, leader: u64) -> Self {
+        let (asks, requests) = mpsc::channel(4);
+        let mut kv = cluster.kv(leader);
+        let (told, answers) = mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            let mut responses = kv.pipeline(ReceiverStream::new(requests)).await.unwrap().into_inner();
+            while let Some(Ok(message)) = responses.next().await {
+                for response in message.responses {
+                    let answer = match response.response.unwrap() {
+                        Got::Error(error) => Err(error.detail.unwrap().kind()),
+                        _ => Ok(()),
+                    };
+                    let _ = told.send(answer);
+                }
+            }
+        });
+        Self { answers, refused: 0, done: 0, task, asks }
+    }
+
+    async fn ask(&self, count: u64, wanted: impl Fn(u64) -> Wanted) {
+        let requests =
+            (0..count).map(|id| v1::PipelineRequest { id, timeout_ms: 120_000, request: Some(wanted(id)) }).collect();
+        self.asks.send(v1::PipelineRequests { requests }).await.unwrap();
+    }
+
+    /// Takes note of what has come.
+    fn look(&mut self) {
+        while let Ok(answer) = self.answers.try_recv() {
+            match answer {
+                Ok(()) => self.done += 1,
+                Err(Kind::Overloaded) => self.refused += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+async fn end(callers: Vec<Caller>) {
+    for caller in callers {
+        drop(caller.asks);
+        caller.task.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_greedy_caller_is_refused_and_a_modest_one_gets_in() {
+    let mut cluster = TestCluster::founded(3, patient).await;
+    cluster.put("/kv/a", "1").await;
+    let leader = cluster.leader().await;
+    let followers: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
+    for id in &followers {
+        cluster.stop(*id).await;
+    }
+    let in_flight = || cluster.running[&leader].peer().member().unwrap().in_flight() as u64;
+
+    // Nothing is committed now: all that is taken in stays in flight.
+    let mut greedy = Vec::new();
+    for n in 0..GREEDY {
+        let caller = Caller::new(&cluster, leader).await;
+        caller.ask(REQUESTS, |id| put(format!("/kv/greedy/{n}/{id}"))).await;
+        greedy.push(caller);
+    }
+    let all = REQUESTS * GREEDY;
+    let greedy = tokio::sync::Mutex::new(greedy);
+    let refused = eventually("everything to be taken in or refused", async || {
+        let mut greedy = greedy.lock().await;
+        greedy.iter_mut().for_each(Caller::look);
+        let refused: u64 = greedy.iter().map(|caller| caller.refused).sum();
+        (refused + in_flight() == all).then_some(refused)
+    })
+    .await;
+    let taken = all - refused;
+    assert!(taken >= 1000 && refused >= 1000, "{taken} taken in, {refused} refused");
+
+    let modest = Caller::new(&cluster, leader).await;
+    modest.ask(MODEST, |id| put(format!("/kv/modest/{id}"))).await;
+    let modest = tokio::sync::Mutex::new(modest);
+    eventually("the modest one's to be taken in", async || {
+        let mut modest = modest.lock().await;
+        modest.look();
+        assert_eq!(modest.refused, 0);
+        (in_flight() == taken + MODEST).then_some(())
+    })
+    .await;
+
+    for id in followers {
+        cluster.start(id).await;
+    }
+    let (mut modest, mut greedy) = (modest.into_inner(), greedy.into_inner());
+    while modest.done < MODEST || greedy.iter().map(|caller| caller.done).sum::<u64>() < taken {
+        modest.look();
+        greedy.iter_mut().for_each(Caller::look);
+        assert_eq!(modest.refused, 0);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    greedy.push(modest);
+    end(greedy).await;
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_of_a_greedy_caller_keep_nobody_elses_out() {
+    let mut cluster = TestCluster::founded(3, patient).await;
+    cluster.put("/kv/a", "1").await;
+    let leader = cluster.leader().await;
+    for id in (1..=3).filter(|id| *id != leader) {
+        cluster.stop(id).await;
+    }
+    // Rounds end without a quorum after a while, and their readers ask for another one: all that are let in stay.
+    let mut greedy = Vec::new();
+    for _ in 0..3 * GREEDY {
+        let caller = Caller::new(&cluster, leader).await;
+        caller.ask(REQUESTS, |_| get()).await;
+        greedy.push(caller);
+    }
+    let greedy = tokio::sync::Mutex::new(greedy);
+    eventually("some to be refused on each connection", async || {
+        let mut greedy = greedy.lock().await;
+        greedy.iter_mut().for_each(Caller::look);
+        greedy.iter().all(|caller| caller.refused > 0).then_some(())
+    })
+    .await;
+    // A modest one is let in: what it is told, in the end, is that no quorum answers.
+    let mut kv = cluster.kv(leader);
+    for _ in 0..20 {
+        let mut request = tonic::Request::new(v1::GetRequest { key: "/kv/a".to_owned(), options: None });
+        request.set_timeout(Duration::from_millis(200));
+        assert_eq!(kind(&kv.get(request).await.unwrap_err()), Kind::Unavailable);
+    }
+    for caller in greedy.into_inner() {
+        caller.task.abort();
+    }
+    cluster.stop_all().await;
+}
