@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""What a metadata cluster does at its limits: three peers on this machine, every write synced.
+"""What a metadata cluster does at its limits: peers on this machine, three unless said otherwise, every write synced.
 
     src/bench/meta/limits.py target/dist/lake failover [--kills 20]
     src/bench/meta/limits.py target/dist/lake elections [--minutes 10] [--clients 64]
-    src/bench/meta/limits.py target/dist/lake size [--keys 1000000]
+    src/bench/meta/limits.py target/dist/lake size [--keys 1000000] [--peers 3]
+    src/bench/meta/limits.py target/dist/lake snapshot [--keys 1000000] [--seconds 90]
 
 failover   the leader is killed with SIGKILL under load, again and again: how long nothing succeeds
 elections  full load for some minutes: how often the leader changes
 size       so many keys of 256 B: memory and disk per peer, latency of cas beside that at 1,000 keys, with a snapshot being
            written and without, and the time from all killed to serving
+snapshot   so many keys of 256 B, then cas in windows of some two seconds: p99 of those in which a peer wrote a snapshot beside
+           those in which none did
+
+Options for the peers, such as other election times, stand behind `--`.
 """
 
 import argparse
+import datetime
 import json
 import pathlib
 import re
@@ -39,10 +45,10 @@ def free_ports(count):
 
 
 class Cluster:
-    def __init__(self, lake, directory):
-        self.lake, self.directory = lake, directory
-        self.ports = free_ports(6)
-        self.at = ",".join(f"127.0.0.1:{self.ports[2 * n]}" for n in range(3))
+    def __init__(self, lake, directory, count, options):
+        self.lake, self.directory, self.count, self.options = lake, directory, count, options
+        self.ports = free_ports(2 * count)
+        self.at = ",".join(f"127.0.0.1:{self.ports[2 * n]}" for n in range(count))
         self.peers = {}
 
     def start(self, peer):
@@ -50,11 +56,11 @@ class Cluster:
         log = open(self.directory / f"peer-{peer}.log", "a")
         self.peers[peer] = subprocess.Popen(
             [self.lake, "metasrv", "--id", str(peer), "--dir", str(self.directory / f"peer-{peer}"),
-             "--listen", f"127.0.0.1:{grpc}", "--raft-listen", f"127.0.0.1:{raft}"],
+             "--listen", f"127.0.0.1:{grpc}", "--raft-listen", f"127.0.0.1:{raft}", *self.options],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def found(self):
-        for peer in (1, 2, 3):
+        for peer in range(1, self.count + 1):
             self.start(peer)
         self.wait("founding", lambda: self.meta("init").returncode == 0)
         self.wait("a leader", self.leader)
@@ -82,7 +88,7 @@ class Cluster:
 
     def serving(self):
         peers = self.status()
-        return sorted(p["role"] for p in peers) == ["follower", "follower", "leader"]
+        return sorted(p["role"] for p in peers) == (self.count - 1) * ["follower"] + ["leader"]
 
     def wait(self, what, check):
         until = time.monotonic() + PATIENCE_SECONDS
@@ -112,6 +118,18 @@ class Cluster:
         def size(directory):
             return sum(f.stat().st_blocks * 512 for f in directory.rglob("*") if f.is_file()) / 2**20
         return [size(self.directory / f"peer-{peer}") for peer in self.peers]
+
+
+    def snapshots(self):
+        """When each snapshot of each peer was being written, in seconds since 1970."""
+        written = []
+        for log in self.directory.glob("peer-*.log"):
+            for line in log.read_text().splitlines():
+                line = re.sub(r"\x1b\[[0-9;]*m", "", line)
+                if "snapshot written" in line:
+                    at = datetime.datetime.fromisoformat(line.split()[0].replace("Z", "+00:00")).timestamp()
+                    written.append((at - int(re.search(r"millis=(\d+)", line)[1]) / 1000, at))
+        return sorted(written)
 
 
 def finished(process):
@@ -182,21 +200,50 @@ def size(cluster, args):
         figures("after a restart")
 
 
+def snapshot(cluster, args):
+    cluster.measure(load="cas", clients=16, keys=args.keys, seconds=1)
+    windows = []
+    until = time.monotonic() + args.seconds
+    while time.monotonic() < until:
+        began = time.time()
+        done = cluster.measure(load="cas", clients=16, keys=1000, seconds=2, warmup=0.2)
+        windows.append((began, time.time(), done))
+    beside, alone = [], []
+    for began, ended, done in windows:
+        busy = any(first < ended and last > began for first, last in cluster.snapshots())
+        (beside if busy else alone).append(done)
+    if not beside or not alone:
+        sys.exit(f"{len(beside)} windows beside a snapshot, {len(alone)} without: nothing to compare; take more --seconds")
+
+    def median(runs, figure):
+        return statistics.median(run[figure] for run in runs)
+
+    for what, runs in (("without a snapshot", alone), ("beside one", beside)):
+        print(f"{len(runs)} windows {what}: {median(runs, 'per_second'):,.0f} cas per s, p50 {median(runs, 'p50_ms'):.2f} ms, "
+              f"p99 {median(runs, 'p99_ms'):.2f} ms")
+    longest = max(last - first for first, last in cluster.snapshots())
+    print(f"p99 is {median(beside, 'p99_ms') / median(alone, 'p99_ms'):.2f} times that without; the longest snapshot took "
+          f"{longest:.1f} s")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lake", type=pathlib.Path)
-    parser.add_argument("what", choices=["failover", "elections", "size"])
+    parser.add_argument("what", choices=["failover", "elections", "size", "snapshot"])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--peers", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--keep", action="store_true", help="keep the directory of logs and data")
-    args = parser.parse_args()
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, options = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1:]
     directory = pathlib.Path(tempfile.mkdtemp(prefix="lake-limits-"))
-    cluster = Cluster(str(args.lake.resolve()), directory)
+    cluster = Cluster(str(args.lake.resolve()), directory, args.peers, options)
     try:
         cluster.found()
-        {"failover": failover, "elections": elections, "size": size}[args.what](cluster, args)
+        {"failover": failover, "elections": elections, "size": size, "snapshot": snapshot}[args.what](cluster, args)
     finally:
         cluster.stop()
         if not args.keep:
