@@ -48,6 +48,7 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use tokio::sync::{Mutex, watch};
 
+use self::counters::Counter;
 use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
@@ -132,6 +133,8 @@ pub struct Peer {
     pub log: Log,
     /// What the data directory takes.
     pub disk: Disk,
+    /// Questions who leads that this peer was asked.
+    pub leader_questions: Counter,
     pub(crate) transport: Transport,
     settings: Settings,
     member: ArcSwapOption<Member>,
@@ -241,6 +244,7 @@ impl Peer {
             identity: Arc::new(identity),
             log: opened.log,
             disk: opened.disk,
+            leader_questions: Counter::default(),
             transport,
             settings,
             member: ArcSwapOption::empty(),
