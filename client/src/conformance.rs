@@ -25,6 +25,8 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Writers that count on one key at once, and how far each counts.
 const WRITERS: u64 = 8;
 const COUNTS: u64 = 5;
+/// How often a listing may have to begin again.
+const MAX_BEGINNINGS: u32 = 20;
 
 /// Holds a store to all of it.
 ///
@@ -260,9 +262,16 @@ impl Suite {
             );
             assert!(all.iter().all(|entry| entry.value == "v" && entry.version == 1));
         }
-        let (mut paged, mut page) = (Vec::new(), None);
+        let (mut paged, mut page, mut beginnings) = (Vec::new(), None, 1);
         loop {
-            let read = self.store.list(&format!("{root}/"), page.as_deref(), 3, fresh(), soon()).await.expect("a page");
+            let read = match self.store.list(&format!("{root}/"), page.as_deref(), 3, fresh(), soon()).await {
+                Err(Error::SnapshotExpired { .. }) if page.is_some() && beginnings < MAX_BEGINNINGS => {
+                    (paged, page) = (Vec::new(), None);
+                    beginnings += 1;
+                    continue;
+                }
+                read => read.expect("a page"),
+            };
             assert!(read.value.entries.len() <= 3 && !read.value.entries.is_empty(), "{:?}", read.value);
             paged.extend(read.value.entries.into_iter().map(|entry| entry.key));
             page = read.value.next;
@@ -350,9 +359,19 @@ impl Suite {
         failed(self.run(vec![since(done)], both()).await);
     }
 
+    /// What is held for a reader may be gone with the peer that held it: then it begins again, as every caller has to.
     async fn pages_and_snapshots(&self) {
+        for n in 1.. {
+            match self.pages_and_snapshots_once(n).await {
+                Err(Error::SnapshotExpired { .. }) if n < MAX_BEGINNINGS => {}
+                done => return done.expect("pages and reads of one revision"),
+            }
+        }
+    }
+
+    async fn pages_and_snapshots_once(&self, n: u32) -> Result<(), Error> {
         let can = self.store.capabilities();
-        let prefix = self.key("pages/");
+        let prefix = self.key(&format!("pages/{n}/"));
         for i in 0..6 {
             self.put(&format!("{prefix}{i}"), "before").await;
         }
@@ -371,7 +390,7 @@ impl Suite {
         let mut rest = Vec::new();
         let mut page = first.value.next;
         while let Some(token) = page {
-            let read = self.store.list(&prefix, Some(&token), 2, fresh(), soon()).await.expect("the next page");
+            let read = self.store.list(&prefix, Some(&token), 2, fresh(), soon()).await?;
             assert!(!can.consistent_listing || read.revision == first.revision, "every page at one revision");
             rest.extend(read.value.entries);
             page = read.value.next;
@@ -393,21 +412,22 @@ impl Suite {
             refused(self.store.get(&prefix, ReadOptions { min_revision: 1, ..fresh() }, soon()).await);
         }
 
-        let Some(snapshot) = snapshot else { return };
+        let Some(snapshot) = snapshot else { return Ok(()) };
         let at = ReadOptions::at(snapshot.value);
-        let all = self.store.list_all(&prefix, at, soon()).await.expect("a listing of the snapshot");
+        let all = self.store.list_all(&prefix, at, soon()).await?;
         assert_eq!((all.revision, all.value.len()), (snapshot.revision, 6));
         assert!(all.value.iter().all(|entry| entry.value == "before"));
-        let one = self.store.get(&format!("{prefix}4"), at, soon()).await.expect("a read of the snapshot");
+        let one = self.store.get(&format!("{prefix}4"), at, soon()).await?;
         assert!(one.value.is_some_and(|entry| entry.value == "before"), "it was there then");
         let keys = [format!("{prefix}9"), format!("{prefix}1")];
-        let two = self.store.batch_get(&keys, at, soon()).await.expect("a read of the snapshot");
+        let two = self.store.batch_get(&keys, at, soon()).await?;
         assert_eq!(two.value.iter().map(|entry| &entry.value[..]).collect::<Vec<_>>(), [b"before"]);
         // A store that keeps old states for everybody has nothing to let go.
         if self.store.close_snapshot(snapshot.value, soon()).await.expect("closing a snapshot") {
             let gone = self.store.get(&keys[0], at, soon()).await;
             assert!(matches!(gone, Err(Error::SnapshotExpired { .. })), "{gone:?}");
         }
+        Ok(())
     }
 
     async fn changes_told(&self) {

@@ -26,6 +26,11 @@ pub fn text(peer: &Peer) -> Result<String> {
         u64::from(peer.supported_feature_level()),
     )?;
     figures.gauge("member", "1 once the peer belongs to a cluster", u64::from(peer.member().is_some()))?;
+    figures.counter(
+        "leader_questions_total",
+        "Questions who leads that this peer was asked",
+        peer.leader_questions.get(),
+    )?;
     for latency in peer.log.latencies().all() {
         figures.registry.register(Box::new(latency.clone()))?;
     }

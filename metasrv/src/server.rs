@@ -146,7 +146,10 @@ impl Server {
                 SnapshotsService::new(peer.clone(), streams.clone()),
                 secret.clone(),
             ))
-            .add_service(ClusterServer::with_interceptor(ClusterService::new(peer.clone()), secret.clone()));
+            .add_service(ClusterServer::with_interceptor(
+                ClusterService::new(peer.clone(), stop.child_token()),
+                secret.clone(),
+            ));
         let raft_service = RaftServer::new(RaftService::new(peer.clone(), stop.child_token()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);

@@ -10,6 +10,36 @@ pub enum Cut {
     Silent,
     /// Connections are reset, new ones too.
     Reset,
+    /// Connections are reset, and nobody listens for new ones: who tries is told at once that nothing was sent.
+    Refuse,
+}
+
+impl Cut {
+    /// Whether those at both ends of a connection are told.
+    pub fn is_told(self) -> bool {
+        match self {
+            Cut::Silent => false,
+            Cut::Reset | Cut::Refuse => true,
+        }
+    }
+}
+
+/// Connections that break at a message: where there is nothing to guess about what had arrived by then.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AtMessage {
+    /// The probability for each message. One is a DATA frame of HTTP/2 with something in it: of gRPC a request or an answer,
+    /// or a part of a large one, or several that travel together.
+    pub chance: f64,
+    pub when: When,
+}
+
+/// When a connection breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum When {
+    /// The message does not arrive.
+    Before,
+    /// The message arrives, and nothing that follows from it comes back.
+    After,
 }
 
 /// What is wrong with a path. The default is a sound one.
@@ -29,6 +59,8 @@ pub struct Condition {
     /// The probability that a chunk, and with it all that follows on its connection, is held back until bytes of another
     /// connection have passed it, for at most [`HELD_BACK`].
     pub reorder: f64,
+    /// Connections break at a message.
+    pub at_message: Option<AtMessage>,
 }
 
 /// How long TCP waits at least before it sends a lost packet again.
@@ -74,6 +106,10 @@ impl Condition {
             loss: self.loss.max(other.loss),
             reset: self.reset.max(other.reset),
             reorder: self.reorder.max(other.reorder),
+            at_message: match (self.at_message, other.at_message) {
+                (Some(one), Some(two)) => Some(if two.chance > one.chance { two } else { one }),
+                (one, two) => one.or(two),
+            },
         }
     }
 
@@ -106,6 +142,7 @@ impl fmt::Display for Condition {
         match self.cut {
             Some(Cut::Silent) => parts.push("cut".to_owned()),
             Some(Cut::Reset) => parts.push("reset".to_owned()),
+            Some(Cut::Refuse) => parts.push("refused".to_owned()),
             None => {}
         }
         if !self.delay.is_zero() || !self.jitter.is_zero() {
@@ -122,6 +159,10 @@ impl fmt::Display for Condition {
         }
         if self.reorder > 0.0 {
             parts.push(format!("{:.0} % held back", self.reorder * 100.0));
+        }
+        if let Some(at) = self.at_message {
+            let when = if at.when == When::Before { "before" } else { "after" };
+            parts.push(format!("{:.0} % cut {when} a message", at.chance * 100.0));
         }
         f.write_str(if parts.is_empty() { "sound" } else { "" })?;
         f.write_str(&parts.join(", "))

@@ -20,6 +20,8 @@ pub struct Counts {
     pub resets: u64,
     /// Connections that broke by chance.
     pub breaks: u64,
+    /// Connections that broke at a message.
+    pub cut_messages: u64,
 }
 
 impl Counts {
@@ -34,6 +36,7 @@ impl Counts {
             (condition.loss > 0.0, since(|c| c.lost_chunks)),
             (condition.reset > 0.0, since(|c| c.breaks)),
             (condition.reorder > 0.0, since(|c| c.overtaken_chunks)),
+            (condition.at_message.is_some(), since(|c| c.cut_messages)),
         ];
         parts.into_iter().filter(|(meant, _)| *meant).map(|(_, done)| done).sum()
     }

@@ -12,6 +12,7 @@
 //! - [`condition`]: what happens on a path, as a value;
 //! - [`counts`]: what happened on a path;
 //! - [`proxy`]: listeners, connections, and the pumps that carry bytes;
+//! - `frames`: where a message ends, for faults between a request and its answer;
 //! - [`partition`]: which paths a partition cuts, as a function;
 //! - [`namespaces`]: the same for peers in network namespaces, where the kernel drops real packets;
 //! - this file: [`Fabric`], all links of a cluster, changed as one; [`Network`], either of the two.
@@ -25,6 +26,7 @@
 
 pub mod condition;
 mod counts;
+mod frames;
 pub mod namespaces;
 pub mod partition;
 mod proxy;

@@ -188,6 +188,9 @@ impl Namespaces {
         if condition.reorder > 0.0 {
             return Some("packets in network namespaces are not reordered; --cluster local:N does it".to_owned());
         }
+        if condition.at_message.is_some() {
+            return Some("packets in network namespaces are not read; --cluster local:N does it".to_owned());
+        }
         if is_slow(condition) { self.no_netem.clone() } else { None }
     }
 
@@ -277,7 +280,8 @@ fn rules(id: u64, conditions: &Conditions) -> String {
         };
         match condition.cut {
             Some(Cut::Silent) => rule("cut", "", "drop"),
-            Some(Cut::Reset) => rule("reset", "meta l4proto tcp", "reject with tcp reset"),
+            // What is reset while it is being made is refused.
+            Some(Cut::Reset | Cut::Refuse) => rule("reset", "meta l4proto tcp", "reject with tcp reset"),
             None => {}
         }
         let per_mille = |probability: f64| format!("numgen random mod 1000 < {}", (probability * 1000.0).ceil());

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::condition::{Cut, HELD_BACK};
 use super::counts::Counts;
+use super::frames::Frames;
 use super::{Conditions, Path};
 
 /// Most connections on one link; further ones are reset.
@@ -42,6 +43,7 @@ pub struct Counters {
     held_connections: AtomicU64,
     resets: AtomicU64,
     breaks: AtomicU64,
+    cut_messages: AtomicU64,
     /// Chunks that have arrived, of all connections: who is held back waits for others to arrive.
     arrived: watch::Sender<u64>,
 }
@@ -58,6 +60,7 @@ impl Counters {
             held_connections: of(&self.held_connections),
             resets: of(&self.resets),
             breaks: of(&self.breaks),
+            cut_messages: of(&self.cut_messages),
         }
     }
 }
@@ -78,14 +81,41 @@ pub(super) struct Link {
     pub seed: u64,
 }
 
-/// Accepts connections until told to stop, and ends them then.
+impl Link {
+    fn refuses(&self) -> bool {
+        self.conditions.borrow().get(&self.path).is_some_and(|condition| condition.cut == Some(Cut::Refuse))
+    }
+}
+
+/// Accepts connections until told to stop, and ends them then. While the path refuses, nobody listens.
 pub(super) async fn listen(listener: TcpListener, link: Link, stop: CancellationToken) {
     let mut connections = JoinSet::new();
     let mut made = 0u64;
-    loop {
+    let mut changes = link.conditions.clone();
+    let address = listener.local_addr();
+    let mut listening = Some(listener);
+    while !stop.is_cancelled() {
+        if link.refuses() {
+            listening = None;
+        } else if listening.is_none() {
+            match &address {
+                Ok(address) => {
+                    listening = TcpListener::bind(address).await.map_err(|e| cannot(&link, "listen", &e)).ok()
+                }
+                Err(e) => cannot(&link, "listen again", e),
+            }
+        }
+        let accepting = async {
+            match &listening {
+                Some(listener) => listener.accept().await,
+                None if link.refuses() => std::future::pending().await,
+                None => Err(std::io::ErrorKind::AddrNotAvailable.into()),
+            }
+        };
         tokio::select! {
             () = stop.cancelled() => break,
-            accepted = listener.accept() => match accepted {
+            changed = changes.changed() => if changed.is_err() { break },
+            accepted = accepting => match accepted {
                 Ok((near, _)) if connections.len() < MAX_CONNECTIONS => {
                     made += 1;
                     let rng = StdRng::seed_from_u64(link.seed ^ made.rotate_left(32));
@@ -98,23 +128,29 @@ pub(super) async fn listen(listener: TcpListener, link: Link, stop: Cancellation
                 }
                 // Out of file descriptors, or a connection that went away while it was accepted.
                 Err(e) => {
-                    tracing::warn!(from = %link.path.0, to = %link.path.1, "the proxy cannot accept: {e}");
+                    cannot(&link, "accept", &e);
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },
             Some(_) = connections.join_next() => {}
         }
     }
-    drop(listener);
+    drop(listening);
     while connections.join_next().await.is_some() {}
 }
 
+fn cannot(link: &Link, what: &str, e: &std::io::Error) {
+    tracing::warn!(from = %link.path.0, to = %link.path.1, "the proxy cannot {what}: {e}");
+}
+
 async fn connection(mut near: TcpStream, link: Link, rng: StdRng, stop: CancellationToken) {
-    let mut there = Way { path: link.path, conditions: link.conditions.clone(), counters: link.there.clone(), rng };
+    let frames = Frames::of_a_client();
+    let mut there =
+        Way { path: link.path, conditions: link.conditions.clone(), counters: link.there.clone(), rng, frames };
     let back_rng = StdRng::from_rng(&mut there.rng);
     let back_path = (link.path.1, link.path.0);
-    let mut back =
-        Way { path: back_path, conditions: link.conditions.clone(), counters: link.back.clone(), rng: back_rng };
+    let (conditions, counters) = (link.conditions.clone(), link.back.clone());
+    let mut back = Way { path: back_path, conditions, counters, rng: back_rng, frames: Frames::of_a_server() };
     let target = link.target.borrow().clone();
     let carried = tokio::select! {
         () = stop.cancelled() => return,
@@ -185,6 +221,7 @@ struct Way {
     conditions: watch::Receiver<Arc<Conditions>>,
     counters: Arc<Counters>,
     rng: StdRng,
+    frames: Frames,
 }
 
 impl Way {
@@ -194,11 +231,11 @@ impl Way {
         loop {
             match self.conditions.borrow_and_update().get(&self.path).and_then(|c| c.cut) {
                 None => return End::Closed,
-                Some(Cut::Reset) => {
+                Some(cut) if cut.is_told() => {
                     count(&self.counters.resets, 1);
                     return End::Reset;
                 }
-                Some(Cut::Silent) => {}
+                Some(_) => {}
             }
             if !std::mem::replace(&mut counted, true) {
                 match what {
@@ -215,12 +252,21 @@ impl Way {
 
     async fn until_reset(&mut self) {
         let path = self.path;
-        let reset = |c: &Arc<Conditions>| c.get(&path).is_some_and(|c| c.cut == Some(Cut::Reset));
+        let reset = |c: &Arc<Conditions>| c.get(&path).is_some_and(|c| c.cut.is_some_and(Cut::is_told));
         if self.conditions.wait_for(reset).await.is_err() {
             // The fabric is gone, and so is the connection soon.
             std::future::pending::<()>().await;
         }
         count(&self.counters.resets, 1);
+    }
+
+    /// How much of a chunk that was read now still arrives if the connection breaks at a message in it.
+    fn cut_at_message(&mut self, chunk: &[u8]) -> Option<usize> {
+        let at = self.conditions.borrow().get(&self.path).and_then(|condition| condition.at_message);
+        let rng = &mut self.rng;
+        let end = self.frames.cut(chunk, || at.filter(|at| rng.random::<f64>() < at.chance).map(|at| at.when))?;
+        count(&self.counters.cut_messages, 1);
+        Some(end)
     }
 
     /// When a chunk that was read now may arrive, and whether others go first; `None`: the connection is reset instead.
@@ -292,19 +338,28 @@ async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: &mut Way) -> E
         let mut buffer = vec![0; CHUNK_BYTES];
         let mut last = Instant::now();
         loop {
+            let mut cut = None;
             let item = match from.read(&mut buffer).await {
                 Ok(0) => Item::End(last, End::Closed),
                 Err(_) => Item::End(last, End::Reset),
-                Ok(n) => match timing.due(n, last) {
-                    Some((due, held_back)) => {
-                        last = due;
-                        Item::Chunk { due, held_back, bytes: buffer[..n].to_vec() }
+                Ok(n) => {
+                    cut = timing.cut_at_message(&buffer[..n]);
+                    match timing.due(n, last) {
+                        Some((due, held_back)) => {
+                            last = due;
+                            Item::Chunk { due, held_back, bytes: buffer[..cut.unwrap_or(n)].to_vec() }
+                        }
+                        None => Item::End(last, End::Reset),
                     }
-                    None => Item::End(last, End::Reset),
-                },
+                }
             };
             let ends = matches!(item, Item::End(..));
             if queue.send(item).await.is_err() || ends {
+                return;
+            }
+            if cut.is_some() {
+                // Whoever is gone needs no telling.
+                let _ = queue.send(Item::End(last, End::Reset)).await;
                 return;
             }
         }

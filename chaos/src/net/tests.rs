@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
-use super::condition::{Condition, Cut};
+use super::condition::{AtMessage, Condition, Cut, When};
 use super::partition;
 use super::*;
 
@@ -140,6 +140,57 @@ async fn a_reset_ends_connections_and_refuses_new_ones() {
     let mut stream = connect(&fabric).await;
     say(&mut stream, "two").await;
     assert_eq!(hear(&mut stream, 3).await, "TWO");
+    fabric.close().await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn who_is_refused_is_told_so_until_the_path_is_sound_again() {
+    let (fabric, server) = echo().await;
+    let mut stream = connect(&fabric).await;
+    say(&mut stream, "one").await;
+    assert_eq!(hear(&mut stream, 3).await, "ONE");
+    fabric.set(partition::cut(&[CLIENTS_TO_1], Cut::Refuse));
+    let ended = timeout(PATIENCE, stream.read(&mut [0; 8])).await.expect("the connection lives");
+    assert!(ended.is_err(), "{ended:?}");
+    let address = fabric.address(Node::Clients, Node::Peer(1)).unwrap();
+    let connect = || async {
+        let connected = TcpStream::connect(&address).await;
+        connected.map_or_else(|e| Ok(e.kind()), |_| Err("somebody listens".to_owned()))
+    };
+    let refused = crate::probe::until("a refusal", PATIENCE, connect).await.unwrap();
+    assert_eq!(refused, std::io::ErrorKind::ConnectionRefused);
+    fabric.set(Conditions::new());
+    let connect = || async { TcpStream::connect(&address).await.map_err(|e| e.to_string()) };
+    let mut stream = crate::probe::until("somebody to listen", PATIENCE, connect).await.unwrap();
+    say(&mut stream, "two").await;
+    assert_eq!(hear(&mut stream, 3).await, "TWO");
+    fabric.close().await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_connection_breaks_before_a_message_or_after_it() {
+    let (fabric, server) = echo().await;
+    // What a client says first, and then a message of three bytes.
+    let preface = "p".repeat(24);
+    let message = "\0\0\x03\0\0\0\0\0\x01abc";
+    for when in [When::Before, When::After] {
+        fabric.set(Conditions::new());
+        let mut stream = connect(&fabric).await;
+        say(&mut stream, &preface).await;
+        assert_eq!(hear(&mut stream, preface.len()).await, preface.to_uppercase());
+        let before = fabric.counts()[&CLIENTS_TO_1];
+        let condition = Condition { at_message: Some(AtMessage { chance: 1.0, when }), ..Condition::default() };
+        fabric.set(Conditions::from([(CLIENTS_TO_1, condition.clone())]));
+        say(&mut stream, message).await;
+        let ended = timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.expect("the connection lives");
+        assert!(ended.is_err(), "{ended:?}");
+        let now = fabric.counts()[&CLIENTS_TO_1];
+        assert_eq!(now.done_by(&condition, &before), 1);
+        let arrives = if when == When::After { message.len() } else { 0 };
+        assert_eq!(now.passed_bytes - before.passed_bytes, arrives as u64);
+    }
     fabric.close().await;
     server.abort();
 }

@@ -179,6 +179,7 @@ impl RemoteStore {
             let Some(remaining) = attempts.remaining() else {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
             };
+            let began = clock::now();
             let timeout = rules.attempt.map_or(remaining, |longest| remaining.min(longest));
             let failure = match tokio::time::timeout(timeout, send(address.clone(), timeout)).await {
                 Ok(Ok(answer)) => return Ok((answer, in_doubt)),
@@ -197,7 +198,7 @@ impl RemoteStore {
             }
             match at {
                 // Also before giving up: the next call must not go to the same silent peer.
-                None if !queued => self.inner.after_failure(&address, &failure),
+                None if !queued => self.inner.after_failure(&address, began, &failure),
                 None => {}
                 // That it cannot answer says nothing of who leads.
                 Some(_) if failure.broken => self.inner.lock().forget_connection(&address),
@@ -242,8 +243,8 @@ impl RemoteStore {
     pub(super) async fn leader_address(&self, attempts: &mut Attempts) -> Option<String> {
         loop {
             attempts.remaining()?;
-            if let Some(l) = self.inner.lock().view.leader() {
-                return Some(l.address.clone());
+            if let Some(address) = self.inner.leader() {
+                return Some(address);
             }
             let asked = tokio::time::timeout_at(attempts.deadline.into(), self.inner.ask()).await;
             if self.inner.lock().view.leader().is_some() {

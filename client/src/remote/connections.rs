@@ -3,11 +3,16 @@
 //! [`Inner`] is what all clones of a store share: one connection and one stream for each endpoint, made when first needed
 //! and forgotten once broken, the view of the leader, and the question round that finds it ([`Inner::ask`]).
 //!
-//! Limits: [`MAX_ENDPOINTS`] endpoints, one question round at a time, which ends within [`ASK_TIMEOUT`].
+//! The members are learnt from every round, and in the background from the leader: at once when one leads that is not known,
+//! and else every 10 to 20 s. So a client finds the cluster again though every peer that it was given is gone, if it has
+//! made calls while they were replaced.
+//!
+//! Limits: [`MAX_ENDPOINTS`] endpoints; one question round at a time, which ends within [`ASK_TIMEOUT`] and what the peers
+//! are asked to wait ([`super::leader::AWAITED_FOR`]); one question for the members at a time.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -17,15 +22,18 @@ use lake_proto::v1::kv_client::KvClient;
 use lake_proto::v1::pipeline_request::Request as Piped;
 use lake_proto::v1::pipeline_response::Response as PipedAnswer;
 use lake_proto::{MAX_MESSAGE_BYTES, status, v1};
+use rand::Rng;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use super::attempts::{Failure, describe};
-use super::leader::{Round, View};
+use super::leader::{Known, Question, Round, View};
 use super::pipe::Pipe;
 use super::session::Sessions;
 use super::{MAX_ENDPOINTS, RemoteConfig};
+use crate::clock;
 use crate::dial::Dialer;
 use crate::secret::Secret;
 
@@ -34,11 +42,15 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// A silent connection is probed after this long ...
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 /// ... and given up this long after the probe.
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a question round waits for answers.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_millis(600);
+/// How long a question round waits for answers, beyond what the peers are asked to wait.
 const ASK_TIMEOUT: Duration = Duration::from_millis(600);
 /// How long a question round waits for better answers once one names a leader.
 const ASK_GRACE: Duration = Duration::from_millis(60);
+/// After this long at the most, and half of it at least, a client that makes calls asks the leader who the members are.
+const MEMBERS_FOR: Duration = Duration::from_secs(20);
+/// The same while the leader is none of the members known.
+const MEMBERS_RETRY: Duration = Duration::from_secs(1);
 
 /// What the clones of a store share.
 #[derive(Debug)]
@@ -65,6 +77,10 @@ pub(super) struct Shared {
     answered_at: HashMap<u64, String>,
     /// The number of question rounds that have ended.
     rounds: u64,
+    /// When the members are asked for next; `None`: at once.
+    members_due: Option<Instant>,
+    /// Who asks for them.
+    asks_members: Option<AbortOnDropHandle<()>>,
     /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
     cluster_id: Option<String>,
 }
@@ -150,14 +166,21 @@ impl Inner {
         Ok(pipe)
     }
 
-    /// Takes in what a failed attempt says of its peer and of the leader.
-    pub fn after_failure(&self, address: &str, failure: &Failure) {
+    /// Takes in what a failed attempt, which began at that time, says of its peer and of the leader.
+    pub fn after_failure(&self, address: &str, began: Instant, failure: &Failure) {
         let mut shared = self.lock();
         let detail = status::detail(&failure.status);
-        shared.view.forget(address);
+        let now = clock::now();
+        shared.view.forget(address, began, now);
         if let Some(d) = detail {
             let leader = d.leader.map(|l| Self::reachable(&shared, l)).filter(|l| l.grpc_address != address);
-            shared.view.learn(d.term, leader.as_ref());
+            shared.view.learn_at(now, d.term, leader.as_ref());
+            let known = |l: &v1::Member| {
+                self.config.endpoints.contains(&l.grpc_address) || shared.learnt.contains(&l.grpc_address)
+            };
+            if leader.is_some_and(|l| !known(&l)) {
+                shared.members_due = None;
+            }
         }
         if failure.broken {
             shared.forget_connection(address);
@@ -174,8 +197,9 @@ impl Inner {
         let mut why = None;
         let endpoints = self.endpoints();
         let mut round = Round::new(endpoints.len());
-        let mut answers: FuturesUnordered<_> = endpoints.iter().map(|e| self.ask_one(e)).collect();
-        let mut until = tokio::time::Instant::now() + ASK_TIMEOUT;
+        let question = self.lock().view.question(clock::now());
+        let mut answers: FuturesUnordered<_> = endpoints.iter().map(|e| self.ask_one(e, question)).collect();
+        let mut until = tokio::time::Instant::now() + question.wait + ASK_TIMEOUT;
         while !round.decided() {
             match tokio::time::timeout_at(until, answers.next()).await {
                 Ok(Some(answer)) => {
@@ -193,23 +217,61 @@ impl Inner {
         let found = round.has_leader();
         let (view, members) = round.finish();
         let mut shared = self.lock();
+        let now = clock::now();
         if let Some(l) = view.leader() {
             let leader = v1::Member { id: l.id, grpc_address: l.address.clone(), ..v1::Member::default() };
             let leader = Self::reachable(&shared, leader);
-            shared.view.learn(l.term, Some(&leader));
-            // A member behind an endpoint that was given is asked there.
-            let given = |id: &u64| shared.answered_at.get(id).is_some_and(|e| self.config.endpoints.contains(e));
-            let members: Vec<_> = members.into_iter().filter(|m| !given(&m.id)).collect();
-            shared.learnt = members
-                .into_iter()
-                .map(|m| m.grpc_address)
-                .filter(|a| !a.is_empty() && !self.config.endpoints.contains(a))
-                .take(MAX_ENDPOINTS - self.config.endpoints.len())
-                .collect();
+            shared.view.learn_at(now, l.term, Some(&leader));
+            self.learn_members(&mut shared, members);
+        } else {
+            shared.view.asked_in_vain(now);
         }
         shared.rounds += 1;
         *turn = shared.rounds;
         (!found).then(|| why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned()))
+    }
+
+    /// Keeps who the members are, for when all that are known by now are gone.
+    fn learn_members(&self, shared: &mut Shared, members: Vec<v1::Member>) {
+        // A member behind an endpoint that was given is asked there.
+        let given = |id: &u64| shared.answered_at.get(id).is_some_and(|e| self.config.endpoints.contains(e));
+        let members: Vec<_> = members.into_iter().filter(|m| !given(&m.id)).collect();
+        shared.learnt = members
+            .into_iter()
+            .map(|m| m.grpc_address)
+            .filter(|a| !a.is_empty() && !self.config.endpoints.contains(a))
+            .take(MAX_ENDPOINTS - self.config.endpoints.len())
+            .collect();
+        shared.members_due = Some(clock::now() + MEMBERS_FOR.mul_f64(rand::rng().random_range(0.5..=1.0)));
+    }
+
+    /// The leader to send a call to, if one is known. From time to time it is asked who the members are, beside the call.
+    pub fn leader(self: &Arc<Self>) -> Option<String> {
+        let mut shared = self.lock();
+        let leader = shared.view.leader()?.clone();
+        let now = clock::now();
+        if shared.members_due.is_none_or(|due| now >= due) {
+            shared.members_due = Some(now + MEMBERS_RETRY);
+            let address = leader.address.clone();
+            // It ends within the time of a question, and keeps the store alive for as long.
+            let asking = tokio::spawn(self.clone().ask_members(leader));
+            shared.asks_members = Some(AbortOnDropHandle::new(asking));
+            return Some(address);
+        }
+        Some(leader.address)
+    }
+
+    async fn ask_members(self: Arc<Self>, leader: Known) {
+        let question = Question { wait: Duration::ZERO, besides: None };
+        let answer = self.ask_one(&leader.address, question).await;
+        match answer.and_then(|(address, answer)| self.of_our_cluster(address, answer)) {
+            // Only a leader's word: the members that an old one knows are of the past.
+            Ok(answer) if answer.leader.as_ref().is_some_and(|l| l.id == answer.peer_id) => {
+                self.learn_members(&mut self.lock(), answer.members);
+            }
+            Ok(_) => {}
+            Err(why) => tracing::debug!("asking who the members are: {why}"),
+        }
     }
 
     /// The address at which to reach the member from here.
@@ -240,12 +302,16 @@ impl Inner {
         }
     }
 
-    async fn ask_one<'a>(&self, address: &'a str) -> Result<(&'a str, v1::LeaderResponse), String> {
+    async fn ask_one<'a>(&self, address: &'a str, question: Question) -> Result<(&'a str, v1::LeaderResponse), String> {
+        let timeout = question.wait + ASK_TIMEOUT;
+        let (besides_id, besides_term) = question.besides.unwrap_or_default();
+        let wait_ms = u32::try_from(question.wait.as_millis()).unwrap_or(u32::MAX);
+        let message = v1::LeaderRequest { wait_ms, besides_id, besides_term };
         let asked = async {
             let mut client = ClusterClient::new(self.channel(address)?);
-            client.leader(self.request(v1::LeaderRequest {}, ASK_TIMEOUT)?).await
+            client.leader(self.request(message, timeout)?).await
         };
-        match tokio::time::timeout(ASK_TIMEOUT, asked).await {
+        match tokio::time::timeout(timeout, asked).await {
             Ok(Ok(answer)) => Ok((address, answer.into_inner())),
             Ok(Err(status)) => {
                 self.lock().forget_connection(address);
@@ -253,7 +319,7 @@ impl Inner {
             }
             Err(_) => {
                 self.lock().forget_connection(address);
-                Err(format!("{address}: no answer within {:.1} s", ASK_TIMEOUT.as_secs_f64()))
+                Err(format!("{address}: no answer within {:.1} s", timeout.as_secs_f64()))
             }
         }
     }
@@ -318,6 +384,7 @@ pub(super) fn addressed<T>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::attempts::classify;
     use super::*;
 
     #[test]
@@ -328,5 +395,30 @@ mod tests {
         assert!(!shown.contains("0123456789abcdef") && shown.contains("c1"), "{shown}");
         let header = request.metadata().get(lake_proto::SECRET_METADATA_KEY).unwrap();
         assert!(secret.matches_bearer(header.as_bytes()));
+    }
+
+    #[tokio::test]
+    async fn a_leader_that_is_no_known_member_has_the_members_asked_for() {
+        let config = RemoteConfig { endpoints: vec!["127.0.0.1:1".to_owned()], secret: None };
+        let inner = Arc::new(Inner::new(config, Dialer::default()));
+        let member = |id: u64| v1::Member { id, grpc_address: format!("127.0.0.1:{id}"), ..v1::Member::default() };
+        inner.learn_members(&mut inner.lock(), vec![member(1), member(2)]);
+        assert_eq!(inner.endpoints(), ["127.0.0.1:1", "127.0.0.1:2"]);
+        for (term, named, asks) in [(5, 2, false), (6, 3, true)] {
+            let hint = v1::ErrorDetail {
+                kind: Kind::NotLeader as i32,
+                term,
+                leader: Some(member(named)),
+                ..v1::ErrorDetail::default()
+            };
+            let failure = classify(status::with_detail(hint, "another peer leads"));
+            inner.after_failure("127.0.0.1:1", clock::now(), &failure);
+            assert_eq!(inner.lock().members_due.is_none(), asks, "peer {named}");
+            assert_eq!(inner.leader(), Some(format!("127.0.0.1:{named}")), "the hint is followed");
+        }
+        assert!(
+            inner.lock().asks_members.is_some() && inner.lock().members_due.is_some(),
+            "once, and not at each call"
+        );
     }
 }

@@ -147,7 +147,7 @@ impl Keeping {
         let mut backoff = Backoff::default();
         let mut last = "no keep-alive was sent in time".to_owned();
         while clock::now() < self.until() {
-            let before = self.until();
+            let (before, began) = (self.until(), clock::now());
             let ended = self.one_stream().await;
             if self.until() > before {
                 backoff = Backoff::default();
@@ -161,7 +161,7 @@ impl Keeping {
                 Ended::Failed(address, status) => {
                     let failure = classify(status);
                     last = format!("{address}: {}", describe(&failure.status));
-                    self.store.inner.after_failure(&address, &failure);
+                    self.store.inner.after_failure(&address, began, &failure);
                     failure.redirected
                 }
             };

@@ -1,24 +1,54 @@
 //! Scopes that are held for as long as something lives (semantics, section 6).
 //!
 //! A guard has a lease of its own, which owns the scopes and is kept alive. They go with it: at once when the guard is
-//! released, and after its time to live when the guard is dropped, its process dies, or the cluster cannot be reached. That
-//! a guard exists protects nothing by itself: what is done under it carries its compares ([`ScopeGuard::compares`]).
+//! released or dropped, and after its time to live when its process dies, or the cluster cannot be reached. That a guard
+//! exists protects nothing by itself: what is done under it carries its compares ([`ScopeGuard::compares`]).
+//!
+//! Who finds a scope taken is told so ([`ScopeGuard::acquire`]), or waits for it ([`ScopeGuard::wait_for`]): with reads, which
+//! cost the log nothing. Whoever comes first after a release has it; there is no queue.
 
 use std::time::{Duration, Instant};
 
-use lake_proto::coordination::{Scope, ScopeOwner};
+use lake_proto::coordination::{LeaseId, Scope, ScopeOwner};
 use lake_proto::kv::{Compare, Op, Txn};
 
 use super::RemoteStore;
 use super::keeper::LeaseKeeper;
-use crate::store::{Error, MetaStore};
+use crate::backoff::Backoff;
+use crate::clock;
+use crate::store::{Error, MetaStore, ReadOptions};
 
-/// Scopes that are held.
+/// How long the release of a guard that was dropped is tried. Its lease ends by itself after that.
+const RELEASE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Scopes that are held. Dropping it, inside a tokio runtime, gives them back in the background.
 #[derive(Debug)]
 pub struct ScopeGuard {
-    store: RemoteStore,
     keeper: LeaseKeeper,
+    leaving: Leaving,
     paths: Vec<String>,
+}
+
+/// Revokes the lease when it is dropped, unless that is done.
+#[derive(Debug)]
+struct Leaving {
+    store: RemoteStore,
+    lease: Option<LeaseId>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let Some(id) = self.lease else { return };
+        // Without a runtime nobody keeps the lease alive either.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let store = self.store.clone();
+        // Nobody waits for it: it ends within its deadline.
+        runtime.spawn(async move {
+            if let Err(e) = store.revoke_lease(id, clock::now() + RELEASE_WITHIN).await {
+                tracing::debug!(lease = id, "the lease of a dropped guard is left to end by itself: {e}");
+            }
+        });
+    }
 }
 
 /// What came of asking for scopes.
@@ -31,6 +61,33 @@ pub enum Acquired {
 }
 
 impl ScopeGuard {
+    /// Acquires all of these scopes at once, or none, and waits for those that others hold until the deadline.
+    ///
+    /// # Errors
+    /// As [`ScopeGuard::acquire`].
+    pub async fn wait_for(
+        store: &RemoteStore,
+        paths: Vec<String>,
+        ttl: Duration,
+        holder: &str,
+        deadline: Instant,
+    ) -> Result<Acquired, Error> {
+        loop {
+            let taken = match Self::acquire(store, paths.clone(), ttl, holder, deadline).await? {
+                Acquired::Held(guard) => return Ok(Acquired::Held(guard)),
+                Acquired::Taken(by) => by,
+            };
+            for scope in &taken {
+                let mut backoff = Backoff::default();
+                while is_live(store, scope, deadline).await? {
+                    if !backoff.wait(deadline).await {
+                        return Ok(Acquired::Taken(taken));
+                    }
+                }
+            }
+        }
+    }
+
     /// Acquires all of these scopes at once, or none. `holder` is shown to whoever finds them taken.
     ///
     /// # Errors
@@ -43,8 +100,9 @@ impl ScopeGuard {
         deadline: Instant,
     ) -> Result<Acquired, Error> {
         let lease = store.grant_lease(ttl, holder, deadline).await?;
-        // Dropped on any way out: the lease then ends by itself.
-        let guard = Self { store: store.clone(), keeper: LeaseKeeper::start(store.clone(), lease), paths };
+        // Dropped on any way out.
+        let leaving = Leaving { store: store.clone(), lease: Some(lease.id) };
+        let guard = Self { keeper: LeaseKeeper::start(store.clone(), lease), leaving, paths };
         let owner = guard.owner();
         let acquire = |path: &String| Op::AcquireScope { path: path.clone(), owner: owner.clone() };
         let then = guard.paths.iter().map(acquire).collect();
@@ -88,10 +146,20 @@ impl ScopeGuard {
     /// Gives the scopes back. Says whether they were still held.
     ///
     /// # Errors
-    /// As every call; the scopes then end with the lease, after its time to live.
+    /// As every call; it is then tried in the background, and the scopes end with the lease at the latest.
     pub async fn release(self, deadline: Instant) -> Result<bool, Error> {
-        let id = self.keeper.id();
-        self.keeper.stop().await;
-        self.store.revoke_lease(id, deadline).await
+        let Self { keeper, mut leaving, .. } = self;
+        let id = keeper.id();
+        keeper.stop().await;
+        let held = leaving.store.revoke_lease(id, deadline).await?;
+        leaving.lease = None;
+        Ok(held)
     }
+}
+
+/// Whether this very claim still stands.
+async fn is_live(store: &RemoteStore, scope: &Scope, deadline: Instant) -> Result<bool, Error> {
+    // In order: a scope comes before those whose paths begin with its own.
+    let first = store.list_scopes(&scope.path, "", 1, ReadOptions::default(), deadline).await?;
+    Ok(first.value.items.first().is_some_and(|found| (&found.path, found.fence) == (&scope.path, scope.fence)))
 }

@@ -52,6 +52,7 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use tokio::sync::{Mutex, watch};
 
+use self::counters::Counter;
 use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
@@ -138,6 +139,8 @@ pub struct Peer {
     /// What the data directory takes.
     pub disk: Disk,
     pub(crate) callers: Callers,
+    /// Questions who leads that this peer was asked.
+    pub leader_questions: Counter,
     pub(crate) transport: Transport,
     settings: Settings,
     member: ArcSwapOption<Member>,
@@ -248,6 +251,7 @@ impl Peer {
             log: opened.log,
             disk: opened.disk,
             callers: Callers::default(),
+            leader_questions: Counter::default(),
             transport,
             settings,
             member: ArcSwapOption::empty(),

@@ -1,26 +1,59 @@
 //! The `Cluster` service: who a peer is, who leads, founding, and changes of the membership.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use lake_proto::v1::cluster_server::Cluster;
+use rand::Rng;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{deadline, serving};
 use crate::peer::Peer;
 use crate::peer::changes::MAX_LAG_ENTRIES;
 use crate::peer::failure::Failure;
+use crate::peer::member::Member;
+
+/// How long who asks for the leader may have it waited for.
+const MAX_LEADER_WAIT: Duration = Duration::from_secs(1);
+/// How often is looked meanwhile, at most: half of it at least. A thousand that wait are not told at one moment.
+const LEADER_LOOK: Duration = Duration::from_millis(20);
 
 /// Answers for one peer.
 pub struct ClusterService {
     peer: Arc<Peer>,
+    stop: CancellationToken,
 }
 
 impl ClusterService {
-    /// Of this peer.
-    pub fn new(peer: Arc<Peer>) -> Self {
-        Self { peer }
+    /// Of this peer, which stops when that says so.
+    pub fn new(peer: Arc<Peer>, stop: CancellationToken) -> Self {
+        Self { peer, stop }
+    }
+
+    /// Waits until another leader is known than the caller cannot reach, or its patience ends. If this peer leads, the
+    /// caller has just reached it.
+    async fn await_leader(&self, member: &Member, question: &v1::LeaderRequest) {
+        let wait = Duration::from_millis(question.wait_ms.into()).min(MAX_LEADER_WAIT);
+        let known = || {
+            let term = member.view.term();
+            let besides = (question.besides_id, question.besides_term);
+            let another = |id| term >= besides.1 && (id, term) != besides;
+            member.view.leader_id().is_some_and(|id| id == member.identity.id || another(id))
+        };
+        let looking = async {
+            while !known() {
+                let pause = LEADER_LOOK.mul_f64(rand::rng().random_range(0.5..=1.0));
+                tokio::time::sleep(pause).await;
+            }
+        };
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            // In vain or not, what is known then is the answer.
+            _ = tokio::time::timeout(wait, looking) => {}
+        }
     }
 }
 
@@ -31,12 +64,17 @@ impl Cluster for ClusterService {
         Ok(Response::new(v1::StatusResponse { disk, ..self.peer.status() }))
     }
 
-    async fn leader(&self, _: Request<v1::LeaderRequest>) -> Result<Response<v1::LeaderResponse>, Status> {
+    async fn leader(&self, request: Request<v1::LeaderRequest>) -> Result<Response<v1::LeaderResponse>, Status> {
+        self.peer.leader_questions.add(1);
         let peer_id = self.peer.identity.id;
         // Fresh, or removed: it knows nothing of who leads.
         let Ok(member) = self.peer.serving() else {
             return Ok(Response::new(v1::LeaderResponse { peer_id, ..v1::LeaderResponse::default() }));
         };
+        let question = request.into_inner();
+        if question.wait_ms > 0 {
+            self.await_leader(&member, &question).await;
+        }
         let (mut members, learners) = member.view.members();
         members.extend(learners);
         Ok(Response::new(v1::LeaderResponse {

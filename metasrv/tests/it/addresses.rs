@@ -29,7 +29,7 @@ async fn all_know(cluster: &TestCluster, founded: &Addresses) {
     for id in cluster.running.keys() {
         eventually(&format!("peer {id} to know where the others are"), async || {
             let status = cluster.status(*id).await;
-            let answer = cluster.cluster(*id).leader(v1::LeaderRequest {}).await.unwrap().into_inner();
+            let answer = cluster.cluster(*id).leader(v1::LeaderRequest::default()).await.unwrap().into_inner();
             let leads = |leader: Option<v1::Member>| leader.is_some_and(|leader| expected[&leader.id] == leader);
             let known = by_id(status.voters) == expected && by_id(answer.members) == expected;
             (known && status.learners.is_empty() && leads(status.leader) && leads(answer.leader)).then_some(())

@@ -166,7 +166,7 @@ async fn a_follower_says_who_leads_and_proposes_nothing() {
     assert_eq!((hint.id, hint.grpc_address), (leader, cluster.configs[&leader].listen.to_string()));
     assert_eq!(detail.term, cluster.status(leader).await.term);
 
-    let answer = cluster.cluster(follower).leader(v1::LeaderRequest {}).await.unwrap().into_inner();
+    let answer = cluster.cluster(follower).leader(v1::LeaderRequest::default()).await.unwrap().into_inner();
     assert_eq!((answer.leader.map(|l| l.id), answer.members.len()), (Some(leader), 3));
     cluster.stop_all().await;
 }

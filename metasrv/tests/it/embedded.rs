@@ -68,7 +68,7 @@ async fn its_directory_can_later_be_a_peer() {
     let cluster =
         v1::cluster_client::ClusterClient::connect(format!("http://{}", server.grpc_address())).await.unwrap();
     let leader = eventually("the peer to lead itself", async || {
-        cluster.clone().leader(v1::LeaderRequest {}).await.unwrap().into_inner().leader
+        cluster.clone().leader(v1::LeaderRequest::default()).await.unwrap().into_inner().leader
     })
     .await;
     assert_eq!(leader.grpc_address, server.grpc_address().to_string(), "it says where it is now, not where it was");

@@ -4,86 +4,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::hurt::{Hurt, previous, put};
 use crate::support::processes::Processes;
 use crate::support::{PATIENCE, TestCluster, eventually};
-use lake_chaos::net::condition::{Condition, Cut};
-use lake_chaos::net::{Conditions, Fabric, Node};
-use lake_client::remote::{RemoteConfig, RemoteStore};
-use lake_client::store::{Applied, Committed, Error, MetaStore, ReadOptions};
-use lake_proto::kv::{KeyValue, Op, OpResult, Txn};
+use lake_client::store::{Applied, Error, MetaStore, ReadOptions};
 use lake_proto::limits::SESSION_WINDOW;
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE
-}
-
-/// Three peers that clients reach through proxies.
-struct Hurt {
-    cluster: TestCluster,
-    fabric: Arc<Fabric>,
-    store: RemoteStore,
-}
-
-impl Hurt {
-    async fn founded() -> Self {
-        let fabric = Fabric::open(&[1, 2, 3], 1).await.unwrap();
-        let way = |id| fabric.address(Node::Clients, Node::Peer(id)).unwrap();
-        let cluster = TestCluster::fresh(3, |config| config.advertise = Some(way(config.id))).await;
-        for (id, config) in &cluster.configs {
-            fabric.set_targets(*id, &config.listen.to_string(), &config.raft_listen.to_string());
-        }
-        assert!(cluster.init(1).await.unwrap().founded);
-        cluster.leader().await;
-        let endpoints = (1..=3).map(way).collect();
-        let store = RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap();
-        Self { cluster, fabric, store }
-    }
-
-    /// The client's requests reach this peer, and no answer comes back.
-    fn mute(&self, peer: u64) {
-        let silent = Condition::cut(Cut::Silent);
-        self.fabric.set(Conditions::from([((Node::Peer(peer), Node::Clients), silent)]));
-    }
-
-    /// Every connection of clients to this peer breaks, with the answers in it, and then all is well again.
-    async fn reset(&self, peer: u64) {
-        let path = (Node::Peer(peer), Node::Clients);
-        let resets = || self.fabric.counts()[&path].resets;
-        let before = resets();
-        self.fabric.set(Conditions::from([(path, Condition::cut(Cut::Reset))]));
-        eventually("a reset", async || (resets() > before).then_some(())).await;
-        self.fabric.set(Conditions::new());
-    }
-
-    /// The entry as a peer has it, asked directly, once it has that value.
-    async fn applied(&self, key: &str, value: &str) -> KeyValue {
-        eventually("the change to be applied", async || {
-            let mut everywhere = Vec::new();
-            for id in self.cluster.running.keys() {
-                everywhere.push(self.cluster.get(*id, key).await.filter(|entry| entry.value == value)?);
-            }
-            everywhere.pop().map(Into::into)
-        })
-        .await
-    }
-
-    async fn end(mut self) {
-        self.cluster.stop_all().await;
-        self.fabric.close().await;
-    }
-}
-
-/// A blind put that says what it replaced: done twice it would say something else, and count one version more.
-fn put(key: &str, value: &str) -> Txn {
-    let op = Op::Put { key: key.into(), value: value.to_owned().into(), return_previous: true, lease: None };
-    Txn { then: vec![op], ..Txn::default() }
-}
-
-fn previous(committed: &Committed) -> Option<KeyValue> {
-    match &committed.result.results[..] {
-        [OpResult::Put { previous }] => previous.clone(),
-        other => panic!("not a put's results: {other:?}"),
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

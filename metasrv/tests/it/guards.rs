@@ -7,8 +7,8 @@ use lake_client::remote::RemoteStore;
 use lake_client::remote::keeper::LeaseKeeper;
 use lake_client::remote::scope::{Acquired, ScopeGuard};
 use lake_client::store::MetaStore;
-use lake_proto::coordination::Scope;
-use lake_proto::kv::{Op, Txn};
+use lake_proto::coordination::{Scope, ScopeOwner};
+use lake_proto::kv::{Compare, Op, Txn};
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE
@@ -47,6 +47,45 @@ async fn scopes_are_held_all_or_none_until_their_guard_goes() {
     assert!(acquire(&store, &["/a/b"], 60).await.is_err());
     drop(dropped);
     eventually("the scope to end with its lease", async || acquire(&store, &["/a/b"], 60).await.ok()).await;
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_scope_has_it_once_its_guard_is_dropped_or_its_holder_is_gone() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let store = cluster.client();
+    let wait = async |path: &str, by: Instant| {
+        ScopeGuard::wait_for(&store, vec![path.to_owned()], MINUTE, "a test", by).await.unwrap()
+    };
+    let first = acquire(&store, &["/a"], 60).await.unwrap();
+    let fence = first.lease().id();
+    match wait("/a/b", Instant::now() + Duration::from_millis(200)).await {
+        Acquired::Taken(by) => assert_eq!(by[0].path, "/a", "who is in the way is told"),
+        Acquired::Held(_) => panic!("it is taken"),
+    }
+    // The lease would live for a minute: it is released, and does not end by itself.
+    let dropped = async {
+        eventually("the waiting to begin", async || {
+            let leases = store.all_leases(Default::default(), soon()).await.unwrap().value;
+            leases.iter().all(|lease| lease.id == fence).then_some(())
+        })
+        .await;
+        drop(first);
+    };
+    let (waited, ()) = futures::join!(wait("/a/b", soon()), dropped);
+    let Acquired::Held(second) = waited else { panic!("it was given back") };
+    assert!(second.lease().id() > fence, "the fence rises");
+
+    // One whose process is gone: nobody renews its lease.
+    let silent = store.grant_lease(Duration::from_secs(1), "a test", soon()).await.unwrap();
+    let owner = ScopeOwner::Lease(silent.id);
+    let when = vec![Compare::lease_alive(silent.id), Compare::scope_free("/c".to_owned(), Some(owner.clone()))];
+    let then = vec![Op::AcquireScope { path: "/c".to_owned(), owner }];
+    let txn = Txn { when, then, otherwise: vec![] };
+    assert!(store.commit(txn, soon()).await.unwrap().result.succeeded);
+    let Acquired::Held(third) = wait("/c", soon()).await else { panic!("its lease ends after a second") };
+    assert!(third.release(soon()).await.unwrap() && second.release(soon()).await.unwrap());
     cluster.stop_all().await;
 }
 

@@ -2,21 +2,8 @@
 
 use std::net::SocketAddr;
 
-use crate::support::{TestCluster, eventually};
+use crate::support::{TestCluster, eventually, http_get as get};
 use lake_metasrv::state::FEATURE_LEVEL;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-/// The status code and the body of an answer.
-async fn get(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: peer\r\nConnection: close\r\n\r\n");
-    connection.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status code");
-    (code, body.to_owned())
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn live_and_ready_are_told_apart() {

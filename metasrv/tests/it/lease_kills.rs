@@ -90,7 +90,7 @@ async fn a_leader_that_was_paused_and_woke_ends_nothing_that_its_successor_keeps
     eventually("renewals by the new leader", async || (keeper.held_until() > over + lease.ttl).then_some(())).await;
     peers.processes.signal(old, Signal::CONT);
     eventually("the old leader to follow", async || {
-        let asked = peers.processes.cluster(old).leader(v1::LeaderRequest {}).await.ok()?.into_inner();
+        let asked = peers.processes.cluster(old).leader(v1::LeaderRequest::default()).await.ok()?.into_inner();
         asked.leader.filter(|leader| leader.id == new)
     })
     .await;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{PATIENCE, TestCluster, eventually, free_port, kind};
 use futures::StreamExt;
+use lake_client::follow::{Follower, Told};
 use lake_client::remote::watch::Watch;
 use lake_client::store::{Error, MetaStore, ReadOptions, Token};
 use lake_metasrv::EmbeddedStore;
@@ -301,6 +302,43 @@ async fn a_watcher_that_does_not_read_is_cut_off_and_writers_go_on() {
     assert!(old.next().await.is_none(), "an error ends it");
     let mut again = remote.watch("/kv/small", oldest).unwrap();
     assert!(next(&mut again).await.unwrap().progress >= oldest);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_fell_behind_begins_again_with_a_listing() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    cluster.put("/kv/small", "first").await;
+    let store = Arc::new(cluster.client());
+    let mut follower = Follower::new(store.clone(), "/kv/");
+    let (mut copy, mut revision, mut resets) = (BTreeMap::new(), 0, 0);
+    for wanted_resets in [1, 2] {
+        let mut last = cluster.put("/kv/small", format!("{wanted_resets}")).await;
+        if wanted_resets == 2 {
+            // More than is kept, while nobody takes what is told.
+            last = overflow(&cluster).await;
+        }
+        while revision < last {
+            match tokio::time::timeout(PATIENCE, follower.next()).await.expect("it is told").unwrap() {
+                Told::Reset(all) => {
+                    resets += 1;
+                    assert!(all.revision >= revision, "it goes back");
+                    (copy, revision) =
+                        (all.value.into_iter().map(|entry| (entry.key.clone(), entry)).collect(), all.revision);
+                }
+                Told::Changes(told) => {
+                    assert!(told.changes.iter().all(|change| change.revision > revision), "it is told twice");
+                    for event in told.changes.into_iter().flat_map(|change| change.events) {
+                        copy.insert(event.key, event.entry.expect("nobody deletes"));
+                    }
+                    revision = told.progress;
+                }
+            }
+        }
+        assert_eq!(resets, wanted_resets);
+        let all = store.list_all("/kv/", ReadOptions::default(), soon()).await.unwrap();
+        assert!(copy.values().eq(&all.value), "the copy is what the cluster holds");
+    }
     cluster.stop_all().await;
 }
 

@@ -1,5 +1,7 @@
 //! A cluster of peers in this process, over real gRPC on free ports, with its data in temporary directories.
 
+pub mod hurt;
+pub mod ledger;
 pub mod load;
 pub mod log_oracle;
 pub mod processes;
@@ -17,6 +19,7 @@ use lake_proto::v1::cluster_client::ClusterClient;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::kv_client::KvClient;
 use lake_proto::v1::raft_client::RaftClient;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
@@ -211,6 +214,25 @@ impl TestCluster {
         request.set_timeout(PATIENCE);
         self.kv(at).get(request).await.map(|r| r.into_inner())
     }
+}
+
+/// The status code and the body of an answer over HTTP.
+pub async fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: peer\r\nConnection: close\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status code");
+    (code, body.to_owned())
+}
+
+/// One of the figures that a peer serves there.
+pub async fn figure(address: SocketAddr, name: &str) -> f64 {
+    let (_, text) = http_get(address, "/metrics").await;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
 /// Waits for something to become true.

@@ -1,6 +1,8 @@
 //! Peers as processes of their own, which can be killed and paused: the test's own binary, started again, finds in its
 //! environment which peer it is.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,7 +15,7 @@ use lake_proto::v1::cluster_client::ClusterClient;
 use rustix::process::Signal;
 use tonic::transport::Channel;
 
-use super::{PATIENCE, eventually};
+use super::{PATIENCE, eventually, figure, free_port};
 
 const PEER: &str = "LAKE_TEST_PEER";
 
@@ -26,6 +28,7 @@ async fn run_one_peer() {
     config.listen = parts[2].parse().unwrap();
     config.raft_listen = parts[3].parse().unwrap();
     config.storage.snapshot_entries = parts[4].parse().unwrap();
+    config.http_listen = Some(parts[5].parse().unwrap());
     config.storage.purge_margin_entries = config.storage.snapshot_entries / 4;
     config.storage.disk_reserve_bytes = 0;
     let server = Server::start(config).await.unwrap();
@@ -38,6 +41,8 @@ async fn run_one_peer() {
 pub struct Processes {
     pub peers: Peers,
     snapshot_entries: u64,
+    /// Where each serves its figures.
+    http: BTreeMap<u64, SocketAddr>,
     dirs: tempfile::TempDir,
 }
 
@@ -57,7 +62,8 @@ impl Processes {
     /// Three peers, founded, with a leader, which take a snapshot after so many entries.
     pub async fn founded(snapshot_entries: u64) -> Self {
         let dirs = tempfile::tempdir().unwrap();
-        let mut this = Self { peers: Peers::new(dirs.path().to_owned()), snapshot_entries, dirs };
+        let mut this =
+            Self { peers: Peers::new(dirs.path().to_owned()), snapshot_entries, http: BTreeMap::new(), dirs };
         for id in 1..=3 {
             this.spawn(id);
         }
@@ -78,13 +84,14 @@ impl Processes {
     /// Starts a peer, where it was before if it is known.
     pub fn spawn(&mut self, id: u64) {
         let (snapshot_entries, said) = (self.snapshot_entries, said(self.dirs.path()));
+        let http = *self.http.entry(id).or_insert_with(free_port);
         let this_binary = |place: &Place| {
             let said = std::fs::File::options().create(true).append(true).open(said).unwrap();
             let (dir, grpc, raft) = (place.dir().display(), place.grpc(), place.raft());
             let mut command = Command::new(std::env::current_exe().unwrap());
             command
                 .args(["--exact", "support::processes::run_one_peer", "--nocapture"])
-                .env(PEER, format!("{id}|{dir}|{grpc}|{raft}|{snapshot_entries}"))
+                .env(PEER, format!("{id}|{dir}|{grpc}|{raft}|{snapshot_entries}|{http}"))
                 .stdout(Stdio::null())
                 .stderr(said);
             command
@@ -117,6 +124,11 @@ impl Processes {
     /// Nothing from a peer that is down, or asleep.
     pub async fn status(&self, id: u64) -> Option<v1::StatusResponse> {
         self.peers.status(id).await
+    }
+
+    /// One of a peer's figures.
+    pub async fn figure(&self, id: u64, name: &str) -> f64 {
+        figure(self.http[&id], name).await
     }
 
     /// Waits until some running peer other than these says that it leads itself.
