@@ -18,7 +18,7 @@ use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use uuid::Uuid;
 
 use crate::clock;
-use crate::store::{Applied, Committed, Error, ReadOptions, SharedStore, Token};
+use crate::store::{Applied, Committed, Error, Lease, ReadOptions, SharedStore, Token};
 
 /// How long a call may take.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -42,6 +42,7 @@ pub async fn run(store: SharedStore) {
     suite.listings().await;
     suite.several_keys_read().await;
     suite.limits().await;
+    suite.much_at_once().await;
     suite.several_keys_changed().await;
     suite.pages_and_snapshots().await;
     suite.changes_told().await;
@@ -211,6 +212,13 @@ impl Suite {
             assert!(!done.result.succeeded);
             assert_eq!(done.result.results, [OpResult::Get { entry: Some(entry.clone()) }], "`otherwise` ran");
         }
+        let other = self.key("compares-otherwise");
+        let txn = Txn { when: vec![Compare::absent(&other)], then: vec![], otherwise: vec![Op::put(&other, "1")] };
+        succeeded(self.store.commit(txn.clone(), soon()).await);
+        assert_eq!(self.get(&other).await, None, "`then` ran, which is empty");
+        self.put(&other, "0").await;
+        failed(self.store.commit(txn, soon()).await);
+        assert_eq!(self.get(&other).await.expect("it was put").value, "1", "`otherwise` ran");
         let both = vec![Compare::mod_revision(&key, entry.mod_revision), Compare::absent(&key)];
         assert_eq!(failed(self.run(both, vec![Op::put(&key, "3")]).await), from_ref(&entry));
         assert_eq!(self.get(&key).await, Some(entry));
@@ -319,6 +327,25 @@ impl Suite {
         invalid(self.run(vec![], vec![Op::put("/elsewhere", "v")]).await);
     }
 
+    /// More than any message holds.
+    async fn much_at_once(&self) {
+        let prefix = self.key("much/");
+        let keys: Vec<_> = (0..20).map(|n| format!("{prefix}{n:02}")).collect();
+        for (n, key) in keys.iter().enumerate() {
+            let value = Bytes::from(vec![n as u8; MAX_VALUE_BYTES]);
+            succeeded(self.run(vec![], vec![Op::put(key, value)]).await);
+        }
+        let all = self.store.list_all(&prefix, fresh(), soon()).await.expect("a listing").value;
+        assert!(all.iter().map(|entry| &entry.key).eq(&keys), "all of them, in order");
+        let whole = |(n, entry): (usize, &KeyValue)| entry.value == vec![n as u8; MAX_VALUE_BYTES];
+        assert!(all.iter().enumerate().all(whole), "each with its value");
+        let some = self.store.batch_get(&keys[..7], fresh(), soon()).await.expect("a read within the limits").value;
+        assert!(some == all[..7], "the same entries");
+        for entry in all {
+            succeeded(self.store.cas_delete(&entry.key, Token::of(&entry), soon()).await);
+        }
+    }
+
     async fn several_keys_changed(&self) {
         let (a, b) = (self.key("txn/a"), self.key("txn/b"));
         let both = || vec![Op::put(&a, "1"), Op::put(&b, "1")];
@@ -376,10 +403,11 @@ impl Suite {
             self.put(&format!("{prefix}{i}"), "before").await;
         }
         let first = self.store.list(&prefix, None, 2, fresh(), soon()).await.expect("a page");
-        let snapshot = match self.store.open_snapshot(fresh(), soon()).await {
-            Ok(opened) if can.snapshots => Some(opened),
-            other => {
-                refused(other);
+        let opened = self.store.open_snapshot(fresh(), soon()).await;
+        let snapshot = match can.snapshots {
+            true => Some(opened.expect("a snapshot")),
+            false => {
+                refused(opened);
                 None
             }
         };
@@ -403,6 +431,11 @@ impl Suite {
             let waited = ReadOptions { min_revision: newest, ..fresh() };
             let read = self.store.get(&format!("{prefix}1"), waited, soon()).await.expect("a read of that revision");
             assert!(read.revision >= newest && read.value.is_some_and(|entry| entry.value == "newest"));
+            // Others may change much meanwhile, but not that much.
+            let never = ReadOptions { min_revision: newest + (1 << 40), ..fresh() };
+            let by = clock::now() + Duration::from_millis(200);
+            let early = self.store.get(&format!("{prefix}1"), never, by).await.expect_err("it has not come");
+            assert_eq!(early.applied(), Applied::No, "{early}");
         } else {
             // What is there all the time is listed once, whatever else changes.
             for there in ["2", "3", "5"] {
@@ -460,9 +493,21 @@ impl Suite {
         let expected = [
             (first, vec![(a.clone(), value("1"))]),
             (both, vec![(a.clone(), value("2")), (b, value("2"))]),
-            (deleted, vec![(a, None)]),
+            (deleted, vec![(a.clone(), None)]),
         ];
         assert_eq!(told, expected, "every change from there on, each transaction whole, in order");
+
+        let mut watch = self.store.watch(&prefix, 0, soon()).await.expect("a watch");
+        let next = self.put(&a, "3").await;
+        let first = loop {
+            let message = tokio::time::timeout(DEADLINE, watch.next()).await.expect("changes in time");
+            let message = message.expect("a watch does not end by itself").expect("no error");
+            assert!(message.progress < next || !message.changes.is_empty(), "a change is left out");
+            if let Some(first) = message.changes.into_iter().next() {
+                break first;
+            }
+        };
+        assert_eq!(first.revision, next, "what was changed after the watch was opened, and nothing before");
     }
 
     async fn leases(&self) {
@@ -472,6 +517,8 @@ impl Suite {
         if !store.capabilities().leases {
             refused(store.grant_lease(ttl, "conformance", soon()).await);
             refused(store.revoke_lease(1, soon()).await);
+            let none = Lease { id: 1, ttl, held_until: clock::now() + ttl };
+            refused(store.renew_lease(none, soon()).await);
             refused(hang(1).await);
             assert_eq!(self.get(&key).await, None, "nothing was done");
             return;
@@ -498,5 +545,22 @@ impl Suite {
         let third = store.grant_lease(ttl, "conformance", soon()).await.expect("a lease");
         assert!(!ids.contains(&third.id), "an id is never given twice");
         assert!(store.revoke_lease(third.id, soon()).await.expect("a revocation"));
+
+        let by = soon();
+        let short = loop {
+            let short = store.grant_lease(Duration::from_secs(1), "conformance", soon()).await.expect("a lease");
+            // One that a busy machine has let end by now is tried again.
+            if hang(short.id).await.expect("a compare that fails is an answer").result.succeeded {
+                break short;
+            }
+            assert!(clock::now() < by, "leases end too early");
+        };
+        while self.get(&key).await.is_some() {
+            assert!(clock::now() < by, "a lease that nobody renews does not end");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(clock::now() >= short.held_until, "it ended while its holder could believe in it");
+        assert_eq!(store.renew_lease(short, soon()).await.expect("an answer"), None);
+        failed(hang(short.id).await);
     }
 }

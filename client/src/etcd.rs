@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::coordination::{LeaseId, validate_holder, validate_lease_ttl};
 use lake_proto::etcd::compare::{CompareResult, CompareTarget, TargetUnion};
 use lake_proto::etcd::kv_client::KvClient;
@@ -26,21 +27,22 @@ use lake_proto::etcd::request_op::Request as WireRequest;
 use lake_proto::etcd::response_op::Response as WireResponse;
 use lake_proto::etcd::watch_client::WatchClient;
 use lake_proto::etcd::{self as wire, event::EventType};
-use lake_proto::kv::{Compare, Condition, Invalid, KeyValue, Op, OpResult, Revision, Txn, TxnResult, validate_key};
-use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_PAGE_ENTRIES};
+use lake_proto::kv::{
+    Compare, Condition, KeyValue, Op, OpResult, Revision, Txn, TxnResult, validate_key, validate_keys, validate_prefix,
+};
+use lake_proto::limits::{MAX_PAGE_ENTRIES, page_limit};
 use lake_proto::watch::{Change, Changes, Event};
-use lake_proto::{MAX_MESSAGE_BYTES, MAX_WATCH_MESSAGE_BYTES};
+use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::memory::check_prefix;
-use crate::remote::attempts::{describe, transport_error};
+use crate::remote::attempts::{Resend, describe, transport_error};
 use crate::remote::{doing, is_resendable};
 use crate::store::{
-    Applied, Capabilities, ChangeStream, Committed, Consistency, Error, Lease, MetaStore, Page, Read, ReadOptions,
-    Snapshot,
+    Applied, Capabilities, ChangeStream, Committed, Consistency, Error, InVain, Leader, Lease, MetaStore, Page, Read,
+    ReadOptions, Snapshot,
 };
 
 /// How long one attempt may take before another endpoint is tried.
@@ -51,11 +53,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// ... and given up this long after the probe.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// What etcd takes in one transaction, as started by default: compares and operations ...
+const MAX_TXN_OPS: usize = 128;
+/// ... and bytes of keys and values, which leaves room in its 1.5 MiB for keys that are named again.
+const MAX_TXN_BYTES: usize = (1 << 20) + (64 << 10);
 /// Keys read by one request.
 const KEYS_AT_ONCE: usize = 100;
-
-/// What messages say in the place of a leader.
-const NO_LEADER: &str = "an etcd, which finds its leader itself";
 
 /// A store that is an etcd. Connects when first used.
 #[derive(Debug)]
@@ -94,7 +97,7 @@ impl EtcdStore {
         &self,
         doing: &str,
         deadline: Instant,
-        resend: bool,
+        resend: Resend,
         send: impl Fn(Channel) -> F,
     ) -> Result<(T, bool), Error>
     where
@@ -102,45 +105,39 @@ impl EtcdStore {
     {
         let (started, mut backoff) = (clock::now(), Backoff::default());
         let (mut attempts, mut in_doubt) = (0, false);
+        let in_vain = |attempts, last| InVain {
+            doing: doing.to_owned(),
+            attempts,
+            elapsed: clock::since(started),
+            leader: Leader::Without,
+            last,
+        };
         loop {
             let turn = self.turn.load(Ordering::Relaxed) % self.channels.len();
             let by = deadline.min(clock::now() + ATTEMPT_TIMEOUT);
             attempts += 1;
-            let last = match tokio::time::timeout_at(by.into(), send(self.channels[turn].clone())).await {
+            let (never_done, last) = match tokio::time::timeout_at(by.into(), send(self.channels[turn].clone())).await {
                 Ok(Ok(answer)) => return Ok((answer, in_doubt)),
-                Ok(Err(status)) if is_refusal(&status) => {
-                    return Err(match in_doubt {
-                        false => refused(doing, &status),
-                        true => Error::InDoubt {
-                            doing: doing.to_owned(),
-                            attempts,
-                            elapsed: clock::since(started),
-                            leader: NO_LEADER.to_owned(),
-                            last: describe(&status),
-                        },
-                    });
+                Ok(Err(status)) if is_too_large(&status) => {
+                    let applied = if resend == Resend::Freely { Applied::No } else { Applied::Unknown };
+                    return Err(too_large(doing).with_applied(applied));
                 }
+                Ok(Err(status)) if is_refusal(&status) && in_doubt => {
+                    return Err(in_vain(attempts, describe(&status)).in_doubt());
+                }
+                Ok(Err(status)) if is_refusal(&status) => return Err(refused(doing, &status)),
                 Ok(Err(status)) => {
                     let (never_sent, _) = transport_error(&status);
-                    in_doubt |= !never_sent;
-                    format!("{}: {}", self.endpoints[turn], describe(&status))
+                    let last = format!("{}: {}", self.endpoints[turn], describe(&status));
+                    (never_sent || is_busy(&status), last)
                 }
-                Err(_) => {
-                    in_doubt = true;
-                    format!("{}: no answer in time", self.endpoints[turn])
-                }
+                Err(_) => (false, format!("{}: no answer in time", self.endpoints[turn])),
             };
+            in_doubt |= !never_done && resend != Resend::Freely;
             self.turn.store(turn + 1, Ordering::Relaxed);
-            if in_doubt && !resend || !backoff.wait(deadline).await {
-                return Err(Error::Unavailable {
-                    doing: doing.to_owned(),
-                    endpoints: self.endpoints.clone(),
-                    attempts,
-                    elapsed: clock::since(started),
-                    leader: NO_LEADER.to_owned(),
-                    last,
-                    applied: if in_doubt { Applied::Unknown } else { Applied::No },
-                });
+            if in_doubt && resend == Resend::Never || !backoff.wait(deadline).await {
+                let applied = if in_doubt { Applied::Unknown } else { Applied::No };
+                return Err(in_vain(attempts, last).unavailable(self.endpoints.clone(), applied));
             }
         }
     }
@@ -150,17 +147,10 @@ impl EtcdStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        match self.call(doing, deadline, true, send).await {
-            Ok((answer, _)) => Ok(answer),
-            Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
-                Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
-            }
-            Err(Error::InDoubt { doing, last, .. }) => Err(Error::Refused { doing, message: last }),
-            Err(e) => Err(e),
-        }
+        Ok(self.call(doing, deadline, Resend::Freely, send).await?.0)
     }
 
-    /// One range of keys. `revision` 0: as it is now.
+    /// One range of keys, or the beginning of it, if all of it is more than one answer takes. `revision` 0: as it is now.
     async fn range(
         &self,
         doing: &str,
@@ -168,11 +158,18 @@ impl EtcdStore {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<(Revision, wire::RangeResponse), Error> {
-        let request = at(request, options);
-        let mut backoff = Backoff::default();
+        let mut request = at(request, options);
+        let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
         loop {
-            let response = self.read(doing, deadline, async |channel| kv(channel).range(request.clone()).await).await;
-            let response = response?.into_inner();
+            attempts += 1;
+            let read = async |channel: Channel| fitting(kv(channel).range(request.clone()).await);
+            let Some(response) = self.read(doing, deadline, read).await? else {
+                if request.limit <= 1 {
+                    return Err(too_large(doing));
+                }
+                request.limit /= 2;
+                continue;
+            };
             let now = header(doing, &response.header)?;
             let revision = if request.revision > 0 { request.revision as Revision } else { now };
             if options.snapshot.is_some() || now >= options.min_revision {
@@ -180,20 +177,11 @@ impl EtcdStore {
             }
             // etcd is behind what another store of it has seen, or the revision is one of the future.
             if !backoff.wait(deadline).await {
-                return Err(self.behind(doing, now, options.min_revision));
+                let last = format!("etcd is at revision {now}, and {} is waited for", options.min_revision);
+                let elapsed = clock::since(started);
+                let in_vain = InVain { doing: doing.to_owned(), attempts, elapsed, leader: Leader::Without, last };
+                return Err(in_vain.unavailable(self.endpoints.clone(), Applied::No));
             }
-        }
-    }
-
-    fn behind(&self, doing: &str, now: Revision, wanted: Revision) -> Error {
-        Error::Unavailable {
-            doing: doing.to_owned(),
-            endpoints: self.endpoints.clone(),
-            attempts: 1,
-            elapsed: Duration::ZERO,
-            leader: NO_LEADER.to_owned(),
-            last: format!("etcd is at revision {now}, and {wanted} is waited for"),
-            applied: Applied::No,
         }
     }
 
@@ -380,24 +368,51 @@ fn header(doing: &str, header: &Option<wire::ResponseHeader>) -> Result<Revision
     revision.ok_or_else(|| unreadable(doing, "it has no revision".to_owned()))
 }
 
+/// Of a read.
 fn unreadable(doing: &str, what: String) -> Error {
     let message = format!("etcd's answer cannot be read: {what}");
-    Error::Internal { doing: doing.to_owned(), message, applied: Applied::Unknown }
+    Error::Internal { doing: doing.to_owned(), message, applied: Applied::No }
+}
+
+/// Of a read.
+fn too_large(doing: &str) -> Error {
+    let message = format!("etcd's answer has more than {MAX_MESSAGE_BYTES} bytes: ask for less at once");
+    Error::Internal { doing: doing.to_owned(), message, applied: Applied::No }
+}
+
+/// Whether this end did not take the answer, because of its size. etcd itself says that of revisions, with its name.
+fn is_too_large(status: &Status) -> bool {
+    status.code() == Code::OutOfRange && !status.message().starts_with("etcdserver")
+}
+
+/// An answer; `None`: it is too large.
+fn fitting<T>(answer: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Status> {
+    match answer {
+        Ok(answer) => Ok(Some(answer.into_inner())),
+        Err(status) if is_too_large(&status) => Ok(None),
+        Err(status) => Err(status),
+    }
+}
+
+/// Whether etcd has so much to do that it has not begun with what was asked.
+fn is_busy(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message().contains("too many requests")
 }
 
 /// Whether etcd said no to what was asked, and did nothing.
 fn is_refusal(status: &Status) -> bool {
-    matches!(
-        status.code(),
-        Code::InvalidArgument
-            | Code::NotFound
-            | Code::FailedPrecondition
-            | Code::OutOfRange
-            | Code::ResourceExhausted
-            | Code::PermissionDenied
-            | Code::Unauthenticated
-            | Code::Unimplemented
-    )
+    !is_busy(status)
+        && matches!(
+            status.code(),
+            Code::InvalidArgument
+                | Code::NotFound
+                | Code::FailedPrecondition
+                | Code::OutOfRange
+                | Code::ResourceExhausted
+                | Code::PermissionDenied
+                | Code::Unauthenticated
+                | Code::Unimplemented
+        )
 }
 
 fn refused(doing: &str, status: &Status) -> Error {
@@ -411,7 +426,7 @@ fn refused(doing: &str, status: &Status) -> Error {
 #[async_trait]
 impl MetaStore for EtcdStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { multi_key: true, consistent_listing: true, snapshots: true, watch: true, leases: true }
+        Capabilities { txn_ops: MAX_TXN_OPS, txn_bytes: MAX_TXN_BYTES, ..Capabilities::CLUSTER }
     }
 
     async fn get(&self, key: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Option<KeyValue>>, Error> {
@@ -428,34 +443,39 @@ impl MetaStore for EtcdStore {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<Read<Vec<KeyValue>>, Error> {
-        if keys.len() > MAX_BATCH_GET_KEYS {
-            return Err(Invalid::BatchKeys { count: keys.len() }.into());
-        }
-        keys.iter().try_for_each(|key| validate_key(key))?;
+        validate_keys(keys)?;
         let doing = format!("reading {} keys", keys.len());
         // All at the revision of the first.
-        let opened = match options.snapshot {
-            Some(_) => None,
-            None => Some(self.open_snapshot(options, deadline).await?),
+        let at_one = match options.snapshot {
+            Some(snapshot) => snapshot,
+            None => self.open_snapshot(options, deadline).await?.value,
         };
-        let at_one = opened.as_ref().map_or(options, |opened| ReadOptions::at(opened.value));
-        let (mut found, mut revision) = (Vec::new(), opened.map_or(0, |opened| opened.revision));
-        for keys in keys.chunks(KEYS_AT_ONCE) {
-            let ranges = keys.iter().map(|key| {
-                let range = at(wire::RangeRequest { key: self.key(key), ..Default::default() }, at_one);
-                wire::RequestOp { request: Some(WireRequest::RequestRange(range)) }
+        let mut found = Vec::new();
+        let (mut rest, mut at_once) = (keys, KEYS_AT_ONCE);
+        while !rest.is_empty() {
+            let (these, behind) = rest.split_at(at_once.min(rest.len()));
+            let ranges = these.iter().map(|key| {
+                let range = wire::RangeRequest { key: self.key(key), ..Default::default() };
+                wire::RequestOp { request: Some(WireRequest::RequestRange(at(range, ReadOptions::at(at_one)))) }
             });
             let request = wire::TxnRequest { success: ranges.collect(), ..Default::default() };
-            let response = self.read(&doing, deadline, async |channel| kv(channel).txn(request.clone()).await).await?;
-            for answer in response.into_inner().responses {
+            let read = async |channel: Channel| fitting(kv(channel).txn(request.clone()).await);
+            let Some(response) = self.read(&doing, deadline, read).await? else {
+                if these.len() == 1 {
+                    return Err(too_large(&doing));
+                }
+                at_once = these.len() / 2;
+                continue;
+            };
+            for answer in response.responses {
                 let Some(WireResponse::ResponseRange(range)) = answer.response else {
                     return Err(unreadable(&doing, "a read's answer is of another kind".to_owned()));
                 };
                 found.extend(self.entries(&doing, range.kvs)?);
             }
-            revision = at_one.snapshot.map_or(revision, Snapshot::to_wire);
+            rest = behind;
         }
-        Ok(Read { revision, value: found })
+        Ok(Read { revision: at_one.to_wire(), value: found })
     }
 
     async fn list(
@@ -466,10 +486,9 @@ impl MetaStore for EtcdStore {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<Read<Page>, Error> {
-        check_prefix(prefix)?;
+        validate_prefix(prefix)?;
         let doing = format!("listing {prefix}");
-        let limit = if limit == 0 { MAX_PAGE_ENTRIES } else { (limit as usize).min(MAX_PAGE_ENTRIES) };
-        let mut request = self.list_request(prefix, limit as i64);
+        let mut request = self.list_request(prefix, page_limit(limit) as i64);
         let mut options = options;
         if let Some(page) = page {
             // Where the page begins, and at which revision.
@@ -504,16 +523,24 @@ impl MetaStore for EtcdStore {
         failure.extend(txn.when.iter().filter_map(|compare| self.look(compare)));
         let request = wire::TxnRequest { compare: compares.concat(), success: requests(&txn.then)?, failure };
         let send = async |channel: Channel| Ok(kv(channel).txn(request.clone()).await?.into_inner());
-        let (response, resent) = self.call(&doing, deadline, is_resendable(&txn), send).await?;
-        let result = self.result(&txn, response).map_err(|what| unreadable(&doing, what))?;
+        let resend = if is_resendable(&txn) { Resend::Harmless } else { Resend::Never };
+        let (response, resent) = self.call(&doing, deadline, resend, send).await?;
+        let result = self.result(&txn, response);
+        let result = result.map_err(|what| unreadable(&doing, what).with_applied(Applied::Unknown))?;
         Ok(Committed { result, resent })
     }
 
     async fn watch(&self, prefix: &str, from: Revision, deadline: Instant) -> Result<ChangeStream, Error> {
-        check_prefix(prefix)?;
+        validate_prefix(prefix)?;
         let doing = format!("watching {prefix:?}");
         let (key, range_end) = self.under(prefix);
-        let create = wire::WatchCreateRequest { key, range_end, start_revision: signed(from), progress_notify: true };
+        let create = wire::WatchCreateRequest {
+            key,
+            range_end,
+            start_revision: signed(from),
+            progress_notify: true,
+            fragment: true,
+        };
         let request =
             wire::WatchRequest { request_union: Some(wire::watch_request::RequestUnion::CreateRequest(create)) };
         let opened = self
@@ -521,7 +548,10 @@ impl MetaStore for EtcdStore {
                 // The request's side stays open for as long as the watch does.
                 let requests =
                     futures::StreamExt::chain(futures::stream::iter([request.clone()]), futures::stream::pending());
-                let mut client = WatchClient::new(channel).max_decoding_message_size(MAX_WATCH_MESSAGE_BYTES);
+                let mut requests = tonic::Request::new(requests);
+                // A member without a leader, which would tell of nothing, ends the watch.
+                requests.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+                let mut client = WatchClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
                 let mut stream = client.watch(requests).await?.into_inner();
                 let first = stream.message().await?;
                 let first = first.ok_or_else(|| Status::unavailable("etcd ended the stream"))?;
@@ -530,9 +560,10 @@ impl MetaStore for EtcdStore {
             .await?;
         let (stream, first) = opened;
         let watching = Watching {
-            told: first.header.as_ref().map_or(0, |header| header.revision),
+            told: revision(&first),
             stream,
             first: Some(first),
+            unfinished: None,
             from_now: from == 0,
             root: self.root.clone(),
             endpoints: self.endpoints.clone(),
@@ -556,7 +587,7 @@ impl MetaStore for EtcdStore {
         // etcd counts in seconds. One that lives a little longer than its holder believes does no harm.
         let request = wire::LeaseGrantRequest { ttl: signed(ttl_ms.div_ceil(1000)), id: 0 };
         let grant = async |channel: Channel| Ok(LeaseClient::new(channel).lease_grant(request).await?.into_inner());
-        let (granted, _) = self.call(doing, deadline, true, grant).await?;
+        let (granted, _) = self.call(doing, deadline, Resend::Harmless, grant).await?;
         let id = u64::try_from(granted.id).map_err(|_| unreadable(doing, "an id below 0".to_owned()))?;
         let alive = wire::PutRequest {
             key: self.lease_key(id),
@@ -565,7 +596,7 @@ impl MetaStore for EtcdStore {
             prev_kv: false,
         };
         let put = async |channel: Channel| kv(channel).put(alive.clone()).await;
-        self.call(doing, deadline, true, put).await?;
+        self.call(doing, deadline, Resend::Harmless, put).await?;
         Ok(Lease { id, ttl, held_until: asked + ttl })
     }
 
@@ -589,7 +620,9 @@ impl MetaStore for EtcdStore {
             Err(status) if status.code() == Code::NotFound => Ok(false),
             Err(status) => Err(status),
         };
-        Ok(self.call(&format!("revoking lease {id}"), deadline, true, revoke).await?.0)
+        // Not there, when an earlier attempt has lost its answer: it was that attempt that ended it, or there was none.
+        let (existed, resent) = self.call(&format!("revoking lease {id}"), deadline, Resend::Harmless, revoke).await?;
+        Ok(existed || resent)
     }
 }
 
@@ -599,8 +632,10 @@ struct Watching {
     /// What it answered when it was opened.
     first: Option<wire::WatchResponse>,
     from_now: bool,
+    /// The change that the next message may go on with.
+    unfinished: Option<Change>,
     /// The revision up to which everything has been told.
-    told: i64,
+    told: Revision,
     root: String,
     endpoints: Vec<String>,
     doing: String,
@@ -625,14 +660,8 @@ impl Watching {
             if response.canceled {
                 return Err(Error::Refused { doing: self.doing.clone(), message: response.cancel_reason });
             }
-            let progress = match response.events.last().and_then(|event| event.kv.as_ref()) {
-                // Later ones may be on their way, whatever the header says.
-                Some(last) => last.mod_revision,
-                None if !response.created || self.from_now => self.told.max(revision(&response)),
-                None => continue,
-            };
-            self.told = progress;
-            let mut changes: Vec<Change> = Vec::new();
+            let (quiet, at_once, more) = (response.created && !self.from_now, revision(&response), response.fragment);
+            let mut changes: Vec<Change> = self.unfinished.take().into_iter().collect();
             for event in response.events {
                 let (at, event) = self.event(event).map_err(|what| unreadable(&self.doing, what))?;
                 match changes.last_mut() {
@@ -640,10 +669,19 @@ impl Watching {
                     _ => changes.push(Change { revision: at, events: vec![event] }),
                 }
             }
+            if more {
+                self.unfinished = changes.pop();
+            }
+            match changes.last() {
+                // Later ones may be on their way, whatever the header says.
+                Some(last) => self.told = last.revision,
+                None if more || quiet => continue,
+                None => self.told = self.told.max(at_once),
+            }
             for change in &mut changes {
                 change.events.sort_by(|one, other| one.key.cmp(&other.key));
             }
-            return Ok(Changes { changes, progress: progress.unsigned_abs() });
+            return Ok(Changes { changes, progress: self.told });
         }
     }
 
@@ -655,18 +693,12 @@ impl Watching {
     }
 
     fn unavailable(&self, last: String) -> Error {
-        Error::Unavailable {
-            doing: self.doing.clone(),
-            endpoints: self.endpoints.clone(),
-            attempts: 1,
-            elapsed: clock::since(self.since),
-            leader: NO_LEADER.to_owned(),
-            last,
-            applied: Applied::No,
-        }
+        let (doing, elapsed) = (self.doing.clone(), clock::since(self.since));
+        let in_vain = InVain { doing, attempts: 1, elapsed, leader: Leader::Without, last };
+        in_vain.unavailable(self.endpoints.clone(), Applied::No)
     }
 }
 
-fn revision(response: &wire::WatchResponse) -> i64 {
-    response.header.as_ref().map_or(0, |header| header.revision)
+fn revision(response: &wire::WatchResponse) -> Revision {
+    response.header.as_ref().map_or(0, |header| header.revision.unsigned_abs())
 }

@@ -8,7 +8,7 @@ use lake_proto::kv::{KeyValue, Txn};
 
 use crate::clock;
 use crate::memory::MemoryStore;
-use crate::store::{Applied, Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions};
+use crate::store::{Applied, Capabilities, Committed, Error, Leader, MetaStore, Page, Read, ReadOptions};
 
 /// The store. Without a fault it does what [`MemoryStore`] does.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl FaultyStore {
                 endpoints: vec![],
                 attempts: 1,
                 elapsed: Duration::ZERO,
-                leader: String::new(),
+                leader: Leader::Without,
                 last: String::new(),
                 applied: Applied::No,
             }),

@@ -17,7 +17,7 @@ use lake_proto::kv::{KeyValue, Revision};
 use lake_proto::watch::Changes;
 
 use crate::clock;
-use crate::store::{ChangeStream, Error, Read, ReadOptions, SharedStore};
+use crate::store::{Applied, ChangeStream, Error, Read, ReadOptions, SharedStore};
 
 /// How long a listing, and the opening of a watch, may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -88,8 +88,12 @@ impl Follower {
                     self.stream = None;
                     return Err(e);
                 }
-                // Only behind an error: the next one is opened.
-                None => self.stream = None,
+                None => {
+                    self.stream = None;
+                    let doing = format!("watching {:?}", self.prefix);
+                    let message = "the store's changes ended without a reason".to_owned();
+                    return Err(Error::Internal { doing, message, applied: Applied::No });
+                }
             }
         }
     }

@@ -10,6 +10,7 @@
 //! - [`secret`]: the cluster secret, read from a file and never shown;
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
 //! - [`follow`]: all there is under a prefix and every change after it, over any store that watches;
+//! - `transfer` (feature `transfer`): everything that a store holds, into a data file and out of one into any other store;
 //! - `cache` (feature `cache`): table pointers cached with moka, so that a query needs no metadata call.
 //!
 //! Invariants: every call ends by its deadline; every error says whether the change may have been made; nothing here
@@ -34,6 +35,8 @@ pub mod object;
 pub mod remote;
 pub mod secret;
 pub mod store;
+#[cfg(feature = "transfer")]
+pub mod transfer;
 
 pub use catalog::Catalog;
 pub use store::{Applied, Consistency, Error, MetaStore, ReadOptions, SharedStore};

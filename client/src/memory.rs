@@ -11,13 +11,17 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use lake_proto::coordination::ScopeOwner;
-use lake_proto::kv::{Compare, Condition, Invalid, KeyValue, Op, OpResult, Revision, Txn, TxnResult, validate_key};
-use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_PAGE_ENTRIES};
+use lake_proto::kv::{
+    Compare, Condition, KeyValue, Op, OpResult, Revision, Txn, TxnResult, validate_key, validate_keys, validate_prefix,
+};
+use lake_proto::limits::{MAX_PAGE_ENTRIES, page_limit};
 use lake_proto::watch::{Change, Changes, Event};
 use tokio::sync::watch;
 
+use crate::clock;
 use crate::store::{
-    Capabilities, ChangeStream, Committed, Error, MetaStore, Page, Read, ReadOptions, SharedStore, Snapshot,
+    Applied, Capabilities, ChangeStream, Committed, Error, InVain, Leader, MetaStore, Page, Read, ReadOptions,
+    SharedStore, Snapshot,
 };
 
 /// Most listings whose pages are held at once; the oldest expires first. As many snapshots.
@@ -66,6 +70,23 @@ impl MemoryStore {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         lock(&self.inner)
+    }
+
+    /// Waits until the revision that a read asks for is there.
+    async fn reached(&self, doing: &str, options: ReadOptions, deadline: Instant) -> Result<(), Error> {
+        if options.snapshot.is_some() {
+            return Ok(());
+        }
+        let (started, mut changed) = (clock::now(), self.lock().changed.subscribe());
+        while self.lock().state.revision < options.min_revision {
+            if tokio::time::timeout_at(deadline.into(), changed.changed()).await.is_err() {
+                let last = format!("revision {} has not come", options.min_revision);
+                let (doing, elapsed) = (doing.to_owned(), clock::since(started));
+                let in_vain = InVain { doing, attempts: 1, elapsed, leader: Leader::Without, last };
+                return Err(in_vain.unavailable(vec!["this process's memory".to_owned()], Applied::No));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -217,21 +238,25 @@ impl State {
 #[async_trait]
 impl MetaStore for MemoryStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { multi_key: true, consistent_listing: true, snapshots: true, watch: true, leases: false }
+        Capabilities { leases: false, ..Capabilities::CLUSTER }
     }
 
-    async fn get(&self, key: &str, options: ReadOptions, _: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+    async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
         validate_key(key)?;
+        self.reached(key, options, by).await?;
         let inner = self.lock();
         let state = inner.read(key, options)?;
         Ok(Read { revision: state.revision, value: state.map.get(key).cloned() })
     }
 
-    async fn batch_get(&self, keys: &[String], options: ReadOptions, _: Instant) -> Result<Read<Vec<KeyValue>>, Error> {
-        if keys.len() > MAX_BATCH_GET_KEYS {
-            return Err(Invalid::BatchKeys { count: keys.len() }.into());
-        }
-        keys.iter().try_for_each(|key| validate_key(key))?;
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        validate_keys(keys)?;
+        self.reached("reading several keys", options, by).await?;
         let inner = self.lock();
         let state = inner.read("reading several keys", options)?;
         Ok(Read { revision: state.revision, value: keys.iter().filter_map(|k| state.map.get(k).cloned()).collect() })
@@ -243,10 +268,13 @@ impl MetaStore for MemoryStore {
         page: Option<&str>,
         limit: u32,
         options: ReadOptions,
-        _: Instant,
+        by: Instant,
     ) -> Result<Read<Page>, Error> {
-        check_prefix(prefix)?;
-        let limit = if limit == 0 { MAX_PAGE_ENTRIES } else { (limit as usize).min(MAX_PAGE_ENTRIES) };
+        validate_prefix(prefix)?;
+        if page.is_none() {
+            self.reached(prefix, options, by).await?;
+        }
+        let limit = page_limit(limit);
         let mut inner = self.lock();
         let (revision, mut rest) = match page {
             None => {
@@ -272,7 +300,8 @@ impl MetaStore for MemoryStore {
         Ok(Read { revision, value: Page { entries: rest, next } })
     }
 
-    async fn open_snapshot(&self, options: ReadOptions, _: Instant) -> Result<Read<Snapshot>, Error> {
+    async fn open_snapshot(&self, options: ReadOptions, by: Instant) -> Result<Read<Snapshot>, Error> {
+        self.reached("opening a snapshot", options, by).await?;
         let mut inner = self.lock();
         let state = inner.read("opening a snapshot", options)?.clone();
         let (id, revision) = (inner.next_id(), state.revision);
@@ -292,7 +321,7 @@ impl MetaStore for MemoryStore {
     }
 
     async fn watch(&self, prefix: &str, from: Revision, _: Instant) -> Result<ChangeStream, Error> {
-        check_prefix(prefix)?;
+        validate_prefix(prefix)?;
         let (shared, prefix) = (self.inner.clone(), prefix.to_owned());
         let (from, changed) = {
             let inner = self.lock();
@@ -334,21 +363,11 @@ impl MetaStore for MemoryStore {
     }
 }
 
-/// Checks a prefix's length.
-pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
-    if prefix.len() > MAX_KEY_BYTES {
-        let key = prefix.chars().take(64).collect();
-        return Err(Invalid::KeyLength { key, len: prefix.len() }.into());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::clock;
     use crate::conformance;
 
     fn soon() -> Instant {

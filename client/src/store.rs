@@ -10,12 +10,13 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock;
+use crate::backoff::Backoff;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{Expected, Invalid, KeyValue, Revision, Txn, TxnResult};
+use lake_proto::limits::{MAX_TXN_BYTES, MAX_TXN_OPS};
 use lake_proto::watch::Changes;
 
 /// A store that anything may share.
@@ -37,6 +38,23 @@ pub struct Capabilities {
     pub watch: bool,
     /// [`MetaStore::grant_lease`], keys that hang on leases, and compares that one is alive.
     pub leases: bool,
+    /// Most compares and operations in one transaction.
+    pub txn_ops: usize,
+    /// Most bytes of keys and values in one transaction.
+    pub txn_bytes: usize,
+}
+
+impl Capabilities {
+    /// All of it, within the limits of the contract (semantics, section 1): what the metadata cluster can.
+    pub const CLUSTER: Self = Self {
+        multi_key: true,
+        consistent_listing: true,
+        snapshots: true,
+        watch: true,
+        leases: true,
+        txn_ops: MAX_TXN_OPS,
+        txn_bytes: MAX_TXN_BYTES,
+    };
 }
 
 /// Which state of a key compare-and-set expects, as the store told it with what was read or written. Opaque: what is in it
@@ -225,14 +243,18 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<Read<Vec<KeyValue>>, Error> {
+        let mut backoff = Backoff::default();
         'start: loop {
             let mut entries = Vec::new();
             let mut page: Option<String> = None;
             loop {
                 let limit = lake_proto::limits::MAX_PAGE_ENTRIES as u32;
                 let read = match self.list(prefix, page.as_deref(), limit, options, deadline).await {
-                    Err(Error::SnapshotExpired { .. }) if options.snapshot.is_none() && clock::now() < deadline => {
-                        continue 'start;
+                    Err(e @ Error::SnapshotExpired { .. }) if options.snapshot.is_none() => {
+                        match backoff.wait(deadline).await {
+                            true => continue 'start,
+                            false => return Err(e),
+                        }
                     }
                     other => other?,
                 };
@@ -255,6 +277,40 @@ pub enum Applied {
     Unknown,
 }
 
+/// Who leads, as far as a call that failed has shown. Written as what a message has behind the time that was spent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Leader {
+    /// The last one known.
+    Known(KnownLeader),
+    /// None is. The highest term that was heard of; 0: none was.
+    Unknown { term: u64 },
+    /// There is none to know of, or nobody asked for it.
+    Without,
+}
+
+/// A leader, and the term it leads in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownLeader {
+    /// Its peer id.
+    pub id: u64,
+    /// Where it is reached, `host:port`.
+    pub address: String,
+    pub term: u64,
+}
+
+impl std::fmt::Display for Leader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Known(KnownLeader { id, address, term }) => {
+                write!(f, ", last known leader: peer {id} at {address} in term {term}")
+            }
+            Self::Unknown { term: 0 } => f.write_str(", no leader known"),
+            Self::Unknown { term } => write!(f, ", no leader known in term {term}"),
+            Self::Without => Ok(()),
+        }
+    }
+}
+
 /// Why a call to a store failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -265,30 +321,31 @@ pub enum Error {
     #[error("{doing}: the metadata store refused: {message}")]
     Refused { doing: String, message: String },
     /// No answer within the deadline.
-    #[error("{doing}: the metadata cluster is unreachable ({}): {last} ({attempts} attempts in {:.1} s, {leader})", .endpoints.join(", "), .elapsed.as_secs_f64())]
+    #[error("{doing}: the metadata cluster is unreachable ({}): {last} ({attempts} attempts in {:.1} s{leader})", .endpoints.join(", "), .elapsed.as_secs_f64())]
     Unavailable {
         doing: String,
         endpoints: Vec<String>,
         attempts: u32,
         elapsed: Duration,
-        /// The last leader known, with its term, or that none is.
-        leader: String,
+        leader: Leader,
         /// The last attempt's error.
         last: String,
         applied: Applied,
     },
     /// An earlier attempt may have been applied, and whether it was cannot be found out any more: the session that it was a
     /// request of is over, or the peer that answers now knows nothing of it.
-    #[error("{doing}: whether it was done is unknown: an answer was lost, and then: {last} ({attempts} attempts in {:.1} s, {leader}); look at what is there before you repeat it", .elapsed.as_secs_f64())]
+    #[error("{doing}: whether it was done is unknown: an answer was lost, and then: {last} ({attempts} attempts in {:.1} s{leader}); look at what is there before you repeat it", .elapsed.as_secs_f64())]
     InDoubt {
         doing: String,
         attempts: u32,
         elapsed: Duration,
-        /// The last leader known, with its term, or that none is.
-        leader: String,
+        leader: Leader,
         /// What the last attempt was told.
         last: String,
     },
+    /// Too much waits in this process already. Nothing was sent.
+    #[error("{doing}: {message}; nothing was done: make it again when less is under way")]
+    Overloaded { doing: String, message: String },
     /// The session that the request was one of is over. Nothing ran.
     #[error("{doing}: {message}")]
     SessionExpired { doing: String, message: String },
@@ -311,6 +368,7 @@ impl Error {
         match self {
             Error::Invalid(_)
             | Error::Refused { .. }
+            | Error::Overloaded { .. }
             | Error::SessionExpired { .. }
             | Error::SnapshotExpired { .. }
             | Error::Compacted { .. } => Applied::No,
@@ -324,9 +382,43 @@ impl Error {
         Error::Refused { doing, message: why.to_owned() }
     }
 
+    /// The same error, where it says whether the change may have been made; the others' kinds say it.
+    pub(crate) fn with_applied(mut self, now: Applied) -> Self {
+        if let Error::Unavailable { applied, .. } | Error::Internal { applied, .. } = &mut self {
+            *applied = now;
+        }
+        self
+    }
+
     /// Whether the cluster could not be reached, rather than having answered.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Error::Unavailable { .. })
+    }
+}
+
+/// The attempts of a call that ended without an answer: what its error is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InVain {
+    pub doing: String,
+    pub attempts: u32,
+    /// Since the first one.
+    pub elapsed: Duration,
+    pub leader: Leader,
+    /// What the last one failed with.
+    pub last: String,
+}
+
+impl InVain {
+    /// Nobody at these endpoints has answered.
+    pub fn unavailable(self, endpoints: Vec<String>, applied: Applied) -> Error {
+        let Self { doing, attempts, elapsed, leader, last } = self;
+        Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied }
+    }
+
+    /// What became of an earlier attempt cannot be found out any more.
+    pub fn in_doubt(self) -> Error {
+        let Self { doing, attempts, elapsed, leader, last } = self;
+        Error::InDoubt { doing, attempts, elapsed, leader, last }
     }
 }
 
@@ -335,7 +427,28 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
+    use crate::clock;
     use crate::faulty::{FaultyStore, soon};
+
+    #[test]
+    fn an_error_tells_the_leader_where_there_is_one() {
+        let told = |leader| {
+            let vain = InVain {
+                doing: "reading /kv/a".into(),
+                attempts: 3,
+                elapsed: Duration::from_millis(1200),
+                leader,
+                last: "refused".into(),
+            };
+            vain.unavailable(vec!["a:1".into()], Applied::No).to_string()
+        };
+        let known = Leader::Known(KnownLeader { id: 2, address: "b:2".into(), term: 5 });
+        let begin = "reading /kv/a: the metadata cluster is unreachable (a:1): refused (3 attempts in 1.2 s";
+        assert_eq!(told(known), format!("{begin}, last known leader: peer 2 at b:2 in term 5)"));
+        assert_eq!(told(Leader::Unknown { term: 6 }), format!("{begin}, no leader known in term 6)"));
+        assert_eq!(told(Leader::Unknown { term: 0 }), format!("{begin}, no leader known)"));
+        assert_eq!(told(Leader::Without), format!("{begin})"));
+    }
 
     #[tokio::test]
     async fn a_snapshot_that_is_gone_is_not_asked_for_again() {
@@ -345,5 +458,16 @@ mod tests {
         let error = store.list_all("/kv/", options, soon()).await.unwrap_err();
         assert!(matches!(error, Error::SnapshotExpired { .. }), "{error}");
         assert_eq!(store.calls.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_listing_that_expires_all_the_time_is_begun_again_with_pauses() {
+        let store = FaultyStore::default();
+        store.forgets_listings.store(true, Ordering::SeqCst);
+        let by = clock::now() + Duration::from_millis(300);
+        let error = store.list_all("/kv/", ReadOptions::default(), by).await.unwrap_err();
+        assert!(matches!(error, Error::SnapshotExpired { .. }), "{error}");
+        // Ten pauses or so fit into that time.
+        assert!((2..100).contains(&store.calls.load(Ordering::SeqCst)), "{store:?}");
     }
 }

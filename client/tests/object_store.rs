@@ -1,5 +1,7 @@
 //! SeaweedFS, from PyPI, as a store: an S3 service that honours conditional puts.
 
+#[path = "support/moving.rs"]
+mod moving;
 #[path = "support/s3.rs"]
 mod s3;
 mod support;
@@ -11,6 +13,7 @@ use lake_client::conformance;
 use lake_client::object::ObjectMetaStore;
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_proto::kv::{Op, Txn};
+use moving::filled_and_read_again;
 use s3::S3;
 use support::PATIENCE;
 
@@ -40,4 +43,6 @@ async fn an_s3_service_does_what_a_store_does() {
     assert_eq!((entry.version, entry.mod_revision), (40, 40), "two clients at once lose no update");
     let elsewhere = store(&s3, "here").await.get("/kv/n", ReadOptions::default(), soon()).await.unwrap();
     assert_eq!(elsewhere.value, None);
+
+    filled_and_read_again(&store(&s3, "moved").await).await;
 }

@@ -161,7 +161,7 @@ fn error(dir: &Path, doing: String, started: Instant, failure: Failure) -> store
             endpoints: vec![format!("embedded in this process, {}", dir.display())],
             attempts: 1,
             elapsed: clock::since(started),
-            leader: "a cluster of one".to_owned(),
+            leader: store::Leader::Without,
             last: failure.message,
             applied,
         },
@@ -171,7 +171,7 @@ fn error(dir: &Path, doing: String, started: Instant, failure: Failure) -> store
 #[async_trait]
 impl MetaStore for EmbeddedStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { multi_key: true, consistent_listing: true, snapshots: true, watch: true, leases: true }
+        Capabilities::CLUSTER
     }
 
     async fn get(

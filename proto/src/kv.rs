@@ -253,7 +253,16 @@ pub fn validate_key(key: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn validate_prefix(prefix: &str) -> Result<(), Invalid> {
+/// Checks the keys that are read at once: how many, and each one's length.
+pub fn validate_keys(keys: &[String]) -> Result<(), Invalid> {
+    if keys.len() > MAX_BATCH_GET_KEYS {
+        return Err(Invalid::BatchKeys { count: keys.len() });
+    }
+    keys.iter().try_for_each(|key| validate_key(key))
+}
+
+/// Checks a prefix's length.
+pub fn validate_prefix(prefix: &str) -> Result<(), Invalid> {
     if prefix.len() > MAX_KEY_BYTES {
         return Err(Invalid::KeyLength { key: prefix.chars().take(64).collect(), len: prefix.len() });
     }

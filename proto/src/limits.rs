@@ -15,6 +15,14 @@ pub const MAX_PAGE_ENTRIES: usize = 1000;
 /// A page ends once its keys and values reach this many bytes.
 pub const MAX_PAGE_BYTES: usize = 1 << 20;
 
+/// How many entries a page has at most for which so many were asked; 0 asks for as many as there can be.
+pub fn page_limit(asked: u32) -> usize {
+    match asked {
+        0 => MAX_PAGE_ENTRIES,
+        asked => (asked as usize).min(MAX_PAGE_ENTRIES),
+    }
+}
+
 /// Keys under this prefix are lake's own: every write to one is covered by a compare on that very key.
 pub const GUARDED_PREFIX: &str = "/lake/";
 /// Keys under this prefix are the users' own and may be written blindly.

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use common::*;
 use lake_client::memory::MemoryStore;
-use lake_client::store::{Applied, Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions, SharedStore};
+use lake_client::store::{
+    Applied, Capabilities, Committed, Error, Leader, MetaStore, Page, Read, ReadOptions, SharedStore,
+};
 use lake_proto::kv::{KeyValue, Txn};
 use lake_query::{Kind, Options};
 
@@ -51,7 +53,7 @@ impl Faulty {
             endpoints: vec!["127.0.0.1:1".into()],
             attempts: 1,
             elapsed: Duration::ZERO,
-            leader: "no leader known".into(),
+            leader: Leader::Unknown { term: 0 },
             last: "connection refused".into(),
             applied,
         }

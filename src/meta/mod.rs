@@ -6,7 +6,7 @@
 //! - [`status`], [`settings`], [`members`], [`init`]: the cluster itself;
 //! - [`get`], [`list`] with [`entries`], [`write`], [`txn`] with [`txn_document`], [`watch`]: the map;
 //! - [`lease`], [`scope`]: coordination;
-//! - [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
+//! - [`transfer`]: everything from one store to another; [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
 //!   a state is told;
 //! - [`cluster`]: which cluster, which peer, how long; [`peers`]: asking each peer; [`value`]: what is given; [`output`]:
 //!   what is printed.
@@ -38,6 +38,7 @@ mod settings;
 mod snapshot;
 mod status;
 mod summary;
+mod transfer;
 mod txn;
 mod txn_document;
 mod value;
@@ -112,6 +113,10 @@ enum Command {
     /// Quotas and the feature level
     #[command(subcommand)]
     Settings(settings::Command),
+    /// Write everything that a store holds to a data file, or to another store
+    Export(transfer::ExportArgs),
+    /// Fill a store from a data file, or from another store; safe to repeat after it was stopped
+    Import(transfer::ImportArgs),
     /// Save the state of the cluster in a file, look into one, or make a new cluster from it
     #[command(subcommand)]
     Snapshot(snapshot::Command),
@@ -167,6 +172,8 @@ impl Command {
             Self::Settings(command) => command.only_reads(),
             Self::Snapshot(command) => command.only_reads(),
             Self::Init(_)
+            | Self::Export(_)
+            | Self::Import(_)
             | Self::Put(_)
             | Self::Cas(_)
             | Self::Delete(_)
@@ -177,15 +184,20 @@ impl Command {
     }
 }
 
+/// What is told when the process is to stop before the end.
+const REMOVED: &str = "what was begun is removed";
+const STAYS: &str = "a file that was begun is removed; what was written to a store stays, and the same command goes on from \
+     there";
+
 /// Does something that makes a file or a directory. If the process is to stop before the end, what was begun goes with it.
-async fn cleaned_up(work: impl Future<Output = Result<u8>>) -> Result<u8> {
+async fn until_told(then: &str, work: impl Future<Output = Result<u8>>) -> Result<u8> {
     let (mut interrupts, mut termination) = (Interrupts::listen()?, Termination::listen()?);
     let code = tokio::select! {
         done = work => return done,
         () = interrupts.next() => EXIT_INTERRUPTED,
         () = termination.next() => EXIT_TERMINATED,
     };
-    eprintln!("lake: told to stop; what was begun is removed");
+    eprintln!("lake: told to stop; {then}");
     Ok(code)
 }
 
@@ -206,10 +218,12 @@ async fn dispatch(args: Args) -> Result<u8> {
         Command::Members(command) => members::run(cluster, command).await,
         Command::TransferLeader(args) => members::transfer_leader(cluster, args).await,
         Command::Settings(command) => settings::run(cluster, command).await,
-        Command::Snapshot(command) => cleaned_up(snapshot::run(cluster, command)).await,
+        Command::Export(args) => until_told(STAYS, transfer::export(cluster, args)).await,
+        Command::Import(args) => until_told(STAYS, transfer::import(cluster, args)).await,
+        Command::Snapshot(command) => until_told(REMOVED, snapshot::run(cluster, command)).await,
         Command::Inspect(args) => offline::inspect(args).await,
         Command::Verify(args) => offline::verify(args).await,
-        Command::Recover(args) => cleaned_up(recover::run(args)).await,
+        Command::Recover(args) => until_told(REMOVED, recover::run(args)).await,
     }
 }
 

@@ -5,4 +5,5 @@ mod coordination;
 mod keys;
 mod members;
 mod status;
+mod transfer;
 mod watch;

@@ -217,6 +217,7 @@ impl Scribe {
         let kind = match error {
             Error::Invalid(_) => "invalid",
             Error::Refused { .. } => "refused",
+            Error::Overloaded { .. } => "overloaded",
             Error::InDoubt { .. } => "in doubt",
             Error::SessionExpired { .. } => "session expired",
             Error::Unavailable { applied: Applied::No, .. } => "unavailable, not applied",

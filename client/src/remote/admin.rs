@@ -18,7 +18,7 @@ use super::connections::{connection, request};
 use crate::clock;
 use crate::dial::Dialer;
 use crate::secret::Secret;
-use crate::store::{Applied, Error};
+use crate::store::{Applied, Error, InVain, Leader};
 
 /// What the peer at `endpoint` knows.
 ///
@@ -177,15 +177,10 @@ pub(super) async fn call<T>(
     let last = describe(&failure.status);
     let applied = if unanswered == Applied::No { Applied::No } else { failure.applied };
     match failure.kind() {
-        None | Some(Kind::Unavailable) => Err(Error::Unavailable {
-            doing,
-            endpoints: vec![endpoint.to_owned()],
-            attempts: 1,
-            elapsed: clock::since(started),
-            leader: "no leader asked for".to_owned(),
-            last,
-            applied,
-        }),
+        None | Some(Kind::Unavailable) => {
+            let in_vain = InVain { doing, attempts: 1, elapsed: clock::since(started), leader: Leader::Without, last };
+            Err(in_vain.unavailable(vec![endpoint.to_owned()], applied))
+        }
         Some(_) if applied == Applied::Unknown => Err(Error::Internal { doing, message: last, applied }),
         Some(_) => Err(Error::Refused { doing, message: last }),
     }

@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 use super::RemoteStore;
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::store::{Applied, Error};
+use crate::store::{Applied, Error, InVain};
 
 /// Hints followed at once, one after the other. While the leadership moves, two peers may name each other.
 const MAX_REDIRECTS: u32 = 3;
@@ -25,7 +25,10 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What may be done with an operation that may have been applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Resend {
+pub(crate) enum Resend {
+    /// It is sent again, and an answer that was lost leaves no doubt: it changes nothing, or nothing that its caller asks
+    /// about.
+    Freely,
     /// It is not sent again.
     Never,
     /// It is sent again: the second time it does nothing, or nothing that matters.
@@ -45,6 +48,8 @@ pub(super) struct Rules {
 }
 
 impl Rules {
+    /// It reads.
+    pub const READ: Self = Self { resend: Resend::Freely, ..Self::RESENDABLE };
     /// Sending it twice is harmless.
     pub const RESENDABLE: Self =
         Self { resend: Resend::Harmless, attempt: Some(ATTEMPT_TIMEOUT), waits_its_turn: false };
@@ -188,7 +193,7 @@ impl RemoteStore {
             };
             attempts.last = format!("{address}: {}", describe(&failure.status));
             tracing::debug!(doing, attempt = attempts.count, error = attempts.last, "an attempt failed");
-            in_doubt |= failure.applied == Applied::Unknown;
+            in_doubt |= failure.applied == Applied::Unknown && rules.resend != Resend::Freely;
             if rules.resend == Resend::ExactlyOnce && failure.is_first_result() {
                 in_doubt = false;
             }
@@ -218,7 +223,7 @@ impl RemoteStore {
         }
     }
 
-    /// The same for a read on the peer that reads go to: whether it was made does not matter.
+    /// The same for a read, on the peer that reads go to.
     pub(super) async fn read<T, F>(
         &self,
         doing: String,
@@ -229,13 +234,14 @@ impl RemoteStore {
         F: Future<Output = Result<T, Status>>,
     {
         let at = self.reads_at.as_ref();
-        match self.on_peer(at, &doing, deadline, Rules::RESENDABLE, send).await {
+        match self.on_peer(at, &doing, deadline, Rules::READ, send).await {
             Ok((answer, _)) => Ok(answer),
-            Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
-                let endpoints = at.map_or(endpoints, |at| vec![at.endpoint.to_string()]);
-                Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
+            Err(mut error) => {
+                if let (Some(at), Error::Unavailable { endpoints, .. }) = (at, &mut error) {
+                    *endpoints = vec![at.endpoint.to_string()];
+                }
+                Err(error)
             }
-            Err(e) => Err(e),
         }
     }
 
@@ -261,14 +267,16 @@ impl RemoteStore {
     }
 
     pub(super) fn unavailable(&self, attempts: Attempts, applied: Applied) -> Error {
-        Error::Unavailable {
+        self.in_vain(attempts).unavailable(self.endpoints(), applied)
+    }
+
+    fn in_vain(&self, attempts: Attempts) -> InVain {
+        InVain {
             doing: attempts.doing,
-            endpoints: self.endpoints(),
             attempts: attempts.count,
             elapsed: clock::since(attempts.started),
-            leader: self.inner.lock().view.describe(),
+            leader: self.inner.lock().view.leading(),
             last: attempts.last,
-            applied,
         }
     }
 }
@@ -334,13 +342,7 @@ impl RemoteStore {
     /// The error of an operation whose last attempt no other attempt can mend.
     fn ended(&self, attempts: Attempts, failure: Failure, in_doubt: bool) -> Error {
         if in_doubt && !matches!(failure.kind(), Some(Kind::Internal) | None) {
-            return Error::InDoubt {
-                doing: attempts.doing,
-                attempts: attempts.count,
-                elapsed: clock::since(attempts.started),
-                leader: self.inner.lock().view.describe(),
-                last: describe(&failure.status),
-            };
+            return InVain { last: describe(&failure.status), ..self.in_vain(attempts) }.in_doubt();
         }
         ended(&attempts.doing, &failure, in_doubt)
     }
@@ -461,6 +463,16 @@ mod tests {
         }
         let once = after(Rules::ONCE, &[(Kind::Unavailable, Unknown)]).await;
         assert!(once.is_unavailable() && once.applied() == Applied::Unknown, "{once:?}");
+    }
+
+    #[tokio::test]
+    async fn a_read_whose_answer_was_lost_leaves_no_doubt() {
+        use WireApplied::{NotApplied, Unknown};
+        // A page's snapshot is held by the peer that gave the page before, which died.
+        let expired = after(Rules::READ, &[(Kind::Unavailable, Unknown), (Kind::SnapshotExpired, NotApplied)]).await;
+        assert!(matches!(expired, Error::SnapshotExpired { .. }), "{expired:?}");
+        let refused = after(Rules::READ, &[(Kind::Unavailable, Unknown), (Kind::InvalidArgument, NotApplied)]).await;
+        assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
     }
 
     #[tokio::test]

@@ -29,13 +29,14 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use super::attempts::{Failure, describe};
-use super::leader::{Known, Question, Round, View};
+use super::leader::{Question, Round, View};
 use super::pipe::Pipe;
 use super::session::Sessions;
 use super::{MAX_ENDPOINTS, RemoteConfig};
 use crate::clock;
 use crate::dial::Dialer;
 use crate::secret::Secret;
+use crate::store::KnownLeader;
 
 /// How long a peer may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -261,7 +262,7 @@ impl Inner {
         Some(leader.address)
     }
 
-    async fn ask_members(self: Arc<Self>, leader: Known) {
+    async fn ask_members(self: Arc<Self>, leader: KnownLeader) {
         let question = Question { wait: Duration::ZERO, besides: None };
         let answer = self.ask_one(&leader.address, question).await;
         match answer.and_then(|(address, answer)| self.of_our_cluster(address, answer)) {

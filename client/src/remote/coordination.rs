@@ -200,7 +200,7 @@ impl RemoteStore {
     /// # Errors
     /// `Invalid` for a time to live or a name beyond the limits; as every call.
     pub async fn open_session(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<SessionId, Error> {
-        self.open_session_for("opening a session", ttl, holder, deadline).await
+        self.open_session_for("opening a session", ttl, holder, Rules::RESENDABLE, deadline).await
     }
 
     pub(super) async fn open_session_for(
@@ -208,13 +208,14 @@ impl RemoteStore {
         doing: &str,
         ttl: Duration,
         holder: &str,
+        rules: Rules,
         deadline: Instant,
     ) -> Result<SessionId, Error> {
         validate_session_ttl(millis(ttl))?;
         validate_holder(holder)?;
         let message = v1::OpenSessionRequest { ttl_ms: millis(ttl), holder: holder.to_owned() };
         let (answer, _) = self
-            .on_leader(doing, deadline, Rules::RESENDABLE, async |address, timeout| {
+            .on_leader(doing, deadline, rules, async |address, timeout| {
                 let request = self.inner.request(message.clone(), timeout)?;
                 Ok(SessionsClient::new(self.inner.channel(&address)?).open(request).await?.into_inner())
             })

@@ -10,24 +10,17 @@ use std::time::{Duration, Instant};
 
 use lake_proto::v1::{LeaderResponse, Member};
 
+use crate::store::{KnownLeader, Leader};
 /// How long a failure counts: what fails again later has failed for another reason.
 const SUSPECTED_FOR: Duration = Duration::from_secs(2);
 /// How long peers are asked to wait for a leader that can be reached: longer than an election takes.
 pub const AWAITED_FOR: Duration = Duration::from_secs(1);
 
-/// A leader, and the term it leads in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
-    pub id: u64,
-    pub address: String,
-    pub term: u64,
-}
-
 /// What is known of the leader at this moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
     term: u64,
-    leader: Option<Known>,
+    leader: Option<KnownLeader>,
     /// When the leader was named.
     named: Option<Instant>,
     failed: Option<Failed>,
@@ -56,7 +49,7 @@ pub struct Question {
 
 impl View {
     /// The leader to talk to, if one is known.
-    pub fn leader(&self) -> Option<&Known> {
+    pub fn leader(&self) -> Option<&KnownLeader> {
         self.leader.as_ref()
     }
 
@@ -70,7 +63,7 @@ impl View {
             self.leader = None;
         }
         if let Some(m) = leader.filter(|m| !m.grpc_address.is_empty()) {
-            self.leader = Some(Known { id: m.id, address: m.grpc_address.clone(), term });
+            self.leader = Some(KnownLeader { id: m.id, address: m.grpc_address.clone(), term });
         }
     }
 
@@ -108,13 +101,9 @@ impl View {
         Question { wait: if waits { AWAITED_FOR } else { Duration::ZERO }, besides }
     }
 
-    /// For messages: who leads, as far as is known.
-    pub fn describe(&self) -> String {
-        match &self.leader {
-            Some(l) => format!("last known leader: peer {} at {} in term {}", l.id, l.address, l.term),
-            None if self.term > 0 => format!("no leader known in term {}", self.term),
-            None => "no leader known".to_owned(),
-        }
+    /// For errors: who leads, as far as is known.
+    pub fn leading(&self) -> Leader {
+        self.leader.clone().map_or(Leader::Unknown { term: self.term }, Leader::Known)
     }
 }
 
@@ -229,7 +218,7 @@ mod tests {
         view.forget("127.0.0.1:2", now, now);
         assert_eq!(view.leader(), None);
         view.learn(6, None);
-        assert_eq!(view.describe(), "no leader known in term 6");
+        assert_eq!(view.leading(), Leader::Unknown { term: 6 });
     }
 
     #[test]

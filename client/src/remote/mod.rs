@@ -44,8 +44,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use lake_proto::coordination::{LeaseId, Stamp};
-use lake_proto::kv::{Condition, Invalid, KeyValue, Op, Revision, Txn, TxnResult, validate_key};
-use lake_proto::limits::MAX_BATCH_GET_KEYS;
+use lake_proto::kv::{Condition, KeyValue, Op, Revision, Txn, TxnResult, validate_key, validate_keys};
 use lake_proto::v1;
 use lake_proto::v1::pipeline_request::Request as Piped;
 use lake_proto::v1::pipeline_response::Response as PipedAnswer;
@@ -214,7 +213,7 @@ pub(crate) fn is_resendable(txn: &Txn) -> bool {
 #[async_trait]
 impl MetaStore for RemoteStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { multi_key: true, consistent_listing: true, snapshots: true, watch: true, leases: true }
+        Capabilities::CLUSTER
     }
 
     async fn get(&self, key: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Option<KeyValue>>, Error> {
@@ -235,10 +234,7 @@ impl MetaStore for RemoteStore {
         options: ReadOptions,
         deadline: Instant,
     ) -> Result<Read<Vec<KeyValue>>, Error> {
-        if keys.len() > MAX_BATCH_GET_KEYS {
-            return Err(Invalid::BatchKeys { count: keys.len() }.into());
-        }
-        keys.iter().try_for_each(|k| validate_key(k))?;
+        validate_keys(keys)?;
         let message = v1::BatchGetRequest { keys: keys.to_vec(), options: Some(wire_options(options)) };
         let answer = self
             .read(format!("reading {} keys", keys.len()), deadline, async |address, timeout| {
@@ -305,7 +301,12 @@ impl MetaStore for RemoteStore {
         Ok(answer.existed)
     }
 
-    async fn watch(&self, prefix: &str, from: Revision, _: Instant) -> Result<ChangeStream, Error> {
+    async fn watch(&self, prefix: &str, from: Revision, deadline: Instant) -> Result<ChangeStream, Error> {
+        let from = match from {
+            // The stream may be opened later than the caller's next change is made.
+            0 => self.batch_get(&[], ReadOptions::default(), deadline).await?.revision + 1,
+            from => from,
+        };
         Ok(Box::pin(self.watch(prefix, from)?))
     }
 

@@ -16,8 +16,9 @@
 //! leader's to say.
 //!
 //! Limits: one session for all clones, [`SESSION_WINDOW`] requests of it unanswered ([`super::window`]); further ones wait
-//! until their deadlines.
+//! until their deadlines, [`MAX_WAITING`] of them, beyond which one is refused at once.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,8 @@ const TTL: Duration = Duration::from_secs(60);
 const PER_TTL: u32 = 3;
 /// How long nobody asks for a session after one was refused.
 const REFUSED_FOR: Duration = Duration::from_secs(5);
+/// Most mutations that wait for a number, or for a session to be opened. Far more than a cluster does in one second.
+const MAX_WAITING: usize = 50_000;
 /// Sessions that one mutation may find to be over before it says so.
 const MAX_LOST: u32 = 4;
 
@@ -52,6 +55,26 @@ pub(super) struct Sessions {
     state: Mutex<State>,
     /// Held while one is opened.
     opening: tokio::sync::Mutex<()>,
+    /// Mutations that have no number yet.
+    waiting: AtomicUsize,
+}
+
+/// One mutation that has no number yet.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    /// `None`: there are as many as there may be.
+    fn begin(waiting: &'a AtomicUsize) -> Option<Self> {
+        // Decremented when dropped, in either case.
+        let before = waiting.fetch_add(1, Ordering::Relaxed);
+        Some(Self(waiting)).filter(|_| before < MAX_WAITING)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -141,6 +164,11 @@ impl RemoteStore {
 
     /// The next number of the session; `None`: do without.
     async fn ticket(&self, doing: &str, deadline: Instant) -> Result<Option<Ticket>, Error> {
+        let started = clock::now();
+        let Some(_waiting) = Waiting::begin(&self.inner.sessions.waiting) else {
+            let message = format!("{MAX_WAITING} changes of this client wait to be sent, which is the most");
+            return Err(Error::Overloaded { doing: doing.to_owned(), message });
+        };
         loop {
             let Some(window) = self.window(doing, deadline).await? else { return Ok(None) };
             match tokio::time::timeout_at(deadline.into(), window.enter()).await {
@@ -149,7 +177,7 @@ impl RemoteStore {
                 Ok(None) => {}
                 Err(_) => {
                     let what = format!("{SESSION_WINDOW} changes of this client are unanswered, which is the most");
-                    return Err(self.not_sent(doing, deadline, what));
+                    return Err(self.not_sent(doing, started, what));
                 }
             }
         }
@@ -157,13 +185,14 @@ impl RemoteStore {
 
     /// The session that is open, opened if there is none; `None`: do without.
     async fn window(&self, doing: &str, deadline: Instant) -> Result<Option<Arc<Window>>, Error> {
+        let started = clock::now();
         let sessions = &self.inner.sessions;
         if let Some(current) = sessions.current() {
             return Ok(current);
         }
         let Ok(_turn) = tokio::time::timeout_at(deadline.into(), sessions.opening.lock()).await else {
             let what = "another call of this client tries to open a session, and has not been answered".to_owned();
-            return Err(self.not_sent(doing, deadline, what));
+            return Err(self.not_sent(doing, started, what));
         };
         if let Some(current) = sessions.current() {
             return Ok(current);
@@ -174,7 +203,8 @@ impl RemoteStore {
             false => "a simulated process".to_owned(),
         };
         let ttl = sessions.ttl();
-        match self.open_session_for(doing, ttl, &holder, deadline).await {
+        // One that is opened and whose answer is lost ends by itself. Whatever becomes of it, the mutation was not sent.
+        match self.open_session_for(doing, ttl, &holder, Rules::READ, deadline).await {
             Ok(id) => {
                 tracing::debug!(session = id, "opened a session");
                 let window = Arc::new(Window::new(id));
@@ -186,20 +216,13 @@ impl RemoteStore {
                 sessions.lock().refused = Some(clock::now());
                 Ok(None)
             }
-            // Whatever became of the session, the mutation was not sent.
-            Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, .. }) => {
-                Err(Error::Unavailable { doing, endpoints, attempts, elapsed, leader, last, applied: Applied::No })
-            }
-            Err(Error::Internal { doing, message, .. }) => {
-                Err(Error::Internal { doing, message, applied: Applied::No })
-            }
             Err(e) => Err(e),
         }
     }
 
-    fn not_sent(&self, doing: &str, deadline: Instant, last: String) -> Error {
-        let mut attempts = Attempts::new(doing, deadline);
-        attempts.last = last;
+    fn not_sent(&self, doing: &str, started: Instant, last: String) -> Error {
+        let mut attempts = Attempts::new(doing, started);
+        (attempts.started, attempts.last) = (started, last);
         self.unavailable(attempts, Applied::No)
     }
 
@@ -257,5 +280,34 @@ async fn keep(inner: Weak<Inner>, window: Arc<Window>, quiet: Duration) {
                 tokio::time::sleep(quiet / PER_TTL).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::RemoteConfig;
+    use crate::store::MetaStore;
+
+    #[tokio::test]
+    async fn a_change_too_many_is_refused_at_once_and_one_less_makes_room() {
+        // Connections are made, and nobody answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoints = vec![silent.local_addr().unwrap().to_string()];
+        let store = RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap();
+        let by = clock::now() + Duration::from_secs(300);
+        let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| store.cas("/kv/a", None, "1".into(), by)).collect();
+        for one in &mut waiting {
+            assert!(futures::poll!(one).is_pending());
+        }
+        for _ in 0..2 {
+            let refused = futures::poll!(Box::pin(store.cas("/kv/b", None, "1".into(), by)));
+            let std::task::Poll::Ready(Err(error)) = refused else { panic!("{refused:?}") };
+            assert!(matches!(error, Error::Overloaded { .. }) && error.applied() == Applied::No, "{error}");
+        }
+        waiting.pop();
+        assert!(futures::poll!(Box::pin(store.cas("/kv/b", None, "1".into(), by))).is_pending());
+        drop(waiting);
+        assert_eq!(store.inner.sessions.waiting.load(Ordering::Relaxed), 0);
     }
 }

@@ -20,8 +20,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures::Stream;
-use lake_proto::kv::{Invalid, Revision};
-use lake_proto::limits::MAX_KEY_BYTES;
+use lake_proto::kv::{Revision, validate_prefix};
 use lake_proto::v1::watch_client::WatchClient;
 use lake_proto::watch::Changes;
 use lake_proto::{MAX_WATCH_MESSAGE_BYTES, v1};
@@ -36,7 +35,7 @@ use super::attempts::{Failure, classify, describe, ended};
 use super::connections::Inner;
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::store::{Applied, Error};
+use crate::store::{Applied, Error, InVain};
 
 /// How long no peer may serve before the watch ends with `Unavailable`.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -86,10 +85,7 @@ impl RemoteStore {
     /// # Errors
     /// A prefix that is too long. What happens later comes through the stream.
     pub fn watch(&self, prefix: &str, from: Revision) -> Result<Watch, Error> {
-        if prefix.len() > MAX_KEY_BYTES {
-            let key = prefix.chars().take(64).collect();
-            return Err(Invalid::KeyLength { key, len: prefix.len() }.into());
-        }
+        validate_prefix(prefix)?;
         let (sender, messages) = mpsc::channel(MESSAGES_WAITING);
         let follower = Follower {
             inner: self.inner.clone(),
@@ -256,14 +252,8 @@ impl Follower {
     }
 
     fn unavailable(&self, endpoints: Vec<String>, last: String, elapsed: Duration) -> Error {
-        Error::Unavailable {
-            doing: self.doing(),
-            endpoints,
-            attempts: self.attempts,
-            elapsed,
-            leader: self.inner.lock().view.describe(),
-            last,
-            applied: Applied::No,
-        }
+        let leader = self.inner.lock().view.leading();
+        InVain { doing: self.doing(), attempts: self.attempts, elapsed, leader, last }
+            .unavailable(endpoints, Applied::No)
     }
 }

@@ -14,8 +14,8 @@ use lake_client::store::ReadOptions;
 use lake_proto::coordination::{
     LeaseId, Scope, SessionId, Stamp, validate_holder, validate_lease_ttl, validate_session_ttl,
 };
-use lake_proto::kv::{Invalid, Revision};
-use lake_proto::limits::{MAX_IDS, MAX_KEY_BYTES};
+use lake_proto::kv::{Revision, validate_prefix};
+use lake_proto::limits::MAX_IDS;
 use lake_proto::v1;
 
 use super::countdowns::Renewal;
@@ -320,11 +320,7 @@ impl Member {
 }
 
 fn check_length(prefix: &str) -> Result<(), Failure> {
-    if prefix.len() > MAX_KEY_BYTES {
-        let key = prefix.chars().take(64).collect();
-        return Err(Failure::invalid(Invalid::KeyLength { key, len: prefix.len() }));
-    }
-    Ok(())
+    validate_prefix(prefix).map_err(Failure::invalid)
 }
 
 #[cfg(test)]

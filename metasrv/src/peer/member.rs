@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use lake_client::clock;
 use lake_client::store::{Consistency, ReadOptions, Snapshot};
 use lake_proto::coordination::Stamp;
-use lake_proto::kv::{Invalid, KeyValue, Txn, TxnResult, validate_key};
-use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_TXN_BYTES};
+use lake_proto::kv::{KeyValue, Txn, TxnResult, validate_key, validate_keys, validate_prefix};
+use lake_proto::limits::MAX_TXN_BYTES;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use openraft::errors::{ClientWriteError, ForwardReason, ForwardToLeader};
@@ -299,12 +299,7 @@ impl Member {
         options: ReadOptions,
         call: &Call,
     ) -> Result<(u64, Vec<KeyValue>), Failure> {
-        if keys.len() > MAX_BATCH_GET_KEYS {
-            return Err(Failure::invalid(Invalid::BatchKeys { count: keys.len() }));
-        }
-        for key in keys {
-            validate_key(key).map_err(Failure::invalid)?;
-        }
+        validate_keys(keys).map_err(Failure::invalid)?;
         let applied = self.read(options, call).await?;
         let mut entries = Vec::new();
         let mut bytes = 0;
@@ -329,10 +324,7 @@ impl Member {
         options: ReadOptions,
         call: &Call,
     ) -> Result<Page, Failure> {
-        if prefix.len() > MAX_KEY_BYTES {
-            let key = prefix.chars().take(64).collect();
-            return Err(Failure::invalid(Invalid::KeyLength { key, len: prefix.len() }));
-        }
+        validate_prefix(prefix).map_err(Failure::invalid)?;
         match (page, options.snapshot) {
             (Some(token), _) => self.pages.next(token, prefix, limit),
             (None, Some(snapshot)) => self.pages.first_of(snapshot, prefix, limit),

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use lake_client::clock;
 use lake_client::store::Snapshot;
 use lake_proto::kv::KeyValue;
-use lake_proto::limits::{MAX_PAGE_BYTES, MAX_PAGE_ENTRIES};
+use lake_proto::limits::{MAX_PAGE_BYTES, page_limit};
 use lake_proto::v1::error_detail::Kind;
 
 use super::failure::Failure;
@@ -183,8 +183,7 @@ impl Pages {
 }
 
 fn page(id: u64, applied: &Applied, prefix: &str, after: Option<&str>, limit: u32) -> Page {
-    let limit = if limit == 0 { MAX_PAGE_ENTRIES } else { (limit as usize).min(MAX_PAGE_ENTRIES) };
-    let listing = applied.state.list(prefix, after, limit, MAX_PAGE_BYTES);
+    let listing = applied.state.list(prefix, after, page_limit(limit), MAX_PAGE_BYTES);
     let next = listing.entries.last().filter(|_| listing.more).map(|last| format!("{id:016x}/{}", last.key));
     Page { revision: applied.state.revision(), entries: listing.entries, next }
 }

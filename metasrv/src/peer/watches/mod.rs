@@ -35,8 +35,7 @@ mod watcher;
 
 use std::sync::{Arc, Mutex};
 
-use lake_proto::kv::{Invalid, Revision};
-use lake_proto::limits::MAX_KEY_BYTES;
+use lake_proto::kv::{Revision, validate_prefix};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use tokio::sync::{Notify, Semaphore};
@@ -93,10 +92,7 @@ impl Watches {
     /// # Errors
     /// InvalidArgument, Overloaded, Unavailable while stopping.
     pub fn watch(self: &Arc<Self>, prefix: &str, from: Revision) -> Result<Watcher, Failure> {
-        if prefix.len() > MAX_KEY_BYTES {
-            let key = prefix.chars().take(64).collect();
-            return Err(Failure::invalid(Invalid::KeyLength { key, len: prefix.len() }));
-        }
+        validate_prefix(prefix).map_err(Failure::invalid)?;
         let joined = {
             let mut groups = lock(&self.groups);
             if self.ended.is_cancelled() {
