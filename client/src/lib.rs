@@ -11,7 +11,8 @@
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
 //! - [`follow`]: all there is under a prefix and every change after it, over any store that watches;
 //! - `transfer` (feature `transfer`): everything that a store holds, into a data file and out of one into any other store;
-//! - `cache` (feature `cache`): table pointers cached with moka, so that a query needs no metadata call.
+//! - `cache` (feature `cache`): table pointers cached with moka, so that a query needs no metadata call;
+//! - `metadata` (feature `cache`): one handle to all of it, which the components of a process share.
 //!
 //! Invariants: every call ends by its deadline; every error says whether the change may have been made; nothing here
 //! depends on metasrv or query.
@@ -30,6 +31,8 @@ pub mod etcd;
 mod faulty;
 pub mod follow;
 pub mod memory;
+#[cfg(feature = "cache")]
+pub mod metadata;
 #[cfg(feature = "store-object")]
 pub mod object;
 pub mod remote;
