@@ -64,6 +64,7 @@ pub struct Namespaces {
 
 /// Why [`MetadataWriter::read_modify_write`] made no change.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(clippy::large_enum_variant, reason = "how large the closure's own is depends on the closure")]
 pub enum ModifyError<E> {
     /// The closure's own.
     #[error("{0}")]

@@ -16,7 +16,7 @@ use super::ledger::{Asked, Refused};
 use super::{Shared, is_away};
 use crate::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use crate::clock;
-use crate::store::{Applied, Error, ReadOptions};
+use crate::store::{Applied, Error, Leader, ReadOptions};
 
 const LOOKING_UP: &str = "looking up tables";
 
@@ -192,7 +192,7 @@ pub fn unavailable(doing: &str, last: &str, elapsed: Duration) -> Error {
         endpoints: Vec::new(),
         attempts: 1,
         elapsed,
-        leader: "leader unknown".to_owned(),
+        leader: Leader::Without,
         last: last.to_owned(),
         applied: Applied::No,
     }

@@ -30,7 +30,7 @@ use uuid::Uuid;
 use super::{CacheConfig, PointerCache, Resolved, Want};
 use crate::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use crate::clock;
-use crate::store::{Applied, Capabilities, ChangeStream, Committed, Error, MetaStore, Page, Read, ReadOptions};
+use crate::store::{Applied, Capabilities, ChangeStream, Committed, Error, Leader, MetaStore, Page, Read, ReadOptions};
 
 const TABLES: usize = 4;
 const STEPS: u32 = 300;
@@ -203,7 +203,7 @@ fn unavailable() -> Error {
         endpoints: vec![],
         attempts: 1,
         elapsed: Duration::ZERO,
-        leader: String::new(),
+        leader: Leader::Without,
         last: "the schedule".into(),
         applied: Applied::Unknown,
     }
@@ -220,7 +220,7 @@ impl Script {
 #[async_trait]
 impl MetaStore for Script {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { multi_key: true, consistent_listing: true, snapshots: false, watch: true, leases: false }
+        Capabilities { snapshots: false, leases: false, ..Capabilities::CLUSTER }
     }
 
     async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Answer<Read<Option<KeyValue>>> {

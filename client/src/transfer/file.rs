@@ -239,7 +239,7 @@ impl Drop for Writing {
 /// It cannot be read, or is not as it was written.
 pub fn check(path: &Path) -> Result<Described, FileError> {
     let mut reading = Reading::open(path)?;
-    while reading.next()?.is_some() {}
+    while reading.next_batch()?.is_some() {}
     reading.end.take().ok_or_else(|| reading.unusable("it has no end"))
 }
 
@@ -322,7 +322,7 @@ impl Reading {
     ///
     /// # Errors
     /// It cannot be read, or is not as it was written.
-    pub fn next(&mut self) -> Result<Option<Vec<(String, Bytes)>>, FileError> {
+    pub fn next_batch(&mut self) -> Result<Option<Vec<(String, Bytes)>>, FileError> {
         if self.end.is_some() {
             return Ok(None);
         }
@@ -401,7 +401,7 @@ mod tests {
             assert_eq!(described.header, header());
             let mut reading = Reading::open(&path).unwrap();
             let mut read = Vec::new();
-            while let Some(some) = reading.next().unwrap() {
+            while let Some(some) = reading.next_batch().unwrap() {
                 read.extend(some);
             }
             assert_eq!(read.len(), entries);

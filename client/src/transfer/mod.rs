@@ -310,7 +310,7 @@ impl Entries {
                 return Ok(Some(entry));
             }
             let Some(mut reading) = self.reading.take() else { return Ok(None) };
-            let (reading, some) = blocking(move || reading.next().map(|some| (reading, some))).await?;
+            let (reading, some) = blocking(move || reading.next_batch().map(|some| (reading, some))).await?;
             let Some(some) = some else { return Ok(None) };
             (self.reading, self.entries) = (Some(reading), some.into_iter());
         }

@@ -62,7 +62,7 @@ impl Run {
 
     /// Until told to stop: the leader and the others in turn are hurt until that met something, and all is well for a while.
     async fn keep(&self, fault: Fault) {
-        let mut turn = 0;
+        let mut turn: u64 = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let leader = self.hurt.cluster.leader().await;
             // The leader every other time: most of what clients do is with it.
