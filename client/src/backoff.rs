@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use rand::Rng;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::clock;
 
@@ -11,12 +12,30 @@ const FIRST: Duration = Duration::from_millis(10);
 const CAP: Duration = Duration::from_millis(150);
 
 /// The waits of one call.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Backoff {
     waits: u32,
+    jitter: StdRng,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::seeded(rand::rng().random())
+    }
 }
 
 impl Backoff {
+    /// The same waits for the same seed.
+    pub fn seeded(seed: u64) -> Self {
+        Self { waits: 0, jitter: StdRng::seed_from_u64(seed) }
+    }
+
+    /// Begins again with short waits.
+    #[cfg(feature = "cache")]
+    pub fn reset(&mut self) {
+        self.waits = 0;
+    }
+
     /// Waits for that long. False, and at once: the deadline comes first.
     pub async fn wait(&mut self, deadline: Instant) -> bool {
         let until = clock::now() + self.next_wait();
@@ -31,7 +50,7 @@ impl Backoff {
     pub fn next_wait(&mut self) -> Duration {
         let ceiling = FIRST.saturating_mul(1 << self.waits.min(10)).min(CAP);
         self.waits = self.waits.saturating_add(1);
-        ceiling.mul_f64(rand::rng().random_range(0.5..=1.0))
+        ceiling.mul_f64(self.jitter.random_range(0.5..=1.0))
     }
 }
 

@@ -22,7 +22,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn};
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,10 @@ use uuid::Uuid;
 
 use crate::store::{Applied, Error, ReadOptions, SharedStore, Token};
 
+/// Keys of namespaces begin so.
+pub(crate) const NAMESPACES: &str = "/lake/catalog/";
+/// Keys of pointers begin so.
+pub(crate) const TABLES: &str = "/lake/table/";
 /// Joins the levels of a nested namespace in a key. No name may hold it.
 const LEVEL_SEPARATOR: char = '\u{1f}';
 /// Longest name of a namespace level or table, in bytes.
@@ -75,8 +79,13 @@ impl Namespace {
         Self::new(encoded.split(LEVEL_SEPARATOR))
     }
 
+    /// The namespace whose properties are under this key.
+    pub(crate) fn from_key(key: &str) -> Result<Self, CatalogError> {
+        Self::decode(key.strip_prefix(NAMESPACES).unwrap_or(key))
+    }
+
     fn key(&self) -> String {
-        format!("/lake/catalog/{}", self.encoded())
+        format!("{NAMESPACES}{}", self.encoded())
     }
 
     /// What the keys of all namespaces nested in this one start with.
@@ -85,7 +94,7 @@ impl Namespace {
     }
 
     fn table_prefix(&self) -> String {
-        format!("/lake/table/{}/", self.encoded())
+        format!("{TABLES}{}/", self.encoded())
     }
 
     fn view_prefix(&self) -> String {
@@ -128,8 +137,14 @@ impl TableIdent {
         Ok(Self { namespace, name })
     }
 
-    fn key(&self) -> String {
+    pub(crate) fn key(&self) -> String {
         format!("{}{}", self.namespace.table_prefix(), self.name)
+    }
+
+    /// The table whose pointer is under this key.
+    pub(crate) fn from_key(key: &str) -> Option<Self> {
+        let (namespace, name) = key.strip_prefix(TABLES)?.split_once('/')?;
+        Self::new(Namespace::decode(namespace).ok()?, name).ok()
     }
 }
 
@@ -212,6 +227,16 @@ pub enum CatalogError {
         /// An earlier attempt of this call may still be applied, once the turn is free.
         resent: bool,
     },
+    /// The answers are of an earlier state than this process, or the caller, has seen already.
+    #[error(
+        "{doing}: the metadata answers from revision {answered}, and revision {seen} has been seen already: a peer that lags, or another cluster; nothing was changed, try again, and check the endpoints if it stays so"
+    )]
+    Behind { doing: String, answered: Revision, seen: Revision },
+    /// Only what is too old to be used is cached, and metasrv cannot be reached.
+    #[error(
+        "what is known of table {table} is {:.0} s old, more than the {:.0} s that may pass while the metadata cannot be reached: {error}", .age.as_secs_f64(), .limit.as_secs_f64()
+    )]
+    TooOld { table: TableIdent, age: Duration, limit: Duration, error: Error },
     /// The stored bytes are not what lake writes.
     #[error("the record of {what} in the metadata is damaged: {why}")]
     Damaged { what: String, why: String },
@@ -319,9 +344,8 @@ impl Catalog {
 
     /// All namespaces, in key order.
     pub async fn list_namespaces(&self, deadline: Instant) -> Result<Vec<Namespace>> {
-        let prefix = "/lake/catalog/";
-        let read = self.store.list_all(prefix, ReadOptions::default(), deadline).await?;
-        read.value.iter().map(|e| Namespace::decode(&e.key[prefix.len()..])).collect()
+        let read = self.store.list_all(NAMESPACES, ReadOptions::default(), deadline).await?;
+        read.value.iter().map(|e| Namespace::from_key(&e.key)).collect()
     }
 
     /// The names of a namespace's tables, sorted.
@@ -347,10 +371,11 @@ impl Catalog {
     pub async fn load_tables(
         &self,
         tables: &[TableIdent],
+        options: ReadOptions,
         deadline: Instant,
     ) -> Result<(Revision, Vec<Option<Versioned<TablePointer>>>)> {
         let keys: Vec<String> = tables.iter().map(TableIdent::key).collect();
-        let read = self.store.batch_get(&keys, ReadOptions::default(), deadline).await?;
+        let read = self.store.batch_get(&keys, options, deadline).await?;
         let pointers = tables
             .iter()
             .zip(&keys)
@@ -472,21 +497,21 @@ impl Catalog {
         self.store.cas_delete(&turn_key(table), Token::at(claim), deadline).await.map(drop).map_err(Into::into)
     }
 
-    /// Drops a table, if its `mod_revision` is still `expected`.
+    /// Drops a table, if its `mod_revision` is still `expected`. Returns a revision at which it is gone.
     ///
     /// # Errors
     /// `Conflict` with the pointer as it is now, or the store's.
-    pub async fn drop_table(&self, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<()> {
+    pub async fn drop_table(&self, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
         let key = table.key();
         let committed = self.store.cas_delete(&key, Token::at(expected), deadline).await?;
         if committed.result.succeeded {
-            return Ok(());
+            return Ok(committed.result.revision);
         }
         let current =
             find(&committed.result.observed, &key).map(|e| pointer(table, e, committed.result.revision)).transpose()?;
         match current {
             // The entry expected is gone, and an attempt whose answer was lost may have removed it.
-            None if committed.resent => Ok(()),
+            None if committed.resent => Ok(committed.result.revision),
             None => Err(CatalogError::TableNotFound(table.clone())),
             current => Err(CatalogError::Conflict { table: table.clone(), current, resent: committed.resent }),
         }
@@ -519,7 +544,8 @@ fn written(new: &TablePointer, revision: Revision) -> Versioned<TablePointer> {
     Versioned { value: new.clone(), mod_revision: revision, valid_through: revision }
 }
 
-fn pointer(table: &TableIdent, entry: &KeyValue, revision: Revision) -> Result<Versioned<TablePointer>> {
+/// The pointer that an entry holds, read at `revision`.
+pub(crate) fn pointer(table: &TableIdent, entry: &KeyValue, revision: Revision) -> Result<Versioned<TablePointer>> {
     let value = serde_json::from_slice(&entry.value)
         .map_err(|e| CatalogError::Damaged { what: format!("table {table}"), why: e.to_string() })?;
     Ok(Versioned { value, mod_revision: entry.mod_revision, valid_through: revision })

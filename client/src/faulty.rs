@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lake_proto::kv::{KeyValue, Txn};
+use lake_proto::kv::{KeyValue, Revision, Txn};
 
 use crate::clock;
 use crate::memory::MemoryStore;
-use crate::store::{Applied, Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions};
+use crate::store::{Applied, Capabilities, ChangeStream, Committed, Error, MetaStore, Page, Read, ReadOptions};
 
 /// The store. Without a fault it does what [`MemoryStore`] does.
 #[derive(Debug, Default)]
@@ -20,6 +20,8 @@ pub struct FaultyStore {
     pub away: AtomicBool,
     /// So many commits are applied and their answers lost; each is asked for again, as the remote store does.
     pub lose_answers: AtomicU32,
+    /// Watches are not refused.
+    pub watches: AtomicBool,
     /// Listings have expired as soon as they are asked for.
     pub forgets_listings: AtomicBool,
 }
@@ -81,6 +83,14 @@ impl MetaStore for FaultyStore {
             return Err(Error::SnapshotExpired { prefix: prefix.to_owned() });
         }
         self.store.list(prefix, page, limit, options, by).await
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision, by: Instant) -> Result<ChangeStream, Error> {
+        self.call()?;
+        match self.watches.load(Ordering::SeqCst) {
+            true => self.store.watch(prefix, from, by).await,
+            false => Err(Error::cannot("watching".to_owned(), "watches are switched off")),
+        }
     }
 
     async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {

@@ -10,7 +10,8 @@
 //! - [`secret`]: the cluster secret, read from a file and never shown;
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
 //! - [`follow`]: all there is under a prefix and every change after it, over any store that watches;
-//! - `cache` (feature `cache`): table pointers cached with moka, so that a query needs no metadata call.
+//! - `cache` (feature `cache`): table pointers cached with moka, so that a query needs no metadata call;
+//! - `metadata` (feature `cache`): one handle to all of it, which the components of a process share.
 //!
 //! Invariants: every call ends by its deadline; every error says whether the change may have been made; nothing here
 //! depends on metasrv or query.
@@ -29,6 +30,8 @@ pub mod etcd;
 mod faulty;
 pub mod follow;
 pub mod memory;
+#[cfg(feature = "cache")]
+pub mod metadata;
 #[cfg(feature = "store-object")]
 pub mod object;
 pub mod remote;

@@ -67,6 +67,9 @@ pub struct Options {
     /// Age at which a cached table pointer is looked up anew before use, in milliseconds [default: 1000]
     #[arg(long, env = "LAKE_QUERY_POINTER_TTL_MS", value_name = "MS")]
     pub pointer_ttl_ms: Option<u64>,
+    /// While the metadata cluster is away, table pointers of this age are no longer used, in seconds [default: 86400]
+    #[arg(long, env = "LAKE_QUERY_POINTER_STALE_SECS", value_name = "SECS")]
+    pub pointer_stale_secs: Option<u64>,
     /// Longest run of a statement that reads, unless its client asks for less, in seconds [default: 600]
     #[arg(long, env = "LAKE_QUERY_READ_TIMEOUT_SECS", value_name = "SECS")]
     pub read_timeout_secs: Option<u64>,
@@ -112,6 +115,7 @@ pub struct Config {
     pub metadata_cache_bytes: u64,
     pub pointer_cache_entries: u64,
     pub pointer_ttl: Duration,
+    pub pointer_stale_limit: Duration,
     pub read_timeout: Duration,
     pub write_timeout: Duration,
     pub max_statements: usize,
@@ -177,7 +181,7 @@ impl Options {
         over!(top, below;
             config, id, dir, listen, advertise, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
             s3_access_key_file, s3_secret_key_file, memory_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
-            pointer_ttl_ms, read_timeout_secs, write_timeout_secs, max_statements, target_partitions,
+            pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, target_partitions,
             target_file_bytes, allow_local_files, secret_file, insecure_open_network,
         )
     }
@@ -247,6 +251,7 @@ impl Config {
                 1,
             )?,
             pointer_ttl: Duration::from_millis(options.pointer_ttl_ms.unwrap_or(1000)),
+            pointer_stale_limit: Duration::from_secs(options.pointer_stale_secs.unwrap_or(24 * 3600)),
             read_timeout: Duration::from_secs(at_least(
                 "read_timeout_secs",
                 options.read_timeout_secs.unwrap_or(600),

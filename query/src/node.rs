@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
-use lake_client::cache::{CacheConfig, PointerCache};
-use lake_client::catalog::Catalog;
+use lake_client::cache::CacheConfig;
+use lake_client::metadata::Metadata;
 use lake_client::secret::Secret;
 use lake_client::store::SharedStore;
 use tokio::net::TcpListener;
@@ -54,15 +54,17 @@ impl QueryNode {
     pub async fn start(config: Config, store: SharedStore) -> Result<QueryNode> {
         let storage = Storage::new(config.warehouse.clone(), config.s3.clone());
         storage.check().await?;
-        let catalog = Catalog::new(store);
         let ages = CacheConfig {
             max_tables: config.pointer_cache_entries,
             refresh_after: config.pointer_ttl / 2,
             fresh_for: config.pointer_ttl,
+            // Another node may just have created it, and its client be sent here.
+            absent_for: Duration::ZERO,
+            stale_limit: config.pointer_stale_limit,
             ..CacheConfig::default()
         };
-        let pointers = PointerCache::new(catalog.clone(), ages);
-        let tables = Tables::new(storage, config.metadata_cache_bytes, catalog, pointers, config.target_file_bytes);
+        let metadata = Metadata::new(store, ages);
+        let tables = Tables::new(storage, config.metadata_cache_bytes, metadata, config.target_file_bytes);
         let engine = Arc::new(Engine::new(&config, tables)?);
         let operations = Arc::new(Operations::default());
         let listener = TcpListener::bind(config.listen).await.map_err(|e| {

@@ -284,9 +284,9 @@ impl FlightSqlService for LakeFlight {
     }
 
     async fn do_get_schemas(&self, query: CommandGetDbSchemas, request: Request<Ticket>) -> Answer {
-        let catalog = &self.engine.tables().catalog;
+        let metadata = &self.engine.tables().metadata;
         let failed = |e| refused(catalog_error("listing schemas", e));
-        let namespaces = catalog.list_namespaces(listing_deadline(&request)).await.map_err(failed)?;
+        let namespaces = metadata.list_namespaces(listing_deadline(&request)).await.map_err(failed)?;
         let mut builder = query.into_builder();
         for namespace in namespaces {
             builder.append(CATALOG, namespace.to_string());

@@ -86,7 +86,7 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
             create_table(tables, state, &ident, if_not_exists, &columns, rows, deadline).await
         }
         Ddl::CreateSchema { namespace, if_not_exists } => {
-            match tables.catalog.create_namespace(&namespace, Default::default(), deadline).await {
+            match tables.writer.create_namespace(&namespace, Default::default(), deadline).await {
                 Ok(()) => Ok(0),
                 Err(CatalogError::NamespaceExists(_)) if if_not_exists => Ok(0),
                 Err(e) => Err(catalog_error(&format!("creating schema {namespace}"), e)),
@@ -96,7 +96,7 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
             Err(error) if error.kind == Kind::NotFound && if_exists => Ok(0),
             other => other.map(|()| 0),
         },
-        Ddl::DropSchema { namespace, if_exists } => match tables.catalog.drop_namespace(&namespace, deadline).await {
+        Ddl::DropSchema { namespace, if_exists } => match tables.writer.drop_namespace(&namespace, deadline).await {
             Ok(()) => Ok(0),
             Err(CatalogError::NamespaceNotFound(_)) if if_exists => Ok(0),
             Err(e) => Err(catalog_error(&format!("dropping schema {namespace}"), e)),
@@ -115,16 +115,16 @@ async fn create_table(
 ) -> Result<u64> {
     let doing = format!("creating table {ident}");
     // Asked first, so that neither rows are written nor a schema is created for nothing. Creating decides.
-    let exists = tables.catalog.load_table(ident, deadline).await.map_err(|e| catalog_error(&doing, e))?.is_some();
+    let exists = tables.metadata.read_table(ident, deadline).await.map_err(|e| catalog_error(&doing, e))?.is_some();
     match (exists, if_not_exists) {
         (true, true) => return Ok(0),
         (true, false) => return Err(Error::already_exists(format!("table {ident} exists already"))),
         _ => {}
     }
     if ident.namespace.levels() == [DEFAULT_SCHEMA] {
-        ensure_namespace(&tables.catalog, &ident.namespace, deadline).await?;
+        ensure_namespace(&tables.writer, &ident.namespace, deadline).await?;
     } else if !tables
-        .catalog
+        .metadata
         .namespace_exists(&ident.namespace, deadline)
         .await
         .map_err(|e| catalog_error(&doing, e))?

@@ -107,7 +107,6 @@ pub async fn append(tables: &Tables, table: &Table, mut files: DataFiles, deadli
         Ok(pointer) => {
             files.keep();
             turn.leave(pointer.clone(), commit.contended);
-            tables.pointers.note_committed(&table.ident, pointer).await;
             Ok(())
         }
         Err(error) if commit.doubts.is_empty() => {
@@ -150,9 +149,9 @@ impl Commit<'_> {
                 metadata_location: next.location.clone(),
                 previous_location: Some(base.value.metadata_location.clone()),
             };
-            let catalog = &self.tables.catalog;
+            let writer = &self.tables.writer;
             let swapped =
-                catalog.swap_table(&self.table.ident, base.mod_revision, &pointer, self.turn, self.deadline).await;
+                writer.swap_table(&self.table.ident, base.mod_revision, &pointer, self.turn, self.deadline).await;
             match swapped {
                 Ok(committed) => {
                     // Ended by the swap itself.
@@ -202,13 +201,12 @@ impl Commit<'_> {
         for _ in 0..2 {
             let current = match pointer.take() {
                 Some(pointer) => Some(pointer),
-                None => match self.tables.catalog.load_table(ident, self.deadline).await {
+                None => match self.tables.metadata.read_table(ident, self.deadline).await {
                     Ok(current) => current,
                     Err(error) => return Err(self.catalog_failed(error)),
                 },
             };
             let Some(current) = current else {
-                self.tables.pointers.note_dropped(ident).await;
                 return Err(self.failed(Kind::NotFound, format_args!("table {ident} was dropped meanwhile")));
             };
             if current.value.uuid != self.table.metadata.uuid() {
@@ -284,7 +282,7 @@ impl Commit<'_> {
         let deadline = self.deadline.min(Instant::now() + TURN_LIMIT);
         // The snapshot's id is this commit's alone.
         let claimant = uuid::Uuid::from_u128(self.append.snapshot_id as u128);
-        match self.tables.catalog.claim_turn(self.table.metadata.uuid(), claimant, deadline).await {
+        match self.tables.writer.claim_turn(self.table.metadata.uuid(), claimant, deadline).await {
             Ok(claim) => self.turn = claim,
             Err(error) => tracing::debug!(table = %self.table.ident, %error, "claiming the next turn failed"),
         }
@@ -292,7 +290,7 @@ impl Commit<'_> {
 
     /// Waits until another's claim has ended, and ends it if that takes too long.
     async fn await_turn(&self, claim: u64) -> Result<()> {
-        let (catalog, table) = (&self.tables.catalog, self.table.metadata.uuid());
+        let (writer, table) = (&self.tables.writer, self.table.metadata.uuid());
         let until = Instant::now() + TURN_LIMIT;
         let mut seen = Some(claim);
         while seen == Some(claim) && claim != 0 {
@@ -303,8 +301,8 @@ impl Commit<'_> {
             // Before either, so that a store that refuses at once is not asked without a pause.
             tokio::time::sleep(TURN_POLL).await;
             let looked = match Instant::now() >= until {
-                true => catalog.end_turn(table, claim, self.deadline).await.map(|()| None),
-                false => catalog.turn(table, self.deadline).await,
+                true => writer.end_turn(table, claim, self.deadline).await.map(|()| None),
+                false => self.tables.metadata.turn(table, self.deadline).await,
             };
             match looked {
                 Ok(now) => seen = now,
@@ -318,9 +316,9 @@ impl Commit<'_> {
     /// Ends a claim that this commit has and will not use. Whoever waits for it would do so in the end.
     fn give_up_turn(&mut self) {
         let Some(claim) = self.turn.take() else { return };
-        let (catalog, table) = (self.tables.catalog.clone(), self.table.metadata.uuid());
+        let (writer, table) = (self.tables.writer.clone(), self.table.metadata.uuid());
         self.tables.tasks.spawn(async move {
-            if let Err(error) = catalog.end_turn(table, claim, Instant::now() + TURN_LIMIT).await {
+            if let Err(error) = writer.end_turn(table, claim, Instant::now() + TURN_LIMIT).await {
                 tracing::debug!(%table, %error, "ending an unused claim failed");
             }
         });
@@ -406,10 +404,10 @@ pub async fn create(
         files.add_object(object.clone());
     }
     let pointer = TablePointer { uuid, metadata_location: next.location.clone(), previous_location: None };
-    let mut created = tables.catalog.create_table(ident, &pointer, deadline).await;
+    let mut created = tables.writer.create_table(ident, &pointer, deadline).await;
     if matches!(&created, Err(e) if e.applied() == Applied::Unknown) {
         // The uuid is ours alone. While the table is not there, the lost attempt may still be on its way.
-        if let Ok(Some(current)) = tables.catalog.load_table(ident, deadline).await {
+        if let Ok(Some(current)) = tables.metadata.read_table(ident, deadline).await {
             created = match current.value.uuid == uuid {
                 true => Ok(current),
                 false => Err(CatalogError::TableExists(ident.clone())),
@@ -417,10 +415,9 @@ pub async fn create(
         }
     }
     match created {
-        Ok(pointer) => {
+        Ok(_) => {
             files.keep();
             tables.cache.put_table(&next.location, next.metadata, next.metadata_bytes).await;
-            tables.pointers.note_committed(ident, pointer).await;
             Ok(())
         }
         Err(error) => {
@@ -438,12 +435,11 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) 
     let doing = format!("dropping table {ident}");
     let mut doomed: Option<(uuid::Uuid, bool)> = None;
     loop {
-        let current = tables.catalog.load_table(ident, deadline).await.map_err(|error| match doomed {
+        let current = tables.metadata.read_table(ident, deadline).await.map_err(|error| match doomed {
             Some((_, true)) => Error::unknown(format!("{doing}: {error}; whether it was dropped is unknown")),
             _ => catalog_error(&doing, error),
         })?;
         let Some(current) = current else {
-            tables.pointers.note_dropped(ident).await;
             return match doomed {
                 // Our own attempt, or another's drop, did it.
                 Some((_, true)) => Ok(()),
@@ -455,12 +451,10 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) 
             && before != uuid
         {
             // What was to be dropped is gone; another table has its name.
-            tables.pointers.note_dropped(ident).await;
             return Ok(());
         }
-        match tables.catalog.drop_table(ident, current.mod_revision, deadline).await {
-            Ok(()) => {
-                tables.pointers.note_dropped(ident).await;
+        match tables.writer.drop_table(ident, current.mod_revision, deadline).await {
+            Ok(_) => {
                 tracing::info!(table = %ident, %uuid, metadata = %current.value.metadata_location, "dropped a table; its objects stay");
                 return Ok(());
             }

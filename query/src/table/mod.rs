@@ -34,8 +34,9 @@ use std::time::{Duration, Instant};
 use arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
 use futures::{StreamExt, TryStreamExt};
 use iceberg::spec::{FormatVersion, PartitionSpec, SortOrder, TableMetadata, TableMetadataBuilder};
-use lake_client::cache::PointerCache;
-use lake_client::catalog::{Catalog, CatalogError, Namespace, TableIdent, TablePointer, Versioned};
+use lake_client::cache::Want;
+use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
+use lake_client::metadata::{Metadata, MetadataWriter};
 use lake_client::store::Applied;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -57,8 +58,8 @@ const LISTINGS_IN_FLIGHT: usize = 8;
 pub struct Tables {
     pub storage: Arc<Storage>,
     pub cache: MetadataCache,
-    pub catalog: Catalog,
-    pub pointers: PointerCache,
+    pub metadata: Metadata,
+    pub(crate) writer: MetadataWriter,
     pub(crate) queues: CommitQueues,
     /// Commits and clean-ups under way; shutdown waits for them.
     pub(crate) tasks: TaskTracker,
@@ -86,15 +87,14 @@ impl Tables {
     pub fn new(
         storage: Arc<Storage>,
         metadata_cache_bytes: u64,
-        catalog: Catalog,
-        pointers: PointerCache,
+        metadata: Metadata,
         target_file_bytes: usize,
     ) -> Arc<Self> {
         Arc::new(Self {
             cache: MetadataCache::new(storage.clone(), metadata_cache_bytes),
             storage,
-            catalog,
-            pointers,
+            writer: metadata.writer(),
+            metadata,
             queues: CommitQueues::default(),
             tasks: TaskTracker::new(),
             target_file_bytes,
@@ -107,24 +107,11 @@ impl Tables {
             return Ok(Loaded::default());
         }
         let failed = |e| catalog_error("looking up tables", e);
-        let mut resolved = self.pointers.resolve(idents, deadline).await.map_err(failed)?;
+        let resolved = self.metadata.tables(idents, Want::by(deadline)).await.map_err(failed)?;
         let stale = resolved.iter().filter(|r| r.metasrv_away).map(|r| r.age).max();
-        // That there is no such table is not believed from the cache: another node may just have created it.
-        let absent = |i: &usize| resolved[*i].pointer.is_none() && !resolved[*i].metasrv_away;
-        let absent: Vec<usize> = (0..idents.len()).filter(absent).collect();
-        if !absent.is_empty() {
-            let asked: Vec<TableIdent> = absent.iter().map(|&i| idents[i].clone()).collect();
-            let (_, pointers) = self.catalog.load_tables(&asked, deadline).await.map_err(failed)?;
-            for ((&i, ident), pointer) in absent.iter().zip(&asked).zip(pointers) {
-                if let Some(pointer) = pointer {
-                    self.pointers.note_committed(ident, pointer.clone()).await;
-                    resolved[i].pointer = Some(pointer);
-                }
-            }
-        }
         let loads = idents.iter().zip(resolved).map(|(ident, resolved)| async move {
-            match resolved.pointer {
-                Some(pointer) => self.load_version(ident, pointer, deadline).await,
+            match resolved.pointer() {
+                Some(pointer) => self.load_version(ident, pointer.clone(), deadline).await,
                 None => Ok(None),
             }
         });
@@ -134,10 +121,10 @@ impl Tables {
     /// All namespaces with their tables.
     pub async fn list(&self, deadline: Instant) -> Result<Vec<(Namespace, Vec<TableIdent>)>> {
         let failed = |e| catalog_error("listing namespaces and tables", e);
-        let namespaces = self.catalog.list_namespaces(deadline).await.map_err(failed)?;
+        let namespaces = self.metadata.list_namespaces(deadline).await.map_err(failed)?;
         futures::stream::iter(namespaces)
             .map(|namespace| async move {
-                let names = match self.catalog.list_tables(&namespace, deadline).await {
+                let names = match self.metadata.list_tables(&namespace, deadline).await {
                     Ok(names) => names,
                     // Dropped in between.
                     Err(CatalogError::NamespaceNotFound(_)) => Vec::new(),
@@ -164,15 +151,13 @@ impl Tables {
         match self.cache.table(&pointer.value.metadata_location).await {
             Ok(metadata) => Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
             Err(error) if error.kind == Kind::NotFound => {
-                let current = self.catalog.load_table(ident, deadline).await;
+                let current = self.metadata.read_table(ident, deadline).await;
                 let Some(current) = current.map_err(|e| catalog_error("looking up a table", e))? else {
-                    self.pointers.note_dropped(ident).await;
                     return Ok(None);
                 };
                 if current.value == pointer.value {
                     return Err(Error::corrupt(error.message).while_doing(format_args!("loading table {ident}")));
                 }
-                self.pointers.note_committed(ident, current.clone()).await;
                 let metadata = self.cache.table(&current.value.metadata_location).await.map_err(loading)?;
                 Ok(Some(Table { ident: ident.clone(), pointer: current, metadata }))
             }
@@ -274,10 +259,11 @@ impl Tables {
         })
     }
 
-    /// Waits for commits under way; afterwards none begins.
+    /// Waits for commits under way; afterwards none begins, and nothing is renewed any more.
     pub async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;
+        self.metadata.close().await;
     }
 }
 
@@ -323,6 +309,7 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),
         CatalogError::Damaged { .. } => Error::corrupt(error),
+        CatalogError::Behind { .. } | CatalogError::TooOld { .. } => Error::unavailable(format!("{doing}: {error}")),
         CatalogError::Store(_) if unknown => {
             Error::unknown(format!("{doing}: {error}; whether it was done is unknown: look before doing it again"))
         }
@@ -343,8 +330,8 @@ pub(crate) fn unreachable_words(error: &CatalogError) -> String {
 }
 
 /// Creates a namespace unless it is there.
-pub(crate) async fn ensure_namespace(catalog: &Catalog, namespace: &Namespace, deadline: Instant) -> Result<()> {
-    match catalog.create_namespace(namespace, Default::default(), deadline).await {
+pub(crate) async fn ensure_namespace(writer: &MetadataWriter, namespace: &Namespace, deadline: Instant) -> Result<()> {
+    match writer.create_namespace(namespace, Default::default(), deadline).await {
         Ok(()) | Err(CatalogError::NamespaceExists(_)) => Ok(()),
         Err(e) => Err(catalog_error(&format!("creating namespace {namespace}"), e)),
     }

@@ -1,0 +1,596 @@
+//! One handle to the metadata, which the components of a process share.
+//!
+//! ```text
+//!   Metadata ------ table pointers: the cache ----------------------.
+//!    |    `-------- namespaces: a copy that follows the changes -----+--> store
+//!    |                                                               |
+//!   MetadataWriter: changes, by compare-and-set ---- every reply ----'
+//!                                                        |
+//!                                                        `--> its revision, to the cache: `notice`
+//! ```
+//! Reading waits for nothing that is known: [`Metadata::cached`] and [`Metadata::namespaces`] look at what is in memory.
+//! Changing is the narrower handle's, [`Metadata::writer`]: what it did, this process sees from then on.
+//!
+//! Whatever revision a reply mentions, the cache learns of it ([`PointerCache::notice`]); so a change that somebody else
+//! made is not missed for long, also without a watch, and nobody polls.
+//!
+//! The copy of the namespaces is what the store held at one revision. It has [`MAX_NAMESPACES`] at most: where there are
+//! more, there is none. Both end with the last handle, or with [`Metadata::close`].
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use async_trait::async_trait;
+use lake_proto::kv::{KeyValue, Revision, Txn};
+use lake_proto::watch::Changes;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use crate::cache::counters::{Counters, Counting, Reason};
+use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
+use crate::catalog::{Catalog, CatalogError, NAMESPACES, Namespace, TableIdent, TablePointer, Versioned};
+use crate::clock;
+use crate::follow::{Follower, Told};
+use crate::store::{
+    Applied, Capabilities, ChangeStream, Committed, Error, Lease, MetaStore, Page, Read, ReadOptions, SharedStore,
+    Snapshot,
+};
+
+/// Most namespaces that a process keeps a copy of.
+pub const MAX_NAMESPACES: usize = 100_000;
+/// The pause after the copy's watch was lost.
+const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
+/// How often a change is made again on what another one left, before the deadline ends it.
+const MAX_RACES: u32 = 64;
+
+type Result<T, E = CatalogError> = std::result::Result<T, E>;
+
+/// The metadata, for reading. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Metadata {
+    pointers: PointerCache,
+    catalog: Catalog,
+    namespaces: Arc<ArcSwapOption<Namespaces>>,
+}
+
+/// All namespaces, as they were at one revision.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Namespaces {
+    pub revision: Revision,
+    pub names: BTreeSet<Namespace>,
+}
+
+/// Why [`MetadataWriter::read_modify_write`] made no change.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModifyError<E> {
+    /// The closure's own.
+    #[error("{0}")]
+    Refused(E),
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+}
+
+impl Metadata {
+    /// Over a store whose revisions are the store's (`consistent_listing`): inside a tokio runtime.
+    pub fn new(store: SharedStore, config: CacheConfig) -> Self {
+        let counting = Arc::new(Counting::default());
+        let pointers = PointerCache::build(store.clone(), config, counting.clone(), rand::random());
+        let noticing = Noticing { store, pointers: pointers.downgrade(), counting };
+        let noticing: SharedStore = Arc::new(noticing);
+        let namespaces = Arc::new(ArcSwapOption::empty());
+        if noticing.capabilities().watch {
+            pointers.spawn(follow_namespaces(noticing.clone(), namespaces.clone()));
+        }
+        Self { pointers, catalog: Catalog::new(noticing), namespaces }
+    }
+
+    /// A table's pointer, if it is cached and fit for use: without a wait.
+    pub fn cached(&self, table: &TableIdent) -> Option<Resolved> {
+        self.pointers.cached(table)
+    }
+
+    /// A table's pointer, cached or read.
+    ///
+    /// # Errors
+    /// [`PointerCache::get`]'s.
+    pub async fn table(&self, table: &TableIdent, want: Want) -> Result<Resolved> {
+        self.pointers.get(table, want).await
+    }
+
+    /// The pointers of several tables, all of one moment.
+    ///
+    /// # Errors
+    /// [`PointerCache::resolve`]'s.
+    pub async fn tables(&self, tables: &[TableIdent], want: Want) -> Result<Vec<Resolved>> {
+        self.pointers.resolve(tables, want).await
+    }
+
+    /// A table's pointer as it is now; the cache learns of it. `None`: there is no such table.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub async fn read_table(&self, table: &TableIdent, deadline: Instant) -> Result<Option<Versioned<TablePointer>>> {
+        let at = clock::now();
+        let read = self.catalog.load_tables(std::slice::from_ref(table), ReadOptions::default(), deadline).await;
+        let (revision, mut pointers) = read?;
+        let pointer = pointers.pop().flatten();
+        match &pointer {
+            Some(pointer) => self.pointers.note_committed(table, pointer.clone(), at),
+            None => self.pointers.note_dropped(table, revision, at),
+        }
+        Ok(pointer)
+    }
+
+    /// Forgets a table: what is cached was found to be no longer so.
+    pub fn invalidate(&self, table: &TableIdent) {
+        self.pointers.invalidate(table);
+    }
+
+    /// All namespaces as the changes were told, without a wait; `None` before the first telling, or if there is no copy.
+    pub fn namespaces(&self) -> Option<Arc<Namespaces>> {
+        self.namespaces.load_full()
+    }
+
+    /// All namespaces as they are now, in key order.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn list_namespaces(&self, deadline: Instant) -> Result<Vec<Namespace>> {
+        self.catalog.list_namespaces(deadline).await
+    }
+
+    /// Whether there is such a namespace now.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn namespace_exists(&self, namespace: &Namespace, deadline: Instant) -> Result<bool> {
+        self.catalog.namespace_exists(namespace, deadline).await
+    }
+
+    /// The names of a namespace's tables as they are now, sorted.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, or the store's.
+    pub async fn list_tables(&self, namespace: &Namespace, deadline: Instant) -> Result<Vec<String>> {
+        self.catalog.list_tables(namespace, deadline).await
+    }
+
+    /// Who is next to swap a table's pointer, if somebody has claimed that.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn turn(&self, table: Uuid, deadline: Instant) -> Result<Option<Revision>> {
+        self.catalog.turn(table, deadline).await
+    }
+
+    /// The latest revision that this process knows of.
+    pub fn seen(&self) -> Revision {
+        self.pointers.seen()
+    }
+
+    /// The revision up to which changes of table pointers have been told; it wakes whoever waits for it.
+    pub fn subscribe(&self) -> watch::Receiver<Revision> {
+        self.pointers.subscribe()
+    }
+
+    /// Waits until every change of a table pointer up to this revision has been told, so that reading sees it.
+    ///
+    /// # Errors
+    /// `Unavailable` if the watch has not come so far by the deadline: ask with [`Want::at_least`].
+    pub async fn wait_for_version(&self, revision: Revision, deadline: Instant) -> Result<Revision> {
+        self.pointers.wait_for_version(revision, deadline).await
+    }
+
+    /// What has been done so far: hits, misses, and calls by reason.
+    pub fn counters(&self) -> Counters {
+        self.pointers.counters()
+    }
+
+    /// The handle for changes.
+    pub fn writer(&self) -> MetadataWriter {
+        MetadataWriter { metadata: self.clone() }
+    }
+
+    /// Ends what runs in the background, and waits for it. What is cached can still be read.
+    pub async fn close(&self) {
+        self.pointers.close().await;
+    }
+}
+
+/// The metadata, for changing it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct MetadataWriter {
+    metadata: Metadata,
+}
+
+impl MetadataWriter {
+    /// [`Catalog::create_namespace`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn create_namespace(
+        &self,
+        namespace: &Namespace,
+        properties: std::collections::BTreeMap<String, String>,
+        deadline: Instant,
+    ) -> Result<()> {
+        self.metadata.catalog.create_namespace(namespace, properties, deadline).await
+    }
+
+    /// [`Catalog::drop_namespace`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
+        self.metadata.catalog.drop_namespace(namespace, deadline).await
+    }
+
+    /// [`Catalog::create_table`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn create_table(
+        &self,
+        table: &TableIdent,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let at = clock::now();
+        let created = self.metadata.catalog.create_table(table, new, deadline).await;
+        self.note(table, created, at)
+    }
+
+    /// [`Catalog::swap_table`]; reading here sees it from now on, and the winner's pointer if the race was lost.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn swap_table(
+        &self,
+        table: &TableIdent,
+        expected: Revision,
+        new: &TablePointer,
+        turn: Option<Revision>,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let at = clock::now();
+        let swapped = self.metadata.catalog.swap_table(table, expected, new, turn, deadline).await;
+        self.note(table, swapped, at)
+    }
+
+    /// [`Catalog::drop_table`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn drop_table(&self, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
+        let at = clock::now();
+        match self.metadata.catalog.drop_table(table, expected, deadline).await {
+            Ok(revision) => {
+                self.metadata.pointers.note_dropped(table, revision, at);
+                Ok(revision)
+            }
+            Err(error) => {
+                self.note_failed(table, &error, at);
+                Err(error)
+            }
+        }
+    }
+
+    /// Changes a table's pointer to what `change` makes of it; `Ok(None)` leaves it as it is. `change` runs again whenever
+    /// another writer was first, on what that one left. Returns the pointer as it then is.
+    ///
+    /// # Errors
+    /// `TableNotFound`; the closure's own; those of [`Catalog::swap_table`], `Conflict` if others were first for too long.
+    pub async fn read_modify_write<E>(
+        &self,
+        table: &TableIdent,
+        deadline: Instant,
+        mut change: impl FnMut(&TablePointer) -> std::result::Result<Option<TablePointer>, E>,
+    ) -> std::result::Result<Versioned<TablePointer>, ModifyError<E>> {
+        // What is cached is good enough to begin with: the swap compares.
+        let cached = self.metadata.cached(table).and_then(|resolved| resolved.pointer().cloned());
+        let mut current = match cached {
+            Some(pointer) => Some(pointer),
+            None => self.metadata.read_table(table, deadline).await?,
+        };
+        let mut races = 0;
+        loop {
+            let Some(base) = current else { return Err(CatalogError::TableNotFound(table.clone()).into()) };
+            let Some(next) = change(&base.value).map_err(ModifyError::Refused)? else { return Ok(base) };
+            races += 1;
+            current = match self.swap_table(table, base.mod_revision, &next, None, deadline).await {
+                Ok(pointer) => return Ok(pointer),
+                Err(CatalogError::Conflict { current, resent: false, .. }) if races < MAX_RACES => current,
+                Err(error) => return Err(error.into()),
+            };
+        }
+    }
+
+    /// [`Catalog::claim_turn`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn claim_turn(&self, table: Uuid, claimant: Uuid, deadline: Instant) -> Result<Option<Revision>> {
+        self.metadata.catalog.claim_turn(table, claimant, deadline).await
+    }
+
+    /// [`Catalog::end_turn`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn end_turn(&self, table: Uuid, claim: Revision, deadline: Instant) -> Result<()> {
+        self.metadata.catalog.end_turn(table, claim, deadline).await
+    }
+
+    fn note(
+        &self,
+        table: &TableIdent,
+        outcome: Result<Versioned<TablePointer>>,
+        at: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        match &outcome {
+            Ok(pointer) => self.metadata.pointers.note_committed(table, pointer.clone(), at),
+            Err(error) => self.note_failed(table, error, at),
+        }
+        outcome
+    }
+
+    fn note_failed(&self, table: &TableIdent, error: &CatalogError, at: Instant) {
+        match error {
+            CatalogError::Conflict { current: Some(current), .. } => {
+                self.metadata.pointers.note_committed(table, current.clone(), at);
+            }
+            CatalogError::Conflict { .. } | CatalogError::TableExists(_) | CatalogError::TableNotFound(_) => {
+                self.metadata.pointers.invalidate(table);
+            }
+            // It may have been done.
+            error if error.applied() == Applied::Unknown => self.metadata.pointers.invalidate(table),
+            _ => {}
+        }
+    }
+}
+
+/// Keeps the copy of the namespaces until it is dropped.
+async fn follow_namespaces(store: SharedStore, copy: Arc<ArcSwapOption<Namespaces>>) {
+    let mut follower = Follower::new(store, NAMESPACES);
+    let mut namespaces = Namespaces::default();
+    loop {
+        match follower.next().await {
+            Ok(told) => {
+                namespaces.take(told);
+                copy.store((namespaces.names.len() <= MAX_NAMESPACES).then(|| Arc::new(namespaces.clone())));
+            }
+            Err(Error::Refused { .. }) => {
+                // Nobody will tell of changes: a copy would grow old unnoticed.
+                copy.store(None);
+                return;
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the watch of namespaces was lost");
+                tokio::time::sleep(FOLLOW_PAUSE).await;
+            }
+        }
+    }
+}
+
+impl Namespaces {
+    fn take(&mut self, told: Told) {
+        // A key that is none of lake's names no namespace.
+        match told {
+            Told::Reset(all) => {
+                self.revision = all.revision;
+                self.names = all.value.iter().filter_map(|entry| Namespace::from_key(&entry.key).ok()).collect();
+            }
+            Told::Changes(Changes { changes, progress }) => {
+                self.revision = progress;
+                for event in changes.into_iter().flat_map(|change| change.events) {
+                    let Ok(namespace) = Namespace::from_key(&event.key) else { continue };
+                    match event.entry {
+                        Some(_) => self.names.insert(namespace),
+                        None => self.names.remove(&namespace),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// A store that tells the cache of every revision it is told of, and counts.
+#[derive(Debug)]
+struct Noticing {
+    store: SharedStore,
+    pointers: crate::cache::Noticed,
+    counting: Arc<Counting>,
+}
+
+impl Noticing {
+    fn noticed<T>(
+        &self,
+        reason: Reason,
+        revision: impl Fn(&T) -> Revision,
+        answer: Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.counting.call(reason);
+        if let Ok(answer) = &answer {
+            self.pointers.notice(revision(answer));
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl MetaStore for Noticing {
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
+    }
+
+    async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+        let read = self.store.get(key, options, by).await;
+        self.noticed(Reason::Read, |read| read.revision, read)
+    }
+
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        let read = self.store.batch_get(keys, options, by).await;
+        self.noticed(Reason::Read, |read| read.revision, read)
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Page>, Error> {
+        let read = self.store.list(prefix, page, limit, options, by).await;
+        self.noticed(Reason::List, |read| read.revision, read)
+    }
+
+    async fn open_snapshot(&self, options: ReadOptions, by: Instant) -> Result<Read<Snapshot>, Error> {
+        let read = self.store.open_snapshot(options, by).await;
+        self.noticed(Reason::Read, |read| read.revision, read)
+    }
+
+    async fn close_snapshot(&self, snapshot: Snapshot, by: Instant) -> Result<bool, Error> {
+        self.store.close_snapshot(snapshot, by).await
+    }
+
+    async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let committed = self.store.commit(txn, by).await;
+        self.noticed(Reason::Write, |committed| committed.result.revision, committed)
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision, by: Instant) -> Result<ChangeStream, Error> {
+        self.counting.call(Reason::Watch);
+        self.store.watch(prefix, from, by).await
+    }
+
+    async fn grant_lease(&self, ttl: Duration, holder: &str, by: Instant) -> Result<Lease, Error> {
+        self.store.grant_lease(ttl, holder, by).await
+    }
+
+    async fn renew_lease(&self, lease: Lease, by: Instant) -> Result<Option<Lease>, Error> {
+        self.store.renew_lease(lease, by).await
+    }
+
+    async fn revoke_lease(&self, id: lake_proto::coordination::LeaseId, by: Instant) -> Result<bool, Error> {
+        self.store.revoke_lease(id, by).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::faulty::{FaultyStore, soon};
+    use crate::memory::MemoryStore;
+
+    fn pointer(location: &str) -> TablePointer {
+        TablePointer { uuid: Uuid::nil(), metadata_location: location.to_owned(), previous_location: None }
+    }
+
+    fn table() -> TableIdent {
+        TableIdent::new("n".parse().unwrap(), "t").unwrap()
+    }
+
+    /// A node of its own over the store.
+    async fn node(store: &SharedStore) -> Metadata {
+        let metadata = Metadata::new(store.clone(), CacheConfig::default());
+        while metadata.namespaces().is_none() {
+            tokio::task::yield_now().await;
+        }
+        metadata
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_one_node_does_it_sees_at_once_and_others_are_told() {
+        let store = MemoryStore::shared();
+        let (one, two) = (node(&store).await, node(&store).await);
+        let namespace: Namespace = "n".parse().unwrap();
+        one.writer().create_namespace(&namespace, Default::default(), soon()).await.unwrap();
+        let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        for metadata in [&one, &two] {
+            metadata.wait_for_version(created.mod_revision, soon()).await.unwrap();
+            while !metadata.namespaces().unwrap().names.contains(&namespace) {
+                tokio::task::yield_now().await;
+            }
+            let resolved = metadata.table(&table(), Want::by(soon())).await.unwrap();
+            assert_eq!(resolved.pointer().unwrap().value, pointer("1"));
+        }
+        let swapped =
+            one.writer().swap_table(&table(), created.mod_revision, &pointer("2"), None, soon()).await.unwrap();
+        assert_eq!(one.cached(&table()).unwrap().pointer().unwrap().value, pointer("2"));
+        assert_eq!(two.wait_for_version(swapped.mod_revision, soon()).await.unwrap(), two.seen());
+        assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, pointer("2"));
+        let counters = two.counters();
+        assert_eq!((counters.calls(Reason::Miss), counters.calls(Reason::Write)), (1, 0));
+
+        let error = two.wait_for_version(1000, clock::now() + Duration::from_secs(1)).await.unwrap_err();
+        assert!(error.to_string().contains("told up to revision 3"), "{error}");
+        let dropped = two.writer().drop_table(&table(), swapped.mod_revision, soon()).await.unwrap();
+        assert_eq!(two.table(&table(), Want::by(soon())).await.unwrap().pointer(), None);
+        one.wait_for_version(dropped, soon()).await.unwrap();
+        assert_eq!(one.table(&table(), Want::by(soon())).await.unwrap().pointer(), None);
+        one.close().await;
+        two.close().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_runs_again_on_what_the_winner_left() {
+        let store = MemoryStore::shared();
+        let (one, two) = (node(&store).await, node(&store).await);
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        one.writer().create_table(&table(), &pointer("a"), soon()).await.unwrap();
+        two.table(&table(), Want::by(soon())).await.unwrap();
+        let base = one.read_table(&table(), soon()).await.unwrap().unwrap();
+        // The watch has not come: what this node has cached is what lost.
+        one.writer().swap_table(&table(), base.mod_revision, &pointer("ab"), None, soon()).await.unwrap();
+        let mut seen = Vec::new();
+        let append = |current: &TablePointer| {
+            seen.push(current.metadata_location.clone());
+            Ok::<_, String>(Some(pointer(&format!("{}c", current.metadata_location))))
+        };
+        let changed = two.writer().read_modify_write(&table(), soon(), append).await.unwrap();
+        assert_eq!(changed.value, pointer("abc"));
+        assert_eq!(seen.last().unwrap(), "ab");
+        let refused = two.writer().read_modify_write(&table(), soon(), |_| Err("no")).await.unwrap_err();
+        assert_eq!(refused, ModifyError::Refused("no"));
+        let kept = two.writer().read_modify_write(&table(), soon(), |_| Ok::<_, String>(None)).await.unwrap();
+        assert_eq!(kept.mod_revision, changed.mod_revision);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_revision_in_any_reply_has_what_is_older_renewed() {
+        // Nothing is told here: watches are refused.
+        let store = Arc::new(FaultyStore::default());
+        let shared: SharedStore = store.clone();
+        let (one, two) = (
+            Metadata::new(shared.clone(), CacheConfig::default()),
+            Metadata::new(shared.clone(), CacheConfig::default()),
+        );
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        two.table(&table(), Want::by(soon())).await.unwrap();
+        one.writer().swap_table(&table(), created.mod_revision, &pointer("2"), None, soon()).await.unwrap();
+        // Young enough to be used, and nothing is known of a change.
+        tokio::time::advance(Duration::from_millis(150)).await;
+        assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, pointer("1"));
+        assert_eq!(two.counters().refreshes, 0);
+        two.list_namespaces(soon()).await.unwrap();
+        let by = clock::now() + Duration::from_millis(200);
+        while two.cached(&table()).unwrap().pointer().unwrap().value != pointer("2") {
+            assert!(clock::now() < by, "the pointer was not renewed");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(two.counters().calls(Reason::Refresh), 1);
+        store.away.store(true, Ordering::SeqCst);
+        assert!(two.list_namespaces(soon()).await.is_err());
+    }
+}
