@@ -150,7 +150,7 @@ async fn two_hundred_clients_lose_their_leader() {
     through_a_leader_kill(200, 5.0).await;
 }
 
-/// Takes the machine for half a minute: run it by itself, in release.
+/// To be run by itself, in release, with 4,000 open files allowed.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a thousand clients want the machine to themselves"]
 async fn a_thousand_clients_lose_their_leader() {
