@@ -75,7 +75,9 @@ impl Registered {
             let asked = shared.lock().ask();
             let read_at = clock::now();
             shared.counting.call(load.reason);
-            let options = ReadOptions { min_revision: asked.seen.max(load.min_revision), ..ReadOptions::default() };
+            // What only the caller knows of is not waited for at the store: it may never come, and that no answer comes for want
+            // of it would look as if the store was away.
+            let options = ReadOptions { min_revision: asked.seen, ..ReadOptions::default() };
             let read = shared.catalog.load_tables(tables, options, until);
             let read = match tokio::time::timeout_at(until.into(), read).await {
                 Ok(read) => read,
