@@ -22,6 +22,8 @@ const WRITERS: usize = 4;
 const SOUND: u64 = 200;
 /// The most that the suite is run to meet a fault often enough.
 const MAX_RUNS: u32 = 20;
+/// How long nothing is done to the connections after what was done to single messages.
+const WHOLE: Duration = Duration::from_secs(2);
 
 /// What is wrong, again and again.
 #[derive(Debug, Clone, Copy)]
@@ -144,6 +146,9 @@ impl Run {
         self.hurt.fabric.set(paths.iter().map(|path| (*path, condition.clone())).collect());
         self.ledger.grows_by(SOUND).await;
         self.met.fetch_add(self.done_on(&paths, &condition, &before), Ordering::Relaxed);
+        self.hurt.fabric.set(Conditions::new());
+        // A large listing is hundreds of messages: with some of them lost all the time it would never come.
+        tokio::time::sleep(WHOLE).await;
     }
 }
 
