@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::slice::from_ref;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -226,6 +227,8 @@ impl Suite {
 
     async fn no_update_is_lost(&self) {
         let key = self.key("count");
+        // Counts of which nobody knows whether they were made.
+        let doubts = AtomicU64::new(0);
         let count = async || {
             for _ in 0..COUNTS {
                 loop {
@@ -234,18 +237,27 @@ impl Suite {
                         std::str::from_utf8(&entry.value).ok().and_then(|n| n.parse().ok()).expect("a number")
                     });
                     let token = entry.as_ref().map(Token::of);
-                    let done = self.store.cas(&key, token, (n + 1).to_string().into(), soon()).await;
-                    let done = done.expect("a compare-and-set");
-                    assert!(!done.resent, "without faults nothing is asked for twice");
-                    if done.result.succeeded {
-                        break;
+                    let done = match self.store.cas(&key, token, (n + 1).to_string().into(), soon()).await {
+                        Err(e) if e.applied() == Applied::Unknown => None,
+                        done => Some(done.expect("a compare-and-set")),
+                    };
+                    match done {
+                        Some(done) if done.result.succeeded => break,
+                        Some(done) if !done.resent => {}
+                        _ => {
+                            doubts.fetch_add(1, Ordering::Relaxed);
+                            break;
+                        }
                     }
                 }
             }
         };
         futures::future::join_all((0..WRITERS).map(|_| count())).await;
         let entry = self.get(&key).await.expect("it was counted on");
-        assert_eq!((entry.value, entry.version), ((WRITERS * COUNTS).to_string().into(), WRITERS * COUNTS));
+        let (all, doubts) = (WRITERS * COUNTS, doubts.into_inner());
+        assert!(doubts < all / 4, "{doubts} of {all} counts ended in doubt");
+        assert!((all - doubts..=all).contains(&entry.version), "{} of {all}, {doubts} in doubt", entry.version);
+        assert_eq!(entry.value, entry.version.to_string());
     }
 
     async fn listings(&self) {
