@@ -144,6 +144,7 @@ impl Run {
         self.hurt.fabric.set(paths.iter().map(|path| (*path, condition.clone())).collect());
         self.ledger.grows_by(SOUND).await;
         self.met.fetch_add(self.done_on(&paths, &condition, &before), Ordering::Relaxed);
+        self.hurt.fabric.set(Conditions::new());
     }
 }
 
@@ -151,7 +152,8 @@ impl Run {
 async fn under(fault: Fault, wanted: u64) -> crate::support::ledger::Judged {
     let hurt = Hurt::founded().await;
     let since = hurt.cluster.put("/kv/before", "1").await;
-    let ledger = Ledger::start((0..WRITERS).map(|_| hurt.client()).collect(), hurt.client(), since);
+    let writers = (0..WRITERS).map(|_| hurt.client()).collect();
+    let ledger = Ledger::start(writers, hurt.client(), hurt.cluster.client(), since);
     let run = Run { hurt, ledger, met: AtomicU64::new(0), stop: AtomicBool::new(false) };
     let suite = async {
         let mut runs = 0;
@@ -166,7 +168,7 @@ async fn under(fault: Fault, wanted: u64) -> crate::support::ledger::Judged {
     };
     let (runs, ()) = futures::join!(suite, run.keep(fault));
     let Run { hurt, ledger, met, .. } = run;
-    let judged = ledger.judge(&hurt.cluster.client()).await;
+    let judged = ledger.judge().await;
     println!("{fault:?} met something {met:?} times in {runs} runs of the suite; beside it: {judged:?}");
     hurt.end().await;
     judged

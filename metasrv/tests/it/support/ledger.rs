@@ -1,5 +1,5 @@
 //! Writers that write down what they were told of each change, a watcher that does so too, and whether the cluster's own
-//! history says the same.
+//! history says the same. That is followed from the start: what else is written meanwhile may be more than changes are kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,15 +42,16 @@ struct Counts {
 /// Changes in order, each a revision, a key and its value.
 type History = Vec<(Revision, String, String)>;
 
-/// Writers, each with a client and a key of its own, and a watcher.
+/// Writers, each with a client and a key of its own, a watcher, and one whom no fault meets.
 pub struct Ledger {
-    from: Revision,
+    direct: RemoteStore,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
     writers: Vec<tokio::task::JoinHandle<Vec<(String, String, Told)>>>,
-    /// Up to where the watcher watches, once that is known.
+    /// Up to where the watchers watch, once that is known.
     until: watch::Sender<Revision>,
     watcher: tokio::task::JoinHandle<History>,
+    happened: tokio::task::JoinHandle<History>,
 }
 
 /// How the changes ended, and how many of those in doubt were made.
@@ -63,8 +64,9 @@ pub struct Judged {
 }
 
 impl Ledger {
-    /// Half of the writers are patient, half in a hurry: those see errors. Nothing has been changed after `since` yet.
-    pub fn start(stores: Vec<RemoteStore>, watcher: RemoteStore, since: Revision) -> Self {
+    /// Half of the writers are patient, half in a hurry: those see errors. No fault meets `direct`, which says what has
+    /// happened. Nothing has been changed after `since` yet.
+    pub fn start(stores: Vec<RemoteStore>, watcher: RemoteStore, direct: RemoteStore, since: Revision) -> Self {
         let (stop, counts) = (Arc::<AtomicBool>::default(), Arc::<Counts>::default());
         let spawn = |(writer, store): (usize, RemoteStore)| {
             let (stop, counts) = (stop.clone(), counts.clone());
@@ -72,8 +74,9 @@ impl Ledger {
         };
         let writers = stores.into_iter().enumerate().map(spawn).collect();
         let (until, known) = watch::channel(Revision::MAX);
-        let watcher = tokio::spawn(async move { history(&watcher, since + 1, known).await });
-        Self { from: since + 1, stop, counts, writers, until, watcher }
+        let follow = |store: RemoteStore, known| tokio::spawn(async move { history(&store, since + 1, known).await });
+        let (watcher, happened) = (follow(watcher, known.clone()), follow(direct.clone(), known));
+        Self { direct, stop, counts, writers, until, watcher, happened }
     }
 
     /// Changes that were done so far.
@@ -92,23 +95,26 @@ impl Ledger {
         eventually("more changes to be done", async || (self.done() >= wanted).then_some(())).await;
     }
 
-    /// Stops the writers, and holds what they were told against every change that `direct`, whom no fault meets, is told of.
-    pub async fn judge(self, direct: &RemoteStore) -> Judged {
+    /// Stops the writers, and holds what they and the watcher were told against what happened.
+    pub async fn judge(self) -> Judged {
         self.stop.store(true, Ordering::Relaxed);
         let mut told = Vec::new();
         for writer in self.writers {
             told.push(writer.await.unwrap());
         }
-        let until = direct.commit(put("/kv/ledger-ends", ""), Instant::now() + PATIENCE).await.unwrap().result.revision;
-        let kept = history(direct, self.from, watch::channel(until).1).await;
+        let ends = put("/kv/ledger-ends", "");
+        let until = self.direct.commit(ends, Instant::now() + PATIENCE).await.unwrap().result.revision;
         self.until.send_replace(until);
-        let watched = tokio::time::timeout(PATIENCE, self.watcher).await.expect("the watcher in time").unwrap();
         // What was given up may be done at any time after that.
-        let up_to = |history: &History| history.iter().filter(|change| change.0 <= until).cloned().collect::<History>();
-        assert!(up_to(&watched) == up_to(&kept), "the watcher was told something else than happened");
+        let up_to = async |watcher: tokio::task::JoinHandle<History>| {
+            let history = tokio::time::timeout(PATIENCE, watcher).await.expect("a watcher in time").unwrap();
+            history.into_iter().filter(|change| change.0 <= until).collect::<History>()
+        };
+        let happened = up_to(self.happened).await;
+        assert!(up_to(self.watcher).await == happened, "the watcher was told something else than happened");
         let mut made: BTreeMap<(String, String), Vec<Revision>> = BTreeMap::new();
         let mut of_key: BTreeMap<String, Vec<Revision>> = BTreeMap::new();
-        for (revision, key, value) in kept {
+        for (revision, key, value) in happened {
             made.entry((key.clone(), value)).or_default().push(revision);
             of_key.entry(key).or_default().push(revision);
         }
