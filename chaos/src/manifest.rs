@@ -29,7 +29,7 @@ pub struct Entry {
     pub pid: Option<u32>,
     pub log_file: PathBuf,
     pub data_dir: PathBuf,
-    /// `host:port` by what is served there: `grpc`, `raft`, `flight`.
+    /// `host:port` by what is served there: `grpc`, `raft`, `http`, `flight`, `rest`.
     pub addresses: BTreeMap<String, String>,
 }
 

@@ -4,10 +4,15 @@
 //! ```text
 //! /lake/catalog/<namespace>            the namespace's properties
 //! /lake/table/<namespace>/<table>      the pointer: table uuid, current and previous metadata location
+//! /lake/view/<namespace>/<view>        the same of a view
 //! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
 //! ```
 //! Levels of a nested namespace join with U+001F, which no name may hold. A pointer never holds file lists or
-//! statistics: those are Iceberg's. Every change is one transaction with a compare on each key it writes.
+//! statistics: those are Iceberg's. Every change is one transaction with a compare on each key it writes. Tables and views
+//! of a namespace share its names.
+//!
+//! Creating, dropping and renaming is structural work: its transaction also demands that nobody else holds a scope on
+//! what it touches (semantics, section 6), `/catalog/<level>/.../<table>`.
 //!
 //! Compare-and-set alone is not fair: of two writers, the one that builds on its own last commit is always a little
 //! quicker, and the other may lose for ever. So a writer that has lost may claim the next turn ([`Catalog::claim_turn`]).
@@ -19,12 +24,12 @@
 //! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
 //! that holds exactly what the call wanted to write was written by it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn};
+use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn, TxnResult};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -34,6 +39,10 @@ use crate::store::{Applied, Error, ReadOptions, SharedStore, Token};
 pub(crate) const NAMESPACES: &str = "/lake/catalog/";
 /// Keys of pointers begin so.
 pub(crate) const TABLES: &str = "/lake/table/";
+/// Keys of views begin so.
+const VIEWS: &str = "/lake/view/";
+/// Paths of scopes on what is in the catalog begin so.
+const SCOPES: &str = "/catalog";
 /// Joins the levels of a nested namespace in a key. No name may hold it.
 const LEVEL_SEPARATOR: char = '\u{1f}';
 /// Longest name of a namespace level or table, in bytes.
@@ -98,10 +107,16 @@ impl Namespace {
     }
 
     fn view_prefix(&self) -> String {
-        format!("/lake/view/{}/", self.encoded())
+        format!("{VIEWS}{}/", self.encoded())
     }
 
-    fn parent(&self) -> Option<Namespace> {
+    /// The path of scopes on it.
+    fn scope_path(&self) -> String {
+        format!("{SCOPES}/{}", self.0.join("/"))
+    }
+
+    /// The namespace that this one is nested in.
+    pub fn parent(&self) -> Option<Namespace> {
         (self.0.len() > 1).then(|| Namespace(self.0[..self.0.len() - 1].to_vec()))
     }
 }
@@ -139,6 +154,14 @@ impl TableIdent {
 
     pub(crate) fn key(&self) -> String {
         format!("{}{}", self.namespace.table_prefix(), self.name)
+    }
+
+    fn view_key(&self) -> String {
+        format!("{}{}", self.namespace.view_prefix(), self.name)
+    }
+
+    fn scope_path(&self) -> String {
+        format!("{}/{}", self.namespace.scope_path(), self.name)
     }
 
     /// The table whose pointer is under this key.
@@ -209,6 +232,11 @@ pub enum CatalogError {
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
     TableExists(TableIdent),
+    #[error("view {0} exists already")]
+    ViewExists(TableIdent),
+    /// Structural work that takes more than one transaction has been begun by somebody else.
+    #[error("{path} is held by {owner} for structural work; nothing was done: try again when that has ended")]
+    ScopeHeld { path: String, owner: String },
     /// Another writer changed the pointer first.
     #[error("table {table} was changed by another writer")]
     Conflict {
@@ -290,6 +318,7 @@ impl Catalog {
         let value = encode(&NamespaceRecord { properties }, &key)?;
         for _ in 0..MAX_RACES {
             let mut when = vec![Compare::absent(&key)];
+            when.extend(self.unclaimed(namespace.scope_path()));
             if let Some(parent) = namespace.parent() {
                 when.push(Compare::mod_revision(parent.key(), self.namespace_revision(&parent, deadline).await?));
             }
@@ -306,6 +335,7 @@ impl Catalog {
                     false => Err(CatalogError::NamespaceExists(namespace.clone())),
                 };
             }
+            claimed(&committed.result)?;
         }
         Err(self.raced(format!("creating namespace {namespace}")))
     }
@@ -326,6 +356,7 @@ impl Catalog {
             let contents = [namespace.table_prefix(), namespace.view_prefix(), namespace.nested_prefix()];
             let mut when = vec![Compare::mod_revision(&key, revision)];
             when.extend(contents.iter().map(Compare::prefix_empty));
+            when.extend(self.unclaimed(namespace.scope_path()));
             let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
             let committed = self.store.commit(txn, deadline).await?;
             if committed.result.succeeded {
@@ -334,9 +365,54 @@ impl Catalog {
             if committed.result.observed.iter().any(|e| contents.iter().any(|p| e.key.starts_with(p.as_str()))) {
                 return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
             }
+            claimed(&committed.result)?;
             in_doubt |= committed.resent;
         }
         Err(self.raced(format!("dropping namespace {namespace}")))
+    }
+
+    /// A namespace's properties, or `None` if there is no such namespace.
+    pub async fn namespace_properties(
+        &self,
+        namespace: &Namespace,
+        deadline: Instant,
+    ) -> Result<Option<BTreeMap<String, String>>> {
+        let read = self.store.get(&namespace.key(), ReadOptions::default(), deadline).await?;
+        Ok(read.value.map(|e| namespace_record(namespace, &e)).transpose()?.map(|record| record.properties))
+    }
+
+    /// Removes and sets properties of a namespace; what is in both is set. Returns those of `removals` that were there.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, or the store's.
+    pub async fn update_namespace(
+        &self,
+        namespace: &Namespace,
+        removals: &BTreeSet<String>,
+        updates: &BTreeMap<String, String>,
+        deadline: Instant,
+    ) -> Result<BTreeSet<String>> {
+        let key = namespace.key();
+        // Removed by an attempt whose answer was lost.
+        let mut in_doubt: Option<BTreeSet<String>> = None;
+        for _ in 0..MAX_RACES {
+            let read = self.store.get(&key, ReadOptions::default(), deadline).await?;
+            let Some(entry) = read.value else { return Err(CatalogError::NamespaceNotFound(namespace.clone())) };
+            let mut record = namespace_record(namespace, &entry)?;
+            let there = removals.iter().filter(|name| record.properties.remove(*name).is_some()).cloned().collect();
+            record.properties.extend(updates.iter().map(|(name, value)| (name.clone(), value.clone())));
+            let value = encode(&record, &key)?;
+            let removed = in_doubt.take().unwrap_or(there);
+            if entry.value == value {
+                return Ok(removed);
+            }
+            let committed = self.store.cas(&key, Some(Token::of(&entry)), value.into(), deadline).await?;
+            if committed.result.succeeded {
+                return Ok(removed);
+            }
+            in_doubt = committed.resent.then_some(removed);
+        }
+        Err(self.raced(format!("changing the properties of namespace {namespace}")))
     }
 
     pub async fn namespace_exists(&self, namespace: &Namespace, deadline: Instant) -> Result<bool> {
@@ -388,23 +464,25 @@ impl Catalog {
     /// Creates a table that points at `new`.
     ///
     /// # Errors
-    /// `TableExists`, `NamespaceNotFound`, or the store's.
+    /// `TableExists`, `ViewExists`, `NamespaceNotFound`, `ScopeHeld`, or the store's.
     pub async fn create_table(
         &self,
         table: &TableIdent,
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        let key = table.key();
+        let (key, view_key) = (table.key(), table.view_key());
         let value = encode(new, &key)?;
         let mut in_doubt = false;
         for _ in 0..MAX_RACES {
             let namespace = self.namespace_revision(&table.namespace, deadline).await?;
-            let txn = Txn {
-                when: vec![Compare::absent(&key), Compare::mod_revision(table.namespace.key(), namespace)],
-                then: vec![Op::put(&key, value.clone())],
-                otherwise: vec![],
-            };
+            let mut when = vec![
+                Compare::absent(&key),
+                Compare::absent(&view_key),
+                Compare::mod_revision(table.namespace.key(), namespace),
+            ];
+            when.extend(self.unclaimed(table.scope_path()));
+            let txn = Txn { when, then: vec![Op::put(&key, value.clone())], otherwise: vec![] };
             let committed = self.store.commit(txn, deadline).await?;
             if committed.result.succeeded {
                 return Ok(written(new, committed.result.revision));
@@ -412,15 +490,19 @@ impl Catalog {
             in_doubt |= committed.resent;
             if let Some(existing) = find(&committed.result.observed, &key) {
                 let current = pointer(table, existing, committed.result.revision)?;
-                // The uuid is ours alone: the table was created by this call, whatever was committed to it since.
+                // The uuid tells: the table was created by this call, whatever was committed to it since.
                 return match current.value.uuid == new.uuid {
-                    true => Ok(current),
+                    true if in_doubt => Ok(current),
                     false if in_doubt => {
                         Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: true })
                     }
-                    false => Err(CatalogError::TableExists(table.clone())),
+                    _ => Err(CatalogError::TableExists(table.clone())),
                 };
             }
+            if find(&committed.result.observed, &view_key).is_some() {
+                return Err(CatalogError::ViewExists(table.clone()));
+            }
+            claimed(&committed.result)?;
         }
         Err(self.raced(format!("creating table {table}")))
     }
@@ -498,13 +580,71 @@ impl Catalog {
         self.store.cas_delete(&turn_key(table), Token::at(claim), deadline).await.map(drop).map_err(Into::into)
     }
 
+    /// Gives a table another name, in the same namespace or another one, whatever is committed to it meanwhile.
+    ///
+    /// # Errors
+    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's.
+    pub async fn rename_table(
+        &self,
+        from: &TableIdent,
+        to: &TableIdent,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let keys = [from.key(), to.key(), to.view_key(), to.namespace.key()];
+        let mut moved: Option<Uuid> = None;
+        for _ in 0..MAX_RACES {
+            let read = self.store.batch_get(&keys, ReadOptions::default(), deadline).await?;
+            let there = find(&read.value, &keys[1]).map(|e| pointer(to, e, read.revision)).transpose()?;
+            if let (Some(there), Some(moved)) = (&there, moved)
+                && there.value.uuid == moved
+            {
+                // By an attempt of this call whose answer was lost.
+                return Ok(there.clone());
+            }
+            let Some(entry) = find(&read.value, &keys[0]) else {
+                return Err(CatalogError::TableNotFound(from.clone()));
+            };
+            if there.is_some() {
+                return Err(CatalogError::TableExists(to.clone()));
+            }
+            if find(&read.value, &keys[2]).is_some() {
+                return Err(CatalogError::ViewExists(to.clone()));
+            }
+            let Some(namespace) = find(&read.value, &keys[3]) else {
+                return Err(CatalogError::NamespaceNotFound(to.namespace.clone()));
+            };
+            let current = pointer(from, entry, read.revision)?;
+            let mut when = vec![
+                Compare::mod_revision(&keys[0], entry.mod_revision),
+                Compare::absent(&keys[1]),
+                Compare::absent(&keys[2]),
+                Compare::mod_revision(&keys[3], namespace.mod_revision),
+            ];
+            when.extend(self.unclaimed(from.scope_path()));
+            when.extend(self.unclaimed(to.scope_path()));
+            let then = vec![Op::delete(&keys[0]), Op::put(&keys[1], entry.value.clone())];
+            let committed = self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(written(&current.value, committed.result.revision));
+            }
+            if committed.resent {
+                moved = Some(current.value.uuid);
+            }
+            claimed(&committed.result)?;
+        }
+        Err(self.raced(format!("renaming table {from} to {to}")))
+    }
+
     /// Drops a table, if its `mod_revision` is still `expected`. Returns a revision at which it is gone.
     ///
     /// # Errors
-    /// `Conflict` with the pointer as it is now, or the store's.
+    /// `Conflict` with the pointer as it is now, `TableNotFound`, `ScopeHeld`, or the store's.
     pub async fn drop_table(&self, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
         let key = table.key();
-        let committed = self.store.cas_delete(&key, Token::at(expected), deadline).await?;
+        let mut when = vec![Compare::mod_revision(&key, expected)];
+        when.extend(self.unclaimed(table.scope_path()));
+        let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
+        let committed = self.store.commit(txn, deadline).await?;
         if committed.result.succeeded {
             return Ok(committed.result.revision);
         }
@@ -514,8 +654,17 @@ impl Catalog {
             // The entry expected is gone, and an attempt whose answer was lost may have removed it.
             None if committed.resent => Ok(committed.result.revision),
             None => Err(CatalogError::TableNotFound(table.clone())),
+            Some(current) if current.mod_revision == expected => {
+                claimed(&committed.result)?;
+                Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: committed.resent })
+            }
             current => Err(CatalogError::Conflict { table: table.clone(), current, resent: committed.resent }),
         }
+    }
+
+    /// Demands that nobody holds a scope on this path, where the store has scopes.
+    fn unclaimed(&self, path: String) -> Option<Compare> {
+        self.store.capabilities().scopes.then(|| Compare::scope_free(path, None))
     }
 
     async fn namespace_revision(&self, namespace: &Namespace, deadline: Instant) -> Result<Revision> {
@@ -531,6 +680,19 @@ impl Catalog {
             ),
         })
     }
+}
+
+/// Whether a scope was in the way of a transaction that did not run.
+fn claimed(result: &TxnResult) -> Result<()> {
+    match result.conflicts.first() {
+        Some(scope) => Err(CatalogError::ScopeHeld { path: scope.path.clone(), owner: scope.owner.to_string() }),
+        None => Ok(()),
+    }
+}
+
+fn namespace_record(namespace: &Namespace, entry: &KeyValue) -> Result<NamespaceRecord> {
+    serde_json::from_slice(&entry.value)
+        .map_err(|e| CatalogError::Damaged { what: format!("namespace {namespace}"), why: e.to_string() })
 }
 
 fn turn_key(table: Uuid) -> String {
@@ -651,6 +813,50 @@ mod tests {
         catalog.drop_table(&table, swapped.mod_revision, soon()).await.unwrap();
         lose();
         catalog.drop_namespace(&nested, soon()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_table_is_renamed_once() {
+        let (store, catalog, nested, table) = setup();
+        let first = created(&catalog, &table).await;
+        let parent: Namespace = "a".parse().unwrap();
+        let to = |namespace: &Namespace, name: &str| TableIdent::new(namespace.clone(), name).unwrap();
+        let rename = async |from: &TableIdent, to: &TableIdent| catalog.rename_table(from, to, soon()).await;
+
+        let moved = to(&parent, "u");
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let renamed = rename(&table, &moved).await.unwrap();
+        assert_eq!(renamed.value, first.value);
+        assert_eq!(catalog.load_table(&table, soon()).await.unwrap(), None);
+        assert_eq!(catalog.load_table(&moved, soon()).await.unwrap().unwrap().value, first.value);
+        assert_eq!(rename(&table, &moved).await, Err(CatalogError::TableNotFound(table.clone())));
+        assert_eq!(rename(&moved, &moved).await, Err(CatalogError::TableExists(moved.clone())));
+        catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+        assert_eq!(rename(&moved, &table).await, Err(CatalogError::TableExists(table.clone())));
+        let nowhere: Namespace = "nowhere".parse().unwrap();
+        assert_eq!(rename(&moved, &to(&nowhere, "t")).await, Err(CatalogError::NamespaceNotFound(nowhere)));
+        // What was the table's under its old name is no longer to be had there.
+        let late = catalog.swap_table(&table, first.mod_revision, &pointer(), None, soon()).await;
+        assert!(matches!(late, Err(CatalogError::Conflict { .. })), "{late:?}");
+        assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+    }
+
+    #[tokio::test]
+    async fn properties_of_a_namespace_change_one_by_one() {
+        let (store, catalog, _, _) = setup();
+        let namespace: Namespace = "a".parse().unwrap();
+        let map = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+        };
+        let names = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|n| (*n).to_owned()).collect() };
+        let missing = catalog.update_namespace(&namespace, &names(&[]), &map(&[("k", "v")]), soon()).await;
+        assert_eq!(missing, Err(CatalogError::NamespaceNotFound(namespace.clone())));
+        assert_eq!(catalog.namespace_properties(&namespace, soon()).await.unwrap(), None);
+        catalog.create_namespace(&namespace, map(&[("a", "1"), ("b", "2")]), soon()).await.unwrap();
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let removed = catalog.update_namespace(&namespace, &names(&["a", "x"]), &map(&[("b", "3")]), soon()).await;
+        assert_eq!(removed.unwrap(), names(&["a"]));
+        assert_eq!(catalog.namespace_properties(&namespace, soon()).await.unwrap(), Some(map(&[("b", "3")])));
     }
 
     #[tokio::test]

@@ -426,7 +426,7 @@ fn refused(doing: &str, status: &Status) -> Error {
 #[async_trait]
 impl MetaStore for EtcdStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { txn_ops: MAX_TXN_OPS, txn_bytes: MAX_TXN_BYTES, ..Capabilities::CLUSTER }
+        Capabilities { scopes: false, txn_ops: MAX_TXN_OPS, txn_bytes: MAX_TXN_BYTES, ..Capabilities::CLUSTER }
     }
 
     async fn get(&self, key: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Option<KeyValue>>, Error> {

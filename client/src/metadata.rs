@@ -17,7 +17,7 @@
 //! The copy of the namespaces is what the store held at one revision. It has [`MAX_NAMESPACES`] at most: where there are
 //! more, there is none. Both end with the last handle, or with [`Metadata::close`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -142,6 +142,18 @@ impl Metadata {
         self.catalog.list_namespaces(deadline).await
     }
 
+    /// A namespace's properties as they are now; `None` if there is no such namespace.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn namespace_properties(
+        &self,
+        namespace: &Namespace,
+        deadline: Instant,
+    ) -> Result<Option<BTreeMap<String, String>>> {
+        self.catalog.namespace_properties(namespace, deadline).await
+    }
+
     /// Whether there is such a namespace now.
     ///
     /// # Errors
@@ -214,7 +226,7 @@ impl MetadataWriter {
     pub async fn create_namespace(
         &self,
         namespace: &Namespace,
-        properties: std::collections::BTreeMap<String, String>,
+        properties: BTreeMap<String, String>,
         deadline: Instant,
     ) -> Result<()> {
         self.metadata.catalog.create_namespace(namespace, properties, deadline).await
@@ -226,6 +238,20 @@ impl MetadataWriter {
     /// Its.
     pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
         self.metadata.catalog.drop_namespace(namespace, deadline).await
+    }
+
+    /// [`Catalog::update_namespace`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn update_namespace(
+        &self,
+        namespace: &Namespace,
+        removals: &BTreeSet<String>,
+        updates: &BTreeMap<String, String>,
+        deadline: Instant,
+    ) -> Result<BTreeSet<String>> {
+        self.metadata.catalog.update_namespace(namespace, removals, updates, deadline).await
     }
 
     /// [`Catalog::create_table`]; reading here sees it from now on.
@@ -258,6 +284,26 @@ impl MetadataWriter {
         let at = clock::now();
         let swapped = self.metadata.catalog.swap_table(table, expected, new, turn, deadline).await;
         self.note(table, swapped, at)
+    }
+
+    /// [`Catalog::rename_table`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn rename_table(
+        &self,
+        from: &TableIdent,
+        to: &TableIdent,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let at = clock::now();
+        let renamed = self.metadata.catalog.rename_table(from, to, deadline).await;
+        self.metadata.pointers.invalidate(from);
+        match &renamed {
+            Ok(pointer) => self.metadata.pointers.note_committed(to, pointer.clone(), at),
+            Err(_) => self.metadata.pointers.invalidate(to),
+        }
+        renamed
     }
 
     /// [`Catalog::drop_table`]; reading here sees it from now on.
@@ -342,7 +388,10 @@ impl MetadataWriter {
             CatalogError::Conflict { current: Some(current), .. } => {
                 self.metadata.pointers.note_committed(table, current.clone(), at);
             }
-            CatalogError::Conflict { .. } | CatalogError::TableExists(_) | CatalogError::TableNotFound(_) => {
+            CatalogError::Conflict { .. }
+            | CatalogError::TableExists(_)
+            | CatalogError::ViewExists(_)
+            | CatalogError::TableNotFound(_) => {
                 self.metadata.pointers.invalidate(table);
             }
             // It may have been done.

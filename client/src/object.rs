@@ -471,6 +471,7 @@ impl MetaStore for ObjectMetaStore {
             snapshots: false,
             watch: false,
             leases: false,
+            scopes: false,
             ..Capabilities::CLUSTER
         }
     }

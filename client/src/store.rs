@@ -38,6 +38,8 @@ pub struct Capabilities {
     pub watch: bool,
     /// [`MetaStore::grant_lease`], keys that hang on leases, and compares that one is alive.
     pub leases: bool,
+    /// Compares that no scope is in the way.
+    pub scopes: bool,
     /// Most compares and operations in one transaction.
     pub txn_ops: usize,
     /// Most bytes of keys and values in one transaction.
@@ -52,6 +54,7 @@ impl Capabilities {
         snapshots: true,
         watch: true,
         leases: true,
+        scopes: true,
         txn_ops: MAX_TXN_OPS,
         txn_bytes: MAX_TXN_BYTES,
     };

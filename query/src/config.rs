@@ -34,6 +34,12 @@ pub struct Options {
     /// Address under which clients reach this node [default: the listen address]
     #[arg(long, env = "LAKE_QUERY_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
+    /// Address to serve the Iceberg REST catalog on [default: nowhere]
+    #[arg(long, env = "LAKE_QUERY_REST_LISTEN", value_name = "HOST:PORT")]
+    pub rest_listen: Option<String>,
+    /// Whether the REST catalog answers reads from cached table pointers, as SQL does, not from the metadata cluster [default: false]
+    #[arg(long, env = "LAKE_QUERY_REST_CACHED_READS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub rest_cached_reads: Option<bool>,
     /// The metadata peers
     #[arg(long, env = "LAKE_QUERY_META", value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub meta: Option<Vec<String>>,
@@ -85,7 +91,7 @@ pub struct Options {
     /// Size at which a data file is ended and the next begun, in bytes [default: 268435456]
     #[arg(long, env = "LAKE_QUERY_TARGET_FILE_BYTES", value_name = "BYTES")]
     pub target_file_bytes: Option<usize>,
-    /// Whether SQL may name Parquet files outside the warehouse [default: true on a loopback address, else false]
+    /// Whether SQL may name Parquet files, and the REST catalog register tables, outside the warehouse [default: true on a loopback address, else false]
     #[arg(long, env = "LAKE_QUERY_ALLOW_LOCAL_FILES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub allow_local_files: Option<bool>,
     /// File that holds the secret which callers must present
@@ -106,6 +112,9 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Under which address clients are told to come; the bound one if `None`.
     pub advertise: Option<String>,
+    /// Where the REST catalog is served, if it is; port 0 takes a free one.
+    pub rest_listen: Option<SocketAddr>,
+    pub rest_cached_reads: bool,
     /// Endpoints of the metadata peers (`host:port`). The node itself is given a store; this is for who makes it.
     pub meta: Vec<String>,
     /// URI of the warehouse, without a trailing slash.
@@ -179,7 +188,7 @@ impl Options {
     pub fn over(self, below: Options) -> Options {
         let top = self;
         over!(top, below;
-            config, id, dir, listen, advertise, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
+            config, id, dir, listen, advertise, rest_listen, rest_cached_reads, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
             s3_access_key_file, s3_secret_key_file, memory_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, target_partitions,
             target_file_bytes, allow_local_files, secret_file, insecure_open_network,
@@ -208,16 +217,23 @@ impl Config {
         };
         let listen = options.listen.as_deref().unwrap_or("127.0.0.1:9393");
         let listen = resolve_address("listen", listen)?;
-        let open = !listen.ip().is_loopback();
+        let rest_listen =
+            options.rest_listen.as_deref().map(|address| resolve_address("rest_listen", address)).transpose()?;
+        let reachable = [("listen", Some(listen)), ("rest_listen", rest_listen)]
+            .into_iter()
+            .find_map(|(field, address)| Some((field, address.filter(|address| !address.ip().is_loopback())?)));
         let secret = options
             .secret_file
             .as_deref()
             .map(Secret::from_file)
             .transpose()
             .map_err(|e| Error::invalid(format!("secret_file: {e}")))?;
-        if open && secret.is_none() && options.insecure_open_network != Some(true) {
+        if let Some((field, address)) = reachable
+            && secret.is_none()
+            && options.insecure_open_network != Some(true)
+        {
             return Err(Error::invalid(format!(
-                "listen: {listen} can be reached from other machines, so a secret is needed: set secret_file, or say \
+                "{field}: {address} can be reached from other machines, so a secret is needed: set secret_file, or say \
                  insecure_open_network = true if everyone who can reach it may read and write every table"
             )));
         }
@@ -234,6 +250,8 @@ impl Config {
             dir: options.dir.unwrap_or_else(|| PathBuf::from("lake-query")),
             listen,
             advertise: options.advertise,
+            rest_listen,
+            rest_cached_reads: options.rest_cached_reads.unwrap_or(false),
             meta: options.meta.unwrap_or_default(),
             warehouse: warehouse_uri(&warehouse)?,
             s3: S3Config {
@@ -271,7 +289,7 @@ impl Config {
                 1,
             )?,
             target_file_bytes: at_least("target_file_bytes", options.target_file_bytes.unwrap_or(256 << 20), 1 << 20)?,
-            allow_local_files: options.allow_local_files.unwrap_or(!open),
+            allow_local_files: options.allow_local_files.unwrap_or(reachable.is_none()),
             secret,
         })
     }
@@ -351,6 +369,9 @@ mod tests {
         assert!(error.message.contains("secret_file") && error.message.starts_with("listen:"), "{error}");
         let config = Config::new(Options { insecure_open_network: Some(true), ..open() }).unwrap();
         assert!(!config.allow_local_files);
+        let rest = Options { rest_listen: Some("0.0.0.0:0".into()), ..options() };
+        let error = Config::new(rest).unwrap_err();
+        assert!(error.message.starts_with("rest_listen:"), "{error}");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         std::fs::write(&path, "hunter2-hunter2-hunter2\n").unwrap();

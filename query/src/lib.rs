@@ -1,4 +1,5 @@
-//! A query node of lake: Iceberg tables on object storage, SQL over them, served as Arrow Flight SQL.
+//! A query node of lake: Iceberg tables on object storage, SQL over them served as Arrow Flight SQL, and the Iceberg REST
+//! catalog for every other engine.
 //!
 //! A node keeps nothing that matters: what is committed is in the metadata cluster (a pointer per table) and in the
 //! warehouse (immutable objects). Any number of nodes serve the same tables.
@@ -18,6 +19,7 @@
 //! - [`scan`]: a table version as DataFusion reads it, and INSERT's sink;
 //! - [`sql`]: a statement from text to rows or a change;
 //! - [`flight`]: how statements come in;
+//! - [`rest`]: the Iceberg REST catalog;
 //! - [`node`]: all of it started, served and stopped;
 //! - [`client`]: the other end, for the shell and tests.
 
@@ -26,6 +28,7 @@ pub mod config;
 pub mod error;
 pub mod flight;
 pub mod node;
+pub mod rest;
 pub mod scan;
 pub mod sql;
 pub mod storage;

@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::flight::MAX_REQUEST_BYTES;
 use crate::flight::operations::Operations;
 use crate::flight::service::LakeFlight;
+use crate::rest::{self, Rest};
 use crate::sql::Engine;
 use crate::storage::Storage;
 use crate::table::Tables;
@@ -38,6 +39,7 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct QueryNode {
     address: SocketAddr,
+    rest_address: Option<SocketAddr>,
     advertised: String,
     engine: Arc<Engine>,
     operations: Arc<Operations>,
@@ -67,28 +69,33 @@ impl QueryNode {
         let tables = Tables::new(storage, config.metadata_cache_bytes, metadata, config.target_file_bytes);
         let engine = Arc::new(Engine::new(&config, tables)?);
         let operations = Arc::new(Operations::default());
-        let listener = TcpListener::bind(config.listen).await.map_err(|e| {
-            let hint = match e.kind() {
-                std::io::ErrorKind::AddrInUse => "; another process uses it, choose another with listen",
-                _ => "",
-            };
-            Error::invalid(format!("listening on {}: {e}{hint}", config.listen))
-        })?;
-        let address = listener
-            .local_addr()
-            .map_err(|e| Error::internal(format!("reading the address listened on ({}): {e}", config.listen)))?;
+        let (listener, address) = bind("listen", config.listen).await?;
+        let rest = match config.rest_listen {
+            Some(wanted) => Some(bind("rest_listen", wanted).await?),
+            None => None,
+        };
+        let rest_address = rest.as_ref().map(|(_, address)| *address);
         let service = LakeFlight::new(engine.clone(), operations.clone())?;
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
-        let server = tokio::spawn(serve(listener, service, config.secret, stop.clone(), report));
+        let rest = rest.map(|(listener, _)| (listener, Arc::new(Rest::new(&config, engine.tables().clone()))));
+        let server = tokio::spawn(serve(listener, service, config.secret, rest, stop.clone(), report));
         let advertised = config.advertise.unwrap_or_else(|| address.to_string());
         tracing::info!(id = %config.id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
-        Ok(QueryNode { address, advertised, engine, operations, stop, server, failed })
+        if let Some(address) = rest_address {
+            tracing::info!(%address, "the query node serves the Iceberg REST catalog");
+        }
+        Ok(QueryNode { address, rest_address, advertised, engine, operations, stop, server, failed })
     }
 
     /// Where Flight SQL is served.
     pub fn flight_address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where the Iceberg REST catalog is served, if it is.
+    pub fn rest_address(&self) -> Option<SocketAddr> {
+        self.rest_address
     }
 
     /// Under which address clients are told to come.
@@ -135,10 +142,27 @@ impl Drop for QueryNode {
     }
 }
 
+/// Listens on an address; says which it is.
+async fn bind(field: &str, wanted: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(wanted).await.map_err(|e| {
+        let hint = match e.kind() {
+            std::io::ErrorKind::AddrInUse => format!("; another process uses it, choose another with {field}"),
+            _ => String::new(),
+        };
+        Error::invalid(format!("listening on {wanted}: {e}{hint}"))
+    })?;
+    let address = listener
+        .local_addr()
+        .map_err(|e| Error::internal(format!("reading the address listened on ({wanted}): {e}")))?;
+    Ok((listener, address))
+}
+
+/// Serves all that the node serves until it is told to stop, or one of it fails.
 async fn serve(
     listener: TcpListener,
     service: LakeFlight,
     secret: Option<Secret>,
+    rest: Option<(TcpListener, Arc<Rest>)>,
     stop: CancellationToken,
     report: watch::Sender<Option<Error>>,
 ) {
@@ -150,15 +174,25 @@ async fn serve(
     let flight = tonic::service::interceptor::InterceptedService::new(flight, RequireSecret { secret });
     // The builder's own nodelay does not reach connections of a listener that was bound outside of it.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let served = tonic::transport::Server::builder()
+    let flight = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .add_service(health_service)
         .add_service(flight)
-        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned())
-        .await;
-    let reason = match served {
-        Err(e) => Error::internal(format!("serving Flight SQL: {}", crate::error::with_sources(&e))),
-        Ok(()) => Error::unavailable("the query node was stopped"),
+        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+    let flight = async {
+        flight.await.map_err(|e| Error::internal(format!("serving Flight SQL: {}", crate::error::with_sources(&e))))
+    };
+    let rest = async {
+        match rest {
+            Some((listener, rest)) => rest::serve(rest, listener, stop.clone())
+                .await
+                .map_err(|e| Error::internal(format!("serving the Iceberg REST catalog: {e}"))),
+            None => Ok(()),
+        }
+    };
+    let reason = match tokio::try_join!(flight, rest) {
+        Err(error) => error,
+        Ok(_) => Error::unavailable("the query node was stopped"),
     };
     if !stop.is_cancelled() {
         tracing::error!(%reason, "the query node serves no longer");

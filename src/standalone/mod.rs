@@ -59,11 +59,13 @@ async fn with_store(
     termination: &mut Termination,
 ) -> Result<u8> {
     let name = ProcessName::query(1);
-    let port = reserve_port(dir, name)?;
+    let flight = reserve_port(dir, name, "flight")?;
+    let rest = reserve_port(dir, name, "rest")?;
     let options = Options {
         id: Some(name.to_string()),
         dir: Some(dir.join(name.to_string())),
-        listen: Some(port.loopback()),
+        listen: Some(flight.loopback()),
+        rest_listen: Some(rest.loopback()),
         warehouse: Some(format!("file://{}", dir.join("warehouse").display())),
         ..Options::default()
     };
@@ -79,7 +81,7 @@ async fn with_store(
         pid: Some(std::process::id()),
         log_file: dir.join(logging::FILE_NAME),
         data_dir: dir.to_owned(),
-        addresses: BTreeMap::from([("flight".to_owned(), endpoint.clone())]),
+        addresses: BTreeMap::from([("flight".to_owned(), endpoint.clone()), ("rest".to_owned(), rest.loopback())]),
     };
     let outcome = match manifest::write(dir, std::slice::from_ref(&entry)) {
         Ok(()) => {
@@ -99,10 +101,10 @@ async fn with_store(
     outcome.and_then(|code| Ok(down.map(|()| code)?))
 }
 
-/// The same port as last time, if it is free.
-fn reserve_port(dir: &Path, name: ProcessName) -> Result<ports::Port> {
+/// The same port as last time for what is served, if it is free.
+fn reserve_port(dir: &Path, name: ProcessName, service: &str) -> Result<ports::Port> {
     let previous = manifest::read(dir)?.unwrap_or_default();
-    let address = previous.iter().find(|e| e.name() == name).and_then(|e| e.addresses.get("flight"));
+    let address = previous.iter().find(|e| e.name() == name).and_then(|e| e.addresses.get(service));
     let number = address.and_then(|a| a.rsplit_once(':')?.1.parse().ok());
     let port = number.map(ports::reserve_exactly).transpose()?.flatten();
     Ok(port.map_or_else(ports::reserve, Ok)?)

@@ -44,7 +44,7 @@ struct Place {
 fn services(role: Role) -> &'static [&'static str] {
     match role {
         Role::Metasrv => &["grpc", "raft", "http"],
-        Role::Query => &["flight"],
+        Role::Query => &["flight", "rest"],
     }
 }
 
@@ -301,7 +301,7 @@ fn endpoints(places: &BTreeMap<ProcessName, Place>, role: Role) -> Vec<String> {
 }
 
 fn query_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path, warehouse: &str) -> Vec<String> {
-    let address = places.get(&name).and_then(|p| p.address("flight")).unwrap_or_default();
+    let address = |service| places.get(&name).and_then(|p| p.address(service)).unwrap_or_default();
     [
         "query",
         "--id",
@@ -309,7 +309,9 @@ fn query_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Pa
         "--dir",
         &dir.display().to_string(),
         "--listen",
-        &address,
+        &address("flight"),
+        "--rest-listen",
+        &address("rest"),
         "--meta",
         &endpoints(places, Role::Metasrv).join(","),
         "--warehouse",

@@ -226,6 +226,15 @@ impl Storage {
         }
     }
 
+    /// Makes a directory, where there are directories: some writers of other engines expect a table's to be there.
+    pub async fn prepare_directory(&self, location: &str) -> Result<()> {
+        let Some(path) = self.local_path(location)? else { return Ok(()) };
+        tokio::fs::create_dir_all(&path).await.map_err(|e| {
+            let error = object_store::Error::Generic { store: "LocalFileSystem", source: Box::new(e) };
+            Error::object_store("making the directory", location, &error)
+        })
+    }
+
     /// Removes an object; one that does not exist is fine.
     pub async fn delete(&self, location: &str) -> Result<()> {
         let object = self.resolve(location)?;

@@ -141,7 +141,7 @@ impl Tables {
 
     /// Loads the version that `pointer` names. If its metadata is gone because newer versions have long replaced it,
     /// the pointer is read anew.
-    async fn load_version(
+    pub(crate) async fn load_version(
         &self,
         ident: &TableIdent,
         pointer: Versioned<TablePointer>,
@@ -169,18 +169,13 @@ impl Tables {
     pub fn plan_create(&self, ident: &TableIdent, schema: &ArrowSchema) -> Result<TableMetadata> {
         let schema = types::iceberg_schema(schema)?;
         let uuid = Uuid::new_v4();
-        let properties = HashMap::from([
-            ("write.parquet.compression-codec".to_owned(), "zstd".to_owned()),
-            ("write.metadata.delete-after-commit.enabled".to_owned(), "true".to_owned()),
-            ("write.metadata.previous-versions-max".to_owned(), PREVIOUS_VERSIONS.to_owned()),
-        ]);
         let built = TableMetadataBuilder::new(
             schema,
             PartitionSpec::unpartition_spec(),
             SortOrder::unsorted_order(),
             self.new_location(ident, uuid),
             FormatVersion::V2,
-            properties,
+            new_table_properties(),
         )?
         .assign_uuid(uuid)
         .build()?;
@@ -188,7 +183,7 @@ impl Tables {
     }
 
     /// Names may hold what paths should not; the uuid keeps locations apart anyway.
-    fn new_location(&self, ident: &TableIdent, uuid: Uuid) -> String {
+    pub(crate) fn new_location(&self, ident: &TableIdent, uuid: Uuid) -> String {
         let clean = |name: &str| -> String {
             let safe = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' };
             name.chars().take(64).map(safe).collect()
@@ -281,6 +276,15 @@ impl Table {
     }
 }
 
+/// The properties that a new table has unless whoever creates it says otherwise.
+pub(crate) fn new_table_properties() -> HashMap<String, String> {
+    HashMap::from([
+        ("write.parquet.compression-codec".to_owned(), "zstd".to_owned()),
+        ("write.metadata.delete-after-commit.enabled".to_owned(), "true".to_owned()),
+        ("write.metadata.previous-versions-max".to_owned(), PREVIOUS_VERSIONS.to_owned()),
+    ])
+}
+
 fn check_writable(ident: &TableIdent, metadata: &TableMetadata) -> Result<()> {
     let refused = |what: String| Err(Error::not_supported(format!("table {ident} cannot be written yet: {what}")));
     if metadata.format_version() != FormatVersion::V2 {
@@ -304,7 +308,10 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
     match &error {
         CatalogError::InvalidName { .. } => Error::invalid(error),
         CatalogError::NamespaceNotFound(_) | CatalogError::TableNotFound(_) => Error::not_found(error),
-        CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) => Error::already_exists(error),
+        CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) | CatalogError::ViewExists(_) => {
+            Error::already_exists(error)
+        }
+        CatalogError::ScopeHeld { .. } => Error::conflict(error),
         CatalogError::NamespaceNotEmpty(_) => Error::invalid(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),

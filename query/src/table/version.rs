@@ -124,12 +124,17 @@ async fn try_write_next(
     }
     let built = builder.build()?;
     let bytes = to_json(&built.metadata)?;
-    let version = base_location.map_or(0, |location| version_of(location) + 1);
-    let location = format!("{}/metadata/{version:05}-{}.metadata.json", base.location(), Uuid::new_v4());
+    let location = metadata_location(base.location(), base_location);
     objects.push(location.clone());
     let size = bytes.len();
     storage.write_new(&location, bytes.into()).await?;
     Ok((Arc::new(built.metadata), location, size, built.expired_metadata_logs))
+}
+
+/// A name for the metadata of the version that follows the one at `previous`, for a table that lives at `table`.
+pub fn metadata_location(table: &str, previous: Option<&str>) -> String {
+    let version = previous.map_or(0, |location| version_of(location).saturating_add(1));
+    format!("{table}/metadata/{version:05}-{}.metadata.json", Uuid::new_v4())
 }
 
 /// The number that a metadata file's name begins with.

@@ -1,0 +1,328 @@
+//! A commit of a client, made current.
+//!
+//! ```text
+//!           +-> requirements hold? -> updates applied -> metadata written -> swap the pointer
+//!           |      no: 409            no: 400                                  | done: 200
+//!           +-- lost the race: on what the winner left  <---------------------+
+//!           +-- no answer: read the pointer; ours is in it? done: 200  <------+
+//! ```
+//! So a commit that lost its race is not bounced: as long as its requirements hold on what others have left, it is applied
+//! there. Only a requirement that no longer holds, or a snapshot whose sequence number was passed, is a 409.
+//!
+//! An attempt without an answer is in doubt until the current version tells: its metadata file is the current one or in
+//! the metadata log (done), or the pointer has moved past it otherwise (impossible). What was written for it stays until
+//! then. Only a doubt that remains is a 500.
+//!
+//! Commits of one node to one table queue up ([`crate::table::queue`]); one that has lost twice claims the table's next turn, as
+//! SQL's do.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use iceberg::spec::TableMetadata;
+use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
+use lake_client::store::Applied;
+use uuid::Uuid;
+
+use super::error::{RestError, Result, kind};
+use super::evolve::{Change, Evolved, Next};
+use crate::error::Kind;
+use crate::table::{Tables, version};
+
+/// First and longest pause after a lost race.
+const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(80)];
+/// A commit that has lost this often claims the next turn.
+const LOSSES_BEFORE_CLAIM: u32 = 2;
+/// How long another's claim is respected.
+const TURN_LIMIT: Duration = Duration::from_secs(1);
+/// How often a commit that waits for a claim to end looks.
+const TURN_POLL: Duration = Duration::from_millis(5);
+
+/// What a commit made current.
+#[derive(Debug)]
+pub struct Committed {
+    pub location: String,
+    pub metadata: Arc<TableMetadata>,
+}
+
+/// An attempt whose answer did not come.
+#[derive(Debug)]
+struct Doubt {
+    /// The pointer's revision that it expected.
+    expected: u64,
+    base_location: String,
+    made: Committed,
+}
+
+struct Commit<'a> {
+    tables: &'a Tables,
+    ident: &'a TableIdent,
+    change: &'a Change,
+    deadline: Instant,
+    doubts: Vec<Doubt>,
+    losses: u32,
+    backoff: Duration,
+    /// The claim on the next turn, if this commit has it.
+    turn: Option<(Uuid, u64)>,
+}
+
+/// Commits a change to a table that there is.
+///
+/// # Errors
+/// As the module says.
+pub async fn commit(tables: &Tables, ident: &TableIdent, change: &Change, deadline: Instant) -> Result<Committed> {
+    let cached = tables.metadata.cached(ident).and_then(|resolved| resolved.pointer().cloned());
+    let known = match cached {
+        Some(pointer) => pointer,
+        None => tables.metadata.read_table(ident, deadline).await?.ok_or_else(|| no_such_table(ident))?,
+    };
+    let Some(mut turn) = tables.queues.enter(known.value.uuid, deadline).await else {
+        return Err(RestError::unavailable(format!(
+            "committing to table {ident}: other commits of this node were before it until the deadline; nothing was \
+             committed"
+        )));
+    };
+    let mut commit =
+        Commit { tables, ident, change, deadline, doubts: Vec::new(), losses: 0, backoff: BACKOFF[0], turn: None };
+    let hint = if turn.contended() { None } else { turn.hint().or(Some(known)) };
+    let outcome = commit.run(hint).await;
+    commit.give_up_turn();
+    let (made, pointer) = outcome?;
+    if let Some(pointer) = pointer {
+        turn.leave(pointer, commit.losses > 0);
+    }
+    Ok(made)
+}
+
+/// The answer to who asks for a table that there is not.
+pub fn no_such_table(ident: &TableIdent) -> RestError {
+    RestError::not_found(kind::NO_SUCH_TABLE, format!("table {ident} does not exist"))
+}
+
+impl Commit<'_> {
+    async fn run(
+        &mut self,
+        mut known: Option<Versioned<TablePointer>>,
+    ) -> Result<(Committed, Option<Versioned<TablePointer>>)> {
+        loop {
+            // What is known is good enough to build on, since the swap compares; not to refuse anything.
+            let (base, fresh) = match known.take() {
+                Some(pointer) => (pointer, false),
+                None => (self.read().await?, true),
+            };
+            let location = base.value.metadata_location.clone();
+            let metadata = match self.tables.cache.table(&location).await {
+                Ok(metadata) => metadata,
+                // The version is so old that its metadata was removed.
+                Err(error) if error.kind == Kind::NotFound && !fresh => continue,
+                Err(error) => return Err(self.ended(RestError::of_a_change(error))),
+            };
+            if let Some(made) = self.settle(&base, &metadata).await? {
+                return Ok((made, None));
+            }
+            let evolved = self.change.check(Some(&metadata)).and_then(|()| self.change.apply(&metadata, &location));
+            let next = match evolved {
+                Err(_) if !fresh => continue,
+                Err(error) => return Err(self.ended(error)),
+                Ok(Evolved::Unchanged) if !fresh => continue,
+                Ok(Evolved::Unchanged) => return Ok((Committed { location, metadata }, Some(base))),
+                Ok(Evolved::Next(next)) => next,
+            };
+            match self.attempt(&base, *next).await? {
+                Attempt::Done(made, pointer) => return Ok((made, Some(pointer))),
+                Attempt::Again(pointer) => known = pointer,
+            }
+        }
+    }
+
+    async fn read(&self) -> Result<Versioned<TablePointer>> {
+        let read = self.tables.metadata.read_table(self.ident, self.deadline).await;
+        read.map_err(|e| self.ended(e.into()))?.ok_or_else(|| self.ended(no_such_table(self.ident)))
+    }
+
+    async fn attempt(&mut self, base: &Versioned<TablePointer>, next: Next) -> Result<Attempt> {
+        let base_location = &base.value.metadata_location;
+        let location = version::metadata_location(next.metadata.location(), Some(base_location));
+        let bytes = version::to_json(&next.metadata).map_err(|e| self.ended(RestError::of_a_change(e)))?;
+        let size = bytes.len();
+        let written = self.tables.storage.write_new(&location, bytes.into()).await;
+        written.map_err(|e| self.ended(RestError::of_a_change(e)))?;
+        let pointer = TablePointer {
+            uuid: base.value.uuid,
+            metadata_location: location.clone(),
+            previous_location: Some(base_location.clone()),
+        };
+        let claim = self.turn.map(|(_, claim)| claim);
+        let writer = &self.tables.writer;
+        let swapped = writer.swap_table(self.ident, base.mod_revision, &pointer, claim, self.deadline).await;
+        let made = Committed { location, metadata: Arc::new(next.metadata) };
+        match swapped {
+            Ok(pointer) => {
+                // Ended by the swap itself.
+                self.turn = None;
+                for doubt in std::mem::take(&mut self.doubts) {
+                    self.discard(&doubt.made).await;
+                }
+                self.tables.cache.put_table(&made.location, made.metadata.clone(), size).await;
+                let expired = next.expired.into_iter().map(|entry| entry.metadata_file).collect();
+                remove_expired(self.tables, &made.metadata, expired);
+                Ok(Attempt::Done(made, pointer))
+            }
+            Err(CatalogError::Conflict { current, resent, .. }) => {
+                self.lost(base, made, resent).await;
+                self.losses += 1;
+                self.claim_turn(base.value.uuid).await;
+                if self.turn.is_none() {
+                    self.pause().await?;
+                }
+                Ok(Attempt::Again(current.filter(|_| !resent)))
+            }
+            Err(CatalogError::NotYourTurn { turn, resent, .. }) => {
+                self.lost(base, made, resent).await;
+                self.turn = None;
+                self.await_turn(base.value.uuid, turn).await?;
+                Ok(Attempt::Again(None))
+            }
+            Err(error) => {
+                let unknown = error.applied() == Applied::Unknown;
+                self.lost(base, made, unknown).await;
+                match unknown && Instant::now() < self.deadline {
+                    true => Ok(Attempt::Again(None)),
+                    false => Err(self.ended(error.into())),
+                }
+            }
+        }
+    }
+
+    /// An attempt did not go through, or it is not known whether it did.
+    async fn lost(&mut self, base: &Versioned<TablePointer>, made: Committed, unknown: bool) {
+        match unknown {
+            true => self.doubts.push(Doubt {
+                expected: base.mod_revision,
+                base_location: base.value.metadata_location.clone(),
+                made,
+            }),
+            false => self.discard(&made).await,
+        }
+    }
+
+    /// What the current version says about the attempts in doubt: one of them made it, or none of them ever can.
+    async fn settle(
+        &mut self,
+        current: &Versioned<TablePointer>,
+        metadata: &TableMetadata,
+    ) -> Result<Option<Committed>> {
+        let location = &current.value.metadata_location;
+        let was_current = |wanted: &String| {
+            wanted == location || metadata.metadata_log().iter().any(|entry| entry.metadata_file == *wanted)
+        };
+        if let Some(done) = self.doubts.iter().position(|doubt| was_current(&doubt.made.location)) {
+            let done = self.doubts.swap_remove(done);
+            for doubt in std::mem::take(&mut self.doubts) {
+                self.discard(&doubt.made).await;
+            }
+            return Ok(Some(done.made));
+        }
+        let passed = |doubt: &Doubt| doubt.expected < current.mod_revision;
+        if self.doubts.iter().any(|doubt| passed(doubt) && !was_current(&doubt.base_location)) {
+            // The log no longer reaches back to where it was tried.
+            return Err(self.ended(RestError::lost("others have committed since")));
+        }
+        for doubt in self.doubts.extract_if(.., |doubt| passed(doubt)).collect::<Vec<_>>() {
+            self.discard(&doubt.made).await;
+        }
+        Ok(None)
+    }
+
+    async fn discard(&self, made: &Committed) {
+        self.tables.storage.discard(std::slice::from_ref(&made.location)).await;
+    }
+
+    /// Claims the next turn, if this commit has lost often enough. Without an answer it goes on as before.
+    async fn claim_turn(&mut self, table: Uuid) {
+        if self.losses < LOSSES_BEFORE_CLAIM || self.turn.is_some() {
+            return;
+        }
+        let deadline = self.deadline.min(Instant::now() + TURN_LIMIT);
+        match self.tables.writer.claim_turn(table, Uuid::new_v4(), deadline).await {
+            Ok(claim) => self.turn = claim.map(|claim| (table, claim)),
+            Err(error) => tracing::debug!(table = %self.ident, %error, "claiming the next turn failed"),
+        }
+    }
+
+    /// Waits until another's claim has ended, and ends it if that takes too long.
+    async fn await_turn(&self, table: Uuid, claim: u64) -> Result<()> {
+        let until = Instant::now() + TURN_LIMIT;
+        let mut seen = Some(claim);
+        while seen == Some(claim) && claim != 0 {
+            if Instant::now() >= self.deadline {
+                return Err(self.ended(RestError::lost(format!("it was the turn of other writers of {}", self.ident))));
+            }
+            tokio::time::sleep(TURN_POLL).await;
+            let looked = match Instant::now() >= until {
+                true => self.tables.writer.end_turn(table, claim, self.deadline).await.map(|()| None),
+                false => self.tables.metadata.turn(table, self.deadline).await,
+            };
+            match looked {
+                Ok(now) => seen = now,
+                Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a claim that this commit has and will not use.
+    fn give_up_turn(&mut self) {
+        let Some((table, claim)) = self.turn.take() else { return };
+        let writer = self.tables.writer.clone();
+        self.tables.tasks.spawn(async move {
+            if let Err(error) = writer.end_turn(table, claim, Instant::now() + TURN_LIMIT).await {
+                tracing::debug!(%table, %error, "ending an unused claim failed");
+            }
+        });
+    }
+
+    /// Waits a little after a lost race.
+    async fn pause(&mut self) -> Result<()> {
+        let pause = rand::random_range(self.backoff / 2..=self.backoff);
+        self.backoff = (self.backoff * 2).min(BACKOFF[1]);
+        if Instant::now() + pause >= self.deadline {
+            return Err(self.ended(RestError::lost(format!(
+                "other writers of table {} were first, {} times until the deadline",
+                self.ident, self.losses
+            ))));
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// The error that ends this commit, with what is known of its outcome.
+    fn ended(&self, error: RestError) -> RestError {
+        match self.doubts.is_empty() {
+            true => error,
+            false => RestError::unknown(format!(
+                "committing to table {}: an answer of the metadata was lost, and then: {}; whether it was committed is \
+                 unknown: look before doing it again",
+                self.ident, error.message
+            )),
+        }
+    }
+}
+
+enum Attempt {
+    Done(Committed, Versioned<TablePointer>),
+    /// On this pointer, or on what is current.
+    Again(Option<Versioned<TablePointer>>),
+}
+
+/// Removes metadata files that fell out of the log, if the table is set up so: its own, and no others.
+fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<String>) {
+    let enabled = metadata.properties().get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
+    let own = format!("{}/metadata/", metadata.location());
+    let expired: Vec<String> = expired.into_iter().filter(|location| location.starts_with(&own)).collect();
+    if !enabled || expired.is_empty() {
+        return;
+    }
+    let storage = tables.storage.clone();
+    tables.tasks.spawn(async move { storage.discard(&expired).await });
+}

@@ -1,0 +1,449 @@
+//! What a commit's requirements and updates make of a table's metadata. Pure: nothing is read or written here.
+//!
+//! The iceberg crate checks and applies; what it leaves to catalogs is here:
+//! - A snapshot whose sequence number has been passed by another commit is a lost race, not a wrong request.
+//! - A table's uuid and location are its catalog's; format version 3 is not served.
+//! - A table that is created by a commit keeps the ids the client has already written files with, while the crate's
+//!   builder for new tables would assign its own.
+//! - Metadata that the crate's code panics on is a wrong request, and nothing else.
+
+use std::panic::AssertUnwindSafe;
+
+use iceberg::spec::{FormatVersion, MetadataLog, TableMetadata};
+use iceberg::{ErrorKind, TableRequirement, TableUpdate};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::error::{RestError, Result};
+
+/// Most requirements and updates of one commit.
+const MAX_CHANGES: usize = 10_000;
+/// The id before the first that a partition field gets.
+const BEFORE_PARTITION_FIELDS: i64 = 999;
+
+/// One table's part of a commit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    pub requirements: Vec<TableRequirement>,
+    pub updates: Vec<TableUpdate>,
+}
+
+/// What a change makes of a version.
+#[derive(Debug)]
+pub enum Evolved {
+    /// Nothing that is not so already.
+    Unchanged,
+    Next(Box<Next>),
+}
+
+/// The next version, not yet written.
+#[derive(Debug)]
+pub struct Next {
+    pub metadata: TableMetadata,
+    /// Metadata files that fell out of the metadata log.
+    pub expired: Vec<MetadataLog>,
+}
+
+impl Change {
+    /// Takes a change out of a request's body.
+    ///
+    /// # Errors
+    /// 400, with the place of what is wrong.
+    pub fn parse(body: &Value) -> Result<Self> {
+        Ok(Self { requirements: entries(body, "requirements")?, updates: entries(body, "updates")? })
+    }
+
+    /// Whether the change creates its table.
+    pub fn creates(&self) -> bool {
+        self.requirements.contains(&TableRequirement::NotExist)
+    }
+
+    /// Checks the requirements against the table as it is; `None`: there is none.
+    ///
+    /// # Errors
+    /// 409: one does not hold.
+    pub fn check(&self, current: Option<&TableMetadata>) -> Result<()> {
+        for requirement in &self.requirements {
+            unpanicked("checking a requirement", || requirement.check(current))?
+                .map_err(|e| RestError::lost(words(&e)))?;
+        }
+        Ok(())
+    }
+
+    /// The version that follows `base`, which is at `base_location`.
+    ///
+    /// # Errors
+    /// 400, with the place of the update that cannot be applied; 409 for a sequence number that has been passed; 406.
+    pub fn apply(&self, base: &TableMetadata, base_location: &str) -> Result<Evolved> {
+        self.catalogs_own(base)?;
+        self.sequence_numbers(base)?;
+        let built = self.build(base, Some(base_location.to_owned()))?;
+        Ok(match built.changes.is_empty() {
+            true => Evolved::Unchanged,
+            false => Evolved::Next(Box::new(Next { metadata: built.metadata, expired: built.expired_metadata_logs })),
+        })
+    }
+
+    /// The first version of the table that this change creates; its location is where `locate` puts a table of that uuid.
+    ///
+    /// # Errors
+    /// 400, with the place of what is missing or wrong; 406.
+    pub fn found(&self, locate: impl Fn(Uuid) -> String) -> Result<TableMetadata> {
+        let uuid = self.updates.iter().find_map(|update| match update {
+            TableUpdate::AssignUuid { uuid } => Some(*uuid),
+            _ => None,
+        });
+        let uuid = uuid.unwrap_or_else(Uuid::new_v4);
+        let base = self.foundation(uuid, &locate(uuid))?;
+        self.catalogs_own(&base)?;
+        self.sequence_numbers(&base)?;
+        Ok(self.build(&base, None)?.metadata)
+    }
+
+    /// Checks that nothing is changed that is not the client's to change.
+    fn catalogs_own(&self, base: &TableMetadata) -> Result<()> {
+        for (i, update) in self.updates.iter().enumerate() {
+            let at = |field: &str| format!("updates[{i}].{field}");
+            match update {
+                TableUpdate::AssignUuid { uuid } if *uuid != base.uuid() => {
+                    return Err(RestError::bad(&at("uuid"), format!("the table's is {}, and stays", base.uuid())));
+                }
+                TableUpdate::SetLocation { location } if location.trim_end_matches('/') != base.location() => {
+                    return Err(RestError::bad(
+                        &at("location"),
+                        format!("the catalog chooses where a table lives; this one is at {}", base.location()),
+                    ));
+                }
+                TableUpdate::UpgradeFormatVersion { format_version: FormatVersion::V3 } => {
+                    return Err(no_version_3(&at("format-version")));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that each new snapshot comes after all there are.
+    fn sequence_numbers(&self, base: &TableMetadata) -> Result<()> {
+        if base.format_version() == FormatVersion::V1 {
+            return Ok(());
+        }
+        let mut last = base.last_sequence_number();
+        for update in &self.updates {
+            let TableUpdate::AddSnapshot { snapshot } = update else { continue };
+            let sequence = snapshot.sequence_number();
+            if sequence <= last {
+                return Err(RestError::lost(format!(
+                    "snapshot {} has sequence number {sequence}, and the table is at {last} already: another commit was \
+                     first",
+                    snapshot.snapshot_id()
+                )));
+            }
+            last = sequence;
+        }
+        Ok(())
+    }
+
+    fn build(
+        &self,
+        base: &TableMetadata,
+        base_location: Option<String>,
+    ) -> Result<iceberg::spec::TableMetadataBuildResult> {
+        let mut builder = base.clone().into_builder(base_location);
+        for (i, update) in self.updates.iter().enumerate() {
+            let field = format!("updates[{i}]");
+            builder = unpanicked(&field, || update.clone().apply(builder))?.map_err(|e| refused(&field, &e))?;
+        }
+        unpanicked("updates", || builder.build())?.map_err(|e| refused("updates", &e))
+    }
+
+    /// A table as it would be before the updates that create it: with the schema, partition spec and sort order that they
+    /// add first, under the ids that they give them.
+    fn foundation(&self, uuid: Uuid, location: &str) -> Result<TableMetadata> {
+        let (mut schema, mut spec, mut order, mut version) = (None, None, None, 2);
+        for update in &self.updates {
+            match update {
+                TableUpdate::AddSchema { schema: added } if schema.is_none() => schema = Some(to_json(added)?),
+                TableUpdate::AddSpec { spec: added } if spec.is_none() => spec = Some(to_json(added)?),
+                TableUpdate::AddSortOrder { sort_order } if order.is_none() => order = Some(to_json(sort_order)?),
+                TableUpdate::UpgradeFormatVersion { format_version } => version = *format_version as u8,
+                _ => {}
+            }
+        }
+        let Some(schema) = schema else {
+            return Err(RestError::bad("updates", "a table that is created needs an add-schema"));
+        };
+        let schema_id = schema.get("schema-id").and_then(Value::as_i64).unwrap_or(0);
+        let mut spec = spec.unwrap_or_else(|| json!({"fields": []}));
+        let mut last_partition_id = BEFORE_PARTITION_FIELDS;
+        if spec.get("spec-id").is_none_or(Value::is_null) {
+            spec["spec-id"] = json!(0);
+        }
+        for field in spec.get_mut("fields").and_then(Value::as_array_mut).into_iter().flatten() {
+            match field.get("field-id").and_then(Value::as_i64) {
+                Some(id) => last_partition_id = last_partition_id.max(id),
+                None => {
+                    last_partition_id += 1;
+                    field["field-id"] = json!(last_partition_id);
+                }
+            }
+        }
+        let order = order.unwrap_or_else(|| json!({"order-id": 0, "fields": []}));
+        let mut metadata = json!({
+            "format-version": version,
+            "table-uuid": uuid,
+            "location": location,
+            "last-updated-ms": 0,
+            "last-column-id": highest_id(&schema),
+            "current-schema-id": schema_id,
+            "default-spec-id": spec["spec-id"],
+            "last-partition-id": last_partition_id,
+            "default-sort-order-id": order["order-id"],
+            "sort-orders": [order],
+            "properties": {},
+        });
+        match version {
+            1 => {
+                metadata["schema"] = schema.clone();
+                metadata["partition-spec"] = spec["fields"].clone();
+            }
+            _ => metadata["last-sequence-number"] = json!(0),
+        }
+        metadata["schemas"] = json!([schema]);
+        metadata["partition-specs"] = json!([spec]);
+        let parsed = unpanicked("updates", || serde_json::from_value::<TableMetadata>(metadata))?;
+        parsed.map_err(|e| RestError::bad("updates", format!("no table can be made of them: {e}")))
+    }
+}
+
+/// The answer to who asks for format version 3.
+pub fn no_version_3(field: &str) -> RestError {
+    RestError::unsupported(format!("{field}: format version 3 is not served yet; 2 is"))
+}
+
+/// The entries of a list in a request, each of which says where it is wrong.
+fn entries<T: DeserializeOwned>(body: &Value, field: &str) -> Result<Vec<T>> {
+    let list = match body.get(field) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(RestError::bad(field, "not a list")),
+    };
+    if list.len() > MAX_CHANGES {
+        return Err(RestError::bad(field, format!("{} entries; one commit has at most {MAX_CHANGES}", list.len())));
+    }
+    let parse = |(i, entry): (usize, &Value)| {
+        let field = format!("{field}[{i}]");
+        let parsed = unpanicked(&field, || serde_json::from_value(entry.clone()))?;
+        parsed.map_err(|e| RestError::bad(&field, e))
+    };
+    list.iter().enumerate().map(parse).collect()
+}
+
+/// Runs code of the iceberg crate, which does not check everything it relies on.
+///
+/// # Errors
+/// 400 if it panics: only what the request says can be the reason.
+pub fn unpanicked<T>(field: &str, run: impl FnOnce() -> T) -> Result<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(run))
+        .map_err(|_| RestError::bad(field, "it contradicts itself or the table"))
+}
+
+/// The crate's refusal of something in a request.
+pub fn refused(field: &str, error: &iceberg::Error) -> RestError {
+    match error.kind() {
+        ErrorKind::FeatureUnsupported => RestError::unsupported(format!("{field}: {}", words(error))),
+        _ => RestError::bad(field, words(error)),
+    }
+}
+
+/// The crate's words, without the name of the kind.
+fn words(error: &iceberg::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(" => ") {
+        Some((_, words)) => words.to_owned(),
+        None => text,
+    }
+}
+
+fn to_json(value: &impl serde::Serialize) -> Result<Value> {
+    unpanicked("updates", || serde_json::to_value(value))?.map_err(|e| RestError::bad("updates", e))
+}
+
+/// The highest id of a field anywhere in a schema's JSON.
+fn highest_id(schema: &Value) -> i64 {
+    match schema {
+        Value::Object(map) => {
+            let own = ["id", "element-id", "key-id", "value-id"].iter().filter_map(|name| map.get(*name)?.as_i64());
+            let nested = map.iter().filter(|(name, _)| !name.ends_with("-default")).map(|(_, v)| highest_id(v));
+            own.chain(nested).max().unwrap_or(0)
+        }
+        Value::Array(list) => list.iter().map(highest_id).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schema(fields: Value) -> Value {
+        json!({"type": "struct", "schema-id": 0, "fields": fields})
+    }
+
+    fn creation() -> Value {
+        json!({
+            "requirements": [{"type": "assert-create"}],
+            "updates": [
+                {"action": "assign-uuid", "uuid": Uuid::from_u128(7)},
+                {"action": "upgrade-format-version", "format-version": 2},
+                {"action": "add-schema", "schema": schema(json!([
+                    {"id": 3, "name": "k", "type": "long", "required": true},
+                    {"id": 9, "name": "l", "required": false,
+                     "type": {"type": "list", "element-id": 12, "element": "string", "element-required": false}},
+                ]))},
+                {"action": "set-current-schema", "schema-id": -1},
+                {"action": "add-spec", "spec": {"spec-id": 0, "fields": [
+                    {"source-id": 3, "field-id": 1000, "name": "k_bucket", "transform": "bucket[4]"},
+                ]}},
+                {"action": "set-default-spec", "spec-id": -1},
+                {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+                {"action": "set-default-sort-order", "sort-order-id": -1},
+                {"action": "set-location", "location": "file:///w/t/"},
+                {"action": "set-properties", "updates": {"a": "b"}},
+            ],
+        })
+    }
+
+    fn snapshot(id: i64, parent: Option<i64>, sequence: i64) -> Value {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+        let mut snapshot = json!({
+            "snapshot-id": id, "sequence-number": sequence, "timestamp-ms": now,
+            "manifest-list": format!("file:///w/t/metadata/snap-{id}.avro"), "schema-id": 0,
+            "summary": {"operation": "append"},
+        });
+        if let Some(parent) = parent {
+            snapshot["parent-snapshot-id"] = json!(parent);
+        }
+        json!([
+            {"action": "add-snapshot", "snapshot": snapshot},
+            {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": id},
+        ])
+    }
+
+    fn change(updates: Value) -> Change {
+        Change::parse(&json!({"requirements": [], "updates": updates})).unwrap()
+    }
+
+    fn founded() -> TableMetadata {
+        Change::parse(&creation()).unwrap().found(|_| "file:///w/t".into()).unwrap()
+    }
+
+    fn next(change: &Change, base: &TableMetadata) -> TableMetadata {
+        match change.apply(base, "file:///w/t/metadata/0.json").unwrap() {
+            Evolved::Next(next) => next.metadata,
+            Evolved::Unchanged => panic!("nothing changed"),
+        }
+    }
+
+    #[test]
+    fn a_table_made_by_a_commit_keeps_the_ids_its_files_have() {
+        let table = founded();
+        assert_eq!(table.uuid(), Uuid::from_u128(7));
+        assert_eq!(table.last_column_id(), 12);
+        assert_eq!(table.current_schema().field_by_name("k").unwrap().id, 3);
+        assert_eq!(table.default_partition_spec_id(), 0);
+        assert_eq!(table.default_partition_spec().fields()[0].field_id, 1000);
+        assert_eq!(table.partition_specs_iter().count(), 1);
+        assert_eq!(table.properties()["a"], "b");
+    }
+
+    #[test]
+    fn a_table_made_by_a_commit_may_have_rows_at_once() {
+        let mut body = creation();
+        let updates = body["updates"].as_array_mut().unwrap();
+        updates.extend(snapshot(5, None, 1).as_array().unwrap().clone());
+        let table = Change::parse(&body).unwrap().found(|_| "file:///w/t".into()).unwrap();
+        assert_eq!((table.current_snapshot_id(), table.last_sequence_number()), (Some(5), 1));
+    }
+
+    #[test]
+    fn what_is_missing_or_foreign_is_named() {
+        let mut body = creation();
+        body["updates"].as_array_mut().unwrap().remove(2);
+        let error = Change::parse(&body).unwrap().found(|_| "file:///w/t".into()).unwrap_err();
+        assert!(error.message.contains("add-schema"), "{}", error.message);
+
+        let elsewhere = Change::parse(&creation()).unwrap().found(|_| "file:///w/other".into()).unwrap_err();
+        assert_eq!((elsewhere.status.as_u16(), &elsewhere.message[..19]), (400, "updates[8].location"));
+
+        let table = founded();
+        let refused = |updates: Value| change(updates).apply(&table, "0").unwrap_err();
+        let moved = refused(json!([{"action": "set-location", "location": "file:///elsewhere"}]));
+        assert!(moved.message.starts_with("updates[0].location"), "{}", moved.message);
+        let other = refused(json!([{"action": "assign-uuid", "uuid": Uuid::from_u128(8)}]));
+        assert!(other.message.starts_with("updates[0].uuid"), "{}", other.message);
+        let third = refused(json!([{"action": "upgrade-format-version", "format-version": 3}]));
+        assert_eq!(third.status.as_u16(), 406);
+        let unknown = refused(json!([{"action": "set-current-schema", "schema-id": 77}]));
+        assert!(unknown.message.starts_with("updates[0]: "), "{}", unknown.message);
+        for (body, field) in [
+            (json!({"updates": [{"action": "add-schema"}]}), "updates[0]"),
+            (json!({"updates": [{"action": "make-coffee"}]}), "updates[0]"),
+            (json!({"updates": 3}), "updates"),
+            (
+                json!({"requirements": [{"type": "assert-create"}, {"type": "assert-ref-snapshot-id"}]}),
+                "requirements[1]",
+            ),
+        ] {
+            let error = Change::parse(&body).unwrap_err();
+            assert!(error.message.starts_with(&format!("{field}: ")), "{}", error.message);
+            assert_eq!(error.status.as_u16(), 400);
+        }
+    }
+
+    #[test]
+    fn a_passed_sequence_number_is_a_lost_race() {
+        let first = next(&change(snapshot(1, None, 1)), &founded());
+        let second = next(&change(snapshot(2, Some(1), 2)), &first);
+        assert_eq!(second.last_sequence_number(), 2);
+        for (parent, sequence) in [(Some(1), 2), (Some(1), 1), (None, 2)] {
+            let lost = change(snapshot(3, parent, sequence)).apply(&second, "0").unwrap_err();
+            assert_eq!((lost.status.as_u16(), lost.kind), (409, super::super::error::kind::COMMIT_FAILED));
+        }
+    }
+
+    #[test]
+    fn requirements_that_do_not_hold_are_lost_races() {
+        let table = next(&change(snapshot(1, None, 1)), &founded());
+        let check = |requirement: Value, table: Option<&TableMetadata>| {
+            let change = Change::parse(&json!({"requirements": [requirement], "updates": []})).unwrap();
+            change.check(table).map_err(|e| e.status.as_u16())
+        };
+        for (holds, requirement) in [
+            (false, json!({"type": "assert-create"})),
+            (true, json!({"type": "assert-table-uuid", "uuid": Uuid::from_u128(7)})),
+            (false, json!({"type": "assert-table-uuid", "uuid": Uuid::from_u128(8)})),
+            (true, json!({"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 1})),
+            (false, json!({"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 2})),
+            (false, json!({"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": null})),
+            (true, json!({"type": "assert-ref-snapshot-id", "ref": "b", "snapshot-id": null})),
+            (true, json!({"type": "assert-last-assigned-field-id", "last-assigned-field-id": 12})),
+            (false, json!({"type": "assert-last-assigned-field-id", "last-assigned-field-id": 11})),
+            (true, json!({"type": "assert-current-schema-id", "current-schema-id": 0})),
+            (true, json!({"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": 1000})),
+            (true, json!({"type": "assert-default-spec-id", "default-spec-id": 0})),
+            (false, json!({"type": "assert-default-sort-order-id", "default-sort-order-id": 1})),
+        ] {
+            assert_eq!(check(requirement.clone(), Some(&table)).is_ok(), holds, "{requirement}");
+        }
+        assert_eq!(check(json!({"type": "assert-create"}), None), Ok(()));
+        assert_eq!(check(json!({"type": "assert-current-schema-id", "current-schema-id": 0}), None), Err(409));
+    }
+
+    #[test]
+    fn what_changes_nothing_is_no_commit() {
+        let unchanged = change(json!([{"action": "set-location", "location": "file:///w/t"}]));
+        assert!(matches!(unchanged.apply(&founded(), "0").unwrap(), Evolved::Unchanged));
+    }
+}

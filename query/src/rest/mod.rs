@@ -1,0 +1,295 @@
+//! The Iceberg REST catalog: tables for every engine that speaks the protocol, over the same pointers as SQL.
+//!
+//! ```text
+//!   HTTP/1 -> [endpoint] which one?  -> [request] path, query, body, within limits
+//!                                          -> [namespaces], [tables] -> lake_client's catalog
+//!                                                `-> [commit]: [evolve] what the updates make of a version, then the swap
+//!   <- [error] status and type
+//! ```
+//! A node has no state of its own here: any number of them serve the same tables. What holds:
+//! - A read begins with a linearizable look at the pointer, unless the node is configured to use what it has cached.
+//! - A change runs to its end, or to its deadline, whether its client waits for it or not.
+//! - A 500 to a change means that its outcome is unknown; everything else that fails was not done.
+//! - No request makes the node panic, and none is without bounds: [`MAX_BODY_BYTES`], [`request::MAX_DEPTH`],
+//!   [`DEADLINE`], [`MAX_REQUESTS`] at a time and [`BODIES_BYTES`] of their bodies.
+
+mod commit;
+pub mod endpoint;
+mod error;
+mod evolve;
+mod namespaces;
+mod request;
+mod tables;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::serve::ListenerExt;
+use bytes::Bytes;
+use lake_client::cache::Want;
+use lake_client::catalog::{TableIdent, TablePointer, Versioned};
+use lake_client::secret::Secret;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use self::endpoint::{ENDPOINTS, Endpoint, Operation, Routed, route};
+use self::error::{RestError, Result, json_response, kind};
+use self::request::Call;
+use crate::config::Config;
+use crate::table::Tables;
+
+/// Largest body of a request.
+pub const MAX_BODY_BYTES: usize = 16 << 20;
+/// Most bytes of bodies that are held at a time; what is more waits.
+pub const BODIES_BYTES: usize = 128 << 20;
+/// Most requests that are served at a time; more wait a little.
+pub const MAX_REQUESTS: usize = 256;
+/// How long serving one request may take.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+/// How long a request waits for its turn, and its body may take to come.
+const ADMISSION: Duration = Duration::from_secs(5);
+const BODY_WITHIN: Duration = Duration::from_secs(20);
+/// What the one warehouse is called, and what paths begin with behind the version.
+pub const WAREHOUSE: &str = "lake";
+
+/// What serves the requests.
+#[derive(Debug)]
+pub struct Rest {
+    tables: Arc<Tables>,
+    secret: Option<Secret>,
+    /// Reads use what is cached, within the age that SQL allows it.
+    cached_reads: bool,
+    /// Whether tables may be registered that live outside the warehouse.
+    outside_warehouse: bool,
+    /// What clients need to know to reach the objects. No secrets.
+    client_config: BTreeMap<String, String>,
+    requests: Arc<Semaphore>,
+    bodies: Arc<Semaphore>,
+}
+
+impl Rest {
+    pub fn new(config: &Config, tables: Arc<Tables>) -> Self {
+        let mut client_config = BTreeMap::new();
+        if config.warehouse.starts_with("s3://") {
+            let mut set = |name: &str, value: String| client_config.insert(name.to_owned(), value);
+            if let Some(endpoint) = &config.s3.endpoint {
+                set("s3.endpoint", endpoint.clone());
+            }
+            if let Some(region) = &config.s3.region {
+                set("s3.region", region.clone());
+                set("client.region", region.clone());
+            }
+            set("s3.path-style-access", config.s3.path_style.to_string());
+        }
+        Self {
+            tables,
+            secret: config.secret.clone(),
+            cached_reads: config.rest_cached_reads,
+            outside_warehouse: config.allow_local_files,
+            client_config,
+            requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            bodies: Arc::new(Semaphore::new(BODIES_BYTES)),
+        }
+    }
+
+    /// A table's pointer, for a read.
+    async fn pointer(&self, ident: &TableIdent, deadline: Instant) -> Result<Option<Versioned<TablePointer>>> {
+        match self.cached_reads {
+            true => Ok(self.tables.metadata.table(ident, Want::by(deadline)).await?.pointer().cloned()),
+            false => Ok(self.tables.metadata.read_table(ident, deadline).await?),
+        }
+    }
+
+    /// Whether a client may name this location.
+    fn allowed(&self, field: &str, location: &str) -> Result<()> {
+        let warehouse = self.tables.storage.warehouse();
+        let inside = location.strip_prefix(warehouse).is_some_and(|rest| rest.starts_with('/'));
+        match inside || self.outside_warehouse {
+            true => Ok(()),
+            false => Err(RestError::bad(field, format!("{location} is outside the warehouse {warehouse}"))),
+        }
+    }
+
+    /// Whether the caller knows the secret, if there is one.
+    fn authorize(&self, headers: &HeaderMap) -> Result<()> {
+        let Some(secret) = &self.secret else { return Ok(()) };
+        match headers.get(header::AUTHORIZATION).is_some_and(|value| secret.matches_bearer(value.as_bytes())) {
+            true => Ok(()),
+            false => Err(RestError::new(
+                StatusCode::UNAUTHORIZED,
+                kind::NOT_AUTHORIZED,
+                "this catalog needs the cluster's secret as a bearer token",
+            )),
+        }
+    }
+
+    fn config(&self, call: &Call) -> Result<Response> {
+        let warehouse = call.parameter("warehouse").unwrap_or_default().trim_end_matches('/');
+        if !["", WAREHOUSE, self.tables.storage.warehouse()].contains(&warehouse) {
+            return Err(RestError::not_found(
+                kind::NO_SUCH_WAREHOUSE,
+                format!("warehouse {warehouse:?} does not exist; there is {WAREHOUSE:?}"),
+            ));
+        }
+        let endpoints: Vec<String> = ENDPOINTS.iter().map(Endpoint::advertised).collect();
+        let body = json!({
+            "defaults": self.client_config,
+            "overrides": {"prefix": WAREHOUSE},
+            "endpoints": endpoints,
+        });
+        Ok(json_response(StatusCode::OK, body.to_string()))
+    }
+
+    async fn run(&self, endpoint: &Endpoint, call: &Call) -> Result<Response> {
+        if endpoint.operation != Operation::GetConfig && call.captures.get("prefix") != WAREHOUSE {
+            return Err(RestError::not_found(
+                kind::NO_SUCH_WAREHOUSE,
+                format!("there is no warehouse {:?} here; there is {WAREHOUSE:?}", call.captures.get("prefix")),
+            ));
+        }
+        match endpoint.operation {
+            Operation::GetConfig => self.config(call),
+            Operation::ListNamespaces => namespaces::list(self, call).await,
+            Operation::CreateNamespace => namespaces::create(self, call).await,
+            Operation::LoadNamespace => namespaces::load(self, call).await,
+            Operation::NamespaceExists => namespaces::exists(self, call).await,
+            Operation::DropNamespace => namespaces::drop(self, call).await,
+            Operation::UpdateNamespace => namespaces::update(self, call).await,
+            Operation::ListTables => tables::list(self, call).await,
+            Operation::CreateTable => tables::create(self, call).await,
+            Operation::RegisterTable => tables::register(self, call).await,
+            Operation::LoadTable => tables::load(self, call).await,
+            Operation::TableExists => tables::exists(self, call).await,
+            Operation::CommitTable => tables::commit(self, call).await,
+            Operation::DropTable => tables::drop(self, call).await,
+            Operation::RenameTable => tables::rename(self, call).await,
+            Operation::ReportMetrics => tables::report_metrics(call),
+        }
+    }
+}
+
+/// Serves until it is told to stop.
+///
+/// # Errors
+/// The listener fails.
+pub async fn serve(rest: Arc<Rest>, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
+    let router = Router::new().fallback(answer).with_state(rest);
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection answers with delay");
+        }
+    });
+    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+}
+
+async fn answer(State(rest): State<Arc<Rest>>, request: Request) -> Response {
+    let described = format!("{} {}", request.method(), request.uri().path());
+    let response = match admit(rest, request).await {
+        Ok(response) => response,
+        Err(error) => {
+            tracing::debug!(request = %described, status = error.status.as_u16(), message = %error.message, "refused");
+            error.into_response()
+        }
+    };
+    if response.status().is_server_error() {
+        tracing::warn!(request = %described, status = response.status().as_u16(), "could not be served");
+    }
+    response
+}
+
+async fn admit(rest: Arc<Rest>, request: Request) -> Result<Response> {
+    let (parts, body) = request.into_parts();
+    let (endpoint, captures) = match route(&parts.method, parts.uri.path()) {
+        Routed::To(endpoint, captures) => (endpoint, captures),
+        Routed::Undecodable => return Err(RestError::bad("path", "it is not the encoding of a text")),
+        Routed::Nothing => {
+            return Err(RestError::not_found(kind::NOT_FOUND, format!("{} is not served here", parts.uri.path())));
+        }
+        Routed::OtherMethods(methods) => {
+            let refusal = RestError::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                kind::UNSUPPORTED,
+                format!("{} is not served here; {methods} is", parts.method),
+            );
+            let mut response = refusal.into_response();
+            if let Ok(allow) = HeaderValue::from_str(&methods) {
+                response.headers_mut().insert(header::ALLOW, allow);
+            }
+            return Ok(response);
+        }
+    };
+    rest.authorize(&parts.headers)?;
+    let busy = |what: &str| RestError::unavailable(format!("{what}; nothing was done: try again"));
+    let _admitted = tokio::time::timeout(ADMISSION, rest.requests.acquire())
+        .await
+        .ok()
+        .and_then(|permit| permit.ok())
+        .ok_or_else(|| busy("too many requests are being served"))?;
+    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let none = length.is_none() && !parts.headers.contains_key(header::TRANSFER_ENCODING);
+    let length = length.unwrap_or(if none { 0 } else { MAX_BODY_BYTES });
+    if length > MAX_BODY_BYTES {
+        return Err(too_large());
+    }
+    let _room = tokio::time::timeout(ADMISSION, rest.bodies.acquire_many(length as u32))
+        .await
+        .ok()
+        .and_then(|permit| permit.ok())
+        .ok_or_else(|| busy("too many large requests are being served"))?;
+    let body = read(body).await?;
+    let call = Call {
+        captures,
+        query: request::query(parts.uri.query().unwrap_or_default()),
+        headers: parts.headers,
+        body,
+        deadline: Instant::now() + DEADLINE,
+    };
+    // A task of its own: a client that goes away leaves no change half made, and a defect is one request's.
+    let work = {
+        let rest = rest.clone();
+        async move { rest.run(endpoint, &call).await }
+    };
+    match rest.tables.tasks.spawn(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            tracing::error!(endpoint = endpoint.path, %error, "a request ended in a defect");
+            let message = "a defect of this node ended the request";
+            Err(match endpoint.changes() {
+                true => RestError::unknown(format!("{message}; whether anything was done is unknown")),
+                false => RestError::new(StatusCode::INTERNAL_SERVER_ERROR, kind::INTERNAL, message),
+            })
+        }
+    }
+}
+
+async fn read(body: Body) -> Result<Bytes> {
+    match tokio::time::timeout(BODY_WITHIN, axum::body::to_bytes(body, MAX_BODY_BYTES)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) if error.to_string().contains("length limit") => Err(too_large()),
+        Ok(Err(error)) => Err(RestError::bad("body", format!("it did not come whole: {error}"))),
+        Err(_) => {
+            let seconds = BODY_WITHIN.as_secs();
+            Err(RestError::new(
+                StatusCode::REQUEST_TIMEOUT,
+                kind::BAD_REQUEST,
+                format!("body: it did not come within {seconds} s"),
+            ))
+        }
+    }
+}
+
+fn too_large() -> RestError {
+    RestError::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        kind::BAD_REQUEST,
+        format!("body: larger than {MAX_BODY_BYTES} bytes"),
+    )
+}

@@ -1,0 +1,309 @@
+//! Tables.
+
+use std::collections::{BTreeMap, HashSet};
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use iceberg::TableCreation;
+use iceberg::spec::{FormatVersion, Schema, SortOrder, TableMetadata, TableMetadataBuilder, UnboundPartitionSpec};
+use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::Rest;
+use super::commit::{self, no_such_table};
+use super::error::{RestError, Result, json_response, kind};
+use super::evolve::{Change, no_version_3, refused, unpanicked};
+use super::request::{Call, Identifier, part, table_of};
+use crate::table::{Table, new_table_properties, version};
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Create {
+    name: String,
+    location: Option<String>,
+    schema: Value,
+    partition_spec: Option<Value>,
+    write_order: Option<Value>,
+    stage_create: Option<bool>,
+    properties: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Register {
+    name: String,
+    metadata_location: String,
+    overwrite: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Rename {
+    source: Identifier,
+    destination: Identifier,
+}
+
+pub async fn list(rest: &Rest, call: &Call) -> Result<Response> {
+    let namespace = call.namespace()?;
+    let names = rest.tables.metadata.list_tables(&namespace, call.deadline).await?;
+    let (page, next) = call.page(names, String::clone)?;
+    let levels = namespace.levels();
+    let identifiers: Vec<_> = page.iter().map(|name| json!({"namespace": levels, "name": name})).collect();
+    let body = json!({"identifiers": identifiers, "next-page-token": next});
+    Ok(json_response(StatusCode::OK, body.to_string()))
+}
+
+/// Creates a table, or says what one would be that the client creates with its first commit.
+pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
+    let body: Create = call.json()?;
+    let ident = table_of(call.namespace()?, body.name.clone(), "name")?;
+    let metadata = plan(rest, &ident, &body)?;
+    if body.stage_create == Some(true) {
+        if !rest.tables.metadata.namespace_exists(&ident.namespace, call.deadline).await? {
+            return Err(CatalogError::NamespaceNotFound(ident.namespace).into());
+        }
+        if rest.tables.metadata.read_table(&ident, call.deadline).await?.is_some() {
+            return Err(CatalogError::TableExists(ident).into());
+        }
+        // Some clients write into directories that they expect to be there.
+        let dir = format!("{}/metadata", metadata.location());
+        rest.tables.storage.prepare_directory(&dir).await.map_err(RestError::of_a_change)?;
+        return loaded(rest, None, &metadata, Snapshots::All);
+    }
+    publish(rest, &ident, metadata, call).await
+}
+
+/// The first version of a table that a client asks for.
+fn plan(rest: &Rest, ident: &TableIdent, body: &Create) -> Result<TableMetadata> {
+    let uuid = Uuid::new_v4();
+    let location = rest.tables.new_location(ident, uuid);
+    if let Some(asked) = &body.location {
+        return Err(RestError::bad(
+            "location",
+            format!("{asked} was asked for, and the catalog chooses where a table lives: leave it out"),
+        ));
+    }
+    let mut properties = new_table_properties();
+    properties.extend(body.properties.iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
+    let format_version = match properties.remove("format-version").as_deref() {
+        None | Some("2") => FormatVersion::V2,
+        Some("1") => FormatVersion::V1,
+        Some("3") => return Err(no_version_3("properties.format-version")),
+        Some(other) => return Err(RestError::bad("properties.format-version", format!("there is no version {other}"))),
+    };
+    let schema: Schema = part(body.schema.clone(), "schema")?;
+    let spec: Option<UnboundPartitionSpec> =
+        body.partition_spec.clone().map(|spec| part(spec, "partition-spec")).transpose()?;
+    let order: Option<SortOrder> = body.write_order.clone().map(|order| part(order, "write-order")).transpose()?;
+    let creation = TableCreation::builder()
+        .name(ident.name.clone())
+        .location(location)
+        .schema(schema)
+        .partition_spec_opt(spec)
+        .sort_order_opt(order)
+        .properties(properties)
+        .format_version(format_version)
+        .build();
+    let built = unpanicked("schema, partition-spec or write-order", || {
+        TableMetadataBuilder::from_table_creation(creation)?.assign_uuid(uuid).build()
+    })?;
+    built.map(|built| built.metadata).map_err(|e| refused("schema, partition-spec or write-order", &e))
+}
+
+/// Makes a new table's first version current.
+async fn publish(rest: &Rest, ident: &TableIdent, metadata: TableMetadata, call: &Call) -> Result<Response> {
+    let created = rest.tables.create(ident, metadata, None, call.deadline).await;
+    created.map_err(|e| RestError::of_a_change(e).where_missing(kind::NO_SUCH_NAMESPACE))?;
+    let table = current(rest, ident, call).await?;
+    loaded(rest, Some(&table.pointer.value.metadata_location), &table.metadata, Snapshots::All)
+}
+
+pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
+    let ident = call.table()?;
+    let snapshots = match call.parameter("snapshots") {
+        None | Some("all") => Snapshots::All,
+        Some("refs") => Snapshots::Refs,
+        Some(other) => return Err(RestError::bad("snapshots", format!("{other:?} is neither all nor refs"))),
+    };
+    let pointer = rest.pointer(&ident, call.deadline).await?.ok_or_else(|| no_such_table(&ident))?;
+    let known = call.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let tag = entity_tag(&pointer.value.metadata_location, snapshots);
+    if known.flat_map(|tags| tags.split(',')).any(|one| one.trim().trim_start_matches("W/") == tag) {
+        return with_tag(StatusCode::NOT_MODIFIED.into_response(), &tag);
+    }
+    let table = rest.tables.load_version(&ident, pointer, call.deadline).await;
+    let table = table.map_err(RestError::of_a_read)?.ok_or_else(|| no_such_table(&ident))?;
+    loaded(rest, Some(&table.pointer.value.metadata_location), &table.metadata, snapshots)
+}
+
+pub async fn exists(rest: &Rest, call: &Call) -> Result<Response> {
+    let ident = call.table()?;
+    match rest.pointer(&ident, call.deadline).await? {
+        Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+        None => Err(no_such_table(&ident)),
+    }
+}
+
+pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
+    let ident = call.table()?;
+    let body: Value = call.json()?;
+    if let Some(named) = body.get("identifier").filter(|named| !named.is_null()) {
+        let named = part::<Identifier>(named.clone(), "identifier")?.table("identifier")?;
+        if named != ident {
+            return Err(RestError::bad("identifier", format!("it names table {named}, and the path {ident}")));
+        }
+    }
+    let change = Change::parse(&body)?;
+    if change.creates() {
+        let there = rest.tables.metadata.read_table(&ident, call.deadline).await?;
+        let there = match there {
+            Some(pointer) => rest.tables.load_version(&ident, pointer, call.deadline).await,
+            None => Ok(None),
+        };
+        let there = there.map_err(RestError::of_a_change)?;
+        change.check(there.as_ref().map(|table| &*table.metadata))?;
+        let metadata = change.found(|uuid| rest.tables.new_location(&ident, uuid))?;
+        return match publish(rest, &ident, metadata, call).await {
+            Err(error) if error.kind == kind::ALREADY_EXISTS => Err(RestError::lost(error.message)),
+            outcome => outcome,
+        };
+    }
+    let made = commit::commit(&rest.tables, &ident, &change, call.deadline).await?;
+    loaded(rest, Some(&made.location), &made.metadata, Snapshots::All)
+}
+
+/// Makes a table of metadata that is there already.
+pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
+    let body: Register = call.json()?;
+    let ident = table_of(call.namespace()?, body.name, "name")?;
+    let location = body.metadata_location;
+    let deadline = call.deadline;
+    rest.allowed("metadata-location", &location)?;
+    let metadata = rest.tables.cache.table(&location).await;
+    let metadata = metadata.map_err(|e| match e.kind {
+        crate::error::Kind::NotFound | crate::error::Kind::Corrupt | crate::error::Kind::Invalid => {
+            RestError::bad("metadata-location", e)
+        }
+        _ => RestError::of_a_change(e),
+    })?;
+    rest.allowed("the table's location", metadata.location())?;
+    if metadata.format_version() == FormatVersion::V3 {
+        return Err(no_version_3("metadata-location"));
+    }
+    let new = TablePointer { uuid: metadata.uuid(), metadata_location: location, previous_location: None };
+    let there = rest.tables.metadata.read_table(&ident, deadline).await?;
+    let writer = &rest.tables.writer;
+    let pointer = match there {
+        None => writer.create_table(&ident, &new, deadline).await?,
+        Some(there) if body.overwrite == Some(true) => {
+            writer.swap_table(&ident, there.mod_revision, &new, None, deadline).await?
+        }
+        Some(_) => return Err(CatalogError::TableExists(ident).into()),
+    };
+    loaded(rest, Some(&pointer.value.metadata_location), &metadata, Snapshots::All)
+}
+
+pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
+    let body: Rename = call.json()?;
+    let (from, to) = (body.source.table("source")?, body.destination.table("destination")?);
+    rest.tables.writer.rename_table(&from, &to, call.deadline).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
+    let ident = call.table()?;
+    if call.parameter("purgeRequested").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        return Err(RestError::unsupported(format!(
+            "dropping table {ident}: its objects cannot be removed yet; drop it without purging, and they stay. Nothing \
+             was done"
+        )));
+    }
+    let dropped = rest.tables.drop_table(&ident, call.deadline).await;
+    dropped.map_err(|e| RestError::of_a_change(e).where_missing(kind::NO_SUCH_TABLE))?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// What a client tells of its scans and commits. Nothing is done with it yet.
+pub fn report_metrics(call: &Call) -> Result<Response> {
+    call.table()?;
+    call.json::<Value>()?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn current(rest: &Rest, ident: &TableIdent, call: &Call) -> Result<Table> {
+    let pointer = rest.tables.metadata.read_table(ident, call.deadline).await?.ok_or_else(|| no_such_table(ident))?;
+    let table = rest.tables.load_version(ident, pointer, call.deadline).await.map_err(RestError::of_a_read)?;
+    table.ok_or_else(|| no_such_table(ident))
+}
+
+/// Which of a table's snapshots an answer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Snapshots {
+    All,
+    /// Those that branches and tags name.
+    Refs,
+}
+
+/// The answer that holds a table.
+fn loaded(rest: &Rest, location: Option<&str>, metadata: &TableMetadata, snapshots: Snapshots) -> Result<Response> {
+    let failed = |e: serde_json::Error| RestError::of_a_read(crate::Error::internal(format!("writing JSON: {e}")));
+    let mut bytes = version::to_json(metadata).map_err(RestError::of_a_read)?;
+    if snapshots == Snapshots::Refs {
+        let mut json: Value = serde_json::from_slice(&bytes).map_err(failed)?;
+        let named: HashSet<i64> = json["refs"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter_map(|(_, reference)| reference["snapshot-id"].as_i64())
+            .collect();
+        if let Some(snapshots) = json.get_mut("snapshots").and_then(Value::as_array_mut) {
+            snapshots.retain(|snapshot| snapshot["snapshot-id"].as_i64().is_some_and(|id| named.contains(&id)));
+        }
+        bytes = serde_json::to_vec(&json).map_err(failed)?;
+    }
+    let mut body = b"{".to_vec();
+    if let Some(location) = location {
+        body.extend_from_slice(format!("\"metadata-location\":{},", Value::from(location)).as_bytes());
+    }
+    body.extend_from_slice(b"\"metadata\":");
+    body.append(&mut bytes);
+    body.extend_from_slice(format!(",\"config\":{}}}", json!(rest.client_config)).as_bytes());
+    let response = json_response(StatusCode::OK, body);
+    match location {
+        Some(location) => with_tag(response, &entity_tag(location, snapshots)),
+        None => Ok(response),
+    }
+}
+
+/// What tells one version of a table from another, as one kind of answer shows it.
+fn entity_tag(location: &str, snapshots: Snapshots) -> String {
+    let safe = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | ',' | '\\' | '%');
+    let escaped: String =
+        location.chars().map(|c| if safe(c) { c.to_string() } else { format!("%{:x}.", u32::from(c)) }).collect();
+    let snapshots = if snapshots == Snapshots::All { "all" } else { "refs" };
+    format!("\"{snapshots}:{escaped}\"")
+}
+
+fn with_tag(mut response: Response, tag: &str) -> Result<Response> {
+    if let Ok(tag) = HeaderValue::from_str(tag) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_is_one_versions_and_one_kind_of_answers() {
+        let tag = |location: &str| entity_tag(location, Snapshots::All);
+        assert_eq!(tag("s3://b/t/metadata/1.json"), "\"all:s3://b/t/metadata/1.json\"");
+        assert_ne!(tag("a,b"), tag("a%2c.b"));
+        assert_ne!(tag("a"), entity_tag("a", Snapshots::Refs));
+        for odd in ["a\"b", "ü\n", "a b"] {
+            assert!(HeaderValue::from_str(&tag(odd)).is_ok());
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! DuckDB with its iceberg extension, as its users use it.
+
+use crate::common::{number, numbers, run};
+use crate::{cluster, python, rest};
+
+const SCRIPT: &str = "duckdb_client.py";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn duckdb_makes_changes_and_reads_tables() {
+    let cluster = cluster(2).await;
+    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    python::run(SCRIPT, "session", &[&uri]).await;
+    python::run(SCRIPT, "drops", &[&uri]).await;
+    rest(&cluster, 1).head("/v1/lake/namespaces/d").await.expect(404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn duckdb_and_sql_read_what_the_other_wrote() {
+    let cluster = cluster(2).await;
+    let sql = cluster.client(1).await;
+    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    run(&sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
+    run(&sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
+    python::run(SCRIPT, "reads_and_appends", &[&uri]).await;
+    assert_eq!(numbers(&sql, "SELECT id FROM from_sql ORDER BY id").await, [1, 2, 3, 4]);
+    assert_eq!(number(&sql, "SELECT CAST(id AS BIGINT) FROM from_duckdb WHERE what = 'x'").await, 10);
+}

@@ -1,0 +1,33 @@
+//! Polars and Daft, as their users use them.
+
+use crate::common::{Cluster, numbers, run};
+use crate::{cluster, python};
+
+const SCRIPT: &str = "frames_client.py";
+
+/// Has a function of the script read a table that SQL has written, and write one of its own.
+async fn with(function: &str) -> Cluster {
+    let cluster = cluster(2).await;
+    let sql = cluster.client(1).await;
+    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    run(&sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
+    run(&sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
+    python::run(SCRIPT, function, &[&uri]).await;
+    cluster
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn polars_reads_and_writes() {
+    let cluster = with("with_polars").await;
+    let sql = cluster.client(1).await;
+    assert_eq!(numbers(&sql, "SELECT id FROM from_polars").await, [4]);
+    run(&sql, "INSERT INTO from_polars VALUES (5, 'more')").await;
+    assert_eq!(numbers(&sql, "SELECT id FROM from_polars ORDER BY id").await, [4, 5]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daft_reads_and_appends() {
+    let cluster = with("with_daft").await;
+    let sql = cluster.client(1).await;
+    assert_eq!(numbers(&sql, "SELECT id FROM from_daft ORDER BY id").await, [1, 2, 3]);
+}

@@ -1,0 +1,50 @@
+"""Polars and Daft, which reach lake's REST catalog through PyIceberg. Each function is one session."""
+
+import sys
+
+import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+
+
+def same(have, want):
+    assert have == want, f"{have!r} is not {want!r}"
+
+
+def connect(uri):
+    return load_catalog("it", type="rest", uri=uri, warehouse="lake")
+
+
+COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("what", pa.string())])
+
+
+def with_polars(uri):
+    import polars as pl
+
+    lake = connect(uri)
+    table = lake.load_table("default.from_sql")
+    same(pl.scan_iceberg(table).sort("id").collect().rows(), [(1, "a"), (2, None), (3, "c")])
+    same(pl.scan_iceberg(table).filter(pl.col("id") > 2).collect().rows(), [(3, "c")])
+    made = lake.create_table("default.from_polars", COLUMNS)
+    pl.DataFrame({"id": [1, 2], "what": ["x", None]}).write_iceberg(made, mode="append")
+    pl.DataFrame({"id": [3], "what": ["z"]}).write_iceberg(made, mode="append")
+    same(pl.scan_iceberg(lake.load_table("default.from_polars")).select("id").sum().collect().item(), 6)
+    pl.DataFrame({"id": [4], "what": ["new"]}).write_iceberg(made, mode="overwrite")
+    same(pl.scan_iceberg(lake.load_table("default.from_polars")).collect().rows(), [(4, "new")])
+
+
+def with_daft(uri):
+    import daft
+
+    lake = connect(uri)
+    table = lake.load_table("default.from_sql")
+    same(daft.read_iceberg(table).sort("id").to_pydict(), {"id": [1, 2, 3], "what": ["a", None, "c"]})
+    made = lake.create_table("default.from_daft", COLUMNS)
+    daft.from_pydict({"id": [1, 2], "what": ["x", None]}).write_iceberg(made, mode="append")
+    catalog = daft.Catalog.from_iceberg(lake)
+    catalog.get_table("default.from_daft").append(daft.from_pydict({"id": [3], "what": ["z"]}))
+    same(sorted(catalog.read_table("default.from_daft").to_pydict()["id"]), [1, 2, 3])
+    assert "default.from_daft" in [str(name) for name in catalog.list_tables()]
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

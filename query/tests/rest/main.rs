@@ -1,0 +1,36 @@
+//! The Iceberg REST catalog: on the wire, and as real clients use it, which are installed from PyPI.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod duckdb;
+mod frames;
+mod http;
+mod pyiceberg;
+mod python;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../../client/tests/support/mod.rs"]
+mod support;
+mod wire;
+
+use std::sync::Arc;
+
+use lake_client::memory::MemoryStore;
+use lake_client::store::SharedStore;
+use lake_query::Options;
+
+use crate::common::Cluster;
+use crate::http::Http;
+
+/// Query nodes that serve the REST catalog, over one store.
+async fn cluster(nodes: usize) -> Cluster {
+    over(Arc::new(MemoryStore::new()), nodes, |options| options).await
+}
+
+async fn over(store: SharedStore, nodes: usize, change: impl Fn(Options) -> Options) -> Cluster {
+    Cluster::over(store, nodes, |options| change(Options { rest_listen: Some("127.0.0.1:0".into()), ..options })).await
+}
+
+/// A client of a node's REST catalog.
+fn rest(cluster: &Cluster, node: usize) -> Http {
+    Http::new(cluster.nodes[node].rest_address().unwrap())
+}

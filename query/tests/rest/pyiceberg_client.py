@@ -1,0 +1,227 @@
+"""PyIceberg against lake's REST catalog. Each function is one session; its first argument is the catalog's address."""
+
+import decimal
+import sys
+
+import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.expressions import EqualTo
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType, TimestampType
+
+
+def connect(uri):
+    return load_catalog("it", type="rest", uri=uri, warehouse="lake")
+
+
+def refused(error, action):
+    try:
+        action()
+    except error as e:
+        return str(e)
+    raise AssertionError(f"no {error.__name__}")
+
+
+def same(have, want):
+    assert have == want, f"{have!r} is not {want!r}"
+
+
+def rows(table, **scan):
+    return table.scan(**scan).to_arrow().sort_by("id").to_pylist()
+
+
+COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("what", pa.string())])
+
+
+def some(*pairs):
+    return pa.Table.from_pylist([{"id": i, "what": w} for i, w in pairs], schema=COLUMNS)
+
+
+def session(uri):
+    lake = connect(uri)
+    namespaces(lake)
+    one_table(lake, uri)
+    evolution(lake)
+    staged(lake)
+    lost_races(lake, uri)
+    pages(lake, uri)
+
+
+def namespaces(lake):
+    lake.create_namespace("a", {"owner": "ann"})
+    lake.create_namespace(("a", "b c"))
+    refused(NamespaceAlreadyExistsError, lambda: lake.create_namespace("a"))
+    same(lake.list_namespaces(), [("a",)])
+    same(lake.list_namespaces("a"), [("a", "b c")])
+    changed = lake.update_namespace_properties("a", {"owner", "x"}, {"team": "data"})
+    same((changed.removed, changed.updated, changed.missing), (["owner"], ["team"], ["x"]))
+    same(lake.load_namespace_properties("a"), {"team": "data"})
+    refused(NamespaceNotEmptyError, lambda: lake.drop_namespace("a"))
+    lake.drop_namespace(("a", "b c"))
+    same(lake.namespace_exists(("a", "b c")), False)
+    refused(NoSuchNamespaceError, lambda: lake.list_tables("nowhere"))
+
+
+def one_table(lake, uri):
+    table = lake.create_table("a.t", COLUMNS)
+    refused(TableAlreadyExistsError, lambda: lake.create_table("a.t", COLUMNS))
+    refused(NoSuchNamespaceError, lambda: lake.create_table("nowhere.t", COLUMNS))
+    assert "location" in refused(BadRequestError, lambda: lake.create_table("a.u", COLUMNS, location="file:///tmp/x"))
+    table.append(some((1, "one"), (2, "two")))
+    table.append(some((3, "three")))
+    same([r["id"] for r in rows(table)], [1, 2, 3])
+    same([r["id"] for r in rows(connect(uri).load_table("a.t"), row_filter="id > 1")], [2, 3])
+    table.overwrite(some((3, "drei"), (4, "vier")), overwrite_filter=EqualTo("id", 3))
+    same([r["what"] for r in rows(table)], ["one", "two", "drei", "vier"])
+    table.delete("id = 1")
+    same([r["id"] for r in rows(table)], [2, 3, 4])
+    result = table.upsert(some((4, "four"), (5, "five")), join_cols=["id"])
+    same((result.rows_updated, result.rows_inserted), (1, 1))
+    first = table.history()[0].snapshot_id
+    same([r["id"] for r in rows(table, snapshot_id=first)], [1, 2])
+
+    table.manage_snapshots().create_tag(first, "first").create_branch(first, "side").commit()
+    same([r["id"] for r in table.scan().use_ref("first").to_arrow().to_pylist()], [1, 2])
+    table.append(some((9, "nine")), branch="side")
+    same(len(table.scan().use_ref("side").to_arrow()), 3)
+    same(len(table.scan().to_arrow()), 4)
+    table.manage_snapshots().remove_branch("side").remove_tag("first").commit()
+    refs = load_catalog("it", type="rest", uri=uri, **{"snapshot-loading-mode": "refs"}).load_table("a.t")
+    same(len(refs.metadata.snapshots), 1)
+    table.maintenance.expire_snapshots().by_id(first).commit()
+    same([s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id == first], [])
+
+    with table.transaction() as change:
+        change.set_properties(note="x", other="y")
+        change.remove_properties("other")
+    same(connect(uri).load_table("a.t").properties["note"], "x")
+
+    renamed = lake.rename_table("a.t", "a.renamed")
+    same(len(renamed.scan().to_arrow()), 4)
+    refused(NoSuchTableError, lambda: lake.load_table("a.t"))
+    same(lake.list_tables("a"), [("a", "renamed")])
+    location = renamed.metadata_location
+    lake.drop_table("a.renamed")
+    refused(NoSuchTableError, lambda: lake.drop_table("a.renamed"))
+    same(lake.table_exists("a.renamed"), False)
+    back = lake.register_table("a.back", location)
+    same(len(back.scan().to_arrow()), 4)
+    refused(TableAlreadyExistsError, lambda: lake.register_table("a.back", location))
+    back.append(some((6, "six")))
+    same(len(lake.load_table("a.back").scan().to_arrow()), 5)
+
+
+def evolution(lake):
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "at", TimestampType(), required=False),
+        NestedField(3, "what", StringType(), required=False),
+    )
+    spec = PartitionSpec(PartitionField(2, 1000, DayTransform(), "at_day"))
+    order = SortOrder(SortField(1, IdentityTransform()))
+    table = lake.create_table("a.e", schema, partition_spec=spec, sort_order=order)
+    same(table.sort_order().fields[0].source_id, 1)
+    with table.update_schema() as update:
+        update.add_column("more", LongType()).rename_column("what", "which").make_column_optional("id")
+    with table.update_spec() as update:
+        update.add_field("id", BucketTransform(4), "id_bucket")
+    with table.update_spec() as update:
+        update.rename_field("at_day", "day").remove_field("id_bucket")
+    with table.update_schema() as update:
+        update.delete_column("more")
+    with table.update_schema() as update:
+        update.add_column("more", StringType()).move_first("more")
+    with table.update_sort_order() as update:
+        update.desc("which", IdentityTransform())
+    again = lake.load_table("a.e")
+    same([f.name for f in again.schema().fields], ["more", "id", "at", "which"])
+    same(again.schema().find_field("more").field_id, 5)
+    same([f.name for f in again.spec().fields], ["day"])
+    same(len(again.specs()), 3)
+    same(again.sort_order().fields[0].source_id, 3)
+    rows = [{"more": "m", "id": 1, "at": None, "which": "w"}]
+    again.append(pa.Table.from_pylist(rows, schema=again.schema().as_arrow()))
+    same(again.scan().to_arrow().to_pylist(), rows)
+
+
+def staged(lake):
+    with lake.create_table_transaction("a.s", COLUMNS) as change:
+        same(lake.table_exists("a.s"), False)
+        change.append(some((1, "one")))
+        with change.update_schema() as update:
+            update.add_column("more", LongType())
+    made = lake.load_table("a.s")
+    same(rows(made), [{"id": 1, "what": "one", "more": None}])
+    lake.drop_table("a.s")
+    late = lake.create_table_transaction("a.s", COLUMNS)
+    lake.create_table("a.s", COLUMNS)
+    refused(CommitFailedException, late.commit_transaction)
+
+
+def lost_races(lake, uri):
+    table, other = lake.load_table("a.s"), connect(uri).load_table("a.s")
+    table.append(some((1, "one")))
+    # An append that has lost builds on the winner by the client's own retries, or is told that it has lost.
+    try:
+        other.append(some((2, "two")))
+        want = 2
+    except CommitFailedException:
+        want = 1
+    same(len(lake.load_table("a.s").scan().to_arrow()), want)
+    stale = connect(uri).load_table("a.s")
+    with lake.load_table("a.s").update_schema() as update:
+        update.add_column("x", LongType())
+    update = stale.update_schema()
+    update.add_column("y", LongType())
+    refused(CommitFailedException, update.commit)
+    # What needs nothing of what the other has changed goes through.
+    stale.transaction().set_properties(late="yes").commit_transaction()
+    now = lake.load_table("a.s")
+    same((now.properties["late"], now.schema().find_field("x").name), ("yes", "x"))
+
+
+def pages(lake, uri):
+    lake.create_namespace("many")
+    for i in range(7):
+        lake.create_table(f"many.t{i}", COLUMNS)
+    small = load_catalog("it", type="rest", uri=uri, **{"rest-page-size": "3"})
+    same(small.list_tables("many"), [("many", f"t{i}") for i in range(7)])
+    same(sorted(small.list_namespaces()), [("a",), ("many",)])
+
+
+def reads_and_appends(uri):
+    lake = connect(uri)
+    table = lake.load_table("default.from_sql")
+    same([(r["id"], r["what"]) for r in rows(table)], [(1, "a"), (2, None), (3, "c")])
+    same(len(table.snapshots()), 2)
+    table.append(pa.Table.from_pylist([{"id": 4, "what": "d"}], schema=table.schema().as_arrow()))
+    columns = pa.schema([pa.field("id", pa.int64()), pa.field("what", pa.string()), pa.field("price", pa.decimal128(9, 2))])
+    made = lake.create_table("default.from_python", columns)
+    price = decimal.Decimal
+    data = [
+        {"id": 10, "what": "x", "price": price("1.25")},
+        {"id": 11, "what": None, "price": None},
+        {"id": 12, "what": "z", "price": price("3.50")},
+    ]
+    made.append(pa.Table.from_pylist(data, schema=columns))
+
+
+def sees_what_sql_added(uri):
+    table = connect(uri).load_table("default.from_python")
+    same([(r["id"], r["price"]) for r in rows(table)][-1], (13, decimal.Decimal("4.75")))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
