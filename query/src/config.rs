@@ -64,7 +64,7 @@ pub struct Options {
     /// Memory for running statements, in bytes; more spills to disk [default: half of the machine's]
     #[arg(long, env = "LAKE_QUERY_MEMORY_LIMIT_BYTES", value_name = "BYTES")]
     pub memory_limit_bytes: Option<usize>,
-    /// Memory for cached table metadata, in bytes [default: 268435456]
+    /// Memory for cached table metadata, delete files and footers of data files, in bytes [default: 268435456]
     #[arg(long, env = "LAKE_QUERY_METADATA_CACHE_BYTES", value_name = "BYTES")]
     pub metadata_cache_bytes: Option<u64>,
     /// How many table pointers are cached [default: 100000]

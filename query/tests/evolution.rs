@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use iceberg::io::FileIO;
 use iceberg::spec::{
-    DataContentType, DataFileBuilder, DataFileFormat, MAIN_BRANCH, ManifestListWriter, ManifestWriterBuilder,
-    NestedField, Operation, PrimitiveType, Schema, Snapshot, Summary, TableMetadata, TableMetadataBuilder, Transform,
-    Type, UnboundPartitionSpec,
+    NestedField, PrimitiveType, Schema, TableMetadata, TableMetadataBuilder, Transform, Type, UnboundPartitionSpec,
 };
 use lake_client::Catalog;
 use lake_client::catalog::{TableIdent, TablePointer};
@@ -172,53 +170,4 @@ async fn a_partitioned_table_is_read_but_not_written() {
     assert_eq!(number(&client, "SELECT count(*) FROM t WHERE b = 'x'").await, 1);
     let error = refused(&client, "INSERT INTO t VALUES (2, 'y')").await;
     assert!(error.kind == Kind::NotSupported && error.message.contains("partitioned"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn deleted_rows_never_come_back() {
-    let cluster = cluster().await;
-    let client = cluster.client(0).await;
-    run(&client, "CREATE TABLE t AS SELECT 1 AS a").await;
-    change(&cluster, async |metadata, builder| {
-        let io = FileIO::new_with_fs();
-        let at = |name: &str| format!("{}/metadata/{name}", metadata.location());
-        let schema = metadata.current_schema().clone();
-        let spec = metadata.default_partition_spec().as_ref().clone();
-        let output = io.new_output(at("deletes.avro")).unwrap();
-        let mut writer = ManifestWriterBuilder::new(output, Some(77), schema, spec).build_v2_deletes();
-        let file = DataFileBuilder::default()
-            .content(DataContentType::PositionDeletes)
-            .file_path(at("deletes.parquet"))
-            .file_format(DataFileFormat::Parquet)
-            .record_count(1)
-            .file_size_in_bytes(100)
-            .build()
-            .unwrap();
-        writer.add_file(file, -1).unwrap();
-        let deletes = writer.write_manifest_file().await.unwrap();
-        let parent = metadata.current_snapshot().unwrap();
-        let before = std::fs::read(parent.manifest_list().strip_prefix("file://").unwrap()).unwrap();
-        let before = iceberg::spec::ManifestList::parse_with_version(&before, metadata.format_version()).unwrap();
-        let writer = io.new_output(at("list.avro")).unwrap().writer().await.unwrap();
-        let mut list = ManifestListWriter::v2(writer, 77, Some(parent.snapshot_id()), 2);
-        list.add_manifests(before.consume_entries().into_iter().chain([deletes])).unwrap();
-        list.close().await.unwrap();
-        let snapshot = Snapshot::builder()
-            .with_snapshot_id(77)
-            .with_parent_snapshot_id(Some(parent.snapshot_id()))
-            .with_sequence_number(2)
-            .with_timestamp_ms(parent.timestamp_ms() + 1)
-            .with_manifest_list(at("list.avro"))
-            .with_summary(Summary { operation: Operation::Delete, additional_properties: Default::default() })
-            .build();
-        builder.set_branch_snapshot(snapshot, MAIN_BRANCH).unwrap()
-    })
-    .await;
-    for sql in ["SELECT * FROM t", "SELECT count(*) FROM t"] {
-        let error = refused(&client, sql).await;
-        assert!(error.kind == Kind::NotSupported && error.message.contains("delete files"), "{error}");
-    }
-    // Adding rows is right all the same: the deletes stay in force.
-    assert_eq!(number(&client, "INSERT INTO t VALUES (2)").await, 1);
-    assert_eq!(refused(&client, "SELECT * FROM t").await.kind, Kind::NotSupported);
 }

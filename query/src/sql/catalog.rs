@@ -14,11 +14,13 @@ use datafusion::datasource::TableType;
 use datafusion::sql::parser::Statement as Parsed;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
+use super::as_of::Name;
 use super::statement::position_of;
 use super::{CATALOG, DEFAULT_SCHEMA, Engine, files};
 use crate::error::{Error, Kind, Position, Result};
 use crate::scan::LakeTable;
-use crate::table::{Tables, catalog_error};
+use crate::scan::listing::ListingTable;
+use crate::table::{Table, Tables, catalog_error};
 
 /// The schema whose tables are listings.
 const INFORMATION_SCHEMA: &str = "information_schema";
@@ -41,7 +43,8 @@ impl Found {
                     DEFAULT_SCHEMA => String::new(),
                     schema => format!("{schema}."),
                 };
-                return Error::not_found(format!("table {schema}{} does not exist", resolved.table)).at(*position);
+                let table = Name::parse(&resolved.table).table;
+                return Error::not_found(format!("table {schema}{table} does not exist")).at(*position);
             }
         }
         error
@@ -86,7 +89,11 @@ pub async fn resolve(
         } else if reference.schema() == Some(INFORMATION_SCHEMA) {
             listings = true;
         } else {
-            match ident(reference) {
+            let wanted = match reference.schema() {
+                Some(schema) => TableReference::partial(schema, Name::parse(reference.table()).table),
+                None => TableReference::bare(Name::parse(reference.table()).table),
+            };
+            match ident(reference).and_then(|_| ident(&wanted)) {
                 Ok(ident) => named.push((reference.clone(), ident)),
                 // Perhaps the name of a function or of a common table expression: then nobody asks for it.
                 Err(error) if error.kind == Kind::Invalid => missing.push((reference.clone(), place())),
@@ -100,9 +107,10 @@ pub async fn resolve(
         let place = position_of(statement, &reference);
         match table {
             Some(table) => {
-                let table = LakeTable::new(engine.tables.clone(), table, deadline).map_err(|e| e.at(place))?;
+                let name = Name::parse(reference.table());
+                let table = provider(&engine.tables, table, &name, deadline).map_err(|e| e.at(place))?;
                 let schema = reference.schema().unwrap_or(DEFAULT_SCHEMA).to_owned();
-                schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(Arc::new(table)));
+                schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(table));
             }
             None => missing.push((reference, place)),
         }
@@ -113,6 +121,21 @@ pub async fn resolve(
     let schemas = schemas.into_iter().map(|(name, schema)| (name, Arc::new(schema))).collect();
     let catalogs = Arc::new(StatementCatalogs { lake: Arc::new(StatementCatalog { schemas }) });
     Ok(Found { catalogs, stale: loaded.stale, missing })
+}
+
+/// What is asked for of a table: rows or a listing, of the current version or of an earlier one.
+fn provider(tables: &Arc<Tables>, table: Table, name: &Name<'_>, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
+    let earlier = name.as_of.as_ref().map(|as_of| as_of.find(&table)).transpose()?;
+    let tables = tables.clone();
+    Ok(match (name.listing, earlier) {
+        (None, None) => Arc::new(LakeTable::new(tables, table, deadline)?),
+        (None, Some((snapshot, columns))) => Arc::new(LakeTable::at(tables, table, Some(snapshot), columns, deadline)?),
+        (Some(listing), earlier) => {
+            let current = || table.metadata.current_snapshot().cloned();
+            let snapshot = earlier.map(|(snapshot, _)| snapshot).or_else(current);
+            Arc::new(ListingTable::new(tables, table, snapshot, listing))
+        }
+    })
 }
 
 /// Adds the names of everything that exists.

@@ -14,6 +14,7 @@
 //! Limits: [`crate::config::Config`]'s memory pool (more spills to disk), its number of statements at a time (more wait until
 //! their deadline), its deadlines. A panic in planning or running becomes an `Internal` error.
 
+pub mod as_of;
 pub mod catalog;
 pub mod ddl;
 pub mod files;
@@ -110,6 +111,7 @@ impl Engine {
         );
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_pool(Arc::new(pool))
+            .with_metadata_cache_limit(usize::try_from(config.metadata_cache_bytes / 4).unwrap_or(usize::MAX))
             .with_disk_manager_builder(
                 DiskManagerBuilder::default().with_mode(DiskManagerMode::Directories(vec![spill])),
             )

@@ -13,7 +13,7 @@ use datafusion::sql::sqlparser::ast::{
 };
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 
-use super::{CATALOG, MAX_STATEMENT_BYTES};
+use super::{CATALOG, MAX_STATEMENT_BYTES, as_of};
 use crate::error::{Error, Position, Result};
 
 /// Kinds of statements, as the answer to a change names them.
@@ -95,7 +95,9 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
             sql.len()
         )));
     }
-    let statement = parse_one(state, sql)?;
+    let (sql, versions) = as_of::take(sql)?;
+    let mut statement = parse_one(state, &sql)?;
+    as_of::put(&mut statement, versions)?;
     let mut statement = match rewrite(&statement)? {
         Some(sql) => parse_one(state, &sql)?,
         None => statement,
@@ -293,7 +295,8 @@ fn like(options: &ShowStatementOptions, column: &str, statement: &str) -> Result
     }
 }
 
-fn normalize(ident: &Ident) -> String {
+/// An identifier as the catalog has it.
+pub fn normalize(ident: &Ident) -> String {
     match ident.quote_style {
         Some(_) => ident.value.clone(),
         None => ident.value.to_lowercase(),

@@ -17,6 +17,7 @@ pub mod io;
 
 use std::collections::HashMap;
 use std::path::{Path as FsPath, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct Storage {
     s3: S3Config,
     local: Arc<LocalFileSystem>,
     buckets: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    /// Metadata objects read so far.
+    metadata_reads: AtomicU64,
     /// Directories whose own entry in their parent is known to be on disk.
     durable_dirs: Mutex<std::collections::HashSet<PathBuf>>,
 }
@@ -70,6 +73,7 @@ impl Storage {
             s3,
             local: Arc::new(LocalFileSystem::new()),
             buckets: Mutex::default(),
+            metadata_reads: AtomicU64::new(0),
             durable_dirs: Mutex::default(),
         })
     }
@@ -162,8 +166,14 @@ impl Storage {
         Ok(store)
     }
 
+    /// How many metadata objects have been read. Those that a cache has are not read again.
+    pub fn metadata_reads(&self) -> u64 {
+        self.metadata_reads.load(Ordering::Relaxed)
+    }
+
     /// Reads a metadata object whole.
     pub async fn read(&self, location: &str) -> Result<Bytes> {
+        self.metadata_reads.fetch_add(1, Ordering::Relaxed);
         let object = self.resolve(location)?;
         let failed = |e| Error::object_store("reading", location, &e);
         let result = object.store.get(&object.path).await.map_err(failed)?;

@@ -42,6 +42,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
+use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use queue::CommitQueues;
@@ -58,6 +59,8 @@ const LISTINGS_IN_FLIGHT: usize = 8;
 pub struct Tables {
     pub storage: Arc<Storage>,
     pub cache: MetadataCache,
+    /// What delete files say.
+    pub deletes: DeleteCache,
     pub metadata: Metadata,
     pub(crate) writer: MetadataWriter,
     pub(crate) queues: CommitQueues,
@@ -91,7 +94,9 @@ impl Tables {
         target_file_bytes: usize,
     ) -> Arc<Self> {
         Arc::new(Self {
-            cache: MetadataCache::new(storage.clone(), metadata_cache_bytes),
+            // The last quarter is for the footers of data files.
+            cache: MetadataCache::new(storage.clone(), metadata_cache_bytes / 2),
+            deletes: DeleteCache::new(metadata_cache_bytes / 4),
             storage,
             writer: metadata.writer(),
             metadata,

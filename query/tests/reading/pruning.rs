@@ -1,0 +1,294 @@
+//! Files and manifests are left out where no row can match, and only there.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float64Array, Int32Array, StringArray, TimestampMicrosecondArray};
+use iceberg::spec::{
+    Datum, FormatVersion, Literal, PrimitiveLiteral, PrimitiveType, Struct, Transform, UnboundPartitionSpec,
+};
+use iceberg::transform::create_transform_function;
+use lake_query::client::SqlClient;
+
+use crate::common::*;
+use crate::foreign::*;
+
+const HOUR_MICROS: i64 = 3_600_000_000;
+
+/// How many data files a query is planned to read.
+async fn files_read(client: &SqlClient, sql: &str) -> usize {
+    let plan = text(client, &format!("EXPLAIN {sql}")).await;
+    plan.iter().flatten().map(|part| part.matches(".parquet").count()).sum()
+}
+
+fn partitioned_by(source: i32, transform: Transform) -> UnboundPartitionSpec {
+    let spec = UnboundPartitionSpec::builder().with_spec_id(0).add_partition_field(source, "part", transform);
+    spec.unwrap().build()
+}
+
+/// `n` from 0 to 99, `s` its text, `ts` as many times 10 hours.
+fn row_of(n: i32) -> (i32, String, i64) {
+    (n, format!("{n:03}-text"), i64::from(n) * 10 * HOUR_MICROS)
+}
+
+fn rows_of(numbers: &[i32]) -> arrow::array::RecordBatch {
+    let rows: Vec<_> = numbers.iter().map(|n| row_of(*n)).collect();
+    let ts = TimestampMicrosecondArray::from_iter_values(rows.iter().map(|row| row.2)).with_timezone("UTC");
+    batch(vec![
+        (1, "n", Arc::new(Int32Array::from_iter_values(rows.iter().map(|row| row.0))) as ArrayRef),
+        (2, "s", Arc::new(StringArray::from_iter_values(rows.iter().map(|row| &row.1)))),
+        (3, "ts", Arc::new(ts)),
+    ])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_are_left_out_by_every_transform() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = || {
+        schema(
+            0,
+            [
+                optional(1, "n", PrimitiveType::Int),
+                optional(2, "s", PrimitiveType::String),
+                optional(3, "ts", PrimitiveType::Timestamptz),
+            ],
+        )
+    };
+    let cases = [
+        ("identity", 1, Transform::Identity, "n % 100 < 40 AND n = 17", 1_usize),
+        ("bucket", 1, Transform::Bucket(4), "n = 17", 1),
+        ("buckets", 1, Transform::Bucket(4), "n IN (17, 18)", 2),
+        ("bucket_s", 2, Transform::Bucket(4), "s = '017-text'", 1),
+        ("bucket_ts", 3, Transform::Bucket(4), "ts = TIMESTAMP '1970-01-08T02:00:00Z'", 1),
+        ("truncate", 1, Transform::Truncate(25), "n BETWEEN 30 AND 49", 1),
+        ("truncate_s", 2, Transform::Truncate(2), "s >= '030' AND s < '050'", 2),
+        ("day", 3, Transform::Day, "ts >= '1970-01-08T00:00:00Z' AND ts < '1970-01-09T00:00:00Z'", 1),
+        ("month", 3, Transform::Month, "ts < '1970-02-01T00:00:00Z'", 1),
+        ("year", 3, Transform::Year, "ts >= '1971-01-01T00:00:00Z'", 0),
+        ("hour", 3, Transform::Hour, "ts > '1970-01-02T12:00:00Z' AND ts <= '1970-01-02T16:00:00Z'", 1),
+        ("void", 1, Transform::Void, "n = 17", 1),
+    ];
+    for (name, source, transform, filter, most) in cases {
+        let mut table =
+            Foreign::create(&cluster, name, FormatVersion::V2, columns(), partitioned_by(source, transform), &[]).await;
+        let function = create_transform_function(&transform).unwrap();
+        // A manifest for every other partition, so that both are left out. Bounds are in neither.
+        let mut by_partition: std::collections::BTreeMap<String, (Option<Literal>, Vec<i32>)> = Default::default();
+        for n in 0..40 {
+            let (n, s, ts) = row_of(n);
+            let value = match source {
+                1 => Datum::int(n),
+                2 => Datum::string(s),
+                _ => Datum::timestamptz_micros(ts),
+            };
+            let value = function.transform_literal(&value).unwrap();
+            let literal = value.as_ref().map(|value| Literal::Primitive(value.literal().clone()));
+            by_partition.entry(format!("{value:?}")).or_insert((literal, Vec::new())).1.push(n);
+        }
+        for (literal, numbers) in by_partition.into_values() {
+            let added = table.data(&rows_of(&numbers)).spec(0, Struct::from_iter([literal]));
+            table.commit(name, vec![added]).await;
+        }
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM \"{name}\"")).await, 40);
+        let wanted = number(
+            &client,
+            &format!("SELECT count(*) FROM (SELECT n + 0 AS n, s || '' AS s, ts + INTERVAL '0' HOUR AS ts FROM \"{name}\") AS x WHERE {filter}"),
+        )
+        .await;
+        let counted = number(&client, &format!("SELECT count(*) FROM \"{name}\" WHERE {filter}")).await;
+        assert_eq!(counted, wanted, "{name}: {filter}");
+        let read = files_read(&client, &format!("SELECT * FROM \"{name}\" WHERE {filter}")).await;
+        assert!(read <= most, "{name}: {filter} reads {read} files");
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM \"{name}\" WHERE n IS NULL")).await, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn manifests_of_other_partitions_are_not_read() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = schema(
+        0,
+        [
+            optional(1, "n", PrimitiveType::Int),
+            optional(2, "s", PrimitiveType::String),
+            optional(3, "ts", PrimitiveType::Timestamptz),
+        ],
+    );
+    let spec = partitioned_by(1, Transform::Identity);
+    let mut table = Foreign::create(&cluster, "t", FormatVersion::V2, columns, spec, &[]).await;
+    let of = |n| Struct::from_iter([Some(Literal::int(n))]);
+    let added = table.data(&rows_of(&[1])).spec(0, of(1));
+    table.commit("t", vec![added]).await;
+    let before = cluster.files(".avro");
+    let added = table.data(&rows_of(&[2])).spec(0, of(2));
+    table.commit("t", vec![added]).await;
+    let added: Vec<_> = cluster.files(".avro").into_iter().filter(|file| !before.contains(file)).collect();
+    let manifest = added.iter().find(|file| !file.to_string_lossy().contains("list-")).unwrap();
+    std::fs::remove_file(manifest).unwrap();
+    assert_eq!(text(&client, "SELECT s FROM t WHERE n < 2").await, [["001-text"]]);
+    let error = refused(&client, "SELECT s FROM t WHERE n < 3").await;
+    assert!(error.message.contains(&*manifest.file_name().unwrap().to_string_lossy()), "{:?} {error}", error.kind);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bounds_are_of_columns_by_id_and_of_their_types_of_today() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = schema(0, [optional(1, "a", PrimitiveType::Int), optional(2, "b", PrimitiveType::Int)]);
+    let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
+    let mut table = Foreign::create(&cluster, "t", FormatVersion::V2, columns, spec, &[]).await;
+    let ints = |values: [i32; 3]| Arc::new(Int32Array::from(values.to_vec())) as ArrayRef;
+    for start in [10, 20] {
+        let added = table
+            .data(&batch(vec![(1, "a", ints([start, start + 1, start + 2])), (2, "b", ints([-1, -2, -3]))]))
+            .with(|file| {
+                file.lower_bounds([(1, Datum::int(start)), (2, Datum::int(-3))].into())
+                    .upper_bounds([(1, Datum::int(start + 2)), (2, Datum::int(-1))].into())
+                    .null_value_counts([(1, 0), (2, 0)].into());
+            });
+        table.commit("t", vec![added]).await;
+    }
+    assert_eq!(files_read(&client, "SELECT b FROM t WHERE a = 21").await, 1);
+    assert_eq!(text(&client, "SELECT min(a), max(a), min(b) FROM t").await, [["10", "22", "-3"]]);
+    let explained = text(&client, "EXPLAIN SELECT min(a), max(a), min(b), count(*) FROM t").await;
+    assert!(!format!("{explained:?}").contains("DataSourceExec"), "known from metadata: {explained:?}");
+    // The names are swapped and the types widened.
+    table
+        .change("t", |builder| {
+            let fields = [optional(1, "b", PrimitiveType::Long), optional(2, "a", PrimitiveType::Long)];
+            builder.add_current_schema(schema(1, fields)).unwrap()
+        })
+        .await;
+    for (filter, rows, files) in [
+        ("b = 21", 1, 1),
+        ("b >= 12", 4, 2),
+        ("b > 22", 0, 0),
+        ("b > 3000000000", 0, 0),
+        ("b < 3000000000", 6, 2),
+        ("a = 21", 0, 0),
+        ("a < 0", 6, 2),
+        ("a = -2 AND b < 15", 1, 1),
+        ("a IS NULL", 0, 0),
+    ] {
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE {filter}")).await, rows, "{filter}");
+        assert_eq!(files_read(&client, &format!("SELECT * FROM t WHERE {filter}")).await, files, "{filter}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nan_is_not_lost_behind_bounds() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = schema(0, [optional(1, "x", PrimitiveType::Double)]);
+    let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
+    let mut table = Foreign::create(&cluster, "t", FormatVersion::V2, columns, spec, &[]).await;
+    let doubles = |values: [f64; 3]| batch(vec![(1, "x", Arc::new(Float64Array::from(values.to_vec())) as ArrayRef)]);
+    for (values, nans, low, high) in [
+        // As an engine that counts NaN, and as one that does not, describes them.
+        ([5.0, 5.0, f64::NAN], Some(1), 5.0, 5.0),
+        ([1.0, f64::NAN, 2.0], None, 1.0, 2.0),
+        ([1.0, 2.0, 3.0], Some(0), 1.0, 3.0),
+    ] {
+        let added = table.data(&doubles(values)).with(|file| {
+            file.lower_bounds([(1, Datum::double(low))].into())
+                .upper_bounds([(1, Datum::double(high))].into())
+                .null_value_counts([(1, 0)].into())
+                .nan_value_counts(nans.map(|nans| (1, nans)).into_iter().collect());
+        });
+        table.commit("t", vec![added]).await;
+    }
+    for (filter, rows) in [
+        ("x = 5", 2),
+        ("x <> 5", 7),
+        ("x > 5", 2),
+        ("x > 100", 2),
+        ("x < 25e-1", 4),
+        ("isnan(x)", 2),
+        ("x = 2", 2),
+        ("NOT (x <= 5)", 2),
+    ] {
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE {filter}")).await, rows, "{filter}");
+    }
+    assert_eq!(text(&client, "SELECT count(*), count(x) FROM t").await, [["9", "9"]]);
+    assert_eq!(files_read(&client, "SELECT * FROM t WHERE x > 5").await, 2, "only where there is certainly no NaN");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_bounds_that_were_cut_are_no_values() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = schema(0, [optional(1, "s", PrimitiveType::String)]);
+    let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
+    let mut table = Foreign::create(&cluster, "t", FormatVersion::V2, columns, spec, &[]).await;
+    let long = "aaaaaaaaaaaaaaaa";
+    let texts = |texts: Vec<String>| batch(vec![(1, "s", Arc::new(StringArray::from(texts)) as ArrayRef)]);
+    for (values, low, high) in [
+        (vec![format!("{long}1"), format!("{long}2")], long, "aaaaaaaaaaaaaaab"),
+        // By somebody who did not round up.
+        (vec![format!("{long}3"), format!("{long}4")], long, long),
+        (vec!["b".into(), "b".into()], "b", "b"),
+    ] {
+        let added = table.data(&texts(values)).with(|file| {
+            file.lower_bounds([(1, Datum::string(low))].into())
+                .upper_bounds([(1, Datum::string(high))].into())
+                .null_value_counts([(1, 0)].into());
+        });
+        table.commit("t", vec![added]).await;
+    }
+    let all = text(&client, "SELECT s FROM t ORDER BY s").await;
+    let expected = (1..=4).map(|n| vec![format!("{long}{n}")]).chain([vec!["b".into()], vec!["b".into()]]);
+    assert_eq!(all, expected.collect::<Vec<_>>());
+    for n in 1..=4 {
+        let filter = format!("s = '{long}{n}'");
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE {filter}")).await, 1, "{filter}");
+    }
+    assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE s <> '{long}'")).await, 6);
+    assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE s > '{long}'")).await, 6);
+    assert_eq!(text(&client, "SELECT min(s), max(s) FROM t").await, [[format!("{long}1"), "b".into()]]);
+    assert_eq!(files_read(&client, "SELECT * FROM t WHERE s = 'b'").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_of_every_spec_are_understood() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = schema(
+        0,
+        [
+            optional(1, "n", PrimitiveType::Int),
+            optional(2, "s", PrimitiveType::String),
+            optional(3, "ts", PrimitiveType::Timestamptz),
+        ],
+    );
+    let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
+    let mut table = Foreign::create(&cluster, "t", FormatVersion::V2, columns, spec, &[]).await;
+    let added = table.data(&rows_of(&[1, 2, 3]));
+    table.commit("t", vec![added]).await;
+    for (spec_id, source, transform, value, numbers) in [
+        (1, 1, Transform::Truncate(10), PrimitiveLiteral::Int(10), [11, 12]),
+        (2, 3, Transform::Day, PrimitiveLiteral::Int(8), [20, 21]),
+    ] {
+        table
+            .change("t", |builder| {
+                let spec = UnboundPartitionSpec::builder().with_spec_id(spec_id);
+                let spec = spec.add_partition_field(source, format!("part{spec_id}"), transform).unwrap();
+                builder.add_default_partition_spec(spec.build()).unwrap()
+            })
+            .await;
+        let partition = Struct::from_iter([Some(Literal::Primitive(value))]);
+        let added = table.data(&rows_of(&numbers)).spec(spec_id, partition);
+        table.commit("t", vec![added]).await;
+    }
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 7);
+    for (filter, rows, files) in [
+        ("n = 2", 1, 2),
+        ("n = 11", 1, 3),
+        ("n = 25", 0, 2),
+        ("ts >= '1970-01-09T00:00:00Z' AND ts < '1970-01-10T00:00:00Z'", 2, 3),
+        ("ts >= '1970-01-12T00:00:00Z'", 0, 2),
+    ] {
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE {filter}")).await, rows, "{filter}");
+        assert_eq!(files_read(&client, &format!("SELECT * FROM t WHERE {filter}")).await, files, "{filter}");
+    }
+}
