@@ -241,8 +241,7 @@ async fn files_without_ids_are_read_by_the_name_mapping() {
             Foreign::create(&cluster, name, FormatVersion::V2, columns(), unpartitioned(), &properties).await;
         let added = table.data(&batch(vec![(1, "id", Arc::new(Int64Array::from(vec![0])) as ArrayRef)]));
         let path = location_of(&added);
-        let parts: Fields =
-            [("a", 0), ("b", 1)].map(|(name, _)| Field::new(name, DataType::Int32, true)).to_vec().into();
+        let parts: Fields = ["a", "b"].map(|name| Field::new(name, DataType::Int32, true)).to_vec().into();
         let structs = StructArray::new(parts, vec![ints(&[1, 2]), ints(&[3, 4])], None);
         let items = Arc::new(Field::new("item", DataType::Int32, true));
         // As PyArrow writes lists and categories, which Arrow remembers.
