@@ -154,7 +154,7 @@ async fn columns_changed_while_a_statement_runs_are_a_conflict() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partitioned_table_is_read_but_not_written() {
+async fn rows_go_by_the_partitioning_that_is_current() {
     let cluster = cluster().await;
     let client = cluster.client(0).await;
     run(&client, "CREATE TABLE t (a INT, b VARCHAR)").await;
@@ -168,6 +168,10 @@ async fn a_partitioned_table_is_read_but_not_written() {
     })
     .await;
     assert_eq!(number(&client, "SELECT count(*) FROM t WHERE b = 'x'").await, 1);
-    let error = refused(&client, "INSERT INTO t VALUES (2, 'y')").await;
-    assert!(error.kind == Kind::NotSupported && error.message.contains("partitioned"), "{error}");
+    assert_eq!(number(&client, "INSERT INTO t VALUES (2, 'y'), (3, NULL)").await, 2);
+    // Changed rows of the file from before move into partitions too.
+    assert_eq!(number(&client, "UPDATE t SET b = 'z' WHERE a < 3").await, 2);
+    assert_eq!(text(&client, "SELECT * FROM t ORDER BY a").await, [["1", "z"], ["2", "z"], ["3", "NULL"]]);
+    let error = refused(&client, "INSERT OVERWRITE t VALUES (4, 'x')").await;
+    assert!(error.kind == Kind::NotSupported && error.message.contains("partitioning was changed"), "{error}");
 }

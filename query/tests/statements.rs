@@ -137,8 +137,9 @@ async fn errors_say_what_and_where() {
         ("CREATE TABLE nowhere.t (x INT)", Kind::NotFound, "CREATE SCHEMA nowhere", None),
         ("CREATE TABLE u (x INTERVAL)", Kind::Invalid, "column x: there is no Iceberg type", None),
         ("CREATE TABLE u AS SELECT NULL AS x", Kind::Invalid, "column x: there is no Iceberg type", None),
-        ("UPDATE t SET id = 1", Kind::NotSupported, "UPDATE is not supported yet", None),
-        ("INSERT OVERWRITE t VALUES (1, 'x')", Kind::NotSupported, "Overwrite", None),
+        ("UPDATE t SET nope = 1", Kind::NotFound, "nope", None),
+        ("UPDATE t SET id = 1, ID = 2", Kind::Invalid, "column id is assigned twice", Some((1, 22))),
+        ("REPLACE INTO t VALUES (1, 'x')", Kind::NotSupported, "MERGE INTO", None),
         ("SELECT 1 / 0", Kind::Invalid, "ivide by zero", None),
     ] {
         let error = refused(&client, sql).await;

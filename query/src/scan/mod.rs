@@ -52,7 +52,7 @@ use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{ExecutionPlan, project_schema};
 use datafusion_datasource::TableSchema;
 use iceberg::spec::{
-    BlobMetadata, NestedField, Schema as IcebergSchema, SchemaRef as IcebergSchemaRef, SnapshotRef, Transform,
+    BlobMetadata, DataFile, NestedField, Schema as IcebergSchema, SchemaRef as IcebergSchemaRef, SnapshotRef, Transform,
 };
 use parquet::arrow::RowNumber;
 
@@ -77,6 +77,9 @@ pub const FILE_COLUMN: &str = "_file";
 /// The column with a row's position in its data file, from 0, in a table with places.
 pub const POSITION_COLUMN: &str = "_pos";
 
+/// Which data files are read.
+pub type Wanted = Arc<dyn Fn(&DataFile) -> bool + Send + Sync>;
+
 /// One version of a table, for one statement.
 pub struct LakeTable {
     tables: Arc<Tables>,
@@ -87,6 +90,8 @@ pub struct LakeTable {
     /// The columns, and those for a row's place if it has them.
     schema: SchemaRef,
     has_places: bool,
+    /// Which data files are read, if not all.
+    wanted: Option<Wanted>,
     /// Until when an INSERT into it must be done.
     deadline: Instant,
 }
@@ -120,7 +125,7 @@ impl LakeTable {
         deadline: Instant,
     ) -> Result<Self> {
         let schema = arrow_schema(&columns).map_err(|e| e.while_doing(format_args!("table {}", table.ident)))?;
-        Ok(Self { tables, table, snapshot, columns, schema, has_places: false, deadline })
+        Ok(Self { tables, table, snapshot, columns, schema, has_places: false, wanted: None, deadline })
     }
 
     /// The same with a row's place as two more columns, [`FILE_COLUMN`] and [`POSITION_COLUMN`]: what a position delete
@@ -146,6 +151,15 @@ impl LakeTable {
         self.schema = Arc::new(Schema::new(fields));
         self.has_places = true;
         Ok(self)
+    }
+
+    /// The current version with places, and with the rows of some data files alone.
+    ///
+    /// # Errors
+    /// As [`LakeTable::with_places`].
+    pub fn places(&self, wanted: Wanted) -> Result<Self> {
+        let places = Self::new(self.tables.clone(), self.table.clone(), self.deadline)?.with_places()?;
+        Ok(Self { wanted: Some(wanted), ..places })
     }
 
     pub fn table(&self) -> &Table {
@@ -216,7 +230,11 @@ impl LakeTable {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let columns = arrow_schema(&self.columns)?;
         let pruning = Pruning::new(state, &columns, filters)?;
-        let planned = plan::files(&self.tables.cache, &self.table, self.snapshot.as_deref(), pruning.as_ref()).await?;
+        let mut planned =
+            plan::files(&self.tables.cache, &self.table, self.snapshot.as_deref(), pruning.as_ref()).await?;
+        if let Some(wanted) = &self.wanted {
+            planned.files.retain(|file| wanted(file.data_file()));
+        }
         if planned.files.is_empty() {
             return Ok(Arc::new(EmptyExec::new(project_schema(&self.schema, projection)?)));
         }

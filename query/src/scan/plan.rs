@@ -24,6 +24,7 @@ use super::prune::Pruning;
 use crate::error::{Error, Result};
 use crate::storage::cache::MetadataCache;
 use crate::table::Table;
+use crate::table::version::has_live_files;
 
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
@@ -174,11 +175,6 @@ pub async fn files(
         files.push(PlannedFile { entry, spec_id, deletes });
     }
     Ok(Planned { files, pruned })
-}
-
-/// Counts may be missing, in tables of format version 1. Then the manifest has to be opened.
-fn has_live_files(manifest: &ManifestFile) -> bool {
-    manifest.has_added_files() || manifest.has_existing_files()
 }
 
 /// Why a delete file cannot be applied.

@@ -70,11 +70,12 @@ pub fn namespace(schema: &str) -> Result<Namespace> {
     schema.parse().map_err(|e: CatalogError| catalog_error("naming a schema", e))
 }
 
-/// Finds what the statement's names mean.
+/// Finds what the statement's names mean; `now`: at this moment, and not as the cache may still know it.
 pub async fn resolve(
     engine: &Engine,
     statement: &Parsed,
     references: &[TableReference],
+    now: bool,
     deadline: Instant,
 ) -> Result<Found> {
     let mut schemas: BTreeMap<String, StatementSchema> = BTreeMap::new();
@@ -102,7 +103,10 @@ pub async fn resolve(
         }
     }
     let idents: Vec<TableIdent> = named.iter().map(|(_, ident)| ident.clone()).collect();
-    let loaded = engine.tables.load(&idents, deadline).await?;
+    let loaded = match now {
+        true => engine.tables.load_now(&idents, deadline).await?,
+        false => engine.tables.load(&idents, deadline).await?,
+    };
     for ((reference, _), table) in named.into_iter().zip(loaded.tables) {
         let place = position_of(statement, &reference);
         match table {

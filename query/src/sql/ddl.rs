@@ -1,29 +1,48 @@
-//! CREATE and DROP. Each is one change of the catalog; with AS, the rows are written first and the table appears with
-//! all of them or not at all.
+//! CREATE, ALTER and DROP. Each is one change of the catalog; with AS, the rows are written first and the table appears with
+//! all of them or not at all. A table that is replaced keeps its identity and its history.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::datatypes::{Field, Schema};
-use datafusion::common::SchemaReference;
+use datafusion::common::{SchemaReference, TableReference};
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::{DdlStatement, LogicalPlan};
-use datafusion::physical_plan::execute_stream;
+use datafusion::sql::parser::Statement as Parsed;
+use datafusion::sql::sqlparser::ast::{AlterTableOperation, ObjectName, RenameTableNameKind, Statement};
+use iceberg::spec::TableMetadata;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
+use super::alter::{self, Alteration};
 use super::catalog::{ident, namespace};
-use super::statement::Action;
-use super::{CATALOG, DEFAULT_SCHEMA, files, name_files};
+use super::clauses::AlterLayout;
+use super::statement::{Action, normalize};
+use super::{CATALOG, DEFAULT_SCHEMA, dml, files};
 use crate::error::{Error, Kind, Result};
-use crate::scan::sink::write_rows;
-use crate::table::{Tables, catalog_error, ensure_namespace};
+use crate::table::layout::Layout;
+use crate::table::writer::DataFiles;
+use crate::table::{Table, Tables, catalog_error, ensure_namespace};
 
 /// A change of the catalog.
 pub enum Ddl {
-    CreateTable { ident: TableIdent, if_not_exists: bool, columns: Schema, rows: Option<Box<LogicalPlan>> },
+    CreateTable(NewTable),
+    AlterTable { ident: TableIdent, if_exists: bool, alterations: Vec<Alteration> },
+    RenameTable { from: TableIdent, to: TableIdent, if_exists: bool },
     CreateSchema { namespace: Namespace, if_not_exists: bool },
     DropTable { ident: TableIdent, if_exists: bool },
     DropSchema { namespace: Namespace, if_exists: bool },
+}
+
+/// A table to be created.
+pub struct NewTable {
+    ident: TableIdent,
+    if_not_exists: bool,
+    or_replace: bool,
+    columns: Schema,
+    layout: Layout,
+    properties: BTreeMap<String, String>,
+    rows: Option<Box<LogicalPlan>>,
 }
 
 /// The schema that describes the others.
@@ -39,10 +58,10 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
             if files::is_file(&create.name) {
                 return Err(Error::invalid(format!("{:?} is not a name for a table", create.name.table())));
             }
-            let Action::CreateTable { as_query } = action else {
+            let Action::CreateTable { as_query, layout, properties } = action else {
                 return Err(Error::not_supported("SELECT INTO is not supported yet; use CREATE TABLE ... AS"));
             };
-            if create.or_replace || create.temporary {
+            if create.temporary {
                 return Err(Error::not_supported("this form of CREATE TABLE is not supported yet; nothing was done"));
             }
             let planned = create.input.schema().as_arrow();
@@ -50,12 +69,15 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
                 Some(not_null) => Field::new(field.name(), field.data_type().clone(), !not_null.contains(field.name())),
                 None => Field::new(field.name(), field.data_type().clone(), field.is_nullable()),
             });
-            Ok(Ddl::CreateTable {
+            Ok(Ddl::CreateTable(NewTable {
                 ident: ident(&create.name)?,
                 if_not_exists: create.if_not_exists,
+                or_replace: create.or_replace,
                 columns: Schema::new(fields.collect::<Vec<_>>()),
+                layout: layout.clone(),
+                properties: properties.clone(),
                 rows: as_query.is_some().then(|| Box::new(Arc::unwrap_or_clone(create.input))),
-            })
+            }))
         }
         DdlStatement::CreateCatalogSchema(create) => {
             let name = create.schema_name.strip_prefix("lake.").unwrap_or(&create.schema_name);
@@ -82,9 +104,21 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
 /// Makes the change and returns how many rows were written.
 pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline: Instant) -> Result<u64> {
     match ddl {
-        Ddl::CreateTable { ident, if_not_exists, columns, rows } => {
-            create_table(tables, state, &ident, if_not_exists, &columns, rows, deadline).await
+        Ddl::CreateTable(table) => create_table(tables, state, table, deadline).await,
+        Ddl::AlterTable { ident, if_exists, alterations } => {
+            let Some(table) = load(tables, &ident, deadline).await? else {
+                return match if_exists {
+                    true => Ok(0),
+                    false => Err(Error::not_found(format!("table {ident} does not exist"))),
+                };
+            };
+            tables.edit(&table, alter::edit(alterations), deadline).await.map(|()| 0)
         }
+        Ddl::RenameTable { from, to, if_exists } => match tables.writer.rename_table(&from, &to, deadline).await {
+            Ok(_) => Ok(0),
+            Err(CatalogError::TableNotFound(_)) if if_exists => Ok(0),
+            Err(e) => Err(catalog_error(&format!("renaming table {from}"), e)),
+        },
         Ddl::CreateSchema { namespace, if_not_exists } => {
             match tables.writer.create_namespace(&namespace, Default::default(), deadline).await {
                 Ok(()) => Ok(0),
@@ -104,20 +138,70 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
     }
 }
 
-async fn create_table(
-    tables: &Arc<Tables>,
-    state: &SessionState,
-    ident: &TableIdent,
-    if_not_exists: bool,
-    columns: &Schema,
-    rows: Option<Box<LogicalPlan>>,
-    deadline: Instant,
-) -> Result<u64> {
+async fn load(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<Option<Table>> {
+    Ok(tables.load(std::slice::from_ref(ident), deadline).await?.tables.pop().flatten())
+}
+
+/// What ALTER TABLE and COMMENT ON stand for.
+pub async fn plan_alter(state: &SessionState, statement: &Parsed) -> Result<Ddl> {
+    let Parsed::Statement(statement) = statement else {
+        return Err(Error::internal("a statement that alters a table was parsed as something else"));
+    };
+    if let Statement::AlterTable(table) = statement.as_ref()
+        && let [AlterTableOperation::RenameTable { table_name }] = table.operations.as_slice()
+    {
+        let (RenameTableNameKind::As(to) | RenameTableNameKind::To(to)) = table_name;
+        let (from, to) = (ident(&table_reference(&table.name)?)?, ident(&table_reference(to)?)?);
+        return Ok(Ddl::RenameTable { from, to, if_exists: table.if_exists });
+    }
+    let (name, if_exists, alterations) = match statement.as_ref() {
+        Statement::AlterTable(table) => (table.name.clone(), table.if_exists, alter::alterations(state, table).await?),
+        Statement::Comment { object_type, object_name, comment, if_exists } => {
+            let (name, alteration) = alter::comment(object_type, object_name, comment.clone())?;
+            (name, *if_exists, vec![alteration])
+        }
+        _ => return Err(Error::internal("a statement that alters a table was parsed as something else")),
+    };
+    Ok(Ddl::AlterTable { ident: ident(&table_reference(&name)?)?, if_exists, alterations })
+}
+
+/// A table laid out otherwise from now on.
+pub fn plan_layout(alter: AlterLayout) -> Result<Ddl> {
+    let alteration = match alter.partition {
+        true => Alteration::SetPartition(alter.layout),
+        false => Alteration::SetOrder(alter.layout),
+    };
+    let ident = ident(&table_reference(&alter.table)?)?;
+    Ok(Ddl::AlterTable { ident, if_exists: alter.if_exists, alterations: vec![alteration] })
+}
+
+fn table_reference(name: &ObjectName) -> Result<TableReference> {
+    let parts: Option<Vec<String>> = name.0.iter().map(|part| part.as_ident().map(normalize)).collect();
+    match parts.as_deref() {
+        Some([table]) => Ok(TableReference::bare(table.as_str())),
+        Some([schema, table]) => Ok(TableReference::partial(schema.as_str(), table.as_str())),
+        Some([catalog, schema, table]) => Ok(TableReference::full(catalog.as_str(), schema.as_str(), table.as_str())),
+        _ => Err(Error::invalid(format!("{name} is not a name for a table"))),
+    }
+}
+
+async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTable, deadline: Instant) -> Result<u64> {
+    let NewTable { ident, if_not_exists, or_replace, columns, layout, properties, rows } = table;
+    let ident = &ident;
     let doing = format!("creating table {ident}");
     // Asked first, so that neither rows are written nor a schema is created for nothing. Creating decides.
     let exists = tables.metadata.read_table(ident, deadline).await.map_err(|e| catalog_error(&doing, e))?.is_some();
     match (exists, if_not_exists) {
         (true, true) => return Ok(0),
+        (true, false) if or_replace => {
+            if let Some(table) = load(tables, ident, deadline).await? {
+                let (metadata, edit) = tables.plan_replace(&table, &columns, &layout, properties)?;
+                let files = write(tables, state, &metadata, rows, deadline).await?;
+                let count = files.as_ref().map_or(0, |files| files.rows);
+                return tables.replace(&table, metadata, edit, files, deadline).await.map(|()| count);
+            }
+            // Dropped since.
+        }
         (true, false) => return Err(Error::already_exists(format!("table {ident} exists already"))),
         _ => {}
     }
@@ -132,20 +216,24 @@ async fn create_table(
         let namespace = &ident.namespace;
         return Err(Error::not_found(format!("schema {namespace} does not exist; CREATE SCHEMA {namespace} makes it")));
     }
-    let metadata = tables.plan_create(ident, columns)?;
-    let files = match rows {
-        Some(plan) => {
-            let physical = state.create_physical_plan(&plan).await?;
-            let stream = execute_stream(physical.clone(), state.task_ctx())?;
-            let written = write_rows(tables.data_writer(&metadata)?, stream, deadline).await;
-            Some(written.map_err(|e| name_files(e, &physical))?)
-        }
-        None => None,
-    };
+    let metadata = tables.plan_create(ident, &columns, &layout, properties)?;
+    let files = write(tables, state, &metadata, rows, deadline).await?;
     let count = files.as_ref().map_or(0, |files| files.rows);
     match tables.create(ident, metadata, files, deadline).await {
         Ok(()) => Ok(count),
         Err(error) if error.kind == Kind::AlreadyExists && if_not_exists => Ok(0),
         Err(error) => Err(error),
     }
+}
+
+/// Writes the rows of a new table, if there are to be any.
+async fn write(
+    tables: &Arc<Tables>,
+    state: &SessionState,
+    metadata: &TableMetadata,
+    rows: Option<Box<LogicalPlan>>,
+    deadline: Instant,
+) -> Result<Option<DataFiles>> {
+    let Some(plan) = rows else { return Ok(None) };
+    dml::write_plan(tables, state, metadata, &plan, deadline).await.map(Some)
 }

@@ -5,7 +5,7 @@
 //!      -> the tables it names, their pointers resolved all at once ([`catalog`])
 //!      -> a plan on that one snapshot
 //!      -> a query: a stream of rows          ([`Engine::query`])
-//!         a change: done once, a row count   ([`Engine::change`]; DDL in [`ddl`])
+//!         a change: done once, a row count   ([`Engine::change`]; of rows in [`dml`], of the catalog in [`ddl`])
 //! ```
 //! Planning changes nothing, so that a client may ask what a statement would return. Each statement has a session of its
 //! own with its own catalog: two references to a table in one statement see the same version, and nothing a statement
@@ -14,10 +14,14 @@
 //! Limits: [`crate::config::Config`]'s memory pool (more spills to disk), its number of statements at a time (more wait until
 //! their deadline), its deadlines. A panic in planning or running becomes an `Internal` error.
 
+pub mod alter;
 pub mod as_of;
 pub mod catalog;
+pub mod clauses;
 pub mod ddl;
+pub mod dml;
 pub mod files;
+pub mod procedures;
 pub mod statement;
 pub mod tpch;
 
@@ -26,8 +30,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
@@ -36,9 +40,10 @@ use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
-use datafusion::logical_expr::{LogicalPlan, WriteOp, dml::InsertOp};
-use datafusion::physical_plan::{ExecutionPlan, collect, execute_stream};
+use datafusion::logical_expr::{DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp};
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::sql::parser::Statement as ParsedStatement;
+use datafusion::sql::sqlparser::ast::Statement;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -48,6 +53,7 @@ use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::scan::guard::NameDamagedFiles;
 use crate::table::Tables;
 use ddl::Ddl;
+use procedures::Procedure;
 use statement::{Action, Command};
 
 /// The name of the one catalog.
@@ -87,8 +93,9 @@ pub struct Planned {
 
 enum Work {
     Query(Box<LogicalPlan>),
-    Insert(Box<LogicalPlan>),
+    ChangeRows(Box<DmlStatement>),
     Ddl(Box<Ddl>),
+    Call(Box<Procedure>),
 }
 
 impl Planned {
@@ -177,27 +184,56 @@ impl Engine {
             true => deadline,
             false => deadline.min(Instant::now() + METADATA_PATIENCE),
         };
-        let found = catalog::resolve(self, &parsed, &references, patience).await?;
+        let found = catalog::resolve(self, &parsed, &references, action.changes_what_is_there(), patience).await?;
         let mut state = SessionStateBuilder::new_from_existing(self.template.clone())
             .with_session_id(uuid::Uuid::new_v4().to_string())
             .with_catalog_list(found.catalogs.clone())
             .build();
         state.mark_start_execution();
+        if matches!(action, Action::Alter(_) | Action::AlterLayout(_)) {
+            let command = action.command();
+            let ddl = match action {
+                Action::AlterLayout(alter) => ddl::plan_layout(*alter),
+                _ => ddl::plan_alter(&state, &parsed).await,
+            };
+            let work = Work::Ddl(Box::new(ddl.map_err(|e| found.explain(e))?));
+            return Ok(Planned {
+                command,
+                schema: count_schema(command),
+                stale: found.stale,
+                deadline,
+                state,
+                work,
+                slot,
+            });
+        }
+        if action == Action::Call {
+            let ParsedStatement::Statement(statement) = &parsed else { return Err(Error::internal("CALL of nothing")) };
+            let Statement::Call(call) = statement.as_ref() else { return Err(Error::internal("CALL of nothing")) };
+            let (command, schema) = (Command::Call, count_schema(Command::Call));
+            let work = Work::Call(Box::new(procedures::plan(self, &state, call).await?));
+            return Ok(Planned { command, schema, stale: found.stale, deadline, state, work, slot });
+        }
         let plan = state.statement_to_plan(parsed.clone()).await.map_err(|e| found.explain(e.into()))?;
         let command = action.command();
         let (schema, work) = match action {
             Action::Query => {
                 check_reads_only(&plan)?;
+                let plan = Self::explained(plan)?;
                 let plan = state.optimize(&plan).map_err(Error::from)?;
                 (Arc::new(plan.schema().as_arrow().clone()), Work::Query(Box::new(plan)))
             }
-            Action::Insert => {
-                check_insert(&plan)?;
-                (count_schema(command), Work::Insert(Box::new(plan)))
+            Action::ChangeRows(_) => {
+                check_dml(&plan)?;
+                let LogicalPlan::Dml(dml) = plan else { return Err(Error::internal("a change without a target")) };
+                (count_schema(command), Work::ChangeRows(Box::new(dml)))
             }
-            Action::CreateTable { .. } | Action::CreateSchema | Action::Drop(_) => {
-                (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?)))
-            }
+            Action::CreateTable { .. }
+            | Action::Alter(_)
+            | Action::AlterLayout(_)
+            | Action::Call
+            | Action::CreateSchema
+            | Action::Drop(_) => (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?))),
         };
         Ok(Planned { command, schema, stale: found.stale, deadline, state, work, slot })
     }
@@ -241,7 +277,8 @@ impl Engine {
         let Planned { state, work, deadline, slot: _slot, .. } = planned;
         let changing = AssertUnwindSafe(async {
             match work {
-                Work::Insert(plan) => insert(&state, &plan).await,
+                Work::ChangeRows(dml) => dml::run(&self.tables, &state, &dml, deadline).await,
+                Work::Call(call) => procedures::run(&self.tables, &state, *call, deadline).await,
                 Work::Ddl(ddl) => ddl::run(&self.tables, &state, *ddl, deadline).await,
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }
@@ -249,6 +286,23 @@ impl Engine {
         let changed = changing.catch_unwind().await;
         let changed = changed.unwrap_or_else(|panic| Err(panicked("making the change", panic.as_ref())));
         changed.map_err(Error::of_a_change)
+    }
+
+    /// EXPLAIN of a statement that changes rows shows how they are found.
+    fn explained(plan: LogicalPlan) -> Result<LogicalPlan> {
+        match plan {
+            LogicalPlan::Explain(mut explain) => {
+                if let LogicalPlan::Dml(dml) = explain.plan.as_ref()
+                    && dml::changes_rows(dml)
+                {
+                    let plan = dml::explain(dml)?;
+                    explain.stringified_plans = vec![plan.to_stringified(PlanType::InitialLogicalPlan)];
+                    explain.plan = Arc::new(plan);
+                }
+                Ok(LogicalPlan::Explain(explain))
+            }
+            plan => Ok(plan),
+        }
     }
 
     /// Lets no further statement begin.
@@ -259,13 +313,6 @@ impl Engine {
     fn allows_files(&self) -> bool {
         self.allow_local_files
     }
-}
-
-async fn insert(state: &SessionState, plan: &LogicalPlan) -> Result<u64> {
-    let physical = state.create_physical_plan(plan).await?;
-    let batches = collect(physical.clone(), state.task_ctx()).await.map_err(|e| name_files(e.into(), &physical))?;
-    let counts = batches.iter().filter_map(|batch| batch.columns().first()?.as_primitive_opt::<UInt64Type>());
-    Ok(counts.flat_map(|counts| counts.values().iter()).sum())
 }
 
 /// The one-row answer to a change.
@@ -293,13 +340,15 @@ fn check_reads_only(plan: &LogicalPlan) -> Result<()> {
     })
 }
 
-/// Only rows into tables: DataFusion would also write into a file named in SQL.
-fn check_insert(plan: &LogicalPlan) -> Result<()> {
+/// Only rows of tables: DataFusion would also write into a file named in SQL.
+fn check_dml(plan: &LogicalPlan) -> Result<()> {
     let LogicalPlan::Dml(dml) = plan else {
-        return Err(Error::not_supported("this form of INSERT is not supported yet"));
+        return Err(Error::not_supported("this form of the statement is not supported yet; nothing was done"));
     };
-    if dml.op != WriteOp::Insert(InsertOp::Append) {
-        return Err(Error::not_supported(format!("{} is not supported yet; only INSERT INTO is", dml.op)));
+    if dml.op == WriteOp::Insert(InsertOp::Replace) {
+        return Err(Error::not_supported(
+            "REPLACE INTO is not supported; MERGE INTO says by which columns rows are the same",
+        ));
     }
     if files::is_file(&dml.table_name) {
         return Err(Error::not_supported(format!(

@@ -1,12 +1,16 @@
 //! Making a version current: the compare-and-set of a table's pointer.
 //!
 //! ```text
-//!           +-> write list and metadata on the current version -> swap the pointer
-//!           |                                                        | done
-//!           +-- lost the race: a moment, with jitter  <--------------+
-//!           +-- no answer: read the pointer; ours is in it? done  <--+
+//!           +-> does it hold on the current version? -> write list and metadata on it -> swap the pointer
+//!           |                                                                               | done
+//!           +-- lost the race: a moment, with jitter  <-------------------------------------+
+//!           +-- no answer: read the pointer; ours is in it? done  <-------------------------+
 //! ```
-//! A commit has one snapshot id for all its attempts. After an attempt whose answer was lost, the current metadata is
+//! What is to be committed is a [`Proposal`]. Whether it holds on a version that its statement has not read is decided by
+//! [`super::conflict`]; an edit of the metadata decides for itself.
+//!
+//! A commit has one snapshot id for all its attempts, and each attempt a metadata location of its own, which stays in the
+//! metadata log of the versions that follow. After an attempt whose answer was lost, the current metadata is
 //! looked at before anything is done again: if the snapshot is in it, the commit is done. If it is not, and the pointer
 //! has moved past what that attempt expected, the attempt can never be applied any more. Until one of the two is known
 //! the commit is in doubt, and what it wrote stays.
@@ -20,12 +24,13 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use iceberg::spec::TableMetadata;
+use iceberg::spec::{Operation, TableMetadata};
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
 
+use super::conflict::{self, Reads};
 use super::queue::Turn;
-use super::version::{self, Append, NextVersion};
+use super::version::{self, Change, Edit, NextVersion, Removed};
 use super::writer::DataFiles;
 use super::{Table, Tables, catalog_error, check_writable, unreachable_words};
 use crate::error::{Error, Kind, Result};
@@ -42,6 +47,34 @@ const TURN_LIMIT: Duration = Duration::from_secs(1);
 /// How often a writer that waits for a claim to end looks.
 const TURN_POLL: Duration = Duration::from_millis(5);
 
+/// What is to be committed.
+pub struct Proposal {
+    /// The files that come and go.
+    pub change: Option<Change>,
+    /// What else becomes of the metadata, before that.
+    pub edit: Option<Edit>,
+    /// What the change rests on. `None`: it holds on every version.
+    pub reads: Option<Reads>,
+    /// The schema that the added rows were written with, which must still be the current one.
+    pub schema_id: Option<i32>,
+}
+
+impl Proposal {
+    /// Rows that are added by a statement which has read `metadata`, whatever others do.
+    pub fn change(change: Change, reads: Option<Reads>, metadata: &TableMetadata) -> Self {
+        Self { change: Some(change), edit: None, reads, schema_id: Some(metadata.current_schema_id()) }
+    }
+
+    /// A change of the metadata alone.
+    pub fn edit(edit: Edit) -> Self {
+        Self { change: None, edit: Some(edit), reads: None, schema_id: None }
+    }
+
+    fn snapshot_id(&self) -> Option<i64> {
+        self.change.as_ref().map(|change| change.snapshot_id)
+    }
+}
+
 /// An attempt without an answer: what it wrote, and the revision it expected.
 #[derive(Debug)]
 struct Doubt {
@@ -54,7 +87,9 @@ struct Doubt {
 struct Commit<'a> {
     tables: &'a Tables,
     table: &'a Table,
-    append: Append,
+    proposal: &'a Proposal,
+    /// This commit's alone: by it claims are told apart.
+    claimant: uuid::Uuid,
     deadline: Instant,
     doubts: Vec<Doubt>,
     attempts: u32,
@@ -74,14 +109,18 @@ enum Look {
     Base(Versioned<TablePointer>, std::sync::Arc<TableMetadata>),
 }
 
-/// Appends `files` to `table`.
-pub async fn append(tables: &Tables, table: &Table, mut files: DataFiles, deadline: Instant) -> Result<()> {
-    if files.files.is_empty() {
-        return Ok(());
+/// Commits `proposal` to `table`. `files` are the data files that it adds, for those to be removed if nothing comes of it.
+/// Returns the pointer as it then is.
+pub async fn commit(
+    tables: &Tables,
+    table: &Table,
+    proposal: Proposal,
+    mut files: DataFiles,
+    deadline: Instant,
+) -> Result<Versioned<TablePointer>> {
+    if let Some(added) = proposal.change.as_ref().and_then(|change| change.added.as_ref()) {
+        files.add_object(added.manifest_path.clone());
     }
-    let io = LakeIo::new(tables.storage.clone());
-    let append = version::write_manifest(&io, &table.metadata, &files.files).await?;
-    files.add_object(append.manifest.manifest_path.clone());
     let Some(mut turn) = tables.queues.enter(table.metadata.uuid(), deadline).await else {
         files.discard().await;
         return Err(Error::deadline(format!(
@@ -92,7 +131,8 @@ pub async fn append(tables: &Tables, table: &Table, mut files: DataFiles, deadli
     let mut commit = Commit {
         tables,
         table,
-        append,
+        proposal: &proposal,
+        claimant: uuid::Uuid::new_v4(),
         deadline,
         doubts: Vec::new(),
         attempts: 0,
@@ -107,7 +147,7 @@ pub async fn append(tables: &Tables, table: &Table, mut files: DataFiles, deadli
         Ok(pointer) => {
             files.keep();
             turn.leave(pointer.clone(), commit.contended);
-            Ok(())
+            Ok(pointer)
         }
         Err(error) if commit.doubts.is_empty() => {
             files.discard().await;
@@ -135,15 +175,23 @@ impl Commit<'_> {
                 Look::Base(base, metadata) => (base, metadata),
             };
             self.contended |= hint.as_ref().is_some_and(|hint| hint.mod_revision != base.mod_revision);
+            let proposal = self.proposal;
+            if let (Some(change), Some(reads)) = (&proposal.change, &proposal.reads) {
+                let holds = conflict::validate(&self.tables.cache, &metadata, change, reads).await;
+                holds.map_err(|e| self.failed(e.kind, e))?;
+            }
             let next = version::write_next(
                 &self.tables.storage,
                 &self.tables.cache,
                 &metadata,
                 Some(&base.value.metadata_location),
-                Some(&self.append),
+                proposal.edit.as_ref(),
+                proposal.change.as_ref(),
             )
             .await
             .map_err(|e| self.failed(e.kind, e))?;
+            // As it is to be already.
+            let Some(next) = next else { return Ok(base) };
             let pointer = TablePointer {
                 uuid: base.value.uuid,
                 metadata_location: next.location.clone(),
@@ -220,10 +268,18 @@ impl Commit<'_> {
                 Err(error) if error.kind == Kind::NotFound => continue,
                 Err(error) => return Err(self.failed(error.kind, error)),
             };
-            if metadata.snapshot_by_id(self.append.snapshot_id).is_some() {
-                let location = &current.value.metadata_location;
-                let ours = self.doubts.iter().any(|doubt| doubt.metadata_location == *location);
-                self.settle(ours.then_some(location.as_str())).await;
+            let location = &current.value.metadata_location;
+            let is_ours = |location: &str| self.doubts.iter().any(|doubt| doubt.metadata_location == location);
+            let committed_as = match is_ours(location) {
+                true => Some(location.clone()),
+                false => {
+                    let log = metadata.metadata_log().iter();
+                    log.map(|entry| &entry.metadata_file).find(|location| is_ours(location)).cloned()
+                }
+            };
+            let has_snapshot = self.proposal.snapshot_id().is_some_and(|id| metadata.snapshot_by_id(id).is_some());
+            if committed_as.is_some() || has_snapshot {
+                self.settle(committed_as.as_deref()).await;
                 return Ok(Look::Done(current));
             }
             self.rule_out(current.mod_revision).await;
@@ -236,8 +292,10 @@ impl Commit<'_> {
     /// Whether the rows, as they were written, fit this version.
     fn check(&self, metadata: &TableMetadata) -> Result<()> {
         let ident = &self.table.ident;
-        check_writable(ident, metadata).map_err(|e| self.failed(e.kind, e))?;
-        if metadata.current_schema_id() != self.table.metadata.current_schema_id() {
+        if self.proposal.schema_id.is_some() {
+            check_writable(ident, metadata).map_err(|e| self.failed(e.kind, e))?;
+        }
+        if self.proposal.schema_id.is_some_and(|id| id != metadata.current_schema_id()) {
             return Err(self.failed(
                 Kind::Conflict,
                 format_args!("the columns of table {ident} were changed meanwhile; run the statement again"),
@@ -280,9 +338,7 @@ impl Commit<'_> {
             return;
         }
         let deadline = self.deadline.min(Instant::now() + TURN_LIMIT);
-        // The snapshot's id is this commit's alone.
-        let claimant = uuid::Uuid::from_u128(self.append.snapshot_id as u128);
-        match self.tables.writer.claim_turn(self.table.metadata.uuid(), claimant, deadline).await {
+        match self.tables.writer.claim_turn(self.table.metadata.uuid(), self.claimant, deadline).await {
             Ok(claim) => self.turn = claim,
             Err(error) => tracing::debug!(table = %self.table.ident, %error, "claiming the next turn failed"),
         }
@@ -367,12 +423,15 @@ impl Commit<'_> {
     /// The error that ends this commit, with what is known about its outcome.
     fn failed(&self, kind: Kind, why: impl fmt::Display) -> Error {
         let ident = &self.table.ident;
-        match self.doubts.is_empty() {
-            true => Error::new(kind, format!("writing table {ident}: {why}; nothing was committed")),
-            false => Error::unknown(format!(
-                "writing table {ident}: {why}; whether the rows were committed is unknown: look for snapshot {} before \
-                 writing them again",
-                self.append.snapshot_id
+        match (self.doubts.is_empty(), self.proposal.snapshot_id()) {
+            (true, _) => Error::new(kind, format!("writing table {ident}: {why}; nothing was committed")),
+            (false, Some(snapshot)) => Error::unknown(format!(
+                "writing table {ident}: {why}; whether the rows were committed is unknown: look for snapshot {snapshot} \
+                 before writing them again"
+            )),
+            (false, None) => Error::unknown(format!(
+                "writing table {ident}: {why}; whether the change was committed is unknown: look at the table before making it \
+                 again"
             )),
         }
     }
@@ -388,18 +447,20 @@ pub async fn create(
 ) -> Result<()> {
     let uuid = metadata.uuid();
     let written = async {
-        let append = match files.files.is_empty() {
+        let change = match files.files.is_empty() {
             true => None,
             false => {
                 let io = LakeIo::new(tables.storage.clone());
-                let append = version::write_manifest(&io, &metadata, &files.files).await?;
-                files.add_object(append.manifest.manifest_path.clone());
-                Some(append)
+                let operation = Operation::Append;
+                let change = version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                change.added.iter().for_each(|manifest| files.add_object(manifest.manifest_path.clone()));
+                Some(change)
             }
         };
-        version::write_next(&tables.storage, &tables.cache, &metadata, None, append.as_ref()).await
+        version::write_next(&tables.storage, &tables.cache, &metadata, None, None, change.as_ref()).await
     };
     let next = written.await.map_err(|e| e.while_doing(format_args!("creating table {ident}")))?;
+    let next = next.ok_or_else(|| Error::internal(format!("creating table {ident}: its first version is empty")))?;
     for object in &next.objects {
         files.add_object(object.clone());
     }

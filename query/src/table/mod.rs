@@ -13,14 +13,19 @@
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
-//! In reading order: [`types`] (Arrow and Iceberg types), [`writer`] and [`stats`] (data files), [`version`] (manifests,
-//! lists, metadata.json), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time
-//! per table), and [`Tables`] here, which is what the rest of the crate uses.
+//! In reading order: [`types`] (Arrow and Iceberg types), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
+//! (data files), [`version`] (manifests,
+//! lists, metadata.json), [`conflict`] (does a change hold on a newer version), [`commit`] (the swap, lost races, unknown
+//! outcomes), [`queue`] (one writer of a node at a time per table), [`maintenance`] (history, manifests, orphans), and
+//! [`Tables`] here, which is what the rest of the crate uses.
 //!
-//! What is written: format version 2, unpartitioned, append only. A table that another engine has made otherwise is
-//! refused by name ([`Table::check_writable`]), never half written.
+//! What is written: format version 2. A table that another engine has made otherwise is refused by name
+//! ([`Table::check_writable`]), never half written.
 
 pub mod commit;
+pub mod conflict;
+pub mod layout;
+pub mod maintenance;
 pub mod queue;
 pub mod stats;
 pub mod types;
@@ -33,7 +38,7 @@ use std::time::{Duration, Instant};
 
 use arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
 use futures::{StreamExt, TryStreamExt};
-use iceberg::spec::{FormatVersion, PartitionSpec, SortOrder, TableMetadata, TableMetadataBuilder};
+use iceberg::spec::{FormatVersion, MAIN_BRANCH, Operation, TableMetadata, TableMetadataBuilder};
 use lake_client::cache::Want;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::{Metadata, MetadataWriter};
@@ -45,7 +50,12 @@ use crate::error::{Error, Kind, Result};
 use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
+use crate::storage::io::LakeIo;
+use commit::Proposal;
+use conflict::Reads;
+use layout::Layout;
 use queue::CommitQueues;
+use version::{Edit, Removed};
 use writer::{DataFiles, DataWriter};
 
 /// Metadata files beyond this many versions are removed after a commit, by the properties that new tables get.
@@ -108,11 +118,24 @@ impl Tables {
 
     /// Loads the tables of one statement, their pointers all at once.
     pub async fn load(&self, idents: &[TableIdent], deadline: Instant) -> Result<Loaded> {
+        self.load_since(idents, 0, deadline).await
+    }
+
+    /// The same with pointers that are current now, for a statement that changes what it reads: on an older version it
+    /// would conflict with what was done before it.
+    pub async fn load_now(&self, idents: &[TableIdent], deadline: Instant) -> Result<Loaded> {
+        let Some(first) = idents.first() else { return Ok(Loaded::default()) };
+        let read = self.metadata.read_table(first, deadline).await;
+        let now = read.map_err(|e| catalog_error("looking up tables", e))?.map_or(0, |pointer| pointer.valid_through);
+        self.load_since(idents, now, deadline).await
+    }
+
+    async fn load_since(&self, idents: &[TableIdent], revision: u64, deadline: Instant) -> Result<Loaded> {
         if idents.is_empty() {
             return Ok(Loaded::default());
         }
         let failed = |e| catalog_error("looking up tables", e);
-        let resolved = self.metadata.tables(idents, Want::by(deadline)).await.map_err(failed)?;
+        let resolved = self.metadata.tables(idents, Want::by(deadline).at_least(revision)).await.map_err(failed)?;
         let stale = resolved.iter().filter(|r| r.metasrv_away).map(|r| r.age).max();
         let loads = idents.iter().zip(resolved).map(|(ident, resolved)| async move {
             match resolved.pointer() {
@@ -170,21 +193,61 @@ impl Tables {
         }
     }
 
-    /// A table that nothing points at yet, with these columns.
-    pub fn plan_create(&self, ident: &TableIdent, schema: &ArrowSchema) -> Result<TableMetadata> {
+    /// A table that nothing points at yet, with these columns and, besides those of every new table, these properties.
+    pub fn plan_create(
+        &self,
+        ident: &TableIdent,
+        schema: &ArrowSchema,
+        layout: &Layout,
+        more: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<TableMetadata> {
         let schema = types::iceberg_schema(schema)?;
+        let (spec, order) = (layout.spec(&schema)?, layout.order(&schema)?);
         let uuid = Uuid::new_v4();
+        let mut properties = new_table_properties();
+        properties.extend(more);
         let built = TableMetadataBuilder::new(
             schema,
-            PartitionSpec::unpartition_spec(),
-            SortOrder::unsorted_order(),
+            spec,
+            order,
             self.new_location(ident, uuid),
             FormatVersion::V2,
-            new_table_properties(),
+            properties,
         )?
         .assign_uuid(uuid)
         .build()?;
         Ok(built.metadata)
+    }
+
+    /// What a table becomes that is replaced by one with these columns, and the edit that makes it so. It keeps its uuid, its
+    /// location, its properties (with `more`) and its history; columns have ids that none had before.
+    pub fn plan_replace(
+        &self,
+        table: &Table,
+        schema: &ArrowSchema,
+        layout: &Layout,
+        more: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<(TableMetadata, Edit)> {
+        let last_column_id = table.metadata.last_column_id();
+        let schema = types::iceberg_schema_after(schema, last_column_id)?;
+        let (spec, order) = (layout.spec(&schema)?, layout.order(&schema)?);
+        let properties: HashMap<String, String> = more.into_iter().collect();
+        let edit: Edit = Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
+            if base.last_column_id() != last_column_id {
+                return Err(Error::conflict("another writer has meanwhile added columns or replaced it; run it again"));
+            }
+            let mut builder = builder
+                .set_properties(properties.clone())?
+                .remove_ref(MAIN_BRANCH)
+                .add_current_schema(schema.clone())?
+                .add_default_partition_spec(spec.clone())?;
+            if order != **base.default_sort_order() {
+                builder = builder.add_sort_order(order.clone())?.set_default_sort_order(-1)?;
+            }
+            Ok(builder)
+        });
+        let metadata = edit(&table.metadata, table.metadata.as_ref().clone().into_builder(None))?.build()?.metadata;
+        Ok((metadata, edit))
     }
 
     /// Names may hold what paths should not; the uuid keeps locations apart anyway.
@@ -197,20 +260,16 @@ impl Tables {
         format!("{}/{}/{}-{uuid}", self.storage.warehouse(), namespace.join("/"), clean(&ident.name))
     }
 
+    /// At which size a data file of a table ends.
+    pub fn target_file_bytes(&self, metadata: &TableMetadata) -> usize {
+        let asked =
+            metadata.properties().get("write.target-file-size-bytes").and_then(|text| text.parse::<usize>().ok());
+        asked.map_or(self.target_file_bytes, |asked| asked.min(self.target_file_bytes))
+    }
+
     /// A writer of data files for a version of a table.
     pub fn data_writer(&self, metadata: &TableMetadata) -> Result<DataWriter> {
-        let target = metadata
-            .properties()
-            .get("write.target-file-size-bytes")
-            .and_then(|text| text.parse::<usize>().ok())
-            .map_or(self.target_file_bytes, |asked| asked.min(self.target_file_bytes));
-        DataWriter::new(
-            self.storage.clone(),
-            self.tasks.clone(),
-            metadata.location(),
-            metadata.current_schema().clone(),
-            target,
-        )
+        DataWriter::new(self.storage.clone(), self.tasks.clone(), metadata, self.target_file_bytes(metadata))
     }
 
     /// Appends data files to a table. Runs to its end even if the caller goes away.
@@ -218,9 +277,47 @@ impl Tables {
     /// # Errors
     /// See [`commit`]; the error's kind and words say whether something was or may have been committed.
     pub async fn append(self: &Arc<Self>, table: &Table, files: DataFiles, deadline: Instant) -> Result<()> {
-        let tables = self.clone();
-        let table = table.clone();
-        self.owned(async move { commit::append(&tables, &table, files, deadline).await }).await
+        match files.files.is_empty() {
+            true => Ok(()),
+            false => self.change(table, Operation::Append, files, Removed::Nothing, None, deadline).await,
+        }
+    }
+
+    /// Adds data files to a table and removes others, as one snapshot; `reads` is what the statement has read of the table.
+    /// Runs to its end even if the caller goes away.
+    ///
+    /// # Errors
+    /// As [`Tables::append`]; `Conflict` if another writer has done in between what the statement should have seen.
+    pub async fn change(
+        self: &Arc<Self>,
+        table: &Table,
+        operation: Operation,
+        files: DataFiles,
+        removed: Removed,
+        reads: Option<Reads>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let (tables, table) = (self.clone(), table.clone());
+        self.owned(async move {
+            let io = LakeIo::new(tables.storage.clone());
+            let change = version::write_change(&io, &table.metadata, operation, &files.files, removed).await?;
+            let proposal = Proposal::change(change, reads, &table.metadata);
+            commit::commit(&tables, &table, proposal, files, deadline).await.map(drop)
+        })
+        .await
+    }
+
+    /// Changes a table's metadata besides its snapshots. Runs to its end even if the caller goes away.
+    ///
+    /// # Errors
+    /// Those of the edit, and of a commit.
+    pub async fn edit(self: &Arc<Self>, table: &Table, edit: Edit, deadline: Instant) -> Result<()> {
+        let (tables, table) = (self.clone(), table.clone());
+        self.owned(async move {
+            let files = DataFiles::new(tables.storage.clone(), tables.tasks.clone());
+            commit::commit(&tables, &table, Proposal::edit(edit), files, deadline).await.map(drop)
+        })
+        .await
     }
 
     /// Creates a table from [`Tables::plan_create`]'s metadata, with data files or without. Runs to its end even if the
@@ -241,6 +338,34 @@ impl Tables {
         self.owned(async move { commit::create(&tables, &ident, metadata, files, deadline).await }).await
     }
 
+    /// Replaces a table as [`Tables::plan_replace`] has planned it, with data files or without. Runs to its end even if the
+    /// caller goes away.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub async fn replace(
+        self: &Arc<Self>,
+        table: &Table,
+        metadata: TableMetadata,
+        edit: Edit,
+        files: Option<DataFiles>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let (tables, table) = (self.clone(), table.clone());
+        let files = files.unwrap_or_else(|| DataFiles::new(self.storage.clone(), self.tasks.clone()));
+        self.owned(async move {
+            let mut proposal = Proposal::edit(edit);
+            if !files.files.is_empty() {
+                let io = LakeIo::new(tables.storage.clone());
+                let operation = Operation::Append;
+                let change = version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                proposal.change = Some(change);
+            }
+            commit::commit(&tables, &table, proposal, files, deadline).await.map(drop)
+        })
+        .await
+    }
+
     /// Drops a table. Its objects stay where they are.
     ///
     /// # Errors
@@ -252,7 +377,10 @@ impl Tables {
     }
 
     /// Runs `work` in a task that shutdown waits for and that nobody cancels.
-    async fn owned<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    pub(crate) async fn owned<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
         let task = self.tasks.spawn(work);
         task.await.unwrap_or_else(|e| {
             Err(Error::unknown(format!("a commit ended unexpectedly ({e}); whether anything was committed is unknown")))
@@ -295,11 +423,8 @@ fn check_writable(ident: &TableIdent, metadata: &TableMetadata) -> Result<()> {
     if metadata.format_version() != FormatVersion::V2 {
         return refused(format!("it has format version {}, and only 2 is written", metadata.format_version() as u8));
     }
-    if !metadata.default_partition_spec().is_unpartitioned() {
-        return refused("it is partitioned".into());
-    }
-    if !metadata.default_sort_order().is_unsorted() {
-        return refused("it has a sort order".into());
+    if let Some(why) = layout::unsupported(metadata) {
+        return refused(why);
     }
     if metadata.properties().contains_key("encryption.key-id") {
         return refused("it is encrypted".into());

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Float32Type, Float64Type};
-use iceberg::spec::{DataContentType, DataFile, DataFileBuilder, DataFileFormat, Datum, PrimitiveType, Schema, Type};
+use iceberg::spec::{DataContentType, DataFileBuilder, DataFileFormat, Datum, PrimitiveType, Schema, Type};
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::statistics::Statistics;
 
@@ -45,14 +45,14 @@ impl NanCounter {
     }
 }
 
-/// The manifest's description of a file.
+/// The manifest's description of a file, but for what depends on how the table is laid out.
 pub fn data_file(
     location: &str,
     size_bytes: u64,
     schema: &Schema,
     footer: &ParquetMetaData,
     nans: NanCounter,
-) -> Result<DataFile> {
+) -> Result<DataFileBuilder> {
     let columns = footer.file_metadata().schema_descr().columns();
     let mut sizes: HashMap<i32, u64> = HashMap::new();
     let mut values: HashMap<i32, u64> = HashMap::new();
@@ -98,7 +98,8 @@ pub fn data_file(
         let first = group.columns().first()?;
         Some(first.dictionary_page_offset().unwrap_or(i64::MAX).min(first.data_page_offset()))
     });
-    DataFileBuilder::default()
+    let mut described = DataFileBuilder::default();
+    described
         .content(DataContentType::Data)
         .file_path(location.to_owned())
         .file_format(DataFileFormat::Parquet)
@@ -110,9 +111,8 @@ pub fn data_file(
         .nan_value_counts(nans.counts)
         .lower_bounds(lower)
         .upper_bounds(upper)
-        .split_offsets(Some(offsets.collect()))
-        .build()
-        .map_err(|e| Error::internal(format!("describing {location}: {e}")))
+        .split_offsets(Some(offsets.collect()));
+    Ok(described)
 }
 
 /// Bounds over several row groups.

@@ -85,6 +85,11 @@ fn arrow_type(data_type: &Type, top: bool) -> Result<DataType> {
 /// # Errors
 /// `Invalid` for a column whose type Iceberg does not have, and for names that occur twice.
 pub fn iceberg_schema(schema: &Schema) -> Result<ice::Schema> {
+    iceberg_schema_after(schema, 0)
+}
+
+/// [`iceberg_schema`] with ids that are all above `last_id`.
+pub fn iceberg_schema_after(schema: &Schema, mut last_id: i32) -> Result<ice::Schema> {
     if schema.fields().is_empty() {
         return Err(Error::invalid("a table needs at least one column"));
     }
@@ -94,9 +99,16 @@ pub fn iceberg_schema(schema: &Schema) -> Result<ice::Schema> {
             return Err(Error::invalid(format!("column {} is there twice", field.name())));
         }
     }
-    let mut last_id = 0;
     let fields = schema.fields().iter().map(|field| iceberg_field(field, &mut last_id)).collect::<Result<Vec<_>>>()?;
     Ok(ice::Schema::builder().with_fields(fields).build()?)
+}
+
+/// A column for a table whose highest id is `last_id`, which is raised.
+///
+/// # Errors
+/// As [`iceberg_schema`].
+pub fn new_field(field: &Field, last_id: &mut i32) -> Result<NestedFieldRef> {
+    iceberg_field(field, last_id)
 }
 
 fn iceberg_field(field: &Field, last_id: &mut i32) -> Result<NestedFieldRef> {

@@ -1,7 +1,9 @@
 //! Writing data files: a stream of record batches becomes Parquet files of about the target size, each durable before
 //! it is named anywhere.
 //!
-//! Memory: one row group of one file is held encoded, at most [`ROW_GROUP_BYTES`], besides the upload's buffer.
+//! Memory: one row group of one file is held encoded, at most [`ROW_GROUP_BYTES`], besides the upload's buffer. Of a
+//! partitioned table a file ends where the partition does; rows that come clustered ([`super::layout`]) make one file, or
+//! a few large ones, for each partition.
 //! A [`DataFiles`] that is dropped without [`DataFiles::keep`] removes what it names: a statement that fails or is
 //! cancelled leaves nothing behind.
 
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::SchemaRef;
-use iceberg::spec::{DataFile, Schema};
+use iceberg::spec::{DataFile, Schema, Struct, TableMetadata};
 use object_store::buffered::BufWriter;
 use parquet::arrow::AsyncArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
@@ -19,6 +21,7 @@ use parquet::file::properties::WriterProperties;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::layout::Partitioner;
 use super::stats::{NanCounter, data_file};
 use super::types::arrow_schema;
 use crate::error::{Error, Result, with_sources};
@@ -85,30 +88,37 @@ pub struct DataWriter {
     schema: Arc<Schema>,
     arrow_schema: SchemaRef,
     target_file_bytes: usize,
+    partitioner: Option<Arc<Partitioner>>,
+    /// The order that rows come in, if the table has one.
+    sort_order_id: Option<i32>,
     open: Option<OpenFile>,
     done: DataFiles,
 }
 
 struct OpenFile {
     location: String,
+    partition: Struct,
     writer: AsyncArrowWriter<BufWriter>,
     nans: NanCounter,
 }
 
 impl DataWriter {
-    /// For the table at `table_location` with `schema`.
+    /// For a table as it is in `metadata`.
     pub fn new(
         storage: Arc<Storage>,
         tasks: TaskTracker,
-        table_location: &str,
-        schema: Arc<Schema>,
+        metadata: &TableMetadata,
         target_file_bytes: usize,
     ) -> Result<Self> {
+        let schema = metadata.current_schema().clone();
+        let order = metadata.default_sort_order();
         Ok(Self {
-            directory: format!("{table_location}/data"),
+            directory: format!("{}/data", metadata.location()),
             arrow_schema: arrow_schema(&schema)?,
             schema,
             target_file_bytes,
+            partitioner: Partitioner::new(metadata)?,
+            sort_order_id: (!order.is_unsorted()).then(|| i32::try_from(order.order_id).ok()).flatten(),
             open: None,
             done: DataFiles::new(storage.clone(), tasks),
             storage,
@@ -121,12 +131,27 @@ impl DataWriter {
             return Ok(());
         }
         let batch = conform(batch, &self.arrow_schema)?;
-        let mut file = match self.open.take() {
-            Some(file) => file,
-            None => self.begin()?,
+        let Some(partitioner) = self.partitioner.clone() else {
+            return self.write_into(Struct::empty(), &batch).await;
         };
-        file.nans.add(&batch);
-        file.writer.write(&batch).await.map_err(|e| write_failed(&file.location, &e))?;
+        for (rows, partition) in partitioner.runs(&batch)? {
+            self.write_into(partition, &batch.slice(rows.start, rows.len())).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds rows that are all of one partition.
+    async fn write_into(&mut self, partition: Struct, batch: &RecordBatch) -> Result<()> {
+        let mut file = match self.open.take() {
+            Some(file) if file.partition == partition => file,
+            Some(file) => {
+                self.end(file).await?;
+                self.begin(partition)?
+            }
+            None => self.begin(partition)?,
+        };
+        file.nans.add(batch);
+        file.writer.write(batch).await.map_err(|e| write_failed(&file.location, &e))?;
         match file.writer.bytes_written() + file.writer.in_progress_size() >= self.target_file_bytes {
             true => self.end(file).await,
             false => {
@@ -144,7 +169,7 @@ impl DataWriter {
         Ok(self.done)
     }
 
-    fn begin(&mut self) -> Result<OpenFile> {
+    fn begin(&mut self, partition: Struct) -> Result<OpenFile> {
         let location = format!("{}/{}.parquet", self.directory, Uuid::now_v7());
         let object = self.storage.resolve(&location)?;
         self.done.add_object(location.clone());
@@ -160,14 +185,21 @@ impl DataWriter {
         let upload = BufWriter::with_capacity(object.store, object.path, UPLOAD_BUFFER_BYTES);
         let writer = AsyncArrowWriter::try_new_with_options(upload, self.arrow_schema.clone(), options)
             .map_err(|e| write_failed(&location, &e))?;
-        Ok(OpenFile { location, writer, nans: NanCounter::default() })
+        Ok(OpenFile { location, partition, writer, nans: NanCounter::default() })
     }
 
     async fn end(&mut self, file: OpenFile) -> Result<()> {
-        let OpenFile { location, mut writer, nans } = file;
+        let OpenFile { location, partition, mut writer, nans } = file;
         let footer = writer.finish().await.map_err(|e| write_failed(&location, &e))?;
         self.storage.persist(&location).await?;
-        let described = data_file(&location, writer.bytes_written() as u64, &self.schema, &footer, nans)?;
+        let mut described = data_file(&location, writer.bytes_written() as u64, &self.schema, &footer, nans)?;
+        if let Some(partitioner) = &self.partitioner {
+            described.partition(partition).partition_spec_id(partitioner.spec_id);
+        }
+        if let Some(order) = self.sort_order_id {
+            described.sort_order_id(order);
+        }
+        let described = described.build().map_err(|e| Error::internal(format!("describing {location}: {e}")))?;
         self.done.rows += described.record_count();
         self.done.files.push(described);
         Ok(())
@@ -210,7 +242,7 @@ fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
 mod tests {
     use arrow::array::{Float64Array, Int64Array, StringArray};
     use arrow::datatypes::{DataType, Field};
-    use iceberg::spec::Datum;
+    use iceberg::spec::{Datum, FormatVersion, PartitionSpec, SortOrder, TableMetadataBuilder};
 
     use super::super::types::iceberg_schema;
     use super::*;
@@ -222,10 +254,19 @@ mod tests {
             Field::new("x", DataType::Float64, true),
             Field::new("s", DataType::Utf8, true),
         ]);
-        let schema = Arc::new(iceberg_schema(&schema).unwrap());
+        let schema = iceberg_schema(&schema).unwrap();
         let location = format!("file://{}", dir.display());
         let storage = Storage::new(location.clone(), S3Config::default());
-        DataWriter::new(storage, TaskTracker::new(), &location, schema, target).unwrap()
+        let metadata = TableMetadataBuilder::new(
+            schema,
+            PartitionSpec::unpartition_spec(),
+            SortOrder::unsorted_order(),
+            location,
+            FormatVersion::V2,
+            Default::default(),
+        );
+        let metadata = metadata.unwrap().build().unwrap().metadata;
+        DataWriter::new(storage, TaskTracker::new(), &metadata, target).unwrap()
     }
 
     fn batch(ids: Vec<Option<i64>>) -> RecordBatch {

@@ -104,9 +104,13 @@ pub fn pretty(batches: &[RecordBatch]) -> String {
 
 /// The statement's rows as a table of text without borders.
 pub async fn text(client: &SqlClient, sql: &str) -> Vec<Vec<String>> {
-    let batches = run(client, sql).await;
+    rows_of(&run(client, sql).await)
+}
+
+/// Rows as text.
+pub fn rows_of(batches: &[RecordBatch]) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
-    for batch in &batches {
+    for batch in batches {
         let options = arrow::util::display::FormatOptions::default().with_null("NULL");
         let columns: Vec<_> = batch
             .columns()

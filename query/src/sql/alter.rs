@@ -1,0 +1,426 @@
+//! ALTER TABLE and COMMENT: what they ask for, and what becomes of a table's metadata.
+//!
+//! Columns keep their ids, so files written before read right under the new names and types; a new column has an id that none
+//! ever had. An alteration is applied to whatever version is current when it is committed; where it does not fit that one,
+//! it is refused there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::datatypes::{Field, FieldRef};
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::{DdlStatement, LogicalPlan};
+use datafusion::sql::parser::Statement as Parsed;
+use datafusion::sql::sqlparser::ast::{
+    AlterColumnOperation, AlterTable, AlterTableOperation, ColumnDef, ColumnOption, CommentObject, Expr, Ident,
+    MySQLColumnPosition, ObjectName, ObjectNamePart, SqlOption, Statement, Value,
+    helpers::stmt_create_table::CreateTableBuilder,
+};
+use iceberg::spec::{NestedField, NestedFieldRef, PrimitiveType, Schema, TableMetadata, TableMetadataBuilder, Type};
+
+use super::statement::{normalize, place, refused};
+use crate::error::{Error, Result};
+use crate::table::layout::Layout;
+use crate::table::types;
+use crate::table::version::Edit;
+
+/// Properties that say what the metadata says elsewhere.
+const RESERVED: [&str; 10] = [
+    "format-version",
+    "uuid",
+    "snapshot-count",
+    "current-snapshot-id",
+    "current-snapshot-summary",
+    "current-snapshot-timestamp-ms",
+    "current-schema",
+    "default-partition-spec",
+    "default-sort-order",
+    "location",
+];
+
+/// The property that a table's comment is kept in.
+pub const COMMENT: &str = "comment";
+
+/// One thing that is to be altered.
+#[derive(Debug, Clone)]
+pub enum Alteration {
+    AddColumn {
+        column: FieldRef,
+        comment: Option<String>,
+        place: Option<Place>,
+        if_not_exists: bool,
+    },
+    DropColumn {
+        name: String,
+        if_exists: bool,
+    },
+    RenameColumn {
+        from: String,
+        to: String,
+    },
+    SetType {
+        name: String,
+        column: FieldRef,
+    },
+    DropNotNull {
+        name: String,
+    },
+    CommentColumn {
+        name: String,
+        comment: Option<String>,
+    },
+    SetProperties(HashMap<String, String>),
+    RemoveProperties {
+        names: Vec<String>,
+        if_exists: bool,
+    },
+    /// Partitioning of what is written from now on.
+    SetPartition(Layout),
+    /// Order of what is written from now on.
+    SetOrder(Layout),
+}
+
+/// Where a new column goes.
+#[derive(Debug, Clone)]
+pub enum Place {
+    First,
+    After(String),
+}
+
+/// What a statement asks for.
+///
+/// # Errors
+/// `NotSupported`, by name, for what lake does not do.
+pub async fn alterations(state: &SessionState, alter: &AlterTable) -> Result<Vec<Alteration>> {
+    if alter.only || alter.location.is_some() || alter.on_cluster.is_some() || alter.table_type.is_some() {
+        return Err(refused("this form of ALTER TABLE"));
+    }
+    let mut alterations = Vec::new();
+    for operation in &alter.operations {
+        alterations.extend(alteration(state, operation).await?);
+    }
+    Ok(alterations)
+}
+
+async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Result<Vec<Alteration>> {
+    Ok(match operation {
+        AlterTableOperation::AddColumn { if_not_exists, column_def, column_position, .. } => {
+            let mut comment = None;
+            for option in &column_def.options {
+                match &option.option {
+                    ColumnOption::Null => {}
+                    ColumnOption::Comment(text) => comment = Some(text.clone()),
+                    ColumnOption::NotNull => {
+                        let words = "a column that is NOT NULL and that existing rows do not have";
+                        return Err(refused(words).at(place(&column_def.name)));
+                    }
+                    other => return Err(refused(&format!("{other} on a column")).at(place(&column_def.name))),
+                }
+            }
+            let place = column_position.as_ref().map(|position| match position {
+                MySQLColumnPosition::First => Place::First,
+                MySQLColumnPosition::After(name) => Place::After(normalize(name)),
+            });
+            let column = column(state, column_def).await?;
+            vec![Alteration::AddColumn { column, comment, place, if_not_exists: *if_not_exists }]
+        }
+        AlterTableOperation::DropColumn { column_names, if_exists, drop_behavior: None, .. } => {
+            let drop = |name| Alteration::DropColumn { name: normalize(name), if_exists: *if_exists };
+            column_names.iter().map(drop).collect()
+        }
+        AlterTableOperation::RenameColumn { old_column_name, new_column_name } => {
+            vec![Alteration::RenameColumn { from: normalize(old_column_name), to: normalize(new_column_name) }]
+        }
+        AlterTableOperation::AlterColumn { column_name, op } => {
+            let name = normalize(column_name);
+            match op {
+                AlterColumnOperation::DropNotNull => vec![Alteration::DropNotNull { name }],
+                AlterColumnOperation::SetDataType { data_type, using: None, .. } => {
+                    let definition =
+                        ColumnDef { name: column_name.clone(), data_type: data_type.clone(), options: Vec::new() };
+                    vec![Alteration::SetType { name, column: column(state, &definition).await? }]
+                }
+                other => return Err(refused(&format!("ALTER COLUMN ... {other}")).at(place(column_name))),
+            }
+        }
+        AlterTableOperation::SetTblProperties { table_properties } => {
+            // UNSET comes as values in parentheses: false for IF EXISTS.
+            let unset = |option: &SqlOption| match option {
+                SqlOption::KeyValue { key, value: Expr::Nested(value) } => {
+                    Some((key.value.clone(), **value == Expr::value(Value::Boolean(false))))
+                }
+                _ => None,
+            };
+            match table_properties.iter().map(unset).collect::<Option<Vec<_>>>() {
+                Some(unset) if !unset.is_empty() => {
+                    let if_exists = unset.iter().all(|(_, if_exists)| *if_exists);
+                    vec![Alteration::RemoveProperties {
+                        names: unset.into_iter().map(|(name, _)| name).collect(),
+                        if_exists,
+                    }]
+                }
+                _ => vec![Alteration::SetProperties(properties(table_properties)?)],
+            }
+        }
+        other => {
+            let text = other.to_string();
+            let words: Vec<&str> = text.split(' ').take(2).collect();
+            return Err(refused(&format!("ALTER TABLE ... {}", words.join(" "))));
+        }
+    })
+}
+
+/// What COMMENT ON asks for, and of which table.
+///
+/// # Errors
+/// `NotSupported` for comments on other things than tables and columns.
+pub fn comment(object: &CommentObject, name: &ObjectName, text: Option<String>) -> Result<(ObjectName, Alteration)> {
+    match object {
+        CommentObject::Table => {
+            let alteration = match text {
+                Some(text) => Alteration::SetProperties([(COMMENT.to_owned(), text)].into()),
+                None => Alteration::RemoveProperties { names: vec![COMMENT.to_owned()], if_exists: true },
+            };
+            Ok((name.clone(), alteration))
+        }
+        CommentObject::Column => {
+            let mut parts = name.0.clone();
+            let column = parts.pop().and_then(|part| part.as_ident().cloned());
+            let (Some(column), false) = (column, parts.is_empty()) else {
+                return Err(Error::invalid("COMMENT ON COLUMN names a table and a column: t.c"));
+            };
+            Ok((ObjectName(parts), Alteration::CommentColumn { name: normalize(&column), comment: text }))
+        }
+        other => Err(refused(&format!("COMMENT ON {other}"))),
+    }
+}
+
+/// `'key' = 'value'` pairs.
+///
+/// # Errors
+/// `Invalid` for a value that is no literal, and for a reserved name.
+pub fn properties(options: &[SqlOption]) -> Result<HashMap<String, String>> {
+    let mut properties = HashMap::new();
+    for option in options {
+        let SqlOption::KeyValue { key, value } = option else {
+            return Err(Error::invalid(format!("{option} is not a property: write 'key' = 'value'")));
+        };
+        let text = match value {
+            Expr::Value(value) => match &value.value {
+                Value::SingleQuotedString(text) | Value::Number(text, _) => text.clone(),
+                Value::Boolean(value) => value.to_string(),
+                _ => return Err(Error::invalid(format!("property {key}: {value} is no text, number or boolean"))),
+            },
+            other => return Err(Error::invalid(format!("property {key}: {other} is no text, number or boolean"))),
+        };
+        check_property(&key.value)?;
+        properties.insert(key.value.clone(), text);
+    }
+    Ok(properties)
+}
+
+fn check_property(name: &str) -> Result<()> {
+    match RESERVED.contains(&name) {
+        true => Err(Error::invalid(format!("property {name} is not set but follows from what the table is"))),
+        false => Ok(()),
+    }
+}
+
+/// The column that a definition means, with the type that DataFusion gives it.
+async fn column(state: &SessionState, definition: &ColumnDef) -> Result<FieldRef> {
+    let name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new("columns"))]);
+    let options = Vec::new();
+    let definition = ColumnDef { name: definition.name.clone(), data_type: definition.data_type.clone(), options };
+    let create = CreateTableBuilder::new(name).columns(vec![definition]).build();
+    let plan = state.statement_to_plan(Parsed::Statement(Box::new(Statement::CreateTable(create)))).await?;
+    match plan {
+        LogicalPlan::Ddl(DdlStatement::CreateMemoryTable(create)) => {
+            let schema = create.input.schema().as_arrow().clone();
+            let field = schema.fields().first().ok_or_else(|| Error::internal("a column without a type"))?;
+            Ok(Arc::new(Field::new(field.name(), field.data_type().clone(), true)))
+        }
+        _ => Err(Error::internal("a column definition was planned as something else")),
+    }
+}
+
+/// The edit that makes the alterations, in order.
+pub fn edit(alterations: Vec<Alteration>) -> Edit {
+    Arc::new(move |base, builder| apply(&alterations, base, builder))
+}
+
+fn apply(
+    alterations: &[Alteration],
+    base: &TableMetadata,
+    mut builder: TableMetadataBuilder,
+) -> Result<TableMetadataBuilder> {
+    let schema = base.current_schema();
+    let mut columns = Columns {
+        fields: schema.as_struct().fields().to_vec(),
+        identifiers: schema.identifier_field_ids().collect(),
+        last_id: base.last_column_id(),
+        base,
+    };
+    for alteration in alterations {
+        match alteration {
+            Alteration::AddColumn { column, comment, place, if_not_exists } => {
+                if columns.position(column.name()).is_some() && *if_not_exists {
+                    continue;
+                }
+                columns.add(column, comment.as_deref(), place.as_ref())?;
+            }
+            Alteration::DropColumn { name, if_exists } => match columns.position(name) {
+                None if *if_exists => {}
+                _ => columns.drop(name)?,
+            },
+            Alteration::RenameColumn { from, to } => columns.rename(from, to)?,
+            Alteration::SetType { name, column } => columns.set_type(name, column)?,
+            Alteration::DropNotNull { name } => columns.change(name, |field| {
+                field.required = false;
+                Ok(())
+            })?,
+            Alteration::CommentColumn { name, comment } => columns.change(name, |field| {
+                field.doc = comment.clone();
+                Ok(())
+            })?,
+            Alteration::SetProperties(properties) => {
+                let changed = properties.iter().filter(|(name, value)| base.properties().get(*name) != Some(value));
+                builder = builder.set_properties(changed.map(|(k, v)| (k.clone(), v.clone())).collect())?;
+            }
+            Alteration::RemoveProperties { names, if_exists } => {
+                let (there, missing): (Vec<_>, Vec<_>) =
+                    names.iter().cloned().partition(|name| base.properties().contains_key(name));
+                if let (Some(name), false) = (missing.first(), *if_exists) {
+                    return Err(Error::not_found(format!("the table has no property {name}")));
+                }
+                builder = builder.remove_properties(&there)?;
+            }
+            Alteration::SetPartition(layout) => {
+                let spec = layout.spec(schema)?;
+                let current = base.default_partition_spec().fields().iter();
+                let same = current.map(|field| (field.source_id, field.transform));
+                let wanted = spec.fields().iter().map(|field| (field.source_id, field.transform));
+                if !same.eq(wanted) {
+                    builder = builder.add_default_partition_spec(spec)?;
+                }
+            }
+            Alteration::SetOrder(layout) => {
+                let order = layout.order(schema)?;
+                if order.fields != base.default_sort_order().fields {
+                    builder = builder.add_sort_order(order)?.set_default_sort_order(-1)?;
+                }
+            }
+        }
+    }
+    if columns.fields == schema.as_struct().fields() {
+        return Ok(builder);
+    }
+    let changed = Schema::builder()
+        .with_schema_id(base.schemas_iter().map(|schema| schema.schema_id()).max().unwrap_or(0) + 1)
+        .with_fields(columns.fields)
+        .with_identifier_field_ids(columns.identifiers)
+        .build()?;
+    Ok(builder.add_current_schema(changed)?)
+}
+
+/// The columns of a table while they are altered.
+struct Columns<'a> {
+    fields: Vec<NestedFieldRef>,
+    identifiers: Vec<i32>,
+    last_id: i32,
+    base: &'a TableMetadata,
+}
+
+impl Columns<'_> {
+    fn position(&self, name: &str) -> Option<usize> {
+        self.fields.iter().position(|field| field.name == name)
+    }
+
+    fn find(&self, name: &str) -> Result<usize> {
+        self.position(name).ok_or_else(|| Error::not_found(format!("the table has no column {name}")))
+    }
+
+    /// Names that differ in case only would be one to most engines.
+    fn check_free(&self, name: &str, but: Option<usize>) -> Result<()> {
+        let taken = |(i, field): (usize, &NestedFieldRef)| Some(i) != but && field.name.eq_ignore_ascii_case(name);
+        match self.fields.iter().enumerate().any(taken) {
+            true => Err(Error::already_exists(format!("the table has a column {name} already"))),
+            false => Ok(()),
+        }
+    }
+
+    fn add(&mut self, column: &Field, comment: Option<&str>, place: Option<&Place>) -> Result<()> {
+        self.check_free(column.name(), None)?;
+        let mut field = Arc::unwrap_or_clone(types::new_field(column, &mut self.last_id)?);
+        field.doc = comment.map(str::to_owned);
+        let at = match place {
+            None => self.fields.len(),
+            Some(Place::First) => 0,
+            Some(Place::After(name)) => self.find(name)? + 1,
+        };
+        self.fields.insert(at, Arc::new(field));
+        Ok(())
+    }
+
+    fn drop(&mut self, name: &str) -> Result<()> {
+        let at = self.find(name)?;
+        let id = self.fields[at].id;
+        let refused = |why: &str| Err(Error::invalid(format!("column {name} cannot be dropped: {why}")));
+        if self.base.default_partition_spec().fields().iter().any(|field| field.source_id == id) {
+            return refused("the table is partitioned by it");
+        }
+        if self.base.default_sort_order().fields.iter().any(|field| field.source_id == id) {
+            return refused("the table is sorted by it");
+        }
+        if self.identifiers.contains(&id) {
+            return refused("it identifies rows");
+        }
+        if self.fields.len() == 1 {
+            return refused("it is the only one");
+        }
+        self.fields.remove(at);
+        Ok(())
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> Result<()> {
+        let at = self.find(from)?;
+        self.check_free(to, Some(at))?;
+        self.change(from, |field| {
+            field.name = to.to_owned();
+            Ok(())
+        })
+    }
+
+    fn set_type(&mut self, name: &str, column: &Field) -> Result<()> {
+        let mut unused = 0;
+        let wanted = types::new_field(column, &mut unused)?;
+        self.change(name, |field| {
+            let (from, to) = (field.field_type.as_ref(), wanted.field_type.as_ref());
+            if !is_promotion(from, to) {
+                return Err(Error::invalid(format!(
+                    "column {name} is {from} and cannot become {to}: int becomes long, float double, and a decimal one of more \
+                     digits and the same scale"
+                )));
+            }
+            field.field_type = wanted.field_type.clone();
+            Ok(())
+        })
+    }
+
+    fn change(&mut self, name: &str, change: impl FnOnce(&mut NestedField) -> Result<()>) -> Result<()> {
+        let at = self.find(name)?;
+        change(Arc::make_mut(&mut self.fields[at]))
+    }
+}
+
+/// Types under which what is written already reads the same.
+fn is_promotion(from: &Type, to: &Type) -> bool {
+    let (Type::Primitive(from), Type::Primitive(to)) = (from, to) else { return false };
+    match (from, to) {
+        (from, to) if from == to => true,
+        (PrimitiveType::Int, PrimitiveType::Long) | (PrimitiveType::Float, PrimitiveType::Double) => true,
+        (PrimitiveType::Decimal { precision: p, scale: s }, PrimitiveType::Decimal { precision: q, scale: t }) => {
+            p <= q && s == t
+        }
+        _ => false,
+    }
+}

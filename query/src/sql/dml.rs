@@ -1,0 +1,710 @@
+//! INSERT, DELETE, UPDATE, MERGE and TRUNCATE.
+//!
+//! ```text
+//! plan of the statement -> the same plan over a scan that tells each row's place ([`LakeTable::places`])
+//!                       -> rows: new values, file, position, and what is to be done
+//!                       -> which rows go (a bit each, by file); new rows into new data files
+//!                       -> what is left of each file that lost rows, written anew (copy-on-write)
+//!                       -> one snapshot: those files out, the new ones in
+//! ```
+//! What DataFusion hands to a table provider for these statements is not relied on: for a condition with a subquery its
+//! filters may be empty, or another query's. The condition is taken from the logical plan, where it is what SELECT
+//! would run.
+//!
+//! Each statement also says what it has read ([`Reads`]): as far as its conditions on the target alone bound that, files that
+//! cannot match are nothing to it, and nobody who changes them is in its way.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::{FieldRef, Int32Type, Int64Type};
+use datafusion::catalog::TableProvider;
+use datafusion::common::pruning::PrunableStatistics;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::{Column, DFSchema, JoinType, ScalarValue, TableReference};
+use datafusion::datasource::{ViewTable, provider_as_source, source_as_provider};
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::dml::InsertOp;
+use datafusion::logical_expr::utils::split_conjunction;
+use datafusion::logical_expr::{
+    DmlStatement, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, MergeIntoAction, MergeIntoClauseKind,
+    MergeIntoOp, Projection, TableSource, WriteOp, lit, when,
+};
+use datafusion::physical_optimizer::pruning::PruningPredicateBuilder;
+use datafusion::physical_plan::execute_stream;
+use futures::StreamExt;
+use iceberg::spec::{DataFile, Operation, Struct, TableMetadata};
+
+use super::{CATALOG, DEFAULT_SCHEMA, name_files};
+use crate::error::{Error, Result};
+use crate::scan::plan::PlannedFile;
+use crate::scan::sink::write_rows;
+use crate::scan::{FILE_COLUMN, LakeTable, POSITION_COLUMN, Wanted, plan, values};
+use crate::table::conflict::{Isolation, Reads, Scope};
+use crate::table::layout;
+use crate::table::version::Removed;
+use crate::table::writer::{DataFiles, DataWriter};
+use crate::table::{Table, Tables};
+
+/// The column that is true for rows of a MERGE's source.
+const SOURCE: &str = "__lake_source";
+/// The column with the number of the WHEN clause that applies.
+const CLAUSE: &str = "__lake_clause";
+/// The column that says what becomes of a row.
+const KIND: &str = "__lake_kind";
+
+/// A row of the target that matches and that no clause applies to.
+const SEEN: i32 = 0;
+const DELETE: i32 = 1;
+const UPDATE: i32 = 2;
+const INSERT: i32 = 3;
+
+/// Whether a statement changes rows that are there.
+pub fn changes_rows(dml: &DmlStatement) -> bool {
+    match dml.op {
+        WriteOp::Delete | WriteOp::Update | WriteOp::MergeInto(_) | WriteOp::Truncate => true,
+        WriteOp::Insert(op) => op == InsertOp::Overwrite,
+        _ => false,
+    }
+}
+
+/// Makes the change and returns how many rows were deleted, updated or inserted.
+pub async fn run(tables: &Arc<Tables>, state: &SessionState, dml: &DmlStatement, deadline: Instant) -> Result<u64> {
+    let provider = source_as_provider(&dml.target)?;
+    let target = lake_table(provider.as_ref(), dml)?;
+    target.table().check_writable()?;
+    match &dml.op {
+        WriteOp::Truncate => truncate(tables, target, deadline).await,
+        WriteOp::Insert(op) => insert(tables, state, target, dml, *op == InsertOp::Overwrite, deadline).await,
+        _ => change_rows(tables, state, target, dml, deadline).await,
+    }
+}
+
+/// The plan that finds the rows which the statement changes, for EXPLAIN.
+pub fn explain(dml: &DmlStatement) -> Result<LogicalPlan> {
+    match dml.op {
+        WriteOp::Delete | WriteOp::Update | WriteOp::MergeInto(_) => {
+            let provider = source_as_provider(&dml.target)?;
+            row_plan(lake_table(provider.as_ref(), dml)?, dml, Arc::new(|_: &DataFile| true))
+        }
+        _ => Ok(dml.input.as_ref().clone()),
+    }
+}
+
+fn lake_table<'a>(provider: &'a (dyn TableProvider + 'static), dml: &DmlStatement) -> Result<&'a LakeTable> {
+    let table = provider
+        .downcast_ref::<LakeTable>()
+        .ok_or_else(|| Error::not_supported(format!("{} is no table whose rows can be changed", dml.table_name)))?;
+    match table.snapshot().map(|snapshot| snapshot.snapshot_id()) == table.table().metadata.current_snapshot_id() {
+        true => Ok(table),
+        false => Err(Error::invalid(format!("{}: earlier versions of a table are read only", dml.table_name))),
+    }
+}
+
+async fn truncate(tables: &Arc<Tables>, target: &LakeTable, deadline: Instant) -> Result<u64> {
+    let table = target.table();
+    if table.metadata.current_snapshot().is_none() {
+        return Ok(0);
+    }
+    // Whatever is there when it is committed goes: nothing was read, so nobody is in the way.
+    tables.change(table, Operation::Delete, no_files(tables), Removed::Everything, None, deadline).await.map(|()| 0)
+}
+
+fn no_files(tables: &Tables) -> DataFiles {
+    DataFiles::new(tables.storage.clone(), tables.tasks.clone())
+}
+
+async fn insert(
+    tables: &Arc<Tables>,
+    state: &SessionState,
+    target: &LakeTable,
+    dml: &DmlStatement,
+    overwrite: bool,
+    deadline: Instant,
+) -> Result<u64> {
+    let table = target.table();
+    let metadata = &table.metadata;
+    let isolation = Isolation::of(metadata, "overwrite")?;
+    let partitioned = !metadata.default_partition_spec().is_unpartitioned();
+    if overwrite && partitioned && metadata.partition_specs_iter().len() > 1 {
+        return Err(Error::not_supported(format!(
+            "INSERT OVERWRITE of table {}, whose partitioning was changed, is not supported yet; nothing was done",
+            table.ident
+        )));
+    }
+    let files = write_plan(tables, state, metadata, &dml.input, deadline).await?;
+    let count = files.rows;
+    if !overwrite {
+        return tables.append(table, files, deadline).await.map(|()| count);
+    }
+    // Of a partitioned table those partitions are replaced that new rows are in.
+    let partitions: Arc<HashSet<Struct>> = Arc::new(files.files.iter().map(|file| file.partition().clone()).collect());
+    let replaced = move |file: &DataFile| !partitioned || partitions.contains(file.partition());
+    let before = data_files(tables, table).await?;
+    let removed = before.iter().map(PlannedFile::data_file).filter(|file| replaced(file));
+    let removed: HashSet<String> = removed.map(|file| file.file_path().to_owned()).collect();
+    if removed.is_empty() && files.files.is_empty() {
+        return Ok(0);
+    }
+    let scope = Scope::Files(Arc::new(replaced));
+    // What the query reads of the target is not known to be in those partitions.
+    let scope = if reads_besides(dml)? { Scope::Everything } else { scope };
+    let reads = Reads { snapshot: metadata.current_snapshot_id(), scope, isolation };
+    tables
+        .change(table, Operation::Overwrite, files, Removed::Files(Arc::new(removed)), Some(reads), deadline)
+        .await
+        .map(|()| count)
+}
+
+/// Writes the rows of a query into data files of a table, laid out as it asks for.
+pub async fn write_plan(
+    tables: &Arc<Tables>,
+    state: &SessionState,
+    metadata: &TableMetadata,
+    plan: &LogicalPlan,
+    deadline: Instant,
+) -> Result<DataFiles> {
+    let physical = state.create_physical_plan(plan).await?;
+    let physical = layout::cluster(physical, metadata)?;
+    let rows = execute_stream(physical.clone(), state.task_ctx())?;
+    let written = write_rows(tables.data_writer(metadata)?, rows, deadline).await;
+    written.map_err(|e| name_files(e, &physical))
+}
+
+async fn change_rows(
+    tables: &Arc<Tables>,
+    state: &SessionState,
+    target: &LakeTable,
+    dml: &DmlStatement,
+    deadline: Instant,
+) -> Result<u64> {
+    let table = target.table();
+    let isolation = Isolation::of(&table.metadata, property_kind(&dml.op))?;
+    let scope = scope(state, target, dml)?;
+    let files = data_files(tables, table).await?;
+    let wanted: Wanted = {
+        let scope = scope.clone();
+        Arc::new(move |file: &DataFile| scope.covers(file))
+    };
+    let logical = row_plan(target, dml, wanted)?;
+    let rows_of = files.iter().map(|file| (path_of(file), file.data_file().record_count())).collect();
+    let rows_of: Arc<HashMap<String, u64>> = Arc::new(rows_of);
+    let work = async {
+        let reservation = MemoryConsumer::new("rows to be changed").register(&state.runtime_env().memory_pool);
+        let mut work = Work {
+            columns: table.arrow_schema()?.fields().len(),
+            removed: RowSet::new(rows_of.clone()),
+            seen: RowSet::new(rows_of),
+            reservation,
+            writer: tables.data_writer(&table.metadata)?,
+            count: 0,
+            merge: matches!(dml.op, WriteOp::MergeInto(_)),
+        };
+        let mut physical = state.create_physical_plan(&logical).await?;
+        // DELETE writes no rows here.
+        if dml.op != WriteOp::Delete {
+            physical = layout::cluster(physical, &table.metadata)?;
+        }
+        let mut rows = execute_stream(physical.clone(), state.task_ctx())?;
+        while let Some(batch) = rows.next().await {
+            let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
+            work.take(&batch).await?;
+        }
+        drop(rows);
+        work.keep_the_rest(state, target, &files).await
+    };
+    let (added, removed, count) = tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| {
+        Err(Error::deadline("the rows were not written before the deadline; nothing was committed"))
+    })?;
+    let operation = match (added.files.is_empty(), removed.is_empty()) {
+        (true, true) => return Ok(0),
+        (true, false) => Operation::Delete,
+        (false, true) => Operation::Append,
+        (false, false) => Operation::Overwrite,
+    };
+    let removed = match removed.is_empty() {
+        true => Removed::Nothing,
+        false => Removed::Files(Arc::new(removed)),
+    };
+    let reads = Reads { snapshot: table.metadata.current_snapshot_id(), scope, isolation };
+    tables.change(table, operation, added, removed, Some(reads), deadline).await.map(|()| count)
+}
+
+/// Writes small data files of a partition together as few larger ones, where there are at least `min_input_files` of them; no
+/// row changes. Returns how many files were rewritten.
+pub async fn rewrite_data_files(
+    tables: &Arc<Tables>,
+    state: &SessionState,
+    table: &Table,
+    min_input_files: u64,
+    deadline: Instant,
+) -> Result<u64> {
+    table.check_writable()?;
+    let files = data_files(tables, table).await?;
+    let small = tables.target_file_bytes(&table.metadata) as u64 / 4 * 3;
+    let mut by_partition: HashMap<&Struct, Vec<&DataFile>> = HashMap::new();
+    for file in files.iter().map(PlannedFile::data_file).filter(|file| file.file_size_in_bytes() < small) {
+        by_partition.entry(file.partition()).or_default().push(file);
+    }
+    let groups = by_partition.into_values().filter(|group| group.len() as u64 >= min_input_files && group.len() > 1);
+    let chosen: Vec<&DataFile> = groups.flatten().collect();
+    if chosen.is_empty() {
+        return Ok(0);
+    }
+    let rows: u64 = chosen.iter().map(|file| file.record_count()).sum();
+    let count = chosen.len() as u64;
+    let removed: Arc<HashSet<String>> = Arc::new(chosen.iter().map(|file| file.file_path().to_owned()).collect());
+    let wanted: Wanted = {
+        let removed = removed.clone();
+        Arc::new(move |file: &DataFile| removed.contains(file.file_path()))
+    };
+    let source = LakeTable::new(tables.clone(), table.clone(), deadline)?.places(wanted)?;
+    let columns: Vec<usize> = (0..table.arrow_schema()?.fields().len()).collect();
+    let scan = LogicalPlanBuilder::scan("files", provider_as_source(Arc::new(source)), Some(columns))?.build()?;
+    let written = write_plan(tables, state, &table.metadata, &scan, deadline).await?;
+    if written.rows > rows {
+        return Err(Error::internal(format!("rewriting made {} rows of {rows}", written.rows)));
+    }
+    // Rows are the same as before, so that only what happened to these very files matters.
+    let reads =
+        Reads { snapshot: table.metadata.current_snapshot_id(), scope: Scope::Nothing, isolation: Isolation::Snapshot };
+    let removed = Removed::Files(removed);
+    tables.change(table, Operation::Replace, written, removed, Some(reads), deadline).await.map(|()| count)
+}
+
+async fn data_files(tables: &Tables, table: &Table) -> Result<Vec<PlannedFile>> {
+    let snapshot = table.metadata.current_snapshot().map(AsRef::as_ref);
+    Ok(plan::files(&tables.cache, table, snapshot, None).await?.files)
+}
+
+fn path_of(file: &PlannedFile) -> String {
+    file.data_file().file_path().to_owned()
+}
+
+/// Under which name the table's properties speak of such a statement.
+fn property_kind(op: &WriteOp) -> &'static str {
+    match op {
+        WriteOp::Delete => "delete",
+        WriteOp::Update => "update",
+        _ => "merge",
+    }
+}
+
+/// The changes of one statement as they are found.
+struct Work {
+    /// Columns of the table, which come first in each batch.
+    columns: usize,
+    removed: RowSet,
+    /// Rows of the target that a MERGE has matched without changing them.
+    seen: RowSet,
+    reservation: MemoryReservation,
+    writer: DataWriter,
+    count: u64,
+    merge: bool,
+}
+
+impl Work {
+    async fn take(&mut self, batch: &RecordBatch) -> Result<()> {
+        let wrong = || Error::internal("the rows to be changed came without their place");
+        let column = |name: &str| batch.column_by_name(name).ok_or_else(wrong);
+        let files = column(FILE_COLUMN)?.as_string_opt::<i32>().ok_or_else(wrong)?;
+        let positions = column(POSITION_COLUMN)?.as_primitive_opt::<Int64Type>().ok_or_else(wrong)?;
+        let kinds = column(KIND)?.as_primitive_opt::<Int32Type>().ok_or_else(wrong)?;
+        for row in 0..batch.num_rows() {
+            let kind = kinds.value(row);
+            if kind != SEEN {
+                self.count += 1;
+            }
+            if kind == INSERT {
+                continue;
+            }
+            if files.is_null(row) || positions.is_null(row) {
+                return Err(wrong());
+            }
+            let (file, position) = (files.value(row), positions.value(row));
+            let (add_to, other) = match kind {
+                SEEN => (&mut self.seen, &self.removed),
+                _ => (&mut self.removed, &self.seen),
+            };
+            if other.contains(file, position) || !add_to.add(file, position, &self.reservation)? {
+                return Err(match self.merge {
+                    true => Error::invalid(
+                        "a row of the target matches more than one row of the source: make the rows of the source unique by the \
+                         ON condition",
+                    ),
+                    false => Error::internal("a row was to be changed twice"),
+                });
+            }
+        }
+        let written: BooleanArray = kinds.values().iter().map(|kind| Some(*kind >= UPDATE)).collect();
+        if written.true_count() > 0 {
+            self.write(batch, &written).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the table's columns of some rows.
+    async fn write(&mut self, batch: &RecordBatch, rows: &BooleanArray) -> Result<()> {
+        let columns: Vec<usize> = (0..self.columns).collect();
+        let chosen = batch.project(&columns).and_then(|batch| filter_record_batch(&batch, rows));
+        self.writer.write(&chosen.map_err(Error::internal)?).await
+    }
+
+    /// Writes what is left of the files that lose rows. Returns the files added, those removed, and how many rows changed.
+    async fn keep_the_rest(
+        mut self,
+        state: &SessionState,
+        target: &LakeTable,
+        files: &[PlannedFile],
+    ) -> Result<(DataFiles, HashSet<String>, u64)> {
+        let removed_of = |file: &PlannedFile| self.removed.count(file.data_file().file_path());
+        let lose = || files.iter().filter(|file| removed_of(file) > 0);
+        let removed: HashSet<String> = lose().map(path_of).collect();
+        let some_left = lose().filter(|file| file.live_rows() != Some(removed_of(file)));
+        let partly: HashSet<String> = some_left.map(path_of).collect();
+        if !partly.is_empty() {
+            let wanted: Wanted = Arc::new(move |file: &DataFile| partly.contains(file.file_path()));
+            let source = target.places(wanted)?;
+            let scan = LogicalPlanBuilder::scan("rest", provider_as_source(Arc::new(source)), None)?.build()?;
+            let physical = state.create_physical_plan(&scan).await?;
+            let physical = layout::cluster(physical, &target.table().metadata)?;
+            let mut rows = execute_stream(physical.clone(), state.task_ctx())?;
+            while let Some(batch) = rows.next().await {
+                let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
+                let file = batch.column(self.columns).as_string::<i32>();
+                let position = batch.column(self.columns + 1).as_primitive::<Int64Type>();
+                let kept: BooleanArray = (0..batch.num_rows())
+                    .map(|row| Some(!self.removed.contains(file.value(row), position.value(row))))
+                    .collect();
+                self.write(&batch, &kept).await?;
+            }
+        }
+        Ok((self.writer.finish().await?, removed, self.count))
+    }
+}
+
+/// Rows by file and position: a bit for each row of a file that has any.
+struct RowSet {
+    rows_of: Arc<HashMap<String, u64>>,
+    marked: HashMap<String, Marked>,
+}
+
+/// The rows of one file.
+struct Marked {
+    words: Vec<u64>,
+    count: u64,
+}
+
+impl RowSet {
+    fn new(rows_of: Arc<HashMap<String, u64>>) -> Self {
+        Self { rows_of, marked: HashMap::new() }
+    }
+
+    /// `false` if the row is there already.
+    fn add(&mut self, file: &str, position: i64, memory: &MemoryReservation) -> Result<bool> {
+        let rows = self.rows_of.get(file).copied().unwrap_or(0);
+        let Some(row) = u64::try_from(position).ok().filter(|row| *row < rows) else {
+            return Err(Error::corrupt(format!(
+                "{file} has a row {position}, and by the table's metadata {rows} rows"
+            )));
+        };
+        if !self.marked.contains_key(file) {
+            let words = rows.div_ceil(64) as usize;
+            memory.try_grow(words * size_of::<u64>() + file.len())?;
+            self.marked.insert(file.to_owned(), Marked { words: vec![0; words], count: 0 });
+        }
+        let Some(marked) = self.marked.get_mut(file) else { return Ok(false) };
+        let (word, bit) = ((row / 64) as usize, 1 << (row % 64));
+        let is_new = marked.words[word] & bit == 0;
+        marked.words[word] |= bit;
+        marked.count += u64::from(is_new);
+        Ok(is_new)
+    }
+
+    fn contains(&self, file: &str, position: i64) -> bool {
+        let word = self.marked.get(file).and_then(|marked| marked.words.get((position / 64) as usize));
+        word.is_some_and(|word| word >> (position % 64) & 1 == 1)
+    }
+
+    fn count(&self, file: &str) -> u64 {
+        self.marked.get(file).map_or(0, |marked| marked.count)
+    }
+}
+
+/// The rows that a statement changes: the new values of all columns, file, position and kind.
+fn row_plan(target: &LakeTable, dml: &DmlStatement, wanted: Wanted) -> Result<LogicalPlan> {
+    let source = provider_as_source(Arc::new(target.places(wanted)?));
+    match (&dml.op, dml.input.as_ref()) {
+        (WriteOp::MergeInto(merge), _) => merge_plan(dml, merge, source),
+        (WriteOp::Update, LogicalPlan::Projection(projection)) => {
+            let input = with_row_ids(&projection.input, source)?;
+            let mut exprs = projection.expr.clone();
+            exprs.extend(row_ids(input.schema())?);
+            exprs.push(lit(UPDATE).alias(KIND));
+            Ok(LogicalPlan::Projection(Projection::try_new(exprs, Arc::new(input))?))
+        }
+        (WriteOp::Delete, input) => {
+            let input = with_row_ids(input, source)?;
+            let mut exprs = row_ids(input.schema())?;
+            exprs.push(lit(DELETE).alias(KIND));
+            Ok(LogicalPlan::Projection(Projection::try_new(exprs, Arc::new(input))?))
+        }
+        (op, _) => Err(Error::not_supported(format!("this form of {op} is not supported yet"))),
+    }
+}
+
+/// The plan with another source for its first table, which is the target.
+fn with_row_ids(plan: &LogicalPlan, source: Arc<dyn TableSource>) -> Result<LogicalPlan> {
+    if let LogicalPlan::TableScan(scan) = plan {
+        return Ok(LogicalPlanBuilder::scan(scan.table_name.clone(), source, None)?.build()?);
+    }
+    let mut inputs: Vec<LogicalPlan> = plan.inputs().into_iter().cloned().collect();
+    let Some(first) = inputs.first_mut() else {
+        return Err(Error::not_supported(
+            "this form of the statement is not supported yet: it does not begin with a table",
+        ));
+    };
+    *first = with_row_ids(first, source)?;
+    Ok(plan.with_new_exprs(plan.expressions(), inputs)?)
+}
+
+fn row_ids(schema: &DFSchema) -> Result<Vec<Expr>> {
+    let find = |name: &str| -> Result<Expr> {
+        let found = schema.iter().find(|(_, field)| field.name() == name);
+        let (qualifier, field) = found.ok_or_else(|| Error::internal(format!("the plan has lost column {name}")))?;
+        Ok(Expr::Column(Column::from((qualifier, field))).alias(name))
+    };
+    Ok(vec![find(FILE_COLUMN)?, find(POSITION_COLUMN)?])
+}
+
+fn merge_plan(dml: &DmlStatement, merge: &MergeIntoOp, target: Arc<dyn TableSource>) -> Result<LogicalPlan> {
+    if has_subquery(&merge.on) {
+        return Err(Error::not_supported(
+            "a subquery in the ON condition of MERGE is not supported yet; nothing was done",
+        ));
+    }
+    let columns = dml.target.schema();
+    let has = |kind| merge.clauses.iter().any(|clause| clause.kind.canonical() == kind);
+    let join_type = match (has(MergeIntoClauseKind::NotMatchedByTarget), has(MergeIntoClauseKind::NotMatchedBySource)) {
+        (false, false) => JoinType::Inner,
+        (true, false) => JoinType::Right,
+        (false, true) => JoinType::Left,
+        (true, true) => JoinType::Full,
+    };
+    let column =
+        |(qualifier, field): (Option<&TableReference>, &FieldRef)| Expr::Column(Column::from((qualifier, field)));
+    let mut of_source: Vec<Expr> = dml.input.schema().iter().map(column).collect();
+    of_source.push(lit(true).alias(SOURCE));
+    let source = LogicalPlanBuilder::from(dml.input.as_ref().clone()).project(of_source)?.build()?;
+    let joined = LogicalPlanBuilder::scan(dml.table_name.clone(), target, None)?
+        .join_on(source, join_type, [merge.on.clone()])?
+        .build()?;
+    let [file, position] = <[Expr; 2]>::try_from(row_ids(joined.schema())?)
+        .map_err(|_| Error::internal("a row has two ids"))?
+        .map(Expr::unalias);
+    let marked = Expr::Column(Column::new_unqualified(SOURCE));
+    let matched = file.clone().is_not_null().and(marked.clone().is_not_null());
+
+    // Kinds exclude each other, and a condition is looked at only for rows of its kind.
+    let mut clause: Vec<(Expr, Expr)> = Vec::new();
+    for (kind, holds) in [
+        (MergeIntoClauseKind::Matched, matched.clone()),
+        (MergeIntoClauseKind::NotMatchedByTarget, file.clone().is_null()),
+        (MergeIntoClauseKind::NotMatchedBySource, marked.is_null()),
+    ] {
+        let of_kind = merge.clauses.iter().enumerate().filter(|(_, clause)| clause.kind.canonical() == kind);
+        let conditions =
+            of_kind.map(|(index, clause)| (clause.predicate.clone().unwrap_or_else(|| lit(true)), lit(index as i32)));
+        if let Some(first) = case(conditions.collect(), None)? {
+            clause.push((holds, first));
+        }
+    }
+    let clause = case(clause, None)?.ok_or_else(|| Error::invalid("MERGE INTO needs a WHEN clause"))?;
+    let mut with_clause: Vec<Expr> = joined.schema().iter().map(column).collect();
+    with_clause.push(clause.alias(CLAUSE));
+    let clause = || Expr::Column(Column::new_unqualified(CLAUSE));
+    let applies = match has(MergeIntoClauseKind::Matched) {
+        true => clause().is_not_null().or(matched),
+        false => clause().is_not_null(),
+    };
+    let chosen = LogicalPlanBuilder::from(joined).project(with_clause)?.filter(applies)?.build()?;
+
+    let mut output = Vec::new();
+    for field in columns.fields() {
+        let mut values = Vec::new();
+        for (index, when) in merge.clauses.iter().enumerate() {
+            let value = match &when.action {
+                MergeIntoAction::Delete => continue,
+                MergeIntoAction::Update(assignments) => {
+                    let assigned = assignments.iter().find(|(name, _)| name == field.name());
+                    assigned.map_or_else(
+                        || Expr::Column(Column::new(Some(dml.table_name.clone()), field.name())),
+                        |(_, value)| value.clone(),
+                    )
+                }
+                MergeIntoAction::Insert { columns: names, values } => {
+                    let place = match names.is_empty() {
+                        true => columns.index_of(field.name()).ok(),
+                        false => names.iter().position(|name| name == field.name()),
+                    };
+                    place.and_then(|place| values.get(place)).cloned().unwrap_or_else(|| lit(ScalarValue::Null))
+                }
+            };
+            values.push((clause().eq(lit(index as i32)), value.cast_to(field.data_type(), chosen.schema())?));
+        }
+        let value = match case(values, None)? {
+            Some(value) => value,
+            None => lit(ScalarValue::try_from(field.data_type())?),
+        };
+        output.push(value.alias(field.name()));
+    }
+    let kinds = merge.clauses.iter().enumerate().map(|(index, when)| {
+        let kind = match when.action {
+            MergeIntoAction::Delete => DELETE,
+            MergeIntoAction::Update(_) => UPDATE,
+            MergeIntoAction::Insert { .. } => INSERT,
+        };
+        (clause().eq(lit(index as i32)), lit(kind))
+    });
+    let kind = case(kinds.collect(), Some(lit(SEEN)))?.unwrap_or_else(|| lit(SEEN));
+    output.extend([file.alias(FILE_COLUMN), position.alias(POSITION_COLUMN), kind.alias(KIND)]);
+    Ok(LogicalPlan::Projection(Projection::try_new(output, Arc::new(chosen))?))
+}
+
+/// `CASE WHEN .. THEN .. END`; `None` without a case.
+fn case(cases: Vec<(Expr, Expr)>, otherwise: Option<Expr>) -> Result<Option<Expr>> {
+    let mut cases = cases.into_iter();
+    let Some((condition, value)) = cases.next() else { return Ok(None) };
+    let mut builder = when(condition, value);
+    for (condition, value) in cases {
+        builder = builder.when(condition, value);
+    }
+    Ok(Some(match otherwise {
+        Some(otherwise) => builder.otherwise(otherwise)?,
+        None => builder.end()?,
+    }))
+}
+
+fn has_subquery(expr: &Expr) -> bool {
+    let is_subquery = |expr: &Expr| {
+        matches!(
+            expr,
+            Expr::ScalarSubquery(_)
+                | Expr::InSubquery(_)
+                | Expr::Exists(_)
+                | Expr::SetComparison(_)
+                | Expr::OuterReferenceColumn(..)
+        )
+    };
+    expr.exists(|expr| Ok(is_subquery(expr))).unwrap_or(true)
+}
+
+/// In which files rows of the target may be that the statement reads, from its conditions on the target alone.
+fn scope(state: &SessionState, target: &LakeTable, dml: &DmlStatement) -> Result<Scope> {
+    if reads_besides(dml)? {
+        return Ok(Scope::Everything);
+    }
+    let conditions: Vec<&Expr> = match &dml.op {
+        WriteOp::MergeInto(merge) => {
+            if merge.clauses.iter().any(|c| c.kind.canonical() == MergeIntoClauseKind::NotMatchedBySource) {
+                return Ok(Scope::Everything);
+            }
+            split_conjunction(&merge.on)
+        }
+        _ => {
+            let mut plan = dml.input.as_ref();
+            while let LogicalPlan::Projection(Projection { input, .. }) = plan {
+                plan = input;
+            }
+            match plan {
+                LogicalPlan::Filter(filter) => split_conjunction(&filter.predicate),
+                _ => Vec::new(),
+            }
+        }
+    };
+    let of_target = |expr: &&Expr| {
+        let merge = matches!(dml.op, WriteOp::MergeInto(_));
+        let columns = expr.column_refs();
+        !columns.is_empty()
+            && !expr.is_volatile()
+            && !has_subquery(expr)
+            && (!merge || columns.iter().all(|column| column.relation.as_ref() == Some(&dml.table_name)))
+    };
+    let Some(condition) = conditions.into_iter().filter(of_target).cloned().reduce(Expr::and) else {
+        return Ok(Scope::Everything);
+    };
+    let schema = target.table().arrow_schema()?;
+    let unqualified = condition.transform(|expr| {
+        Ok(match expr {
+            Expr::Column(column) => Transformed::yes(Expr::Column(Column::new_unqualified(column.name))),
+            expr => Transformed::no(expr),
+        })
+    })?;
+    // What cannot be used for pruning bounds nothing.
+    let condition = DFSchema::try_from(schema.as_ref().clone())
+        .and_then(|columns| state.create_physical_expr(unqualified.data, &columns));
+    let predicate = condition
+        .ok()
+        .and_then(|condition| PruningPredicateBuilder::new().with_file_schema(schema.clone()).build(condition));
+    let Some(predicate) = predicate else { return Ok(Scope::Everything) };
+    Ok(Scope::Files(Arc::new(move |file: &DataFile| {
+        let statistics = Arc::new(values::file_statistics(file, &schema));
+        let statistics = PrunableStatistics::new(vec![statistics], schema.clone());
+        predicate.prune(&statistics).map_or(true, |keep| keep.first() != Some(&false))
+    })))
+}
+
+/// Whether the statement reads its target a second time, where its conditions do not bound what it reads.
+fn reads_besides(dml: &DmlStatement) -> Result<bool> {
+    let resolved = dml.table_name.clone().resolve(CATALOG, DEFAULT_SCHEMA);
+    let mut reads = 0;
+    let mut view = false;
+    let mut count = |plan: &LogicalPlan| {
+        if let LogicalPlan::TableScan(scan) = plan {
+            if scan.table_name.clone().resolve(CATALOG, DEFAULT_SCHEMA) == resolved {
+                reads += 1;
+            }
+            // It may read anything.
+            view |= source_as_provider(&scan.source).is_ok_and(|provider| provider.is::<ViewTable>());
+        }
+        Ok(TreeNodeRecursion::Continue)
+    };
+    dml.input.apply_with_subqueries(&mut count)?;
+    let once = match &dml.op {
+        // Of INSERT the input is the query alone.
+        WriteOp::Insert(_) => 0,
+        WriteOp::MergeInto(merge) => {
+            for expr in merge.exprs() {
+                expr.apply(|expr| {
+                    match expr {
+                        Expr::ScalarSubquery(subquery) => subquery.subquery.apply_with_subqueries(&mut count)?,
+                        Expr::InSubquery(within) => within.subquery.subquery.apply_with_subqueries(&mut count)?,
+                        Expr::Exists(exists) => exists.subquery.subquery.apply_with_subqueries(&mut count)?,
+                        _ => TreeNodeRecursion::Continue,
+                    };
+                    Ok(TreeNodeRecursion::Continue)
+                })?;
+            }
+            0
+        }
+        _ => 1,
+    };
+    Ok(view || reads > once)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_with_subqueries_are_told_apart() {
+        assert!(!has_subquery(&lit(1).eq(lit(2))));
+        let plan = LogicalPlanBuilder::empty(true).build().unwrap();
+        assert!(has_subquery(&lit(true).and(datafusion::logical_expr::exists(Arc::new(plan)))));
+        assert_eq!(arrow::datatypes::DataType::Int32, lit(SEEN).get_type(&DFSchema::empty()).unwrap());
+    }
+}

@@ -1,0 +1,270 @@
+//! `CALL system.<procedure>(...)`: what is done to a table's history and files, and not to its rows.
+//!
+//! Arguments come in order or by name (`name => value`); a value may be any expression of constants. The answer is a count.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::datatypes::{DataType, TimeUnit};
+use datafusion::common::{ScalarValue, TableReference};
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::LogicalPlanBuilder;
+use datafusion::physical_plan::collect;
+use datafusion::sql::sqlparser::ast::{
+    Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgOperator, FunctionArguments,
+};
+use lake_client::catalog::TableIdent;
+
+use super::catalog::ident;
+use super::dml;
+use super::statement::{normalize, refused};
+use super::{CATALOG, Engine};
+use crate::error::{Error, Result};
+use crate::table::{Table, Tables, maintenance};
+
+/// The schema that procedures are in.
+const SYSTEM: &str = "system";
+
+/// A procedure and what it is called with.
+#[derive(Debug)]
+pub enum Procedure {
+    RollbackToSnapshot { table: TableIdent, snapshot: i64 },
+    SetCurrentSnapshot { table: TableIdent, snapshot: i64 },
+    CreateRef { table: TableIdent, name: String, snapshot: Option<i64>, branch: bool },
+    DropRef { table: TableIdent, name: String, branch: bool },
+    ExpireSnapshots { table: TableIdent, older_than_ms: Option<i64>, retain_last: Option<u64> },
+    RewriteDataFiles { table: TableIdent, min_input_files: u64 },
+    RewriteManifests { table: TableIdent },
+    RemoveOrphanFiles { table: TableIdent, older_than: Duration, dry_run: bool },
+    RegisterTable { table: TableIdent, metadata_file: String },
+}
+
+/// What CALL asks for.
+///
+/// # Errors
+/// `NotFound` for a procedure that does not exist, `Invalid` for wrong arguments.
+pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Result<Procedure> {
+    let parts: Option<Vec<String>> = call.name.0.iter().map(|part| part.as_ident().map(normalize)).collect();
+    let name = match parts.as_deref() {
+        Some([system, name]) if system == SYSTEM => name.clone(),
+        Some([catalog, system, name]) if catalog == CATALOG && system == SYSTEM => name.clone(),
+        _ => {
+            return Err(Error::not_found(format!(
+                "there is no procedure {}; they are in the schema {SYSTEM}",
+                call.name
+            )));
+        }
+    };
+    let parameters: &[&str] = match name.as_str() {
+        "rollback_to_snapshot" | "set_current_snapshot" => &["table", "snapshot_id"],
+        "create_tag" | "create_branch" => &["table", "name", "snapshot_id"],
+        "drop_tag" | "drop_branch" => &["table", "name"],
+        "expire_snapshots" => &["table", "older_than", "retain_last"],
+        "rewrite_data_files" => &["table", "min_input_files"],
+        "rewrite_manifests" => &["table"],
+        "remove_orphan_files" => &["table", "older_than_hours", "dry_run"],
+        "register_table" => &["table", "metadata_file"],
+        _ => return Err(Error::not_found(format!("there is no procedure {SYSTEM}.{name}"))),
+    };
+    let args = arguments(state, &name, parameters, call).await?;
+    let table = args.text("table")?.ok_or_else(|| args.missing("table"))?;
+    let table = ident(&TableReference::parse_str(&table))?;
+    Ok(match name.as_str() {
+        "rollback_to_snapshot" => {
+            Procedure::RollbackToSnapshot { table, snapshot: args.required_number("snapshot_id")? }
+        }
+        "set_current_snapshot" => {
+            Procedure::SetCurrentSnapshot { table, snapshot: args.required_number("snapshot_id")? }
+        }
+        "create_tag" | "create_branch" => Procedure::CreateRef {
+            table,
+            name: args.required_text("name")?,
+            snapshot: args.number("snapshot_id")?,
+            branch: name == "create_branch",
+        },
+        "drop_tag" | "drop_branch" => {
+            Procedure::DropRef { table, name: args.required_text("name")?, branch: name == "drop_branch" }
+        }
+        "expire_snapshots" => Procedure::ExpireSnapshots {
+            table,
+            older_than_ms: args.timestamp_ms("older_than")?,
+            retain_last: args.count("retain_last")?,
+        },
+        "rewrite_data_files" => Procedure::RewriteDataFiles {
+            table,
+            min_input_files: args.count("min_input_files")?.unwrap_or(maintenance::MIN_INPUT_FILES).max(1),
+        },
+        "rewrite_manifests" => Procedure::RewriteManifests { table },
+        "remove_orphan_files" => {
+            let hours = args.count("older_than_hours")?;
+            let older_than =
+                hours.map_or(maintenance::ORPHAN_AGE, |hours| Duration::from_secs(hours.saturating_mul(3600)));
+            if older_than < maintenance::ORPHAN_AGE_LEAST {
+                return Err(Error::invalid(format!(
+                    "{SYSTEM}.remove_orphan_files: files younger than {} hours may belong to a statement that is running",
+                    maintenance::ORPHAN_AGE_LEAST.as_secs() / 3600
+                )));
+            }
+            Procedure::RemoveOrphanFiles { table, older_than, dry_run: args.boolean("dry_run")?.unwrap_or(true) }
+        }
+        _ => {
+            let metadata_file = args.required_text("metadata_file")?;
+            let warehouse = format!("{}/", engine.tables.storage.warehouse());
+            if !metadata_file.starts_with(&warehouse) && !engine.allows_files() {
+                return Err(Error::denied(format!(
+                    "{metadata_file} is outside of the warehouse {warehouse}, and this node may not read there (allow_local_files)"
+                )));
+            }
+            Procedure::RegisterTable { table, metadata_file }
+        }
+    })
+}
+
+/// Does it and returns the count.
+pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, deadline: Instant) -> Result<u64> {
+    let load = |ident: TableIdent| async move { load(tables, &ident, deadline).await };
+    match call {
+        Procedure::RollbackToSnapshot { table, snapshot } => {
+            let edit = maintenance::set_current(snapshot, true);
+            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+        }
+        Procedure::SetCurrentSnapshot { table, snapshot } => {
+            let edit = maintenance::set_current(snapshot, false);
+            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+        }
+        Procedure::CreateRef { table, name, snapshot, branch } => {
+            let edit = maintenance::create_ref(name, snapshot, branch);
+            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+        }
+        Procedure::DropRef { table, name, branch } => {
+            let edit = maintenance::drop_ref(name, branch);
+            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+        }
+        Procedure::ExpireSnapshots { table, older_than_ms, retain_last } => {
+            maintenance::expire_snapshots(tables, &load(table).await?, older_than_ms, retain_last, deadline).await
+        }
+        Procedure::RewriteDataFiles { table, min_input_files } => {
+            dml::rewrite_data_files(tables, state, &load(table).await?, min_input_files, deadline).await
+        }
+        Procedure::RewriteManifests { table } => {
+            maintenance::rewrite_manifests(tables, &load(table).await?, deadline).await
+        }
+        Procedure::RemoveOrphanFiles { table, older_than, dry_run } => {
+            maintenance::remove_orphan_files(tables, &table, older_than, dry_run, deadline).await
+        }
+        Procedure::RegisterTable { table, metadata_file } => {
+            maintenance::register_table(tables, &table, &metadata_file, deadline).await.map(|()| 0)
+        }
+    }
+}
+
+async fn load(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<Table> {
+    let loaded = tables.load(std::slice::from_ref(ident), deadline).await?;
+    let table = loaded.tables.into_iter().next().flatten();
+    table.ok_or_else(|| Error::not_found(format!("table {ident} does not exist")))
+}
+
+/// Arguments by name.
+struct Args {
+    procedure: String,
+    values: HashMap<&'static str, ScalarValue>,
+}
+
+async fn arguments(
+    state: &SessionState,
+    procedure: &str,
+    parameters: &'static [&'static str],
+    call: &Function,
+) -> Result<Args> {
+    let mut values = HashMap::new();
+    let list = match &call.args {
+        FunctionArguments::None => &Vec::new(),
+        FunctionArguments::List(list) => &list.args,
+        FunctionArguments::Subquery(_) => return Err(refused("CALL with a subquery")),
+    };
+    for (i, arg) in list.iter().enumerate() {
+        let odd = || {
+            Error::invalid(format!("{SYSTEM}.{procedure}: {arg} is no argument; it takes {}", parameters.join(", ")))
+        };
+        let (name, value) = match arg {
+            FunctionArg::Unnamed(FunctionArgExpr::Expr(value)) => (*parameters.get(i).ok_or_else(odd)?, value),
+            FunctionArg::Named {
+                name,
+                arg: FunctionArgExpr::Expr(value),
+                operator: FunctionArgOperator::RightArrow,
+            } => {
+                let name = normalize(name);
+                (*parameters.iter().find(|parameter| **parameter == name).ok_or_else(odd)?, value)
+            }
+            _ => return Err(odd()),
+        };
+        let value =
+            constant(state, value).await.map_err(|e| e.while_doing(format_args!("{SYSTEM}.{procedure}: {name}")))?;
+        if values.insert(name, value).is_some() {
+            return Err(Error::invalid(format!("{SYSTEM}.{procedure}: {name} is given twice")));
+        }
+    }
+    Ok(Args { procedure: procedure.to_owned(), values })
+}
+
+/// The value of an expression without columns.
+async fn constant(state: &SessionState, expr: &Expr) -> Result<ScalarValue> {
+    let empty = LogicalPlanBuilder::empty(true).build()?;
+    let expr = state.create_logical_expr(&expr.to_string(), empty.schema())?;
+    let plan = LogicalPlanBuilder::from(empty).project([expr])?.build()?;
+    let batches = collect(state.create_physical_plan(&plan).await?, state.task_ctx()).await?;
+    let batch = batches.first().ok_or_else(|| Error::internal("a constant has no value"))?;
+    Ok(ScalarValue::try_from_array(batch.column(0), 0)?)
+}
+
+impl Args {
+    fn missing(&self, name: &str) -> Error {
+        Error::invalid(format!("{SYSTEM}.{}: {name} is missing", self.procedure))
+    }
+
+    fn cast(&self, name: &str, to: &DataType) -> Result<Option<ScalarValue>> {
+        let Some(value) = self.values.get(name).filter(|value| !value.is_null()) else { return Ok(None) };
+        let wrong = |e| Error::invalid(format!("{SYSTEM}.{}: {name}: {e}", self.procedure));
+        value.cast_to(to).map(Some).map_err(wrong)
+    }
+
+    fn text(&self, name: &str) -> Result<Option<String>> {
+        Ok(self.cast(name, &DataType::Utf8)?.and_then(|value| value.try_as_str().flatten().map(str::to_owned)))
+    }
+
+    fn required_text(&self, name: &str) -> Result<String> {
+        self.text(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    fn number(&self, name: &str) -> Result<Option<i64>> {
+        match self.cast(name, &DataType::Int64)? {
+            Some(ScalarValue::Int64(value)) => Ok(value),
+            _ => Ok(None),
+        }
+    }
+
+    fn required_number(&self, name: &str) -> Result<i64> {
+        self.number(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    fn count(&self, name: &str) -> Result<Option<u64>> {
+        let number = self.number(name)?;
+        let negative = || Error::invalid(format!("{SYSTEM}.{}: {name} is negative", self.procedure));
+        number.map(|number| u64::try_from(number).map_err(|_| negative())).transpose()
+    }
+
+    fn boolean(&self, name: &str) -> Result<Option<bool>> {
+        match self.cast(name, &DataType::Boolean)? {
+            Some(ScalarValue::Boolean(value)) => Ok(value),
+            _ => Ok(None),
+        }
+    }
+
+    fn timestamp_ms(&self, name: &str) -> Result<Option<i64>> {
+        match self.cast(name, &DataType::Timestamp(TimeUnit::Millisecond, None))? {
+            Some(ScalarValue::TimestampMillisecond(value, _)) => Ok(value),
+            _ => Ok(None),
+        }
+    }
+}

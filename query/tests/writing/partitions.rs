@@ -1,0 +1,167 @@
+//! Partitioned and sorted tables.
+
+use std::collections::BTreeMap;
+
+use iceberg::io::FileIO;
+use iceberg::spec::{DataFile, ManifestList, TableMetadata};
+use lake_query::Kind;
+
+use crate::common::*;
+use crate::table::metadata;
+
+/// The live data files of the current snapshot.
+async fn files(metadata: &TableMetadata) -> Vec<DataFile> {
+    let io = FileIO::new_with_fs();
+    let Some(snapshot) = metadata.current_snapshot() else { return Vec::new() };
+    let list = std::fs::read(snapshot.manifest_list().strip_prefix("file://").unwrap()).unwrap();
+    let mut files = Vec::new();
+    for file in ManifestList::parse_with_version(&list, metadata.format_version()).unwrap().entries() {
+        let manifest = file.load_manifest(&io).await.unwrap();
+        let alive = manifest.entries().iter().filter(|entry| entry.is_alive());
+        files.extend(alive.map(|entry| entry.data_file().clone()));
+    }
+    files
+}
+
+fn partition(file: &DataFile) -> String {
+    format!("{:?}", file.partition().fields())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_go_into_files_of_their_partition() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(
+        &client,
+        "CREATE TABLE t (id BIGINT, day DATE, at TIMESTAMP, zone TIMESTAMP WITH TIME ZONE, s VARCHAR, n DECIMAL(9, 2), f DOUBLE) \
+         PARTITIONED BY (bucket(3, id), day, hour(at), truncate(1, s))",
+    )
+    .await;
+    let table = metadata(&cluster, "t").await;
+    let names: Vec<_> = table.default_partition_spec().fields().iter().map(|field| field.name.clone()).collect();
+    assert_eq!(names, ["id_bucket", "day", "at_hour", "s_trunc"]);
+    let rows = "SELECT value AS id, CASE value % 2 WHEN 0 THEN DATE '2026-01-01' ELSE DATE '2026-01-02' END AS day, \
+         CASE value % 3 WHEN 0 THEN TIMESTAMP '2026-01-01 00:30:00' WHEN 1 THEN TIMESTAMP '2026-01-01 01:30:00' \
+         ELSE TIMESTAMP '1969-12-31 23:30:00' END AS at, \
+         CASE WHEN value % 10 = 0 THEN NULL WHEN value % 2 = 1 THEN 'bxyz' ELSE 'axyz' END AS s FROM generate_series(1, 600)";
+    assert_eq!(number(&client, &format!("INSERT INTO t (id, day, at, s) {rows}")).await, 600);
+    let written = files(&metadata(&cluster, "t").await).await;
+    let mut by_partition: BTreeMap<String, u64> = BTreeMap::new();
+    for file in &written {
+        *by_partition.entry(partition(file)).or_default() += file.record_count();
+    }
+    assert_eq!(by_partition.len(), written.len(), "one file each");
+    assert_eq!(by_partition.values().sum::<u64>(), 600);
+    // 3 buckets, 3 hours, and of one day one letter, of the other one or null.
+    assert_eq!(by_partition.len(), 3 * 3 * 3, "{by_partition:?}");
+    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE day = DATE '2026-01-02' AND s LIKE 'b%'").await, 300);
+    // Rows that are changed move where they belong.
+    assert_eq!(number(&client, "UPDATE t SET day = DATE '2027-07-07' WHERE id <= 2").await, 2);
+    let moved = files(&metadata(&cluster, "t").await).await;
+    assert!(moved.iter().filter(|file| file.record_count() == 1).count() >= 2, "{}", moved.len());
+    assert_eq!(
+        text(&client, "SELECT id, s FROM t WHERE day > DATE '2027-01-01' ORDER BY id").await,
+        [["1", "bxyz"], ["2", "axyz"]]
+    );
+    assert_eq!(number(&client, "DELETE FROM t WHERE day = DATE '2027-07-07'").await, 2);
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 598);
+    let error = refused(&client, "ALTER TABLE t DROP COLUMN day").await;
+    assert!(error.message.contains("partitioned by it"), "{error}");
+    for (sql, words) in [
+        ("CREATE TABLE u (a INT) PARTITIONED BY (b)", "no column b"),
+        ("CREATE TABLE u (a INT) PARTITIONED BY (day(a))", "cannot be partitioned by"),
+        ("CREATE TABLE u (a INT[]) PARTITIONED BY (a)", "cannot be laid out by a"),
+    ] {
+        let error = refused(&client, sql).await;
+        assert!(error.kind == Kind::Invalid && error.message.contains(words), "{sql}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn overwriting_replaces_the_partitions_that_new_rows_are_in() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t PARTITIONED BY (p) AS SELECT value % 3 AS p, value AS v FROM generate_series(0, 8)")
+        .await;
+    assert_eq!(number(&client, "INSERT OVERWRITE t VALUES (1, 100), (7, 700)").await, 2);
+    assert_eq!(
+        text(&client, "SELECT p, count(*), max(v) FROM t GROUP BY p ORDER BY p").await,
+        [["0", "3", "6"], ["1", "1", "100"], ["2", "3", "8"], ["7", "1", "700"]]
+    );
+    assert_eq!(number(&client, "INSERT OVERWRITE t SELECT * FROM t WHERE false").await, 0);
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 8);
+    run(&client, "CREATE OR REPLACE TABLE t PARTITIONED BY (bucket(2, b)) AS SELECT v AS b FROM t").await;
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 8);
+    assert_eq!(number(&client, "INSERT INTO t VALUES (5)").await, 1);
+    run(&client, "CREATE OR REPLACE TABLE t AS SELECT 1 AS b").await;
+    assert!(metadata(&cluster, "t").await.default_partition_spec().is_unpartitioned());
+    assert_eq!(number(&client, "DELETE FROM t").await, 1);
+}
+
+/// Rows come in an order in which hardly two that follow each other are of one partition.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_partitions_need_one_open_file() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (p BIGINT, v BIGINT) PARTITIONED BY (p)").await;
+    let rows = "SELECT (value * 7919) % 200, value FROM generate_series(1, 4000)";
+    assert_eq!(number(&client, &format!("INSERT INTO t {rows}")).await, 4000);
+    let written = files(&metadata(&cluster, "t").await).await;
+    assert_eq!(written.len(), 200);
+    assert!(written.iter().all(|file| file.record_count() == 20));
+    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE p = 17").await, 20);
+    assert_eq!(number(&client, "DELETE FROM t WHERE p = 17").await, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_a_sorted_table_are_sorted() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a BIGINT, b VARCHAR) PARTITIONED BY (truncate(100, a)) SORTED BY (b DESC, a)").await;
+    let rows = "SELECT (value * 37) % 200, CASE WHEN value % 5 = 0 THEN NULL ELSE concat('b', value % 7) END FROM generate_series(0, 199)";
+    assert_eq!(number(&client, &format!("INSERT INTO t {rows}")).await, 200);
+    assert_eq!(number(&client, "UPDATE t SET b = 'z' WHERE a % 10 = 3").await, 20);
+    let table = metadata(&cluster, "t").await;
+    let written = files(&table).await;
+    assert_eq!(written.iter().map(|file| file.record_count()).sum::<u64>(), 200);
+    for file in &written {
+        assert_eq!(file.sort_order_id(), Some(1));
+        let path = file.file_path().strip_prefix("file://").unwrap();
+        let reader =
+            parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(std::fs::File::open(path).unwrap());
+        let mut rows = Vec::new();
+        for batch in reader.unwrap().build().unwrap() {
+            rows.extend(rows_of(&[batch.unwrap()]));
+        }
+        let key = |row: &Vec<String>| {
+            let b = if row[1] == "NULL" { String::new() } else { row[1].clone() };
+            (std::cmp::Reverse(b), row[0].parse::<i64>().unwrap())
+        };
+        assert!(rows.is_sorted_by_key(key), "{rows:?}");
+        assert_eq!(rows.len() as u64, file.record_count());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_is_laid_out_otherwise_from_now_on() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (day DATE, v BIGINT)").await;
+    run(&client, "INSERT INTO t VALUES (DATE '2026-01-01', 1), (DATE '2026-02-02', 2)").await;
+    run(&client, "ALTER TABLE t SET PARTITIONED BY (month(day))").await;
+    run(&client, "ALTER TABLE t SET SORTED BY (v DESC)").await;
+    run(&client, "INSERT INTO t VALUES (DATE '2026-01-01', 3), (DATE '2026-02-02', 4)").await;
+    let table = metadata(&cluster, "t").await;
+    let written = files(&table).await;
+    assert_eq!(written.len(), 3);
+    assert_eq!(written.iter().filter(|file| file.sort_order_id() == Some(1)).count(), 2);
+    assert_eq!(number(&client, "UPDATE t SET v = v + 10 WHERE day = DATE '2026-01-01'").await, 2);
+    assert_eq!(numbers(&client, "SELECT v FROM t ORDER BY v").await, [2, 4, 11, 13]);
+    run(&client, "ALTER TABLE t SET PARTITIONED BY ()").await;
+    let before = metadata(&cluster, "t").await;
+    assert!(before.default_partition_spec().is_unpartitioned());
+    run(&client, "ALTER TABLE t SET SORTED BY (v DESC)").await;
+    assert_eq!(metadata(&cluster, "t").await.last_updated_ms(), before.last_updated_ms(), "as it was");
+    let error = refused(&client, "ALTER TABLE t SET PARTITIONED BY (nope)").await;
+    assert!(error.kind == Kind::Invalid && error.message.contains("no column nope"), "{error}");
+}
