@@ -51,7 +51,7 @@ fn commands() -> Vec<Command> {
         Action::OpenSession { ttl_ms: 60_000, holder: "a client".into() }.unstamped(),
         Action::CloseSession { session: 2 }.unstamped(),
         Action::SetQuota { prefix: "/kv/".into(), bytes: Some(1 << 20) }.unstamped(),
-        Action::SetFeatureLevel { level: 2 }.unstamped(),
+        Action::SetFeatureLevel { level: 2, term: 3 }.unstamped(),
     ]
 }
 

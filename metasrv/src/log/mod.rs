@@ -567,6 +567,11 @@ impl Log {
         self.inner.shared.stop.store(true, Ordering::Release);
     }
 
+    /// Whether that was said.
+    pub fn holds_no_more(&self) -> bool {
+        self.inner.shared.stop.load(Ordering::Acquire)
+    }
+
     /// Stops the writer once everything queued is written (or refused, while the disk is full), and closes the files.
     pub async fn close(&self) {
         self.hold_no_more();

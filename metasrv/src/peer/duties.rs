@@ -240,7 +240,7 @@ impl Lead {
                 self.warn_of_quotas(&applied.state);
                 if !raising && applied.state.feature_level() < member.feature_level {
                     raising = true;
-                    chores.push(Box::pin(raise_feature_level(member.clone())));
+                    chores.push(Box::pin(raise_feature_level(member.clone(), self.term)));
                 }
             }
             let next_of = |kind| lock(member.duties.of(kind)).next_look(now);
@@ -321,7 +321,7 @@ async fn propose_end(member: Arc<Member>, kind: Mortal, ids: Vec<Revision>, term
 
 /// Raises the feature level to what every member supports, if that is higher (semantics, section 1). A member that does
 /// not answer keeps it where it is, and so does one that is being taken in.
-async fn raise_feature_level(member: Arc<Member>) -> Done {
+async fn raise_feature_level(member: Arc<Member>, term: u64) -> Done {
     let Some(_turn) = member.changes.level_turn() else { return Done::LookedAtLevels };
     // Behind it, whoever was to be taken in before stands in the membership, also where the caller has given up.
     if member.reads.next_round(&Caller::own()).await.is_err() {
@@ -335,12 +335,13 @@ async fn raise_feature_level(member: Arc<Member>) -> Done {
     if let Some(level) = everybody.filter(|level| *level > in_force) {
         // The turn is not given up before it is known what became of it; an end of the leadership ends the waiting.
         match member
-            .propose(Action::SetFeatureLevel { level }, None, &Call::own(clock::now() + AS_LONG_AS_IT_LEADS))
+            .propose(Action::SetFeatureLevel { level, term }, None, &Call::own(clock::now() + AS_LONG_AS_IT_LEADS))
             .await
         {
-            Ok(_) => {
+            Ok(Outcome::Set { .. }) => {
                 tracing::info!(from = in_force, to = level, "every member supports it: the feature level is raised")
             }
+            Ok(_) => tracing::info!(level, "raising the feature level: the members were asked in another term; asking again"),
             Err(failure) => tracing::warn!(level, "raising the feature level: {}; trying again", failure.message),
         }
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use lake_client::clock;
 use lake_client::store::Snapshot;
-use lake_proto::kv::KeyValue;
+use lake_proto::kv::{KeyValue, Revision};
 use lake_proto::limits::{MAX_PAGE_BYTES, page_limit};
 use lake_proto::v1::error_detail::Kind;
 
@@ -118,13 +118,13 @@ impl Pages {
         alive
     }
 
-    /// The state that a snapshot is of.
+    /// The state that a snapshot is of, for a read that wants no older one than of `min_revision`.
     ///
     /// # Errors
-    /// SnapshotExpired.
-    pub fn snapshot(&self, snapshot: Snapshot) -> Result<Arc<Applied>, Failure> {
+    /// SnapshotExpired; InvalidArgument when it is older than that.
+    pub fn snapshot(&self, snapshot: Snapshot, min_revision: Revision) -> Result<Arc<Applied>, Failure> {
         match self.find(snapshot.to_wire(), |prefix| prefix.is_none()) {
-            Some((applied, true)) => Ok(applied),
+            Some((applied, true)) => at_least(applied, min_revision, "the snapshot"),
             _ => Err(Failure::new(
                 Kind::SnapshotExpired,
                 "the snapshot is no longer held by this peer; open another one",
@@ -135,9 +135,15 @@ impl Pages {
     /// The first page under `prefix` of a snapshot. Its later pages live as long as that.
     ///
     /// # Errors
-    /// SnapshotExpired.
-    pub fn first_of(&self, snapshot: Snapshot, prefix: &str, limit: u32) -> Result<Page, Failure> {
-        Ok(page(snapshot.to_wire(), &*self.snapshot(snapshot)?, prefix, None, limit))
+    /// As [`Pages::snapshot`].
+    pub fn first_of(
+        &self,
+        snapshot: Snapshot,
+        prefix: &str,
+        limit: u32,
+        min_revision: Revision,
+    ) -> Result<Page, Failure> {
+        Ok(page(snapshot.to_wire(), &*self.snapshot(snapshot, min_revision)?, prefix, None, limit))
     }
 
     /// What is held under an id, if it is not too old, and whether it is of the wanted kind.
@@ -150,8 +156,9 @@ impl Pages {
     /// A later page.
     ///
     /// # Errors
-    /// SnapshotExpired when the listing is no longer held here, InvalidArgument when the token is none of this listing.
-    pub fn next(&self, token: &str, prefix: &str, limit: u32) -> Result<Page, Failure> {
+    /// SnapshotExpired when the listing is no longer held here, InvalidArgument when the token is none of this listing, or the
+    /// listing is older than `min_revision`.
+    pub fn next(&self, token: &str, prefix: &str, limit: u32, min_revision: Revision) -> Result<Page, Failure> {
         let invalid = || Failure::invalid("the page is not one that this listing gave");
         let (id, after) = token.split_once('/').ok_or_else(invalid)?;
         let id = u64::from_str_radix(id, 16).map_err(|_| invalid())?;
@@ -166,6 +173,7 @@ impl Pages {
         if !of_this || !after.starts_with(prefix) {
             return Err(invalid());
         }
+        let applied = at_least(applied, min_revision, "the listing")?;
         Ok(page(id, &applied, prefix, Some(after), limit))
     }
 
@@ -180,6 +188,17 @@ impl Pages {
     pub fn held(&self) -> usize {
         lock(&self.held).held.len()
     }
+}
+
+/// A state that is held does not get any newer: waiting cannot help.
+fn at_least(applied: Arc<Applied>, min_revision: Revision, what: &str) -> Result<Arc<Applied>, Failure> {
+    let revision = applied.state.revision();
+    if revision < min_revision {
+        return Err(Failure::invalid(format!(
+            "{what} is of revision {revision}, and the read asks for {min_revision} or later; begin another one"
+        )));
+    }
+    Ok(applied)
 }
 
 fn page(id: u64, applied: &Applied, prefix: &str, after: Option<&str>, limit: u32) -> Page {
@@ -208,9 +227,9 @@ mod tests {
         let state = applied(25);
         let first = pages.first(state.clone(), "/kv/", 10);
         let token = first.next.unwrap();
-        let again: Vec<_> = (0..2).map(|_| pages.next(&token, "/kv/", 10).unwrap().entries).collect();
+        let again: Vec<_> = (0..2).map(|_| pages.next(&token, "/kv/", 10, 0).unwrap().entries).collect();
         assert_eq!(again[0], again[1]);
-        let last = pages.next(&pages.next(&token, "/kv/", 10).unwrap().next.unwrap(), "/kv/", 10).unwrap();
+        let last = pages.next(&pages.next(&token, "/kv/", 10, 0).unwrap().next.unwrap(), "/kv/", 10, 0).unwrap();
         assert_eq!((last.entries.len(), last.next, last.revision), (5, None, 25));
     }
 
@@ -223,11 +242,11 @@ mod tests {
             pages.first(state.clone(), "/kv/", 1);
         }
         assert_eq!(pages.held(), MAX_HELD);
-        assert_eq!(pages.next(&first, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
+        assert_eq!(pages.next(&first, "/kv/", 1, 0).unwrap_err().kind, Kind::SnapshotExpired);
 
         let short = Pages::new(Duration::ZERO);
         let token = short.first(state.clone(), "/kv/", 1).next.unwrap();
-        assert_eq!(short.next(&token, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
+        assert_eq!(short.next(&token, "/kv/", 1, 0).unwrap_err().kind, Kind::SnapshotExpired);
         short.expire();
         assert_eq!(short.held(), 0);
         assert!(pages.first(state, "/kv/", 0).next.is_none(), "a listing of one page is not held");
@@ -237,12 +256,12 @@ mod tests {
     fn a_snapshot_serves_any_read_at_one_revision_and_is_bounded() {
         let pages = Pages::new(Duration::from_secs(60));
         let snapshot = pages.open_snapshot(applied(25)).unwrap();
-        assert_eq!(pages.snapshot(snapshot).unwrap().state.revision(), 25);
-        let first = pages.first_of(snapshot, "/kv/", 20).unwrap();
-        let second = pages.next(&first.next.unwrap(), "/kv/", 20).unwrap();
+        assert_eq!(pages.snapshot(snapshot, 0).unwrap().state.revision(), 25);
+        let first = pages.first_of(snapshot, "/kv/", 20, 0).unwrap();
+        let second = pages.next(&first.next.unwrap(), "/kv/", 20, 0).unwrap();
         assert_eq!((second.entries.len(), second.revision, second.next), (5, 25, None));
-        let other = pages.first_of(snapshot, "/kv/0001", 1).unwrap().next.unwrap();
-        assert_eq!(pages.next(&other, "/kv/0002", 1).unwrap_err().kind, Kind::InvalidArgument);
+        let other = pages.first_of(snapshot, "/kv/0001", 1, 0).unwrap().next.unwrap();
+        assert_eq!(pages.next(&other, "/kv/0002", 1, 0).unwrap_err().kind, Kind::InvalidArgument);
 
         let listing = pages.first(applied(3), "/kv/", 1).next.unwrap();
         for _ in 1..MAX_SNAPSHOTS {
@@ -254,29 +273,47 @@ mod tests {
         for _ in 0..MAX_HELD {
             pages.first(applied(3), "/kv/", 1);
         }
-        assert!(pages.snapshot(snapshot).is_ok(), "listings do not push snapshots out");
+        assert!(pages.snapshot(snapshot, 0).is_ok(), "listings do not push snapshots out");
         assert!(pages.close_snapshot(snapshot) && !pages.close_snapshot(snapshot));
-        assert_eq!(pages.snapshot(snapshot).unwrap_err().kind, Kind::SnapshotExpired);
+        assert_eq!(pages.snapshot(snapshot, 0).unwrap_err().kind, Kind::SnapshotExpired);
         let another = pages.open_snapshot(applied(0)).unwrap();
         assert_eq!(pages.open_snapshot(applied(0)).unwrap_err().kind, Kind::Overloaded, "one went, one came");
         assert!(pages.close_snapshot(another));
-        assert_eq!(pages.next(&listing, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
+        assert_eq!(pages.next(&listing, "/kv/", 1, 0).unwrap_err().kind, Kind::SnapshotExpired);
 
         let short = Pages::new(Duration::ZERO);
         let snapshot = short.open_snapshot(applied(1)).unwrap();
-        assert_eq!(short.snapshot(snapshot).unwrap_err().kind, Kind::SnapshotExpired);
+        assert_eq!(short.snapshot(snapshot, 0).unwrap_err().kind, Kind::SnapshotExpired);
         short.expire();
         assert_eq!(short.held(), 0);
         assert!(!short.close_snapshot(snapshot), "it has ended");
         let no_listing = Snapshot::from_wire(u64::from_str_radix(&listing[..16], 16).unwrap()).unwrap();
-        assert!(pages.snapshot(no_listing).is_err());
+        assert!(pages.snapshot(no_listing, 0).is_err());
+    }
+
+    #[test]
+    fn what_is_held_is_refused_to_who_has_seen_a_newer_state() {
+        let pages = Pages::new(Duration::from_secs(60));
+        let snapshot = pages.open_snapshot(applied(10)).unwrap();
+        let token = pages.first(applied(10), "/kv/", 1).next.unwrap();
+        let newer = [
+            pages.snapshot(snapshot, 11).map(drop),
+            pages.first_of(snapshot, "/kv/", 1, 11).map(drop),
+            pages.next(&token, "/kv/", 1, 11).map(drop),
+        ];
+        for refused in newer {
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.kind, Kind::InvalidArgument);
+            assert!(refused.message.contains("revision 10") && refused.message.contains("11 or later"), "{refused:?}");
+        }
+        assert!(pages.snapshot(snapshot, 10).is_ok() && pages.next(&token, "/kv/", 1, 10).is_ok());
     }
 
     #[test]
     fn a_token_of_another_listing_is_refused() {
         let pages = Pages::new(Duration::from_secs(60));
         let token = pages.first(applied(3), "/kv/", 1).next.unwrap();
-        assert_eq!(pages.next(&token, "/kv/0", 1).unwrap_err().kind, Kind::InvalidArgument);
-        assert_eq!(pages.next("nonsense", "/kv/", 1).unwrap_err().kind, Kind::InvalidArgument);
+        assert_eq!(pages.next(&token, "/kv/0", 1, 0).unwrap_err().kind, Kind::InvalidArgument);
+        assert_eq!(pages.next("nonsense", "/kv/", 1, 0).unwrap_err().kind, Kind::InvalidArgument);
     }
 }

@@ -31,7 +31,7 @@ pub const MAX_WAITING: usize = 8192;
 /// How long one round may take.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long to wait before looking for the leader again.
-const RETRY: Duration = Duration::from_millis(20);
+pub const RETRY: Duration = Duration::from_millis(20);
 
 /// What a reader has to see applied, and when its round began.
 #[derive(Debug, Clone, Copy)]

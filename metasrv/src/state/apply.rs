@@ -52,8 +52,10 @@ impl State {
             Action::OpenSession { ttl_ms, holder } => self.open_session(*ttl_ms, holder),
             Action::CloseSession { session } => Ok(self.end_sessions(&[*session])),
             Action::ExpireSessions { sessions, term: proposed } if *proposed == term => Ok(self.end_sessions(sessions)),
-            Action::ExpireLeases { .. } | Action::ExpireSessions { .. } => Ok(self.ended(false)),
-            Action::SetFeatureLevel { level } => self.set_feature_level(*level),
+            Action::SetFeatureLevel { level, term: proposed } if *proposed == term => self.set_feature_level(*level),
+            Action::ExpireLeases { .. } | Action::ExpireSessions { .. } | Action::SetFeatureLevel { .. } => {
+                Ok(self.ended(false))
+            }
             Action::SetQuota { prefix, bytes } => self.set_quota(prefix, *bytes),
         };
         done.unwrap_or_else(Outcome::Refused)

@@ -47,8 +47,11 @@ pub enum Action {
         sessions: Vec<SessionId>,
         term: u64,
     },
+    /// Raises the level to what every member supported when the leader of `term` asked them. Does nothing in an entry of
+    /// another term, before which others may have come in.
     SetFeatureLevel {
         level: u32,
+        term: u64,
     },
     /// Limits the bytes of keys and values under a prefix; `None` lifts the limit.
     SetQuota {
@@ -133,7 +136,7 @@ impl Command {
             Action::OpenSession { ttl_ms, holder } => Wire::OpenSession(v1::OpenSession { ttl_ms, holder }),
             Action::CloseSession { session } => Wire::CloseSession(v1::CloseSession { session }),
             Action::ExpireSessions { sessions, term } => Wire::ExpireSessions(v1::Expire { ids: sessions, term }),
-            Action::SetFeatureLevel { level } => Wire::SetFeatureLevel(v1::SetFeatureLevel { level }),
+            Action::SetFeatureLevel { level, term } => Wire::SetFeatureLevel(v1::SetFeatureLevel { level, term }),
             Action::SetQuota { prefix, bytes } => Wire::SetQuota(v1::SetQuota { prefix, bytes }),
         };
         let stamp = self.stamp.map(Into::into);
@@ -156,7 +159,7 @@ impl Command {
             Wire::OpenSession(o) => Action::OpenSession { ttl_ms: o.ttl_ms, holder: o.holder },
             Wire::CloseSession(c) => Action::CloseSession { session: c.session },
             Wire::ExpireSessions(e) => Action::ExpireSessions { sessions: e.ids, term: e.term },
-            Wire::SetFeatureLevel(s) => Action::SetFeatureLevel { level: s.level },
+            Wire::SetFeatureLevel(s) => Action::SetFeatureLevel { level: s.level, term: s.term },
             Wire::SetQuota(s) => Action::SetQuota { prefix: s.prefix, bytes: s.bytes },
         };
         let stamp: Option<Stamp> = wire.stamp.map(Into::into);
@@ -279,7 +282,7 @@ mod tests {
             1 => (any::<u64>(), ".*").prop_map(|(ttl_ms, holder)| Action::OpenSession { ttl_ms, holder }),
             1 => any::<u64>().prop_map(|session| Action::CloseSession { session }),
             1 => (ids(), any::<u64>()).prop_map(|(sessions, term)| Action::ExpireSessions { sessions, term }),
-            1 => any::<u32>().prop_map(|level| Action::SetFeatureLevel { level }),
+            1 => any::<(u32, u64)>().prop_map(|(level, term)| Action::SetFeatureLevel { level, term }),
             1 => (".*", any::<Option<u64>>()).prop_map(|(prefix, bytes)| Action::SetQuota { prefix, bytes }),
         ]
     }

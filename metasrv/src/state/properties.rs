@@ -118,7 +118,7 @@ fn command(reference: &Reference, d: &mut Dice<'_>) -> (u64, Command) {
         80..87 => Action::OpenSession { ttl_ms: 5000 + d.roll(9) as u64, holder: d.pick(&["", "a client"]).into() },
         87..88 => Action::CloseSession { session: session(reference, d) },
         88..90 => Action::ExpireSessions { sessions: vec![session(reference, d)], term: 1 + d.roll(2) as u64 },
-        90..93 => Action::SetFeatureLevel { level: d.roll(2) as u32 },
+        90..93 => Action::SetFeatureLevel { level: d.roll(2) as u32, term: 1 + d.roll(2) as u64 },
         _ => Action::SetQuota {
             prefix: d.pick(&PREFIXES).into(),
             bytes: (!d.one_in(4)).then(|| d.pick(&[100, 3_000, 20_000, 200_000])),

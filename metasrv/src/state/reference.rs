@@ -121,7 +121,10 @@ impl Reference {
             Action::ExpireLeases { .. } | Action::ExpireSessions { .. } => {
                 Outcome::Ended { revision: self.revision, existed: false }
             }
-            Action::SetFeatureLevel { level } if *level > self.feature_level => {
+            Action::SetFeatureLevel { term: proposed, .. } if *proposed != term => {
+                Outcome::Ended { revision: self.revision, existed: false }
+            }
+            Action::SetFeatureLevel { level, .. } if *level > self.feature_level => {
                 self.feature_level = *level;
                 self.revision += 1;
                 Outcome::Set { revision: self.revision }

@@ -327,9 +327,13 @@ fn at_a_quota_nothing_grows_and_deletes_work() {
 fn the_feature_level_only_rises() {
     let mut state = State::default();
     assert_eq!(
-        act(&mut state, Action::SetFeatureLevel { level: 1 }),
+        act(&mut state, Action::SetFeatureLevel { level: 1, term: 1 }),
         Outcome::Refused(Refusal::FeatureLevel { level: 1 })
     );
-    assert_eq!(act(&mut state, Action::SetFeatureLevel { level: 2 }), Outcome::Set { revision: 1 });
+    let before = state.clone();
+    let asked_in_another_term = Action::SetFeatureLevel { level: 2, term: 7 };
+    assert_eq!(act(&mut state, asked_in_another_term), Outcome::Ended { revision: 0, existed: false });
+    assert_eq!(state, before);
+    assert_eq!(act(&mut state, Action::SetFeatureLevel { level: 2, term: 1 }), Outcome::Set { revision: 1 });
     assert_eq!(state.feature_level(), 2);
 }
