@@ -192,8 +192,12 @@ impl Agreement {
         let noting = blocking(move || verdicts.note(name, &what));
         match tokio::time::timeout(KEEPING, noting).await {
             Ok(Ok(())) => {}
-            Ok(Err(e)) => tracing::error!("keeping that in the file {name} of the data directory: {e}; a restart does not know it"),
-            Err(_) => tracing::error!("keeping that in the file {name} of the data directory: the disk does not answer"),
+            Ok(Err(e)) => tracing::error!(
+                "keeping that in the file {name} of the data directory: {e}; a restart does not know it"
+            ),
+            Err(_) => {
+                tracing::error!("keeping that in the file {name} of the data directory: the disk does not answer")
+            }
         }
     }
 

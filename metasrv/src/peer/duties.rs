@@ -35,8 +35,8 @@ use super::failure::Failure;
 use super::member::Member;
 use super::shares::{Call, Caller};
 use crate::log::lock;
-use crate::state::State;
-use crate::state::command::Action;
+use crate::state::command::{Action, Outcome};
+use crate::state::{MAX_HANGING, State};
 
 /// Proposals to end something that are under way at once.
 const MAX_UNDER_WAY: usize = 4;
@@ -84,6 +84,23 @@ impl Mortal {
             Mortal::Lease => ids.iter().map(|id| state.lease_scopes(*id)).sum(),
             Mortal::Session => 0,
         }
+    }
+
+    /// Those that may end with one command, and the rest: not more goes with them than may go with one of them.
+    fn at_once(self, state: &State, mut ids: Vec<Revision>) -> (Vec<Revision>, Vec<Revision>) {
+        let mut hanging = 0;
+        let fit = ids.iter().take_while(|id| {
+            let more = match self {
+                Mortal::Lease => state.lease_hanging(**id),
+                Mortal::Session => 0,
+            };
+            let fits = hanging == 0 || hanging + more <= MAX_HANGING;
+            hanging += more;
+            fits
+        });
+        let fit = fit.count();
+        let later = ids.split_off(fit);
+        (ids, later)
     }
 
     fn expire(self, ids: Vec<Revision>, term: u64) -> Action {
@@ -265,6 +282,9 @@ impl Lead {
                 }
                 let (alive, gone): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| kind.ttl(state, *id).is_some());
                 gone.into_iter().for_each(|id| countdowns.ended(id));
+                let (alive, later) = kind.at_once(state, alive);
+                // They are due still.
+                countdowns.again(&later, now);
                 if !alive.is_empty() {
                     chores.push(Box::pin(propose_end(member.clone(), kind, alive, self.term)));
                 }
@@ -341,7 +361,9 @@ async fn raise_feature_level(member: Arc<Member>, term: u64) -> Done {
             Ok(Outcome::Set { .. }) => {
                 tracing::info!(from = in_force, to = level, "every member supports it: the feature level is raised")
             }
-            Ok(_) => tracing::info!(level, "raising the feature level: the members were asked in another term; asking again"),
+            Ok(_) => {
+                tracing::info!(level, "raising the feature level: the members were asked in another term; asking again")
+            }
             Err(failure) => tracing::warn!(level, "raising the feature level: {}; trying again", failure.message),
         }
     }

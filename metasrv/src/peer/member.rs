@@ -9,7 +9,7 @@
 //! ([`super::shares`]); beyond: Overloaded.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lake_client::clock;
 use lake_client::store::{Consistency, ReadOptions, Snapshot};
@@ -34,7 +34,7 @@ use super::failure::Failure;
 use super::latencies::{self, Latencies};
 use super::pages::{Page, Pages};
 use super::reads::{self, ReadIndex};
-use super::shares::{Call, Pool, Refused, Resource};
+use super::shares::{Call, Held, Pool, Refused, Resource};
 use super::standing::{Inquiry, Standing};
 use super::succession::Succession;
 use super::view::View;
@@ -252,12 +252,31 @@ impl Member {
         if let Some(snapshot) = options.snapshot {
             return self.pages.snapshot(snapshot, options.min_revision);
         }
+        let mut place = None;
         let stopping = || Failure::unavailable(format!("peer {} is stopping", self.identity.id));
-        self.recovered.clone().wait_for(|recovered| *recovered).await.map_err(|_| stopping())?;
+        if !*self.recovered.borrow() {
+            place = Some(self.reads.wait(&call.caller)?);
+            self.recovered.clone().wait_for(|recovered| *recovered).await.map_err(|_| stopping())?;
+        }
         match options.consistency {
             Consistency::Local => {}
             Consistency::Bounded(max) if self.reads.staleness().is_some_and(|staleness| staleness <= max) => {}
-            Consistency::Linearizable | Consistency::Bounded(_) => self.confirm(call).await?,
+            Consistency::Linearizable | Consistency::Bounded(_) => {
+                let taken = match place.take() {
+                    Some(taken) => taken,
+                    None => self.reads.wait(&call.caller)?,
+                };
+                self.confirm(call, &taken).await?;
+                place = Some(taken);
+            }
+        }
+        let current = self.published.current();
+        if current.state.revision() >= options.min_revision {
+            return Ok(current);
+        }
+        // Whoever waits has a place, also for what may never come.
+        if place.is_none() {
+            place = Some(self.reads.wait(&call.caller)?);
         }
         let mut applied = self.published.subscribe();
         let applied = applied
@@ -265,17 +284,18 @@ impl Member {
             .await
             .map_err(|_| stopping())?
             .clone();
+        drop(place);
         Ok(applied)
     }
 
     /// One read-index round, and what it asks for applied.
-    async fn confirm(&self, call: &Call) -> Result<(), Failure> {
+    async fn confirm(&self, call: &Call, place: &Held) -> Result<(), Failure> {
         if planted::has(Bug::StaleReads) {
             return Ok(());
         }
         let began = clock::now();
         let point = loop {
-            match self.reads.next_round(&call.caller).await {
+            match self.reads.round_for(place).await {
                 Ok(point) => break point,
                 Err(f) if f.kind == Kind::Unavailable && clock::now() < call.deadline && self.goes_on() => {
                     // Whatever the reason, the next try is one for other tasks, too.
@@ -342,7 +362,7 @@ impl Member {
         match (page, options.snapshot) {
             (Some(token), _) => self.pages.next(token, prefix, limit, options.min_revision),
             (None, Some(snapshot)) => self.pages.first_of(snapshot, prefix, limit, options.min_revision),
-            (None, None) => Ok(self.pages.first(self.read(options, call).await?, prefix, limit)),
+            (None, None) => Ok(self.pages.first(self.read(options, call).await?, prefix, limit, &call.caller)),
         }
     }
 
@@ -356,21 +376,21 @@ impl Member {
         }
         let applied = self.read(options, call).await?;
         let revision = applied.state.revision();
-        Ok((revision, self.pages.open_snapshot(applied)?))
+        Ok((revision, self.pages.open_snapshot(applied, &call.caller)?))
     }
 
     /// Watches a prefix, once the peer has recovered.
     ///
     /// # Errors
     /// Unavailable when that takes longer than the deadline allows; as [`Watches::watch`].
-    pub async fn watch(&self, prefix: &str, from: u64, deadline: Instant) -> Result<Watcher, Failure> {
+    pub async fn watch(&self, prefix: &str, from: u64, call: &Call) -> Result<Watcher, Failure> {
         let mut recovered = self.recovered.clone();
-        let recovered = tokio::time::timeout_at(deadline.into(), recovered.wait_for(|recovered| *recovered)).await;
+        let recovered = tokio::time::timeout_at(call.deadline.into(), recovered.wait_for(|recovered| *recovered)).await;
         if !matches!(recovered, Ok(Ok(_))) {
             let what = format!("peer {}: the watch could not begin{}", self.identity.id, self.why_slow());
             return Err(Failure::unavailable(what));
         }
-        self.watches.watch(prefix, from)
+        self.watches.watch(prefix, from, &call.caller)
     }
 
     // ---- commands ---------------------------------------------------------------------------------------------

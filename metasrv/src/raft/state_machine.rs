@@ -429,7 +429,8 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         let (applied, snapshots, covered) = (self.applied.clone(), self.snapshots.clone(), meta.clone());
         let cluster_id = self.snapshots.log.mark().cluster_id;
         let log = self.snapshots.log.clone();
-        let data = where_there_is_room(&log, move || snapshots.store.write(&covered, &cluster_id, &applied.state)).await?;
+        let data =
+            where_there_is_room(&log, move || snapshots.store.write(&covered, &cluster_id, &applied.state)).await?;
         self.snapshots.keep(meta.clone(), data.clone()).await?;
         tracing::info!(
             index = meta.last_log_id.map(|id| id.index),

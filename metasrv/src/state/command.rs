@@ -108,6 +108,11 @@ pub enum Refusal {
         lake_proto::limits::MAX_TXN_BYTES
     )]
     AnswerTooLarge { bytes: u64 },
+    #[error(
+        "the transaction's compares would have to look at more than {limit} entries and scopes, which would keep all others \
+         waiting: compare shorter prefixes, or with a revision whose changes are still kept"
+    )]
+    ComparesTooMuch { limit: u64 },
     #[error("the feature level is {level} already, and never goes back")]
     FeatureLevel { level: u32 },
 }
@@ -121,6 +126,7 @@ pub(super) const LEASES: &str = "leases";
 pub(super) const SESSIONS: &str = "sessions";
 pub(super) const SCOPES: &str = "scopes";
 pub(super) const QUOTAS: &str = "quotas";
+pub(super) const HANGING: &str = "keys and scopes on one lease";
 
 // ---- to and from the wire -------------------------------------------------------------------------------------
 
@@ -210,6 +216,7 @@ impl From<Refusal> for v1::outcome::Refused {
             }
             Refusal::FeatureLevel { level } => Wire::FeatureLevel(level),
             Refusal::AnswerTooLarge { bytes } => Wire::AnswerTooLarge(bytes),
+            Refusal::ComparesTooMuch { limit } => Wire::ComparesTooMuch(limit),
         };
         Self { refusal: Some(refusal) }
     }
@@ -225,12 +232,13 @@ impl TryFrom<v1::outcome::Refused> for Refusal {
             Wire::SequenceAnswered(sequence) => Refusal::SequenceAnswered { sequence },
             Wire::WindowFull(sequence) => Refusal::WindowFull { sequence },
             Wire::TooMany(t) => {
-                let known = [LEASES, SESSIONS, SCOPES, QUOTAS].into_iter().find(|what| *what == t.what);
+                let known = [LEASES, SESSIONS, SCOPES, QUOTAS, HANGING].into_iter().find(|what| *what == t.what);
                 Refusal::TooMany { what: known.ok_or(Invalid::Missing("kind of limit"))?, limit: t.limit }
             }
             Wire::QuotaExceeded(q) => Refusal::QuotaExceeded { prefix: q.prefix, limit: q.limit, used: q.used },
             Wire::FeatureLevel(level) => Refusal::FeatureLevel { level },
             Wire::AnswerTooLarge(bytes) => Refusal::AnswerTooLarge { bytes },
+            Wire::ComparesTooMuch(limit) => Refusal::ComparesTooMuch { limit },
         })
     }
 }
@@ -354,6 +362,7 @@ mod tests {
             }),
             any::<u32>().prop_map(|level| Refusal::FeatureLevel { level }),
             any::<u64>().prop_map(|bytes| Refusal::AnswerTooLarge { bytes }),
+            any::<u64>().prop_map(|limit| Refusal::ComparesTooMuch { limit }),
         ];
         prop_oneof![
             3 => txn,
