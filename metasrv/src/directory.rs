@@ -6,6 +6,7 @@
 //!   log/         the log's entries (log/sled_log.rs)
 //!   journal      the end of the log, until it is synced in log/ (log/journal.rs)
 //!   snapshots/   the newest two snapshots (snapshot.rs)
+//!   odd, alarm   what the other peers' states have shown about this one (peer/verdicts.rs)
 //! ```
 //!
 //! When a directory is made, the log is made under another name and renamed once it is durable, and the mark is written
@@ -25,6 +26,7 @@ use crate::files::{self, FreeSpace};
 use crate::log::mark::{Mark, MarkFile};
 use crate::log::sled_log::SledLog;
 use crate::log::{Log, LogOptions, SkipSync};
+use crate::peer::verdicts::Verdicts;
 use crate::planted::{self, Bug};
 use crate::raft::state_machine::{DiskReserve, StateMachine};
 use crate::snapshot::{self, Loaded, SnapshotData, SnapshotError, SnapshotStore};
@@ -130,8 +132,11 @@ pub struct DirectoryOptions {
 /// Opens, or makes, everything in a directory that is held. Blocks.
 ///
 /// # Errors
-/// When it belongs to another peer, is damaged, or cannot be read or written.
+/// When it belongs to another peer, is damaged, holds another state than the majority did, or cannot be read or written.
 pub fn open(dir: &Path, options: DirectoryOptions) -> Result<Contents, Error> {
+    if let Some(what) = Verdicts::in_dir(dir).odd()? {
+        return Err(Error::Damaged(what));
+    }
     let mark_path = dir.join("mark");
     let mut log_options = LogOptions::new(dir.join("log"), &options.storage);
     log_options.free_space = options.free_space.clone();

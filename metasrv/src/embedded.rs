@@ -228,7 +228,7 @@ impl MetaStore for EmbeddedStore {
 
     async fn watch(&self, prefix: &str, from: Revision, deadline: Instant) -> Result<ChangeStream, store::Error> {
         let started = clock::now();
-        let watcher = self.member.watch(prefix, from, deadline).await;
+        let watcher = self.member.watch(prefix, from, &self.call(deadline)).await;
         let watcher = watcher.map_err(|f| self.error(format!("watching {prefix:?}"), started, f))?;
         let (dir, doing) = (self.dir.clone(), format!("watching {prefix:?}"));
         let messages = futures::stream::unfold(Some(watcher), move |watcher| {

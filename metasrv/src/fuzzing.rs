@@ -10,13 +10,15 @@
 use std::path::Path;
 
 use bytes::Bytes;
+use lake_proto::kv::Txn;
 use lake_proto::v1;
+use lake_proto::watch::Changes;
 use prost::Message;
 
 use crate::log::{journal, mark, sled_log};
 use crate::raft::wire::{
-    append_request_from_wire, entry_from_wire, entry_to_wire, membership_from_wire, membership_to_wire,
-    snapshot_meta_from_wire, snapshot_meta_to_wire,
+    append_request_from_wire, entry_from_wire, entry_to_wire, log_id_from_wire, membership_from_wire,
+    membership_to_wire, required_vote, snapshot_meta_from_wire, snapshot_meta_to_wire,
 };
 use crate::snapshot;
 use crate::state::command::{Action, Command, Outcome};
@@ -26,7 +28,7 @@ use crate::state::{FEATURE_LEVEL, State};
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All of them. Each tells whether the bytes meant something.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 14] = [
     ("log_entry", log_entry),
     ("log_values", log_values),
     ("journal", journal),
@@ -37,6 +39,10 @@ pub const TARGETS: [Target; 10] = [
     ("snapshot_meta", snapshot_meta),
     ("command", command),
     ("outcome", outcome),
+    ("vote_request", vote_request),
+    ("txn_request", txn_request),
+    ("pipeline_requests", pipeline_requests),
+    ("watch_response", watch_response),
 ];
 
 /// The payload of a log entry.
@@ -163,4 +169,43 @@ pub fn outcome(bytes: &[u8]) -> bool {
     let again = v1::Outcome::decode(&v1::Outcome::from(outcome.clone()).encode_to_vec()[..]).expect("what was encoded");
     assert_eq!(Outcome::try_from(again).as_ref(), Ok(&outcome));
     true
+}
+
+/// What a candidate asks.
+pub fn vote_request(bytes: &[u8]) -> bool {
+    v1::VoteRequest::decode(bytes).is_ok_and(|wire| {
+        let _ = wire.last_log_id.map(log_id_from_wire);
+        required_vote(wire.vote).is_ok()
+    })
+}
+
+/// A client's transaction; if a peer would propose it, it is run.
+pub fn txn_request(bytes: &[u8]) -> bool {
+    v1::TxnRequest::decode(bytes).is_ok_and(|wire| wire.txn.is_some_and(transaction))
+}
+
+fn transaction(wire: v1::Txn) -> bool {
+    let Ok(txn) = Txn::try_from(wire) else { return false };
+    assert_eq!(Txn::try_from(v1::Txn::from(txn.clone())).as_ref(), Ok(&txn));
+    if txn.validate().is_ok() {
+        State::default().apply(1, &Action::Txn(txn).unstamped());
+    }
+    true
+}
+
+/// A client's requests on one stream.
+pub fn pipeline_requests(bytes: &[u8]) -> bool {
+    use v1::pipeline_request::Request;
+    let Ok(wire) = v1::PipelineRequests::decode(bytes) else { return false };
+    let understood = wire.requests.into_iter().filter(|request| match &request.request {
+        Some(Request::Txn(request)) => request.txn.clone().is_some_and(transaction),
+        Some(_) => true,
+        None => false,
+    });
+    understood.count() > 0
+}
+
+/// What a watcher is told, as its client reads it.
+pub fn watch_response(bytes: &[u8]) -> bool {
+    v1::WatchResponse::decode(bytes).is_ok_and(|wire| Changes::try_from(wire).is_ok())
 }

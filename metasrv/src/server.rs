@@ -47,6 +47,8 @@ use crate::services::watch::WatchServer;
 
 /// How long running calls may go on when the server stops.
 pub const DRAIN: Duration = Duration::from_secs(2);
+/// Calls under way on one connection. A caller that has more waits with the rest at its own side.
+pub const MAX_STREAMS: u32 = 16_384;
 
 type Serving = tonic::transport::server::Router;
 
@@ -223,6 +225,7 @@ fn builder() -> tonic::transport::Server {
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(8 << 20)
+        .max_concurrent_streams(MAX_STREAMS)
 }
 
 async fn listen(what: &'static str, address: SocketAddr) -> Result<Listening<TcpIncoming>, Error> {

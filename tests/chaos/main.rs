@@ -145,6 +145,34 @@ fn a_set_loses_nothing_while_peers_lose_everything() {
 }
 
 #[test]
+fn a_set_loses_nothing_when_all_peers_lose_their_power_at_once() {
+    let run = Run::new();
+    assert_code(&run.go("--workload set --nemesis power:all --time 15s --rate 300"), 0);
+    assert_eq!(installed(&run.history()), names(["power-all"]));
+}
+
+#[test]
+fn a_set_loses_nothing_while_peers_that_forgot_try_to_come_back() {
+    let run = Run::new();
+    assert_code(&run.go("--workload set --nemesis rejoin --time 25s --rate 300"), 0);
+    assert_eq!(installed(&run.history()), names(["rejoin"]));
+}
+
+#[test]
+fn registers_survive_snapshots_that_are_sent() {
+    let run = Run::new();
+    assert_code(&run.go("--workload register --nemesis snapshot --time 25s --rate 300"), 0);
+    assert_eq!(installed(&run.history()), names(["snapshot"]));
+}
+
+#[test]
+fn locks_have_one_holder_though_peers_are_paused() {
+    let run = Run::new();
+    assert_code(&run.go("--workload lock --nemesis pause:one --time 20s --rate 100"), 0);
+    assert_eq!(installed(&run.history()), names(["pause-one"]));
+}
+
+#[test]
 fn changes_are_made_once_though_leaders_die_and_answers_are_lost() {
     let run = Run::new();
     let nemeses = "kill:leader,endpoint";

@@ -2,7 +2,7 @@
 //!
 //!     cargo test --release --features planted-bugs --test planted
 //!
-//! The same runs without a bug are valid: that is what the tests of `lake chaos run` show.
+//! Runs of the same faults without a bug are valid: that is what the tests of `lake chaos run` (`tests/chaos/main.rs`) show.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

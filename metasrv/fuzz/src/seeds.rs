@@ -26,6 +26,10 @@ pub fn of(name: &str) -> Vec<Vec<u8>> {
         "snapshot_records" => vec![snapshot_records()],
         "append_request" => vec![append_request()],
         "snapshot_meta" => vec![snapshot_meta_to_wire(&snapshot_meta()).encode_to_vec()],
+        "vote_request" => vec![vote_request()],
+        "txn_request" => transactions().into_iter().map(|txn| txn_request(txn).encode_to_vec()).collect(),
+        "pipeline_requests" => vec![pipeline_requests()],
+        "watch_response" => vec![watch_response()],
         other => panic!("no inputs for {other}"),
     }
 }
@@ -51,8 +55,45 @@ fn commands() -> Vec<Command> {
         Action::OpenSession { ttl_ms: 60_000, holder: "a client".into() }.unstamped(),
         Action::CloseSession { session: 2 }.unstamped(),
         Action::SetQuota { prefix: "/kv/".into(), bytes: Some(1 << 20) }.unstamped(),
-        Action::SetFeatureLevel { level: 2 }.unstamped(),
+        Action::SetFeatureLevel { level: 2, term: 3 }.unstamped(),
     ]
+}
+
+fn transactions() -> Vec<Txn> {
+    let txns = commands().into_iter().filter_map(|command| match command.action {
+        Action::Txn(txn) => Some(txn),
+        _ => None,
+    });
+    txns.collect()
+}
+
+fn txn_request(txn: Txn) -> v1::TxnRequest {
+    v1::TxnRequest { txn: Some(txn.into()), stamp: None }
+}
+
+fn pipeline_requests() -> Vec<u8> {
+    use v1::pipeline_request::Request;
+    let get = v1::GetRequest { key: "/kv/a".into(), options: Some(v1::ReadOptions::default()) };
+    let requests = transactions().into_iter().map(|txn| Request::Txn(txn_request(txn))).chain([Request::Get(get)]);
+    let numbered = requests.enumerate();
+    let numbered =
+        numbered.map(|(id, request)| v1::PipelineRequest { id: id as u64, timeout_ms: 1_000, request: Some(request) });
+    v1::PipelineRequests { requests: numbered.collect() }.encode_to_vec()
+}
+
+fn vote_request() -> Vec<u8> {
+    let vote = v1::Vote { term: 3, node_id: 2, committed: false };
+    let last_log_id = Some(v1::LogId { term: 2, node_id: 1, index: 7 });
+    v1::VoteRequest { header: None, vote: Some(vote), last_log_id, leadership_transfer: false }.encode_to_vec()
+}
+
+fn watch_response() -> Vec<u8> {
+    let entry = v1::KeyValue { key: "/kv/a".into(), value: "value".into(), mod_revision: 5, ..Default::default() };
+    let event = |key: &str, entry| v1::Event { key: key.into(), entry };
+    let events = vec![event("/kv/a", Some(entry)), event("/kv/b", None)];
+    let header = Some(v1::ResponseHeader { cluster_id: "a cluster".into(), peer_id: 1, term: 2, revision: 5 });
+    let changes = vec![v1::Change { revision: 5, events }];
+    v1::WatchResponse { header, changes, progress_revision: 5 }.encode_to_vec()
 }
 
 /// A lease, a session, and what the commands do to them.

@@ -85,6 +85,25 @@ pub struct LogOptions {
     pub free_space: FreeSpace,
     #[doc(hidden)]
     pub skip_sync: SkipSync,
+    /// A seam for tests.
+    #[doc(hidden)]
+    pub failing: Failing,
+}
+
+/// Has writes that are final fail once they are done, as a disk does that loses what it took.
+#[doc(hidden)]
+#[derive(Debug, Clone, Default)]
+pub struct Failing(Arc<AtomicBool>);
+
+impl Failing {
+    /// From now on, or from now on no more.
+    pub fn set(&self, failing: bool) {
+        self.0.store(failing, Ordering::SeqCst);
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.0.load(Ordering::SeqCst) { Err(io::Error::other("the disk was told to fail")) } else { Ok(()) }
+    }
 }
 
 /// Syncs that are left out, so that the test of power cuts can show that it finds their absence. Nothing else sets it, but a bug
@@ -106,6 +125,7 @@ impl LogOptions {
             disk_reserve_bytes: storage.disk_reserve_bytes,
             free_space: FreeSpace::default(),
             skip_sync: SkipSync::default(),
+            failing: Failing::default(),
         }
     }
 }
@@ -565,6 +585,11 @@ impl Log {
     /// held. Who waits for it would otherwise wait for as long as the disk is full.
     pub fn hold_no_more(&self) {
         self.inner.shared.stop.store(true, Ordering::Release);
+    }
+
+    /// Whether that was said.
+    pub fn holds_no_more(&self) -> bool {
+        self.inner.shared.stop.load(Ordering::Acquire)
     }
 
     /// Stops the writer once everything queued is written (or refused, while the disk is full), and closes the files.

@@ -428,3 +428,62 @@ fn it_is_known_how_many_bytes_lie_between_entries() {
     tail.purge(log_id(1, 20));
     assert_eq!(tail.with_bytes_before(29, 10 << 20), None);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sync_that_fails_is_final_though_the_disk_recovers() {
+    // Of an append, small and large, of a vote, and of a truncation.
+    for failing_write in 0..4 {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        let disk = options.failing.clone();
+        let log = Log::create(options, MarkFile::create(&dir.path().join("mark"), identity()).unwrap()).unwrap();
+        append(&log, vec![entry(1, 0, 10), entry(1, 1, 10)]).await.unwrap();
+        log.save_vote(Vote::new(1, 1)).await.unwrap();
+        disk.set(true);
+        let failed = match failing_write {
+            0 => append(&log, vec![entry(1, 2, 10)]).await,
+            1 => append(&log, vec![entry(1, 2, 1 << 20)]).await,
+            2 => log.save_vote(Vote::new(2, 1)).await,
+            _ => log.truncate_after(Some(log_id(1, 0))).await,
+        };
+        assert!(failed.is_err(), "{failing_write}");
+        until(&log, |health| matches!(health, Health::Failed(what) if what.contains("the disk was told to fail")))
+            .await;
+        disk.set(false);
+        let next = log.bounds().1.unwrap().index + 1;
+        assert!(append(&log, vec![entry(1, next, 10)]).await.is_err(), "nobody knows what is on the disk");
+        assert!(log.save_vote(Vote::new(3, 1)).await.is_err());
+        assert!(matches!(&*log.health().borrow(), Health::Failed(_)), "it does not become good again");
+        log.close().await;
+
+        let log = open(dir.path()).unwrap();
+        let read = log.read(0..2, usize::MAX).await.unwrap();
+        assert!(failing_write == 3 || read == [entry(1, 0, 10), entry(1, 1, 10)], "what was acknowledged is there");
+        assert_ne!(log.vote(), Some(Vote::new(3, 1)));
+        append(&log, vec![entry(3, log.bounds().1.unwrap().index + 1, 10)]).await.unwrap();
+        log.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_together_is_synced_together() {
+    const WAITING: u64 = 200;
+    let dir = tempfile::tempdir().unwrap();
+    let room = Arc::new(AtomicU64::new(0));
+    let log = create_with_room(dir.path(), &room);
+    let mut told = Vec::new();
+    for index in 0..=WAITING {
+        let (callback, flushed) = callback();
+        log.append(vec![entry(1, index, 10)], callback).await.unwrap();
+        if index == 0 {
+            // The writer holds the first one; the others wait behind it.
+            until(&log, |health| matches!(health, Health::Held(_))).await;
+        }
+        told.push(flushed);
+    }
+    room.store(u64::MAX, Ordering::SeqCst);
+    futures::future::try_join_all(told).await.unwrap();
+    assert_eq!(log.latencies().journal.get_sample_count(), 2, "the first one, and the rest");
+    assert_eq!(log.read(.., usize::MAX).await.unwrap().len() as u64, WAITING + 1);
+    log.close().await;
+}

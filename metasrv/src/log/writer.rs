@@ -402,7 +402,7 @@ impl Writer {
 
     /// Runs a write whose failure is final.
     fn finally(&mut self, work: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
-        work(self).inspect_err(|e| self.fail(e))
+        work(self).and_then(|()| self.options.failing.check()).inspect_err(|e| self.fail(e))
     }
 
     fn fail(&mut self, error: &io::Error) {

@@ -6,9 +6,12 @@
 //! | what the voters say                        | what this peer does                                   |
 //! |--------------------------------------------|-------------------------------------------------------|
 //! | a majority has this peer's hash            | nothing                                               |
-//! | a majority has another one                 | it stops voting and serving, and its process says so  |
-//! | no hash can reach a majority any more      | an alarm, and this peer proposes nothing any more     |
+//! | a majority has another one                 | it stops voting and serving at once and for good, and its process says so |
+//! | no hash can reach a majority any more      | an alarm, and this peer proposes nothing any more, nor changes of the members |
 //! | too few have answered                      | it asks again, and gives up after [`PATIENCE`]        |
+//!
+//! The second and the third outlive the process ([`super::verdicts`]): the odd one is not started again from its directory,
+//! and after an alarm nothing is proposed either.
 //!
 //! Limits: [`KEPT`] notes, one comparison at a time and at most one every [`EVERY`].
 
@@ -23,8 +26,11 @@ use lake_proto::v1;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::note_end;
+use super::standing::Standing;
+use super::verdicts::{ALARM, ODD};
 use super::view::View;
+use super::{Ends, note_end};
+use crate::blocking::blocking;
 use crate::raft::network::Network;
 use crate::raft::state_machine::Published;
 use crate::raft::types::Member;
@@ -41,6 +47,8 @@ const AGAIN: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long one answer may take.
 const ANSWER: Duration = Duration::from_secs(1);
+/// How long keeping a verdict may take.
+const KEEPING: Duration = Duration::from_secs(2);
 
 /// The hash of a state that has applied everything up to an index, and nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,8 +119,9 @@ pub(super) struct Agreement {
     pub view: View,
     pub network: Network,
     pub published: Arc<Published>,
+    pub standing: Arc<Standing>,
     /// Ends the peer, with why.
-    pub failed: watch::Sender<Option<String>>,
+    pub ends: Ends,
     /// Stops proposals, with why.
     pub alarm: watch::Sender<Option<String>>,
 }
@@ -148,7 +157,7 @@ impl Agreement {
                         crate::files::REJOIN
                     );
                     tracing::error!("{what}");
-                    note_end(&self.failed, what);
+                    self.stop(what).await;
                     return;
                 }
                 Verdict::NoMajority => {
@@ -159,8 +168,35 @@ impl Agreement {
                         note.index
                     );
                     tracing::error!("{what}");
-                    self.alarm.send_replace(Some(what));
+                    self.alarm.send_replace(Some(what.clone()));
+                    self.keep(ALARM, what).await;
                 }
+            }
+        }
+    }
+
+    /// Ends what this peer does in its cluster. The leadership is not handed over: what decides to whom is not to be trusted.
+    async fn stop(&self, what: String) {
+        // Every call is refused from here on, those of the other peers included.
+        self.standing.end(&what);
+        self.keep(ODD, what.clone()).await;
+        note_end(&self.ends.failed, what);
+        if let Err(e) = self.view.raft().shutdown().await {
+            tracing::warn!("ending the consensus core: {e}");
+        }
+    }
+
+    /// Has a verdict outlive the process. A disk that hangs does not keep the peer from stopping.
+    async fn keep(&self, name: &'static str, what: String) {
+        let verdicts = self.ends.verdicts.clone();
+        let noting = blocking(move || verdicts.note(name, &what));
+        match tokio::time::timeout(KEEPING, noting).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::error!(
+                "keeping that in the file {name} of the data directory: {e}; a restart does not know it"
+            ),
+            Err(_) => {
+                tracing::error!("keeping that in the file {name} of the data directory: the disk does not answer")
             }
         }
     }

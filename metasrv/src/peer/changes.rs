@@ -35,7 +35,7 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use openraft::errors::{ChangeMembershipError, ClientWriteError, RaftError};
 use openraft::raft::Precondition;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::address::{Addresses, MAX_ADDRESS_BYTES};
@@ -76,6 +76,8 @@ pub struct Changes {
     running: Arc<Mutex<Option<Running>>>,
     /// One permit: see [`Changes::level_turn`].
     levels: Arc<Semaphore>,
+    /// Why nothing is written any more, if that is so.
+    alarm: watch::Receiver<Option<String>>,
 }
 
 /// The change under way.
@@ -144,7 +146,13 @@ impl Changes {
         addresses: Addresses,
     ) -> Self {
         let levels = Arc::new(Semaphore::new(1));
-        Self { cluster_id, view, network, published, addresses, running: Arc::default(), levels }
+        let (_, alarm) = watch::channel(None);
+        Self { cluster_id, view, network, published, addresses, running: Arc::default(), levels, alarm }
+    }
+
+    /// The same, which changes nothing once there is an alarm.
+    pub fn unless(self, alarm: watch::Receiver<Option<String>>) -> Self {
+        Self { alarm, ..self }
     }
 
     // ---- what can be asked for --------------------------------------------------------------------------------
@@ -338,6 +346,9 @@ impl Changes {
     }
 
     fn claim(&self, what: String) -> Result<Claim, Failure> {
+        if let Some(alarm) = &*self.alarm.borrow() {
+            return Err(Failure::unavailable(format!("peer {}: {what}: {alarm}", self.view.id())));
+        }
         let mut running = lock(&self.running);
         if let Some(running) = &*running {
             let what = format!(

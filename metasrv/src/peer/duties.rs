@@ -35,8 +35,8 @@ use super::failure::Failure;
 use super::member::Member;
 use super::shares::{Call, Caller};
 use crate::log::lock;
-use crate::state::State;
-use crate::state::command::Action;
+use crate::state::command::{Action, Outcome};
+use crate::state::{MAX_HANGING, State};
 
 /// Proposals to end something that are under way at once.
 const MAX_UNDER_WAY: usize = 4;
@@ -84,6 +84,23 @@ impl Mortal {
             Mortal::Lease => ids.iter().map(|id| state.lease_scopes(*id)).sum(),
             Mortal::Session => 0,
         }
+    }
+
+    /// Those that may end with one command, and the rest: not more goes with them than may go with one of them.
+    fn at_once(self, state: &State, mut ids: Vec<Revision>) -> (Vec<Revision>, Vec<Revision>) {
+        let mut hanging = 0;
+        let fit = ids.iter().take_while(|id| {
+            let more = match self {
+                Mortal::Lease => state.lease_hanging(**id),
+                Mortal::Session => 0,
+            };
+            let fits = hanging == 0 || hanging + more <= MAX_HANGING;
+            hanging += more;
+            fits
+        });
+        let fit = fit.count();
+        let later = ids.split_off(fit);
+        (ids, later)
     }
 
     fn expire(self, ids: Vec<Revision>, term: u64) -> Action {
@@ -240,7 +257,7 @@ impl Lead {
                 self.warn_of_quotas(&applied.state);
                 if !raising && applied.state.feature_level() < member.feature_level {
                     raising = true;
-                    chores.push(Box::pin(raise_feature_level(member.clone())));
+                    chores.push(Box::pin(raise_feature_level(member.clone(), self.term)));
                 }
             }
             let next_of = |kind| lock(member.duties.of(kind)).next_look(now);
@@ -265,6 +282,9 @@ impl Lead {
                 }
                 let (alive, gone): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| kind.ttl(state, *id).is_some());
                 gone.into_iter().for_each(|id| countdowns.ended(id));
+                let (alive, later) = kind.at_once(state, alive);
+                // They are due still.
+                countdowns.again(&later, now);
                 if !alive.is_empty() {
                     chores.push(Box::pin(propose_end(member.clone(), kind, alive, self.term)));
                 }
@@ -321,7 +341,7 @@ async fn propose_end(member: Arc<Member>, kind: Mortal, ids: Vec<Revision>, term
 
 /// Raises the feature level to what every member supports, if that is higher (semantics, section 1). A member that does
 /// not answer keeps it where it is, and so does one that is being taken in.
-async fn raise_feature_level(member: Arc<Member>) -> Done {
+async fn raise_feature_level(member: Arc<Member>, term: u64) -> Done {
     let Some(_turn) = member.changes.level_turn() else { return Done::LookedAtLevels };
     // Behind it, whoever was to be taken in before stands in the membership, also where the caller has given up.
     if member.reads.next_round(&Caller::own()).await.is_err() {
@@ -335,11 +355,14 @@ async fn raise_feature_level(member: Arc<Member>) -> Done {
     if let Some(level) = everybody.filter(|level| *level > in_force) {
         // The turn is not given up before it is known what became of it; an end of the leadership ends the waiting.
         match member
-            .propose(Action::SetFeatureLevel { level }, None, &Call::own(clock::now() + AS_LONG_AS_IT_LEADS))
+            .propose(Action::SetFeatureLevel { level, term }, None, &Call::own(clock::now() + AS_LONG_AS_IT_LEADS))
             .await
         {
-            Ok(_) => {
+            Ok(Outcome::Set { .. }) => {
                 tracing::info!(from = in_force, to = level, "every member supports it: the feature level is raised")
+            }
+            Ok(_) => {
+                tracing::info!(level, "raising the feature level: the members were asked in another term; asking again")
             }
             Err(failure) => tracing::warn!(level, "raising the feature level: {}; trying again", failure.message),
         }

@@ -53,9 +53,10 @@ impl Failure {
             Refusal::SessionExpired { .. } => Kind::SessionExpired,
             Refusal::QuotaExceeded { .. } => Kind::QuotaExceeded,
             Refusal::TooMany { .. } | Refusal::WindowFull { .. } => Kind::LimitReached,
-            Refusal::SequenceAnswered { .. } | Refusal::FeatureLevel { .. } | Refusal::AnswerTooLarge { .. } => {
-                Kind::InvalidArgument
-            }
+            Refusal::SequenceAnswered { .. }
+            | Refusal::FeatureLevel { .. }
+            | Refusal::AnswerTooLarge { .. }
+            | Refusal::ComparesTooMuch { .. } => Kind::InvalidArgument,
         };
         Self::new(kind, refusal.to_string())
     }

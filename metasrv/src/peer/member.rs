@@ -9,7 +9,7 @@
 //! ([`super::shares`]); beyond: Overloaded.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lake_client::clock;
 use lake_client::store::{Consistency, ReadOptions, Snapshot};
@@ -33,14 +33,14 @@ use super::duties::{self, Duties};
 use super::failure::Failure;
 use super::latencies::{self, Latencies};
 use super::pages::{Page, Pages};
-use super::reads::ReadIndex;
-use super::shares::{Call, Pool, Refused, Resource};
+use super::reads::{self, ReadIndex};
+use super::shares::{Call, Held, Pool, Refused, Resource};
 use super::standing::{Inquiry, Standing};
 use super::succession::Succession;
 use super::view::View;
 use super::watchdog::Watchdog;
 use super::watches::{Watcher, Watches};
-use super::{Identity, Settings};
+use super::{Ends, Identity, Settings};
 use crate::error::Error;
 use crate::log::{Health, Log};
 use crate::planted::{self, Bug};
@@ -91,7 +91,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Starts the consensus core and the tasks around it. Problems that end the peer go to `failed`.
+    /// Starts the consensus core and the tasks around it. Problems that end the peer go to `ends`.
     pub(super) async fn start(
         identity: Arc<Identity>,
         cluster_id: String,
@@ -99,8 +99,9 @@ impl Member {
         transport: Transport,
         log: Log,
         state_machine: StateMachine,
-        failed: watch::Sender<Option<String>>,
+        ends: Ends,
     ) -> Result<Arc<Self>, Error> {
+        let alarm = ends.verdicts.alarm()?;
         let latencies = Latencies::new().map_err(|e| Error::Stopped(format!("preparing the metrics: {e}")))?;
         let published = state_machine.published();
         let snapshots = state_machine.snapshots();
@@ -126,8 +127,13 @@ impl Member {
         tasks.spawn(recover(view.clone(), recovered_sender, stop.clone()));
         let addresses = Addresses::new(view.clone(), network.clone());
         tasks.spawn(addresses.clone().keep_own(recovered.clone(), stop.clone()));
+        if let Some(alarm) = &alarm {
+            tracing::error!("{alarm}");
+        }
+        let (alarm_sender, alarm) = watch::channel(alarm);
         let changes =
-            Changes::new(cluster_id.clone(), view.clone(), network.clone(), published.clone(), addresses.clone());
+            Changes::new(cluster_id.clone(), view.clone(), network.clone(), published.clone(), addresses.clone())
+                .unless(alarm.clone());
         tasks.spawn(changes.clone().finish_left_behind(stop.clone()));
         let standing = Standing::new();
         let inquiry = Inquiry {
@@ -136,15 +142,15 @@ impl Member {
             view: view.clone(),
             network: network.clone(),
             published: published.clone(),
-            failed: failed.clone(),
+            failed: ends.failed.clone(),
         };
         tasks.spawn(inquiry.run(stop.clone()));
-        let (alarm_sender, alarm) = watch::channel(None);
         let agreement = Agreement {
             view: view.clone(),
             network: network.clone(),
             published: published.clone(),
-            failed: failed.clone(),
+            standing: standing.clone(),
+            ends: ends.clone(),
             alarm: alarm_sender,
         };
         tasks.spawn(agreement.run(stop.clone()));
@@ -154,7 +160,7 @@ impl Member {
             published: published.clone(),
             pages: pages.clone(),
             storage: settings.storage,
-            failed,
+            failed: ends.failed,
         };
         tasks.spawn(watchdog.run(stop.clone()));
         let member = Arc::new(Self {
@@ -244,14 +250,33 @@ impl Member {
 
     async fn read_when_ready(&self, options: ReadOptions, call: &Call) -> Result<Arc<Applied>, Failure> {
         if let Some(snapshot) = options.snapshot {
-            return self.pages.snapshot(snapshot);
+            return self.pages.snapshot(snapshot, options.min_revision);
         }
+        let mut place = None;
         let stopping = || Failure::unavailable(format!("peer {} is stopping", self.identity.id));
-        self.recovered.clone().wait_for(|recovered| *recovered).await.map_err(|_| stopping())?;
+        if !*self.recovered.borrow() {
+            place = Some(self.reads.wait(&call.caller)?);
+            self.recovered.clone().wait_for(|recovered| *recovered).await.map_err(|_| stopping())?;
+        }
         match options.consistency {
             Consistency::Local => {}
             Consistency::Bounded(max) if self.reads.staleness().is_some_and(|staleness| staleness <= max) => {}
-            Consistency::Linearizable | Consistency::Bounded(_) => self.confirm(call).await?,
+            Consistency::Linearizable | Consistency::Bounded(_) => {
+                let taken = match place.take() {
+                    Some(taken) => taken,
+                    None => self.reads.wait(&call.caller)?,
+                };
+                self.confirm(call, &taken).await?;
+                place = Some(taken);
+            }
+        }
+        let current = self.published.current();
+        if current.state.revision() >= options.min_revision {
+            return Ok(current);
+        }
+        // Whoever waits has a place, also for what may never come.
+        if place.is_none() {
+            place = Some(self.reads.wait(&call.caller)?);
         }
         let mut applied = self.published.subscribe();
         let applied = applied
@@ -259,19 +284,23 @@ impl Member {
             .await
             .map_err(|_| stopping())?
             .clone();
+        drop(place);
         Ok(applied)
     }
 
     /// One read-index round, and what it asks for applied.
-    async fn confirm(&self, call: &Call) -> Result<(), Failure> {
+    async fn confirm(&self, call: &Call, place: &Held) -> Result<(), Failure> {
         if planted::has(Bug::StaleReads) {
             return Ok(());
         }
         let began = clock::now();
         let point = loop {
-            match self.reads.next_round(&call.caller).await {
+            match self.reads.round_for(place).await {
                 Ok(point) => break point,
-                Err(f) if f.kind == Kind::Unavailable && clock::now() < call.deadline && self.problem().is_none() => {}
+                Err(f) if f.kind == Kind::Unavailable && clock::now() < call.deadline && self.goes_on() => {
+                    // Whatever the reason, the next try is one for other tasks, too.
+                    tokio::time::sleep(reads::RETRY).await;
+                }
                 Err(f) => return Err(f),
             }
         };
@@ -283,6 +312,11 @@ impl Member {
             .map_err(|_| Failure::unavailable("the peer is stopping"))?;
         self.reads.confirm(point);
         Ok(())
+    }
+
+    /// Whether trying again can help.
+    fn goes_on(&self) -> bool {
+        !self.stop.is_cancelled() && self.problem().is_none()
     }
 
     /// One entry, and the revision it was read at.
@@ -326,9 +360,9 @@ impl Member {
     ) -> Result<Page, Failure> {
         validate_prefix(prefix).map_err(Failure::invalid)?;
         match (page, options.snapshot) {
-            (Some(token), _) => self.pages.next(token, prefix, limit),
-            (None, Some(snapshot)) => self.pages.first_of(snapshot, prefix, limit),
-            (None, None) => Ok(self.pages.first(self.read(options, call).await?, prefix, limit)),
+            (Some(token), _) => self.pages.next(token, prefix, limit, options.min_revision),
+            (None, Some(snapshot)) => self.pages.first_of(snapshot, prefix, limit, options.min_revision),
+            (None, None) => Ok(self.pages.first(self.read(options, call).await?, prefix, limit, &call.caller)),
         }
     }
 
@@ -342,21 +376,21 @@ impl Member {
         }
         let applied = self.read(options, call).await?;
         let revision = applied.state.revision();
-        Ok((revision, self.pages.open_snapshot(applied)?))
+        Ok((revision, self.pages.open_snapshot(applied, &call.caller)?))
     }
 
     /// Watches a prefix, once the peer has recovered.
     ///
     /// # Errors
     /// Unavailable when that takes longer than the deadline allows; as [`Watches::watch`].
-    pub async fn watch(&self, prefix: &str, from: u64, deadline: Instant) -> Result<Watcher, Failure> {
+    pub async fn watch(&self, prefix: &str, from: u64, call: &Call) -> Result<Watcher, Failure> {
         let mut recovered = self.recovered.clone();
-        let recovered = tokio::time::timeout_at(deadline.into(), recovered.wait_for(|recovered| *recovered)).await;
+        let recovered = tokio::time::timeout_at(call.deadline.into(), recovered.wait_for(|recovered| *recovered)).await;
         if !matches!(recovered, Ok(Ok(_))) {
             let what = format!("peer {}: the watch could not begin{}", self.identity.id, self.why_slow());
             return Err(Failure::unavailable(what));
         }
-        self.watches.watch(prefix, from)
+        self.watches.watch(prefix, from, &call.caller)
     }
 
     // ---- commands ---------------------------------------------------------------------------------------------
@@ -488,7 +522,7 @@ impl Member {
 
     /// What keeps this peer from working, if anything does.
     pub fn problem(&self) -> Option<String> {
-        if let Some(why) = self.standing.removed() {
+        if let Some(why) = self.standing.over() {
             return Some(why.to_owned());
         }
         if let Health::Held(what) | Health::Failed(what) = &*self.log.health().borrow() {
@@ -518,7 +552,7 @@ impl Member {
 
     /// Has another voter lead, if this peer leads now and one can be reached; waits a little for that.
     pub async fn hand_over(&self) {
-        if self.view.leader_id() != Some(self.identity.id) {
+        if self.view.leader_id() != Some(self.identity.id) || self.standing.over().is_some() {
             return;
         }
         let successors = self.view.successors();

@@ -38,6 +38,7 @@ pub mod reads;
 pub mod shares;
 pub mod standing;
 pub mod succession;
+pub mod verdicts;
 pub mod view;
 pub mod watchdog;
 pub mod watches;
@@ -57,6 +58,7 @@ use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
 use self::shares::Callers;
+use self::verdicts::Verdicts;
 use crate::config::{Config, StorageConfig, Timing};
 use crate::directory::{self, DirectoryLock, DirectoryOptions};
 use crate::error::Error;
@@ -132,6 +134,13 @@ impl Default for Settings {
     }
 }
 
+/// How a peer ends for good, and what it leaves behind of why. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Ends {
+    pub failed: watch::Sender<Option<String>>,
+    pub verdicts: Verdicts,
+}
+
 /// One peer.
 pub struct Peer {
     pub identity: Arc<Identity>,
@@ -146,7 +155,7 @@ pub struct Peer {
     member: ArcSwapOption<Member>,
     /// What becomes the member's. Also serialises founding.
     fresh: Mutex<Option<StateMachine>>,
-    failed: watch::Sender<Option<String>>,
+    ends: Ends,
     lock: std::sync::Mutex<Option<DirectoryLock>>,
 }
 
@@ -155,6 +164,7 @@ pub struct Opened {
     log: Log,
     disk: Disk,
     state_machine: StateMachine,
+    verdicts: Verdicts,
     /// None of a log in memory.
     lock: Option<DirectoryLock>,
 }
@@ -173,13 +183,15 @@ impl Opened {
             skip_sync: Default::default(),
         };
         let disk = Disk::new(dir.clone(), settings.storage.disk_reserve_bytes, settings.free_space.clone());
+        let verdicts = Verdicts::in_dir(&dir);
         let opening = tokio::task::spawn_blocking(move || {
             let lock = DirectoryLock::take(&dir)?;
             directory::open(&dir, options).map(|contents| (contents, lock))
         });
         let (contents, lock) =
             opening.await.map_err(|e| Error::Stopped(format!("opening the data directory: {e}")))??;
-        Ok(Self { log: contents.log, disk, state_machine: contents.state_machine, lock: Some(lock) })
+        let (log, state_machine) = (contents.log, contents.state_machine);
+        Ok(Self { log, disk, state_machine, verdicts, lock: Some(lock) })
     }
 
     /// A peer whose log is in memory, on a disk that outlives it; its snapshots are files in `dir`. Everything that its state
@@ -202,7 +214,7 @@ impl Opened {
         let state_machine = StateMachine::new(snapshots, log.clone(), reserve, loaded)
             .supporting(settings.feature_level)
             .observed_by(observer);
-        Ok(Self { log, disk, state_machine, lock: None })
+        Ok(Self { log, disk, state_machine, verdicts: Verdicts::unkept(), lock: None })
     }
 
     /// The voters of the cluster that the directory belongs to, as its snapshot and log say.
@@ -256,7 +268,7 @@ impl Peer {
             settings,
             member: ArcSwapOption::empty(),
             fresh: Mutex::new(Some(opened.state_machine)),
-            failed: watch::Sender::new(None),
+            ends: Ends { failed: watch::Sender::new(None), verdicts: opened.verdicts },
             lock: std::sync::Mutex::new(opened.lock),
         });
         if !mark.cluster_id.is_empty() {
@@ -280,7 +292,7 @@ impl Peer {
             self.transport.clone(),
             self.log.clone(),
             state_machine,
-            self.failed.clone(),
+            self.ends.clone(),
         )
         .await?;
         self.member.store(Some(member.clone()));
@@ -312,7 +324,7 @@ impl Peer {
             .map_err(|e| Failure::unavailable(format!("peer {}: noting the cluster's id: {e}", self.identity.id)))?;
         self.become_member(&mut fresh, cluster_id.to_owned()).await.map_err(|e| {
             let what = e.to_string();
-            self.failed.send_replace(Some(what.clone()));
+            self.ends.failed.send_replace(Some(what.clone()));
             Failure::unavailable(format!("peer {}: {what}", self.identity.id))
         })
     }
@@ -330,7 +342,8 @@ impl Peer {
     /// The member.
     ///
     /// # Errors
-    /// Unavailable while the peer is fresh, and once it knows that it was removed: another peer can help.
+    /// Unavailable while the peer is fresh, and once it knows that it was removed or holds another state than the majority:
+    /// another peer can help.
     pub fn serving(&self) -> Result<Arc<Member>, Failure> {
         let member = self.member().ok_or_else(|| {
             Failure::unavailable(format!(
@@ -338,7 +351,7 @@ impl Peer {
                 self.identity.id
             ))
         })?;
-        match member.standing.removed() {
+        match member.standing.over() {
             Some(why) => Err(Failure::unavailable(why)),
             None => Ok(member),
         }
@@ -346,12 +359,12 @@ impl Peer {
 
     /// Something ends the peer for good.
     pub(crate) fn fail(&self, what: &str) {
-        note_end(&self.failed, what.to_owned());
+        note_end(&self.ends.failed, what.to_owned());
     }
 
     /// What ended the peer, once something has. `None` until then.
     pub fn failed(&self) -> watch::Receiver<Option<String>> {
-        self.failed.subscribe()
+        self.ends.failed.subscribe()
     }
 
     /// Everything this peer knows of itself and its cluster, but for its disk ([`Peer::disk`]). Never waits.
@@ -362,7 +375,7 @@ impl Peer {
             self_: Some(self.identity.to_wire()),
             cluster_id: mark.cluster_id,
             stage: Stage::Fresh as i32,
-            problem: self.failed.borrow().clone().unwrap_or_default(),
+            problem: self.ends.failed.borrow().clone().unwrap_or_default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             supported_feature_level: self.settings.feature_level,
             ..v1::StatusResponse::default()

@@ -3,8 +3,9 @@
 //!
 //! The first page of a listing that has more puts the state it was read from here; a later page names it. A snapshot is
 //! the same for any key and prefix. Clones of the state are cheap, but they keep alive what is deleted meanwhile, so they
-//! are bounded: [`MAX_HELD`] listings, of which the oldest goes for a new one, and [`MAX_SNAPSHOTS`] snapshots, beyond which
-//! none is opened until one is closed or ends; each for [`crate::config::Config::page_life`]. After that: SnapshotExpired,
+//! are bounded: [`MAX_HELD`] listings, where the caller's oldest goes for a new one, and [`MAX_SNAPSHOTS`] snapshots, beyond which
+//! none is opened until one is closed or ends; of both each caller has its part ([`super::shares`]). Each for
+//! [`crate::config::Config::page_life`]. After that: SnapshotExpired,
 //! and the client starts again.
 //!
 //! A page's token is `id/last key`: asking for the same page twice gives the same page.
@@ -15,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use lake_client::clock;
 use lake_client::store::Snapshot;
-use lake_proto::kv::KeyValue;
+use lake_proto::kv::{KeyValue, Revision};
 use lake_proto::limits::{MAX_PAGE_BYTES, page_limit};
 use lake_proto::v1::error_detail::Kind;
 
 use super::failure::Failure;
+use super::shares::{self, Caller, Pool, Refused, Resource};
 use crate::log::lock;
 use crate::raft::state_machine::Applied;
 
@@ -33,24 +35,10 @@ struct Held {
     /// Of the listing; `None` for a snapshot.
     prefix: Option<String>,
     since: Instant,
+    share: shares::Held,
 }
 
-#[derive(Default)]
-struct Table {
-    held: HashMap<u64, Held>,
-    snapshots: usize,
-}
-
-impl Table {
-    fn insert(&mut self, id: u64, held: Held) {
-        self.snapshots += usize::from(held.prefix.is_none());
-        self.held.insert(id, held);
-    }
-
-    fn listings(&self) -> usize {
-        self.held.len() - self.snapshots
-    }
-}
+type Table = HashMap<u64, Held>;
 
 /// One page and what to ask for next.
 #[derive(Debug)]
@@ -64,27 +52,34 @@ pub struct Page {
 pub struct Pages {
     life: Duration,
     held: Mutex<Table>,
+    listings: Pool,
+    snapshots: Pool,
 }
 
 impl Pages {
     /// None held; each will live for `life`.
     pub fn new(life: Duration) -> Self {
-        Self { life, held: Mutex::default() }
+        let listings = Pool::new(Resource::Listings, MAX_HELD);
+        let snapshots = Pool::new(Resource::Snapshots, MAX_SNAPSHOTS);
+        Self { life, held: Mutex::default(), listings, snapshots }
     }
 
-    /// The first page under `prefix` of the state `applied`.
-    pub fn first(&self, applied: Arc<Applied>, prefix: &str, limit: u32) -> Page {
+    /// The first page under `prefix` of the state `applied`, for a caller that may ask for more.
+    pub fn first(&self, applied: Arc<Applied>, prefix: &str, limit: u32, caller: &Caller) -> Page {
         let id = rand::random::<u64>();
         let page = page(id, &applied, prefix, None, limit);
         if page.next.is_some() {
             let mut held = lock(&self.held);
-            let listings = held.held.iter().filter(|(_, held)| held.prefix.is_some());
-            if held.listings() >= MAX_HELD
-                && let Some(oldest) = listings.min_by_key(|(_, held)| held.since).map(|(id, _)| *id)
-            {
-                held.held.remove(&oldest);
+            let share = loop {
+                match self.listings.take(caller, 1) {
+                    Ok(share) => break Some(share),
+                    Err(_) if let_go(&mut held, caller) => {}
+                    Err(_) => break None,
+                }
+            };
+            if let Some(share) = share {
+                held.insert(id, Held { applied, prefix: Some(prefix.to_owned()), since: clock::now(), share });
             }
-            held.insert(id, Held { applied, prefix: Some(prefix.to_owned()), since: clock::now() });
         }
         page
     }
@@ -93,17 +88,20 @@ impl Pages {
     ///
     /// # Errors
     /// Overloaded.
-    pub fn open_snapshot(&self, applied: Arc<Applied>) -> Result<Snapshot, Failure> {
+    pub fn open_snapshot(&self, applied: Arc<Applied>, caller: &Caller) -> Result<Snapshot, Failure> {
         let mut held = lock(&self.held);
         let snapshot = (0..64).map(|_| rand::random::<u64>()).find_map(Snapshot::from_wire);
-        let Some(snapshot) = snapshot.filter(|_| held.snapshots < MAX_SNAPSHOTS) else {
+        let overloaded = |refused| {
             let what = format!(
-                "{MAX_SNAPSHOTS} snapshots are held, which is the most; try again when the first of them end, within {} s",
+                "{refused} has as many snapshots as it may have, of {MAX_SNAPSHOTS}; close some, or try again when the first of \
+                 them end, within {} s",
                 self.life.as_secs_f64()
             );
-            return Err(Failure::new(Kind::Overloaded, what));
+            Failure::new(Kind::Overloaded, what)
         };
-        held.insert(snapshot.to_wire(), Held { applied, prefix: None, since: clock::now() });
+        let share = self.snapshots.take(caller, 1).map_err(overloaded)?;
+        let snapshot = snapshot.ok_or_else(|| overloaded(Refused::Full))?;
+        held.insert(snapshot.to_wire(), Held { applied, prefix: None, since: clock::now(), share });
         Ok(snapshot)
     }
 
@@ -111,20 +109,19 @@ impl Pages {
     pub fn close_snapshot(&self, snapshot: Snapshot) -> bool {
         let mut table = lock(&self.held);
         let id = snapshot.to_wire();
-        let Some(held) = table.held.get(&id).filter(|held| held.prefix.is_none()) else { return false };
+        let Some(held) = table.get(&id).filter(|held| held.prefix.is_none()) else { return false };
         let alive = clock::since(held.since) <= self.life;
-        table.held.remove(&id);
-        table.snapshots -= 1;
+        table.remove(&id);
         alive
     }
 
-    /// The state that a snapshot is of.
+    /// The state that a snapshot is of, for a read that wants no older one than of `min_revision`.
     ///
     /// # Errors
-    /// SnapshotExpired.
-    pub fn snapshot(&self, snapshot: Snapshot) -> Result<Arc<Applied>, Failure> {
+    /// SnapshotExpired; InvalidArgument when it is older than that.
+    pub fn snapshot(&self, snapshot: Snapshot, min_revision: Revision) -> Result<Arc<Applied>, Failure> {
         match self.find(snapshot.to_wire(), |prefix| prefix.is_none()) {
-            Some((applied, true)) => Ok(applied),
+            Some((applied, true)) => at_least(applied, min_revision, "the snapshot"),
             _ => Err(Failure::new(
                 Kind::SnapshotExpired,
                 "the snapshot is no longer held by this peer; open another one",
@@ -135,23 +132,30 @@ impl Pages {
     /// The first page under `prefix` of a snapshot. Its later pages live as long as that.
     ///
     /// # Errors
-    /// SnapshotExpired.
-    pub fn first_of(&self, snapshot: Snapshot, prefix: &str, limit: u32) -> Result<Page, Failure> {
-        Ok(page(snapshot.to_wire(), &*self.snapshot(snapshot)?, prefix, None, limit))
+    /// As [`Pages::snapshot`].
+    pub fn first_of(
+        &self,
+        snapshot: Snapshot,
+        prefix: &str,
+        limit: u32,
+        min_revision: Revision,
+    ) -> Result<Page, Failure> {
+        Ok(page(snapshot.to_wire(), &*self.snapshot(snapshot, min_revision)?, prefix, None, limit))
     }
 
     /// What is held under an id, if it is not too old, and whether it is of the wanted kind.
     fn find(&self, id: u64, wanted: impl Fn(Option<&str>) -> bool) -> Option<(Arc<Applied>, bool)> {
         let held = lock(&self.held);
-        let held = held.held.get(&id).filter(|held| clock::since(held.since) <= self.life)?;
+        let held = held.get(&id).filter(|held| clock::since(held.since) <= self.life)?;
         Some((held.applied.clone(), wanted(held.prefix.as_deref())))
     }
 
     /// A later page.
     ///
     /// # Errors
-    /// SnapshotExpired when the listing is no longer held here, InvalidArgument when the token is none of this listing.
-    pub fn next(&self, token: &str, prefix: &str, limit: u32) -> Result<Page, Failure> {
+    /// SnapshotExpired when the listing is no longer held here, InvalidArgument when the token is none of this listing, or the
+    /// listing is older than `min_revision`.
+    pub fn next(&self, token: &str, prefix: &str, limit: u32, min_revision: Revision) -> Result<Page, Failure> {
         let invalid = || Failure::invalid("the page is not one that this listing gave");
         let (id, after) = token.split_once('/').ok_or_else(invalid)?;
         let id = u64::from_str_radix(id, 16).map_err(|_| invalid())?;
@@ -166,20 +170,45 @@ impl Pages {
         if !of_this || !after.starts_with(prefix) {
             return Err(invalid());
         }
+        let applied = at_least(applied, min_revision, "the listing")?;
         Ok(page(id, &applied, prefix, Some(after), limit))
     }
 
     /// Lets go of what is too old.
     pub fn expire(&self) {
-        let mut table = lock(&self.held);
-        table.held.retain(|_, held| clock::since(held.since) <= self.life);
-        table.snapshots = table.held.values().filter(|held| held.prefix.is_none()).count();
+        lock(&self.held).retain(|_, held| clock::since(held.since) <= self.life);
     }
 
     /// How many listings and snapshots are held.
     pub fn held(&self) -> usize {
-        lock(&self.held).held.len()
+        lock(&self.held).len()
     }
+}
+
+/// Lets the oldest listing go for a new one of this caller: the oldest of its own, else of its host's, else of all. False: there
+/// is none.
+fn let_go(table: &mut Table, caller: &Caller) -> bool {
+    let oldest = |wanted: &dyn Fn(&shares::Held) -> bool| {
+        let listings = table.iter().filter(|(_, held)| held.prefix.is_some() && wanted(&held.share));
+        listings.min_by_key(|(_, held)| held.since).map(|(id, _)| *id)
+    };
+    let of_caller = oldest(&|share| share.is_of(caller, false));
+    let of_host = || oldest(&|share| share.is_of(caller, true));
+    match of_caller.or_else(of_host).or_else(|| oldest(&|_| true)) {
+        Some(id) => table.remove(&id).is_some(),
+        None => false,
+    }
+}
+
+/// A state that is held does not get any newer: waiting cannot help.
+fn at_least(applied: Arc<Applied>, min_revision: Revision, what: &str) -> Result<Arc<Applied>, Failure> {
+    let revision = applied.state.revision();
+    if revision < min_revision {
+        return Err(Failure::invalid(format!(
+            "{what} is of revision {revision}, and the read asks for {min_revision} or later; begin another one"
+        )));
+    }
+    Ok(applied)
 }
 
 fn page(id: u64, applied: &Applied, prefix: &str, after: Option<&str>, limit: u32) -> Page {
@@ -206,11 +235,11 @@ mod tests {
     fn all_pages_see_one_revision_and_can_be_asked_for_twice() {
         let pages = Pages::new(Duration::from_secs(60));
         let state = applied(25);
-        let first = pages.first(state.clone(), "/kv/", 10);
+        let first = pages.first(state.clone(), "/kv/", 10, &Caller::own());
         let token = first.next.unwrap();
-        let again: Vec<_> = (0..2).map(|_| pages.next(&token, "/kv/", 10).unwrap().entries).collect();
+        let again: Vec<_> = (0..2).map(|_| pages.next(&token, "/kv/", 10, 0).unwrap().entries).collect();
         assert_eq!(again[0], again[1]);
-        let last = pages.next(&pages.next(&token, "/kv/", 10).unwrap().next.unwrap(), "/kv/", 10).unwrap();
+        let last = pages.next(&pages.next(&token, "/kv/", 10, 0).unwrap().next.unwrap(), "/kv/", 10, 0).unwrap();
         assert_eq!((last.entries.len(), last.next, last.revision), (5, None, 25));
     }
 
@@ -218,65 +247,111 @@ mod tests {
     fn held_listings_are_bounded_in_number_and_time() {
         let pages = Pages::new(Duration::from_secs(60));
         let state = applied(3);
-        let first = pages.first(state.clone(), "/kv/", 1).next.unwrap();
+        let first = pages.first(state.clone(), "/kv/", 1, &Caller::own()).next.unwrap();
         for _ in 0..MAX_HELD {
-            pages.first(state.clone(), "/kv/", 1);
+            pages.first(state.clone(), "/kv/", 1, &Caller::own());
         }
         assert_eq!(pages.held(), MAX_HELD);
-        assert_eq!(pages.next(&first, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
+        assert_eq!(pages.next(&first, "/kv/", 1, 0).unwrap_err().kind, Kind::SnapshotExpired);
 
         let short = Pages::new(Duration::ZERO);
-        let token = short.first(state.clone(), "/kv/", 1).next.unwrap();
-        assert_eq!(short.next(&token, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
+        let token = short.first(state.clone(), "/kv/", 1, &Caller::own()).next.unwrap();
+        assert_eq!(short.next(&token, "/kv/", 1, 0).unwrap_err().kind, Kind::SnapshotExpired);
         short.expire();
         assert_eq!(short.held(), 0);
-        assert!(pages.first(state, "/kv/", 0).next.is_none(), "a listing of one page is not held");
+        assert!(pages.first(state, "/kv/", 0, &Caller::own()).next.is_none(), "a listing of one page is not held");
     }
 
     #[test]
     fn a_snapshot_serves_any_read_at_one_revision_and_is_bounded() {
         let pages = Pages::new(Duration::from_secs(60));
-        let snapshot = pages.open_snapshot(applied(25)).unwrap();
-        assert_eq!(pages.snapshot(snapshot).unwrap().state.revision(), 25);
-        let first = pages.first_of(snapshot, "/kv/", 20).unwrap();
-        let second = pages.next(&first.next.unwrap(), "/kv/", 20).unwrap();
+        let snapshot = pages.open_snapshot(applied(25), &Caller::own()).unwrap();
+        assert_eq!(pages.snapshot(snapshot, 0).unwrap().state.revision(), 25);
+        let first = pages.first_of(snapshot, "/kv/", 20, 0).unwrap();
+        let second = pages.next(&first.next.unwrap(), "/kv/", 20, 0).unwrap();
         assert_eq!((second.entries.len(), second.revision, second.next), (5, 25, None));
-        let other = pages.first_of(snapshot, "/kv/0001", 1).unwrap().next.unwrap();
-        assert_eq!(pages.next(&other, "/kv/0002", 1).unwrap_err().kind, Kind::InvalidArgument);
+        let other = pages.first_of(snapshot, "/kv/0001", 1, 0).unwrap().next.unwrap();
+        assert_eq!(pages.next(&other, "/kv/0002", 1, 0).unwrap_err().kind, Kind::InvalidArgument);
 
-        let listing = pages.first(applied(3), "/kv/", 1).next.unwrap();
+        let listing = pages.first(applied(3), "/kv/", 1, &Caller::own()).next.unwrap();
         for _ in 1..MAX_SNAPSHOTS {
-            pages.open_snapshot(applied(0)).unwrap();
+            pages.open_snapshot(applied(0), &Caller::own()).unwrap();
         }
-        assert_eq!(pages.open_snapshot(applied(0)).unwrap_err().kind, Kind::Overloaded);
+        assert_eq!(pages.open_snapshot(applied(0), &Caller::own()).unwrap_err().kind, Kind::Overloaded);
         let no_snapshot = Snapshot::from_wire(u64::from_str_radix(&listing[..16], 16).unwrap()).unwrap();
         assert!(!pages.close_snapshot(no_snapshot), "a listing is none");
         for _ in 0..MAX_HELD {
-            pages.first(applied(3), "/kv/", 1);
+            pages.first(applied(3), "/kv/", 1, &Caller::own());
         }
-        assert!(pages.snapshot(snapshot).is_ok(), "listings do not push snapshots out");
+        assert!(pages.snapshot(snapshot, 0).is_ok(), "listings do not push snapshots out");
         assert!(pages.close_snapshot(snapshot) && !pages.close_snapshot(snapshot));
-        assert_eq!(pages.snapshot(snapshot).unwrap_err().kind, Kind::SnapshotExpired);
-        let another = pages.open_snapshot(applied(0)).unwrap();
-        assert_eq!(pages.open_snapshot(applied(0)).unwrap_err().kind, Kind::Overloaded, "one went, one came");
+        assert_eq!(pages.snapshot(snapshot, 0).unwrap_err().kind, Kind::SnapshotExpired);
+        let another = pages.open_snapshot(applied(0), &Caller::own()).unwrap();
+        assert_eq!(
+            pages.open_snapshot(applied(0), &Caller::own()).unwrap_err().kind,
+            Kind::Overloaded,
+            "one went, one came"
+        );
         assert!(pages.close_snapshot(another));
-        assert_eq!(pages.next(&listing, "/kv/", 1).unwrap_err().kind, Kind::SnapshotExpired);
+        assert_eq!(pages.next(&listing, "/kv/", 1, 0).unwrap_err().kind, Kind::SnapshotExpired);
 
         let short = Pages::new(Duration::ZERO);
-        let snapshot = short.open_snapshot(applied(1)).unwrap();
-        assert_eq!(short.snapshot(snapshot).unwrap_err().kind, Kind::SnapshotExpired);
+        let snapshot = short.open_snapshot(applied(1), &Caller::own()).unwrap();
+        assert_eq!(short.snapshot(snapshot, 0).unwrap_err().kind, Kind::SnapshotExpired);
         short.expire();
         assert_eq!(short.held(), 0);
         assert!(!short.close_snapshot(snapshot), "it has ended");
         let no_listing = Snapshot::from_wire(u64::from_str_radix(&listing[..16], 16).unwrap()).unwrap();
-        assert!(pages.snapshot(no_listing).is_err());
+        assert!(pages.snapshot(no_listing, 0).is_err());
+    }
+
+    #[test]
+    fn what_is_held_is_refused_to_who_has_seen_a_newer_state() {
+        let pages = Pages::new(Duration::from_secs(60));
+        let snapshot = pages.open_snapshot(applied(10), &Caller::own()).unwrap();
+        let token = pages.first(applied(10), "/kv/", 1, &Caller::own()).next.unwrap();
+        let newer = [
+            pages.snapshot(snapshot, 11).map(drop),
+            pages.first_of(snapshot, "/kv/", 1, 11).map(drop),
+            pages.next(&token, "/kv/", 1, 11).map(drop),
+        ];
+        for refused in newer {
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.kind, Kind::InvalidArgument);
+            assert!(refused.message.contains("revision 10") && refused.message.contains("11 or later"), "{refused:?}");
+        }
+        assert!(pages.snapshot(snapshot, 10).is_ok() && pages.next(&token, "/kv/", 1, 10).is_ok());
+    }
+
+    #[test]
+    fn who_holds_much_keeps_nobody_else_out() {
+        let (pages, callers) = (Pages::new(Duration::from_secs(60)), shares::Callers::default());
+        let at = |host: u8, port| callers.at(Some(([10, 0, 0, host], port).into()));
+        let (modest, greedy, elsewhere) = (at(1, 1), at(1, 2), at(2, 1));
+        let listing = |caller: &Caller| pages.first(applied(3), "/kv/", 1, caller).next.unwrap();
+        let is_held = |token: &str| pages.next(token, "/kv/", 1, 0).is_ok();
+        let (of_modest, first) = (listing(&modest), listing(&greedy));
+        (0..2 * MAX_HELD).for_each(|_| drop(listing(&greedy)));
+        assert!(is_held(&of_modest) && !is_held(&first), "its own go first");
+        assert!(is_held(&listing(&elsewhere)) && is_held(&listing(&modest)) && is_held(&of_modest));
+
+        let mut taken = 0;
+        while pages.open_snapshot(applied(1), &greedy).is_ok() {
+            taken += 1;
+        }
+        assert!((20..=MAX_SNAPSHOTS / 3).contains(&taken), "{taken}");
+        let refused = pages.open_snapshot(applied(1), &greedy).unwrap_err();
+        assert!(refused.kind == Kind::Overloaded && refused.message.starts_with("this connection"), "{refused:?}");
+        assert!(
+            pages.open_snapshot(applied(1), &modest).is_ok() && pages.open_snapshot(applied(1), &elsewhere).is_ok()
+        );
     }
 
     #[test]
     fn a_token_of_another_listing_is_refused() {
         let pages = Pages::new(Duration::from_secs(60));
-        let token = pages.first(applied(3), "/kv/", 1).next.unwrap();
-        assert_eq!(pages.next(&token, "/kv/0", 1).unwrap_err().kind, Kind::InvalidArgument);
-        assert_eq!(pages.next("nonsense", "/kv/", 1).unwrap_err().kind, Kind::InvalidArgument);
+        let token = pages.first(applied(3), "/kv/", 1, &Caller::own()).next.unwrap();
+        assert_eq!(pages.next(&token, "/kv/0", 1, 0).unwrap_err().kind, Kind::InvalidArgument);
+        assert_eq!(pages.next("nonsense", "/kv/", 1, 0).unwrap_err().kind, Kind::InvalidArgument);
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::failure::Failure;
-use super::shares::{Caller, Pool, Refused, Resource};
+use super::shares::{Caller, Held, Pool, Refused, Resource};
 use super::view::View;
 use crate::log::lock;
 use crate::raft::network::{Network, Transport};
@@ -31,7 +31,7 @@ pub const MAX_WAITING: usize = 8192;
 /// How long one round may take.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long to wait before looking for the leader again.
-const RETRY: Duration = Duration::from_millis(20);
+pub const RETRY: Duration = Duration::from_millis(20);
 
 /// What a reader has to see applied, and when its round began.
 #[derive(Debug, Clone, Copy)]
@@ -72,18 +72,27 @@ impl ReadIndex {
     /// # Errors
     /// Unavailable without a leader or a quorum, Overloaded with too many readers.
     pub async fn next_round(&self, caller: &Caller) -> Result<ReadPoint, Failure> {
-        let overloaded = |refused: &dyn std::fmt::Display| {
-            let what = format!(
-                "{refused} has as many reads waiting for confirmation as it may have, of {MAX_WAITING}; wait for some of \
-                 them, then ask again"
-            );
-            Failure::new(Kind::Overloaded, what)
-        };
-        let _held = self.readers.take(caller, 1).map_err(|refused| overloaded(&refused))?;
+        let held = self.wait(caller)?;
+        self.round_for(&held).await
+    }
+
+    /// A place among the readers that wait for anything: to be confirmed, or for a revision to come. Held for as long.
+    ///
+    /// # Errors
+    /// Overloaded.
+    pub fn wait(&self, caller: &Caller) -> Result<Held, Failure> {
+        self.readers.take(caller, 1).map_err(overloaded)
+    }
+
+    /// As [`ReadIndex::next_round`], for one that has its place.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn round_for(&self, _place: &Held) -> Result<ReadPoint, Failure> {
         let (answer, point) = oneshot::channel();
         self.waiting.try_send(answer).map_err(|e| match e {
             // Readers that gave up are still in line.
-            mpsc::error::TrySendError::Full(_) => overloaded(&Refused::Full),
+            mpsc::error::TrySendError::Full(_) => overloaded(Refused::Full),
             mpsc::error::TrySendError::Closed(_) => Failure::unavailable("the peer is stopping"),
         })?;
         point.await.map_err(|_| Failure::unavailable("the peer is stopping"))?
@@ -99,6 +108,13 @@ impl ReadIndex {
     pub fn staleness(&self) -> Option<Duration> {
         lock(&self.confirmed).map(clock::since)
     }
+}
+
+fn overloaded(refused: Refused) -> Failure {
+    let what = format!(
+        "{refused} has as many reads waiting as it may have, of {MAX_WAITING}; wait for some of them, then ask again"
+    );
+    Failure::new(Kind::Overloaded, what)
 }
 
 async fn rounds(view: View, network: Network, mut readers: mpsc::Receiver<Answer>) {

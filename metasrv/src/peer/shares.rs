@@ -1,6 +1,7 @@
 //! What all callers of a peer share, in parts that no caller can take from the others.
 //!
-//! Commands in flight, their bytes, and reads that wait for confirmation each have a limit for the whole peer ([`Pool`]).
+//! Commands in flight, their bytes, reads that wait, listings and snapshots that are held, and watches each have a limit for the
+//! whole peer ([`Pool`]).
 //! A caller is a connection, and belongs to the host that it comes from. Nobody may take more than is still free:
 //!
 //! - the connections of a host together no more than what is free of the pool: alone a host gets half, and of `n` hosts that
@@ -39,9 +40,12 @@ pub enum Resource {
     Commands,
     CommandBytes,
     Reads,
+    Listings,
+    Snapshots,
+    Watches,
 }
 
-const RESOURCES: usize = 3;
+const RESOURCES: usize = 6;
 
 /// How much of each resource is taken.
 #[derive(Debug, Default)]
@@ -151,6 +155,18 @@ impl std::fmt::Display for Refused {
             Refused::Connection => "this connection",
             Refused::Host => "the connections of this host",
         })
+    }
+}
+
+impl Held {
+    /// Whether this caller took it; with `host`, whether any connection of its host did.
+    pub fn is_of(&self, caller: &Caller, host: bool) -> bool {
+        match (&self.caller.0, &caller.0) {
+            (Some(one), Some(other)) if host => Arc::ptr_eq(&one.host, &other.host),
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (None, None) => true,
+            _ => false,
+        }
     }
 }
 

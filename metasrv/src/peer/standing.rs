@@ -35,18 +35,24 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Standing {
     /// Why this peer must not serve any more.
-    removed: OnceLock<String>,
+    over: OnceLock<String>,
 }
 
 impl Standing {
     /// As a member, as far as it knows.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { removed: OnceLock::new() })
+        Arc::new(Self { over: OnceLock::new() })
     }
 
-    /// Why this peer must not serve any more, if it was removed.
-    pub fn removed(&self) -> Option<&str> {
-        self.removed.get().map(String::as_str)
+    /// Why this peer must not serve any more, if it was removed, or holds another state than the majority
+    /// ([`super::agreement`]).
+    pub fn over(&self) -> Option<&str> {
+        self.over.get().map(String::as_str)
+    }
+
+    /// From now on it must not. The first word counts.
+    pub(super) fn end(&self, why: &str) {
+        let _ = self.over.set(why.to_owned());
     }
 }
 
@@ -88,7 +94,7 @@ impl Inquiry {
         let what = removed(self.view.id(), &self.cluster_id, next);
         tracing::error!("{what}");
         // Whoever sees the core ended is to find the reason there.
-        let _ = self.standing.removed.set(what.clone());
+        self.standing.end(&what);
         note_end(&self.failed, what);
         if let Err(e) = self.view.raft().shutdown().await {
             tracing::warn!("ending the consensus core: {e}");

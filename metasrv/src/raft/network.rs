@@ -5,7 +5,7 @@
 //! pings notice a peer that went silent without closing, within [`PING_EVERY`] plus [`PING_TIMEOUT`].
 //!
 //! Snapshots go as one stream: a header, then the file in chunks of [`SNAPSHOT_CHUNK_BYTES`]. The receiver checks every
-//! checksum in the file before it installs it.
+//! checksum in the file before it installs it. Its time is limited by progress: [`SNAPSHOT_STALL`] for each further chunk.
 //!
 //! Failure cases: unreachable (openraft backs off and tries again), too slow, refused; none of them is fatal.
 
@@ -32,6 +32,7 @@ use openraft::raft::{
 use openraft::storage::Snapshot;
 use openraft::vote::leader_id_std::CommittedLeaderId;
 use openraft::{OptionalSend, RPCTypes, RaftNetworkFactory, RaftNetworkV2};
+use tokio::sync::watch;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -55,8 +56,11 @@ pub const PING_TIMEOUT: Duration = Duration::from_millis(500);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Chunks in which a snapshot is sent.
 pub const SNAPSHOT_CHUNK_BYTES: usize = 1 << 20;
-/// How long a whole snapshot may take.
-const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long the other side may take to accept one more chunk of a snapshot. However large it is, it arrives as long as
+/// something of it does.
+const SNAPSHOT_STALL: Duration = Duration::from_secs(30);
+/// How long it may take to check and install what has arrived.
+const SNAPSHOT_INSTALL: Duration = Duration::from_secs(600);
 /// Least time for an append with entries, which waits for the other side's disk.
 pub(super) const APPEND_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -405,12 +409,18 @@ impl RaftNetworkV2<TypeConfig> for PeerNetwork {
         };
         let mut client = self.client()?;
         tracing::info!(to = self.target, bytes = size, "sending a snapshot");
-        let sending = client.snapshot(snapshot_messages(header, file));
+        let (accepted, progress) = watch::channel(0);
+        let sending = client.snapshot(snapshot_messages(header, file, accepted));
         tokio::select! {
             closed = cancel => Err(StreamingError::Closed(closed)),
-            response = self.call(RPCTypes::InstallSnapshot, SNAPSHOT_TIMEOUT, sending) => {
-                let vote = required_vote(response?.vote).map_err(|e| self.nonsense(e))?;
+            response = sending => {
+                let response = response.map_err(|status| self.error(&status))?.into_inner();
+                let vote = required_vote(response.vote).map_err(|e| self.nonsense(e))?;
                 Ok(SnapshotResponse::new(vote))
+            }
+            timeout = stalled(progress) => {
+                let (action, id, target) = (RPCTypes::InstallSnapshot, self.network.sender.id, self.target);
+                Err(RPCError::Timeout(Timeout { action, id, target, timeout }).into())
             }
         }
     }
@@ -432,14 +442,30 @@ impl RaftNetworkV2<TypeConfig> for PeerNetwork {
     }
 }
 
-/// The header, then the file's chunks. A read error ends the stream early, which the receiver notices by the size.
+/// Resolves once a transfer has stood still for too long: while chunks are still to be accepted, or, once the channel is
+/// closed, while the other side installs them. Says for how long.
+async fn stalled(mut progress: watch::Receiver<u64>) -> Duration {
+    loop {
+        match tokio::time::timeout(SNAPSHOT_STALL, progress.changed()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => break,
+            Err(_) => return SNAPSHOT_STALL,
+        }
+    }
+    tokio::time::sleep(SNAPSHOT_INSTALL).await;
+    SNAPSHOT_INSTALL
+}
+
+/// The header, then the file's chunks. A read error ends the stream early, which the receiver notices by the size. `accepted`
+/// counts the chunks that were asked for, and is dropped after the last.
 fn snapshot_messages(
     header: v1::SnapshotHeader,
     file: File,
+    accepted: watch::Sender<u64>,
 ) -> impl Stream<Item = v1::SnapshotMessage> + Send + 'static {
     use v1::snapshot_message::Message;
     let head = futures::stream::iter([v1::SnapshotMessage { message: Some(Message::Header(header)) }]);
-    let chunks = futures::stream::unfold(file, |file| async move {
+    let chunks = futures::stream::unfold((file, accepted), |(file, accepted)| async move {
         let reading = blocking(move || {
             let mut chunk = Vec::with_capacity(SNAPSHOT_CHUNK_BYTES);
             (&file).take(SNAPSHOT_CHUNK_BYTES as u64).read_to_end(&mut chunk)?;
@@ -447,7 +473,37 @@ fn snapshot_messages(
         });
         let read = reading.await.inspect_err(|e| tracing::warn!("reading a snapshot to send it: {e}"));
         let (chunk, file) = read.ok().filter(|(chunk, _)| !chunk.is_empty())?;
-        Some((v1::SnapshotMessage { message: Some(Message::Chunk(chunk.into())) }, file))
+        accepted.send_modify(|chunks| *chunks += 1);
+        Some((v1::SnapshotMessage { message: Some(Message::Chunk(chunk.into())) }, (file, accepted)))
     });
     head.chain(chunks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long a transfer may go on that has a chunk accepted every `every`, `chunks` times, and then is `whole` or stands.
+    async fn given_up_after(chunks: u32, every: Duration, whole: bool) -> Duration {
+        let (accepted, progress) = watch::channel(0);
+        let began = tokio::time::Instant::now();
+        let stalled = tokio::spawn(stalled(progress));
+        for _ in 0..chunks {
+            tokio::time::sleep(every).await;
+            accepted.send_modify(|chunks| *chunks += 1);
+        }
+        let accepted = (!whole).then_some(accepted);
+        stalled.await.unwrap();
+        drop(accepted);
+        Duration::from_secs(began.elapsed().as_secs())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_may_take_as_long_as_it_moves_on() {
+        let slow = SNAPSHOT_STALL / 2;
+        let hours = 720 * slow;
+        assert_eq!(given_up_after(720, slow, true).await, hours + SNAPSHOT_INSTALL);
+        assert_eq!(given_up_after(720, slow, false).await, hours + SNAPSHOT_STALL);
+        assert_eq!(given_up_after(0, slow, false).await, SNAPSHOT_STALL);
+    }
 }

@@ -9,6 +9,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use lake_client::clock;
@@ -32,6 +33,8 @@ pub type RaftSnapshot = Snapshot<CommittedLeaderId<u64>, u64, Member, SnapshotDa
 
 /// Answers of at most this many entries wait for one publication.
 const PUBLISH_EVERY: usize = 256;
+/// How long a snapshot that found no room on the disk waits before it is tried again.
+const ROOM_AGAIN: Duration = Duration::from_secs(1);
 
 /// Everything that entries up to `last` have done.
 #[derive(Debug, Clone, Default)]
@@ -51,7 +54,8 @@ impl Applied {
     pub fn apply(&mut self, entry: Entry, feature_level: u32) -> Result<Answer, io::Error> {
         let log_id = entry.log_id;
         if let EntryPayload::Normal(command) = &entry.payload
-            && let Action::SetFeatureLevel { level } = command.command().action
+            && let Action::SetFeatureLevel { level, term } = command.command().action
+            && term == log_id.leader_id.term
             && level > feature_level
         {
             return Err(io::Error::other(format!(
@@ -381,6 +385,34 @@ impl Snapshots {
     }
 }
 
+/// Writes a snapshot, however often it takes until the disk has room for it: others may take what was free when it began. The
+/// log is kept meanwhile, and nothing is lost.
+///
+/// # Errors
+/// Those of writing; that there was no room when the peer was stopped.
+async fn where_there_is_room<T: Send + 'static>(
+    log: &Log,
+    write: impl Fn() -> io::Result<T> + Clone + Send + 'static,
+) -> io::Result<T> {
+    let mut told = false;
+    loop {
+        match blocking(write.clone()).await {
+            Err(e) if is_full(&e) && !log.holds_no_more() => {
+                if !told {
+                    told = true;
+                    tracing::warn!("{e}; the log stays as it is, and the snapshot is written once there is room");
+                }
+                tokio::time::sleep(ROOM_AGAIN).await;
+            }
+            ended => return ended,
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// Writes one snapshot from an immutable state.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
@@ -396,7 +428,9 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         let started = clock::now();
         let (applied, snapshots, covered) = (self.applied.clone(), self.snapshots.clone(), meta.clone());
         let cluster_id = self.snapshots.log.mark().cluster_id;
-        let data = blocking(move || snapshots.store.write(&covered, &cluster_id, &applied.state)).await?;
+        let log = self.snapshots.log.clone();
+        let data =
+            where_there_is_room(&log, move || snapshots.store.write(&covered, &cluster_id, &applied.state)).await?;
         self.snapshots.keep(meta.clone(), data.clone()).await?;
         tracing::info!(
             index = meta.last_log_id.map(|id| id.index),
@@ -405,5 +439,32 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
             "snapshot written"
         );
         Ok(Snapshot { meta, snapshot: data })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::log::memory::MemoryDisk;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_without_room_is_written_once_there_is_some() {
+        let log = Log::in_memory(&MemoryDisk::new(1, "incarnation".to_owned(), 0, Duration::ZERO)).unwrap();
+        let tried = Arc::new(AtomicUsize::new(0));
+        let full_until = |tries: usize| {
+            let tried = tried.clone();
+            move || match tried.fetch_add(1, Ordering::SeqCst) {
+                n if n < tries => Err(io::Error::from(io::ErrorKind::StorageFull)),
+                n => Ok(n),
+            }
+        };
+        assert_eq!(where_there_is_room(&log, full_until(3)).await.unwrap(), 3);
+        let broken = where_there_is_room(&log, || Err::<(), _>(io::ErrorKind::InvalidData.into())).await;
+        assert_eq!(broken.unwrap_err().kind(), io::ErrorKind::InvalidData, "other errors are final");
+        log.hold_no_more();
+        let stopped = where_there_is_room(&log, full_until(usize::MAX)).await;
+        assert_eq!(stopped.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

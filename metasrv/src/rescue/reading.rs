@@ -28,6 +28,7 @@ use crate::log::journal::{self, JournalError};
 use crate::log::mark::{Mark, MarkFile, SLOT_BYTES, decode_file};
 use crate::log::sled_log::OpenError;
 use crate::log::{Log, LogOptions};
+use crate::peer::verdicts::{ALARM, ODD, Verdicts};
 use crate::raft::state_machine::Applied;
 use crate::raft::types::{LogId, Vote};
 use crate::snapshot::{self, Loaded, SnapshotError};
@@ -94,7 +95,8 @@ pub struct Reading {
     /// The hashes of the state at the indexes that were asked for, and of the snapshots.
     pub hashes: BTreeMap<u64, u128>,
     pub findings: Vec<Finding>,
-    /// A snapshot and the log give different states at one place: one of them is wrong.
+    /// A snapshot and the log give different states at one place, or the peers have found that this one's state is not that of
+    /// the majority: something in it is wrong.
     pub(super) contradicts_itself: bool,
     /// Nobody starts the peer while this is looked at.
     lock: Option<DirectoryLock>,
@@ -328,7 +330,16 @@ fn left_behind(held: &Held, reading: &mut Reading) -> Result<(), Error> {
         };
         reading.remark(path, what);
     }
-    for path in ["log.new", "mark.new", "journal.new"].map(|name| held.dir().join(name)) {
+    for (name, odd) in [(ODD, true), (ALARM, false)] {
+        let path = held.dir().join(name);
+        if path.exists() {
+            reading.contradicts_itself |= odd;
+            let verdicts = Verdicts::in_dir(held.dir());
+            let what = if odd { verdicts.odd()? } else { verdicts.alarm()? };
+            reading.damage(path, what.unwrap_or_default());
+        }
+    }
+    for path in ["log.new", "mark.new", "journal.new", "odd.new", "alarm.new"].map(|name| held.dir().join(name)) {
         if path.exists() {
             reading.remark(path, "it was left half-made, and is not used");
         }

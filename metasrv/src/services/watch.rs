@@ -19,7 +19,7 @@ use tonic::codegen::{Body, Service, StdError, http};
 use tonic::server::{Grpc, NamedService, ServerStreamingService};
 use tonic::{Request, Response, Status};
 
-use super::{deadline, serving};
+use super::{call, serving};
 use crate::peer::Peer;
 use crate::peer::watches::Watcher;
 
@@ -79,10 +79,10 @@ impl ServerStreamingService<v1::WatchRequest> for WatchServer {
     fn call(&mut self, request: Request<v1::WatchRequest>) -> Self::Future {
         let peer = self.peer.clone();
         Box::pin(async move {
-            let deadline = deadline(request.metadata());
+            let call = call(&peer, &request);
             let member = serving(&peer, request.metadata())?;
             let request = request.into_inner();
-            let watcher = member.watch(&request.prefix, request.from_revision, deadline).await?;
+            let watcher = member.watch(&request.prefix, request.from_revision, &call).await?;
             Ok(Response::new(messages(watcher)))
         })
     }

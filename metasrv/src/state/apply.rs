@@ -6,7 +6,9 @@
 //!
 //! Bounds on what an answer may hold are part of the function, since every peer must compute the same: the entries
 //! observed by failed compares and those of list operations are cut at [`MAX_ANSWER_BYTES`] over the whole answer, and
-//! lists say that there is more; a branch whose other operations would return more than that is refused.
+//! lists say that there is more; a branch whose other operations would return more than that is refused. So are bounds on the
+//! work: whatever a command does, all others wait for it. Compares look at [`MAX_COMPARED`] things at most, and a lease takes
+//! [`MAX_HANGING`] keys and scopes with it. Only a new quota on a prefix goes through all that lies under it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,13 +18,13 @@ use lake_proto::coordination::{LeaseId, Scope, ScopeOwner};
 use lake_proto::kv::{Compare, Condition, KeyValue, Op, OpResult, Revision, Txn, TxnResult};
 use lake_proto::limits::{MAX_IDS, MAX_PAGE_ENTRIES, MAX_TXN_BYTES};
 
-use super::changes::Event;
+use super::changes::{Change, Event};
 use super::command::{self, Action, Command, Outcome, Refusal};
 use super::entry::{Entry, Numbers, Scratch};
 use super::quotas::MAX_QUOTAS;
 use super::scopes::{Acquired, MAX_SCOPES};
 use super::sessions::{Begin, MAX_SESSIONS};
-use super::{Held, MAX_LEASES, MAX_LIST_BYTES, State, hash};
+use super::{MAX_COMPARED, MAX_HANGING, MAX_LEASES, MAX_LIST_BYTES, State, hash};
 use crate::planted::{self, Bug};
 
 /// Observed and listed entries of one answer hold about this many bytes at most.
@@ -52,8 +54,10 @@ impl State {
             Action::OpenSession { ttl_ms, holder } => self.open_session(*ttl_ms, holder),
             Action::CloseSession { session } => Ok(self.end_sessions(&[*session])),
             Action::ExpireSessions { sessions, term: proposed } if *proposed == term => Ok(self.end_sessions(sessions)),
-            Action::ExpireLeases { .. } | Action::ExpireSessions { .. } => Ok(self.ended(false)),
-            Action::SetFeatureLevel { level } => self.set_feature_level(*level),
+            Action::SetFeatureLevel { level, term: proposed } if *proposed == term => self.set_feature_level(*level),
+            Action::ExpireLeases { .. } | Action::ExpireSessions { .. } | Action::SetFeatureLevel { .. } => {
+                Ok(self.ended(false))
+            }
             Action::SetQuota { prefix, bytes } => self.set_quota(prefix, *bytes),
         };
         done.unwrap_or_else(Outcome::Refused)
@@ -71,9 +75,7 @@ impl State {
             return Err(Refusal::TooMany { what: command::LEASES, limit: MAX_LEASES as u64 });
         }
         let id = self.next_revision();
-        self.hash.add(hash::lease(id, ttl_ms, holder));
-        let held = Held { ttl_ms, holder: holder.into(), keys: OrdSet::new(), scopes: OrdSet::new() };
-        self.leases.insert(id, held);
+        self.add_lease(id, ttl_ms, holder);
         Ok(Outcome::Granted { id })
     }
 
@@ -85,6 +87,7 @@ impl State {
             let Some(lease) = self.leases.remove(id) else { continue };
             existed = true;
             self.hash.remove(hash::lease(*id, lease.ttl_ms, &lease.holder));
+            self.holder_bytes -= lease.holder.len() as u64;
             for path in &lease.scopes {
                 self.scopes.release(path, &ScopeOwner::Lease(*id), &mut self.hash);
             }
@@ -137,9 +140,12 @@ impl State {
         if limit_bytes.is_some() && !self.quotas.contains(prefix) && self.quotas.len() >= MAX_QUOTAS {
             return Err(Refusal::TooMany { what: command::QUOTAS, limit: MAX_QUOTAS as u64 });
         }
-        let used_bytes = match prefix {
-            "" => self.bytes,
-            prefix => self.under(prefix, None).map(Entry::size).sum(),
+        // Only a prefix that has no limit yet is looked through.
+        let used_bytes = match (prefix, self.quotas.used_bytes(prefix)) {
+            ("", _) => self.bytes,
+            (_, Some(known)) => known,
+            (_, None) if limit_bytes.is_none() => 0,
+            (prefix, None) => self.under(prefix, None).map(Entry::size).sum(),
         };
         self.quotas.set(prefix, limit_bytes, used_bytes, &mut self.hash);
         Ok(Outcome::Set { revision: self.next_revision() })
@@ -148,7 +154,7 @@ impl State {
     // ---- transactions -----------------------------------------------------------------------------------------
 
     fn transact(&mut self, term: u64, proposed_unix_ms: u64, txn: &Txn) -> Result<TxnResult, Refusal> {
-        let succeeded = txn.when.iter().all(|compare| self.holds(term, compare));
+        let succeeded = self.all_hold(term, &txn.when)?;
         let (observed, conflicts) =
             if succeeded { (Vec::new(), Vec::new()) } else { (self.observe(&txn.when), self.in_the_way(&txn.when)) };
         let ops = if succeeded { &txn.then } else { &txn.otherwise };
@@ -171,9 +177,19 @@ impl State {
         Ok(TxnResult { revision: self.revision, succeeded, results, observed, conflicts, reduced: None })
     }
 
-    fn holds(&self, term: u64, compare: &Compare) -> bool {
+    fn all_hold(&self, term: u64, when: &[Compare]) -> Result<bool, Refusal> {
+        let mut looks = Looks { left: MAX_COMPARED };
+        for compare in when {
+            if !self.holds(term, compare, &mut looks)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn holds(&self, term: u64, compare: &Compare, looks: &mut Looks) -> Result<bool, Refusal> {
         let entry = || self.entries.get(&compare.key);
-        match &compare.condition {
+        Ok(match &compare.condition {
             Condition::Absent => entry().is_none(),
             Condition::ModRevision(_) if planted::has(Bug::CasIgnored) => entry().is_some(),
             Condition::ModRevision(r) => entry().is_some_and(|e| e.mod_revision() == *r),
@@ -181,14 +197,53 @@ impl State {
             Condition::Version(v) => entry().is_some_and(|e| e.numbers().version == *v),
             Condition::Value(v) => entry().is_some_and(|e| e.value() == *v),
             Condition::PrefixEmpty => self.under(&compare.key, None).next().is_none(),
-            Condition::PrefixUnchangedSince(r) => self.under(&compare.key, None).all(|e| e.mod_revision() <= *r),
+            Condition::PrefixUnchangedSince(r) => self.unchanged_since(&compare.key, *r, looks)?,
             Condition::EntryTerm(t) => *t == term,
             Condition::LeaseAlive(_) if planted::has(Bug::LeaseOutlived) => true,
             Condition::LeaseAlive(id) => self.leases.contains_key(id),
             Condition::ScopeFree(owner) => {
-                self.can_own(owner.as_ref()) && self.scopes.conflicts(&compare.key, owner.as_ref()).next().is_none()
+                if !self.can_own(owner.as_ref()) {
+                    return Ok(false);
+                }
+                for other in self.scopes.owners(&compare.key) {
+                    looks.one()?;
+                    if owner.as_ref() != Some(other) {
+                        return Ok(false);
+                    }
+                }
+                true
+            }
+        })
+    }
+
+    /// Whether no entry under a prefix is newer. Where the changes since are all kept, each that is newer was written by one of
+    /// them: the entries and the changes are gone through side by side, and the shorter way decides.
+    fn unchanged_since(&self, prefix: &str, since: Revision, looks: &mut Looks) -> Result<bool, Refusal> {
+        let is_newer = |entry: &Entry| entry.mod_revision() > since;
+        let mut entries = self.under(prefix, None);
+        let kept = self.changes.from(since.saturating_add(1)).ok();
+        let mut events = kept.map(|changes| changes.flat_map(Change::events));
+        loop {
+            looks.one()?;
+            match entries.next() {
+                None => return Ok(true),
+                Some(entry) if is_newer(entry) => return Ok(false),
+                Some(_) => {}
+            }
+            if let Some(events) = &mut events {
+                match events.next() {
+                    None => return Ok(true),
+                    Some(event) if !event.key().starts_with(prefix) => {}
+                    // It may have been deleted since.
+                    Some(event) if self.entries.get(event.key()).is_some_and(is_newer) => return Ok(false),
+                    Some(_) => {}
+                }
             }
         }
+    }
+
+    fn hangs(&self, id: LeaseId, key: &str) -> bool {
+        self.leases.get(&id).is_some_and(|held| held.keys.contains(key))
     }
 
     pub(super) fn can_own(&self, owner: Option<&ScopeOwner>) -> bool {
@@ -201,9 +256,10 @@ impl State {
     /// The scopes that made compares fail, each once, in order.
     fn in_the_way(&self, when: &[Compare]) -> Vec<Scope> {
         let mut found = BTreeMap::new();
+        let mut left = MAX_COMPARED;
         for compare in when {
             if let Condition::ScopeFree(owner) = &compare.condition {
-                for scope in self.scopes.conflicts(&compare.key, owner.as_ref()) {
+                for scope in self.scopes.conflicts(&compare.key, owner.as_ref(), &mut left) {
                     if found.len() >= MAX_IDS {
                         break;
                     }
@@ -218,14 +274,16 @@ impl State {
     fn observe(&self, when: &[Compare]) -> Vec<KeyValue> {
         let mut seen: BTreeMap<&str, &Entry> = BTreeMap::new();
         let mut bytes = 0;
+        let mut left = MAX_COMPARED;
         for compare in when {
             match compare.condition {
                 Condition::EntryTerm(_) | Condition::LeaseAlive(_) | Condition::ScopeFree(_) => {}
                 Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => {
-                    for entry in self.under(&compare.key, None).take(MAX_PAGE_ENTRIES) {
+                    for entry in self.under(&compare.key, None).take(MAX_PAGE_ENTRIES.min(left)) {
                         if bytes >= MAX_ANSWER_BYTES {
                             break;
                         }
+                        left -= 1;
                         if seen.insert(entry.key(), entry).is_none() {
                             bytes += entry.size() as usize;
                         }
@@ -244,11 +302,13 @@ impl State {
         seen.into_values().map(Entry::key_value).collect()
     }
 
-    /// Refuses a branch that would return too much, leave more than a quota, or too many scopes.
+    /// Refuses a branch that would return too much, leave more than a quota, too many scopes, or too much on one lease.
     fn check_limits(&self, ops: &[Op]) -> Result<(), Refusal> {
         // What each key will hold, after the last operation on it.
         let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
         let mut scopes = BTreeSet::new();
+        // What comes to hang on leases. What a branch takes away makes room only for the next one.
+        let mut hanging: BTreeMap<LeaseId, BTreeSet<(bool, &str)>> = BTreeMap::new();
         let mut returned = 0;
         for op in ops {
             let returns = match op {
@@ -259,6 +319,15 @@ impl State {
             if returns {
                 let now = || self.entries.get(op.key()).map_or(0, Entry::size);
                 returned += sizes.get(op.key()).copied().unwrap_or_else(now);
+            }
+            match op {
+                Op::Put { key, lease: Some(id), .. } if !self.hangs(*id, key) => {
+                    hanging.entry(*id).or_default().insert((false, key.as_str()));
+                }
+                Op::AcquireScope { path, owner: ScopeOwner::Lease(id) } if !self.scopes.is_held(path) => {
+                    hanging.entry(*id).or_default().insert((true, path.as_str()));
+                }
+                _ => {}
             }
             match op {
                 Op::Put { key, value, .. } => {
@@ -279,10 +348,26 @@ impl State {
         if !scopes.is_empty() && self.scopes.len() + scopes.len() > MAX_SCOPES {
             return Err(Refusal::TooMany { what: command::SCOPES, limit: MAX_SCOPES as u64 });
         }
+        if hanging.iter().any(|(id, more)| self.lease_hanging(*id) + more.len() > MAX_HANGING) {
+            return Err(Refusal::TooMany { what: command::HANGING, limit: MAX_HANGING as u64 });
+        }
         self.quotas.check(sizes.iter().map(|(key, size)| {
             let now = self.entries.get(key).map_or(0, Entry::size);
             (*key, *size as i64 - now as i64)
         }))
+    }
+}
+
+/// What the compares of one transaction may still look at.
+struct Looks {
+    left: usize,
+}
+
+impl Looks {
+    fn one(&mut self) -> Result<(), Refusal> {
+        let left = self.left.checked_sub(1).ok_or(Refusal::ComparesTooMuch { limit: MAX_COMPARED as u64 })?;
+        self.left = left;
+        Ok(())
     }
 }
 

@@ -92,6 +92,10 @@ impl Change {
         &self.events
     }
 
+    fn key_bytes(&self) -> u64 {
+        self.events.iter().map(|event| event.key().len() as u64).sum()
+    }
+
     fn size(&self) -> u64 {
         self.events.iter().map(Event::size).sum()
     }
@@ -110,6 +114,8 @@ pub struct Changes {
     queue: Vector<Change>,
     events: usize,
     bytes: u64,
+    /// Bytes of the keys alone.
+    key_bytes: u64,
     /// Changes up to this revision are gone.
     compacted: Revision,
 }
@@ -130,6 +136,11 @@ impl Changes {
         }
         let at = self.queue.binary_search_by_key(&revision, |change| change.revision).unwrap_or_else(|at| at);
         Ok(self.queue.focus().narrow(at..).into_iter())
+    }
+
+    /// How many changes of keys are kept, the bytes of their keys and values, and of the keys alone.
+    pub(super) fn extent(&self) -> (usize, u64, u64) {
+        (self.events, self.bytes, self.key_bytes)
     }
 
     /// Every change that is kept.
@@ -153,12 +164,14 @@ impl Changes {
         let change = Change { revision, events: events.into() };
         self.events += change.events.len();
         self.bytes += change.size();
+        self.key_bytes += change.key_bytes();
         each_item(&change, |item| hash.add(item));
         self.queue.push_back(change);
         while self.events > MAX_CHANGES || self.bytes > MAX_CHANGE_BYTES {
             let Some(oldest) = self.queue.pop_front() else { break };
             self.events -= oldest.events.len();
             self.bytes -= oldest.size();
+            self.key_bytes -= oldest.key_bytes();
             self.compacted = oldest.revision;
             each_item(&oldest, |item| hash.remove(item));
         }

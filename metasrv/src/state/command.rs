@@ -47,8 +47,11 @@ pub enum Action {
         sessions: Vec<SessionId>,
         term: u64,
     },
+    /// Raises the level to what every member supported when the leader of `term` asked them. Does nothing in an entry of
+    /// another term, before which others may have come in.
     SetFeatureLevel {
         level: u32,
+        term: u64,
     },
     /// Limits the bytes of keys and values under a prefix; `None` lifts the limit.
     SetQuota {
@@ -105,6 +108,11 @@ pub enum Refusal {
         lake_proto::limits::MAX_TXN_BYTES
     )]
     AnswerTooLarge { bytes: u64 },
+    #[error(
+        "the transaction's compares would have to look at more than {limit} entries and scopes, which would keep all others \
+         waiting: compare shorter prefixes, or with a revision whose changes are still kept"
+    )]
+    ComparesTooMuch { limit: u64 },
     #[error("the feature level is {level} already, and never goes back")]
     FeatureLevel { level: u32 },
 }
@@ -118,6 +126,7 @@ pub(super) const LEASES: &str = "leases";
 pub(super) const SESSIONS: &str = "sessions";
 pub(super) const SCOPES: &str = "scopes";
 pub(super) const QUOTAS: &str = "quotas";
+pub(super) const HANGING: &str = "keys and scopes on one lease";
 
 // ---- to and from the wire -------------------------------------------------------------------------------------
 
@@ -133,7 +142,7 @@ impl Command {
             Action::OpenSession { ttl_ms, holder } => Wire::OpenSession(v1::OpenSession { ttl_ms, holder }),
             Action::CloseSession { session } => Wire::CloseSession(v1::CloseSession { session }),
             Action::ExpireSessions { sessions, term } => Wire::ExpireSessions(v1::Expire { ids: sessions, term }),
-            Action::SetFeatureLevel { level } => Wire::SetFeatureLevel(v1::SetFeatureLevel { level }),
+            Action::SetFeatureLevel { level, term } => Wire::SetFeatureLevel(v1::SetFeatureLevel { level, term }),
             Action::SetQuota { prefix, bytes } => Wire::SetQuota(v1::SetQuota { prefix, bytes }),
         };
         let stamp = self.stamp.map(Into::into);
@@ -156,7 +165,7 @@ impl Command {
             Wire::OpenSession(o) => Action::OpenSession { ttl_ms: o.ttl_ms, holder: o.holder },
             Wire::CloseSession(c) => Action::CloseSession { session: c.session },
             Wire::ExpireSessions(e) => Action::ExpireSessions { sessions: e.ids, term: e.term },
-            Wire::SetFeatureLevel(s) => Action::SetFeatureLevel { level: s.level },
+            Wire::SetFeatureLevel(s) => Action::SetFeatureLevel { level: s.level, term: s.term },
             Wire::SetQuota(s) => Action::SetQuota { prefix: s.prefix, bytes: s.bytes },
         };
         let stamp: Option<Stamp> = wire.stamp.map(Into::into);
@@ -207,6 +216,7 @@ impl From<Refusal> for v1::outcome::Refused {
             }
             Refusal::FeatureLevel { level } => Wire::FeatureLevel(level),
             Refusal::AnswerTooLarge { bytes } => Wire::AnswerTooLarge(bytes),
+            Refusal::ComparesTooMuch { limit } => Wire::ComparesTooMuch(limit),
         };
         Self { refusal: Some(refusal) }
     }
@@ -222,12 +232,13 @@ impl TryFrom<v1::outcome::Refused> for Refusal {
             Wire::SequenceAnswered(sequence) => Refusal::SequenceAnswered { sequence },
             Wire::WindowFull(sequence) => Refusal::WindowFull { sequence },
             Wire::TooMany(t) => {
-                let known = [LEASES, SESSIONS, SCOPES, QUOTAS].into_iter().find(|what| *what == t.what);
+                let known = [LEASES, SESSIONS, SCOPES, QUOTAS, HANGING].into_iter().find(|what| *what == t.what);
                 Refusal::TooMany { what: known.ok_or(Invalid::Missing("kind of limit"))?, limit: t.limit }
             }
             Wire::QuotaExceeded(q) => Refusal::QuotaExceeded { prefix: q.prefix, limit: q.limit, used: q.used },
             Wire::FeatureLevel(level) => Refusal::FeatureLevel { level },
             Wire::AnswerTooLarge(bytes) => Refusal::AnswerTooLarge { bytes },
+            Wire::ComparesTooMuch(limit) => Refusal::ComparesTooMuch { limit },
         })
     }
 }
@@ -279,7 +290,7 @@ mod tests {
             1 => (any::<u64>(), ".*").prop_map(|(ttl_ms, holder)| Action::OpenSession { ttl_ms, holder }),
             1 => any::<u64>().prop_map(|session| Action::CloseSession { session }),
             1 => (ids(), any::<u64>()).prop_map(|(sessions, term)| Action::ExpireSessions { sessions, term }),
-            1 => any::<u32>().prop_map(|level| Action::SetFeatureLevel { level }),
+            1 => any::<(u32, u64)>().prop_map(|(level, term)| Action::SetFeatureLevel { level, term }),
             1 => (".*", any::<Option<u64>>()).prop_map(|(prefix, bytes)| Action::SetQuota { prefix, bytes }),
         ]
     }
@@ -351,6 +362,7 @@ mod tests {
             }),
             any::<u32>().prop_map(|level| Refusal::FeatureLevel { level }),
             any::<u64>().prop_map(|bytes| Refusal::AnswerTooLarge { bytes }),
+            any::<u64>().prop_map(|limit| Refusal::ComparesTooMuch { limit }),
         ];
         prop_oneof![
             3 => txn,

@@ -53,6 +53,11 @@ use self::sessions::Sessions;
 pub const FEATURE_LEVEL: u32 = 1;
 /// Leases at once.
 pub const MAX_LEASES: usize = 100_000;
+/// Keys and scopes on one lease: its end is one step for all who write.
+pub const MAX_HANGING: usize = 10_000;
+/// Entries, kept changes and scopes that the compares of one transaction may look at, and as many again to say why they do not
+/// hold: a transaction is one step for all who write.
+pub const MAX_COMPARED: usize = 100_000;
 
 /// A live lease. Its countdown is the leader's affair.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +66,16 @@ struct Held {
     holder: Arc<str>,
     keys: OrdSet<Arc<str>>,
     scopes: OrdSet<Arc<str>>,
+}
+
+impl Held {
+    fn new(ttl_ms: u64, holder: &str) -> Self {
+        Self { ttl_ms, holder: holder.into(), keys: OrdSet::new(), scopes: OrdSet::new() }
+    }
+
+    fn hanging(&self) -> usize {
+        self.keys.len() + self.scopes.len()
+    }
 }
 
 /// What is told of a live lease.
@@ -98,6 +113,8 @@ pub struct State {
     /// Bytes of all keys and values.
     bytes: u64,
     leases: OrdMap<LeaseId, Held>,
+    /// Bytes of the leases' holders.
+    holder_bytes: u64,
     scopes: Scopes,
     sessions: Sessions,
     quotas: Quotas,
@@ -132,6 +149,7 @@ impl State {
             revision: 0,
             bytes: 0,
             leases: OrdMap::new(),
+            holder_bytes: 0,
             scopes: Scopes::default(),
             sessions: Sessions::default(),
             quotas: Quotas::default(),
@@ -208,6 +226,11 @@ impl State {
         self.leases.get(&id).map(|lease| lease.ttl_ms)
     }
 
+    /// How many keys and scopes go with a lease.
+    pub fn lease_hanging(&self, id: LeaseId) -> usize {
+        self.leases.get(&id).map_or(0, Held::hanging)
+    }
+
     /// How many scopes a lease owns.
     pub fn lease_scopes(&self, id: LeaseId) -> usize {
         self.leases.get(&id).map_or(0, |lease| lease.scopes.len())
@@ -269,6 +292,12 @@ impl State {
         if let Some(key) = newest {
             self.remove(&key);
         }
+    }
+
+    fn add_lease(&mut self, id: LeaseId, ttl_ms: u64, holder: &str) {
+        self.hash.add(hash::lease(id, ttl_ms, holder));
+        self.holder_bytes += holder.len() as u64;
+        self.leases.insert(id, Held::new(ttl_ms, holder));
     }
 
     fn insert(&mut self, entry: Entry) {

@@ -118,7 +118,7 @@ fn command(reference: &Reference, d: &mut Dice<'_>) -> (u64, Command) {
         80..87 => Action::OpenSession { ttl_ms: 5000 + d.roll(9) as u64, holder: d.pick(&["", "a client"]).into() },
         87..88 => Action::CloseSession { session: session(reference, d) },
         88..90 => Action::ExpireSessions { sessions: vec![session(reference, d)], term: 1 + d.roll(2) as u64 },
-        90..93 => Action::SetFeatureLevel { level: d.roll(2) as u32 },
+        90..93 => Action::SetFeatureLevel { level: d.roll(3) as u32, term: if d.one_in(3) { 3 - term } else { term } },
         _ => Action::SetQuota {
             prefix: d.pick(&PREFIXES).into(),
             bytes: (!d.one_in(4)).then(|| d.pick(&[100, 3_000, 20_000, 200_000])),
@@ -271,6 +271,7 @@ fn same(state: &State, reference: &Reference) {
     assert_eq!(state.feature_level(), reference.feature_level);
     assert!(state.iter().eq(reference.entries.values().cloned()));
     assert_eq!((state.len(), state.bytes()), (reference.entries.len(), reference.bytes("")));
+    assert_eq!(state.written_bytes(), state.written_bytes_counted());
     let leases: BTreeMap<_, _> = state.leases(0).map(|l| (l.id, (l.ttl_ms, l.holder, l.keys))).collect();
     let hanging = |id| reference.entries.values().filter(|e| e.lease == Some(id)).count();
     let expected = reference.leases.iter().map(|(id, (ttl, holder))| (*id, (*ttl, holder.clone(), hanging(*id))));
@@ -544,6 +545,7 @@ fn random_runs_come_to_the_point() {
         "a lease took keys with it",
         "a lease took scopes with it",
         "a deposed leader's expiry did nothing",
+        "a level that was asked for in another term did nothing",
         "a request was repeated",
         "a repeated request was answered in short",
         "a sequence was answered before",
@@ -615,6 +617,9 @@ fn cases(before: &Reference, after: &Reference, command: &Command, outcome: &Out
             let deposed = matches!(&command.action, Action::ExpireLeases { leases, .. }
                 if !existed && leases.iter().any(|id| before.leases.contains_key(id)));
             note(deposed, "a deposed leader's expiry did nothing");
+            let stale =
+                matches!(&command.action, Action::SetFeatureLevel { level, .. } if *level > before.feature_level);
+            note(stale, "a level that was asked for in another term did nothing");
         }
         Outcome::Refused(Refusal::SequenceAnswered { .. }) => note(true, "a sequence was answered before"),
         Outcome::Refused(Refusal::WindowFull { .. }) => note(true, "a window was full"),
@@ -669,6 +674,92 @@ fn at_the_limits_nothing_more_begins_and_nothing_is_evicted() {
     act(&mut state, Action::SetQuota { prefix: "/kv/1/".into(), bytes: Some(2) });
     act(&mut state, Action::RevokeLease { lease: 1 });
     assert!(matches!(act(&mut state, lease()), Outcome::Granted { .. }));
+}
+
+/// Puts this many keys under a prefix, a thousand at a time.
+fn fill(state: &mut State, prefix: &str, thousands: usize) {
+    for thousand in 0..thousands {
+        let then = (0..1000).map(|n| Op::put(format!("{prefix}{thousand}/{n}"), "")).collect();
+        state.run(1, &Txn { then, ..Txn::default() });
+    }
+}
+
+#[test]
+fn compares_look_at_no_more_than_they_may() {
+    let mut state = State::default();
+    fill(&mut state, "/kv/a/", 101);
+    let filled = state.revision();
+    fill(&mut state, "/kv/b/", 102);
+    assert!(state.changes().oldest() > filled + 1, "the changes behind it are not all kept");
+    let unchanged = |key: &str, since| Compare { key: key.into(), condition: Condition::PrefixUnchangedSince(since) };
+    let run = |state: &mut State, when: Vec<Compare>| {
+        let before = state.clone();
+        let outcome = state.apply(1, &Action::Txn(Txn { when, ..Txn::default() }).unstamped());
+        assert_eq!(*state, before);
+        match outcome {
+            Outcome::Txn(result) => Some(result.succeeded),
+            Outcome::Refused(Refusal::ComparesTooMuch { limit: 100_000 }) => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(run(&mut state, vec![unchanged("/kv/a/", filled)]), None, "101,000 entries, and nothing else to go by");
+    let now = state.revision();
+    assert_eq!(run(&mut state, vec![unchanged("", now); 1000]), Some(true), "no change since");
+    assert_eq!(run(&mut state, vec![unchanged("/kv/a/7/", filled); 90]), Some(true), "90,090 entries");
+    assert_eq!(run(&mut state, vec![unchanged("/kv/a/7/", filled); 110]), None);
+    assert_eq!(run(&mut state, vec![unchanged("/kv/a/", now - 20); 4]), Some(true), "80,004 changes");
+    assert_eq!(run(&mut state, vec![unchanged("/kv/b/", now - 1)]), Some(false));
+    state.run(1, &Txn { then: vec![Op::put("/kv/c/1", "")], ..Txn::default() });
+    state.run(1, &Txn { then: vec![Op::delete("/kv/c/1")], ..Txn::default() });
+    assert_eq!(run(&mut state, vec![unchanged("/kv/c/", now)]), Some(true), "what is gone is not newer");
+
+    let owner = || ScopeOwner::Procedure("p".into());
+    for n in 0..1001 {
+        let path = format!("/{n}");
+        let when = vec![Compare::scope_free(path.clone(), Some(owner()))];
+        let acquire = Txn { when, then: vec![Op::AcquireScope { path, owner: owner() }], ..Txn::default() };
+        assert!(state.run(1, &acquire).succeeded);
+    }
+    let free = |owner| Compare::scope_free("/", Some(owner));
+    assert_eq!(run(&mut state, vec![free(owner()); 99]), Some(true));
+    assert_eq!(run(&mut state, vec![free(owner()); 100]), None);
+    assert_eq!(run(&mut state, vec![free(ScopeOwner::Procedure("q".into())); 100]), Some(false));
+}
+
+#[test]
+fn a_lease_takes_no_more_with_it_than_it_may() {
+    let mut state = State::default();
+    let grant = Action::GrantLease { ttl_ms: 1000, holder: "a holder".into() };
+    let Outcome::Granted { id } = state.apply(1, &grant.unstamped()) else { panic!() };
+    let hang = |from: usize, count: usize| {
+        let op = |n| Op::Put { key: format!("/kv/{n}"), value: "".into(), return_previous: false, lease: Some(id) };
+        let when = vec![Compare { key: String::new(), condition: Condition::LeaseAlive(id) }];
+        Action::Txn(Txn { when, then: (from..from + count).map(op).collect(), ..Txn::default() }).unstamped()
+    };
+    let done = |outcome: &Outcome| matches!(outcome, Outcome::Txn(result) if result.succeeded);
+    let refused = |outcome: &Outcome| {
+        matches!(outcome, Outcome::Refused(Refusal::TooMany { what: "keys and scopes on one lease", limit: 10_000 }))
+    };
+    for n in 0..10 {
+        assert!(done(&state.apply(1, &hang(n * 1000, 999 + usize::from(n > 0)))));
+    }
+    let owner = ScopeOwner::Lease(id);
+    let acquire = |path: &str| {
+        let when = vec![Compare::scope_free(path, Some(owner.clone()))];
+        let then = vec![Op::AcquireScope { path: path.into(), owner: owner.clone() }];
+        Action::Txn(Txn { when, then, ..Txn::default() }).unstamped()
+    };
+    assert!(done(&state.apply(1, &acquire("/a"))));
+    assert_eq!(state.lease_hanging(id), 10_000);
+    let full = state.clone();
+    assert!(refused(&state.apply(1, &acquire("/b"))) && refused(&state.apply(1, &hang(999, 1))));
+    assert_eq!(state, full);
+    assert!(done(&state.apply(1, &hang(0, 900))) && done(&state.apply(1, &acquire("/a"))), "what hangs on it already");
+    assert!(state.run(1, &Txn { then: vec![Op::delete("/kv/5")], ..Txn::default() }).succeeded);
+    assert!(done(&state.apply(1, &hang(999, 1))), "there is room again");
+    state.apply(1, &Action::RevokeLease { lease: id }.unstamped());
+    assert_eq!((state.len(), state.counts()), (0, (0, 0, 0)));
+    assert_eq!(state.written_bytes(), state.written_bytes_counted());
 }
 
 #[test]

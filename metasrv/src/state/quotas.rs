@@ -47,6 +47,11 @@ impl Quotas {
         self.find(prefix).is_ok()
     }
 
+    /// What lies under a prefix that has a limit.
+    pub fn used_bytes(&self, prefix: &str) -> Option<u64> {
+        self.find(prefix).ok().map(|at| self.by_prefix[at].1.used_bytes)
+    }
+
     fn find(&self, prefix: &str) -> Result<usize, usize> {
         self.by_prefix.binary_search_by(|(held, _)| (**held).cmp(prefix))
     }

@@ -27,6 +27,8 @@ struct Held {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Scopes {
     by_path: OrdMap<Arc<str>, Held>,
+    /// Bytes of the paths, and of the names of procedures that own them.
+    bytes: u64,
 }
 
 impl Scopes {
@@ -34,23 +36,45 @@ impl Scopes {
         self.by_path.len()
     }
 
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub fn is_held(&self, path: &str) -> bool {
         self.by_path.contains_key(path)
     }
 
-    /// The scopes of other owners that are equal to `path`, its ancestors or its descendants.
-    pub fn conflicts<'a>(&'a self, path: &'a str, owner: Option<&'a ScopeOwner>) -> impl Iterator<Item = Scope> + 'a {
+    /// The owners of what is equal to `path`, of its ancestors and of its descendants.
+    pub fn owners<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a ScopeOwner> + 'a {
+        self.related(path).map(|(_, held)| &held.owner)
+    }
+
+    /// The scopes of other owners that are equal to `path`, its ancestors or its descendants, as far as they are found by
+    /// looking at `left`, which counts down.
+    pub fn conflicts<'a>(
+        &'a self,
+        path: &'a str,
+        owner: Option<&'a ScopeOwner>,
+        left: &'a mut usize,
+    ) -> impl Iterator<Item = Scope> + 'a {
+        self.related(path)
+            .take_while(move |_| {
+                let looks = *left > 0;
+                *left = left.saturating_sub(1);
+                looks
+            })
+            .filter(move |(_, held)| owner != Some(&held.owner))
+            .map(|(path, held)| held.scope(path))
+    }
+
+    fn related<'a>(&'a self, path: &'a str) -> impl Iterator<Item = (&'a Arc<str>, &'a Held)> + 'a {
         let ancestors = ancestors(path).filter_map(|ancestor| self.by_path.get_key_value(ancestor));
         let below = if path == "/" { path.to_owned() } else { format!("{path}/") };
         let descendants = self
             .by_path
             .range::<_, str>((Bound::Excluded(below.as_str()), Bound::Unbounded))
             .take_while(move |(path, _)| path.starts_with(&below) && !planted::has(Bug::DescendantsIgnored));
-        ancestors
-            .chain(self.by_path.get_key_value(path))
-            .chain(descendants)
-            .filter(move |(_, held)| owner != Some(&held.owner))
-            .map(|(path, held)| held.scope(path))
+        ancestors.chain(self.by_path.get_key_value(path)).chain(descendants)
     }
 
     /// Claims a path that is free for the owner; the fence of an earlier claim of the same owner stays.
@@ -67,6 +91,7 @@ impl Scopes {
         }
         let held = Held { owner: owner.clone(), fence, acquired_unix_ms };
         hash.add(held.item(path));
+        self.bytes += held.bytes(path);
         self.by_path.insert(Arc::from(path), held);
         Acquired::New
     }
@@ -76,6 +101,7 @@ impl Scopes {
         match self.by_path.get(path) {
             Some(held) if held.owner == *owner => {
                 hash.remove(held.item(path));
+                self.bytes -= held.bytes(path);
                 self.by_path.remove(path);
                 true
             }
@@ -108,6 +134,14 @@ impl Held {
             fence: self.fence,
             acquired_unix_ms: self.acquired_unix_ms,
         }
+    }
+
+    fn bytes(&self, path: &str) -> u64 {
+        let owner = match &self.owner {
+            ScopeOwner::Lease(_) => 0,
+            ScopeOwner::Procedure(id) => id.len(),
+        };
+        (path.len() + owner) as u64
     }
 
     fn item(&self, path: &str) -> hash::Item {
@@ -145,13 +179,14 @@ mod tests {
             ("/a/a", true),
             ("/b", true),
         ] {
-            assert_eq!(scopes.conflicts(path, Some(&ScopeOwner::Lease(2))).next().is_none(), free, "{path}");
-            assert_eq!(scopes.conflicts(path, None).next().is_none(), free, "{path}");
-            assert!(scopes.conflicts(path, Some(&ScopeOwner::Lease(1))).next().is_none(), "{path}: one's own");
+            let is_free = |owner| scopes.conflicts(path, owner, &mut 100).next().is_none();
+            assert_eq!(is_free(Some(&ScopeOwner::Lease(2))), free, "{path}");
+            assert_eq!(is_free(None), free, "{path}");
+            assert!(is_free(Some(&ScopeOwner::Lease(1))), "{path}: one's own");
         }
         let (scopes, _) = held(&[("/", 1)]);
         for path in ["/", "/x", "/x/y"] {
-            assert_eq!(scopes.conflicts(path, None).count(), 1, "{path}");
+            assert_eq!(scopes.conflicts(path, None, &mut 100).count(), 1, "{path}");
         }
     }
 

@@ -40,6 +40,10 @@ pub(super) struct Session {
 pub(super) struct Sessions {
     by_id: OrdMap<SessionId, Session>,
     kept_bytes: u64,
+    /// How many outcomes are kept.
+    kept: usize,
+    /// Bytes of the sessions' holders.
+    holder_bytes: u64,
 }
 
 /// What is to be done with a stamped request.
@@ -53,6 +57,11 @@ pub(super) enum Begin {
 impl Sessions {
     pub fn len(&self) -> usize {
         self.by_id.len()
+    }
+
+    /// How many outcomes are kept, their bytes, and those of the holders.
+    pub fn extent(&self) -> (usize, u64, u64) {
+        (self.kept, self.kept_bytes, self.holder_bytes)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
@@ -80,12 +89,14 @@ impl Sessions {
         for (sequence, outcome) in &session.kept {
             hash.add(hash::kept(id, *sequence, outcome));
             self.kept_bytes += outcome.len() as u64;
+            self.kept += 1;
         }
         match self.by_id.get_mut(&id) {
             Some(known) => known.kept = std::mem::take(&mut known.kept).union(session.kept),
             None => {
                 hash.add(hash::session(id, session.ttl_ms, &session.holder));
                 hash.add(hash::session_lowest(id, session.lowest));
+                self.holder_bytes += session.holder.len() as u64;
                 self.by_id.insert(id, session);
             }
         }
@@ -95,9 +106,11 @@ impl Sessions {
         let Some(session) = self.by_id.remove(&id) else { return false };
         hash.remove(hash::session(id, session.ttl_ms, &session.holder));
         hash.remove(hash::session_lowest(id, session.lowest));
+        self.holder_bytes -= session.holder.len() as u64;
         for (sequence, outcome) in &session.kept {
             hash.remove(hash::kept(id, *sequence, outcome));
             self.kept_bytes -= outcome.len() as u64;
+            self.kept -= 1;
         }
         true
     }
@@ -119,6 +132,7 @@ impl Sessions {
                 if let Some(outcome) = session.kept.remove(&oldest) {
                     hash.remove(hash::kept(id, oldest, &outcome));
                     self.kept_bytes -= outcome.len() as u64;
+                    self.kept -= 1;
                 }
             }
         }
@@ -147,6 +161,7 @@ impl Sessions {
         }
         hash.add(hash::kept(stamp.session, stamp.sequence, &encoded));
         self.kept_bytes += encoded.len() as u64;
+        self.kept += 1;
         session.kept.insert(stamp.sequence, encoded);
     }
 }

@@ -327,9 +327,47 @@ fn at_a_quota_nothing_grows_and_deletes_work() {
 fn the_feature_level_only_rises() {
     let mut state = State::default();
     assert_eq!(
-        act(&mut state, Action::SetFeatureLevel { level: 1 }),
+        act(&mut state, Action::SetFeatureLevel { level: 1, term: 1 }),
         Outcome::Refused(Refusal::FeatureLevel { level: 1 })
     );
-    assert_eq!(act(&mut state, Action::SetFeatureLevel { level: 2 }), Outcome::Set { revision: 1 });
+    let before = state.clone();
+    let asked_in_another_term = Action::SetFeatureLevel { level: 2, term: 7 };
+    assert_eq!(act(&mut state, asked_in_another_term), Outcome::Ended { revision: 0, existed: false });
+    assert_eq!(state, before);
+    assert_eq!(act(&mut state, Action::SetFeatureLevel { level: 2, term: 1 }), Outcome::Set { revision: 1 });
     assert_eq!(state.feature_level(), 2);
+}
+
+#[test]
+fn once_much_is_kept_further_results_are_kept_without_what_they_hold() {
+    let mut state = State::default();
+    let revision = state.run(1, &Txn { then: vec![Op::put("/kv/a", vec![7; 3900])], ..Txn::default() }).revision;
+    let get = |session, sequence, lowest_unanswered| Command {
+        stamp: Some(Stamp { session, sequence, lowest_unanswered }),
+        proposed_unix_ms: 0,
+        action: Action::Txn(Txn { then: vec![Op::Get { key: "/kv/a".into() }], ..Txn::default() }),
+    };
+    let mut sessions = Vec::new();
+    for _ in 0..70 {
+        let opened = act(&mut state, Action::OpenSession { ttl_ms: 5000, holder: String::new() });
+        let Outcome::Granted { id } = opened else { panic!("{opened:?}") };
+        (1..=256).for_each(|sequence| drop(state.apply(1, &get(id, sequence, 1))));
+        sessions.push(id);
+    }
+    let again = |state: &mut State, session, sequence| match state.apply(1, &get(session, sequence, 1)) {
+        Outcome::Txn(result) => result,
+        other => panic!("{other:?}"),
+    };
+    assert!(again(&mut state, sessions[0], 256).reduced.is_none());
+    let reduced = again(&mut state, sessions[69], 256);
+    assert_eq!((reduced.succeeded, reduced.results.len()), (true, 0));
+    assert!(reduced.reduced.unwrap().mod_revisions.is_empty() && reduced.revision > revision);
+    assert_eq!(state, rebuilt(&state));
+    // What a client has been answered makes room.
+    let first = state.apply(1, &get(sessions[69], 257, 257));
+    for session in &sessions[..2] {
+        state.apply(1, &get(*session, 257, 257));
+    }
+    assert_eq!(state.apply(1, &get(sessions[69], 258, 257)), first);
+    assert!(again(&mut state, sessions[69], 258).reduced.is_none());
 }

@@ -1,9 +1,15 @@
 //! Three peers over real gRPC: founding, reading anywhere, restarting, snapshots, and what is refused.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{TestCluster, eventually, kind};
+use crate::support::hurt::{Hurt, put};
+use crate::support::{PATIENCE, TestCluster, eventually, kind};
+use lake_chaos::net::condition::Cut;
+use lake_chaos::net::{Conditions, Node, Path, partition};
 use lake_client::store::{self, MetaStore};
+use lake_metasrv::files::FreeSpace;
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::{Applied, Kind};
@@ -275,5 +281,127 @@ async fn many_calls_at_once_share_a_stream_and_none_is_forgotten() {
     for reader in reading.collect::<Vec<_>>() {
         reader.await.unwrap();
     }
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_quorum_a_read_is_as_old_as_it_may_be_and_no_older() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    cluster.put("/kv/a", "1").await;
+    let leader = cluster.leader().await;
+    cluster.get(leader, "/kv/a").await.unwrap();
+    for id in (1..=3).filter(|id| *id != leader) {
+        cluster.stop(id).await;
+    }
+    let read = async |consistency: Consistency, max_staleness_ms| {
+        let options =
+            v1::ReadOptions { consistency: consistency as i32, max_staleness_ms, ..v1::ReadOptions::default() };
+        let mut request = Request::new(v1::GetRequest { key: "/kv/a".into(), options: Some(options) });
+        request.set_timeout(Duration::from_millis(500));
+        cluster.kv(leader).get(request).await.map(|answer| answer.into_inner().entry.unwrap().value)
+    };
+    let too_old = eventually("what it has to be too old", async || read(Consistency::Bounded, 100).await.err()).await;
+    assert_eq!(kind(&too_old), Kind::Unavailable);
+    assert_eq!(read(Consistency::Bounded, 600_000).await.unwrap(), "1", "which needs nobody");
+    assert_eq!(read(Consistency::Local, 0).await.unwrap(), "1");
+    assert_eq!(kind(&read(Consistency::Linearizable, 0).await.unwrap_err()), Kind::Unavailable);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_was_cut_off_unseats_nobody_when_it_comes_back() {
+    let hurt = Hurt::founded().await;
+    hurt.store.commit(put("/kv/a", "1"), Instant::now() + PATIENCE).await.unwrap();
+    let leader = hurt.cluster.leader().await;
+    let term = hurt.cluster.status(leader).await.term;
+    let cut_off = (1..=3).find(|id| *id != leader).unwrap();
+    let member = hurt.cluster.running[&cut_off].peer().member().unwrap();
+    let others = (1..=3).filter(|id| *id != cut_off);
+    let paths: Vec<Path> = others
+        .flat_map(|other| {
+            let (one, other) = (Node::Peer(cut_off), Node::Peer(other));
+            [(one, other), (other, one)]
+        })
+        .collect();
+    hurt.fabric.set(partition::cut(&paths, Cut::Silent));
+    let several = 5 * hurt.cluster.configs[&cut_off].timing.election_timeout_max;
+    eventually("it to have wanted an election for long", async || (member.view.silence() > several).then_some(()))
+        .await;
+    hurt.fabric.set(Conditions::new());
+    hurt.store.commit(put("/kv/a", "2"), Instant::now() + PATIENCE).await.unwrap();
+    eventually("it to follow again", async || {
+        let applied = member.published.current();
+        (applied.state.get("/kv/a")?.value == "2").then_some(())
+    })
+    .await;
+    let status = hurt.cluster.status(cut_off).await;
+    assert_eq!((status.term, status.leader.map(|l| l.id)), (term, Some(leader)));
+    assert_eq!(hurt.cluster.status(leader).await.term, term);
+    hurt.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_was_away_for_a_little_needs_no_snapshot() {
+    let mut cluster = TestCluster::founded(3, |config| {
+        config.storage.snapshot_entries = 40;
+        config.storage.purge_margin_entries = 1_000;
+    })
+    .await;
+    let leader = cluster.leader().await;
+    let away = (1..=3).find(|id| *id != leader).unwrap();
+    let had = cluster.status(away).await.last_log_index;
+    cluster.stop(away).await;
+    for i in 0..200 {
+        cluster.put(&format!("/kv/{i:03}"), "1").await;
+    }
+    let leader = cluster.leader().await;
+    eventually("a snapshot of what it lacks", async || {
+        (cluster.status(leader).await.snapshot_index > had + 100).then_some(())
+    })
+    .await;
+    cluster.start(away).await;
+    assert!(cluster.get(away, "/kv/199").await.is_some());
+    // One that was sent a snapshot has nothing before it.
+    let status = cluster.status(away).await;
+    assert_eq!((status.purged_index, status.keys), (0, 200), "{status:?}");
+    assert_eq!(cluster.status(leader).await.purged_index, 0);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_whose_disk_hangs_gives_the_lead_up() {
+    let hangs = Arc::new(AtomicU64::new(0));
+    let mut cluster = TestCluster::founded(3, |config| {
+        let (hangs, id) = (hangs.clone(), config.id);
+        // Asked by what writes the log, before each write.
+        config.free_space = FreeSpace::new(move |_| {
+            while hangs.load(Ordering::SeqCst) == id {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Ok(u64::MAX)
+        });
+    })
+    .await;
+    cluster.put("/kv/a", "1").await;
+    let old = cluster.leader().await;
+    hangs.store(old, Ordering::SeqCst);
+    let mut to_old = cluster.kv(old);
+    let txn = Txn { then: vec![Op::put("/kv/a", "hangs")], ..Txn::default() };
+    let hanging = tokio::spawn(async move { to_old.txn(v1::TxnRequest { txn: Some(txn.into()), stamp: None }).await });
+    let other = (1..=3).find(|id| *id != old).unwrap();
+    let view = cluster.running[&other].peer().member().unwrap().view.clone();
+    eventually("another leader", async || view.leader_id().filter(|leader| *leader != old)).await;
+    let answer = eventually("a write", async || {
+        let leader = view.leader_id()?;
+        let txn = Txn { then: vec![Op::put("/kv/b", "1")], ..Txn::default() };
+        let mut request = Request::new(v1::TxnRequest { txn: Some(txn.into()), stamp: None });
+        request.set_timeout(Duration::from_secs(2));
+        cluster.kv(leader).txn(request).await.ok()
+    })
+    .await;
+    assert!(answer.into_inner().succeeded);
+    hangs.store(0, Ordering::SeqCst);
+    drop(hanging.await.unwrap());
+    assert_eq!(cluster.get(old, "/kv/b").await.unwrap().value, "1", "it follows");
     cluster.stop_all().await;
 }

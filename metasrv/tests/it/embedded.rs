@@ -90,3 +90,22 @@ async fn a_directory_with_other_voters_is_refused() {
     cluster.start(2).await;
     cluster.stop_all().await;
 }
+
+/// On one thread, where a read that tried again without a pause would let nothing else run, the end of the store included.
+#[tokio::test]
+async fn reads_that_wait_do_not_keep_a_store_from_stopping() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(dir.path()).await.unwrap();
+    let patient = Instant::now() + Duration::from_secs(60);
+    let reading = || {
+        let store = store.clone();
+        async move { while store.get("/kv/a", ReadOptions::default(), patient).await.is_ok() {} }
+    };
+    let reads: Vec<_> = (0..4).map(|_| tokio::spawn(reading())).collect();
+    store.get("/kv/a", ReadOptions::default(), patient).await.unwrap();
+    store.shutdown().await;
+    for read in reads {
+        read.await.unwrap();
+    }
+    assert!(Instant::now() < patient, "only their deadlines ended the reads");
+}

@@ -305,3 +305,26 @@ async fn five_thousand_leases_are_kept_alive() {
     println!("three idle peers: {without_leases:.1} % of a core, with {LEASES} leases {with_leases:.1} %");
     cluster.stop_all().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_without_a_quorum_keeps_no_lease_alive() {
+    // It goes on as the leader for as long as the test takes.
+    let mut cluster = TestCluster::founded(3, |config| {
+        config.timing.election_timeout_min = Duration::from_secs(59);
+        config.timing.election_timeout_max = Duration::from_secs(60);
+    })
+    .await;
+    let store = cluster.client();
+    let lease = grant(&store, 60_000).await;
+    let leader = cluster.leader().await;
+    let kept = keep_alive(&cluster, leader, vec![lease.id]).await.unwrap();
+    assert_eq!(kept.alive, [lease.id]);
+    for id in (1..=3).filter(|id| *id != leader) {
+        cluster.stop(id).await;
+    }
+    let answer = tokio::time::timeout(Duration::from_secs(4), keep_alive(&cluster, leader, vec![lease.id])).await;
+    assert!(!matches!(&answer, Ok(Ok(kept)) if !kept.alive.is_empty()), "nobody has confirmed it: {answer:?}");
+    let status = cluster.status(leader).await;
+    assert_eq!(status.leader.map(|l| l.id), Some(leader), "it was still asked as the leader");
+    cluster.stop_all().await;
+}

@@ -339,7 +339,7 @@ async fn what_only_a_newer_build_knows_is_neither_damaged_nor_left_out() {
     let scratch = tempfile::tempdir().unwrap();
     let mut making = Making::begin(scratch.path().join("newer")).await;
     making.append((1..=5).map(|index| write(1, index))).await;
-    let raised = Action::SetFeatureLevel { level: FEATURE_LEVEL + 1 };
+    let raised = Action::SetFeatureLevel { level: FEATURE_LEVEL + 1, term: 1 };
     let raised = Entry { log_id: log_id(1, 6), payload: Payload::Normal(Command::new(raised.unstamped())) };
     let (sender, done) = TypeConfig::oneshot();
     making.contents.log.append(vec![raised], IOFlushed::signal(sender)).await.unwrap();

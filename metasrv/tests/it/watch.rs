@@ -458,6 +458,11 @@ async fn a_peer_that_was_away_serves_no_watch_before_it_has_what_it_had() {
     drop(stream);
     cluster.stop(away).await;
     cluster.start(away).await;
+    // Nor does it answer anything else from before that.
+    let local =
+        v1::ReadOptions { consistency: v1::read_options::Consistency::Local as i32, ..v1::ReadOptions::default() };
+    let read = cluster.try_get(away, "/kv/a", local).await.unwrap();
+    assert_eq!((read.entry.unwrap().value, read.header.unwrap().revision), ("last".into(), last));
     // From now on means: not before what it had told already.
     let mut stream = watch(&cluster, away, "/kv/", 0).await.unwrap();
     let greeting = message(&mut stream).await.unwrap();

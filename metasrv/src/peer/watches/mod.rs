@@ -22,10 +22,12 @@
 //! Progress marks: a shard that has been told of nothing for [`pace::mark_interval`] is told the revision up to which there
 //! was nothing to tell; ten times as late if the revision stands still. The marks of all shards are spread over the interval.
 //!
-//! Limits: [`MAX_WATCHERS`] watchers; messages of about [`MESSAGE_BYTES`], or one change; [`SCAN_EVENTS`] events read at a
-//! time by a watcher that is behind, one such read at a time in the whole peer.
-//! Failure cases: the peer has not recovered by the deadline, or stops: Unavailable; the state jumps over changes that are
-//! no longer kept (a snapshot from the leader): Compacted for those that needed them; too many watchers: Overloaded.
+//! Limits: [`MAX_WATCHERS`] watchers, of which each caller has its part ([`super::shares`]); messages of about
+//! [`MESSAGE_BYTES`], or one change; [`SCAN_EVENTS`] events read at a time by a watcher that is behind, one such read at a
+//! time in the whole peer.
+//! Failure cases: the peer has not recovered by the deadline, or stops: Unavailable; the state jumps
+//! over changes that are no longer kept (a snapshot from the leader): Compacted for those that needed them; too many
+//! watchers: Overloaded.
 
 mod groups;
 mod hub;
@@ -47,6 +49,7 @@ pub use self::watcher::Watcher;
 
 use self::groups::Groups;
 use super::failure::Failure;
+use super::shares::{Caller, Pool, Resource};
 use super::view::View;
 use crate::log::lock;
 use crate::raft::state_machine::Published;
@@ -66,6 +69,7 @@ pub struct Watches {
     view: View,
     cluster_id: String,
     groups: Mutex<Groups>,
+    shares: Pool,
     /// The first watcher has come.
     joined: Notify,
     /// Held for one look at the kept changes, so that watchers which are behind keep at most one thread busy.
@@ -81,6 +85,7 @@ impl Watches {
             view,
             cluster_id,
             groups: Mutex::default(),
+            shares: Pool::new(Resource::Watches, MAX_WATCHERS),
             joined: Notify::new(),
             looking: Semaphore::new(1),
             ended: stop.child_token(),
@@ -91,16 +96,20 @@ impl Watches {
     ///
     /// # Errors
     /// InvalidArgument, Overloaded, Unavailable while stopping.
-    pub fn watch(self: &Arc<Self>, prefix: &str, from: Revision) -> Result<Watcher, Failure> {
+    pub fn watch(self: &Arc<Self>, prefix: &str, from: Revision, caller: &Caller) -> Result<Watcher, Failure> {
         validate_prefix(prefix).map_err(Failure::invalid)?;
+        let share = self.shares.take(caller, 1).map_err(|refused| {
+            let what = format!(
+                "peer {}: {refused} has as many watches as it may have, of {MAX_WATCHERS}; end some of them, or watch at \
+                 another peer",
+                self.view.id()
+            );
+            Failure::new(Kind::Overloaded, what)
+        })?;
         let joined = {
             let mut groups = lock(&self.groups);
             if self.ended.is_cancelled() {
                 return Err(self.stopping());
-            }
-            if groups.watchers() >= MAX_WATCHERS {
-                let what = format!("peer {} has {MAX_WATCHERS} watchers, which is the most", self.view.id());
-                return Err(Failure::new(Kind::Overloaded, what));
             }
             if groups.watchers() == 0 {
                 groups.moved(self.published.current().state.revision());
@@ -109,7 +118,7 @@ impl Watches {
         };
         self.joined.notify_one();
         let next = if from == 0 { self.published.current().state.revision() + 1 } else { from };
-        Ok(Watcher::new(self.clone(), joined, next))
+        Ok(Watcher::new(self.clone(), joined, next, share))
     }
 
     /// How many watchers there are.

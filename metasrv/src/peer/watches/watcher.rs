@@ -18,6 +18,7 @@ use super::message::{Message, look};
 use super::pace::MARK_EVERY;
 use crate::log::lock;
 use crate::peer::failure::Failure;
+use crate::peer::shares::Held;
 use crate::state::changes::Compacted;
 
 /// How long a watcher that finds another one looking waits until it tries again.
@@ -34,12 +35,13 @@ pub struct Watcher {
     /// It has to look at the kept changes.
     behind: bool,
     told_at: Option<Instant>,
+    _share: Held,
 }
 
 impl Watcher {
-    pub(super) fn new(watches: Arc<Watches>, joined: Joined, next: Revision) -> Self {
+    pub(super) fn new(watches: Arc<Watches>, joined: Joined, next: Revision, share: Held) -> Self {
         let Joined { prefix, shard, signals } = joined;
-        Self { watches, prefix, shard, signals, next, behind: true, told_at: None }
+        Self { watches, prefix, shard, signals, next, behind: true, told_at: None, _share: share }
     }
 
     /// The next message. Its first one, once it has caught up, comes at once, even if nothing has changed.
