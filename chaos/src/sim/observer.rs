@@ -101,10 +101,12 @@ fn hash(entry: &Entry) -> u64 {
 fn effects(term: u64, action: &Action, outcome: &Outcome) -> Vec<Effect> {
     match (action, outcome) {
         (Action::Txn(txn), Outcome::Txn(result)) => of_txn(txn, result),
-        (Action::GrantLease { .. }, Outcome::Granted { id }) => vec![Effect::LeaseBegan(*id)],
+        (Action::GrantLease { ttl_ms, .. }, Outcome::Granted { id }) => {
+            vec![Effect::LeaseBegan { lease: *id, ttl_ms: *ttl_ms }]
+        }
         (Action::RevokeLease { lease }, Outcome::Ended { .. }) => vec![Effect::LeaseEnded(*lease)],
         (Action::ExpireLeases { leases, term: of }, Outcome::Ended { .. }) if *of == term => {
-            leases.iter().copied().map(Effect::LeaseEnded).collect()
+            leases.iter().copied().map(Effect::LeaseExpired).collect()
         }
         _ => Vec::new(),
     }

@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use lake_client::clock;
 use lake_client::remote::coordination::Lease;
 use lake_client::remote::keeper::LeaseKeeper;
 use lake_client::store::{Error, MetaStore, ReadOptions};
@@ -17,6 +18,7 @@ use rand::Rng;
 
 use super::access::Access;
 use super::{Actor, Frame, Plan, Unique, number_of, place};
+use crate::check::lock;
 use crate::history::{Action, Lock, Workload};
 use crate::run::recorder::Scribe;
 
@@ -132,7 +134,9 @@ impl Client {
                 None
             }
             Ok(_) => {
-                scribe.refused(action, "the lease is over");
+                let until = holding.keeper.as_ref().map_or(holding.lease.held_until, LeaseKeeper::held_until);
+                let is_early = clock::now() < until;
+                scribe.refused(action, if is_early { lock::OVER_EARLY } else { "the lease is over" });
                 None
             }
             Err(error) => {
