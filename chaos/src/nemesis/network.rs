@@ -49,7 +49,8 @@ impl Nemesis for Partition {
         let target = format!("{}: {}", kind.name(), told(&paths));
         // A leader speaks to everybody all the time; others need have nothing to say to each other.
         let answering = field.statuses().await;
-        let runs = |node: Node| answering.iter().any(|a| a.self_.as_ref().is_some_and(|own| node == Node::Peer(own.id)));
+        let runs =
+            |node: Node| answering.iter().any(|a| a.self_.as_ref().is_some_and(|own| node == Node::Peer(own.id)));
         let of_leader = |(from, to): &&Path| leader.is_some_and(|id| *from == Node::Peer(id)) && runs(*to);
         let must_meet: Vec<Path> = paths.iter().filter(of_leader).copied().collect();
         match field.disturb_all("partition", partition::cut(&paths, how), &must_meet).await {

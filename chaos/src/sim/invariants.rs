@@ -10,13 +10,14 @@
 //! - Revisions: no command raises the revision by more than one, and none takes it back.
 //! - Exactly once: a request of a session that has had its effect has none when it comes again.
 //! - Leases: nothing that asks for a live lease goes through once the lease is over; and none is over before its time to
-//!   live has passed since it was granted, and since the leader that ends it began to lead, on that leader's clock.
+//!   live has passed since it was granted, and since the leader that ends it began to lead, on that leader's clock. With it
+//!   go the keys that hang on it.
 //! - Scopes: no two owners hold conflicting paths, and a takeover's fence is the revision of the takeover.
 //! - Lost disks: a peer that comes back on an empty disk under its old id takes no part: it gets no entry and no state, and
 //!   leads nothing.
 //!
-//! The four before the last look at commands as they are applied for the first time, and keep account of leases, scopes and requests by
-//! themselves, from what commands ask for and are answered: they do not believe the state that they check.
+//! The four before the last look at commands as they are applied for the first time, and keep account of leases, scopes and
+//! requests by themselves, from what commands ask for and are answered: they do not believe the state that they check.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -127,6 +128,11 @@ pub enum Effect {
     LeaseEnded(LeaseId),
     /// The leader ended it: nobody kept it alive.
     LeaseExpired(LeaseId),
+    /// The lease has just ended, and this key hangs on it still.
+    LeftBehind {
+        lease: LeaseId,
+        key: String,
+    },
     /// A transaction went through that asked for this lease to be alive.
     UnderLease(LeaseId),
     Acquired {
@@ -360,6 +366,9 @@ impl Account {
                 self.expired(*lease, applied)?;
                 self.ended(*lease);
             }
+            Effect::LeftBehind { lease, key } => {
+                return broken("leases", format!("entry {index} ends lease {lease}, and leaves {key} behind"));
+            }
             Effect::UnderLease(lease) if !self.leases.contains_key(lease) => {
                 return broken("leases", format!("entry {index} goes through under lease {lease}, which is over"));
             }
@@ -457,6 +466,13 @@ mod tests {
         assert_eq!(expires(0, 100, 700, 1700), None);
         assert_eq!(expires(1000, 100, 100, 600), None, "its clock goes twice as fast");
         assert_eq!(expires(1000, 100, 100, 590), Some("leases"));
+    }
+
+    #[test]
+    fn a_lease_takes_its_keys_along() {
+        let left = Effect::LeftBehind { lease: 1, key: "/kv/a".into() };
+        holds(commands(vec![vec![began(1)], vec![Effect::LeaseEnded(1)]]));
+        assert_eq!(breaks(commands(vec![vec![began(1)], vec![Effect::LeaseEnded(1), left]])), "leases");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Locks with fences. A lock is a scope held by a lease; its fence is the scope's. What it guards is a register that is
 //! written only while the lease is alive.
 //!
+//! With the lock a holder puts a key that hangs on its lease. The next one must not find it: it goes with the lease.
+//!
 //! Half of the clients claim the lock's path, half a part of it: an ancestor and a descendant exclude each other. Some
 //! holders stand still for longer than their lease lives, without keeping it alive, and then write as if nothing had
 //! happened: the compare that the lease is alive is all that stops them.
@@ -77,9 +79,15 @@ impl Client {
         let lease = access.store.grant_lease(LEASE_TTL, "chaos", deadline).await.ok()?;
         let path = if self.part { format!("/chaos/lock/{lock}/part") } else { format!("/chaos/lock/{lock}") };
         let owner = ScopeOwner::Lease(lease.id);
+        let holder = Op::Put {
+            key: format!("{}/holder", place(Workload::Lock, &lock.into())),
+            value: lease.id.to_string().into(),
+            return_previous: true,
+            lease: Some(lease.id),
+        };
         let txn = Txn {
-            when: vec![Compare::scope_free(path.clone(), Some(owner.clone()))],
-            then: vec![Op::AcquireScope { path, owner }],
+            when: vec![Compare::lease_alive(lease.id), Compare::scope_free(path.clone(), Some(owner.clone()))],
+            then: vec![Op::AcquireScope { path, owner }, holder],
             otherwise: vec![],
         };
         scribe.invoke(action(None));
@@ -90,14 +98,19 @@ impl Client {
                     scribe.unknown(action(None), "the answer has no fence");
                     return None;
                 };
-                scribe.ok(action(Some(*fence)), Some(done.result.revision), None);
+                match done.result.results.get(1) {
+                    Some(OpResult::Put { previous: Some(_), .. }) => {
+                        scribe.amiss(action(Some(*fence)), Some(done.result.revision), lock::LEFT_BEHIND);
+                    }
+                    _ => scribe.ok(action(Some(*fence)), Some(done.result.revision), None),
+                }
                 let keeper = access.chance(0.5).then(|| LeaseKeeper::start(access.store.clone(), lease));
                 let writes_left = access.rng.random_range(WRITES);
                 return Some(Holding { lock, fence: *fence, lease, keeper, writes_left });
             }
             // The first of two sendings may have got it, for as long as the lease lived.
             Ok(done) if done.resent => scribe.unknown(action(None), "sent twice, and the second compare failed"),
-            Ok(_) => scribe.refused(action(None), "somebody holds it"),
+            Ok(_) => scribe.refused(action(None), "somebody holds it, or the lease is over"),
             Err(error) => scribe.change_failed(action(None), &error),
         }
         // If it fails it ends by itself.
