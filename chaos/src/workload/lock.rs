@@ -100,7 +100,7 @@ impl Client {
                 };
                 match done.result.results.get(1) {
                     Some(OpResult::Put { previous: Some(_), .. }) => {
-                        scribe.amiss(action(Some(*fence)), Some(done.result.revision), lock::LEFT_BEHIND);
+                        scribe.amiss(action(Some(*fence)), Some(done.result.revision), None, lock::LEFT_BEHIND);
                     }
                     _ => scribe.ok(action(Some(*fence)), Some(done.result.revision), None),
                 }
