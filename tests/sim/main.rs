@@ -274,6 +274,16 @@ mod planted {
     }
 
     #[test]
+    fn lost_event() {
+        is_found("lost-event", "--workload watch --profile none", &["watches"]);
+    }
+
+    #[test]
+    fn cas_ignored() {
+        is_found("cas-ignored", "--workload register --profile none", &["linearizable registers"]);
+    }
+
+    #[test]
     fn descendants_ignored() {
         is_found("descendants-ignored", "--workload lock --profile none", &["scopes", "locks"]);
     }
