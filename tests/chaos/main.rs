@@ -212,7 +212,9 @@ fn install(packages: &[&str], is_missing: impl Fn() -> bool) {
         println!("apt-get {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
     };
     apt(&["update", "-q"]);
-    apt(&[&["install", "-q", "-y", "--no-install-recommends"], packages].concat());
+    let mut installing = vec!["install", "-q", "-y", "--no-install-recommends"];
+    installing.extend(packages);
+    apt(&installing);
 }
 
 /// What peers in network namespaces need.

@@ -90,6 +90,8 @@ fn halting(dir: &Path, plan: &str, grown_by: u64, pause: Option<Duration>) -> (S
     };
     assert!(ended.success());
     let trace_of = std::fs::read_to_string(&trace).unwrap();
+    // Its size is what the next one's growth is measured by.
+    std::fs::remove_file(&trace).unwrap();
     let snapshots = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     snapshots.filter(|path| path.is_dir()).for_each(|path| std::fs::remove_dir_all(path).unwrap());
     (trace_of, stopped)
@@ -103,9 +105,10 @@ fn a_process_that_is_held_up_leaves_the_same_trace() {
     let (first, _) = halting(dir.path(), GIVEN_UP, u64::MAX, None);
     // Longer than h2 remembers a stream.
     let pause = Duration::from_millis(1_100);
-    let grown_by = first.len() as u64 / 8;
+    // Often enough that it is so between the end of a stream and the frame that comes late.
+    let grown_by = first.len() as u64 / 20;
     let (again, stopped) = halting(dir.path(), GIVEN_UP, grown_by, Some(pause));
-    assert!(stopped >= 3, "it was held up {stopped} times only");
+    assert!(stopped >= 10, "it was held up {stopped} times only");
     let differs = first.lines().zip(again.lines()).find(|(one, other)| one != other);
     assert!(first == again, "{differs:?}");
 }
