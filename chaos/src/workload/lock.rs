@@ -27,7 +27,7 @@ use crate::run::recorder::Scribe;
 const LEASE_TTL: Duration = Duration::from_secs(1);
 /// Guarded writes under one claim.
 const WRITES: std::ops::Range<u32> = 1..8;
-/// Longest sleep of a holder that overslept.
+/// How long a holder sleeps, with its lease kept alive or not: for longer than it lives otherwise.
 const OVERSLEPT: std::ops::Range<u64> = 1_200..2_500;
 
 pub(super) fn plan(clients: usize) -> Plan {
@@ -119,12 +119,17 @@ impl Client {
     }
 
     async fn write(&self, mut holding: Holding, access: &mut Access, scribe: &mut Scribe) -> Option<Holding> {
+        let oversleep = Duration::from_millis(access.rng.random_range(OVERSLEPT));
         if access.chance(0.06) {
             if let Some(keeper) = holding.keeper.take() {
                 keeper.stop().await;
             }
-            let oversleep = Duration::from_millis(access.rng.random_range(OVERSLEPT));
             tokio::time::sleep(oversleep).await;
+        } else if let Some(keeper) = &holding.keeper
+            && access.chance(0.06)
+        {
+            // If it is lost meanwhile the write is tried at once, and shows whether that was too early.
+            let _ = keeper.while_held(tokio::time::sleep(oversleep)).await;
         }
         holding.writes_left -= 1;
         let value = self.values.next();
