@@ -151,7 +151,7 @@ struct Filled {
     what: String,
     id: u64,
     until_ms: u64,
-    /// Batches that had waited for room before.
+    /// Batches that had waited for room before, and have ended.
     waited: u64,
 }
 
@@ -589,8 +589,10 @@ impl Simulation {
 
     fn fill(&mut self, what: String, id: u64, until_ms: u64) {
         let Some(host) = self.hosts.get(&id) else { return };
-        let waited = host.place.disk.waited();
-        host.place.disk.fill();
+        let disk = &host.place.disk;
+        // What waits already, because of another fault, waits because of this one, too.
+        let waited = disk.waited() - u64::from(disk.is_waiting());
+        disk.fill();
         self.filled.push(Filled { what, id, until_ms, waited });
     }
 
@@ -723,22 +725,34 @@ impl Simulation {
         }
     }
 
-    /// There is room on a disk again once its time is over and something had to wait for that. Of a peer that leaves before,
-    /// nothing waits any more: another one's disk is full then.
+    /// Whether a peer needs a snapshot, since the leader has not any more what comes next in its log.
+    fn needs_a_snapshot(&self, id: u64) -> bool {
+        let statuses = self.statuses();
+        let leader = self.leader().and_then(|leader| statuses.get(&leader));
+        let own = statuses.get(&id);
+        leader.zip(own).is_some_and(|(leader, own)| own.last_log_index < leader.purged_index)
+    }
+
+    /// There is room on a disk again once its time is over and something had to wait for that: entries, or a snapshot, which
+    /// is not received without room. Of a peer that leaves before, nothing waits any more: another one's disk is full then.
     fn end_of_full_disks(&mut self, now: u64) {
         for filled in std::mem::take(&mut self.filled) {
             let Some(host) = self.hosts.get(&filled.id) else { continue };
             let waited = host.place.disk.waited() - filled.waited;
-            let leaves = host.leaving && waited == 0 && !self.healing;
-            if !leaves && (filled.until_ms > now || (waited == 0 && !self.healing)) {
+            let is_over = filled.until_ms <= now;
+            let of_a_snapshot = waited == 0 && is_over && self.needs_a_snapshot(filled.id);
+            let took_effect = waited > 0 || of_a_snapshot;
+            let leaves = host.leaving && !took_effect && !self.healing;
+            if !leaves && (!is_over || (!took_effect && !self.healing)) {
                 self.filled.push(filled);
                 continue;
             }
             host.place.disk.make_room();
-            self.told(&format!("peer {} has room on its disk again, which {waited} batches waited for", filled.id));
+            let what = if of_a_snapshot { "a snapshot".to_owned() } else { format!("{waited} batches") };
+            self.told(&format!("peer {} has room on its disk again, which {what} waited for", filled.id));
             if leaves {
                 self.fill(filled.what, self.running(Who::Leader), filled.until_ms);
-            } else if waited == 0 {
+            } else if !took_effect {
                 self.without_effect.push(filled.what);
             }
         }

@@ -66,6 +66,8 @@ struct Held {
     full: bool,
     /// Batches that had to wait for room so far.
     waited: u64,
+    /// One waits for room now.
+    waiting: bool,
 }
 
 impl MemoryDisk {
@@ -81,6 +83,7 @@ impl MemoryDisk {
             longest_sync,
             full: false,
             waited: 0,
+            waiting: false,
         };
         Self { held: Arc::new(Mutex::new(held)) }
     }
@@ -103,6 +106,7 @@ impl MemoryDisk {
         let kept = held.chance.random_range(0..=written);
         held.written.truncate(kept);
         held.sync();
+        held.waiting = false;
         (written, written - kept)
     }
 
@@ -124,6 +128,17 @@ impl MemoryDisk {
     /// How many batches had to wait for room so far.
     pub fn waited(&self) -> u64 {
         lock(&self.held).waited
+    }
+
+    /// Whether one waits for room now.
+    pub fn is_waiting(&self) -> bool {
+        lock(&self.held).waiting
+    }
+
+    fn begin_to_wait(&self) {
+        let mut held = lock(&self.held);
+        held.waited += 1;
+        held.waiting = true;
     }
 
     /// All that was on it is gone, while nobody runs on it. Whoever starts on it next is a fresh peer, of this incarnation.
@@ -221,15 +236,17 @@ async fn hold(disk: &MemoryDisk, shared: &Shared) -> bool {
     if !disk.is_full() {
         return true;
     }
-    lock(&disk.held).waited += 1;
+    disk.begin_to_wait();
     let what = "disk full: nothing is acknowledged until there is room";
     shared.health.send_replace(Health::Held(what.to_owned()));
     while disk.is_full() {
         if shared.stop.load(Ordering::Acquire) {
+            lock(&disk.held).waiting = false;
             return false;
         }
         tokio::time::sleep(HOLD_POLL).await;
     }
+    lock(&disk.held).waiting = false;
     shared.health.send_replace(Health::Good);
     true
 }
@@ -334,12 +351,12 @@ mod tests {
         log.append(vec![entry(1, 1)], IOFlushed::noop()).await.unwrap();
         // What is queued behind it waits as well.
         let voted = tokio::time::timeout(Duration::from_secs(60), log.save_vote(Vote::new(2, 1))).await;
-        assert!(voted.is_err() && disk.waited() == 1);
+        assert!(voted.is_err() && disk.waited() == 1 && disk.is_waiting());
         assert!(matches!(&*log.health().borrow(), Health::Held(_)));
         assert_eq!(disk.crash(), (0, 0), "nothing of it was written");
         disk.make_room();
         log.save_vote(Vote::new(3, 1)).await.unwrap();
-        assert!(matches!(&*log.health().borrow(), Health::Good));
+        assert!(matches!(&*log.health().borrow(), Health::Good) && !disk.is_waiting());
         assert_eq!(indexes(&Log::in_memory(&disk).unwrap()).await, [0, 1]);
 
         disk.fill();
