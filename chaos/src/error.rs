@@ -36,6 +36,9 @@ pub enum Error {
     /// No such process in this cluster.
     #[error("there is no {0} in this cluster")]
     UnknownProcess(ProcessName),
+    /// There is no process that something could be done to.
+    #[error("{0} has no process")]
+    NoProcess(ProcessName),
     /// The supervising task has ended, because the cluster is being shut down.
     #[error("{0} is no longer supervised: the cluster is shutting down")]
     ShuttingDown(ProcessName),

@@ -60,7 +60,11 @@ impl Judging {
             Expected::StrictSerializable => Model::StrictSerializable,
             Expected::Serializable => Model::Serializable,
         };
-        Ok(Options { budget: Budget::new(self.search_steps, Duration::from_secs(self.search_time)), model })
+        Ok(Options {
+            budget: Budget::new(self.search_steps, Duration::from_secs(self.search_time)),
+            model,
+            drift: false,
+        })
     }
 }
 

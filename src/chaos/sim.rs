@@ -26,8 +26,8 @@ pub struct Args {
     /// Which seeds: a number, or two with dots between, both included
     #[arg(long, default_value = "1..100", value_name = "FROM..TO", value_parser = seeds_of)]
     seeds: RangeInclusive<u64>,
-    /// Which faults: crash, partition, membership, snapshot; none for no fault
-    #[arg(long, default_value = "crash,partition,membership,snapshot", value_name = "NAME,...")]
+    /// Which faults: crash, partition, membership, snapshot, clock, disk; none for no fault
+    #[arg(long, default_value = "crash,partition,membership,snapshot,clock,disk", value_name = "NAME,...")]
     profile: Profile,
     /// What the clients do, drawn from these: register, set, append, bank, watch, lock, idempotency, session [default: any]
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]

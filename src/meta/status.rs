@@ -306,6 +306,7 @@ fn peer_json(answer: &Answer, leader: Option<&StatusResponse>) -> Value {
         })),
         "feature_level": s.feature_level,
         "supported_feature_level": s.supported_feature_level,
+        "unix_ms": s.unix_ms,
         "problem": s.problem,
         "version": s.version,
     })

@@ -2,15 +2,16 @@
 //!
 //! As many run at a time as the machine has room for: on too few cores, clusters would measure each other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lake_chaos::history::{Action, History, Idempotency, Installation, Outcome, Phase, file};
+use lake_chaos::nemesis::clock;
 use lake_chaos::report::{Record, Results, record, results};
-use lake_chaos::{manifest, net::namespaces};
+use lake_chaos::{disk, manifest, net::namespaces};
 use rustix::process::{Pid, Signal, kill_process};
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
@@ -224,12 +225,12 @@ fn a_run_whose_cluster_is_dead_in_the_end_ends_soon() {
     assert!(said.contains("no common leader") && said.contains("peer 1 did not come back"), "{said}");
 }
 
-/// Installs what peers in network namespaces need, where that can be done. What is still missing then, the run says.
-fn set_up_namespaces() {
+/// Installs packages where that can be done. What is still missing then, the run says.
+fn install(packages: &[&str], is_missing: impl Fn() -> bool) {
     static ONCE: Mutex<()> = Mutex::new(());
     let _one = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     let root = rustix::process::geteuid().is_root();
-    if namespaces::missing().is_none() || !root || Command::new("apt-get").arg("--version").output().is_err() {
+    if !is_missing() || !root || Command::new("apt-get").arg("--version").output().is_err() {
         return;
     }
     let apt = |arguments: &[&str]| {
@@ -239,7 +240,36 @@ fn set_up_namespaces() {
         println!("apt-get {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
     };
     apt(&["update", "-q"]);
-    apt(&["install", "-q", "-y", "--no-install-recommends", "iproute2", "nftables"]);
+    let mut installing = vec!["install", "-q", "-y", "--no-install-recommends"];
+    installing.extend(packages);
+    apt(&installing);
+}
+
+/// What peers in network namespaces need.
+fn set_up_namespaces() {
+    install(&["iproute2", "nftables"], || namespaces::missing().is_some());
+}
+
+/// A fault that this machine lacks something for makes the verdict unknown; of any other it is shown that it took effect.
+#[test]
+fn clocks_and_disks_are_seen_to_be_hurt() {
+    install(&["libfaketime"], || clock::library().is_none());
+    let run = Run::new();
+    let can_be_had = BTreeMap::from([("clock", clock::library().is_some()), ("disk", disk::missing().is_none())]);
+    let code = if can_be_had.values().all(|can| *can) { 0 } else { 2 };
+    assert_code(&run.go("--workload set --nemesis clock,disk --time 30s --rate 80 --clients 4"), code);
+    let history = run.history();
+    let wanted = can_be_had.iter().filter(|(_, can)| **can).map(|(name, _)| (*name).to_owned());
+    assert_eq!(installed(&history), wanted.collect::<BTreeSet<_>>());
+    for (_, fault) in history.faults() {
+        let Some(Installation::Installed(proof)) = &fault.installation else { continue };
+        let shown = match (fault.name.as_str(), fault.phase) {
+            ("clock", _) => "s ahead",
+            (_, Phase::Start) => "waiting for room: peer",
+            (_, Phase::Stop) => "KiB again",
+        };
+        assert!(proof.contains(shown), "{}: {proof}", fault.name);
+    }
 }
 
 /// Namespaces and links of the machine that look like those of a run.

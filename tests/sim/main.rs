@@ -3,9 +3,13 @@
 //!
 //!     cargo test --release --features planted-bugs --test sim
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
@@ -47,6 +51,134 @@ fn the_same_seed_leaves_the_same_trace_and_another_one_another() {
     assert_ne!(first, trace(dir.path(), 12));
 }
 
+/// Answers are lost on purpose here, so that many calls are given up.
+const GIVEN_UP: &str = r#"{
+    "seed": 21, "peers": 3, "workload": "idempotency", "clients": 8, "rate": 300.0, "operations": 100000, "time_ms": 6000,
+    "latency_ms": 6, "sync_ms": 20, "snapshot_entries": 100000, "kept_entries": 10000,
+    "faults": [
+        { "at_ms": 500, "fault": { "isolate": { "who": "leader", "held": true, "for_ms": 2500 } } },
+        { "at_ms": 3200, "fault": { "slow": { "latency_ms": 120, "for_ms": 1500 } } }
+    ]
+}"#;
+
+/// The trace of one simulation, whose process is stopped for `pause` each time that the trace has grown by so many bytes;
+/// and how often it was.
+fn halting(dir: &Path, plan: &str, grown_by: u64, pause: Option<Duration>) -> (String, u32) {
+    let (plan_file, trace) = (dir.join("plan"), dir.join("trace"));
+    std::fs::write(&plan_file, plan).unwrap();
+    let mut command = Command::new(LAKE);
+    command.args(["chaos", "sim", "--child", "--trace"]).arg(&trace).current_dir(dir);
+    command.stdin(File::open(plan_file).unwrap()).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let (mut next, mut stopped) = (grown_by, 0);
+    let ended = loop {
+        if let Some(ended) = child.try_wait().unwrap() {
+            break ended;
+        }
+        let bytes = std::fs::metadata(&trace).map_or(0, |metadata| metadata.len());
+        match pause {
+            Some(pause) if bytes >= next => {
+                next = bytes + grown_by;
+                kill_process(pid, Signal::STOP).unwrap();
+                sleep(pause);
+                kill_process(pid, Signal::CONT).unwrap();
+                stopped += 1;
+            }
+            _ => sleep(Duration::from_millis(1)),
+        }
+    };
+    assert!(ended.success());
+    let trace_of = std::fs::read_to_string(&trace).unwrap();
+    // Its size is what the next one's growth is measured by.
+    std::fs::remove_file(&trace).unwrap();
+    let snapshots = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    snapshots.filter(|path| path.is_dir()).for_each(|path| std::fs::remove_dir_all(path).unwrap());
+    (trace_of, stopped)
+}
+
+/// The process of a simulation may be held up for as long as the machine likes: libraries that look at the clock (h2 forgets a
+/// stream that was reset after a second) must see the simulation's.
+#[test]
+fn a_process_that_is_held_up_leaves_the_same_trace() {
+    let dir = scratch();
+    let (first, _) = halting(dir.path(), GIVEN_UP, u64::MAX, None);
+    // Longer than h2 remembers a stream.
+    let pause = Duration::from_millis(1_100);
+    // Often enough that it is so between the end of a stream and the frame that comes late.
+    let grown_by = first.len() as u64 / 20;
+    let (again, stopped) = halting(dir.path(), GIVEN_UP, grown_by, Some(pause));
+    assert!(stopped >= 10, "it was held up {stopped} times only");
+    let differs = first.lines().zip(again.lines()).find(|(one, other)| one != other);
+    assert!(first == again, "{differs:?}");
+}
+
+/// What was done to peers is in the trace, by what came of it.
+#[test]
+fn clocks_full_disks_and_a_lost_one_are_seen_to_take_effect() {
+    let dir = scratch();
+    let plan = r#"{
+        "seed": 5, "peers": 3, "workload": "lock", "clients": 6, "rate": 200.0, "operations": 100000, "time_ms": 8000,
+        "latency_ms": 4, "sync_ms": 5, "snapshot_entries": 100, "kept_entries": 20,
+        "faults": [
+            { "at_ms": 300, "fault": { "clock": { "who": "leader", "others": false, "jump_ms": 1500, "faster_percent": 40,
+                                                  "for_ms": 2000 } } },
+            { "at_ms": 600, "fault": { "full": { "who": { "peer": 2 }, "for_ms": 900 } } },
+            { "at_ms": 2500, "fault": { "clock": { "who": { "peer": 3 }, "others": true, "jump_ms": 0,
+                                                   "faster_percent": 100, "for_ms": 1500 } } },
+            { "at_ms": 3000, "fault": { "lose": { "who": { "peer": 1 }, "by": 4, "for_ms": 200 } } }
+        ]
+    }"#;
+    std::fs::write(dir.path().join("plan.json"), plan).unwrap();
+    let (code, said) = simulate(dir.path(), "--plan plan.json --trace trace", None);
+    assert_eq!(code, Some(0), "{said}");
+    let trace = std::fs::read_to_string(dir.path().join("trace")).unwrap();
+    let has = |what: &str| assert!(trace.lines().any(|line| line.contains(what)), "{what:?} is not in the trace");
+    has("-- the clocks of peers [1, 2] go like the others again");
+    has("-- peer 2 has room on its disk again, which");
+    has("p1 has lost its disk");
+    has("-- peer 4 is in the place of peer 1");
+    has("-- peer 1 was refused: ");
+    assert!(!trace.contains("which 0 batches waited for"));
+}
+
+/// A fault that cannot be had leaves nothing to conclude from it.
+#[test]
+fn a_fault_without_effect_makes_the_verdict_unknown() {
+    let dir = scratch();
+    let plan = r#"{
+        "seed": 5, "peers": 3, "workload": "register", "clients": 3, "rate": 100.0, "operations": 1000, "time_ms": 5000,
+        "latency_ms": 4, "sync_ms": 5, "snapshot_entries": 100000, "kept_entries": 10000,
+        "faults": [
+            { "at_ms": 300, "fault": { "lose": { "who": { "peer": 1 }, "by": 4, "for_ms": 100 } } },
+            { "at_ms": 900, "fault": { "lose": { "who": { "peer": 2 }, "by": 5, "for_ms": 100 } } }
+        ]
+    }"#;
+    std::fs::write(dir.path().join("plan.json"), plan).unwrap();
+    let (code, said) = simulate(dir.path(), "--plan plan.json", None);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("took no effect") && said.contains("two could be a majority"), "{said}");
+}
+
+/// Nothing can be said of what hardly happened.
+#[test]
+fn too_few_operations_make_the_verdict_unknown() {
+    let dir = scratch();
+    let plan = r#"{
+        "seed": 5, "peers": 3, "workload": "register", "clients": 3, "rate": 100.0, "operations": 1000, "time_ms": 3000,
+        "latency_ms": 4, "sync_ms": 5, "snapshot_entries": 100000, "kept_entries": 10000,
+        "faults": [
+            { "at_ms": 0, "fault": { "cut_clients": { "who": { "peer": 1 }, "for_ms": 3000 } } },
+            { "at_ms": 0, "fault": { "cut_clients": { "who": { "peer": 2 }, "for_ms": 3000 } } },
+            { "at_ms": 0, "fault": { "cut_clients": { "who": { "peer": 3 }, "for_ms": 3000 } } }
+        ]
+    }"#;
+    std::fs::write(dir.path().join("plan.json"), plan).unwrap();
+    let (code, said) = simulate(dir.path(), "--plan plan.json", None);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("operations succeeded, 20 are needed"), "{said}");
+}
+
 #[test]
 fn seeds_of_every_workload_hold() {
     let dir = scratch();
@@ -55,6 +187,8 @@ fn seeds_of_every_workload_hold() {
         assert_eq!(code, Some(0), "{workload}: {said}");
         assert!(said.contains("2 seeds: 2 valid, 0 unknown, 0 violations"), "{workload}: {said}");
     }
+    let (code, said) = simulate(dir.path(), "--seeds 1..8 --time 4s --profile clock,disk", None);
+    assert_eq!(code, Some(0), "{said}");
 }
 
 #[test]
@@ -140,6 +274,16 @@ mod planted {
     #[test]
     fn lease_outlived() {
         is_found("lease-outlived", "--workload lock --profile none", &["leases", "locks"]);
+    }
+
+    #[test]
+    fn lost_event() {
+        is_found("lost-event", "--workload watch --profile none", &["watches"]);
+    }
+
+    #[test]
+    fn cas_ignored() {
+        is_found("cas-ignored", "--workload register --profile none", &["linearizable registers"]);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! - The total is what it was at first, all accounts are there and none is overdrawn.
 //! - Each account holds what it held at first, changed by every transfer that was acknowledged at a revision up to that
 //!   of the read, by some of those whose outcome or revision is unknown, and by no others: transfers that are lost or made
-//!   twice show. How old that state is, is not asked.
+//!   twice show.
+//! - A read that was to be fresh, or no staler than it asked for, shows what had been acknowledged by then: whoever read says in
+//!   the answer that it does not (*stale*).
 //!
 //! Without a [`Bank::Open`] the first read tells the total and the accounts, and balances are not judged; nor are they
 //! of reads without a revision.
@@ -17,6 +19,8 @@ use crate::history::{Action, Bank, Call, History, Key, Outcome as End};
 
 /// Its name in results.
 pub const NAME: &str = "bank";
+/// What is wrong about an answer: as the history says it.
+pub const TOO_STALE: &str = "it lacks what was acknowledged before it may have been stale";
 /// Transfers shown with an impossible balance that had ended before it was read.
 const SETTLED_SHOWN: usize = 8;
 
@@ -105,6 +109,11 @@ pub fn check(history: &History) -> Outcome {
     };
     if let Some((first_call, first)) = first {
         for (call, balances) in &reads {
+            if history.end(call).is_some_and(|end| end.error.as_deref() == Some(TOO_STALE)) {
+                let revision = history.revision(call).unwrap_or_default();
+                let what = format!("a read of revision {revision} lacks transfers that it had to show");
+                findings.add("stale", || Finding::new("stale", what.clone(), Bar::all(history, [*call])));
+            }
             judge_total(history, (first_call, first), (call, balances), &mut findings);
             if opened {
                 judge_balances(history, first, (call, balances), &ledgers, &mut findings);

@@ -14,6 +14,8 @@ pub struct Options {
     pub budget: Budget,
     /// What is expected of transactions.
     pub model: append::Model,
+    /// Clocks that measure what passes were made to differ.
+    pub drift: bool,
 }
 
 /// What is known of a run besides its history.
@@ -38,7 +40,7 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Bank => vec![bank::check(history)],
         Workload::Watch => vec![watch::check(history)],
         // What a lock guards is a register as well.
-        Workload::Lock => vec![lock::check(history), linear::check(history, &options.budget)],
+        Workload::Lock => vec![lock::check(history, options.drift), linear::check(history, &options.budget)],
         Workload::Idempotency => vec![idempotency::check(history)],
         Workload::Session => vec![session::check(history)],
     }

@@ -7,7 +7,10 @@
 //!   revision than the grant of a higher fence or a write under it (*written under an old fence*);
 //! - an acknowledged write begun after its own fence had been released, or under a fence that nobody was granted;
 //! - a read that shows the value of a fence after an acknowledged answer showed that of a higher one (*went back*): a
-//!   write of unknown outcome that took effect too late.
+//!   write of unknown outcome that took effect too late;
+//! - a write refused because the lease was over, when the holder had an answer that it is alive for longer (*over early*), unless
+//!   clocks were made to differ;
+//! - a grant whose answer shows that a key of an earlier holder, which hung on a lease, is still there (*left behind*).
 //!
 //! That the register itself is linearizable is for [`super::linear`] to say.
 
@@ -20,6 +23,12 @@ use crate::history::{Action, Call, History, Key, Lock, Outcome as End};
 
 /// Its name in results.
 pub const NAME: &str = "locks";
+
+/// Why a write was refused that should not have been: as the history says it.
+pub const OVER_EARLY: &str = "the lease is over, and was granted or kept alive for longer";
+
+/// What is wrong about a grant: as the history says it.
+pub const LEFT_BEHIND: &str = "a key is there that hung on the lease of an earlier holder";
 
 /// What an answer shows of a fence.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,10 +49,14 @@ struct Seen<'a> {
     revision: Option<u64>,
 }
 
-/// Judges every lock of a history.
-pub fn check(history: &History) -> Outcome {
+/// Judges every lock of a history. Where clocks were made to differ (`drift`), a lease may be over early.
+pub fn check(history: &History, drift: bool) -> Outcome {
     let mut findings = Findings::default();
     let locks = locks(history);
+    if !drift {
+        judge_refusals(history, &mut findings);
+    }
+    judge_left_behind(history, &mut findings);
     for (lock, seen) in &locks {
         let report = Report { history, lock };
         judge_grants(&report, seen, &mut findings);
@@ -85,6 +98,25 @@ fn locks(history: &History) -> BTreeMap<&Key, Vec<Seen<'_>>> {
         }
     }
     locks
+}
+
+/// The holder looks at its clock when the refusal is here: by then the lease should have been alive still.
+fn judge_refusals(history: &History, findings: &mut Findings) {
+    let is_early = |call: &&Call| history.end(call).is_some_and(|end| end.refusal.as_deref() == Some(OVER_EARLY));
+    for call in history.calls().iter().filter(is_early) {
+        let Action::Lock(Lock::Write { lock, fence, .. }) = history.action(call) else { continue };
+        let what = format!("a write under fence {fence} was refused while its lease had to be alive");
+        Report { history, lock }.add(findings, "over early", &what, [call, call]);
+    }
+}
+
+fn judge_left_behind(history: &History, findings: &mut Findings) {
+    let shows_it = |call: &&Call| history.end(call).is_some_and(|end| end.error.as_deref() == Some(LEFT_BEHIND));
+    for call in history.calls().iter().filter(|call| call.outcome == End::Ok).filter(shows_it) {
+        let Action::Lock(Lock::Acquire { lock, fence: Some(fence) }) = history.action(call) else { continue };
+        let what = format!("with fence {fence} came a key that hung on the lease of an earlier holder");
+        Report { history, lock }.add(findings, "left behind", &what, [call, call]);
+    }
 }
 
 struct Report<'a> {

@@ -1,17 +1,19 @@
-//! Wall clocks that jump and drift, one peer's at a time. Needs libfaketime: it is loaded into every peer, which reads its
-//! clock's deviation from a file. The monotonic clock stays true, as it does on a machine whose time is set.
+//! Wall clocks that jump and drift, one peer's at a time. Needs libfaketime: it is loaded into every peer, and reads its
+//! clock's deviation from a file. What the clock then shows is asked of the peer itself. The monotonic clock stays true, as
+//! it does on a machine whose time is set.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use lake_client::clock;
 use rand::Rng;
 use rand::rngs::StdRng;
 
-use super::field::{Field, named};
+use super::field::{Field, PROOF_WITHIN, named};
 use super::{Done, Nemesis};
-use crate::process::ProcessName;
-use crate::{IoContext, Result};
+use crate::{IoContext, Result, probe};
 
 /// Where distributions put it.
 const PLACES: [&str; 5] = [
@@ -24,6 +26,14 @@ const PLACES: [&str; 5] = [
 /// The pace is told, too: the library keeps the one before otherwise.
 const RIGHT: &str = "+0 x1.0";
 const MISSING: &str = "libfaketime is not installed (the package is usually called faketime or libfaketime)";
+
+/// By how much a clock jumps, either way.
+const LEAST_JUMP_S: i64 = 60;
+const MOST_JUMP_S: i64 = 86_400;
+/// A clock that is seen to have moved by this has jumped.
+const MOVED_MS: i64 = 10_000;
+/// What is left of a deviation once a clock is right.
+const RIGHT_MS: i64 = 1_000;
 
 /// The library, if this machine has it.
 pub fn library() -> Option<PathBuf> {
@@ -55,12 +65,99 @@ pub fn file(dir: &Path, id: u64) -> PathBuf {
     dir.join(id.to_string())
 }
 
-fn pid_of(field: &Field, id: u64) -> Option<u32> {
-    field.cluster.process(ProcessName::metasrv(id)).ok()?.state().pid
+/// How far a peer's clock is ahead of this process's, in milliseconds: something between these two, for the answer took its
+/// time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ahead {
+    least_ms: i64,
+    most_ms: i64,
 }
 
-fn is_loaded(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libfaketime"))
+impl Ahead {
+    /// A clock that showed `shown_ms` at some time between these two, all since 1970.
+    fn between(shown_ms: u64, asked_ms: u64, answered_ms: u64) -> Self {
+        let less = |ms: u64| shown_ms.cast_signed().saturating_sub(ms.cast_signed());
+        Self { least_ms: less(answered_ms), most_ms: less(asked_ms) }
+    }
+
+    /// How far it has moved since.
+    fn since(self, before: Ahead) -> Ahead {
+        Ahead {
+            least_ms: self.least_ms.saturating_sub(before.most_ms),
+            most_ms: self.most_ms.saturating_sub(before.least_ms),
+        }
+    }
+
+    /// Certainly more than so many milliseconds, to the side of the sign.
+    fn is_beyond(self, ms: i64) -> bool {
+        if ms >= 0 { self.least_ms > ms } else { self.most_ms < ms }
+    }
+}
+
+impl fmt::Display for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:+.3} to {:+.3} s ahead", self.least_ms as f64 / 1e3, self.most_ms as f64 / 1e3)
+    }
+}
+
+/// What the peer itself says.
+async fn look(field: &Field, id: u64) -> Result<Ahead, String> {
+    let now_ms = || u64::try_from(clock::wall().as_millis()).unwrap_or(u64::MAX);
+    let asked_ms = now_ms();
+    let status = field.status(id).await.ok_or_else(|| "it does not answer".to_owned())?;
+    Ok(Ahead::between(status.unix_ms, asked_ms, now_ms()))
+}
+
+/// Waits until a look at its clock is as it should be.
+async fn seen(field: &Field, id: u64, what: &str, is_so: impl Fn(Ahead) -> bool) -> Result<Ahead> {
+    let what = format!("the clock of peer {id} {what}");
+    probe::until(&what, PROOF_WITHIN, || async {
+        match look(field, id).await? {
+            ahead if is_so(ahead) => Ok(ahead),
+            ahead => Err(format!("it is {ahead}")),
+        }
+    })
+    .await
+}
+
+/// What a clock is told.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Wrong {
+    seconds: i64,
+    /// How many of its seconds pass in one.
+    pace: f64,
+}
+
+impl Wrong {
+    fn draw(rng: &mut StdRng) -> Self {
+        let seconds = rng.random_range(LEAST_JUMP_S..=MOST_JUMP_S) * if rng.random_bool(0.5) { 1 } else { -1 };
+        let pace = match rng.random_range(0..4) {
+            0 => rng.random_range(0.5..0.8),
+            1 => rng.random_range(1.25..3.0),
+            _ => 1.0,
+        };
+        Self { seconds, pace }
+    }
+
+    /// Looks until the peer's clock has done so, and says what was seen. It showed `before`.
+    async fn shows(self, field: &Field, id: u64, before: Ahead) -> Result<String> {
+        // How long the process has been running may count as well where the pace is another.
+        let far = MOVED_MS * self.seconds.signum();
+        let far_away = |ahead: Ahead| ahead.since(before).is_beyond(far) || ahead.since(before).is_beyond(-far);
+        let jumped = seen(field, id, "to jump", far_away).await?;
+        if self.pace == 1.0 {
+            return Ok(format!("its clock is {jumped}"));
+        }
+        let further = if self.pace > 1.0 { 0 } else { -1 };
+        let now = seen(field, id, "to go at another pace", |ahead| ahead.since(jumped).is_beyond(further)).await?;
+        Ok(format!("its clock was {jumped}, and then {now}"))
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:+} x{:.2}", self.seconds, self.pace)
+    }
 }
 
 /// One peer's clock jumps, and may go too fast or too slow from there.
@@ -78,18 +175,20 @@ impl Nemesis for Jump {
             return Done::failed("nobody", "there is no peer");
         }
         let id = peers[rng.random_range(0..peers.len())];
-        let seconds: i64 = rng.random_range(-86_400..=86_400);
-        let drift = if rng.random_bool(0.5) { 1.0 } else { rng.random_range(0.5..3.0) };
-        let words = format!("{seconds:+} x{drift:.2}");
+        let wrong = Wrong::draw(rng);
+        let target = format!("{}: {wrong}", named(&[id]));
+        let before = match seen(field, id, "to be told", |_| true).await {
+            Ok(before) => before,
+            Err(e) => return Done::failed(target, e),
+        };
         self.wrong = Some(id);
-        let target = format!("{}: {words}", named(&[id]));
         let path = file(dir, id);
-        if let Err(e) = std::fs::write(&path, &words).doing(|| format!("writing {}", path.display())) {
+        if let Err(e) = std::fs::write(&path, wrong.to_string()).doing(|| format!("writing {}", path.display())) {
             return Done::failed(target, e);
         }
-        match pid_of(field, id).filter(|pid| is_loaded(*pid)) {
-            Some(pid) => Done::installed(target, format!("libfaketime is loaded in process {pid}")),
-            None => Done::failed(target, "libfaketime is not loaded in its process"),
+        match wrong.shows(field, id, before).await {
+            Ok(proof) => Done::installed(target, proof),
+            Err(e) => Done::failed(target, e),
         }
     }
 
@@ -97,9 +196,44 @@ impl Nemesis for Jump {
         let (Some(dir), Some(id)) = (&field.clocks, self.wrong.take()) else {
             return Done::skipped("nobody", "no clock was wrong");
         };
-        match std::fs::write(file(dir, id), RIGHT).doing(|| "setting a clock right".to_owned()) {
-            Ok(()) => Done::installed(named(&[id]), "its clock is right"),
+        if let Err(e) = std::fs::write(file(dir, id), RIGHT).doing(|| "setting a clock right".to_owned()) {
+            return Done::failed(named(&[id]), e);
+        }
+        let is_right = |ahead: Ahead| !ahead.is_beyond(RIGHT_MS) && !ahead.is_beyond(-RIGHT_MS);
+        match seen(field, id, "to be right", is_right).await {
+            Ok(ahead) => Done::installed(named(&[id]), format!("its clock is {ahead}")),
             Err(e) => Done::failed(named(&[id]), e),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+
+    use super::*;
+
+    #[test]
+    fn a_clock_has_moved_only_as_far_as_the_time_of_the_answer_lets_one_know() {
+        let before = Ahead::between(1_000_000, 999_990, 1_000_020);
+        assert_eq!(before, Ahead { least_ms: -20, most_ms: 10 });
+        // Put ahead by ten seconds, and asked a second later.
+        let after = Ahead::between(1_011_000, 1_000_950, 1_001_040).since(before);
+        assert_eq!(after, Ahead { least_ms: 9_950, most_ms: 10_070 });
+        assert!(after.is_beyond(9_000) && !after.is_beyond(10_000) && !after.is_beyond(-1));
+        let back = Ahead::between(500_000, 1_000_950, 1_001_040).since(before);
+        assert!(back.is_beyond(-400_000) && !back.is_beyond(0) && !back.is_beyond(-600_000));
+        let still = Ahead::between(1_001_000, 1_000_950, 1_001_040).since(before);
+        assert!(!still.is_beyond(0) && !still.is_beyond(-1), "an answer that took long shows nothing");
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_is_wrong_by_more_than_a_look_can_be() {
+        let mut rng = StdRng::seed_from_u64(1);
+        let drawn: Vec<Wrong> = (0..200).map(|_| Wrong::draw(&mut rng)).collect();
+        assert!(drawn.iter().all(|wrong| wrong.seconds.abs() * 1000 > 2 * MOVED_MS));
+        assert!(drawn.iter().all(|wrong| wrong.pace == 1.0 || (wrong.pace - 1.0).abs() >= 0.2));
+        assert!(drawn.iter().any(|wrong| wrong.seconds < 0) && drawn.iter().any(|wrong| wrong.pace < 1.0));
+        assert_eq!(Wrong { seconds: -70, pace: 1.0 }.to_string(), "-70 x1.00");
     }
 }

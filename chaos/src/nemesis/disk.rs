@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lake_proto::v1::StatusResponse;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -23,6 +24,7 @@ use super::kind::{Kind, Requested, Target};
 use super::{Done, Nemesis, process};
 use crate::disk::small::SmallDisk;
 use crate::disk::volatile::{Flushes, VolatileDisk, empty_file_system};
+use crate::history::Installation;
 use crate::process::ProcessName;
 use crate::{Error, IoContext, Result, probe};
 
@@ -32,6 +34,10 @@ pub const PRIVATE_MOUNTS: &str = "LAKE_CHAOS_PRIVATE_MOUNTS";
 const DISK_BYTES: u64 = 256 << 20;
 /// What peers are started with on such disks: the reserve that they keep free.
 pub const RESERVE_ARGUMENTS: [&str; 2] = ["--disk-reserve-bytes", "33554432"];
+/// The same in bytes.
+const RESERVE_BYTES: u64 = 32 << 20;
+/// How a peer begins to say that it waits for room.
+const SAYS_FULL: &str = "disk full";
 /// A full disk has about so much left: less than the reserve, and enough for the file system's own needs.
 const LEFT_BYTES: u64 = 8 << 20;
 const FILLER: &str = "filler";
@@ -160,43 +166,77 @@ impl Nemesis for Full {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
-        let target = named(&self.full);
-        let mut proof = Vec::new();
+        let mut came = Vec::new();
         for id in &self.full {
             let filled = async {
                 let dir = field.cluster.entry(ProcessName::metasrv(*id))?.data_dir;
                 blocking(move || fill(&dir)).await
             };
-            match filled.await {
-                Ok(left) => proof.push(format!("peer {id} has {} KiB left", left >> 10)),
-                Err(e) => return Done::failed(target, e),
-            }
+            came.push((*id, filled.await.map_err(|e| e.to_string()).and_then(less_than_reserved)));
         }
-        Done::installed(target, proof.join(", "))
+        let done = Done::of_each(&came);
+        if !done.is_installed() {
+            return done;
+        }
+        // Not each need have something to write: with the leader's disk full, others get nothing.
+        let waits = || async {
+            let waiting = waiting_for_room(field, &self.full).await;
+            if waiting.is_empty() { Err("none of them says that it waits for room".to_owned()) } else { Ok(waiting) }
+        };
+        let what = format!("{} to wait for room", done.target);
+        match (probe::until(&what, PROOF_WITHIN, waits).await, done.installation) {
+            (Ok(waiting), Installation::Installed(proof)) => {
+                Done::installed(done.target, format!("{proof}; waiting for room: {}", named(&waiting)))
+            }
+            (Ok(_), installation) => Done { target: done.target, installation },
+            (Err(e), _) => Done::failed(done.target, e),
+        }
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
         let peers = std::mem::take(&mut self.full);
-        let mut done = Done::installed(named(&peers), "there is room again");
+        let mut came = Vec::new();
         for id in &peers {
             let freed = async {
                 let dir = field.cluster.entry(ProcessName::metasrv(*id))?.data_dir;
                 blocking(move || empty(&dir)).await
             };
-            if let Err(e) = freed.await {
-                done = Done::failed(named(&peers), e);
-            }
+            let freed = freed.await.map(|left| format!("has {} KiB again", left >> 10));
+            came.push((*id, freed.map_err(|e| e.to_string())));
         }
+        let go_on = probe::until("peers with room again to go on", PROOF_WITHIN, || async {
+            let waiting = waiting_for_room(field, &peers).await;
+            if waiting.is_empty() { Ok(()) } else { Err(format!("still waiting for room: {}", named(&waiting))) }
+        });
+        let go_on = go_on.await;
         field.release(&peers);
-        done
+        match (Done::of_each(&came), go_on) {
+            (done, Err(e)) if done.is_installed() => Done::failed(done.target, e),
+            (done, _) => done,
+        }
     }
+}
+
+fn less_than_reserved(left: u64) -> Result<String, String> {
+    let told = format!("{} KiB left", left >> 10);
+    if left < RESERVE_BYTES { Ok(told) } else { Err(format!("{told}, more than its reserve")) }
+}
+
+/// Of these peers, those that say so.
+async fn waiting_for_room(field: &Field, peers: &[u64]) -> Vec<u64> {
+    let answers = field.statuses().await;
+    let says = |id: &u64| {
+        let of_it = |answer: &&StatusResponse| answer.self_.as_ref().is_some_and(|own| own.id == *id);
+        answers.iter().find(of_it).is_some_and(|answer| answer.problem.starts_with(SAYS_FULL))
+    };
+    peers.iter().copied().filter(says).collect()
 }
 
 /// Writes a file that takes all but [`LEFT_BYTES`]; gives what is left.
 fn fill(dir: &Path) -> Result<u64> {
     let path = dir.join(FILLER);
     let doing = || format!("filling the disk with {}", path.display());
-    let free = |dir: &Path| rustix::fs::statvfs(dir).map(|s| s.f_bavail * s.f_frsize).doing(doing);
+    let free = |dir: &Path| free_bytes(dir).doing(doing);
     let mut file = File::create(&path).doing(doing)?;
     let zeros = vec![0; 1 << 20];
     while free(dir)? > LEFT_BYTES + zeros.len() as u64 {
@@ -206,12 +246,17 @@ fn fill(dir: &Path) -> Result<u64> {
     free(dir)
 }
 
-/// Removes that file, for good: a disk that loses its power next must not have it again.
-fn empty(dir: &Path) -> Result<()> {
+/// Removes that file, for good: a disk that loses its power next must not have it again. Gives what there is then.
+fn empty(dir: &Path) -> Result<u64> {
     let path = dir.join(FILLER);
     let doing = || format!("removing {}", path.display());
     std::fs::remove_file(&path).doing(doing)?;
-    File::open(dir).and_then(|dir| dir.sync_all()).doing(doing)
+    File::open(dir).and_then(|dir| dir.sync_all()).doing(doing)?;
+    free_bytes(dir).doing(doing)
+}
+
+fn free_bytes(dir: &Path) -> rustix::io::Result<u64> {
+    rustix::fs::statvfs(dir).map(|s| s.f_bavail * s.f_frsize)
 }
 
 /// One peer's disk takes its time to flush; now and then so much that it counts as hanging.
@@ -287,24 +332,29 @@ impl Nemesis for PowerLoss {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
-        let target = named(&self.dark);
-        let dying = self.dark.iter().map(|id| process::kill(field, *id));
-        if let Err(e) = futures::future::try_join_all(dying).await {
-            return Done::failed(target, e);
-        }
-        let mut proof = Vec::new();
-        for id in &self.dark {
+        // At the same time, whatever becomes of each.
+        let dying = self.dark.iter().map(|id| async { (*id, process::kill(field, *id).await) });
+        let mut came = Vec::new();
+        let mut lost_sectors = 0;
+        for (id, killed) in futures::future::join_all(dying).await {
             let seed = rng.random();
-            match tokio::task::block_in_place(|| field.disks.cut_power(*id, seed)) {
-                Ok((lost, volatile)) => proof.push(format!("peer {id} lost {lost} of {volatile} unflushed sectors")),
-                Err(e) => {
+            let cut = match killed {
+                Err(e) => Err(e.to_string()),
+                Ok(_) => tokio::task::block_in_place(|| field.disks.cut_power(id, seed)).map_err(|e| {
                     // That it has no disk any more is this program's doing.
-                    field.lose(*id, &format!("its disk was not given back after its power had been cut: {e}"));
-                    return Done::failed(target, e);
-                }
-            }
+                    field.lose(id, &format!("its disk was not given back after its power had been cut: {e}"));
+                    e.to_string()
+                }),
+            };
+            lost_sectors += cut.as_ref().map_or(0, |(lost, _)| *lost);
+            came.push((id, cut.map(|(lost, volatile)| format!("lost {lost} of {volatile} unflushed sectors"))));
         }
-        Done::installed(target, proof.join(", "))
+        match Done::of_each(&came) {
+            done if done.is_installed() && lost_sectors == 0 => {
+                Done::failed(done.target, "all was flushed, or survived: nothing was lost")
+            }
+            done => done,
+        }
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
@@ -319,4 +369,16 @@ impl Nemesis for PowerLoss {
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let ended = |e| Error::Io { doing: "waiting for a disk".to_owned(), source: std::io::Error::other(e) };
     tokio::task::spawn_blocking(work).await.map_err(ended)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_full_once_less_is_left_than_its_peer_keeps() {
+        assert_eq!(RESERVE_ARGUMENTS[1].parse(), Ok(RESERVE_BYTES));
+        assert_eq!(less_than_reserved(9 << 20), Ok("9216 KiB left".into()));
+        assert!(less_than_reserved(RESERVE_BYTES).is_err());
+    }
 }

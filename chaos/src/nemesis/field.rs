@@ -15,7 +15,7 @@ use super::disk::Disks;
 use super::kind::Target;
 use crate::cluster::Cluster;
 use crate::net::condition::Condition;
-use crate::net::{Conditions, Counts, Network, Node, combine};
+use crate::net::{Conditions, Counts, Network, Node, Path, combine};
 use crate::process::ProcessName;
 use crate::workload::access::Roster;
 use crate::{Result, probe};
@@ -210,6 +210,19 @@ impl Field {
     /// # Errors
     /// It cannot be made so; or nothing was hurt within [`PROOF_WITHIN`], and it stays in force.
     pub async fn disturb(&self, by: &'static str, conditions: Conditions) -> Result<u64> {
+        self.disturb_all(by, conditions, &[]).await.map(|hurt| hurt.values().sum())
+    }
+
+    /// The same, until something was hurt on each of these ways as well; says how much was on which.
+    ///
+    /// # Errors
+    /// As [`Self::disturb`], with the ways on which nothing was hurt.
+    pub async fn disturb_all(
+        &self,
+        by: &'static str,
+        conditions: Conditions,
+        each: &[Path],
+    ) -> Result<BTreeMap<Path, u64>> {
         let before = self.network.counts().await?;
         let wrong = self.wrong_with(by, Some(conditions.clone()));
         self.network.set(wrong).await?;
@@ -217,11 +230,15 @@ impl Field {
             let now = self.network.counts().await.map_err(|e| e.to_string())?;
             let nothing = Counts::default();
             let done = conditions.iter().map(|(path, condition)| {
-                now.get(path).unwrap_or(&nothing).done_by(condition, before.get(path).unwrap_or(&nothing))
+                let counts = now.get(path).unwrap_or(&nothing);
+                (*path, counts.done_by(condition, before.get(path).unwrap_or(&nothing)))
             });
-            match done.sum::<u64>() {
-                0 => Err("nothing was sent there".to_owned()),
-                hurt => Ok(hurt),
+            let hurt: BTreeMap<Path, u64> = done.filter(|(_, hurt)| *hurt > 0).collect();
+            let not_yet: Vec<String> = each.iter().filter(|way| !hurt.contains_key(way)).map(for_people).collect();
+            match (hurt.is_empty(), not_yet.is_empty()) {
+                (true, _) => Err("nothing was sent there".to_owned()),
+                (false, false) => Err(format!("nothing was sent {}", not_yet.join(", "))),
+                (false, true) => Ok(hurt),
             }
         })
         .await
@@ -296,6 +313,11 @@ fn count(target: Target, members: usize) -> usize {
         Target::Majority => majority,
         Target::All => members,
     }
+}
+
+/// A way for people.
+pub fn for_people((from, to): &Path) -> String {
+    format!("{from} -> {to}")
 }
 
 /// Peers for people: `peer 1, peer 3`.

@@ -23,7 +23,13 @@ impl Nemesis for Transfer {
         let to = others[rng.random_range(0..others.len())];
         let target = format!("from {} to peer {to}", before.map_or("nobody".to_owned(), |id| format!("peer {id}")));
         match field.store.transfer_leader(Some(to), Instant::now() + PROOF_WITHIN).await {
-            Ok(now) => Done::installed(target, format!("it leads in term {}", now.term)),
+            Ok(now) if now.leader.as_ref().is_some_and(|leader| leader.id == to) => {
+                Done::installed(target, format!("it leads in term {}", now.term))
+            }
+            Ok(now) => {
+                let leads = now.leader.map_or("nobody".to_owned(), |leader| format!("peer {}", leader.id));
+                Done::failed(target, format!("{leads} leads in term {}", now.term))
+            }
             Err(e) => Done::failed(target, e),
         }
     }

@@ -87,7 +87,11 @@ impl Nemesis for Wipe {
             process::kill(field, id).await?;
             let name = ProcessName::metasrv(id);
             field.lose(id, "its directory was emptied");
-            let removed = empty(&field.cluster.entry(name)?.data_dir)?;
+            let dir = field.cluster.entry(name)?.data_dir;
+            let removed = empty(&dir)?;
+            if removed == 0 {
+                return Err(Error::Directory { dir, problem: "there was nothing in it to be lost".to_owned() });
+            }
             field.cluster.start_one(name).await?;
             let stage = field.status(id).await.map(|status| status.stage());
             let spare = replace(field, id).await?;

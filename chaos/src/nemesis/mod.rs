@@ -24,7 +24,7 @@ pub mod schedule;
 use async_trait::async_trait;
 use rand::rngs::StdRng;
 
-use self::field::Field;
+use self::field::{Field, named};
 use self::kind::{Kind, Requested};
 pub use self::process::SNAPSHOT_ARGUMENTS;
 use crate::history::Installation;
@@ -48,6 +48,25 @@ impl Done {
 
     fn failed(target: impl Into<String>, why: impl std::fmt::Display) -> Self {
         Self { target: target.into(), installation: Installation::Failed(why.to_string()) }
+    }
+
+    /// The same was done to several peers: what shows it of each, or why nothing does. It took effect if it did on all.
+    fn of_each(came: &[(u64, Result<String, String>)]) -> Self {
+        let target = named(&came.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+        let told = came.iter().map(|(id, came)| match came {
+            Ok(proof) => format!("peer {id}: {proof}"),
+            Err(why) => format!("peer {id}: no effect, {why}"),
+        });
+        let told = told.collect::<Vec<_>>().join("; ");
+        match came {
+            [] => Self::failed(target, "there was no peer to do it to"),
+            came if came.iter().all(|(_, came)| came.is_ok()) => Self::installed(target, told),
+            _ => Self::failed(target, told),
+        }
+    }
+
+    fn is_installed(&self) -> bool {
+        matches!(self.installation, Installation::Installed(_))
     }
 }
 
@@ -83,5 +102,21 @@ pub fn of(requested: &Requested) -> Box<dyn Nemesis> {
         Kind::Disk => Box::new(disk::Full::new(requested.target)),
         Kind::Sync => Box::new(disk::SlowSync::default()),
         Kind::Power => Box::new(disk::PowerLoss::new(requested.target)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_took_effect_on_some_peers_only_has_failed_and_says_on_which() {
+        let gone = |pid: u32| Ok(format!("process {pid} is gone"));
+        let both = Done::of_each(&[(1, gone(7)), (3, gone(8))]);
+        assert_eq!(both, Done::installed("peer 1, peer 3", "peer 1: process 7 is gone; peer 3: process 8 is gone"));
+        let one = Done::of_each(&[(1, gone(7)), (3, Err("it had no process".into()))]);
+        let told = "peer 1: process 7 is gone; peer 3: no effect, it had no process";
+        assert_eq!(one, Done::failed("peer 1, peer 3", told));
+        assert!(!Done::of_each(&[]).is_installed());
     }
 }

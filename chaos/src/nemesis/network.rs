@@ -6,11 +6,11 @@ use async_trait::async_trait;
 use rand::Rng;
 use rand::rngs::StdRng;
 
-use super::field::Field;
+use super::field::{self, Field};
 use super::{Done, Nemesis};
 use crate::net::condition::{Condition, Cut};
 use crate::net::partition::{self, KINDS};
-use crate::net::{Conditions, Node};
+use crate::net::{Conditions, Node, Path};
 
 /// Peers that cannot hear each other.
 pub struct Partition {
@@ -46,10 +46,19 @@ impl Nemesis for Partition {
         };
         let paths = partition::paths(kind, &peers, leader, rng);
         let how = if rng.random_bool(0.7) { Cut::Silent } else { Cut::Reset };
-        let cut: Vec<String> = paths.iter().map(|(from, to)| format!("{from} -> {to}")).collect();
-        let target = format!("{}: {}", kind.name(), cut.join(", "));
-        match field.disturb("partition", partition::cut(&paths, how)).await {
-            Ok(hurt) => Done::installed(target, format!("{hurt} bytes and connections met the cut")),
+        let target = format!("{}: {}", kind.name(), told(&paths));
+        // A leader speaks to everybody all the time; others need have nothing to say to each other.
+        let answering = field.statuses().await;
+        let runs =
+            |node: Node| answering.iter().any(|a| a.self_.as_ref().is_some_and(|own| node == Node::Peer(own.id)));
+        let of_leader = |(from, to): &&Path| leader.is_some_and(|id| *from == Node::Peer(id)) && runs(*to);
+        let must_meet: Vec<Path> = paths.iter().filter(of_leader).copied().collect();
+        match field.disturb_all("partition", partition::cut(&paths, how), &must_meet).await {
+            Ok(hurt) => {
+                let ways: Vec<Path> = hurt.keys().copied().collect();
+                let met: u64 = hurt.values().sum();
+                Done::installed(target, format!("{met} bytes and connections met the cut, on {}", told(&ways)))
+            }
             Err(e) => Done::failed(target, e),
         }
     }
@@ -57,6 +66,10 @@ impl Nemesis for Partition {
     async fn stop(&mut self, field: &Field) -> Done {
         calmed(field, "partition", "all paths", "nothing is cut").await
     }
+}
+
+fn told(ways: &[Path]) -> String {
+    ways.iter().map(field::for_people).collect::<Vec<_>>().join(", ")
 }
 
 /// Takes back what a fault has made wrong.

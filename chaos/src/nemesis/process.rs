@@ -10,8 +10,11 @@ use super::kind::Target;
 use super::{Done, Nemesis};
 use crate::net::condition::Cut;
 use crate::net::partition;
-use crate::process::ProcessName;
+use crate::process::{Process, ProcessName};
 use crate::{Error, Result, probe};
+
+/// How a process ends that was stopped in order, as its state says.
+const IN_ORDER: &str = "ended with exit code 0";
 
 /// SIGKILL, and a start when it is over.
 pub struct Kill {
@@ -32,19 +35,12 @@ impl Nemesis for Kill {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
-        let target = named(&self.killed);
-        let mut pids = Vec::new();
+        let mut came = Vec::new();
         for id in &self.killed {
-            match kill(field, *id).await {
-                Ok(pid) => pids.extend(pid),
-                Err(e) => return Done::failed(target, e),
-            }
+            let killed = kill(field, *id).await.map(|pid| format!("process {pid} is gone"));
+            came.push((*id, killed.map_err(|e| e.to_string())));
         }
-        match pids.iter().find(|pid| is_alive(**pid)) {
-            _ if pids.is_empty() => Done::failed(target, "no process was running"),
-            Some(pid) => Done::failed(target, format!("process {pid} is alive after SIGKILL")),
-            None => Done::installed(target, format!("processes gone: {pids:?}")),
-        }
+        Done::of_each(&came)
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
@@ -56,10 +52,25 @@ impl Nemesis for Kill {
 }
 
 /// Kills a peer's process; gives the pid that it had.
-pub(super) async fn kill(field: &Field, id: u64) -> Result<Option<u32>> {
-    let process = field.cluster.process(ProcessName::metasrv(id))?;
-    let pid = process.state().pid;
+///
+/// # Errors
+/// As [`killed`].
+pub(super) async fn kill(field: &Field, id: u64) -> Result<u32> {
+    killed(field.cluster.process(ProcessName::metasrv(id))?).await
+}
+
+/// Kills a process, and looks whether it is gone.
+///
+/// # Errors
+/// There was none, so that nothing was done to it; it cannot be signalled; it is alive after that.
+async fn killed(process: &Process) -> Result<u32> {
+    let before = process.state().pid;
     process.kill().await?;
+    let pid = before.ok_or_else(|| Error::NoProcess(process.name()))?;
+    let outlived = || std::io::Error::other("it is alive after SIGKILL");
+    if is_alive(pid) {
+        return Err(Error::Io { doing: format!("killing {} (pid {pid})", process.name()), source: outlived() });
+    }
     Ok(pid)
 }
 
@@ -103,42 +114,50 @@ impl Nemesis for Pause {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
-        let target = named(&self.paused);
-        let mut pids = Vec::new();
+        let mut came = Vec::new();
         for id in &self.paused {
-            let paused = async {
+            let stopped = async {
                 let process = field.cluster.process(ProcessName::metasrv(*id))?;
                 process.pause().await?;
-                Ok::<_, Error>(process.state().pid)
+                seen_in(process, "to stand still", |state| state == 'T').await
             };
-            match paused.await {
-                Ok(pid) => pids.extend(pid),
-                Err(e) => return Done::failed(target, e),
-            }
+            let stopped = stopped.await.map(|pid| format!("process {pid} is stopped"));
+            came.push((*id, stopped.map_err(|e| e.to_string())));
         }
-        let stopped = || async {
-            let moving: Vec<_> = pids.iter().filter(|pid| kernel_state(**pid) != Some('T')).collect();
-            if moving.is_empty() { Ok(()) } else { Err(format!("not stopped: {moving:?}")) }
-        };
-        match probe::until("the processes to stand still", PROOF_WITHIN, stopped).await {
-            Ok(()) => Done::installed(target, format!("processes stopped: {pids:?}")),
-            Err(e) => Done::failed(target, e),
-        }
+        Done::of_each(&came)
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
         let peers = std::mem::take(&mut self.paused);
-        let target = named(&peers);
-        let mut done = Done::installed(target.clone(), "all go on");
+        let mut came = Vec::new();
         for id in &peers {
-            let resumed = async { field.cluster.process(ProcessName::metasrv(*id))?.resume().await };
-            if let Err(e) = resumed.await {
-                done = Done::failed(target.clone(), e);
-            }
+            let resumed = async {
+                let process = field.cluster.process(ProcessName::metasrv(*id))?;
+                process.resume().await?;
+                seen_in(process, "to go on", |state| state != 'T').await
+            };
+            let resumed = resumed.await.map(|pid| format!("process {pid} goes on"));
+            came.push((*id, resumed.map_err(|e| e.to_string())));
         }
         field.release(&peers);
-        done
+        Done::of_each(&came)
     }
+}
+
+/// Waits until the kernel says this of a process; gives its pid.
+///
+/// # Errors
+/// There is no process, or it is not so within [`PROOF_WITHIN`].
+async fn seen_in(process: &Process, what: &str, is_so: impl Fn(char) -> bool) -> Result<u32> {
+    let pid = process.state().pid.ok_or_else(|| Error::NoProcess(process.name()))?;
+    probe::until(&format!("{} {what}", process.name()), PROOF_WITHIN, || async {
+        match kernel_state(pid) {
+            Some(state) if is_so(state) => Ok(pid),
+            Some(state) => Err(format!("process {pid} is in state {state}")),
+            None => Err(format!("process {pid} is gone")),
+        }
+    })
+    .await
 }
 
 /// Every peer is stopped in order and started again, one after the other.
@@ -154,21 +173,17 @@ impl Nemesis for RollingRestart {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
-        let target = named(&self.claimed);
+        let mut came = Vec::new();
         for id in &self.claimed {
-            let replaced = async {
-                let name = ProcessName::metasrv(*id);
-                let before = field.cluster.process(name)?.state().starts;
-                field.cluster.restart(name).await?;
-                Ok::<_, Error>(field.cluster.process(name)?.state().starts > before)
-            };
-            match replaced.await {
-                Ok(true) => {}
-                Ok(false) => return Done::failed(target, format!("peer {id} is the process that it was")),
-                Err(e) => return Done::failed(target, e),
+            let replaced = replaced(field, *id).await;
+            let done = replaced.is_ok();
+            came.push((*id, replaced.map_err(|e| e.to_string())));
+            // The others stay as they are: with several down it would be no rolling restart.
+            if !done {
+                break;
             }
         }
-        Done::installed(target, format!("{} processes were replaced", self.claimed.len()))
+        Done::of_each(&came)
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
@@ -178,6 +193,22 @@ impl Nemesis for RollingRestart {
         field.release(&peers);
         done
     }
+}
+
+/// Stops a peer in order and starts it again; says how the process before ended, and which one is in its place.
+async fn replaced(field: &Field, id: u64) -> Result<String> {
+    let process = field.cluster.process(ProcessName::metasrv(id))?;
+    let before = process.state().pid.ok_or_else(|| Error::NoProcess(process.name()))?;
+    process.stop().await?;
+    let how = process.state().last_exit.unwrap_or_default();
+    field.cluster.start_one(process.name()).await?;
+    let after = process.state().pid.filter(|after| *after != before);
+    let after = after.ok_or_else(|| Error::NoProcess(process.name()))?;
+    if how != IN_ORDER {
+        let source = std::io::Error::other(format!("process {before} {how}"));
+        return Err(Error::Io { doing: format!("stopping {} in order", process.name()), source });
+    }
+    Ok(format!("process {before} {how}, {after} serves"))
 }
 
 /// One follower is held down until the leader has purged what it lacks, so that it needs a snapshot. Needs small limits on
@@ -204,7 +235,10 @@ impl Nemesis for LeftBehind {
         };
         self.down = Some((id, status.last_log_index));
         match kill(field, id).await {
-            Ok(_) => Done::installed(named(&[id]), format!("it is down, its log ends at {}", status.last_log_index)),
+            Ok(pid) => {
+                let proof = format!("process {pid} is gone, its log ends at {}", status.last_log_index);
+                Done::installed(named(&[id]), proof)
+            }
             Err(e) => Done::failed(named(&[id]), e),
         }
     }
@@ -218,7 +252,7 @@ impl Nemesis for LeftBehind {
         })
         .await;
         let mut done = start_all(field, &[id]).await;
-        if matches!(done.installation, crate::history::Installation::Installed(_)) {
+        if done.is_installed() {
             done = match purged {
                 Err(e) => Done::failed(named(&[id]), e),
                 Ok(purged) => match probe::until("it to have a snapshot", MEND_WITHIN / 2, || async {
@@ -287,14 +321,75 @@ impl Nemesis for Rejoin {
 
     async fn stop(&mut self, field: &Field) -> Done {
         let others = std::mem::take(&mut self.others);
-        let dying = others.iter().map(|id| kill(field, *id));
-        let killed = futures::future::try_join_all(dying).await;
+        // At the same time, whatever becomes of each.
+        let dying = others.iter().map(|id| async { (*id, kill(field, *id).await) });
+        let killed = futures::future::join_all(dying).await;
         let calmed = field.calm(REJOIN).await;
-        let mut done = start_all(field, &others).await;
-        if let Err(e) = killed.map(|_| ()).and(calmed) {
-            done = Done::failed(named(&others), e);
-        }
+        let started = start_all(field, &others).await;
         field.release(&std::mem::take(&mut self.claimed));
-        done
+        if others.is_empty() {
+            return Done::skipped("nobody", "nobody was to be killed");
+        }
+        let came = killed.into_iter().map(|(id, killed)| match killed {
+            Ok(pid) => (id, Ok(format!("process {pid} is gone"))),
+            Err(e) => (id, Err(e.to_string())),
+        });
+        match (calmed, Done::of_each(&came.collect::<Vec<_>>())) {
+            (Err(e), _) => Done::failed(named(&others), e),
+            (Ok(()), killed) if killed.is_installed() => started,
+            (Ok(()), killed) => killed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::process::{Launch, Policy};
+
+    /// Sleeps until it is killed.
+    fn sleeper() -> Process {
+        let launch = Launch {
+            program: "sleep".into(),
+            args: vec!["1000".into()],
+            env: Vec::new(),
+            output: "/dev/null".into(),
+            append: true,
+        };
+        let policy = Policy { restart: false, stop_timeout: Duration::from_secs(5), ..Policy::default() };
+        let (events, _) = tokio::sync::broadcast::channel(8);
+        Process::supervise(
+            ProcessName::metasrv(1),
+            Box::new(move || Ok(launch.clone())),
+            Box::new(|_| {}),
+            policy,
+            events,
+        )
+    }
+
+    #[tokio::test]
+    async fn a_peer_without_a_process_is_not_killed() {
+        let process = sleeper();
+        assert!(matches!(killed(&process).await, Err(Error::NoProcess(_))));
+        process.start().await.unwrap();
+        let pid = process.state().pid.unwrap();
+        assert_eq!(killed(&process).await.unwrap(), pid);
+        assert!(!is_alive(pid));
+        assert!(matches!(killed(&process).await, Err(Error::NoProcess(_))));
+    }
+
+    #[tokio::test]
+    async fn the_kernel_says_whether_a_process_stands_still() {
+        let process = sleeper();
+        let stands_still = || seen_in(&process, "to stand still", |state| state == 'T');
+        assert!(matches!(stands_still().await, Err(Error::NoProcess(_))));
+        process.start().await.unwrap();
+        process.pause().await.unwrap();
+        let pid = stands_still().await.unwrap();
+        process.resume().await.unwrap();
+        assert_eq!(seen_in(&process, "to go on", |state| state != 'T').await.unwrap(), pid);
+        process.kill().await.unwrap();
     }
 }

@@ -182,6 +182,11 @@ impl Scribe {
         self.record(Kind::Ok, action, |operation| Operation { revision, peer, ..operation });
     }
 
+    /// It happened, and the answer shows something that must not be: `what`.
+    pub fn amiss(&self, action: Action, revision: Option<u64>, peer: Option<u64>, what: &str) {
+        self.record(Kind::Ok, action, |operation| Operation { revision, peer, ..operation }.because(what));
+    }
+
     /// It was refused, as it should be: it did not happen, and never will.
     pub fn refused(&self, action: Action, why: &str) {
         self.record(Kind::Fail, action, |operation| operation.refused(why));

@@ -28,6 +28,8 @@ const MEMORY_BYTES: u64 = 8 << 30;
 /// What of a child's complaints is kept.
 const COMPLAINTS_BYTES: u64 = 1 << 20;
 const COMPLAINTS_TOLD: usize = 2_000;
+/// Directories that others have left behind where one is to be made.
+const MAX_LEFT_BEHIND: u32 = 100;
 /// How often a child is looked after.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -47,9 +49,17 @@ impl Scratch {
     fn make(number: u64) -> std::io::Result<Self> {
         let memory = Path::new("/dev/shm");
         let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let dir = base.join(format!("lake-sim-{}-{number}", std::process::id()));
-        std::fs::create_dir(&dir)?;
-        Ok(Self(dir))
+        let mut left_behind = 0;
+        loop {
+            let dir = base.join(format!("lake-sim-{}-{number}-{left_behind}", std::process::id()));
+            match std::fs::create_dir(&dir) {
+                // By one that was killed, and whose process id has come round.
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && left_behind < MAX_LEFT_BEHIND => {
+                    left_behind += 1;
+                }
+                made => return made.map(|()| Self(dir)),
+            }
+        }
     }
 }
 
@@ -187,4 +197,15 @@ pub fn child(trace: Option<PathBuf>) -> Result<Report, String> {
     rustix::process::setrlimit(Resource::As, limit).map_err(|e| format!("limiting the memory: {e}"))?;
     let plan = serde_json::from_reader(std::io::stdin().lock()).map_err(|e| format!("reading the plan: {e}"))?;
     run::alone(plan, trace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_was_left_behind_is_in_nobodys_way() {
+        let (left, made) = (Scratch::make(u64::MAX).unwrap(), Scratch::make(u64::MAX).unwrap());
+        assert!(left.0 != made.0 && left.0.is_dir() && made.0.is_dir());
+    }
 }

@@ -5,14 +5,19 @@
 //! - Log matching: entries of the same index and term are the same, in every log, and so are the entries before them.
 //! - Committed never changes: what one peer has applied at an index, no peer ever applies otherwise; and each applies one
 //!   entry after the other.
-//! - State: peers that have applied the same have the same state, also those that begin from a snapshot.
+//! - State: peers that have applied the same have the same state, also those that begin from a snapshot, and no snapshot takes
+//!   a running peer back.
 //! - Revisions: no command raises the revision by more than one, and none takes it back.
 //! - Exactly once: a request of a session that has had its effect has none when it comes again.
-//! - Leases: nothing that asks for a live lease goes through once the lease is over.
+//! - Leases: nothing that asks for a live lease goes through once the lease is over; and none is over before its time to
+//!   live has passed since it was granted, and since the leader that ends it began to lead, on that leader's clock. With it
+//!   go the keys that hang on it.
 //! - Scopes: no two owners hold conflicting paths, and a takeover's fence is the revision of the takeover.
+//! - Lost disks: a peer that comes back on an empty disk under its old id takes no part: it gets no entry and no state, and
+//!   leads nothing.
 //!
-//! The last four look at commands as they are applied for the first time, and keep account of leases, scopes and requests by
-//! themselves, from what commands ask for and are answered: they do not believe the state that they check.
+//! The four before the last look at commands as they are applied for the first time, and keep account of leases, scopes and
+//! requests by themselves, from what commands ask for and are answered: they do not believe the state that they check.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,6 +80,26 @@ pub enum Seen {
         index: u64,
         state: u128,
     },
+    /// Its disk is gone.
+    Lost {
+        peer: u64,
+    },
+}
+
+impl Seen {
+    fn peer(&self) -> u64 {
+        match *self {
+            Seen::Started { peer }
+            | Seen::Leads { peer, .. }
+            | Seen::Follows { peer, .. }
+            | Seen::Appended { peer, .. }
+            | Seen::Truncated { peer, .. }
+            | Seen::Purged { peer, .. }
+            | Seen::Applied { peer, .. }
+            | Seen::Installed { peer, .. }
+            | Seen::Lost { peer } => peer,
+        }
+    }
 }
 
 /// An entry that was applied, and what came of it.
@@ -96,8 +121,18 @@ pub struct Applied {
 /// What a command did, as its answer says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    LeaseBegan(LeaseId),
+    LeaseBegan {
+        lease: LeaseId,
+        ttl_ms: u64,
+    },
     LeaseEnded(LeaseId),
+    /// The leader ended it: nobody kept it alive.
+    LeaseExpired(LeaseId),
+    /// The lease has just ended, and this key hangs on it still.
+    LeftBehind {
+        lease: LeaseId,
+        key: String,
+    },
     /// A transaction went through that asked for this lease to be alive.
     UnderLease(LeaseId),
     Acquired {
@@ -124,7 +159,17 @@ pub struct Invariants {
     states: BTreeMap<u64, u128>,
     /// By peer: the index that it must apply next.
     next: BTreeMap<u64, u64>,
+    lost: BTreeSet<u64>,
     account: Account,
+}
+
+/// What the peers' clocks show, in milliseconds.
+type Clocks = BTreeMap<u64, u64>;
+
+#[derive(Debug)]
+struct Granted {
+    ttl_ms: u64,
+    at: Clocks,
 }
 
 /// What the commands that were applied amount to.
@@ -132,7 +177,12 @@ pub struct Invariants {
 struct Account {
     revision: u64,
     had_effect: BTreeSet<(SessionId, u64)>,
-    leases: BTreeSet<LeaseId>,
+    leases: BTreeMap<LeaseId, Granted>,
+    clocks: Clocks,
+    /// A step before: of what was seen now it is only known that it came after that.
+    clocks_before: Clocks,
+    /// Who leads a term, and what its clock showed when that was seen first.
+    leading: BTreeMap<u64, (u64, u64)>,
     scopes: BTreeMap<String, (ScopeOwner, u64)>,
 }
 
@@ -142,17 +192,34 @@ impl Invariants {
         self.committed.len() as u64
     }
 
+    /// What is seen from now on has happened since this was last called; the peers' clocks show this now, in milliseconds.
+    pub fn at(&mut self, clocks: BTreeMap<u64, u64>) {
+        self.account.clocks_before = std::mem::replace(&mut self.account.clocks, clocks);
+    }
+
     /// Takes in one more thing.
     ///
     /// # Errors
     /// The promise that it breaks.
     pub fn see(&mut self, seen: &Seen) -> Result<(), Broken> {
+        let peer = seen.peer();
+        if self.lost.contains(&peer) && !matches!(seen, Seen::Started { .. } | Seen::Lost { .. }) {
+            return broken("lost disks", format!("peer {peer} has lost its disk, and takes part: {seen:?}"));
+        }
         match *seen {
+            Seen::Lost { peer } => {
+                self.lost.insert(peer);
+                Ok(())
+            }
+            Seen::Leads { peer, term } => {
+                let shows = self.account.clocks_before.get(&peer).copied().unwrap_or_default();
+                self.account.leading.entry(term).or_insert((peer, shows));
+                self.leads(term, peer)
+            }
             Seen::Started { peer } => {
                 self.next.insert(peer, 0);
                 Ok(())
             }
-            Seen::Leads { peer, term } => self.leads(term, peer),
             Seen::Follows { term, leader, .. } => self.leads(term, leader),
             Seen::Appended { peer, index, term, entry } => self.appended(peer, index, term, entry),
             Seen::Truncated { peer, last } => {
@@ -166,7 +233,11 @@ impl Invariants {
             }
             Seen::Applied { peer, ref applied } => self.was_applied(peer, applied),
             Seen::Installed { peer, index, state } => {
-                self.next.insert(peer, index + 1);
+                let next = self.next.insert(peer, index + 1).unwrap_or(0);
+                if next > index + 1 {
+                    let what = format!("a snapshot at {index} takes peer {peer} back from entry {}", next - 1);
+                    return broken("state", what);
+                }
                 self.has_state(peer, index, state)
             }
         }
@@ -257,20 +328,48 @@ impl Account {
         applied.effects.iter().try_for_each(|effect| self.note(effect, applied))
     }
 
+    fn ended(&mut self, lease: LeaseId) {
+        self.leases.remove(&lease);
+        self.scopes.retain(|_, (owner, _)| *owner != ScopeOwner::Lease(lease));
+    }
+
+    /// Whether the leader waited for long enough, on its clock.
+    fn expired(&self, lease: LeaseId, applied: &Applied) -> Result<(), Broken> {
+        // One that has ended already, and a leader that was never seen to lead: what it did was seen too late to be timed.
+        let Some(Granted { ttl_ms, at }) = self.leases.get(&lease) else { return Ok(()) };
+        let Some((leader, began)) = self.leading.get(&applied.term) else { return Ok(()) };
+        let Some(now) = self.clocks.get(leader) else { return Ok(()) };
+        let granted = at.get(leader).copied().unwrap_or_default();
+        let silent = now.saturating_sub(granted.max(*began));
+        if silent < *ttl_ms {
+            let what = format!(
+                "entry {} ends lease {lease} after {silent} ms of peer {leader}'s leading and the lease's {ttl_ms} ms",
+                applied.index
+            );
+            return broken("leases", what);
+        }
+        Ok(())
+    }
+
     fn note(&mut self, effect: &Effect, applied: &Applied) -> Result<(), Broken> {
         let index = applied.index;
         match effect {
-            Effect::LeaseBegan(lease) => {
-                if *lease != applied.revision || !self.leases.insert(*lease) {
+            Effect::LeaseBegan { lease, ttl_ms } => {
+                let granted = Granted { ttl_ms: *ttl_ms, at: self.clocks_before.clone() };
+                if *lease != applied.revision || self.leases.insert(*lease, granted).is_some() {
                     let what = format!("entry {index} grants lease {lease} at revision {}", applied.revision);
                     return broken("leases", what);
                 }
             }
-            Effect::LeaseEnded(lease) => {
-                self.leases.remove(lease);
-                self.scopes.retain(|_, (owner, _)| *owner != ScopeOwner::Lease(*lease));
+            Effect::LeaseEnded(lease) => self.ended(*lease),
+            Effect::LeaseExpired(lease) => {
+                self.expired(*lease, applied)?;
+                self.ended(*lease);
             }
-            Effect::UnderLease(lease) if !self.leases.contains(lease) => {
+            Effect::LeftBehind { lease, key } => {
+                return broken("leases", format!("entry {index} ends lease {lease}, and leaves {key} behind"));
+            }
+            Effect::UnderLease(lease) if !self.leases.contains_key(lease) => {
                 return broken("leases", format!("entry {index} goes through under lease {lease}, which is over"));
             }
             Effect::UnderLease(_) => {}
@@ -340,6 +439,57 @@ mod tests {
         effects.into_iter().enumerate().map(command).collect()
     }
 
+    fn began(lease: LeaseId) -> Effect {
+        Effect::LeaseBegan { lease, ttl_ms: 1000 }
+    }
+
+    #[test]
+    fn a_lease_lives_for_its_time_on_the_clock_of_the_leader_that_ends_it() {
+        let expires = |ahead_ms: u64, granted_at: u64, leads_at: u64, expires_at: u64| {
+            let mut invariants = Invariants::default();
+            let mut at = |ms: u64, seen: Seen| {
+                for ms in [ms, ms] {
+                    invariants.at(BTreeMap::from([(1, ms), (2, ms + ahead_ms * ms / 1000)]));
+                }
+                invariants.see(&seen).err().map(|broken| broken.invariant)
+            };
+            let command = |index, term, effect| {
+                applied(1, Applied { revision: index + 1, effects: vec![effect], ..entry(index, term) })
+            };
+            assert_eq!(at(granted_at, command(0, 1, began(1))), None);
+            assert_eq!(at(leads_at, Seen::Leads { peer: 2, term: 2 }), None);
+            at(expires_at, command(1, 2, Effect::LeaseExpired(1)))
+        };
+        assert_eq!(expires(0, 100, 100, 1100), None);
+        assert_eq!(expires(0, 100, 100, 1099), Some("leases"));
+        assert_eq!(expires(0, 100, 700, 1500), Some("leases"), "a new leader counts anew");
+        assert_eq!(expires(0, 100, 700, 1700), None);
+        assert_eq!(expires(1000, 100, 100, 600), None, "its clock goes twice as fast");
+        assert_eq!(expires(1000, 100, 100, 590), Some("leases"));
+    }
+
+    #[test]
+    fn a_lease_takes_its_keys_along() {
+        let left = Effect::LeftBehind { lease: 1, key: "/kv/a".into() };
+        holds(commands(vec![vec![began(1)], vec![Effect::LeaseEnded(1)]]));
+        assert_eq!(breaks(commands(vec![vec![began(1)], vec![Effect::LeaseEnded(1), left]])), "leases");
+    }
+
+    #[test]
+    fn a_peer_that_lost_its_disk_takes_no_part() {
+        let appended = Seen::Appended { peer: 2, index: 0, term: 1, entry: 1 };
+        holds(vec![appended.clone(), Seen::Lost { peer: 2 }, Seen::Started { peer: 2 }]);
+        assert_eq!(breaks(vec![Seen::Lost { peer: 2 }, Seen::Started { peer: 2 }, appended]), "lost disks");
+        assert_eq!(breaks(vec![Seen::Lost { peer: 2 }, Seen::Leads { peer: 2, term: 4 }]), "lost disks");
+    }
+
+    #[test]
+    fn a_snapshot_takes_no_running_peer_back() {
+        let installed = |index| Seen::Installed { peer: 1, index, state: u128::from(index) };
+        holds(vec![installed(4), installed(4), installed(9), Seen::Started { peer: 1 }, installed(4)]);
+        assert_eq!(breaks(vec![installed(9), installed(4)]), "state");
+    }
+
     #[test]
     fn a_term_has_one_leader() {
         let leads = |peer, term| Seen::Leads { peer, term };
@@ -406,11 +556,11 @@ mod tests {
     #[test]
     fn nothing_goes_through_under_a_lease_that_is_over() {
         let under = Effect::UnderLease(1);
-        holds(commands(vec![vec![Effect::LeaseBegan(1)], vec![under.clone()], vec![Effect::LeaseEnded(1)]]));
-        let late = vec![vec![Effect::LeaseBegan(1)], vec![Effect::LeaseEnded(1)], vec![under.clone()]];
+        holds(commands(vec![vec![began(1)], vec![under.clone()], vec![Effect::LeaseEnded(1)]]));
+        let late = vec![vec![began(1)], vec![Effect::LeaseEnded(1)], vec![under.clone()]];
         assert_eq!(breaks(commands(late)), "leases");
         assert_eq!(breaks(commands(vec![vec![under]])), "leases");
-        assert_eq!(breaks(commands(vec![vec![Effect::LeaseBegan(5)]])), "leases", "an id is the revision");
+        assert_eq!(breaks(commands(vec![vec![began(5)]])), "leases", "an id is the revision");
     }
 
     #[test]

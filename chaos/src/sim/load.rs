@@ -9,6 +9,7 @@ use lake_client::clock;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+use super::host;
 use super::plan::Plan;
 use crate::run::clients::{Clients, Reach};
 use crate::run::ledger::Looked;
@@ -22,6 +23,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const CALM_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a change of the membership may take.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(8);
+/// How long a lost peer's replacement is asked for: until well after all faults.
+const REPLACE_WITHIN: Duration = Duration::from_secs(240);
 /// Between two looks of an actor that has nothing to do any more.
 const IDLE: Duration = Duration::from_millis(100);
 
@@ -52,6 +55,8 @@ pub struct Inner {
     pub read: Option<Result<Looked, String>>,
     /// What came of changes of the membership since somebody last looked.
     pub changes: Vec<String>,
+    /// Lost peers in whose place there is another one.
+    pub replaced: Vec<u64>,
 }
 
 impl Brought {
@@ -121,6 +126,11 @@ pub enum Change {
     /// This fresh peer, which joins by itself, becomes a voter.
     Promote(u64),
     Remove(u64),
+    /// The fresh peer `by`, which joins by itself, takes the place of one that has lost its disk.
+    Replace {
+        lost: u64,
+        by: u64,
+    },
     Transfer,
 }
 
@@ -145,6 +155,20 @@ pub async fn changes(reach: Reach, mut wanted: mpsc::UnboundedReceiver<Change>, 
                 Ok(_) => format!("peer {id} is removed"),
                 Err(e) => format!("peer {id} is not removed: {e}"),
             },
+            Change::Replace { lost, by } => {
+                let until = clock::now() + REPLACE_WITHIN;
+                loop {
+                    match store.replace(lost, host::member(by), clock::now() + CHANGE_TIMEOUT).await {
+                        Ok(_) => {
+                            brought.lock().replaced.push(lost);
+                            break format!("peer {by} is in the place of peer {lost}");
+                        }
+                        // It has not joined yet, lags behind, or nobody leads.
+                        Err(_) if clock::now() < until => sleep(IDLE).await,
+                        Err(e) => break format!("peer {lost} is not replaced: {e}"),
+                    }
+                }
+            }
             Change::Transfer => match store.transfer_leader(None, deadline).await {
                 Ok(answer) => format!("term {} has another leader", answer.term),
                 Err(e) => format!("nobody took over: {e}"),

@@ -3,8 +3,9 @@
 //!
 //! Everything but the world around it is what runs on servers: the peers' services and state machine, openraft, the client.
 //! The world is given to them: connections by [`net`], over turmoil's network; time by tokio's paused clock, which peers and
-//! clients read through `lake_client::clock`; disks by `lake_metasrv::log::memory`, with a model of what a crash loses (and
-//! snapshots in files, written in one go); chance by [`chance`].
+//! clients read through `lake_client::clock`; the clocks that libraries read by [`clock`]; disks by
+//! `lake_metasrv::log::memory`, with a model of what a crash loses (and snapshots in files, written in one go); chance by
+//! [`chance`].
 //!
 //! In reading order:
 //! - [`plan`]: what follows from a seed; [`minimise`]: a smaller plan that fails in the same way;
@@ -17,6 +18,7 @@
 
 pub mod chance;
 pub mod children;
+mod clock;
 mod host;
 pub mod invariants;
 mod load;

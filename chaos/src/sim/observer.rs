@@ -9,6 +9,7 @@ use lake_metasrv::raft::types::{Answer, Entry, Payload};
 use lake_metasrv::raft::wire::vote_to_wire;
 use lake_metasrv::state;
 use lake_metasrv::state::command::{Action, Outcome};
+use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{Condition, Op, OpResult, Txn, TxnResult};
 
 use super::invariants::{Applied, Effect, Seen};
@@ -56,6 +57,12 @@ impl Observe for OnStateMachine {
             applied.stamp = command.stamp.map(|stamp| (stamp.session, stamp.sequence));
             applied.refused = matches!(outcome, Outcome::Refused(_));
             applied.effects = effects(applied.term, &command.action, outcome);
+            let left = applied.effects.iter().flat_map(|effect| match effect {
+                Effect::LeaseEnded(lease) | Effect::LeaseExpired(lease) => left_behind(state, *lease),
+                _ => Vec::new(),
+            });
+            let left: Vec<Effect> = left.collect();
+            applied.effects.extend(left);
         }
         self.eyes.see(Seen::Applied { peer: self.peer, applied });
     }
@@ -98,13 +105,21 @@ fn hash(entry: &Entry) -> u64 {
     hasher.finish()
 }
 
+/// Keys that hang on a lease, in a state in which it is over.
+fn left_behind(state: &state::State, lease: LeaseId) -> Vec<Effect> {
+    let entries = state.iter().filter(|entry| entry.lease == Some(lease));
+    entries.map(|entry| Effect::LeftBehind { lease, key: entry.key }).collect()
+}
+
 fn effects(term: u64, action: &Action, outcome: &Outcome) -> Vec<Effect> {
     match (action, outcome) {
         (Action::Txn(txn), Outcome::Txn(result)) => of_txn(txn, result),
-        (Action::GrantLease { .. }, Outcome::Granted { id }) => vec![Effect::LeaseBegan(*id)],
+        (Action::GrantLease { ttl_ms, .. }, Outcome::Granted { id }) => {
+            vec![Effect::LeaseBegan { lease: *id, ttl_ms: *ttl_ms }]
+        }
         (Action::RevokeLease { lease }, Outcome::Ended { .. }) => vec![Effect::LeaseEnded(*lease)],
         (Action::ExpireLeases { leases, term: of }, Outcome::Ended { .. }) if *of == term => {
-            leases.iter().copied().map(Effect::LeaseEnded).collect()
+            leases.iter().copied().map(Effect::LeaseExpired).collect()
         }
         _ => Vec::new(),
     }

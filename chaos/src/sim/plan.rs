@@ -28,17 +28,23 @@ pub struct Profile {
     pub membership: bool,
     /// Snapshots often, and a short log, so that a peer that was away needs one.
     pub snapshot: bool,
+    /// Clocks that jump, or do not go like the others.
+    pub clock: bool,
+    /// Disks that are full, and one that is lost.
+    pub disk: bool,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: Profile = Profile { crash: true, partition: true, membership: true, snapshot: true };
+    pub const ALL: Profile =
+        Profile { crash: true, partition: true, membership: true, snapshot: true, clock: true, disk: true };
 }
 
 /// A profile that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no profile {0:?}; there are crash, partition, membership and snapshot, several with commas, and none"
+    "there is no profile {0:?}; there are crash, partition, membership, snapshot, clock and disk, several with commas, and \
+     none"
 )]
 pub struct NoSuchProfile(String);
 
@@ -53,6 +59,8 @@ impl FromStr for Profile {
                 "partition" => profile.partition = true,
                 "membership" => profile.membership = true,
                 "snapshot" => profile.snapshot = true,
+                "clock" => profile.clock = true,
+                "disk" => profile.disk = true,
                 "none" => {}
                 other => return Err(NoSuchProfile(other.to_owned())),
             }
@@ -95,6 +103,9 @@ pub enum Fault {
     Depose { for_ms: u64 },
     /// Two sides that do not reach each other; clients reach both.
     Split { side: Vec<u64>, held: bool, for_ms: u64 },
+    /// The leader and as many followers as leave the others a majority do not reach these; clients reach all. Followers that
+    /// go on asking a leader that is none any more are at its side.
+    Strand { held: bool, for_ms: u64 },
     /// Between it and the clients nothing passes.
     CutClients { who: Who, for_ms: u64 },
     /// Messages take up to this long.
@@ -105,6 +116,13 @@ pub enum Fault {
     Join { id: u64 },
     /// A peer leaves for good.
     Remove { who: Who },
+    /// Its clocks jump ahead, and then go faster; or those of all other peers do, so that it falls behind them. Each peer's
+    /// jump comes when it runs.
+    Clock { who: Who, others: bool, jump_ms: u64, faster_percent: u64, for_ms: u64 },
+    /// Its disk has no room for entries, for so long and until some had to wait for that.
+    Full { who: Who, for_ms: u64 },
+    /// It loses its disk, is started on an empty one, is refused, and is replaced by a fresh peer.
+    Lose { who: Who, by: u64, for_ms: u64 },
 }
 
 impl fmt::Display for Fault {
@@ -123,11 +141,25 @@ impl fmt::Display for Fault {
             Fault::Split { side, held, for_ms } => {
                 write!(f, "cut {side:?} off from the other peers for {for_ms} ms, messages {}", lost(held))
             }
+            Fault::Strand { held, for_ms } => {
+                write!(f, "cut the leader off with a minority for {for_ms} ms, messages {}", lost(held))
+            }
             Fault::CutClients { who, for_ms } => write!(f, "cut {who} off from the clients for {for_ms} ms"),
             Fault::Slow { latency_ms, for_ms } => write!(f, "messages take up to {latency_ms} ms, for {for_ms} ms"),
             Fault::Transfer => f.write_str("the leader hands over"),
             Fault::Join { id } => write!(f, "peer {id} joins"),
             Fault::Remove { who } => write!(f, "{who} is removed"),
+            Fault::Clock { who, others, jump_ms, faster_percent, for_ms } => {
+                let whose = if *others { "of all peers but" } else { "of" };
+                write!(
+                    f,
+                    "the clocks {whose} {who} jump by {jump_ms} ms, and go {faster_percent} % faster for {for_ms} ms"
+                )
+            }
+            Fault::Full { who, for_ms } => write!(f, "the disk of {who} is full for {for_ms} ms"),
+            Fault::Lose { who, by, for_ms } => {
+                write!(f, "{who} loses its disk, is back after {for_ms} ms, and peer {by} takes its place")
+            }
         }
     }
 }
@@ -200,9 +232,10 @@ impl Plan {
         let many = (time_ms / 1500).max(2);
         let mut next_peer = peers + 1;
         let mut voters = peers as usize;
+        let mut may_lose = true;
         for _ in 0..rng.random_range(many / 2..=many * 3 / 2) {
             let at_ms = rng.random_range(0..last);
-            if let Some(fault) = Fault::draw(profile, &plan, &mut next_peer, &mut voters, rng) {
+            if let Some(fault) = Fault::draw(profile, &plan, &mut next_peer, &mut voters, &mut may_lose, rng) {
                 plan.faults.push(Timed { at_ms, fault });
             }
         }
@@ -217,9 +250,16 @@ impl Plan {
 }
 
 impl Fault {
-    fn draw(profile: Profile, plan: &Plan, next_peer: &mut u64, voters: &mut usize, rng: &mut StdRng) -> Option<Fault> {
-        let Profile { crash, partition, membership, snapshot } = profile;
-        let kinds = [(crash, 0), (snapshot, 0), (partition, 1), (membership, 2)];
+    fn draw(
+        profile: Profile,
+        plan: &Plan,
+        next_peer: &mut u64,
+        voters: &mut usize,
+        may_lose: &mut bool,
+        rng: &mut StdRng,
+    ) -> Option<Fault> {
+        let Profile { crash, partition, membership, snapshot, clock, disk } = profile;
+        let kinds = [(crash, 0), (snapshot, 0), (partition, 1), (membership, 2), (clock, 3), (disk, 4)];
         let kinds: Vec<u8> = kinds.into_iter().filter_map(|(wanted, kind)| wanted.then_some(kind)).collect();
         let kind = *kinds.get(rng.random_range(0..kinds.len().max(1)))?;
         let who = if rng.random_bool(0.5) { Who::Leader } else { Who::Peer(rng.random_range(1..=plan.peers)) };
@@ -231,12 +271,25 @@ impl Fault {
             (0, _) => Fault::CrashAll { for_ms },
             (1, 0..4) => Fault::Isolate { who, held, for_ms },
             (1, 4..5) => Fault::Mute { who, for_ms },
+            (1, 5..7) if rng.random_bool(0.5) => Fault::Strand { held, for_ms: rng.random_range(800..3_000) },
             (1, 5..7) => {
                 let side = (1..=plan.peers).filter(|_| rng.random_bool(0.5)).collect();
                 Fault::Split { side, held, for_ms }
             }
             (1, 7..9) => Fault::CutClients { who, for_ms },
             (1, _) => Fault::Slow { latency_ms: rng.random_range(20..150), for_ms },
+            (3, how) => {
+                let jump_ms = if how % 2 == 0 { rng.random_range(50..4_000) } else { 0 };
+                let faster_percent = if how < 7 { 5 * rng.random_range(1..=20) } else { 0 };
+                let jump_ms = if faster_percent == 0 { jump_ms.max(50) } else { jump_ms };
+                Fault::Clock { who, others: rng.random_bool(0.3), jump_ms, faster_percent, for_ms }
+            }
+            (4, 0..4) if std::mem::take(may_lose) => {
+                let by = *next_peer;
+                *next_peer += 1;
+                Fault::Lose { who, by, for_ms }
+            }
+            (4, _) => Fault::Full { who, for_ms },
             (_, 0..4) => Fault::Transfer,
             (_, 4..7) => {
                 let id = *next_peer;
@@ -285,6 +338,15 @@ mod tests {
         assert!(!any(&others, |f| matches!(f, Fault::Crash { .. } | Fault::CrashAll { .. })));
         assert!(any(&others, |f| matches!(f, Fault::Remove { .. })));
         assert!(any(&others, |f| matches!(f, Fault::Mute { .. })));
+        assert!(any(&others, |f| matches!(f, Fault::Strand { .. })));
+        let (clock, disk) = (draw("clock"), draw("disk"));
+        assert!(!any(&clock, |f| !matches!(f, Fault::Clock { .. })));
+        assert!(any(&clock, |f| matches!(f, Fault::Clock { others: true, .. })));
+        assert!(!any(&clock, |f| matches!(f, Fault::Clock { jump_ms: 0, faster_percent: 0, .. })));
+        assert!(any(&disk, |f| matches!(f, Fault::Lose { .. })));
+        assert!(any(&disk, |f| matches!(f, Fault::Full { .. })));
+        let losses = |plan: &Plan| plan.faults.iter().filter(|timed| matches!(timed.fault, Fault::Lose { .. })).count();
+        assert!(disk.iter().all(|plan| losses(plan) <= 1));
         assert!(draw("none").iter().all(|plan| plan.faults.is_empty()));
         assert!("crash,fire".parse::<Profile>().is_err());
     }

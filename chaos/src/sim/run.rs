@@ -8,8 +8,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use lake_metasrv::blocking;
 use lake_proto::v1;
@@ -22,7 +22,7 @@ use super::observer::{self, Eyes};
 use super::plan::{Fault, LEAST_VOTERS, Plan, Who};
 use super::report::Report;
 use super::trace::Trace;
-use super::{chance, net};
+use super::{chance, clock, net};
 use crate::check::{self, Options, Outcome, Verdict, judge_history};
 use crate::history::{History, Kind, Operation};
 use crate::run::clients::Reach;
@@ -49,6 +49,12 @@ const COMPARE_EVERY_MS: u64 = 50;
 const AGREE_FOR_MS: u64 = 1_000;
 /// How long peers are down that crash just before they meet a leader that was cut off.
 const DOWN_MS: u64 = 10;
+/// How long after its end a fault may still take effect.
+const EFFECT_WITHIN_MS: u64 = 10_000;
+/// How often it is looked whether something runs beside the simulation.
+const COUNT_THREADS_EVERY_MS: u64 = 100;
+/// Operations that must succeed, if clients begin so many: with fewer nothing is shown.
+const LEAST_SUCCESSES: u64 = 20;
 /// The stack of the thread that all of it runs on.
 const STACK_BYTES: usize = 256 << 20;
 /// What one connection holds in each direction, in messages.
@@ -59,6 +65,9 @@ const MAX_SENTENCES: usize = 12;
 /// Panics, wherever they were caught.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+/// When the simulation began, on its clocks.
+static BEGAN: OnceLock<Instant> = OnceLock::new();
+
 /// Simulates a plan in this process, which must do nothing else from now on: chance, time and threads are the
 /// simulation's. The current directory is where snapshots are written.
 ///
@@ -67,14 +76,23 @@ static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 pub fn alone(plan: Plan, trace: Option<PathBuf>) -> Result<Report, String> {
     chance::follow(plan.seed);
     blocking::inline();
-    lake_client::clock::set_wall(|| EPOCH + turmoil::sim_elapsed().unwrap_or_default());
+    // A peer's wall clock goes as its own clock does.
+    lake_client::clock::set_wall(|| {
+        let now = lake_client::clock::now();
+        EPOCH + BEGAN.get().map(|began| now.saturating_duration_since(*began)).unwrap_or_default()
+    });
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         PANICS.lock().unwrap_or_else(PoisonError::into_inner).push(panic.to_string());
         before(panic);
     }));
     let thread = std::thread::Builder::new().name("sim".into()).stack_size(STACK_BYTES);
-    let simulating = thread.spawn(move || simulate(plan, trace)).map_err(|e| format!("starting a thread: {e}"))?;
+    let simulating = move || {
+        clock::follow(EPOCH)?;
+        let _ = BEGAN.set(Instant::now());
+        simulate(plan, trace)
+    };
+    let simulating = thread.spawn(simulating).map_err(|e| format!("starting a thread: {e}"))?;
     simulating.join().unwrap_or_else(|_| {
         let panics = PANICS.lock().unwrap_or_else(PoisonError::into_inner);
         Err(format!("the simulation panicked: {}", panics.last().map_or("nobody knows why", String::as_str)))
@@ -86,9 +104,21 @@ fn simulate(plan: Plan, trace: Option<PathBuf>) -> Result<Report, String> {
         Some(path) => Trace::into_file(&path).map_err(|e| format!("making {}: {e}", path.display()))?,
         None => Trace::default(),
     };
+    let threads = threads()?;
     let mut simulation = Simulation::new(plan, trace);
     let ran = simulation.run();
+    if simulation.most_threads > threads {
+        return Err(
+            "something ran on a thread beside the simulation: what came of it was left to the system".to_owned()
+        );
+    }
     simulation.conclude(ran)
+}
+
+/// How many threads this process has.
+fn threads() -> Result<usize, String> {
+    let listed = std::fs::read_dir("/proc/self/task").map_err(|e| format!("counting this process's threads: {e}"))?;
+    Ok(listed.count())
 }
 
 /// Links that are cut, until when.
@@ -104,6 +134,25 @@ enum How {
     Held,
     /// Only from the first to the second.
     OneWay,
+}
+
+/// Clocks that were put ahead.
+struct Ahead {
+    what: String,
+    until_ms: u64,
+    faster_percent: u64,
+    /// Whose, by how much at least, and how far ahead each was before.
+    peers: BTreeMap<u64, u64>,
+    at_least_ms: u64,
+}
+
+/// A disk without room.
+struct Filled {
+    what: String,
+    id: u64,
+    until_ms: u64,
+    /// Batches that had waited for room before, and have ended.
+    waited: u64,
 }
 
 struct Host {
@@ -132,8 +181,20 @@ struct Simulation {
     due: Vec<(u64, Vec<u64>, u64)>,
     /// Until when messages are slow.
     slow_until_ms: Option<u64>,
+    ahead: Vec<Ahead>,
+    filled: Vec<Filled>,
+    /// Who has lost its disk.
+    lost: Option<u64>,
+    /// Faults that were to be seen to take effect, and were not.
+    without_effect: Vec<String>,
+    /// The attack is over, and with it what has had no effect so far.
+    healing: bool,
     /// When the clients began.
     began_ms: u64,
+    /// Threads of this process, at most.
+    most_threads: usize,
+    /// What was done to peers since it was last looked at them.
+    seen: Vec<Seen>,
     /// Operations that are in the trace.
     traced: usize,
     /// What was done, with the times.
@@ -186,7 +247,14 @@ impl Simulation {
             cuts: Vec::new(),
             due: Vec::new(),
             slow_until_ms: None,
+            ahead: Vec::new(),
+            filled: Vec::new(),
+            lost: None,
+            without_effect: Vec::new(),
+            healing: false,
             began_ms: 0,
+            most_threads: 0,
+            seen: Vec::new(),
             traced: 0,
             done: Vec::new(),
         }
@@ -217,6 +285,7 @@ impl Simulation {
         self.phase.send_replace(Phase::Ending);
         self.until("the clients' end", ENDED_WITHIN_MS, |this| this.brought.lock().ended)?;
         self.heal()?;
+        self.replaced()?;
         self.agree()?;
         self.forget_strangers();
         self.phase.send_replace(Phase::Healed);
@@ -225,7 +294,11 @@ impl Simulation {
 
     fn attack(&mut self) -> Result<(), Broken> {
         let mut faults = self.plan.faults.clone().into_iter().peekable();
-        while self.now_ms() - self.began_ms < self.plan.time_ms {
+        // What lasts until it has taken effect is given some more time for that.
+        while self.now_ms() - self.began_ms < self.plan.time_ms
+            || (!(self.ahead.is_empty() && self.filled.is_empty())
+                && self.now_ms() - self.began_ms < self.plan.time_ms + EFFECT_WITHIN_MS)
+        {
             let elapsed = self.now_ms() - self.began_ms;
             while let Some(timed) = faults.next_if(|timed| timed.at_ms <= elapsed) {
                 self.begin(&timed.fault);
@@ -274,10 +347,28 @@ impl Simulation {
         }
     }
 
+    /// Whoever has lost its disk was refused, and another peer is in its place.
+    fn replaced(&mut self) -> Result<(), Broken> {
+        let Some(id) = self.lost else { return Ok(()) };
+        self.until("replacing a peer that has lost its disk", HEALED_WITHIN_MS, |this| {
+            this.brought.lock().replaced.contains(&id)
+        })?;
+        self.until("the end of a peer that has lost its disk", HEALED_WITHIN_MS, |this| {
+            this.hosts.get(&id).is_none_or(|host| host.place.ended().is_some())
+        })?;
+        let why = self.hosts.get(&id).and_then(|host| host.place.ended()).unwrap_or_default();
+        self.told(&format!("peer {id} was refused: {why}"));
+        Ok(())
+    }
+
     fn step(&mut self) -> Result<(), Broken> {
         self.end_faults();
+        clock::set(self.sim.elapsed());
         if let Err(e) = self.sim.step() {
             return broken("running", format!("a host ended: {e}"));
+        }
+        if self.now_ms().is_multiple_of(COUNT_THREADS_EVERY_MS) {
+            self.most_threads = self.most_threads.max(threads().unwrap_or(usize::MAX));
         }
         self.look()
     }
@@ -289,7 +380,9 @@ impl Simulation {
         if let Some(panic) = panic {
             return broken("no panic", panic);
         }
-        let mut seen = Vec::new();
+        let now = self.now_ms();
+        self.invariants.at(self.hosts.iter().map(|(id, host)| (*id, now + host.place.ahead_ms())).collect());
+        let mut seen = std::mem::take(&mut self.seen);
         for (id, host) in &mut self.hosts {
             seen.extend(host.place.disk.take_news().iter().filter_map(|change| observer::on_disk(*id, change)));
             let peer = host.place.peer();
@@ -398,7 +491,8 @@ impl Simulation {
         let others = |id: u64| ids.iter().copied().filter(move |other| *other != id);
         let hosts = |id: u64, other: u64| (host::name(id), host::name(other));
         let how = |held: bool| if held { How::Held } else { How::Lost };
-        self.told(&fault.to_string());
+        let what = fault.to_string();
+        self.told(&what);
         match *fault {
             Fault::Crash { who, for_ms } => self.crash(self.who(who), for_ms),
             Fault::CrashAll { for_ms } => ids.iter().for_each(|id| self.crash(*id, for_ms)),
@@ -423,6 +517,16 @@ impl Simulation {
                 let pairs = here.iter().flat_map(|id| there.iter().map(move |other| hosts(*id, *other))).collect();
                 self.cut(pairs, how(held), until(for_ms));
             }
+            Fault::Strand { held, for_ms } => {
+                let leader = self.who(Who::Leader);
+                let stays = |id: &u64| self.hosts.get(id).is_some_and(|host| !host.leaving);
+                let minority = ids.iter().filter(|id| stays(id)).count().saturating_sub(1) / 2;
+                let followers = others(leader).filter(stays);
+                let here: Vec<u64> = std::iter::once(leader).chain(followers).take(minority.max(1)).collect();
+                let there = ids.iter().filter(|id| !here.contains(id));
+                let pairs = there.flat_map(|other| here.iter().map(move |id| hosts(*id, *other))).collect();
+                self.cut(pairs, how(held), until(for_ms));
+            }
             Fault::CutClients { who, for_ms } => {
                 let pairs = vec![(host::name(self.who(who)), CLIENTS.to_owned())];
                 self.cut(pairs, How::Lost, until(for_ms));
@@ -433,11 +537,31 @@ impl Simulation {
             }
             Fault::Transfer => self.change(Change::Transfer),
             Fault::Join { id } => {
-                let place = Place::new(id, &self.plan, &[], self.eyes.clone());
-                let host = Host::start(&mut self.sim, place);
-                self.hosts.insert(id, host);
-                self.roster.add(id, host::endpoint(id));
+                self.welcome(id);
                 self.change(Change::Promote(id));
+            }
+            Fault::Clock { who, others: all_others, jump_ms, faster_percent, for_ms } => {
+                let id = self.running(who);
+                let is_meant = |other: &u64| (*other == id) != all_others;
+                let hosts = self.hosts.iter().filter(|(other, host)| is_meant(other) && !host.leaving);
+                let peers: BTreeMap<_, _> = hosts.map(|(id, host)| (*id, host.place.ahead_ms())).collect();
+                for host in peers.keys().filter_map(|id| self.hosts.get(id)) {
+                    host.place.put_ahead(jump_ms, faster_percent);
+                }
+                let at_least_ms = jump_ms.max(1);
+                self.ahead.push(Ahead { what, until_ms: until(for_ms), faster_percent, peers, at_least_ms });
+            }
+            Fault::Full { who, for_ms } => self.fill(what, self.running(who), until(for_ms)),
+            Fault::Lose { who, by, for_ms } => {
+                let id = self.running(who);
+                match self.lose(id, for_ms) {
+                    Ok(()) => {
+                        self.lost = Some(id);
+                        self.welcome(by);
+                        self.change(Change::Replace { lost: id, by });
+                    }
+                    Err(why) => self.without_effect.push(format!("{what}: {why}")),
+                }
             }
             Fault::Remove { who } => {
                 let id = self.who(who);
@@ -450,6 +574,49 @@ impl Simulation {
                 }
             }
         }
+    }
+
+    /// The peer that is meant, or, if it is down or has left, the first one that runs, or that stays.
+    fn running(&self, who: Who) -> u64 {
+        let id = self.who(who);
+        let runs = |host: &Host| host.back_at_ms.is_none() && !host.leaving;
+        if self.hosts.get(&id).is_some_and(runs) {
+            return id;
+        }
+        let first = |is_so: &dyn Fn(&Host) -> bool| self.hosts.iter().find(|(_, host)| is_so(host)).map(|(id, _)| *id);
+        first(&runs).or_else(|| first(&|host| !host.leaving)).unwrap_or(id)
+    }
+
+    fn fill(&mut self, what: String, id: u64, until_ms: u64) {
+        let Some(host) = self.hosts.get(&id) else { return };
+        let disk = &host.place.disk;
+        // What waits already, because of another fault, waits because of this one, too.
+        let waited = disk.waited() - u64::from(disk.is_waiting());
+        disk.fill();
+        self.filled.push(Filled { what, id, until_ms, waited });
+    }
+
+    /// A fresh peer starts, which joins by itself.
+    fn welcome(&mut self, id: u64) {
+        let place = Place::new(id, &self.plan, &[], self.eyes.clone());
+        let host = Host::start(&mut self.sim, place);
+        self.hosts.insert(id, host);
+        self.roster.add(id, host::endpoint(id));
+    }
+
+    fn lose(&mut self, id: u64, for_ms: u64) -> Result<(), String> {
+        if let Some(other) = self.lost {
+            return Err(format!("peer {other} has lost its disk already: two could be a majority"));
+        }
+        self.crash(id, for_ms);
+        let down = self.hosts.get_mut(&id).filter(|host| host.back_at_ms.is_some() && !host.leaving);
+        let host = down.ok_or_else(|| format!("peer {id} is gone"))?;
+        host.place.lose().map_err(|e| format!("removing the snapshots of peer {id}: {e}"))?;
+        // It is refused, and ends.
+        host.leaving = true;
+        self.seen.push(Seen::Lost { peer: id });
+        self.roster.remove(id);
+        Ok(())
     }
 
     fn change(&self, change: Change) {
@@ -517,6 +684,8 @@ impl Simulation {
             self.sim.set_max_message_latency(Duration::from_millis(self.plan.latency_ms));
             self.told("messages are quick again");
         }
+        self.end_of_clocks(now);
+        self.end_of_full_disks(now);
         let down = self.hosts.iter().filter(|(_, host)| host.back_at_ms.is_some_and(|at| at <= now));
         let back: Vec<u64> = down.map(|(id, _)| *id).collect();
         for id in back {
@@ -528,10 +697,80 @@ impl Simulation {
         }
     }
 
+    /// Clocks go as they should once their time is over and all were put ahead, but for those of peers that have left.
+    fn end_of_clocks(&mut self, now: u64) {
+        let hosts = &self.hosts;
+        let took_effect = |ahead: &Ahead| {
+            let grew = |(id, before): (&u64, &u64)| {
+                hosts.get(id).is_some_and(|host| host.place.ahead_ms() >= before + ahead.at_least_ms)
+            };
+            let left = |id: &u64| hosts.get(id).is_none_or(|host| host.leaving);
+            ahead.peers.iter().any(grew) && ahead.peers.iter().all(|(id, before)| grew((id, before)) || left(id))
+        };
+        let clocks = std::mem::take(&mut self.ahead);
+        let (over, going) = clocks
+            .into_iter()
+            .partition::<Vec<_>, _>(|ahead| ahead.until_ms <= now && (self.healing || took_effect(ahead)));
+        let (done, not_done): (Vec<_>, Vec<_>) = over.iter().partition(|ahead| took_effect(ahead));
+        self.without_effect.extend(not_done.iter().map(|ahead| ahead.what.clone()));
+        self.ahead = going;
+        for ahead in done.into_iter().chain(not_done) {
+            for host in ahead.peers.keys().filter_map(|id| self.hosts.get(id)) {
+                host.place.slow_down(ahead.faster_percent);
+            }
+        }
+        for ahead in &over {
+            let peers: Vec<u64> = ahead.peers.keys().copied().collect();
+            self.told(&format!("the clocks of peers {peers:?} go like the others again"));
+        }
+    }
+
+    /// Whether a peer needs a snapshot, since the leader has not any more what comes next in its log.
+    fn needs_a_snapshot(&self, id: u64) -> bool {
+        let statuses = self.statuses();
+        let leader = self.leader().and_then(|leader| statuses.get(&leader));
+        let own = statuses.get(&id);
+        leader.zip(own).is_some_and(|(leader, own)| own.last_log_index < leader.purged_index)
+    }
+
+    /// There is room on a disk again once its time is over and something had to wait for that: entries, or a snapshot, which
+    /// is not received without room. Of a peer that leaves before, nothing waits any more: another one's disk is full then.
+    fn end_of_full_disks(&mut self, now: u64) {
+        for filled in std::mem::take(&mut self.filled) {
+            let Some(host) = self.hosts.get(&filled.id) else { continue };
+            let waited = host.place.disk.waited() - filled.waited;
+            let is_over = filled.until_ms <= now;
+            let of_a_snapshot = waited == 0 && is_over && self.needs_a_snapshot(filled.id);
+            let took_effect = waited > 0 || of_a_snapshot;
+            let leaves = host.leaving && !took_effect && !self.healing;
+            if !leaves && (!is_over || (!took_effect && !self.healing)) {
+                self.filled.push(filled);
+                continue;
+            }
+            host.place.disk.make_room();
+            let what = if of_a_snapshot { "a snapshot".to_owned() } else { format!("{waited} batches") };
+            self.told(&format!("peer {} has room on its disk again, which {what} waited for", filled.id));
+            if leaves {
+                self.fill(filled.what, self.running(Who::Leader), filled.until_ms);
+            } else if !took_effect {
+                self.without_effect.push(filled.what);
+            }
+        }
+        // Another fault may go on about the same disk.
+        for filled in &self.filled {
+            if let Some(host) = self.hosts.get(&filled.id) {
+                host.place.disk.fill();
+            }
+        }
+    }
+
     /// Ends all faults.
     fn heal(&mut self) -> Result<(), Broken> {
         let now = self.now_ms();
+        self.healing = true;
         self.due.clear();
+        self.ahead.iter_mut().for_each(|ahead| ahead.until_ms = now);
+        self.filled.iter_mut().for_each(|filled| filled.until_ms = now);
         self.cuts.iter_mut().for_each(|cut| cut.until_ms = now);
         self.slow_until_ms = self.slow_until_ms.map(|_| now);
         for host in self.hosts.values_mut() {
@@ -557,7 +796,7 @@ impl Simulation {
             Err(Broken { invariant, what }) => {
                 (Verdict::Violation(format!("{invariant}: {what}")), Some(invariant.to_owned()))
             }
-            Ok(()) => self.judge(operations, read, &mut findings)?,
+            Ok(()) => self.judge(operations, read, tally.ok, &mut findings)?,
         };
         self.line(&format!("-- {verdict}"));
         Ok(Report {
@@ -581,10 +820,11 @@ impl Simulation {
         &self,
         operations: Vec<Operation>,
         read: Option<Result<Looked, String>>,
+        succeeded: u64,
         findings: &mut Vec<String>,
     ) -> Result<(Verdict, Option<String>), String> {
-        match read {
-            Some(Ok(looked)) if looked.not_found.is_empty() => {}
+        let looked_for = match read {
+            Some(Ok(looked)) if looked.not_found.is_empty() => looked.looked_for,
             Some(Ok(looked)) => {
                 findings.extend(looked.not_found);
                 let what = "acknowledged: something that was acknowledged is not there at the end".to_owned();
@@ -595,16 +835,31 @@ impl Simulation {
                 return Ok((Verdict::Violation(what), Some("recovery".to_owned())));
             }
             None => return Err("nothing was read at the end".to_owned()),
-        }
+        };
         let history = History::new(operations).map_err(|e| format!("the history: {e}"))?;
-        let outcomes = judge_history(self.plan.workload, &history, &Options::default());
+        let drift = self.plan.has(|fault| matches!(fault, Fault::Clock { .. }));
+        let options = Options { drift, ..Options::default() };
+        let outcomes = judge_history(self.plan.workload, &history, &options);
         let is_broken = |outcome: &&Outcome| matches!(outcome.verdict, Verdict::Violation(_));
         let broke = outcomes.iter().find(is_broken).map(|outcome| outcome.checker.clone());
         for finding in outcomes.iter().flat_map(|outcome| &outcome.findings) {
             findings.extend(finding.explanation.iter().map(|sentence| format!("{}: {sentence}", finding.kind)));
         }
         findings.truncate(MAX_SENTENCES);
-        Ok((check::verdict(&outcomes), broke))
+        let mut verdict = check::verdict(&outcomes);
+        if let Some(what) = self.without_effect.first() {
+            verdict = verdict.worse(Verdict::Unknown(format!("a fault took no effect: {what}")));
+        }
+        let needed = LEAST_SUCCESSES.min(self.plan.operations);
+        if succeeded < needed {
+            let too_few = format!("only {succeeded} operations succeeded, {needed} are needed");
+            verdict = verdict.worse(Verdict::Unknown(too_few));
+        }
+        if looked_for == 0 {
+            let nothing = "nothing that was acknowledged could be looked for at the end".to_owned();
+            verdict = verdict.worse(Verdict::Unknown(nothing));
+        }
+        Ok((verdict, broke))
     }
 }
 
@@ -631,6 +886,7 @@ fn line(seen: &Seen) -> Option<String> {
             "p{peer} applies entry {} of term {}: revision {}, state {:032x}",
             applied.index, applied.term, applied.revision, applied.state
         ),
+        Seen::Lost { peer } => format!("p{peer} has lost its disk"),
         Seen::Installed { peer, index, state } => {
             format!("p{peer} begins from a snapshot at {index}: state {state:032x}")
         }

@@ -1,17 +1,21 @@
 //! Accounts between which money moves. Every read of all of them, however fresh, sees the same total.
+//!
+//! Clients tell each other what was acknowledged to them, so that a read that is to be fresh can be seen not to be.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use lake_client::clock;
 use lake_client::store::{Consistency, Error, MetaStore, Read, ReadOptions};
 use lake_proto::kv::{Compare, Expected, KeyValue, Op, Revision, Txn};
 use rand::Rng;
 
 use super::access::Access;
 use super::{Actor, Frame, Plan, number_of, place};
+use crate::check::bank;
 use crate::history::{Action, Bank, Key, Workload};
 use crate::run::recorder::Scribe;
 
@@ -22,8 +26,9 @@ const MAX_AMOUNT: i64 = 20;
 const MAX_STALENESS: Duration = Duration::from_secs(2);
 
 pub(super) fn plan(clients: usize) -> Plan {
-    let opened = Opened::default();
-    Plan::of(clients, |_| Client { opened: opened.clone() }, Accounts { opened: opened.clone() })
+    let (opened, acknowledged) = (Opened::default(), Acknowledged::default());
+    let client = |_| Client { opened: opened.clone(), acknowledged: acknowledged.clone() };
+    Plan::of(clients, client, Accounts { opened: opened.clone() })
 }
 
 fn places() -> Vec<String> {
@@ -40,8 +45,40 @@ impl Opened {
     }
 }
 
+/// The newest revision that a transfer was acknowledged at, and when: of those that are older than any read may be only the
+/// last one is kept. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+struct Acknowledged(Arc<Mutex<VecDeque<(Instant, Revision)>>>);
+
+impl Acknowledged {
+    fn with<T>(&self, look: impl FnOnce(&mut VecDeque<(Instant, Revision)>) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn note(&self, at: Instant, revision: Revision) {
+        self.with(|all| {
+            let newest = all.back().map_or(0, |(_, newest)| *newest);
+            if revision > newest {
+                all.push_back((at, revision));
+            }
+            while all.get(1).is_some_and(|(next, _)| *next + MAX_STALENESS < at) {
+                all.pop_front();
+            }
+        });
+    }
+
+    /// What a read has to see that begins at `began`, and is to be no staler than this.
+    fn seen_by(&self, began: Instant, staleness: Duration) -> Revision {
+        self.with(|all| {
+            let before = all.iter().rev().find(|(at, _)| *at + staleness < began);
+            before.map_or(0, |(_, revision)| *revision)
+        })
+    }
+}
+
 struct Client {
     opened: Opened,
+    acknowledged: Acknowledged,
 }
 
 #[async_trait]
@@ -49,33 +86,42 @@ impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
         if access.chance(0.5) {
             // How it ended is in the history.
-            let _ = read_all(self.opened.at(), access, scribe).await;
+            let _ = read_all(self.opened.at(), &self.acknowledged, access, scribe).await;
             return;
         }
         let from = access.rng.random_range(0..ACCOUNTS);
         let to = (from + access.rng.random_range(1..ACCOUNTS)) % ACCOUNTS;
-        transfer(from, to, access.rng.random_range(1..=MAX_AMOUNT), access, scribe).await;
+        let amount = access.rng.random_range(1..=MAX_AMOUNT);
+        if let Some(revision) = transfer(from, to, amount, access, scribe).await {
+            self.acknowledged.note(clock::now(), revision);
+        }
     }
 }
 
-async fn transfer(from: i64, to: i64, amount: i64, access: &mut Access, scribe: &mut Scribe) {
+/// The revision at which it was acknowledged.
+async fn transfer(from: i64, to: i64, amount: i64, access: &mut Access, scribe: &mut Scribe) -> Option<Revision> {
     let action = Action::Bank(Bank::Transfer { from: from.into(), to: to.into(), amount });
     let places = [from, to].map(|account| place(Workload::Bank, &account.into()));
     let deadline = access.deadline();
     scribe.invoke(action.clone());
     let read = match access.store.batch_get(&places, ReadOptions::default(), deadline).await {
         Ok(read) => read,
-        Err(error) => return scribe.read_failed(action, &error, None),
+        Err(error) => {
+            scribe.read_failed(action, &error, None);
+            return None;
+        }
     };
     let account = |place: &String| {
         let entry = read.value.iter().find(|entry| entry.key == *place)?;
         Some((number_of(&entry.value)?, entry.mod_revision))
     };
     let (Some((has, from_revision)), Some((receives, to_revision))) = (account(&places[0]), account(&places[1])) else {
-        return scribe.refused(action, "an account is not there");
+        scribe.refused(action, "an account is not there");
+        return None;
     };
     if has < amount {
-        return scribe.refused(action, "too little in the account");
+        scribe.refused(action, "too little in the account");
+        return None;
     }
     let [from, to] = places;
     let txn = Txn {
@@ -90,16 +136,23 @@ async fn transfer(from: i64, to: i64, amount: i64, access: &mut Access, scribe: 
         Ok(done) if done.result.succeeded => {
             scribe.ok(action, Some(done.result.revision), None);
             [from, to].iter().for_each(|place| access.ledger.put(place, done.result.revision));
+            return Some(done.result.revision);
         }
         Ok(done) if done.resent => scribe.unknown(action, "sent twice, and the second compare failed"),
         Ok(_) => scribe.refused(action, "an account has changed"),
         Err(error) => scribe.change_failed(action, &error),
     }
+    None
 }
 
 /// All accounts at one revision: from any peer, as fresh as chance wants it, or from a snapshot. Never from before they were
 /// opened, which a peer may not have heard of yet.
-async fn read_all(opened: Revision, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+async fn read_all(
+    opened: Revision,
+    acknowledged: &Acknowledged,
+    access: &mut Access,
+    scribe: &mut Scribe,
+) -> Result<(), Error> {
     let action = |balances| Action::Bank(Bank::Read { balances });
     let consistency = match access.rng.random_range(0..4) {
         0 => Consistency::Local,
@@ -108,7 +161,14 @@ async fn read_all(opened: Revision, access: &mut Access, scribe: &mut Scribe) ->
     };
     let options = ReadOptions { consistency, min_revision: opened, ..ReadOptions::default() };
     let from = if access.chance(0.8) { access.any_peer() } else { None };
-    let deadline = access.deadline();
+    let (began, deadline) = (clock::now(), access.deadline());
+    let must_see = match consistency {
+        // From a snapshot it is a fresh one.
+        _ if from.is_none() => acknowledged.seen_by(began, Duration::ZERO),
+        Consistency::Linearizable => acknowledged.seen_by(began, Duration::ZERO),
+        Consistency::Bounded(staleness) => acknowledged.seen_by(began, staleness),
+        Consistency::Local => 0,
+    };
     scribe.invoke(action(None));
     let (answer, peer) = match from {
         Some((id, at)) => (access.store.batch_get_from(&at, &places(), options, deadline).await, Some(id)),
@@ -116,7 +176,11 @@ async fn read_all(opened: Revision, access: &mut Access, scribe: &mut Scribe) ->
     };
     match answer {
         Ok(read) => {
-            scribe.ok(action(Some(balances(&read.value))), Some(read.revision), peer);
+            let answer = action(Some(balances(&read.value)));
+            match read.revision < must_see {
+                true => scribe.amiss(answer, Some(read.revision), peer, bank::TOO_STALE),
+                false => scribe.ok(answer, Some(read.revision), peer),
+            }
             Ok(())
         }
         Err(error) => {
@@ -186,5 +250,27 @@ impl Frame for Accounts {
         let read = read.inspect_err(|error| scribe.read_failed(action(None), error, None))?;
         scribe.ok(action(Some(balances(&read.value))), Some(read.revision), None);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_has_to_see_what_was_acknowledged_before_it_could_be_stale() {
+        let (acknowledged, t) = (Acknowledged::default(), clock::now());
+        let after = |ms: u64| t + Duration::from_millis(ms);
+        let seen_by = |ms: u64, staleness: Duration| acknowledged.seen_by(after(ms), staleness);
+        assert_eq!(seen_by(0, Duration::ZERO), 0);
+        for (ms, revision) in [(100, 7), (200, 5), (300, 9)] {
+            acknowledged.note(after(ms), revision);
+        }
+        assert_eq!((seen_by(100, Duration::ZERO), seen_by(301, Duration::ZERO)), (0, 9));
+        assert_eq!((seen_by(2_250, MAX_STALENESS), seen_by(2_350, MAX_STALENESS)), (7, 9));
+        acknowledged.note(after(2_500), 12);
+        acknowledged.note(after(9_000), 20);
+        assert_eq!(seen_by(9_001, MAX_STALENESS), 12, "the last of the old ones is kept");
+        assert_eq!(acknowledged.with(|all| all.len()), 2);
     }
 }

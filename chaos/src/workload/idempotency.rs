@@ -1,6 +1,9 @@
 //! Blind changes whose answers are lost on purpose and that are then sent again, as the same request of a session. A key's
 //! version counts how often it was changed.
 //!
+//! Several changes of a session may be unanswered at a time: they are sent first one after the other, and again from the last
+//! to the first, so that a session has to remember more than its newest request.
+//!
 //! An answer is lost by not waiting for it: the first sendings have so little time that they often arrive and are not
 //! answered. Each sending is an operation of its own in the history, under the id of the change, so that what each was
 //! answered can be compared: one that was quicker than its time is sent once more all the same.
@@ -28,6 +31,8 @@ const SESSION_TTL: Duration = Duration::from_secs(120);
 const TOO_SHORT_US: std::ops::Range<u64> = 200..6_000;
 /// Sendings with too little time, before the one that is waited for.
 const MAX_LOST: u32 = 3;
+/// Changes of a session that may be unanswered at a time.
+const MAX_UNDER_WAY: usize = 3;
 
 pub(super) fn plan(clients: usize) -> Plan {
     let keys = Rotation::new(clients.max(2), USES);
@@ -60,32 +65,34 @@ impl Actor for Client {
                 Err(_) => return,
             },
         };
-        let stamp = Stamp { session, sequence, lowest_unanswered: sequence };
-        self.session = match apply(key, self.ids.next(), stamp, access, scribe).await {
-            Ok(()) => Some((session, sequence + 1)),
-            // The request may be on its way still: a later one must not run ahead of it under this session.
+        let under_way = access.rng.random_range(1..=MAX_UNDER_WAY);
+        let requests = (sequence..).take(under_way).map(|own| {
+            let key = if own == sequence { key } else { self.keys.pick(&mut access.rng) };
+            Request::new(key, self.ids.next(), Stamp { session, sequence: own, lowest_unanswered: sequence })
+        });
+        let requests: Vec<Request> = requests.collect();
+        self.session = match apply(&requests, access, scribe).await {
+            Ok(()) => Some((session, sequence + under_way as u64)),
+            // A request may be on its way still: a later one must not run ahead of it under this session.
             Err(_) => None,
         };
     }
 }
 
-/// Sends one change until it is answered in time, or fails. The last answer counts.
-async fn apply(key: i64, id: i64, stamp: Stamp, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-    let place = place(Workload::Idempotency, &key.into());
-    let put = Op::put(place.clone(), id.to_string());
-    let request = Request {
-        action: Action::Idempotency(Idempotency::Apply { key: key.into(), id }),
-        txn: Txn { then: vec![put], ..Txn::default() },
-        place,
-        stamp,
-    };
-    for _ in 0..access.rng.random_range(0..=MAX_LOST) {
-        let too_short = Duration::from_micros(access.rng.random_range(TOO_SHORT_US));
-        if request.send(Some(too_short), access, scribe).await.is_ok_and(|answered| answered) {
-            break;
+/// Sends changes until each is answered in time, or one fails. The last answers count.
+async fn apply(requests: &[Request], access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+    for request in requests {
+        for _ in 0..access.rng.random_range(0..=MAX_LOST) {
+            let too_short = Duration::from_micros(access.rng.random_range(TOO_SHORT_US));
+            if request.send(Some(too_short), access, scribe).await.is_ok_and(|answered| answered) {
+                break;
+            }
         }
     }
-    request.send(None, access, scribe).await.map(drop)
+    for request in requests.iter().rev() {
+        request.send(None, access, scribe).await?;
+    }
+    Ok(())
 }
 
 /// One change, as it is sent every time.
@@ -97,6 +104,17 @@ struct Request {
 }
 
 impl Request {
+    fn new(key: i64, id: i64, stamp: Stamp) -> Self {
+        let place = place(Workload::Idempotency, &key.into());
+        let put = Op::put(place.clone(), id.to_string());
+        Self {
+            action: Action::Idempotency(Idempotency::Apply { key: key.into(), id }),
+            txn: Txn { then: vec![put], ..Txn::default() },
+            place,
+            stamp,
+        }
+    }
+
     /// Sends it once; says whether it was answered in time. Without `within` there is as much time as any operation has.
     async fn send(&self, within: Option<Duration>, access: &mut Access, scribe: &mut Scribe) -> Result<bool, Error> {
         scribe.invoke(self.action.clone());

@@ -1,6 +1,8 @@
 //! Locks with fences. A lock is a scope held by a lease; its fence is the scope's. What it guards is a register that is
 //! written only while the lease is alive.
 //!
+//! With the lock a holder puts a key that hangs on its lease. The next one must not find it: it goes with the lease.
+//!
 //! Half of the clients claim the lock's path, half a part of it: an ancestor and a descendant exclude each other. Some
 //! holders stand still for longer than their lease lives, without keeping it alive, and then write as if nothing had
 //! happened: the compare that the lease is alive is all that stops them.
@@ -8,6 +10,7 @@
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use lake_client::clock;
 use lake_client::remote::coordination::Lease;
 use lake_client::remote::keeper::LeaseKeeper;
 use lake_client::store::{Error, MetaStore, ReadOptions};
@@ -17,13 +20,14 @@ use rand::Rng;
 
 use super::access::Access;
 use super::{Actor, Frame, Plan, Unique, number_of, place};
+use crate::check::lock;
 use crate::history::{Action, Lock, Workload};
 use crate::run::recorder::Scribe;
 
 const LEASE_TTL: Duration = Duration::from_secs(1);
 /// Guarded writes under one claim.
 const WRITES: std::ops::Range<u32> = 1..8;
-/// Longest sleep of a holder that overslept.
+/// How long a holder sleeps, with its lease kept alive or not: for longer than it lives otherwise.
 const OVERSLEPT: std::ops::Range<u64> = 1_200..2_500;
 
 pub(super) fn plan(clients: usize) -> Plan {
@@ -75,9 +79,15 @@ impl Client {
         let lease = access.store.grant_lease(LEASE_TTL, "chaos", deadline).await.ok()?;
         let path = if self.part { format!("/chaos/lock/{lock}/part") } else { format!("/chaos/lock/{lock}") };
         let owner = ScopeOwner::Lease(lease.id);
+        let holder = Op::Put {
+            key: format!("{}/holder", place(Workload::Lock, &lock.into())),
+            value: lease.id.to_string().into(),
+            return_previous: true,
+            lease: Some(lease.id),
+        };
         let txn = Txn {
-            when: vec![Compare::scope_free(path.clone(), Some(owner.clone()))],
-            then: vec![Op::AcquireScope { path, owner }],
+            when: vec![Compare::lease_alive(lease.id), Compare::scope_free(path.clone(), Some(owner.clone()))],
+            then: vec![Op::AcquireScope { path, owner }, holder],
             otherwise: vec![],
         };
         scribe.invoke(action(None));
@@ -88,14 +98,19 @@ impl Client {
                     scribe.unknown(action(None), "the answer has no fence");
                     return None;
                 };
-                scribe.ok(action(Some(*fence)), Some(done.result.revision), None);
+                match done.result.results.get(1) {
+                    Some(OpResult::Put { previous: Some(_), .. }) => {
+                        scribe.amiss(action(Some(*fence)), Some(done.result.revision), None, lock::LEFT_BEHIND);
+                    }
+                    _ => scribe.ok(action(Some(*fence)), Some(done.result.revision), None),
+                }
                 let keeper = access.chance(0.5).then(|| LeaseKeeper::start(access.store.clone(), lease));
                 let writes_left = access.rng.random_range(WRITES);
                 return Some(Holding { lock, fence: *fence, lease, keeper, writes_left });
             }
             // The first of two sendings may have got it, for as long as the lease lived.
             Ok(done) if done.resent => scribe.unknown(action(None), "sent twice, and the second compare failed"),
-            Ok(_) => scribe.refused(action(None), "somebody holds it"),
+            Ok(_) => scribe.refused(action(None), "somebody holds it, or the lease is over"),
             Err(error) => scribe.change_failed(action(None), &error),
         }
         // If it fails it ends by itself.
@@ -104,12 +119,17 @@ impl Client {
     }
 
     async fn write(&self, mut holding: Holding, access: &mut Access, scribe: &mut Scribe) -> Option<Holding> {
+        let oversleep = Duration::from_millis(access.rng.random_range(OVERSLEPT));
         if access.chance(0.06) {
             if let Some(keeper) = holding.keeper.take() {
                 keeper.stop().await;
             }
-            let oversleep = Duration::from_millis(access.rng.random_range(OVERSLEPT));
             tokio::time::sleep(oversleep).await;
+        } else if let Some(keeper) = &holding.keeper
+            && access.chance(0.06)
+        {
+            // If it is lost meanwhile the write is tried at once, and shows whether that was too early.
+            let _ = keeper.while_held(tokio::time::sleep(oversleep)).await;
         }
         holding.writes_left -= 1;
         let value = self.values.next();
@@ -132,7 +152,9 @@ impl Client {
                 None
             }
             Ok(_) => {
-                scribe.refused(action, "the lease is over");
+                let until = holding.keeper.as_ref().map_or(holding.lease.held_until, LeaseKeeper::held_until);
+                let is_early = clock::now() < until;
+                scribe.refused(action, if is_early { lock::OVER_EARLY } else { "the lease is over" });
                 None
             }
             Err(error) => {

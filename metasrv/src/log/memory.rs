@@ -3,13 +3,16 @@
 //! A [`MemoryDisk`] outlives the peers that run on it, one after the other. The task that stands in for the writer thread
 //! takes everything that is queued, writes it, lets the time of a sync pass, and then makes it durable and calls back, in
 //! order, as [`super::writer`] does. [`MemoryDisk::crash`] keeps what is durable; of what was written since, it keeps a
-//! beginning, as long as chance has it.
+//! beginning, as long as chance has it. On a disk without room ([`MemoryDisk::fill`]) a batch with entries waits, unacknowledged,
+//! and so does what is queued behind it. A disk can be lost ([`MemoryDisk::lose`]).
 //!
-//! What it does not model: damage, a full disk, failed writes. The tests of the real log have these.
+//! What it does not model: damage, failed writes. The tests of the real log have these.
 //!
 //! Limits: what became durable is kept for whoever looks ([`MemoryDisk::take_news`]) up to [`MAX_NEWS`] changes.
 
 use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,8 +23,8 @@ use rand::{Rng, SeedableRng};
 use tokio::sync::{mpsc, oneshot};
 
 use super::mark::Mark;
-use super::writer::Request;
-use super::{QUEUE_REQUESTS, Shared, Tail, entry_bytes, lock};
+use super::writer::{HOLD_POLL, Request};
+use super::{Health, QUEUE_REQUESTS, Shared, Tail, entry_bytes, lock};
 use crate::planted::{self, Bug};
 use crate::raft::types::{Entry, LogId, TypeConfig, Vote};
 
@@ -60,6 +63,11 @@ struct Held {
     chance: StdRng,
     /// How long a sync takes at most.
     longest_sync: Duration,
+    full: bool,
+    /// Batches that had to wait for room so far.
+    waited: u64,
+    /// One waits for room now.
+    waiting: bool,
 }
 
 impl MemoryDisk {
@@ -73,6 +81,9 @@ impl MemoryDisk {
             news: VecDeque::new(),
             chance: StdRng::seed_from_u64(seed),
             longest_sync,
+            full: false,
+            waited: 0,
+            waiting: false,
         };
         Self { held: Arc::new(Mutex::new(held)) }
     }
@@ -95,7 +106,48 @@ impl MemoryDisk {
         let kept = held.chance.random_range(0..=written);
         held.written.truncate(kept);
         held.sync();
+        held.waiting = false;
         (written, written - kept)
+    }
+
+    /// From now on there is no room for entries.
+    pub fn fill(&self) {
+        lock(&self.held).full = true;
+    }
+
+    /// There is room again.
+    pub fn make_room(&self) {
+        lock(&self.held).full = false;
+    }
+
+    /// Whether there is no room.
+    pub fn is_full(&self) -> bool {
+        lock(&self.held).full
+    }
+
+    /// How many batches had to wait for room so far.
+    pub fn waited(&self) -> u64 {
+        lock(&self.held).waited
+    }
+
+    /// Whether one waits for room now.
+    pub fn is_waiting(&self) -> bool {
+        lock(&self.held).waiting
+    }
+
+    fn begin_to_wait(&self) {
+        let mut held = lock(&self.held);
+        held.waited += 1;
+        held.waiting = true;
+    }
+
+    /// All that was on it is gone, while nobody runs on it. Whoever starts on it next is a fresh peer, of this incarnation.
+    pub fn lose(&self, incarnation: String) {
+        let mut held = lock(&self.held);
+        held.mark = Mark { peer_id: held.mark.peer_id, incarnation, ..Mark::default() };
+        held.entries.clear();
+        held.written.clear();
+        held.news.clear();
     }
 
     fn sync_time(&self) -> Duration {
@@ -166,7 +218,37 @@ impl Mark {
 /// Who waits for a request to be durable.
 enum Waiting {
     Flushed(IOFlushed<TypeConfig>),
-    Reply(oneshot::Sender<std::io::Result<()>>),
+    Reply(oneshot::Sender<io::Result<()>>),
+}
+
+impl Waiting {
+    fn end(self, how: io::Result<()>) {
+        match self {
+            Waiting::Flushed(callback) => callback.io_completed(how),
+            // Whoever asked may be gone, being shut down.
+            Waiting::Reply(reply) => drop(reply.send(how)),
+        }
+    }
+}
+
+/// Waits until there is room; false if the log is closed meanwhile.
+async fn hold(disk: &MemoryDisk, shared: &Shared) -> bool {
+    if !disk.is_full() {
+        return true;
+    }
+    disk.begin_to_wait();
+    let what = "disk full: nothing is acknowledged until there is room";
+    shared.health.send_replace(Health::Held(what.to_owned()));
+    while disk.is_full() {
+        if shared.stop.load(Ordering::Acquire) {
+            lock(&disk.held).waiting = false;
+            return false;
+        }
+        tokio::time::sleep(HOLD_POLL).await;
+    }
+    lock(&disk.held).waiting = false;
+    shared.health.send_replace(Health::Good);
+    true
 }
 
 /// Stands in for the writer thread: until it is told to stop, or nobody can ask for anything any more.
@@ -196,6 +278,12 @@ pub(super) async fn write(disk: MemoryDisk, shared: Arc<Shared>, mut requests: m
             changes.push(change);
             waiting.push(Waiting::Reply(reply));
         }
+        let adds = changes.iter().any(|change| matches!(change, Change::Appended(_)));
+        if adds && !hold(&disk, &shared).await {
+            let stopped = || io::Error::new(io::ErrorKind::StorageFull, "stopped while the disk was full");
+            waiting.into_iter().for_each(|waiting| waiting.end(Err(stopped())));
+            return;
+        }
         lock(&disk.held).written.extend(changes.iter().cloned());
         *lock(&shared.busy_since) = Some(clock::now());
         if !planted::has(Bug::AcknowledgedUnsynced) || stopping {
@@ -212,13 +300,7 @@ pub(super) async fn write(disk: MemoryDisk, shared: Arc<Shared>, mut requests: m
                 }
             }
         }
-        for waiting in waiting {
-            match waiting {
-                Waiting::Flushed(callback) => callback.io_completed(Ok(())),
-                // Whoever asked may be gone, being shut down.
-                Waiting::Reply(reply) => drop(reply.send(Ok(()))),
-            }
-        }
+        waiting.into_iter().for_each(|waiting| waiting.end(Ok(())));
     }
 }
 
@@ -257,6 +339,45 @@ mod tests {
             assert_eq!(again.vote(), Some(Vote::new(1, 1)));
         }
         assert!(lost_some > 0, "chance never kept a part");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_disk_acknowledges_nothing_until_there_is_room() {
+        let disk = MemoryDisk::new(1, "a".into(), 3, Duration::from_millis(10));
+        let log = Log::in_memory(&disk).unwrap();
+        log.append(vec![entry(1, 0)], IOFlushed::noop()).await.unwrap();
+        log.save_vote(Vote::new(1, 1)).await.unwrap();
+        disk.fill();
+        log.append(vec![entry(1, 1)], IOFlushed::noop()).await.unwrap();
+        // What is queued behind it waits as well.
+        let voted = tokio::time::timeout(Duration::from_secs(60), log.save_vote(Vote::new(2, 1))).await;
+        assert!(voted.is_err() && disk.waited() == 1 && disk.is_waiting());
+        assert!(matches!(&*log.health().borrow(), Health::Held(_)));
+        assert_eq!(disk.crash(), (0, 0), "nothing of it was written");
+        disk.make_room();
+        log.save_vote(Vote::new(3, 1)).await.unwrap();
+        assert!(matches!(&*log.health().borrow(), Health::Good) && !disk.is_waiting());
+        assert_eq!(indexes(&Log::in_memory(&disk).unwrap()).await, [0, 1]);
+
+        disk.fill();
+        log.append(vec![entry(3, 2)], IOFlushed::noop()).await.unwrap();
+        log.close().await;
+        assert_eq!(indexes(&Log::in_memory(&disk).unwrap()).await, [0, 1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_disk_is_that_of_a_fresh_peer() {
+        let disk = MemoryDisk::new(1, "a".into(), 3, Duration::from_millis(10));
+        let log = Log::in_memory(&disk).unwrap();
+        log.adopt("c".into()).await.unwrap();
+        log.append(vec![entry(1, 0)], IOFlushed::noop()).await.unwrap();
+        log.save_vote(Vote::new(1, 1)).await.unwrap();
+        drop(log);
+        disk.crash();
+        disk.lose("b".into());
+        let again = Log::in_memory(&disk).unwrap();
+        assert_eq!((again.vote(), again.bounds()), (None, (None, None)));
+        assert_eq!(disk.mark(), Mark { peer_id: 1, incarnation: "b".into(), ..Mark::default() });
     }
 
     #[tokio::test(start_paused = true)]

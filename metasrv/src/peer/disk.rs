@@ -62,15 +62,15 @@ impl Disk {
         }
         if let Ok(looking) = self.looking.clone().try_lock_owned() {
             let (place, last) = (self.place.clone(), self.last.clone());
-            let look = tokio::task::spawn_blocking(move || {
-                let seen = place.look();
-                match seen {
+            let look = blocking(move || {
+                match place.look() {
                     Ok(seen) => *lock(&last) = Some((clock::now(), seen)),
                     Err(error) => {
                         tracing::debug!(dir = %place.dir.display(), %error, "looking what the directory takes")
                     }
                 }
                 drop(looking);
+                Ok(())
             });
             // It goes on by itself if it takes longer.
             let _ = tokio::time::timeout(WAIT, look).await;

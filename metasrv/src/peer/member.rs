@@ -611,7 +611,8 @@ pub fn misanswered(outcome: &Outcome) -> Failure {
     Failure { kind: Kind::Internal, ..Failure::unknown(what) }
 }
 
-fn unix_ms() -> u64 {
+/// The wall clock, in milliseconds since 1970.
+pub(super) fn unix_ms() -> u64 {
     clock::wall().as_millis() as u64
 }
 

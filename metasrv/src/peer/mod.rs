@@ -378,6 +378,7 @@ impl Peer {
             problem: self.ends.failed.borrow().clone().unwrap_or_default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             supported_feature_level: self.settings.feature_level,
+            unix_ms: member::unix_ms(),
             ..v1::StatusResponse::default()
         };
         let Some(member) = self.member() else { return base };
