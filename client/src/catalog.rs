@@ -6,6 +6,7 @@
 //! /lake/table/<namespace>/<table>      the pointer: table uuid, current and previous metadata location
 //! /lake/view/<namespace>/<view>        the same of a view
 //! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
+//! /lake/op/<domain>/<id>               what became of an operation that its caller may ask for again
 //! ```
 //! Levels of a nested namespace join with U+001F, which no name may hold. A pointer never holds file lists or
 //! statistics: those are Iceberg's. Every change is one transaction with a compare on each key it writes. Tables and views
@@ -29,11 +30,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn, TxnResult};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::store::{Applied, Error, ReadOptions, SharedStore, Token};
+use crate::store::{Applied, Committed, Error, ReadOptions, SharedStore, Token};
 
 /// Keys of namespaces begin so.
 pub(crate) const NAMESPACES: &str = "/lake/catalog/";
@@ -41,6 +43,10 @@ pub(crate) const NAMESPACES: &str = "/lake/catalog/";
 pub(crate) const TABLES: &str = "/lake/table/";
 /// Keys of views begin so.
 const VIEWS: &str = "/lake/view/";
+/// Keys of the outcomes of operations begin so.
+const OPERATIONS: &str = "/lake/op/";
+/// Outcomes that are forgotten in one transaction.
+const FORGOTTEN_AT_A_TIME: usize = 500;
 /// Paths of scopes on what is in the catalog begin so.
 const SCOPES: &str = "/catalog";
 /// Joins the levels of a nested namespace in a key. No name may hold it.
@@ -232,13 +238,18 @@ pub enum CatalogError {
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
     TableExists(TableIdent),
+    #[error("view {0} does not exist")]
+    ViewNotFound(TableIdent),
     #[error("view {0} exists already")]
     ViewExists(TableIdent),
+    /// The operation has left its outcome before: it is not done again.
+    #[error("this operation has been done already")]
+    AlreadyDone(Bytes),
     /// Structural work that takes more than one transaction has been begun by somebody else.
     #[error("{path} is held by {owner} for structural work; nothing was done: try again when that has ended")]
     ScopeHeld { path: String, owner: String },
     /// Another writer changed the pointer first.
-    #[error("table {table} was changed by another writer")]
+    #[error("{table} was changed by another writer")]
     Conflict {
         table: TableIdent,
         /// The pointer as it is now; `None` if the table is gone.
@@ -288,15 +299,151 @@ impl CatalogError {
 
 type Result<T, E = CatalogError> = std::result::Result<T, E>;
 
+/// An operation whose outcome is kept, so that asking for it again changes nothing (semantics, section 4).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    key: String,
+    /// What is kept if it is done.
+    outcome: Bytes,
+}
+
+impl Operation {
+    /// An operation of this id, unique within its domain, that will have had this outcome once it is done.
+    ///
+    /// # Errors
+    /// `InvalidName` if one of the two is not a valid name.
+    pub fn new(domain: &str, id: &str, outcome: impl Into<Bytes>) -> Result<Self> {
+        Ok(Self { key: operation_key(domain, id)?, outcome: outcome.into() })
+    }
+}
+
+fn operation_key(domain: &str, id: &str) -> Result<String> {
+    validate_name(domain)?;
+    validate_name(id)?;
+    Ok(format!("{OPERATIONS}{domain}/{id}"))
+}
+
+/// One table's part of a change of several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableChange {
+    pub table: TableIdent,
+    /// The revision that its pointer must still have; `None`: the table is created.
+    pub expected: Option<Revision>,
+    pub new: TablePointer,
+}
+
+/// What a name means. Tables and views of a namespace share its names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Table,
+    View,
+}
+
+impl Kind {
+    fn key(self, ident: &TableIdent) -> String {
+        match self {
+            Kind::Table => ident.key(),
+            Kind::View => ident.view_key(),
+        }
+    }
+
+    fn prefix(self, namespace: &Namespace) -> String {
+        match self {
+            Kind::Table => namespace.table_prefix(),
+            Kind::View => namespace.view_prefix(),
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Kind::Table => Kind::View,
+            Kind::View => Kind::Table,
+        }
+    }
+
+    fn exists(self, ident: &TableIdent) -> CatalogError {
+        match self {
+            Kind::Table => CatalogError::TableExists(ident.clone()),
+            Kind::View => CatalogError::ViewExists(ident.clone()),
+        }
+    }
+
+    fn missing(self, ident: &TableIdent) -> CatalogError {
+        match self {
+            Kind::Table => CatalogError::TableNotFound(ident.clone()),
+            Kind::View => CatalogError::ViewNotFound(ident.clone()),
+        }
+    }
+}
+
 /// Namespaces and table pointers over a store.
 #[derive(Debug, Clone)]
 pub struct Catalog {
     store: SharedStore,
+    /// What every change made with this handle is a part of.
+    operation: Option<Operation>,
 }
 
 impl Catalog {
     pub fn new(store: SharedStore) -> Self {
-        Self { store }
+        Self { store, operation: None }
+    }
+
+    /// A handle whose changes are this operation: the first that is made leaves its outcome, in the same transaction, and
+    /// where an outcome is found nothing is changed ([`CatalogError::AlreadyDone`]).
+    pub fn within(&self, operation: Operation) -> Self {
+        Self { store: self.store.clone(), operation: Some(operation) }
+    }
+
+    /// The outcome that was left of an operation.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn outcome(&self, domain: &str, id: &str, deadline: Instant) -> Result<Option<Bytes>> {
+        let key = operation_key(domain, id)?;
+        Ok(self.store.get(&key, ReadOptions::default(), deadline).await?.value.map(|e| e.value))
+    }
+
+    /// Leaves the outcome of an operation that changes nothing: a refusal. Returns the one that is there.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn leave_outcome(&self, operation: &Operation, deadline: Instant) -> Result<Bytes> {
+        let committed = self.store.cas(&operation.key, None, operation.outcome.clone(), deadline).await?;
+        match find(&committed.result.observed, &operation.key) {
+            Some(there) => Ok(there.value.clone()),
+            None => Ok(operation.outcome.clone()),
+        }
+    }
+
+    /// Forgets the outcomes in a domain that `old` says are no longer needed. Returns how many those were.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn forget_outcomes(&self, domain: &str, old: impl Fn(&[u8]) -> bool, deadline: Instant) -> Result<usize> {
+        let prefix = format!("{OPERATIONS}{domain}/");
+        let kept = self.store.list_all(&prefix, ReadOptions::default(), deadline).await?;
+        let old: Vec<_> = kept.value.iter().filter(|e| old(&e.value)).collect();
+        for some in old.chunks(FORGOTTEN_AT_A_TIME) {
+            let when = some.iter().map(|e| Compare::mod_revision(&e.key, e.mod_revision)).collect();
+            let then = some.iter().map(|e| Op::delete(&e.key)).collect();
+            self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+        }
+        Ok(old.len())
+    }
+
+    /// Makes a transaction a part of the operation, if there is one.
+    async fn commit(&self, mut txn: Txn, deadline: Instant) -> Result<Committed> {
+        let Some(operation) = &self.operation else { return Ok(self.store.commit(txn, deadline).await?) };
+        txn.when.push(Compare::absent(&operation.key));
+        txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
+        let committed = self.store.commit(txn, deadline).await?;
+        match find(&committed.result.observed, &operation.key) {
+            // By an attempt of this very call whose answer was lost: the caller finds its effect.
+            Some(there) if committed.resent && there.value == operation.outcome => Ok(committed),
+            Some(there) if !committed.result.succeeded => Err(CatalogError::AlreadyDone(there.value.clone())),
+            _ => Ok(committed),
+        }
     }
 
     /// The store below.
@@ -323,7 +470,7 @@ impl Catalog {
                 when.push(Compare::mod_revision(parent.key(), self.namespace_revision(&parent, deadline).await?));
             }
             let txn = Txn { when, then: vec![Op::put(&key, value.clone())], otherwise: vec![] };
-            let committed = self.store.commit(txn, deadline).await?;
+            let committed = self.commit(txn, deadline).await?;
             if committed.result.succeeded {
                 return Ok(());
             }
@@ -358,7 +505,7 @@ impl Catalog {
             when.extend(contents.iter().map(Compare::prefix_empty));
             when.extend(self.unclaimed(namespace.scope_path()));
             let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
-            let committed = self.store.commit(txn, deadline).await?;
+            let committed = self.commit(txn, deadline).await?;
             if committed.result.succeeded {
                 return Ok(());
             }
@@ -403,10 +550,15 @@ impl Catalog {
             record.properties.extend(updates.iter().map(|(name, value)| (name.clone(), value.clone())));
             let value = encode(&record, &key)?;
             let removed = in_doubt.take().unwrap_or(there);
-            if entry.value == value {
+            if entry.value == value && self.operation.is_none() {
                 return Ok(removed);
             }
-            let committed = self.store.cas(&key, Some(Token::of(&entry)), value.into(), deadline).await?;
+            let txn = Txn {
+                when: vec![Compare::mod_revision(&key, entry.mod_revision)],
+                then: vec![Op::put(&key, value)],
+                otherwise: vec![],
+            };
+            let committed = self.commit(txn, deadline).await?;
             if committed.result.succeeded {
                 return Ok(removed);
             }
@@ -430,12 +582,30 @@ impl Catalog {
     /// # Errors
     /// `NamespaceNotFound`, or the store's.
     pub async fn list_tables(&self, namespace: &Namespace, deadline: Instant) -> Result<Vec<String>> {
-        let prefix = namespace.table_prefix();
+        self.names(Kind::Table, namespace, deadline).await
+    }
+
+    /// The names of a namespace's views, sorted.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, or the store's.
+    pub async fn list_views(&self, namespace: &Namespace, deadline: Instant) -> Result<Vec<String>> {
+        self.names(Kind::View, namespace, deadline).await
+    }
+
+    async fn names(&self, kind: Kind, namespace: &Namespace, deadline: Instant) -> Result<Vec<String>> {
+        let prefix = kind.prefix(namespace);
         let read = self.store.list_all(&prefix, ReadOptions::default(), deadline).await?;
         if read.value.is_empty() && !self.namespace_exists(namespace, deadline).await? {
             return Err(CatalogError::NamespaceNotFound(namespace.clone()));
         }
         Ok(read.value.into_iter().map(|e| e.key[prefix.len()..].to_owned()).collect())
+    }
+
+    /// A view's pointer, or `None` if there is no such view.
+    pub async fn load_view(&self, view: &TableIdent, deadline: Instant) -> Result<Option<Versioned<TablePointer>>> {
+        let read = self.store.get(&view.view_key(), ReadOptions::default(), deadline).await?;
+        read.value.map(|e| pointer(view, &e, read.revision)).transpose()
     }
 
     /// A table's pointer, or `None` if there is no such table.
@@ -471,19 +641,42 @@ impl Catalog {
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        let (key, view_key) = (table.key(), table.view_key());
+        self.create(Kind::Table, table, new, deadline).await
+    }
+
+    /// Creates a view that points at `new`.
+    ///
+    /// # Errors
+    /// As [`Catalog::create_table`].
+    pub async fn create_view(
+        &self,
+        view: &TableIdent,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.create(Kind::View, view, new, deadline).await
+    }
+
+    async fn create(
+        &self,
+        kind: Kind,
+        table: &TableIdent,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let (key, other_key) = (kind.key(table), kind.other().key(table));
         let value = encode(new, &key)?;
         let mut in_doubt = false;
         for _ in 0..MAX_RACES {
             let namespace = self.namespace_revision(&table.namespace, deadline).await?;
             let mut when = vec![
                 Compare::absent(&key),
-                Compare::absent(&view_key),
+                Compare::absent(&other_key),
                 Compare::mod_revision(table.namespace.key(), namespace),
             ];
             when.extend(self.unclaimed(table.scope_path()));
             let txn = Txn { when, then: vec![Op::put(&key, value.clone())], otherwise: vec![] };
-            let committed = self.store.commit(txn, deadline).await?;
+            let committed = self.commit(txn, deadline).await?;
             if committed.result.succeeded {
                 return Ok(written(new, committed.result.revision));
             }
@@ -496,15 +689,15 @@ impl Catalog {
                     false if in_doubt => {
                         Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: true })
                     }
-                    _ => Err(CatalogError::TableExists(table.clone())),
+                    _ => Err(kind.exists(table)),
                 };
             }
-            if find(&committed.result.observed, &view_key).is_some() {
-                return Err(CatalogError::ViewExists(table.clone()));
+            if find(&committed.result.observed, &other_key).is_some() {
+                return Err(kind.other().exists(table));
             }
             claimed(&committed.result)?;
         }
-        Err(self.raced(format!("creating table {table}")))
+        Err(self.raced(format!("creating {table}")))
     }
 
     /// Swaps a table's pointer, if its `mod_revision` is still `expected` and the next turn is nobody else's: unclaimed,
@@ -531,7 +724,7 @@ impl Catalog {
             }
         };
         let txn = Txn { when: vec![Compare::mod_revision(&key, expected), my_turn], then, otherwise: vec![] };
-        let committed = self.store.commit(txn, deadline).await?;
+        let committed = self.commit(txn, deadline).await?;
         let (result, resent) = (committed.result, committed.resent);
         if result.succeeded {
             return Ok(written(new, result.revision));
@@ -546,6 +739,108 @@ impl Catalog {
             }
             current => Err(CatalogError::Conflict { table: table.clone(), current, resent }),
         }
+    }
+
+    /// Swaps a view's pointer, if its `mod_revision` is still `expected`.
+    ///
+    /// # Errors
+    /// `Conflict` with the pointer as it is now, or the store's.
+    pub async fn swap_view(
+        &self,
+        view: &TableIdent,
+        expected: Revision,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let key = view.view_key();
+        let txn = Txn {
+            when: vec![Compare::mod_revision(&key, expected)],
+            then: vec![Op::put(&key, encode(new, &key)?)],
+            otherwise: vec![],
+        };
+        let committed = self.commit(txn, deadline).await?;
+        let (result, resent) = (committed.result, committed.resent);
+        if result.succeeded {
+            return Ok(written(new, result.revision));
+        }
+        match find(&result.observed, &key).map(|e| pointer(view, e, result.revision)).transpose()? {
+            Some(current) if current.value == *new => Ok(current),
+            current => Err(CatalogError::Conflict { table: view.clone(), current, resent }),
+        }
+    }
+
+    /// Creates tables and swaps pointers, all in one transaction: all of it is done, or nothing. The next turn of none of
+    /// them may be another's.
+    ///
+    /// # Errors
+    /// `Conflict` or `NotYourTurn` for the first table that is not as expected; for one that is created as
+    /// [`Catalog::create_table`]; the store's.
+    pub async fn change_tables(
+        &self,
+        changes: &[TableChange],
+        deadline: Instant,
+    ) -> Result<Vec<Versioned<TablePointer>>> {
+        let mut in_doubt = false;
+        for _ in 0..MAX_RACES {
+            let (mut when, mut then) = (Vec::new(), Vec::new());
+            let mut namespaces = BTreeMap::new();
+            for TableChange { table, expected, new } in changes {
+                let key = table.key();
+                then.push(Op::put(&key, encode(new, &key)?));
+                match expected {
+                    Some(expected) => {
+                        when.push(Compare::mod_revision(&key, *expected));
+                        when.push(Compare::absent(turn_key(new.uuid)));
+                    }
+                    None => {
+                        when.push(Compare::absent(&key));
+                        when.push(Compare::absent(table.view_key()));
+                        when.extend(self.unclaimed(table.scope_path()));
+                        let revision = self.namespace_revision(&table.namespace, deadline).await?;
+                        namespaces.insert(table.namespace.key(), revision);
+                    }
+                }
+            }
+            when.extend(namespaces.into_iter().map(|(key, revision)| Compare::mod_revision(key, revision)));
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            let (result, resent) = (committed.result, committed.resent);
+            if result.succeeded {
+                return Ok(changes.iter().map(|change| written(&change.new, result.revision)).collect());
+            }
+            in_doubt |= resent;
+            let current = |table: &TableIdent| {
+                find(&result.observed, &table.key()).map(|e| pointer(table, e, result.revision)).transpose()
+            };
+            let now: Vec<_> = changes.iter().map(|change| current(&change.table)).collect::<Result<_>>()?;
+            if changes.iter().zip(&now).all(|(change, now)| now.as_ref().is_some_and(|now| now.value == change.new)) {
+                // The metadata locations are ours alone: an earlier attempt of this call was applied.
+                return Ok(now.into_iter().flatten().collect());
+            }
+            for (TableChange { table, expected, new }, now) in changes.iter().zip(now) {
+                let table = table.clone();
+                match (expected, now) {
+                    (Some(expected), Some(now)) if now.mod_revision == *expected => {
+                        if let Some(turn) = find(&result.observed, &turn_key(new.uuid)) {
+                            let turn = turn.mod_revision;
+                            return Err(CatalogError::NotYourTurn { table, turn, resent: in_doubt });
+                        }
+                    }
+                    (Some(_), current) => {
+                        return Err(CatalogError::Conflict { table, current, resent: in_doubt });
+                    }
+                    (None, Some(current)) if in_doubt => {
+                        return Err(CatalogError::Conflict { table, current: Some(current), resent: true });
+                    }
+                    (None, Some(_)) => return Err(CatalogError::TableExists(table)),
+                    (None, None) if find(&result.observed, &table.view_key()).is_some() => {
+                        return Err(CatalogError::ViewExists(table));
+                    }
+                    (None, None) => {}
+                }
+            }
+            claimed(&result)?;
+        }
+        Err(self.raced("changing several tables".to_owned()))
     }
 
     /// Claims the next turn to swap the pointer of the table with this uuid, for `claimant`, whose id is its own.
@@ -590,7 +885,30 @@ impl Catalog {
         to: &TableIdent,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        let keys = [from.key(), to.key(), to.view_key(), to.namespace.key()];
+        self.rename(Kind::Table, from, to, deadline).await
+    }
+
+    /// Gives a view another name, as [`Catalog::rename_table`] does.
+    ///
+    /// # Errors
+    /// As it.
+    pub async fn rename_view(
+        &self,
+        from: &TableIdent,
+        to: &TableIdent,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.rename(Kind::View, from, to, deadline).await
+    }
+
+    async fn rename(
+        &self,
+        kind: Kind,
+        from: &TableIdent,
+        to: &TableIdent,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let keys = [kind.key(from), kind.key(to), kind.other().key(to), to.namespace.key()];
         let mut moved: Option<Uuid> = None;
         for _ in 0..MAX_RACES {
             let read = self.store.batch_get(&keys, ReadOptions::default(), deadline).await?;
@@ -602,13 +920,13 @@ impl Catalog {
                 return Ok(there.clone());
             }
             let Some(entry) = find(&read.value, &keys[0]) else {
-                return Err(CatalogError::TableNotFound(from.clone()));
+                return Err(kind.missing(from));
             };
             if there.is_some() {
-                return Err(CatalogError::TableExists(to.clone()));
+                return Err(kind.exists(to));
             }
             if find(&read.value, &keys[2]).is_some() {
-                return Err(CatalogError::ViewExists(to.clone()));
+                return Err(kind.other().exists(to));
             }
             let Some(namespace) = find(&read.value, &keys[3]) else {
                 return Err(CatalogError::NamespaceNotFound(to.namespace.clone()));
@@ -623,7 +941,7 @@ impl Catalog {
             when.extend(self.unclaimed(from.scope_path()));
             when.extend(self.unclaimed(to.scope_path()));
             let then = vec![Op::delete(&keys[0]), Op::put(&keys[1], entry.value.clone())];
-            let committed = self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
             if committed.result.succeeded {
                 return Ok(written(&current.value, committed.result.revision));
             }
@@ -632,7 +950,7 @@ impl Catalog {
             }
             claimed(&committed.result)?;
         }
-        Err(self.raced(format!("renaming table {from} to {to}")))
+        Err(self.raced(format!("renaming {from} to {to}")))
     }
 
     /// Drops a table, if its `mod_revision` is still `expected`. Returns a revision at which it is gone.
@@ -640,11 +958,23 @@ impl Catalog {
     /// # Errors
     /// `Conflict` with the pointer as it is now, `TableNotFound`, `ScopeHeld`, or the store's.
     pub async fn drop_table(&self, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
-        let key = table.key();
+        self.remove(Kind::Table, table, expected, deadline).await
+    }
+
+    /// Drops a view, if its `mod_revision` is still `expected`. Returns a revision at which it is gone.
+    ///
+    /// # Errors
+    /// As [`Catalog::drop_table`].
+    pub async fn drop_view(&self, view: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
+        self.remove(Kind::View, view, expected, deadline).await
+    }
+
+    async fn remove(&self, kind: Kind, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
+        let key = kind.key(table);
         let mut when = vec![Compare::mod_revision(&key, expected)];
         when.extend(self.unclaimed(table.scope_path()));
         let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
-        let committed = self.store.commit(txn, deadline).await?;
+        let committed = self.commit(txn, deadline).await?;
         if committed.result.succeeded {
             return Ok(committed.result.revision);
         }
@@ -653,7 +983,7 @@ impl Catalog {
         match current {
             // The entry expected is gone, and an attempt whose answer was lost may have removed it.
             None if committed.resent => Ok(committed.result.revision),
-            None => Err(CatalogError::TableNotFound(table.clone())),
+            None => Err(kind.missing(table)),
             Some(current) if current.mod_revision == expected => {
                 claimed(&committed.result)?;
                 Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: committed.resent })
@@ -839,6 +1169,97 @@ mod tests {
         let late = catalog.swap_table(&table, first.mod_revision, &pointer(), None, soon()).await;
         assert!(matches!(late, Err(CatalogError::Conflict { .. })), "{late:?}");
         assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+    }
+
+    #[tokio::test]
+    async fn tables_and_views_share_their_names() {
+        let (store, catalog, nested, table) = setup();
+        let first = created(&catalog, &table).await;
+        let view = TableIdent::new(nested.clone(), "v").unwrap();
+        assert_eq!(
+            catalog.create_view(&table, &pointer(), soon()).await,
+            Err(CatalogError::TableExists(table.clone()))
+        );
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let made = catalog.create_view(&view, &pointer(), soon()).await.unwrap();
+        assert_eq!(catalog.create_table(&view, &pointer(), soon()).await, Err(CatalogError::ViewExists(view.clone())));
+        assert_eq!(catalog.rename_table(&table, &view, soon()).await, Err(CatalogError::ViewExists(view.clone())));
+        assert_eq!(catalog.rename_view(&view, &table, soon()).await, Err(CatalogError::TableExists(table.clone())));
+        assert_eq!(catalog.list_views(&nested, soon()).await.unwrap(), ["v"]);
+        assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let swapped = catalog.swap_view(&view, made.mod_revision, &pointer(), soon()).await.unwrap();
+        let stale = catalog.swap_view(&view, made.mod_revision, &pointer(), soon()).await;
+        assert!(matches!(stale, Err(CatalogError::Conflict { resent: false, .. })), "{stale:?}");
+        assert_eq!(catalog.load_view(&view, soon()).await.unwrap().unwrap().value, swapped.value);
+        assert!(matches!(catalog.drop_namespace(&nested, soon()).await, Err(CatalogError::NamespaceNotEmpty(_))));
+        catalog.drop_view(&view, swapped.mod_revision, soon()).await.unwrap();
+        assert_eq!(catalog.drop_view(&view, swapped.mod_revision, soon()).await, Err(CatalogError::ViewNotFound(view)));
+        assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, first.value);
+    }
+
+    #[tokio::test]
+    async fn several_tables_change_together() {
+        let (store, catalog, nested, table) = setup();
+        let first = created(&catalog, &table).await;
+        let other = TableIdent::new(nested, "u").unwrap();
+        let change = |table: &TableIdent, expected, new: &TablePointer| TableChange {
+            table: table.clone(),
+            expected,
+            new: new.clone(),
+        };
+        let (a, b) = (TablePointer { uuid: first.value.uuid, ..pointer() }, pointer());
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let both = [change(&table, Some(first.mod_revision), &a), change(&other, None, &b)];
+        let made = catalog.change_tables(&both, soon()).await.unwrap();
+        assert_eq!((&made[0].value, &made[1].value), (&a, &b));
+        assert_eq!(made[0].mod_revision, made[1].mod_revision, "one transaction");
+
+        let next = TablePointer { uuid: b.uuid, ..pointer() };
+        let late = [change(&other, Some(made[1].mod_revision), &next), change(&table, Some(first.mod_revision), &a)];
+        let lost = catalog.change_tables(&late, soon()).await.unwrap_err();
+        assert!(matches!(&lost, CatalogError::Conflict { table: t, resent: false, .. } if *t == table), "{lost:?}");
+        assert_eq!(catalog.load_table(&other, soon()).await.unwrap().unwrap().value, b, "nothing of it was done");
+        let there = catalog.change_tables(&[change(&other, None, &next)], soon()).await;
+        assert_eq!(there, Err(CatalogError::TableExists(other.clone())));
+        let claim = catalog.claim_turn(b.uuid, Uuid::new_v4(), soon()).await.unwrap().unwrap();
+        let early = catalog.change_tables(&[change(&other, Some(made[1].mod_revision), &next)], soon()).await;
+        assert_eq!(early, Err(CatalogError::NotYourTurn { table: other, turn: claim, resent: false }));
+    }
+
+    #[tokio::test]
+    async fn an_operation_is_done_once() {
+        let (store, catalog, _, table) = setup();
+        let first = created(&catalog, &table).await;
+        let operation = |id: &str| Operation::new("test", id, format!("outcome of {id}")).unwrap();
+        let swap = |id: &str, expected, new: &TablePointer| {
+            let (catalog, table, new) = (catalog.within(operation(id)), table.clone(), new.clone());
+            async move { catalog.swap_table(&table, expected, &new, None, soon()).await }
+        };
+        let mut next = [pointer(), pointer(), pointer()];
+        next.iter_mut().for_each(|next| next.uuid = first.value.uuid);
+        let made = swap("1", first.mod_revision, &next[0]).await.unwrap();
+        let outcome = catalog.outcome("test", "1", soon()).await.unwrap();
+        assert_eq!(outcome.as_deref(), Some(&b"outcome of 1"[..]));
+        let again = swap("1", made.mod_revision, &next[1]).await;
+        assert_eq!(again, Err(CatalogError::AlreadyDone("outcome of 1".into())));
+        assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, next[0]);
+        // An answer that is lost is not taken for another's.
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let made = swap("4", made.mod_revision, &next[1]).await.unwrap();
+        assert_eq!(made.value, next[1]);
+        // What is not done leaves nothing.
+        assert!(matches!(swap("2", first.mod_revision, &next[2]).await, Err(CatalogError::Conflict { .. })));
+        assert_eq!(catalog.outcome("test", "2", soon()).await.unwrap(), None);
+
+        store.lose_answers.store(1, Ordering::SeqCst);
+        assert_eq!(catalog.leave_outcome(&operation("3"), soon()).await.unwrap(), "outcome of 3");
+        let other = Operation::new("test", "3", "another").unwrap();
+        assert_eq!(catalog.leave_outcome(&other, soon()).await.unwrap(), "outcome of 3");
+        assert!(Operation::new("test", "a/b", "").is_err());
+        assert_eq!(catalog.forget_outcomes("test", |kept| kept.ends_with(b"3"), soon()).await.unwrap(), 1);
+        assert_eq!(catalog.outcome("test", "3", soon()).await.unwrap(), None);
+        assert!(catalog.outcome("test", "1", soon()).await.unwrap().is_some());
     }
 
     #[tokio::test]

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
+use bytes::Bytes;
 use lake_proto::kv::{KeyValue, Revision, Txn};
 use lake_proto::watch::Changes;
 use tokio::sync::watch;
@@ -30,7 +31,9 @@ use uuid::Uuid;
 
 use crate::cache::counters::{Counters, Counting, Reason};
 use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
-use crate::catalog::{Catalog, CatalogError, NAMESPACES, Namespace, TableIdent, TablePointer, Versioned};
+use crate::catalog::{
+    Catalog, CatalogError, NAMESPACES, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned,
+};
 use crate::clock;
 use crate::follow::{Follower, Told};
 use crate::store::{
@@ -122,6 +125,42 @@ impl Metadata {
             None => self.pointers.note_dropped(table, revision, at),
         }
         Ok(pointer)
+    }
+
+    /// The pointers of several tables as they are now, all of one revision, in the order asked for; the cache learns of them.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub async fn read_tables(
+        &self,
+        tables: &[TableIdent],
+        deadline: Instant,
+    ) -> Result<Vec<Option<Versioned<TablePointer>>>> {
+        let at = clock::now();
+        let (revision, pointers) = self.catalog.load_tables(tables, ReadOptions::default(), deadline).await?;
+        for (table, pointer) in tables.iter().zip(&pointers) {
+            match pointer {
+                Some(pointer) => self.pointers.note_committed(table, pointer.clone(), at),
+                None => self.pointers.note_dropped(table, revision, at),
+            }
+        }
+        Ok(pointers)
+    }
+
+    /// A view's pointer as it is now; `None`: there is no such view.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub async fn load_view(&self, view: &TableIdent, deadline: Instant) -> Result<Option<Versioned<TablePointer>>> {
+        self.catalog.load_view(view, deadline).await
+    }
+
+    /// The names of a namespace's views as they are now, sorted.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, or the store's.
+    pub async fn list_views(&self, namespace: &Namespace, deadline: Instant) -> Result<Vec<String>> {
+        self.catalog.list_views(namespace, deadline).await
     }
 
     /// Forgets a table: what is cached was found to be no longer so.
@@ -219,6 +258,106 @@ pub struct MetadataWriter {
 }
 
 impl MetadataWriter {
+    /// [`Catalog::within`].
+    pub fn within(&self, operation: Operation) -> Self {
+        let catalog = self.metadata.catalog.within(operation);
+        Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
+    }
+
+    /// [`Catalog::outcome`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn outcome(&self, domain: &str, id: &str, deadline: Instant) -> Result<Option<Bytes>> {
+        self.metadata.catalog.outcome(domain, id, deadline).await
+    }
+
+    /// [`Catalog::leave_outcome`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn leave_outcome(&self, operation: &Operation, deadline: Instant) -> Result<Bytes> {
+        self.metadata.catalog.leave_outcome(operation, deadline).await
+    }
+
+    /// [`Catalog::forget_outcomes`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn forget_outcomes(&self, domain: &str, old: impl Fn(&[u8]) -> bool, deadline: Instant) -> Result<usize> {
+        self.metadata.catalog.forget_outcomes(domain, old, deadline).await
+    }
+
+    /// [`Catalog::create_view`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn create_view(
+        &self,
+        view: &TableIdent,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.metadata.catalog.create_view(view, new, deadline).await
+    }
+
+    /// [`Catalog::swap_view`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn swap_view(
+        &self,
+        view: &TableIdent,
+        expected: Revision,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.metadata.catalog.swap_view(view, expected, new, deadline).await
+    }
+
+    /// [`Catalog::rename_view`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn rename_view(
+        &self,
+        from: &TableIdent,
+        to: &TableIdent,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.metadata.catalog.rename_view(from, to, deadline).await
+    }
+
+    /// [`Catalog::drop_view`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn drop_view(&self, view: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
+        self.metadata.catalog.drop_view(view, expected, deadline).await
+    }
+
+    /// [`Catalog::change_tables`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn change_tables(
+        &self,
+        changes: &[TableChange],
+        deadline: Instant,
+    ) -> Result<Vec<Versioned<TablePointer>>> {
+        let at = clock::now();
+        let changed = self.metadata.catalog.change_tables(changes, deadline).await;
+        match &changed {
+            Ok(pointers) => {
+                for (change, pointer) in changes.iter().zip(pointers) {
+                    self.metadata.pointers.note_committed(&change.table, pointer.clone(), at);
+                }
+            }
+            Err(_) => changes.iter().for_each(|change| self.metadata.pointers.invalidate(&change.table)),
+        }
+        changed
+    }
+
     /// [`Catalog::create_namespace`].
     ///
     /// # Errors

@@ -78,7 +78,10 @@ impl QueryNode {
         let service = LakeFlight::new(engine.clone(), operations.clone())?;
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
-        let rest = rest.map(|(listener, _)| (listener, Arc::new(Rest::new(&config, engine.tables().clone()))));
+        let rest = match rest {
+            Some((listener, _)) => Some((listener, Arc::new(Rest::new(&config, engine.tables().clone())?))),
+            None => None,
+        };
         let server = tokio::spawn(serve(listener, service, config.secret, rest, stop.clone(), report));
         let advertised = config.advertise.unwrap_or_else(|| address.to_string());
         tracing::info!(id = %config.id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");

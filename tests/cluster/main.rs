@@ -7,9 +7,12 @@ mod away;
 mod bad_input;
 mod common;
 mod docs;
+mod engines;
 mod leader_dies;
 mod object_storage;
 mod power;
+#[path = "../../query/tests/rest/python.rs"]
+mod python;
 mod quick_start;
 mod race;
 mod rescue;

@@ -19,13 +19,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
 use iceberg::spec::TableMetadata;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
 use uuid::Uuid;
 
+use super::Rest;
 use super::error::{RestError, Result, kind};
 use super::evolve::{Change, Evolved, Next};
+use super::request::Call;
 use crate::error::Kind;
 use crate::table::{Tables, version};
 
@@ -47,30 +50,95 @@ pub struct Committed {
 
 /// An attempt whose answer did not come.
 #[derive(Debug)]
-struct Doubt {
-    /// The pointer's revision that it expected.
-    expected: u64,
-    base_location: String,
-    made: Committed,
+pub struct Doubt {
+    /// The pointer's revision that it expected; 0: no table.
+    pub expected: u64,
+    pub base_location: String,
+    /// Where the metadata is that it was to make current.
+    pub location: String,
+}
+
+/// What a table's current version says about an attempt in doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was made.
+    Done,
+    /// It may still be.
+    Open,
+    /// It was not, and can no longer be.
+    Never,
+    /// The metadata log no longer reaches back to it.
+    Untold,
+}
+
+/// What a table's current version says about an attempt in doubt.
+pub fn verdict(current: &Versioned<TablePointer>, metadata: &TableMetadata, doubt: &Doubt) -> Verdict {
+    let was_current = |wanted: &String| {
+        *wanted == current.value.metadata_location
+            || metadata.metadata_log().iter().any(|entry| entry.metadata_file == *wanted)
+    };
+    match () {
+        () if was_current(&doubt.location) => Verdict::Done,
+        () if doubt.expected >= current.mod_revision => Verdict::Open,
+        () if was_current(&doubt.base_location) => Verdict::Never,
+        () => Verdict::Untold,
+    }
 }
 
 struct Commit<'a> {
+    rest: &'a Rest,
+    call: &'a Call,
     tables: &'a Tables,
     ident: &'a TableIdent,
     change: &'a Change,
+    /// Of the answer, if all goes well.
+    status: StatusCode,
     deadline: Instant,
-    doubts: Vec<Doubt>,
+    doubts: Vec<(Doubt, Committed)>,
     losses: u32,
-    backoff: Duration,
+    backoff: Backoff,
     /// The claim on the next turn, if this commit has it.
     turn: Option<(Uuid, u64)>,
 }
 
-/// Commits a change to a table that there is.
+/// The pauses after lost races.
+#[derive(Debug)]
+pub struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(BACKOFF[0])
+    }
+}
+
+impl Backoff {
+    /// Waits a little.
+    ///
+    /// # Errors
+    /// 409: the deadline is too near.
+    pub async fn pause(&mut self, deadline: Instant) -> Result<()> {
+        let pause = rand::random_range(self.0 / 2..=self.0);
+        self.0 = (self.0 * 2).min(BACKOFF[1]);
+        if Instant::now() + pause >= deadline {
+            return Err(RestError::lost("other writers were first, again and again until the deadline"));
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}
+
+/// Commits a change to a table that there is. The answer will have this status.
 ///
 /// # Errors
 /// As the module says.
-pub async fn commit(tables: &Tables, ident: &TableIdent, change: &Change, deadline: Instant) -> Result<Committed> {
+pub async fn commit(
+    rest: &Rest,
+    call: &Call,
+    ident: &TableIdent,
+    change: &Change,
+    status: StatusCode,
+) -> Result<Committed> {
+    let (tables, deadline) = (&*rest.tables, call.deadline);
     let cached = tables.metadata.cached(ident).and_then(|resolved| resolved.pointer().cloned());
     let known = match cached {
         Some(pointer) => pointer,
@@ -82,8 +150,19 @@ pub async fn commit(tables: &Tables, ident: &TableIdent, change: &Change, deadli
              committed"
         )));
     };
-    let mut commit =
-        Commit { tables, ident, change, deadline, doubts: Vec::new(), losses: 0, backoff: BACKOFF[0], turn: None };
+    let mut commit = Commit {
+        rest,
+        call,
+        tables,
+        ident,
+        change,
+        status,
+        deadline,
+        doubts: Vec::new(),
+        losses: 0,
+        backoff: Backoff::default(),
+        turn: None,
+    };
     let hint = if turn.contended() { None } else { turn.hint().or(Some(known)) };
     let outcome = commit.run(hint).await;
     commit.give_up_turn();
@@ -153,15 +232,16 @@ impl Commit<'_> {
             previous_location: Some(base_location.clone()),
         };
         let claim = self.turn.map(|(_, claim)| claim);
-        let writer = &self.tables.writer;
+        let kept = (self.status == StatusCode::OK).then_some(location.as_str());
+        let writer = self.rest.writer(self.call, self.status, kept)?;
         let swapped = writer.swap_table(self.ident, base.mod_revision, &pointer, claim, self.deadline).await;
         let made = Committed { location, metadata: Arc::new(next.metadata) };
         match swapped {
             Ok(pointer) => {
                 // Ended by the swap itself.
                 self.turn = None;
-                for doubt in std::mem::take(&mut self.doubts) {
-                    self.discard(&doubt.made).await;
+                for (_, made) in std::mem::take(&mut self.doubts) {
+                    self.discard(&made).await;
                 }
                 self.tables.cache.put_table(&made.location, made.metadata.clone(), size).await;
                 let expired = next.expired.into_iter().map(|entry| entry.metadata_file).collect();
@@ -173,15 +253,20 @@ impl Commit<'_> {
                 self.losses += 1;
                 self.claim_turn(base.value.uuid).await;
                 if self.turn.is_none() {
-                    self.pause().await?;
+                    self.backoff.pause(self.deadline).await.map_err(|e| self.ended(e))?;
                 }
                 Ok(Attempt::Again(current.filter(|_| !resent)))
             }
             Err(CatalogError::NotYourTurn { turn, resent, .. }) => {
                 self.lost(base, made, resent).await;
                 self.turn = None;
-                self.await_turn(base.value.uuid, turn).await?;
+                await_turn(self.tables, base.value.uuid, turn, self.deadline).await.map_err(|e| self.ended(e))?;
                 Ok(Attempt::Again(None))
+            }
+            // Perhaps by an attempt of this very commit that is in doubt.
+            Err(error @ CatalogError::AlreadyDone(_)) => {
+                self.discard(&made).await;
+                Err(error.into())
             }
             Err(error) => {
                 let unknown = error.applied() == Applied::Unknown;
@@ -197,11 +282,10 @@ impl Commit<'_> {
     /// An attempt did not go through, or it is not known whether it did.
     async fn lost(&mut self, base: &Versioned<TablePointer>, made: Committed, unknown: bool) {
         match unknown {
-            true => self.doubts.push(Doubt {
-                expected: base.mod_revision,
-                base_location: base.value.metadata_location.clone(),
-                made,
-            }),
+            true => {
+                let (expected, base_location) = (base.mod_revision, base.value.metadata_location.clone());
+                self.doubts.push((Doubt { expected, base_location, location: made.location.clone() }, made));
+            }
             false => self.discard(&made).await,
         }
     }
@@ -212,25 +296,25 @@ impl Commit<'_> {
         current: &Versioned<TablePointer>,
         metadata: &TableMetadata,
     ) -> Result<Option<Committed>> {
-        let location = &current.value.metadata_location;
-        let was_current = |wanted: &String| {
-            wanted == location || metadata.metadata_log().iter().any(|entry| entry.metadata_file == *wanted)
-        };
-        if let Some(done) = self.doubts.iter().position(|doubt| was_current(&doubt.made.location)) {
-            let done = self.doubts.swap_remove(done);
-            for doubt in std::mem::take(&mut self.doubts) {
-                self.discard(&doubt.made).await;
+        let mut open = Vec::new();
+        let mut doubts = std::mem::take(&mut self.doubts).into_iter();
+        while let Some((doubt, made)) = doubts.next() {
+            match verdict(current, metadata, &doubt) {
+                Verdict::Done => {
+                    for (_, other) in open.into_iter().chain(doubts) {
+                        self.discard(&other).await;
+                    }
+                    return Ok(Some(made));
+                }
+                Verdict::Open => open.push((doubt, made)),
+                Verdict::Never => self.discard(&made).await,
+                Verdict::Untold => {
+                    self.doubts.push((doubt, made));
+                    return Err(self.ended(RestError::lost("others have committed since")));
+                }
             }
-            return Ok(Some(done.made));
         }
-        let passed = |doubt: &Doubt| doubt.expected < current.mod_revision;
-        if self.doubts.iter().any(|doubt| passed(doubt) && !was_current(&doubt.base_location)) {
-            // The log no longer reaches back to where it was tried.
-            return Err(self.ended(RestError::lost("others have committed since")));
-        }
-        for doubt in self.doubts.extract_if(.., |doubt| passed(doubt)).collect::<Vec<_>>() {
-            self.discard(&doubt.made).await;
-        }
+        self.doubts = open;
         Ok(None)
     }
 
@@ -250,27 +334,6 @@ impl Commit<'_> {
         }
     }
 
-    /// Waits until another's claim has ended, and ends it if that takes too long.
-    async fn await_turn(&self, table: Uuid, claim: u64) -> Result<()> {
-        let until = Instant::now() + TURN_LIMIT;
-        let mut seen = Some(claim);
-        while seen == Some(claim) && claim != 0 {
-            if Instant::now() >= self.deadline {
-                return Err(self.ended(RestError::lost(format!("it was the turn of other writers of {}", self.ident))));
-            }
-            tokio::time::sleep(TURN_POLL).await;
-            let looked = match Instant::now() >= until {
-                true => self.tables.writer.end_turn(table, claim, self.deadline).await.map(|()| None),
-                false => self.tables.metadata.turn(table, self.deadline).await,
-            };
-            match looked {
-                Ok(now) => seen = now,
-                Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
-            }
-        }
-        Ok(())
-    }
-
     /// Ends a claim that this commit has and will not use.
     fn give_up_turn(&mut self) {
         let Some((table, claim)) = self.turn.take() else { return };
@@ -280,20 +343,6 @@ impl Commit<'_> {
                 tracing::debug!(%table, %error, "ending an unused claim failed");
             }
         });
-    }
-
-    /// Waits a little after a lost race.
-    async fn pause(&mut self) -> Result<()> {
-        let pause = rand::random_range(self.backoff / 2..=self.backoff);
-        self.backoff = (self.backoff * 2).min(BACKOFF[1]);
-        if Instant::now() + pause >= self.deadline {
-            return Err(self.ended(RestError::lost(format!(
-                "other writers of table {} were first, {} times until the deadline",
-                self.ident, self.losses
-            ))));
-        }
-        tokio::time::sleep(pause).await;
-        Ok(())
     }
 
     /// The error that ends this commit, with what is known of its outcome.
@@ -309,6 +358,30 @@ impl Commit<'_> {
     }
 }
 
+/// Waits until another's claim on a table's next turn has ended, and ends it if that takes too long.
+///
+/// # Errors
+/// 409: not by the deadline.
+pub async fn await_turn(tables: &Tables, table: Uuid, claim: u64, deadline: Instant) -> Result<()> {
+    let until = Instant::now() + TURN_LIMIT;
+    let mut seen = Some(claim);
+    while seen == Some(claim) && claim != 0 {
+        if Instant::now() >= deadline {
+            return Err(RestError::lost("it was the turn of other writers until the deadline"));
+        }
+        tokio::time::sleep(TURN_POLL).await;
+        let looked = match Instant::now() >= until {
+            true => tables.writer.end_turn(table, claim, deadline).await.map(|()| None),
+            false => tables.metadata.turn(table, deadline).await,
+        };
+        match looked {
+            Ok(now) => seen = now,
+            Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
+        }
+    }
+    Ok(())
+}
+
 enum Attempt {
     Done(Committed, Versioned<TablePointer>),
     /// On this pointer, or on what is current.
@@ -316,7 +389,7 @@ enum Attempt {
 }
 
 /// Removes metadata files that fell out of the log, if the table is set up so: its own, and no others.
-fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<String>) {
+pub fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<String>) {
     let enabled = metadata.properties().get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
     let own = format!("{}/metadata/", metadata.location());
     let expired: Vec<String> = expired.into_iter().filter(|location| location.starts_with(&own)).collect();

@@ -6,6 +6,9 @@ use axum::http::Method;
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
+    Index,
+    OpenApi,
+    Metrics,
     GetConfig,
     ListNamespaces,
     CreateNamespace,
@@ -20,8 +23,43 @@ pub enum Operation {
     TableExists,
     CommitTable,
     DropTable,
-    RenameTable,
     ReportMetrics,
+    RenameTable,
+    CommitTransaction,
+    ListViews,
+    CreateView,
+    RegisterView,
+    LoadView,
+    ViewExists,
+    ReplaceView,
+    DropView,
+    RenameView,
+}
+
+impl Operation {
+    /// As programs name it.
+    pub fn name(self) -> String {
+        let name = format!("{self:?}");
+        name[..1].to_ascii_lowercase() + &name[1..]
+    }
+
+    /// Whether an answer has no body when all went well.
+    pub fn answers_nothing(self) -> bool {
+        use Operation::*;
+        matches!(
+            self,
+            NamespaceExists
+                | DropNamespace
+                | TableExists
+                | DropTable
+                | RenameTable
+                | ReportMetrics
+                | CommitTransaction
+                | ViewExists
+                | DropView
+                | RenameView
+        )
+    }
 }
 
 /// One thing that is served.
@@ -31,30 +69,104 @@ pub struct Endpoint {
     pub method: Method,
     /// As the specification writes it: a part in braces stands for any one part.
     pub path: &'static str,
+    /// For people.
+    pub summary: &'static str,
 }
 
-const fn serve(operation: Operation, method: Method, path: &'static str) -> Endpoint {
-    Endpoint { operation, method, path }
+const fn serve(operation: Operation, method: Method, path: &'static str, summary: &'static str) -> Endpoint {
+    Endpoint { operation, method, path, summary }
 }
 
 /// Everything that is served.
 pub static ENDPOINTS: &[Endpoint] = &[
-    serve(Operation::GetConfig, Method::GET, "/v1/config"),
-    serve(Operation::ListNamespaces, Method::GET, "/v1/{prefix}/namespaces"),
-    serve(Operation::CreateNamespace, Method::POST, "/v1/{prefix}/namespaces"),
-    serve(Operation::LoadNamespace, Method::GET, "/v1/{prefix}/namespaces/{namespace}"),
-    serve(Operation::NamespaceExists, Method::HEAD, "/v1/{prefix}/namespaces/{namespace}"),
-    serve(Operation::DropNamespace, Method::DELETE, "/v1/{prefix}/namespaces/{namespace}"),
-    serve(Operation::UpdateNamespace, Method::POST, "/v1/{prefix}/namespaces/{namespace}/properties"),
-    serve(Operation::ListTables, Method::GET, "/v1/{prefix}/namespaces/{namespace}/tables"),
-    serve(Operation::CreateTable, Method::POST, "/v1/{prefix}/namespaces/{namespace}/tables"),
-    serve(Operation::RegisterTable, Method::POST, "/v1/{prefix}/namespaces/{namespace}/register"),
-    serve(Operation::LoadTable, Method::GET, "/v1/{prefix}/namespaces/{namespace}/tables/{table}"),
-    serve(Operation::TableExists, Method::HEAD, "/v1/{prefix}/namespaces/{namespace}/tables/{table}"),
-    serve(Operation::CommitTable, Method::POST, "/v1/{prefix}/namespaces/{namespace}/tables/{table}"),
-    serve(Operation::DropTable, Method::DELETE, "/v1/{prefix}/namespaces/{namespace}/tables/{table}"),
-    serve(Operation::ReportMetrics, Method::POST, "/v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics"),
-    serve(Operation::RenameTable, Method::POST, "/v1/{prefix}/tables/rename"),
+    serve(Operation::Index, Method::GET, "/", "This page"),
+    serve(Operation::OpenApi, Method::GET, "/openapi", "All of this for programs"),
+    serve(Operation::Metrics, Method::GET, "/metrics", "What this node has served, for Prometheus"),
+    serve(Operation::GetConfig, Method::GET, "/v1/config", "How this catalog is used"),
+    serve(Operation::ListNamespaces, Method::GET, "/v1/{prefix}/namespaces", "List namespaces, or those in one"),
+    serve(Operation::CreateNamespace, Method::POST, "/v1/{prefix}/namespaces", "Create a namespace"),
+    serve(
+        Operation::LoadNamespace,
+        Method::GET,
+        "/v1/{prefix}/namespaces/{namespace}",
+        "The properties of a namespace",
+    ),
+    serve(
+        Operation::NamespaceExists,
+        Method::HEAD,
+        "/v1/{prefix}/namespaces/{namespace}",
+        "Whether there is such a namespace",
+    ),
+    serve(Operation::DropNamespace, Method::DELETE, "/v1/{prefix}/namespaces/{namespace}", "Drop an empty namespace"),
+    serve(
+        Operation::UpdateNamespace,
+        Method::POST,
+        "/v1/{prefix}/namespaces/{namespace}/properties",
+        "Set and remove properties of a namespace",
+    ),
+    serve(Operation::ListTables, Method::GET, "/v1/{prefix}/namespaces/{namespace}/tables", "List tables"),
+    serve(
+        Operation::CreateTable,
+        Method::POST,
+        "/v1/{prefix}/namespaces/{namespace}/tables",
+        "Create a table, at once or staged",
+    ),
+    serve(
+        Operation::RegisterTable,
+        Method::POST,
+        "/v1/{prefix}/namespaces/{namespace}/register",
+        "A table from metadata that is there",
+    ),
+    serve(Operation::LoadTable, Method::GET, "/v1/{prefix}/namespaces/{namespace}/tables/{table}", "Load a table"),
+    serve(
+        Operation::TableExists,
+        Method::HEAD,
+        "/v1/{prefix}/namespaces/{namespace}/tables/{table}",
+        "Whether there is such a table",
+    ),
+    serve(
+        Operation::CommitTable,
+        Method::POST,
+        "/v1/{prefix}/namespaces/{namespace}/tables/{table}",
+        "Commit to a table",
+    ),
+    serve(Operation::DropTable, Method::DELETE, "/v1/{prefix}/namespaces/{namespace}/tables/{table}", "Drop a table"),
+    serve(
+        Operation::ReportMetrics,
+        Method::POST,
+        "/v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics",
+        "Report what a scan or a commit took",
+    ),
+    serve(Operation::RenameTable, Method::POST, "/v1/{prefix}/tables/rename", "Rename a table"),
+    serve(
+        Operation::CommitTransaction,
+        Method::POST,
+        "/v1/{prefix}/transactions/commit",
+        "Commit to several tables at once",
+    ),
+    serve(Operation::ListViews, Method::GET, "/v1/{prefix}/namespaces/{namespace}/views", "List views"),
+    serve(Operation::CreateView, Method::POST, "/v1/{prefix}/namespaces/{namespace}/views", "Create a view"),
+    serve(
+        Operation::RegisterView,
+        Method::POST,
+        "/v1/{prefix}/namespaces/{namespace}/register-view",
+        "A view from metadata that is there",
+    ),
+    serve(Operation::LoadView, Method::GET, "/v1/{prefix}/namespaces/{namespace}/views/{view}", "Load a view"),
+    serve(
+        Operation::ViewExists,
+        Method::HEAD,
+        "/v1/{prefix}/namespaces/{namespace}/views/{view}",
+        "Whether there is such a view",
+    ),
+    serve(
+        Operation::ReplaceView,
+        Method::POST,
+        "/v1/{prefix}/namespaces/{namespace}/views/{view}",
+        "Replace or change a view",
+    ),
+    serve(Operation::DropView, Method::DELETE, "/v1/{prefix}/namespaces/{namespace}/views/{view}", "Drop a view"),
+    serve(Operation::RenameView, Method::POST, "/v1/{prefix}/views/rename", "Rename a view"),
 ];
 
 /// What a path's parts stand for, decoded.
@@ -83,6 +195,11 @@ impl Endpoint {
     /// Whether a request that fails in doubt may have changed something.
     pub fn changes(&self) -> bool {
         !matches!(self.method, Method::GET | Method::HEAD) && self.operation != Operation::ReportMetrics
+    }
+
+    /// Whether it is of the protocol, not of this server.
+    pub fn of_the_protocol(&self) -> bool {
+        self.path.starts_with("/v1/")
     }
 
     /// As the configuration lists it.
@@ -175,7 +292,6 @@ mod tests {
     fn what_is_not_served_is_told_apart() {
         assert_eq!(route(&Method::GET, "/v1/lake/nothing"), Routed::Nothing);
         assert_eq!(route(&Method::GET, "/v1/lake/namespaces/"), Routed::Nothing);
-        assert_eq!(route(&Method::GET, ""), Routed::Nothing);
         assert_eq!(route(&Method::PUT, "/v1/config"), Routed::OtherMethods("GET".into()));
     }
 }

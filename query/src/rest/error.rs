@@ -30,6 +30,7 @@ pub mod kind {
     pub const NOT_AUTHORIZED: &str = "NotAuthorizedException";
     pub const NO_SUCH_NAMESPACE: &str = "NoSuchNamespaceException";
     pub const NO_SUCH_TABLE: &str = "NoSuchTableException";
+    pub const NO_SUCH_VIEW: &str = "NoSuchViewException";
     pub const NO_SUCH_WAREHOUSE: &str = "NoSuchWarehouseException";
     pub const NOT_FOUND: &str = "NotFoundException";
     pub const ALREADY_EXISTS: &str = "AlreadyExistsException";
@@ -40,6 +41,33 @@ pub mod kind {
     pub const UNPROCESSABLE: &str = "UnprocessableEntityException";
     pub const UNAVAILABLE: &str = "ServiceUnavailableException";
     pub const INTERNAL: &str = "InternalServerError";
+    pub const FORBIDDEN: &str = "ForbiddenException";
+    /// Never sent: the answer that was given before is.
+    pub const ALREADY_DONE: &str = "AlreadyDone";
+
+    /// The type that this text is.
+    pub fn known(text: &str) -> &'static str {
+        [
+            BAD_REQUEST,
+            NOT_AUTHORIZED,
+            NO_SUCH_NAMESPACE,
+            NO_SUCH_TABLE,
+            NO_SUCH_VIEW,
+            NO_SUCH_WAREHOUSE,
+            NOT_FOUND,
+            ALREADY_EXISTS,
+            NAMESPACE_NOT_EMPTY,
+            COMMIT_FAILED,
+            COMMIT_UNKNOWN,
+            UNSUPPORTED,
+            UNPROCESSABLE,
+            UNAVAILABLE,
+            FORBIDDEN,
+        ]
+        .into_iter()
+        .find(|kind| *kind == text)
+        .unwrap_or(INTERNAL)
+    }
 }
 
 /// A failed request.
@@ -110,7 +138,7 @@ impl RestError {
             Kind::NotSupported => Self::unsupported(message),
             Kind::NotFound => Self::not_found(kind::NOT_FOUND, message),
             Kind::AlreadyExists => Self::exists(message),
-            Kind::Denied => Self::new(StatusCode::FORBIDDEN, "ForbiddenException", message),
+            Kind::Denied => Self::new(StatusCode::FORBIDDEN, kind::FORBIDDEN, message),
             Kind::Conflict => Self::lost(message),
             Kind::Unavailable | Kind::Deadline | Kind::Exhausted | Kind::Storage => Self::unavailable(message),
             Kind::Unknown => Self::unknown(message),
@@ -139,6 +167,8 @@ impl From<CatalogError> for RestError {
             CatalogError::InvalidName { .. } => Self::new(StatusCode::BAD_REQUEST, kind::BAD_REQUEST, message),
             CatalogError::NamespaceNotFound(_) => Self::not_found(kind::NO_SUCH_NAMESPACE, message),
             CatalogError::TableNotFound(_) => Self::not_found(kind::NO_SUCH_TABLE, message),
+            CatalogError::ViewNotFound(_) => Self::not_found(kind::NO_SUCH_VIEW, message),
+            CatalogError::AlreadyDone(_) => Self::new(StatusCode::CONFLICT, kind::ALREADY_DONE, message),
             CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) | CatalogError::ViewExists(_) => {
                 Self::exists(message)
             }

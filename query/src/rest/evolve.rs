@@ -223,7 +223,7 @@ pub fn no_version_3(field: &str) -> RestError {
 }
 
 /// The entries of a list in a request, each of which says where it is wrong.
-fn entries<T: DeserializeOwned>(body: &Value, field: &str) -> Result<Vec<T>> {
+pub fn entries<T: DeserializeOwned>(body: &Value, field: &str) -> Result<Vec<T>> {
     let list = match body.get(field) {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Array(list)) => list,

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   HTTP/1 -> [endpoint] which one?  -> [request] path, query, body, within limits
-//!                                          -> [namespaces], [tables] -> lake_client's catalog
+//!                                          -> [once]: done before?
+//!                                          -> [namespaces], [tables], [views], [transactions] -> lake_client's catalog
 //!                                                `-> [commit]: [evolve] what the updates make of a version, then the swap
 //!   <- [error] status and type
 //! ```
@@ -17,9 +18,14 @@ mod commit;
 pub mod endpoint;
 mod error;
 mod evolve;
+mod metrics;
 mod namespaces;
+mod once;
+mod openapi;
 mod request;
 mod tables;
+mod transactions;
+mod views;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +48,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::endpoint::{ENDPOINTS, Endpoint, Operation, Routed, route};
 use self::error::{RestError, Result, json_response, kind};
+use self::metrics::Metrics;
 use self::request::Call;
 use crate::config::Config;
 use crate::table::Tables;
@@ -73,10 +80,13 @@ pub struct Rest {
     client_config: BTreeMap<String, String>,
     requests: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
+    metrics: Metrics,
 }
 
 impl Rest {
-    pub fn new(config: &Config, tables: Arc<Tables>) -> Self {
+    /// # Errors
+    /// The metrics cannot be made, which is a defect.
+    pub fn new(config: &Config, tables: Arc<Tables>) -> crate::error::Result<Self> {
         let mut client_config = BTreeMap::new();
         if config.warehouse.starts_with("s3://") {
             let mut set = |name: &str, value: String| client_config.insert(name.to_owned(), value);
@@ -89,7 +99,7 @@ impl Rest {
             }
             set("s3.path-style-access", config.s3.path_style.to_string());
         }
-        Self {
+        Ok(Self {
             tables,
             secret: config.secret.clone(),
             cached_reads: config.rest_cached_reads,
@@ -97,7 +107,8 @@ impl Rest {
             client_config,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bodies: Arc::new(Semaphore::new(BODIES_BYTES)),
-        }
+            metrics: Metrics::new()?,
+        })
     }
 
     /// A table's pointer, for a read.
@@ -139,23 +150,28 @@ impl Rest {
                 format!("warehouse {warehouse:?} does not exist; there is {WAREHOUSE:?}"),
             ));
         }
-        let endpoints: Vec<String> = ENDPOINTS.iter().map(Endpoint::advertised).collect();
+        let of_the_protocol = ENDPOINTS.iter().filter(|endpoint| endpoint.of_the_protocol());
+        let endpoints: Vec<String> = of_the_protocol.map(Endpoint::advertised).collect();
         let body = json!({
             "defaults": self.client_config,
             "overrides": {"prefix": WAREHOUSE},
             "endpoints": endpoints,
+            "idempotency-key-lifetime": once::ADVERTISED_LIFETIME,
         });
         Ok(json_response(StatusCode::OK, body.to_string()))
     }
 
     async fn run(&self, endpoint: &Endpoint, call: &Call) -> Result<Response> {
-        if endpoint.operation != Operation::GetConfig && call.captures.get("prefix") != WAREHOUSE {
+        if endpoint.path.contains("{prefix}") && call.captures.get("prefix") != WAREHOUSE {
             return Err(RestError::not_found(
                 kind::NO_SUCH_WAREHOUSE,
                 format!("there is no warehouse {:?} here; there is {WAREHOUSE:?}", call.captures.get("prefix")),
             ));
         }
         match endpoint.operation {
+            Operation::Index => Ok(openapi::page()),
+            Operation::OpenApi => Ok(openapi::document()),
+            Operation::Metrics => Ok(self.metrics.report()),
             Operation::GetConfig => self.config(call),
             Operation::ListNamespaces => namespaces::list(self, call).await,
             Operation::CreateNamespace => namespaces::create(self, call).await,
@@ -172,6 +188,15 @@ impl Rest {
             Operation::DropTable => tables::drop(self, call).await,
             Operation::RenameTable => tables::rename(self, call).await,
             Operation::ReportMetrics => tables::report_metrics(call),
+            Operation::CommitTransaction => transactions::commit(self, call).await,
+            Operation::ListViews => views::list(self, call).await,
+            Operation::CreateView => views::create(self, call).await,
+            Operation::RegisterView => views::register(self, call).await,
+            Operation::LoadView => views::load(self, call).await,
+            Operation::ViewExists => views::exists(self, call).await,
+            Operation::ReplaceView => views::replace(self, call).await,
+            Operation::DropView => views::drop(self, call).await,
+            Operation::RenameView => views::rename(self, call).await,
         }
     }
 }
@@ -181,33 +206,41 @@ impl Rest {
 /// # Errors
 /// The listener fails.
 pub async fn serve(rest: Arc<Rest>, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
-    let router = Router::new().fallback(answer).with_state(rest);
+    let router = Router::new().fallback(answer).with_state(rest.clone());
     let listener = listener.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection answers with delay");
         }
     });
-    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+    tokio::select! {
+        ended = async { served.await } => ended,
+        never = once::sweep(&rest) => match never {},
+    }
 }
 
 async fn answer(State(rest): State<Arc<Rest>>, request: Request) -> Response {
+    let began = Instant::now();
     let described = format!("{} {}", request.method(), request.uri().path());
-    let response = match admit(rest, request).await {
+    let routed = route(request.method(), request.uri().path());
+    let endpoint = if let Routed::To(endpoint, _) = &routed { Some(*endpoint) } else { None };
+    let response = match admit(rest.clone(), routed, request).await {
         Ok(response) => response,
         Err(error) => {
             tracing::debug!(request = %described, status = error.status.as_u16(), message = %error.message, "refused");
             error.into_response()
         }
     };
+    rest.metrics.count(endpoint, response.status(), began.elapsed());
     if response.status().is_server_error() {
         tracing::warn!(request = %described, status = response.status().as_u16(), "could not be served");
     }
     response
 }
 
-async fn admit(rest: Arc<Rest>, request: Request) -> Result<Response> {
+async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Response> {
     let (parts, body) = request.into_parts();
-    let (endpoint, captures) = match route(&parts.method, parts.uri.path()) {
+    let (endpoint, captures) = match routed {
         Routed::To(endpoint, captures) => (endpoint, captures),
         Routed::Undecodable => return Err(RestError::bad("path", "it is not the encoding of a text")),
         Routed::Nothing => {
@@ -226,7 +259,9 @@ async fn admit(rest: Arc<Rest>, request: Request) -> Result<Response> {
             return Ok(response);
         }
     };
-    rest.authorize(&parts.headers)?;
+    if endpoint.of_the_protocol() {
+        rest.authorize(&parts.headers)?;
+    }
     let busy = |what: &str| RestError::unavailable(format!("{what}; nothing was done: try again"));
     let _admitted = tokio::time::timeout(ADMISSION, rest.requests.acquire())
         .await
@@ -245,17 +280,19 @@ async fn admit(rest: Arc<Rest>, request: Request) -> Result<Response> {
         .and_then(|permit| permit.ok())
         .ok_or_else(|| busy("too many large requests are being served"))?;
     let body = read(body).await?;
-    let call = Call {
+    let mut call = Call {
         captures,
         query: request::query(parts.uri.query().unwrap_or_default()),
         headers: parts.headers,
         body,
         deadline: Instant::now() + DEADLINE,
+        key: None,
     };
+    call.key = once::Key::of(endpoint, parts.uri.path(), &call)?;
     // A task of its own: a client that goes away leaves no change half made, and a defect is one request's.
     let work = {
         let rest = rest.clone();
-        async move { rest.run(endpoint, &call).await }
+        async move { rest.run_once(endpoint, &call).await }
     };
     match rest.tables.tasks.spawn(work).await {
         Ok(outcome) => outcome,

@@ -47,8 +47,14 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Create = call.json()?;
     let namespace = namespace_of(body.namespace, "namespace")?;
     let properties = body.properties.unwrap_or_default();
-    rest.tables.writer.create_namespace(&namespace, properties.clone(), call.deadline).await?;
-    Ok(ok(json!({"namespace": namespace.levels(), "properties": properties})))
+    rest.writer(call, StatusCode::OK, None)?.create_namespace(&namespace, properties, call.deadline).await?;
+    created(call)
+}
+
+/// The answer to who has created a namespace.
+pub fn created(call: &Call) -> Result<Response> {
+    let body: Create = call.json()?;
+    Ok(ok(json!({"namespace": body.namespace, "properties": body.properties.unwrap_or_default()})))
 }
 
 pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
@@ -67,7 +73,8 @@ pub async fn exists(rest: &Rest, call: &Call) -> Result<Response> {
 }
 
 pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
-    rest.tables.writer.drop_namespace(&call.namespace()?, call.deadline).await?;
+    let namespace = call.namespace()?;
+    rest.writer(call, StatusCode::NO_CONTENT, None)?.drop_namespace(&namespace, call.deadline).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -78,9 +85,17 @@ pub async fn update(rest: &Rest, call: &Call) -> Result<Response> {
         return Err(RestError::unprocessable(format!("property {both:?} is both removed and set")));
     }
     let namespace = call.namespace()?;
-    let removed = rest.tables.writer.update_namespace(&namespace, &removals, &updates, call.deadline).await?;
+    let writer = rest.writer(call, StatusCode::OK, None)?;
+    let removed = writer.update_namespace(&namespace, &removals, &updates, call.deadline).await?;
     let missing: Vec<_> = removals.difference(&removed).collect();
     Ok(ok(json!({"updated": updates.keys().collect::<Vec<_>>(), "removed": removed, "missing": missing})))
+}
+
+/// The answer to who sends an update again. Which of the properties that it removed were there is no longer known.
+pub fn updated(call: &Call) -> Result<Response> {
+    let body: Update = call.json()?;
+    let (removals, updates) = (body.removals.unwrap_or_default(), body.updates.unwrap_or_default());
+    Ok(ok(json!({"updated": updates.keys().collect::<Vec<_>>(), "removed": removals, "missing": []})))
 }
 
 fn ok(body: serde_json::Value) -> Response {

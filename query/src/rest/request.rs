@@ -2,16 +2,18 @@
 
 use std::time::Instant;
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
 use bytes::Bytes;
 use lake_client::catalog::{Namespace, TableIdent};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use url::form_urlencoded;
 
 use super::endpoint::Captures;
-use super::error::{RestError, Result};
+use super::error::{RestError, Result, json_response};
+use super::once::Key;
 
 /// Deepest nesting of JSON in a body: of a schema's types, mostly.
 pub const MAX_DEPTH: usize = 64;
@@ -30,6 +32,8 @@ pub struct Call {
     pub headers: HeaderMap,
     pub body: Bytes,
     pub deadline: Instant,
+    /// By which a request that is sent again is known.
+    pub key: Option<Key>,
 }
 
 /// A name in a body.
@@ -61,6 +65,33 @@ impl Call {
     /// The table that the path names.
     pub fn table(&self) -> Result<TableIdent> {
         table_of(self.namespace()?, self.captures.get("table").to_owned(), "table")
+    }
+
+    /// The view that the path names.
+    pub fn view(&self) -> Result<TableIdent> {
+        table_of(self.namespace()?, self.captures.get("view").to_owned(), "view")
+    }
+
+    /// Checks that a body which names what it is about names what the path does.
+    ///
+    /// # Errors
+    /// 400.
+    pub fn names(&self, body: &Value, ident: &TableIdent) -> Result<()> {
+        let Some(named) = body.get("identifier").filter(|named| !named.is_null()) else { return Ok(()) };
+        let named = part::<Identifier>(named.clone(), "identifier")?.table("identifier")?;
+        match named == *ident {
+            true => Ok(()),
+            false => Err(RestError::bad("identifier", format!("it is {named}, and {ident} in the path"))),
+        }
+    }
+
+    /// The page that is asked for of what a namespace holds.
+    pub fn identifiers(&self, namespace: &Namespace, names: Vec<String>) -> Result<Response> {
+        let (page, next) = self.page(names, String::clone)?;
+        let levels = namespace.levels();
+        let identifiers: Vec<_> = page.iter().map(|name| json!({"namespace": levels, "name": name})).collect();
+        let body = json!({"identifiers": identifiers, "next-page-token": next});
+        Ok(json_response(StatusCode::OK, body.to_string()))
     }
 
     /// The body's JSON.
@@ -157,6 +188,7 @@ mod tests {
             headers: HeaderMap::new(),
             body: Bytes::copy_from_slice(body.as_bytes()),
             deadline: Instant::now() + Duration::from_secs(1),
+            key: None,
         }
     }
 

@@ -1,12 +1,15 @@
 //! Tables.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use iceberg::TableCreation;
 use iceberg::spec::{FormatVersion, Schema, SortOrder, TableMetadata, TableMetadataBuilder, UnboundPartitionSpec};
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
+use lake_client::store::Applied;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -16,7 +19,7 @@ use super::commit::{self, no_such_table};
 use super::error::{RestError, Result, json_response, kind};
 use super::evolve::{Change, no_version_3, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
-use crate::table::{Table, new_table_properties, version};
+use crate::table::{new_table_properties, version};
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -47,11 +50,7 @@ struct Rename {
 pub async fn list(rest: &Rest, call: &Call) -> Result<Response> {
     let namespace = call.namespace()?;
     let names = rest.tables.metadata.list_tables(&namespace, call.deadline).await?;
-    let (page, next) = call.page(names, String::clone)?;
-    let levels = namespace.levels();
-    let identifiers: Vec<_> = page.iter().map(|name| json!({"namespace": levels, "name": name})).collect();
-    let body = json!({"identifiers": identifiers, "next-page-token": next});
-    Ok(json_response(StatusCode::OK, body.to_string()))
+    call.identifiers(&namespace, names)
 }
 
 /// Creates a table, or says what one would be that the client creates with its first commit.
@@ -66,12 +65,15 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
         if rest.tables.metadata.read_table(&ident, call.deadline).await?.is_some() {
             return Err(CatalogError::TableExists(ident).into());
         }
+        if rest.tables.metadata.load_view(&ident, call.deadline).await?.is_some() {
+            return Err(CatalogError::ViewExists(ident).into());
+        }
         // Some clients write into directories that they expect to be there.
         let dir = format!("{}/metadata", metadata.location());
         rest.tables.storage.prepare_directory(&dir).await.map_err(RestError::of_a_change)?;
         return loaded(rest, None, &metadata, Snapshots::All);
     }
-    publish(rest, &ident, metadata, call).await
+    publish(rest, &ident, metadata, call, StatusCode::OK).await
 }
 
 /// The first version of a table that a client asks for.
@@ -79,10 +81,7 @@ fn plan(rest: &Rest, ident: &TableIdent, body: &Create) -> Result<TableMetadata>
     let uuid = Uuid::new_v4();
     let location = rest.tables.new_location(ident, uuid);
     if let Some(asked) = &body.location {
-        return Err(RestError::bad(
-            "location",
-            format!("{asked} was asked for, and the catalog chooses where a table lives: leave it out"),
-        ));
+        return Err(no_location(asked));
     }
     let mut properties = new_table_properties();
     properties.extend(body.properties.iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
@@ -111,12 +110,61 @@ fn plan(rest: &Rest, ident: &TableIdent, body: &Create) -> Result<TableMetadata>
     built.map(|built| built.metadata).map_err(|e| refused("schema, partition-spec or write-order", &e))
 }
 
-/// Makes a new table's first version current.
-async fn publish(rest: &Rest, ident: &TableIdent, metadata: TableMetadata, call: &Call) -> Result<Response> {
-    let created = rest.tables.create(ident, metadata, None, call.deadline).await;
-    created.map_err(|e| RestError::of_a_change(e).where_missing(kind::NO_SUCH_NAMESPACE))?;
-    let table = current(rest, ident, call).await?;
-    loaded(rest, Some(&table.pointer.value.metadata_location), &table.metadata, Snapshots::All)
+/// The answer to who asks for a place.
+pub fn no_location(asked: &str) -> RestError {
+    RestError::bad(
+        "location",
+        format!("{asked} was asked for, and the catalog chooses where things live: leave it out"),
+    )
+}
+
+/// Makes a new table's first version current. The answer has this status; where that is OK, it holds the table.
+async fn publish(
+    rest: &Rest,
+    ident: &TableIdent,
+    metadata: TableMetadata,
+    call: &Call,
+    status: StatusCode,
+) -> Result<Response> {
+    let uuid = metadata.uuid();
+    let location = version::metadata_location(metadata.location(), None);
+    let bytes = version::to_json(&metadata).map_err(RestError::of_a_change)?;
+    let size = bytes.len();
+    rest.tables.storage.write_new(&location, bytes.into()).await.map_err(RestError::of_a_change)?;
+    let new = TablePointer { uuid, metadata_location: location.clone(), previous_location: None };
+    let kept = (status == StatusCode::OK).then_some(location.as_str());
+    let mut created = rest.writer(call, status, kept)?.create_table(ident, &new, call.deadline).await;
+    if matches!(&created, Err(e) if e.applied() == Applied::Unknown)
+        && let Ok(Some(there)) = rest.tables.metadata.read_table(ident, call.deadline).await
+    {
+        // The uuid is this table's alone. While there is none, the lost attempt may still be on its way.
+        created = match there.value.uuid == uuid {
+            true => Ok(there),
+            false => Err(CatalogError::TableExists(ident.clone())),
+        };
+    }
+    match created {
+        Ok(_) => {
+            let metadata = Arc::new(metadata);
+            rest.tables.cache.put_table(&location, metadata.clone(), size).await;
+            match kept {
+                Some(location) => loaded(rest, Some(location), &metadata, Snapshots::All),
+                None => Ok(status.into_response()),
+            }
+        }
+        Err(error) => {
+            if error.applied() == Applied::No {
+                rest.tables.storage.discard(&[location]).await;
+            }
+            Err(error.into())
+        }
+    }
+}
+
+/// The answer again that an earlier request got, whose outcome names this metadata.
+pub async fn again(rest: &Rest, location: &str) -> Result<Response> {
+    let metadata = rest.tables.cache.table(location).await.map_err(RestError::of_a_read)?;
+    loaded(rest, Some(location), &metadata, Snapshots::All)
 }
 
 pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
@@ -148,29 +196,34 @@ pub async fn exists(rest: &Rest, call: &Call) -> Result<Response> {
 pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
     let ident = call.table()?;
     let body: Value = call.json()?;
-    if let Some(named) = body.get("identifier").filter(|named| !named.is_null()) {
-        let named = part::<Identifier>(named.clone(), "identifier")?.table("identifier")?;
-        if named != ident {
-            return Err(RestError::bad("identifier", format!("it names table {named}, and the path {ident}")));
-        }
-    }
+    call.names(&body, &ident)?;
     let change = Change::parse(&body)?;
     if change.creates() {
-        let there = rest.tables.metadata.read_table(&ident, call.deadline).await?;
-        let there = match there {
-            Some(pointer) => rest.tables.load_version(&ident, pointer, call.deadline).await,
-            None => Ok(None),
-        };
-        let there = there.map_err(RestError::of_a_change)?;
-        change.check(there.as_ref().map(|table| &*table.metadata))?;
-        let metadata = change.found(|uuid| rest.tables.new_location(&ident, uuid))?;
-        return match publish(rest, &ident, metadata, call).await {
-            Err(error) if error.kind == kind::ALREADY_EXISTS => Err(RestError::lost(error.message)),
-            outcome => outcome,
-        };
+        return create_by_commit(rest, call, &ident, &change, StatusCode::OK).await;
     }
-    let made = commit::commit(&rest.tables, &ident, &change, call.deadline).await?;
+    let made = commit::commit(rest, call, &ident, &change, StatusCode::OK).await?;
     loaded(rest, Some(&made.location), &made.metadata, Snapshots::All)
+}
+
+/// Creates a table by a commit whose requirement is that there is none.
+pub async fn create_by_commit(
+    rest: &Rest,
+    call: &Call,
+    ident: &TableIdent,
+    change: &Change,
+    status: StatusCode,
+) -> Result<Response> {
+    let there = match rest.tables.metadata.read_table(ident, call.deadline).await? {
+        Some(pointer) => rest.tables.load_version(ident, pointer, call.deadline).await,
+        None => Ok(None),
+    };
+    let there = there.map_err(RestError::of_a_change)?;
+    change.check(there.as_ref().map(|table| &*table.metadata))?;
+    let metadata = change.found(|uuid| rest.tables.new_location(ident, uuid))?;
+    match publish(rest, ident, metadata, call, status).await {
+        Err(error) if error.kind == kind::ALREADY_EXISTS => Err(RestError::lost(error.message)),
+        outcome => outcome,
+    }
 }
 
 /// Makes a table of metadata that is there already.
@@ -193,7 +246,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
     }
     let new = TablePointer { uuid: metadata.uuid(), metadata_location: location, previous_location: None };
     let there = rest.tables.metadata.read_table(&ident, deadline).await?;
-    let writer = &rest.tables.writer;
+    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?;
     let pointer = match there {
         None => writer.create_table(&ident, &new, deadline).await?,
         Some(there) if body.overwrite == Some(true) => {
@@ -207,7 +260,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
 pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Rename = call.json()?;
     let (from, to) = (body.source.table("source")?, body.destination.table("destination")?);
-    rest.tables.writer.rename_table(&from, &to, call.deadline).await?;
+    rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_table(&from, &to, call.deadline).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -219,9 +272,34 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
              was done"
         )));
     }
-    let dropped = rest.tables.drop_table(&ident, call.deadline).await;
-    dropped.map_err(|e| RestError::of_a_change(e).where_missing(kind::NO_SUCH_TABLE))?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    let writer = rest.writer(call, StatusCode::NO_CONTENT, None)?;
+    let mut in_doubt = None;
+    loop {
+        let current = rest.tables.metadata.read_table(&ident, call.deadline).await;
+        let current = current.map_err(|e| match in_doubt {
+            Some(_) => RestError::unknown(format!("dropping table {ident}: {e}; whether it was dropped is unknown")),
+            None => e.into(),
+        })?;
+        let Some(current) = current.filter(|current| in_doubt.is_none_or(|uuid| uuid == current.value.uuid)) else {
+            return match in_doubt {
+                // Our own attempt, or another's drop, did it.
+                Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+                None => Err(no_such_table(&ident)),
+            };
+        };
+        let error = match writer.drop_table(&ident, current.mod_revision, call.deadline).await {
+            Ok(_) => return Ok(StatusCode::NO_CONTENT.into_response()),
+            Err(error) => error,
+        };
+        if error.applied() == Applied::Unknown {
+            in_doubt = Some(current.value.uuid);
+        }
+        match error {
+            CatalogError::Conflict { .. } | CatalogError::TableNotFound(_) if Instant::now() < call.deadline => {}
+            error if in_doubt.is_none() || Instant::now() >= call.deadline => return Err(error.into()),
+            _ => {}
+        }
+    }
 }
 
 /// What a client tells of its scans and commits. Nothing is done with it yet.
@@ -229,12 +307,6 @@ pub fn report_metrics(call: &Call) -> Result<Response> {
     call.table()?;
     call.json::<Value>()?;
     Ok(StatusCode::NO_CONTENT.into_response())
-}
-
-async fn current(rest: &Rest, ident: &TableIdent, call: &Call) -> Result<Table> {
-    let pointer = rest.tables.metadata.read_table(ident, call.deadline).await?.ok_or_else(|| no_such_table(ident))?;
-    let table = rest.tables.load_version(ident, pointer, call.deadline).await.map_err(RestError::of_a_read)?;
-    table.ok_or_else(|| no_such_table(ident))
 }
 
 /// Which of a table's snapshots an answer holds.

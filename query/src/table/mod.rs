@@ -437,11 +437,13 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
     let unknown = error.applied() == Applied::Unknown;
     match &error {
         CatalogError::InvalidName { .. } => Error::invalid(error),
-        CatalogError::NamespaceNotFound(_) | CatalogError::TableNotFound(_) => Error::not_found(error),
+        CatalogError::NamespaceNotFound(_) | CatalogError::TableNotFound(_) | CatalogError::ViewNotFound(_) => {
+            Error::not_found(error)
+        }
         CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) | CatalogError::ViewExists(_) => {
             Error::already_exists(error)
         }
-        CatalogError::ScopeHeld { .. } => Error::conflict(error),
+        CatalogError::ScopeHeld { .. } | CatalogError::AlreadyDone(_) => Error::conflict(error),
         CatalogError::NamespaceNotEmpty(_) => Error::invalid(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),

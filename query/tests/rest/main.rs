@@ -7,9 +7,12 @@ mod frames;
 mod http;
 mod pyiceberg;
 mod python;
+#[path = "../../../client/tests/support/s3.rs"]
+mod s3;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../../../client/tests/support/mod.rs"]
 mod support;
+mod views;
 mod wire;
 
 use std::sync::Arc;

@@ -1,7 +1,13 @@
 //! PyIceberg, as its users use it.
 
+use std::sync::Arc;
+
+use lake_client::memory::MemoryStore;
+use lake_query::Options;
+
 use crate::common::{number, numbers, run, text};
-use crate::{cluster, python};
+use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
+use crate::{cluster, over, python};
 
 const SCRIPT: &str = "pyiceberg_client.py";
 
@@ -26,4 +32,40 @@ async fn pyiceberg_and_sql_read_what_the_other_wrote() {
     assert_eq!(rows, [["10", "x", "1.25"], ["11", "NULL", "NULL"], ["12", "z", "3.50"]]);
     run(&sql, "INSERT INTO from_python VALUES (13, 'q', 4.75)").await;
     python::run(SCRIPT, "sees_what_sql_added", &[&uri]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_on_s3_are_reached_as_the_catalog_says() {
+    let s3 = S3::start("lake-test").await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, value: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, value).unwrap();
+        Some(path)
+    };
+    let (access, secret) = (file("access", ACCESS_KEY), file("secret", SECRET_KEY));
+    let cluster = over(Arc::new(MemoryStore::new()), 1, |options| Options {
+        warehouse: Some("s3://lake-test/warehouse".into()),
+        s3_endpoint: Some(s3.endpoint.clone()),
+        s3_region: Some("us-east-1".into()),
+        s3_access_key_file: access.clone(),
+        s3_secret_key_file: secret.clone(),
+        ..options
+    })
+    .await;
+    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    // Endpoint and region come from the catalog; keys do not.
+    let keys = [format!("s3.access-key-id={ACCESS_KEY}"), format!("s3.secret-access-key={SECRET_KEY}")];
+    python::run(SCRIPT, "session", &[&uri, &keys[0], &keys[1]]).await;
+    let config = crate::rest(&cluster, 0).get("/v1/config").await.expect(200);
+    assert!(!String::from_utf8(config.body).unwrap().contains(ACCESS_KEY));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_changes_come_out_as_pyiceberg_itself_makes_them() {
+    let seed = std::env::var("LAKE_TEST_SEED").unwrap_or_else(|_| rand::random::<u32>().to_string());
+    println!("LAKE_TEST_SEED={seed}");
+    let cluster = cluster(1).await;
+    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    python::run(SCRIPT, "random_updates", &[&uri, &seed, "30"]).await;
 }

@@ -22,8 +22,12 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.types import LongType, NestedField, StringType, TimestampType
 
 
-def connect(uri):
-    return load_catalog("it", type="rest", uri=uri, warehouse="lake")
+# What the catalog is opened with besides its address: arguments that are `name=value`.
+PROPERTIES = dict(argument.split("=", 1) for argument in sys.argv if "=" in argument)
+
+
+def connect(uri, **more):
+    return load_catalog("it", type="rest", uri=uri, warehouse="lake", **PROPERTIES, **more)
 
 
 def refused(error, action):
@@ -98,7 +102,7 @@ def one_table(lake, uri):
     same(len(table.scan().use_ref("side").to_arrow()), 3)
     same(len(table.scan().to_arrow()), 4)
     table.manage_snapshots().remove_branch("side").remove_tag("first").commit()
-    refs = load_catalog("it", type="rest", uri=uri, **{"snapshot-loading-mode": "refs"}).load_table("a.t")
+    refs = connect(uri, **{"snapshot-loading-mode": "refs"}).load_table("a.t")
     same(len(refs.metadata.snapshots), 1)
     table.maintenance.expire_snapshots().by_id(first).commit()
     same([s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id == first], [])
@@ -196,7 +200,7 @@ def pages(lake, uri):
     lake.create_namespace("many")
     for i in range(7):
         lake.create_table(f"many.t{i}", COLUMNS)
-    small = load_catalog("it", type="rest", uri=uri, **{"rest-page-size": "3"})
+    small = connect(uri, **{"rest-page-size": "3"})
     same(small.list_tables("many"), [("many", f"t{i}") for i in range(7)])
     same(sorted(small.list_namespaces()), [("a",), ("many",)])
 
@@ -223,5 +227,134 @@ def sees_what_sql_added(uri):
     same([(r["id"], r["price"]) for r in rows(table)][-1], (13, decimal.Decimal("4.75")))
 
 
+def write_through_faults(count, writers, *uris):
+    """Appends rows one by one, from several threads to several nodes, with no other retry than for a lost race."""
+    import concurrent.futures
+
+    columns = pa.schema([pa.field("writer", pa.int64()), pa.field("n", pa.int64())])
+    lake = connect(uris[0])
+    lake.create_namespace_if_not_exists("default")
+    lake.create_table("default.through_faults", columns)
+
+    def write(writer):
+        table = connect(uris[writer % len(uris)]).load_table("default.through_faults")
+        for n in range(int(count)):
+            row = pa.Table.from_pylist([{"writer": writer, "n": n}], schema=columns)
+            while True:
+                try:
+                    table.append(row)
+                    break
+                except CommitFailedException:
+                    table.refresh()
+
+    with concurrent.futures.ThreadPoolExecutor(int(writers)) as pool:
+        for ended in [pool.submit(write, writer) for writer in range(int(writers))]:
+            ended.result()
+
+
+def random_updates(uri, seed, count):
+    """Commits random valid changes, and compares what the server made of each with what PyIceberg's own code makes."""
+    import random
+
+    from pyiceberg.table.update import update_table_metadata
+    from pyiceberg.table.update.snapshot import ManageSnapshots
+    from pyiceberg.transforms import TruncateTransform
+    from pyiceberg.types import DoubleType, IntegerType
+
+    dice = random.Random(int(seed))
+    lake = connect(uri)
+    lake.create_namespace_if_not_exists("random")
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=False),
+        NestedField(2, "at", TimestampType(), required=False),
+        NestedField(3, "what", StringType(), required=False),
+    )
+    table = lake.create_table(f"random.t{seed}", schema)
+    made = 0
+
+    def columns():
+        return [f.name for f in table.schema().fields]
+
+    def sources():
+        return {f.source_id for f in table.spec().fields} | {f.source_id for f in table.sort_order().fields}
+
+    def change_schema(tx):
+        free = [f.name for f in table.schema().fields if f.field_id not in sources() and f.name != "id"]
+        with tx.update_schema() as update:
+            for _ in range(dice.randint(1, 3)):
+                update.add_column(f"c{dice.getrandbits(40)}", dice.choice([LongType(), StringType(), DoubleType(), IntegerType()]))
+            if free and dice.random() < 0.5:
+                update.rename_column(free[0], f"r{dice.getrandbits(40)}")
+            if len(free) > 1 and dice.random() < 0.5:
+                update.delete_column(free[1])
+            if dice.random() < 0.3:
+                update.move_first("id")
+
+    def change_spec(tx):
+        with tx.update_spec() as update:
+            names = [f.name for f in table.spec().fields]
+            if names:
+                update.remove_field(names[0])
+            else:
+                width = dice.randint(2, 99)
+                transform = dice.choice([BucketTransform(width), TruncateTransform(width), IdentityTransform()])
+                update.add_field("id", transform, f"part_{dice.getrandbits(40)}")
+
+    def change_order(tx):
+        with tx.update_sort_order() as update:
+            dice.choice([update.asc, update.desc])(dice.choice(columns()), IdentityTransform())
+
+    def change_properties(tx):
+        names = [f"p{i}" for i in range(5)]
+        tx.set_properties({dice.choice(names): str(dice.random())})
+        there = [name for name in names if name in table.properties]
+        if there:
+            tx.remove_properties(dice.choice(there))
+
+    def append(tx):
+        tx.append(pa.Table.from_pylist([{"id": dice.randint(0, 9)}], schema=table.schema().as_arrow()))
+
+    def change_refs(tx):
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            return append(tx)
+        name = f"ref{dice.randint(0, 3)}"
+        manage = ManageSnapshots(tx)
+        if name in table.metadata.refs:
+            is_tag = table.metadata.refs[name].snapshot_ref_type == "tag"
+            (manage.remove_tag if is_tag else manage.remove_branch)(name).commit()
+        else:
+            dice.choice([manage.create_tag, manage.create_branch])(snapshot.snapshot_id, name).commit()
+
+    while made < int(count):
+        before = table.metadata
+        tx = table.transaction()
+        dice.choice([change_schema, change_spec, change_order, change_properties, append, change_refs])(tx)
+        updates = tx._updates
+        if not updates:
+            continue
+        tx.commit_transaction()
+        expected = comparable(update_table_metadata(before, updates))
+        actual = comparable(table.metadata)
+        for key in sorted(expected.keys() | actual.keys()):
+            assert expected.get(key) == actual.get(key), f"{key} after {updates}: {actual.get(key)}, not {expected.get(key)}"
+        assert comparable(connect(uri).load_table(table.name()).metadata) == actual
+        made += 1
+    print(f"{made} commits")
+
+
+def comparable(metadata):
+    """Metadata without what depends on the time, or on how its files are kept."""
+    import json
+
+    have = json.loads(metadata.model_dump_json())
+    for name in ("last-updated-ms", "metadata-log", "partition-statistics", "statistics"):
+        have.pop(name, None)
+    have["snapshot-log"] = [entry["snapshot-id"] for entry in have.get("snapshot-log", [])]
+    for name, key in (("schemas", "schema-id"), ("partition-specs", "spec-id"), ("sort-orders", "order-id")):
+        have[name] = sorted(have[name], key=lambda one: one[key])
+    return have
+
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    globals()[sys.argv[1]](*(argument for argument in sys.argv[2:] if "=" not in argument))

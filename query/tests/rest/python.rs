@@ -25,7 +25,7 @@ pub fn interpreter() -> PathBuf {
         let output = Command::new(&uv).args(args).stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "uv {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
-    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rest/requirements.txt");
+    let list = scripts().join("requirements.txt");
     let python = home.join("bin/python");
     run(&["venv", "--quiet", "--clear", home.to_str().unwrap()]);
     run(&["pip", "install", "--quiet", "--python", python.to_str().unwrap(), "-r", list.to_str().unwrap()]);
@@ -34,9 +34,16 @@ pub fn interpreter() -> PathBuf {
     python
 }
 
-/// Runs a function of `tests/rest/<script>.py`, with these arguments; it must end well. Returns what it printed.
+/// Where the scripts are, also for the tests of the whole workspace.
+fn scripts() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let query = root.join("query");
+    if query.is_dir() { query } else { root.to_owned() }.join("tests/rest")
+}
+
+/// Runs a function of a script beside this file, with these arguments; it must end well. Returns what it printed.
 pub async fn run(script: &str, function: &str, arguments: &[&str]) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rest").join(script);
+    let path = scripts().join(script);
     let (function, arguments): (String, Vec<String>) =
         (function.to_owned(), arguments.iter().map(|a| (*a).to_owned()).collect());
     let output = tokio::task::spawn_blocking(move || {

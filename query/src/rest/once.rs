@@ -1,0 +1,197 @@
+//! Requests that are made once, however often they are sent: those with an `Idempotency-Key`.
+//!
+//! What became of one is left in the metadata under its key, in the transaction that makes its change, or by itself if it
+//! was refused (semantics, section 4). Whoever sends it again, to any node, is given that: the same status, and the table
+//! or view of the same metadata. What is not certain, or may go well another time (5xx), is not left.
+//!
+//! A key is good for [`LIFETIME`], which clients are told, and is kept twice as long.
+
+use std::convert::Infallible;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use lake_client::catalog::Operation as Kept;
+use lake_client::metadata::MetadataWriter;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::endpoint::{Endpoint, Operation};
+use super::error::{RestError, Result, kind};
+use super::request::Call;
+use super::{Rest, namespaces, tables, views};
+
+/// The header.
+pub const KEY_HEADER: &str = "idempotency-key";
+/// How long a client may send a request again.
+pub const LIFETIME: Duration = Duration::from_secs(30 * 60);
+/// [`LIFETIME`] as the configuration says it.
+pub const ADVERTISED_LIFETIME: &str = "PT30M";
+/// From one look for outcomes that have been kept long enough to the next.
+const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);
+/// How long one may take.
+const SWEEP_WITHIN: Duration = Duration::from_secs(60);
+/// What the outcomes are filed under.
+const DOMAIN: &str = "rest";
+
+/// A request's key, and what tells it from another request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    id: Uuid,
+    request: u64,
+}
+
+/// What is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Outcome {
+    request: u64,
+    at_ms: u64,
+    status: u16,
+    /// The metadata of the table or view that was answered with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    location: Option<String>,
+    /// Type and message of a refusal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refusal: Option<(String, String)>,
+}
+
+impl Key {
+    /// The key that a request carries, if it is for a change.
+    ///
+    /// # Errors
+    /// 400: it is not a UUID.
+    pub fn of(endpoint: &Endpoint, path: &str, call: &Call) -> Result<Option<Self>> {
+        let Some(value) = call.headers.get(KEY_HEADER).filter(|_| endpoint.changes()) else { return Ok(None) };
+        let id = value.to_str().ok().and_then(|text| Uuid::try_parse(text.trim()).ok());
+        let id = id.ok_or_else(|| RestError::bad("Idempotency-Key", "it is not a UUID"))?;
+        let parts = [endpoint.method.as_str().as_bytes(), path.as_bytes(), &call.body[..]];
+        Ok(Some(Self { id, request: fingerprint(&parts) }))
+    }
+
+    fn outcome(self, status: StatusCode, location: Option<&str>, refusal: Option<&RestError>) -> Result<Kept> {
+        let outcome = Outcome {
+            request: self.request,
+            at_ms: now_ms(),
+            status: status.as_u16(),
+            location: location.map(str::to_owned),
+            refusal: refusal.map(|error| (error.kind.to_owned(), error.message.clone())),
+        };
+        let bytes = serde_json::to_vec(&outcome)
+            .map_err(|e| RestError::of_a_change(crate::Error::internal(format!("writing an outcome: {e}"))))?;
+        Ok(Kept::new(DOMAIN, &self.id.to_string(), bytes)?)
+    }
+}
+
+impl Rest {
+    /// What changes are made with for this request, answered with this status and, if it is a table or view that is
+    /// answered with, its metadata.
+    pub fn writer(&self, call: &Call, status: StatusCode, location: Option<&str>) -> Result<MetadataWriter> {
+        match call.key {
+            Some(key) => Ok(self.tables.writer.within(key.outcome(status, location, None)?)),
+            None => Ok(self.tables.writer.clone()),
+        }
+    }
+
+    /// Serves a request once: again only if nothing became of it.
+    pub async fn run_once(&self, endpoint: &Endpoint, call: &Call) -> Result<Response> {
+        let Some(key) = call.key else { return self.run(endpoint, call).await };
+        if let Some(kept) = self.kept(key, call).await? {
+            return self.again(endpoint, call, key, &kept).await;
+        }
+        let error = match self.run(endpoint, call).await {
+            Ok(response) => return Ok(response),
+            Err(error) => error,
+        };
+        if error.kind == kind::ALREADY_DONE {
+            // Sent twice at the same time.
+            let kept = self.kept(key, call).await?.ok_or_else(|| RestError::unknown(error.message))?;
+            return self.again(endpoint, call, key, &kept).await;
+        }
+        if !error.status.is_client_error() || error.status == StatusCode::REQUEST_TIMEOUT {
+            return Err(error);
+        }
+        let refusal = key.outcome(error.status, None, Some(&error))?;
+        // Where it cannot be left, it is a refusal all the same.
+        match self.tables.writer.leave_outcome(&refusal, call.deadline).await {
+            Ok(kept) => self.again(endpoint, call, key, &kept).await,
+            Err(_) => Err(error),
+        }
+    }
+
+    async fn kept(&self, key: Key, call: &Call) -> Result<Option<Bytes>> {
+        Ok(self.tables.writer.outcome(DOMAIN, &key.id.to_string(), call.deadline).await?)
+    }
+
+    /// The answer that was given before.
+    async fn again(&self, endpoint: &Endpoint, call: &Call, key: Key, kept: &Bytes) -> Result<Response> {
+        let outcome: Outcome = serde_json::from_slice(kept)
+            .map_err(|e| RestError::unknown(format!("the outcome kept of request {} is damaged: {e}", key.id)))?;
+        if outcome.request != key.request {
+            return Err(RestError::unprocessable(format!(
+                "Idempotency-Key: {} has been used for another request; nothing was done",
+                key.id
+            )));
+        }
+        let status = StatusCode::from_u16(outcome.status).unwrap_or(StatusCode::OK);
+        if let Some((kind, message)) = outcome.refusal {
+            return Err(RestError::new(status, kind::known(&kind), message));
+        }
+        match (endpoint.operation, &outcome.location) {
+            (Operation::CreateView | Operation::ReplaceView | Operation::RegisterView, Some(location)) => {
+                views::again(self, location).await
+            }
+            (_, Some(location)) => tables::again(self, location).await,
+            (Operation::CreateNamespace, None) => namespaces::created(call),
+            (Operation::UpdateNamespace, None) => namespaces::updated(call),
+            _ => Ok(status.into_response()),
+        }
+    }
+}
+
+/// Forgets outcomes that have been kept long enough, until it is dropped.
+pub async fn sweep(rest: &Rest) -> Infallible {
+    // Nodes that were started together do not look together.
+    let mut pause = SWEEP_EVERY.mul_f64(rand::random_range(0.1..1.0));
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = SWEEP_EVERY;
+        let old = |kept: &[u8]| {
+            serde_json::from_slice::<Outcome>(kept)
+                .is_ok_and(|outcome| now_ms().saturating_sub(outcome.at_ms) > 2 * LIFETIME.as_millis() as u64)
+        };
+        let by = std::time::Instant::now() + SWEEP_WITHIN;
+        match rest.tables.writer.forget_outcomes(DOMAIN, old, by).await {
+            Ok(0) => {}
+            Ok(forgotten) => tracing::debug!(forgotten, "outcomes of requests were kept long enough"),
+            Err(error) => tracing::debug!(%error, "outcomes of requests could not be looked through"),
+        }
+    }
+}
+
+/// FNV-1a, with the parts' lengths: the same on every node and in every release.
+fn fingerprint(parts: &[&[u8]]) -> u64 {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    let mut take = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    for part in parts {
+        (part.len() as u64).to_le_bytes().into_iter().for_each(&mut take);
+        part.iter().copied().for_each(&mut take);
+    }
+    hash
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_stays_and_tells_requests_apart() {
+        assert_eq!(fingerprint(&[b"POST", b"/v1/lake/namespaces", b"{}"]), 0x8983_e203_e574_729d);
+        assert_ne!(fingerprint(&[b"ab", b"c"]), fingerprint(&[b"a", b"bc"]));
+    }
+}

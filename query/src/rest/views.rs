@@ -1,0 +1,244 @@
+//! Views: what a query is called, and its text for one or more engines. lake keeps them; its own SQL does not run them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use iceberg::ViewUpdate;
+use iceberg::spec::{Schema, ViewFormatVersion, ViewMetadata, ViewMetadataBuilder, ViewVersion};
+use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::Rest;
+use super::error::{RestError, Result, json_response, kind};
+use super::evolve::{entries, refused, unpanicked};
+use super::request::{Call, Identifier, part, table_of};
+use crate::error::Kind;
+use crate::table::version;
+
+/// How often a change is made again on what another one left, before the deadline ends it.
+const MAX_RACES: u32 = 64;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Create {
+    name: String,
+    location: Option<String>,
+    schema: Value,
+    view_version: Value,
+    properties: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Register {
+    name: String,
+    metadata_location: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Rename {
+    source: Identifier,
+    destination: Identifier,
+}
+
+/// The one requirement that there is.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type")]
+enum Requirement {
+    #[serde(rename = "assert-view-uuid")]
+    Uuid { uuid: Uuid },
+}
+
+pub async fn list(rest: &Rest, call: &Call) -> Result<Response> {
+    let namespace = call.namespace()?;
+    let names = rest.tables.metadata.list_views(&namespace, call.deadline).await?;
+    call.identifiers(&namespace, names)
+}
+
+pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
+    let body: Create = call.json()?;
+    let ident = table_of(call.namespace()?, body.name, "name")?;
+    if let Some(asked) = body.location {
+        return Err(super::tables::no_location(&asked));
+    }
+    let schema: Schema = part(body.schema, "schema")?;
+    let view_version: ViewVersion = part(body.view_version, "view-version")?;
+    let uuid = Uuid::new_v4();
+    let location = rest.tables.new_location(&ident, uuid);
+    let properties: HashMap<String, String> = body.properties.unwrap_or_default().into_iter().collect();
+    let field = "schema or view-version";
+    let built = unpanicked(field, || {
+        ViewMetadataBuilder::new(location, schema, view_version, ViewFormatVersion::V1, properties)?
+            .assign_uuid(uuid)
+            .build()
+    })?;
+    let metadata = built.map_err(|e| refused(field, &e))?.metadata;
+    let location = write(rest, &metadata, None).await?;
+    let new = TablePointer { uuid, metadata_location: location.clone(), previous_location: None };
+    match rest.writer(call, StatusCode::OK, Some(&location))?.create_view(&ident, &new, call.deadline).await {
+        Ok(_) => loaded(&location, &metadata),
+        Err(error) => Err(undone(rest, location, error).await),
+    }
+}
+
+pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
+    let ident = call.view()?;
+    let pointer = pointer(rest, &ident, call).await?;
+    let metadata = read(rest, &pointer.value.metadata_location).await.map_err(RestError::of_a_read)?;
+    loaded(&pointer.value.metadata_location, &metadata)
+}
+
+pub async fn exists(rest: &Rest, call: &Call) -> Result<Response> {
+    pointer(rest, &call.view()?, call).await.map(|_| StatusCode::NO_CONTENT.into_response())
+}
+
+/// Replaces a view's version, or changes it otherwise.
+pub async fn replace(rest: &Rest, call: &Call) -> Result<Response> {
+    let ident = call.view()?;
+    let body: Value = call.json()?;
+    call.names(&body, &ident)?;
+    let requirements: Vec<Requirement> = entries(&body, "requirements")?;
+    let updates: Vec<ViewUpdate> = entries(&body, "updates")?;
+    for _ in 0..MAX_RACES {
+        let current = pointer(rest, &ident, call).await?;
+        let location = &current.value.metadata_location;
+        let base = read(rest, location).await.map_err(RestError::of_a_change)?;
+        for Requirement::Uuid { uuid } in &requirements {
+            if *uuid != base.uuid() {
+                return Err(RestError::lost(format!("view {ident} is {}, not {uuid}", base.uuid())));
+            }
+        }
+        let built = evolve(base, &updates)?;
+        let next = write(rest, &built, Some(location)).await?;
+        let new = TablePointer {
+            uuid: current.value.uuid,
+            metadata_location: next.clone(),
+            previous_location: Some(location.clone()),
+        };
+        let writer = rest.writer(call, StatusCode::OK, Some(&next))?;
+        match writer.swap_view(&ident, current.mod_revision, &new, call.deadline).await {
+            Ok(_) => return loaded(&next, &built),
+            Err(CatalogError::Conflict { resent: false, .. }) => {
+                rest.tables.storage.discard(&[next]).await;
+            }
+            Err(error) => return Err(undone(rest, next, error).await),
+        }
+    }
+    Err(RestError::lost(format!("others changed view {ident} {MAX_RACES} times; nothing was committed")))
+}
+
+/// Makes a view of metadata that is there already.
+pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
+    let body: Register = call.json()?;
+    let ident = table_of(call.namespace()?, body.name, "name")?;
+    let location = body.metadata_location;
+    rest.allowed("metadata-location", &location)?;
+    let metadata = read(rest, &location).await.map_err(|e| match e.kind {
+        Kind::NotFound | Kind::Corrupt | Kind::Invalid => RestError::bad("metadata-location", e),
+        _ => RestError::of_a_change(e),
+    })?;
+    let new = TablePointer { uuid: metadata.uuid(), metadata_location: location.clone(), previous_location: None };
+    rest.writer(call, StatusCode::OK, Some(&location))?.create_view(&ident, &new, call.deadline).await?;
+    loaded(&location, &metadata)
+}
+
+pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
+    let body: Rename = call.json()?;
+    let (from, to) = (body.source.table("source")?, body.destination.table("destination")?);
+    rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_view(&from, &to, call.deadline).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
+    let ident = call.view()?;
+    let writer = rest.writer(call, StatusCode::NO_CONTENT, None)?;
+    for _ in 0..MAX_RACES {
+        let current = pointer(rest, &ident, call).await?;
+        match writer.drop_view(&ident, current.mod_revision, call.deadline).await {
+            Err(CatalogError::Conflict { resent: false, .. }) => {}
+            other => return Ok(other.map(|_| StatusCode::NO_CONTENT.into_response())?),
+        }
+    }
+    Err(RestError::lost(format!("others changed view {ident} {MAX_RACES} times; it was not dropped")))
+}
+
+fn evolve(base: ViewMetadata, updates: &[ViewUpdate]) -> Result<ViewMetadata> {
+    let (uuid, location) = (base.uuid(), base.location().to_owned());
+    let mut builder = base.into_builder();
+    for (i, update) in updates.iter().cloned().enumerate() {
+        let field = format!("updates[{i}]");
+        let applied = unpanicked(&field, || match update {
+            ViewUpdate::AssignUuid { uuid } => Ok(builder.assign_uuid(uuid)),
+            ViewUpdate::UpgradeFormatVersion { format_version } => builder.upgrade_format_version(format_version),
+            ViewUpdate::AddSchema { schema, .. } => Ok(builder.add_schema(schema)),
+            ViewUpdate::SetLocation { location } => Ok(builder.set_location(location)),
+            ViewUpdate::SetProperties { updates } => builder.set_properties(updates),
+            ViewUpdate::RemoveProperties { removals } => Ok(builder.remove_properties(&removals)),
+            ViewUpdate::AddViewVersion { view_version } => builder.add_version(view_version),
+            ViewUpdate::SetCurrentViewVersion { view_version_id } => builder.set_current_version_id(view_version_id),
+        })?;
+        builder = applied.map_err(|e| refused(&field, &e))?;
+    }
+    let metadata = unpanicked("updates", || builder.build())?.map_err(|e| refused("updates", &e))?.metadata;
+    match (metadata.uuid() == uuid, metadata.location() == location) {
+        (true, true) => Ok(metadata),
+        (false, _) => Err(RestError::bad("updates", format!("the view's uuid is {uuid}, and stays"))),
+        _ => {
+            Err(RestError::bad("updates", format!("the catalog chooses where a view lives; this one is at {location}")))
+        }
+    }
+}
+
+async fn pointer(rest: &Rest, ident: &TableIdent, call: &Call) -> Result<Versioned<TablePointer>> {
+    let pointer = rest.tables.metadata.load_view(ident, call.deadline).await?;
+    pointer.ok_or_else(|| CatalogError::ViewNotFound(ident.clone()).into())
+}
+
+async fn read(rest: &Rest, location: &str) -> crate::error::Result<ViewMetadata> {
+    let bytes = rest.tables.storage.read(location).await?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| crate::Error::corrupt(format!("{location}: not the metadata of an Iceberg view: {e}")))
+}
+
+/// Writes the metadata that follows what is at `previous`. Returns where it is.
+async fn write(rest: &Rest, metadata: &ViewMetadata, previous: Option<&str>) -> Result<String> {
+    let location = version::metadata_location(metadata.location(), previous);
+    let bytes = to_json(metadata).map_err(|e| RestError::of_a_change(crate::Error::internal(e)))?;
+    rest.tables.storage.write_new(&location, bytes.into()).await.map_err(RestError::of_a_change)?;
+    Ok(location)
+}
+
+/// The error of a change for which metadata was written; that goes, if it is certain that nothing was done.
+async fn undone(rest: &Rest, location: String, error: CatalogError) -> RestError {
+    if error.applied() == lake_client::store::Applied::No {
+        rest.tables.storage.discard(&[location]).await;
+    }
+    error.into()
+}
+
+/// The metadata as JSON, in the order of its ids.
+fn to_json(metadata: &ViewMetadata) -> serde_json::Result<Vec<u8>> {
+    let mut json = serde_json::to_value(metadata)?;
+    for (list, key) in [("versions", "version-id"), ("schemas", "schema-id")] {
+        if let Some(entries) = json.get_mut(list).and_then(Value::as_array_mut) {
+            entries.sort_by_key(|entry| entry.get(key).and_then(Value::as_i64));
+        }
+    }
+    serde_json::to_vec(&json)
+}
+
+fn loaded(location: &str, metadata: &ViewMetadata) -> Result<Response> {
+    let failed = |e: serde_json::Error| RestError::of_a_read(crate::Error::internal(format!("writing JSON: {e}")));
+    let metadata: Value = serde_json::from_slice(&to_json(metadata).map_err(failed)?).map_err(failed)?;
+    let body = json!({"metadata-location": location, "metadata": metadata, "config": {}});
+    Ok(json_response(StatusCode::OK, body.to_string()))
+}
+
+/// The answer again that an earlier request got, whose outcome names this metadata.
+pub async fn again(rest: &Rest, location: &str) -> Result<Response> {
+    let metadata = read(rest, location).await.map_err(RestError::of_a_read)?;
+    loaded(location, &metadata).map_err(|e| RestError { kind: kind::INTERNAL, ..e })
+}
