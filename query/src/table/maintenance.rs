@@ -258,6 +258,9 @@ pub async fn rewrite_manifests(tables: &Arc<Tables>, table: &Table, deadline: In
 
 /// Removes, or with `dry_run` only counts and logs, what is in the table's location, that nothing of the table refers to,
 /// and that is older than `older_than` by the store's clock.
+///
+/// # Errors
+/// `NotSupported` if another table lives in the location as well: what that one refers to would look like an orphan.
 pub async fn remove_orphan_files(
     tables: &Arc<Tables>,
     ident: &TableIdent,
@@ -272,6 +275,7 @@ pub async fn remove_orphan_files(
         let current = tables.metadata.read_table(ident, deadline).await.map_err(|e| catalog_error(&doing, e))?;
         let current = current.ok_or_else(|| Error::not_found(format!("table {ident} does not exist")))?;
         let location = tables.cache.table(&current.value.metadata_location).await?.location().to_owned();
+        lives_alone(tables, ident, &location, deadline).await?;
         let listed = old_objects(tables, &location, older_than).await?;
         let current = tables.metadata.read_table(ident, deadline).await.map_err(|e| catalog_error(&doing, e))?;
         let current = current.ok_or_else(|| Error::not_found(format!("table {ident} does not exist")))?;
@@ -299,6 +303,30 @@ pub async fn remove_orphan_files(
         tables.storage.discard(&orphans).await;
     }
     Ok(orphans.len() as u64)
+}
+
+/// Refuses if another table's location, or its current metadata, is inside this one or around it. One whose metadata cannot be
+/// read is an error, too.
+async fn lives_alone(tables: &Tables, ident: &TableIdent, location: &str, deadline: Instant) -> Result<()> {
+    let directory = |location: &str| format!("{}/", location.trim_end_matches('/'));
+    let own = directory(location);
+    for (_, idents) in tables.list(deadline).await? {
+        for other in idents.iter().filter(|other| *other != ident) {
+            let doing = format!("looking up table {other}, which may share the location of table {ident}");
+            let pointer = tables.metadata.read_table(other, deadline).await.map_err(|e| catalog_error(&doing, e))?;
+            let Some(pointer) = pointer else { continue };
+            let file = &pointer.value.metadata_location;
+            let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
+            let theirs = directory(metadata.location());
+            if file.starts_with(&own) || theirs.starts_with(&own) || own.starts_with(&theirs) {
+                return Err(Error::not_supported(format!(
+                    "removing orphans of table {ident}: table {other} lives in {location} as well, and its files would look like \
+                     orphans; nothing was removed"
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The objects under a location that are old enough: their paths in the store, and their locations.

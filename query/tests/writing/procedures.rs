@@ -127,6 +127,18 @@ async fn orphans_are_found_by_age_and_removed_when_asked() {
     assert_eq!(number(&client, "SELECT count(*) FROM t").await, 2);
     let error = refused(&client, "CALL system.remove_orphan_files('t', older_than_hours => 1)").await;
     assert!(error.kind == Kind::Invalid && error.message.contains("24 hours"), "{error}");
+    // Of two tables in one place, each one's files would be the other's orphans.
+    let file = crate::table::pointer(&cluster, "t").await.value.metadata_location;
+    run(&client, &format!("CALL system.register_table('twin', '{file}')")).await;
+    run(&client, "INSERT INTO twin VALUES (3)").await;
+    cluster.files("").iter().for_each(|path| age(path));
+    let before = cluster.files("").len();
+    for table in ["t", "twin"] {
+        let error = refused(&client, &format!("CALL system.remove_orphan_files('{table}', dry_run => false)")).await;
+        assert!(error.kind == Kind::NotSupported && error.message.contains("as well"), "{error}");
+    }
+    assert_eq!(cluster.files("").len(), before);
+    assert_eq!(number(&client, "SELECT count(*) FROM twin").await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
