@@ -218,7 +218,8 @@ impl<'a> Foreign<'a> {
         let sequence_number = self.metadata.next_sequence_number();
         let at = |name: &str| format!("{}/metadata/{name}", self.metadata.location());
         let mut manifests: Vec<ManifestFile> = Vec::new();
-        let mut by_spec: HashMap<(bool, i32), Vec<(DataFile, Option<i64>)>> = HashMap::new();
+        type WithSequence = Vec<(DataFile, Option<i64>)>;
+        let mut by_spec: HashMap<(bool, i32), WithSequence> = HashMap::new();
         for added in added {
             let file = added.file.build().unwrap();
             let is_data = file.content_type() == DataContentType::Data;
