@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn every_endpoint_is_found_under_its_own_path() {
         for endpoint in ENDPOINTS {
-            let path = endpoint.path.replace('{', "").replace('}', "");
+            let path = endpoint.path.replace(['{', '}'], "");
             assert_eq!(at(endpoint.method.clone(), &path).map(|(operation, _)| operation), Some(endpoint.operation));
         }
     }
