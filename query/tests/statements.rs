@@ -93,6 +93,38 @@ async fn nested_and_odd_values_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn decimals_that_meet_floats_become_floats() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(
+        &client,
+        "CREATE TABLE f AS SELECT id, CAST(x AS DOUBLE) AS x, CAST(x AS REAL) AS r \
+         FROM (VALUES (1, 'NaN'), (2, '1e20'), (3, '0.1'), (4, '2.5')) AS v(id, x)",
+    )
+    .await;
+    // None of NaN and 1e20 is a decimal of the digits that 2.5 would be compared with.
+    for (condition, rows) in [
+        ("x < 2.5", 1),
+        ("2.5 <= x", 3),
+        ("x BETWEEN 0.1 AND 2.5", 2),
+        ("x IN (0.1, 2.5)", 2),
+        ("x = CAST(2.5 AS DECIMAL(10, 2))", 1),
+        ("r IN (0.1, 2.5)", 2),
+        ("x IS DISTINCT FROM 0.1", 3),
+        ("CASE WHEN id > 1 THEN x ELSE 0.5 END > 1e19", 1),
+        ("CASE x WHEN 0.1 THEN 1 WHEN 2.5 THEN 1 ELSE 0 END = 1", 2),
+        ("coalesce(x, 0.5) > 1e19", 2),
+        ("EXISTS (SELECT 1 FROM f AS g WHERE g.id = f.id AND g.x > 2.5)", 2),
+        ("0.1 + 0.2 = 0.3", 4),
+    ] {
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM f WHERE {condition}")).await, rows, "{condition}");
+    }
+    assert_eq!(number(&client, "UPDATE f SET x = 0.5 WHERE x > 2.5 AND x < 1e300").await, 1);
+    assert_eq!(number(&client, "DELETE FROM f WHERE x >= 0.5").await, 3);
+    assert_eq!(text(&client, "SELECT id, x FROM f").await, [["3", "0.1"]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nan_is_never_lost_to_bounds() {
     let cluster = Cluster::start(1).await;
     let client = cluster.client(0).await;

@@ -21,6 +21,7 @@ pub mod clauses;
 pub mod ddl;
 pub mod dml;
 pub mod files;
+pub mod floats;
 pub mod procedures;
 pub mod statement;
 pub mod tpch;
@@ -41,6 +42,7 @@ use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::{DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp};
+use datafusion::optimizer::Analyzer;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::sql::parser::Statement as ParsedStatement;
 use datafusion::sql::sqlparser::ast::Statement;
@@ -131,7 +133,10 @@ impl Engine {
         session.options_mut().sql_parser.collect_spans = true;
         // 0.1 in SQL is a decimal, exactly: through a float, 28 digits would come out as 16.
         session.options_mut().sql_parser.parse_float_as_decimal = true;
+        let mut rules = Analyzer::new().rules;
+        rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
         let mut template = SessionStateBuilder::new()
+            .with_analyzer_rules(rules)
             .with_config(session)
             .with_runtime_env(runtime)
             .with_default_features()
