@@ -152,7 +152,7 @@ async fn two_hundred_clients_lose_their_leader() {
 
 /// To be run by itself, in release, with 4,000 open files allowed.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a thousand clients want the machine to themselves"]
+#[ignore = "wants the machine to itself: cargo test --release --workspace --test it herd -- --ignored --nocapture"]
 async fn a_thousand_clients_lose_their_leader() {
     through_a_leader_kill(1000, 5.0).await;
 }
