@@ -124,11 +124,11 @@ impl RemoteStore {
         let mut attempts = Attempts::new("asking who leads", deadline);
         loop {
             attempts.count += 1;
-            self.inner.ask().await;
+            let asked = tokio::time::timeout_at(deadline.into(), self.inner.ask()).await;
             if let Some(l) = self.inner.lock().view.leader() {
                 return Ok((l.id, l.address.clone()));
             }
-            attempts.last = "no peer names a leader".to_owned();
+            attempts.last = asked.ok().flatten().unwrap_or_else(|| "no peer names a leader".to_owned());
             if !attempts.wait().await {
                 return Err(self.unavailable(attempts, Applied::No));
             }
