@@ -170,6 +170,8 @@ impl Shared {
             if cached.revision > entry.revision {
                 return cached;
             }
+            // A doubt is about what was so before it.
+            entry.doubted = cached.doubted.filter(|doubted| entry.read_at < *doubted);
             // What was current at a revision before this one was so at that time; so is what came after it.
             entry.read_at = entry.read_at.max(self.cover.load().know(cached).as_of);
         }

@@ -387,7 +387,8 @@ impl PointerCache {
         let mut ledger = self.shared.lock();
         ledger.bar(table);
         if let Some(cached) = self.shared.peek(table) {
-            cached.doubted.store(true, Ordering::Release);
+            let doubted = Entry::new(cached.pointer.clone(), cached.revision, cached.read_at).doubted_at(clock::now());
+            self.shared.entries.insert(table.clone(), Arc::new(doubted));
         }
     }
 
@@ -515,8 +516,7 @@ impl Shared {
         };
         let age = began.saturating_duration_since(known.as_of);
         let required = self.required.load(Ordering::Acquire);
-        let doubted = known.entry.doubted.load(Ordering::Acquire);
-        !doubted && known.through >= min_revision.max(required) && (age < bound || age.is_zero())
+        known.entry.doubted.is_none() && known.through >= min_revision.max(required) && (age < bound || age.is_zero())
     }
 
     /// Has an entry renewed that was used, if it is time.
@@ -610,9 +610,10 @@ impl Shared {
     ) -> Result<Vec<Resolved>, CatalogError> {
         let now = clock::now();
         let error = error.unwrap_or_else(|| load::unanswered("looking up tables", Duration::ZERO).into());
+        let least = want.min_revision.max(self.required.load(Ordering::Acquire));
         let mut resolved = Vec::with_capacity(tables.len());
         for (table, known) in tables.iter().zip(known) {
-            let Some(known) = known.clone().filter(|known| known.through >= want.min_revision) else {
+            let Some(known) = known.clone().filter(|known| known.through >= least) else {
                 return Err(error);
             };
             let age = now.saturating_duration_since(known.as_of);
@@ -862,6 +863,46 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert_eq!(location(&s.cache.cached(&s.tables[0]).unwrap()), "2");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_waited_for_is_not_taken_back_while_metasrv_is_away() {
+        let store = FaultyStore::default();
+        store.watches.store(true, Ordering::SeqCst);
+        let s = setup(store, CacheConfig::default()).await;
+        s.resolve(&s.tables[..1]).await;
+        let changed = s.swap(0, "2").await.mod_revision;
+        s.cache.wait_for_version(changed, soon()).await.unwrap();
+        // What is cached is from before the watch began anew: nothing says that it is current at that revision.
+        let old = Entry::new(None, changed - 1, clock::now());
+        s.cache.shared.update_cover(|cover| *cover = Cover::default());
+        s.cache.shared.entries.insert(s.tables[0].clone(), Arc::new(old));
+        s.store.away.store(true, Ordering::SeqCst);
+        let want = Want::by(clock::now() + Duration::from_secs(10));
+        let error = s.cache.get(&s.tables[0], want).await.unwrap_err();
+        assert!(is_away(&error), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_doubt_stays_until_what_is_cached_was_read_after_it() {
+        let store = FaultyStore::default();
+        store.watches.store(true, Ordering::SeqCst);
+        let s = setup(store, CacheConfig::default()).await;
+        while !s.cache.shared.cover().live {
+            tokio::task::yield_now().await;
+        }
+        s.resolve(&s.tables).await;
+        let began = clock::now();
+        let first = s.swap(0, "2").await;
+        tokio::time::advance(Duration::from_millis(1)).await;
+        s.cache.invalidate(&s.tables[0]);
+        // Both are of before the doubt: what a commit left that began before it, and what the watch tells late.
+        s.cache.note_committed(&s.tables[0], first.clone(), began);
+        assert!(s.cache.cached(&s.tables[0]).is_none());
+        s.cache.wait_for_version(first.mod_revision, soon()).await.unwrap();
+        assert!(s.cache.cached(&s.tables[0]).is_none());
+        assert_eq!(location(&s.resolve(&s.tables[..1]).await[0]), "2");
+        assert!(s.cache.cached(&s.tables[0]).is_some(), "it was read after the doubt");
     }
 
     #[tokio::test(start_paused = true)]
