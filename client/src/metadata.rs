@@ -28,6 +28,7 @@ use lake_proto::watch::Changes;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use crate::backoff::Backoff;
 use crate::cache::counters::{Counters, Counting, Reason};
 use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
 use crate::catalog::{Catalog, CatalogError, NAMESPACES, Namespace, TableIdent, TablePointer, Versioned};
@@ -44,6 +45,8 @@ pub const MAX_NAMESPACES: usize = 100_000;
 const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
 /// How often a change is made again on what another one left, before the deadline ends it.
 const MAX_RACES: u32 = 64;
+/// How long another's claim on the next turn is waited for, before it counts as left behind.
+const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 type Result<T, E = CatalogError> = std::result::Result<T, E>;
 
@@ -325,10 +328,13 @@ impl MetadataWriter {
     }
 
     /// Changes a table's pointer to what `change` makes of it; `Ok(None)` leaves it as it is. `change` runs again whenever
-    /// another writer was first, on what that one left. Returns the pointer as it then is.
+    /// another writer was first, on what that one left, and before it has the last word on a pointer that was cached, on
+    /// one that is read. Returns the pointer as it then is. It waits for its turn if another writer has claimed the next
+    /// one, and ends a claim that stays for a second.
     ///
     /// # Errors
-    /// `TableNotFound`; the closure's own; those of [`Catalog::swap_table`], `Conflict` if others were first for too long.
+    /// `TableNotFound`; the closure's own; those of [`Catalog::swap_table`], `Conflict` or `NotYourTurn` if others were
+    /// first until the deadline.
     pub async fn read_modify_write<E>(
         &self,
         table: &TableIdent,
@@ -337,20 +343,64 @@ impl MetadataWriter {
     ) -> std::result::Result<Versioned<TablePointer>, ModifyError<E>> {
         // What is cached is good enough to begin with: the swap compares.
         let cached = self.metadata.cached(table).and_then(|resolved| resolved.pointer().cloned());
+        let mut was_read = cached.is_none();
         let mut current = match cached {
             Some(pointer) => Some(pointer),
             None => self.metadata.read_table(table, deadline).await?,
         };
+        let mut backoff = Backoff::default();
         let mut races = 0;
         loop {
             let Some(base) = current else { return Err(CatalogError::TableNotFound(table.clone()).into()) };
-            let Some(next) = change(&base.value).map_err(ModifyError::Refused)? else { return Ok(base) };
-            races += 1;
-            current = match self.swap_table(table, base.mod_revision, &next, None, deadline).await {
-                Ok(pointer) => return Ok(pointer),
-                Err(CatalogError::Conflict { current, resent: false, .. }) if races < MAX_RACES => current,
-                Err(error) => return Err(error.into()),
+            let next = match change(&base.value) {
+                Ok(Some(next)) => next,
+                // It may be so no longer.
+                _ if !was_read => {
+                    current = self.metadata.read_table(table, deadline).await?;
+                    was_read = true;
+                    continue;
+                }
+                Ok(None) => return Ok(base),
+                Err(error) => return Err(ModifyError::Refused(error)),
             };
+            races += 1;
+            let error = match self.swap_table(table, base.mod_revision, &next, None, deadline).await {
+                Ok(pointer) => return Ok(pointer),
+                Err(error) => error,
+            };
+            let goes_on = races < MAX_RACES
+                && match &error {
+                    CatalogError::Conflict { resent: false, .. } => backoff.wait(deadline).await,
+                    CatalogError::NotYourTurn { turn, resent: false, .. } => {
+                        self.await_turn(next.uuid, *turn, deadline).await?
+                    }
+                    _ => false,
+                };
+            current = match error {
+                CatalogError::Conflict { current, .. } if goes_on => current,
+                CatalogError::NotYourTurn { .. } if goes_on => Some(base),
+                error => return Err(error.into()),
+            };
+            // The swap has shown that it is, or was so a moment ago.
+            was_read = true;
+        }
+    }
+
+    /// Waits until another's claim has ended, and ends it if it stays too long. False: the deadline comes first.
+    async fn await_turn(&self, table: Uuid, claim: Revision, deadline: Instant) -> Result<bool> {
+        let until = clock::now() + TURN_LIMIT;
+        let mut backoff = Backoff::default();
+        loop {
+            if !backoff.wait(deadline).await {
+                return Ok(false);
+            }
+            if self.metadata.turn(table, deadline).await? != Some(claim) {
+                return Ok(true);
+            }
+            if clock::now() >= until {
+                self.end_turn(table, claim, deadline).await?;
+                return Ok(true);
+            }
         }
     }
 
@@ -614,6 +664,49 @@ mod tests {
         assert_eq!(refused, ModifyError::Refused("no"));
         let kept = two.writer().read_modify_write(&table(), soon(), |_| Ok::<_, String>(None)).await.unwrap();
         assert_eq!(kept.mod_revision, changed.mod_revision);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_was_left_behind_is_ended() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        one.writer().create_table(&table(), &pointer("a"), soon()).await.unwrap();
+        // Whoever claimed it is gone.
+        one.writer().claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
+        let change = |_: &TablePointer| Ok::<_, String>(Some(pointer("b")));
+        let at_once = clock::now() + TURN_LIMIT / 2;
+        let error = one.writer().read_modify_write(&table(), at_once, change).await.unwrap_err();
+        assert!(matches!(error, ModifyError::Catalog(CatalogError::NotYourTurn { .. })), "{error}");
+        let changed = one.writer().read_modify_write(&table(), soon(), change).await.unwrap();
+        assert_eq!(changed.value, pointer("b"));
+        assert_eq!(one.turn(Uuid::nil(), soon()).await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_pointer_does_not_decide_that_nothing_is_to_be_done() {
+        // Nothing is told here: watches are refused.
+        let shared: SharedStore = Arc::new(FaultyStore::default());
+        let (one, two) = (
+            Metadata::new(shared.clone(), CacheConfig::default()),
+            Metadata::new(shared.clone(), CacheConfig::default()),
+        );
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let mut last = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        let declines: [fn(&TablePointer) -> std::result::Result<Option<TablePointer>, &'static str>; 2] =
+            [|_| Ok(None), |_| Err("not of this one")];
+        for decline in declines {
+            let old = two.table(&table(), Want::by(soon())).await.unwrap().pointer().unwrap().value.clone();
+            let next = pointer(&format!("{}1", old.metadata_location));
+            last = one.writer().swap_table(&table(), last.mod_revision, &next, None, soon()).await.unwrap();
+            assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, old, "it is cached still");
+            let change = |now: &TablePointer| match now == &old {
+                true => decline(now),
+                false => Ok(Some(pointer(&format!("{}2", now.metadata_location)))),
+            };
+            last = two.writer().read_modify_write(&table(), soon(), change).await.unwrap();
+            assert_eq!(last.value.metadata_location, format!("{}2", next.metadata_location));
+        }
     }
 
     #[tokio::test(start_paused = true)]
