@@ -307,7 +307,13 @@ impl MetaStore for RemoteStore {
             0 => self.batch_get(&[], ReadOptions::default(), deadline).await?.revision + 1,
             from => from,
         };
-        Ok(Box::pin(self.watch(prefix, from)?))
+        let mut attempts = Attempts::new(&format!("watching {prefix:?} from revision {from} on"), deadline);
+        let mut watch = self.watch(prefix, from)?;
+        if watch.opened(deadline).await {
+            return Ok(Box::pin(watch));
+        }
+        attempts.last = "no peer has taken the watch on".to_owned();
+        Err(self.unavailable(attempts, Applied::No))
     }
 
     async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
