@@ -15,7 +15,7 @@
 //! made is not missed for long, also without a watch, and nobody polls.
 //!
 //! The copy of the namespaces is what the store held at one revision. It has [`MAX_NAMESPACES`] at most: where there are
-//! more, there is none. Both end with the last handle, or with [`Metadata::close`].
+//! more, there is none, and nothing of them is kept; they are looked at again every [`TOO_MANY_PAUSE`]. Both end with the last handle, or with [`Metadata::close`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,6 +43,8 @@ use crate::store::{
 pub const MAX_NAMESPACES: usize = 100_000;
 /// The pause after the copy's watch was lost.
 const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after there were too many namespaces for a copy.
+const TOO_MANY_PAUSE: Duration = Duration::from_secs(60);
 /// How often a change is made again on what another one left, before the deadline ends it.
 const MAX_RACES: u32 = 64;
 /// How long another's claim on the next turn is waited for, before it counts as left behind.
@@ -62,7 +64,8 @@ pub struct Metadata {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Namespaces {
     pub revision: Revision,
-    pub names: BTreeSet<Namespace>,
+    /// The same set for as long as none is created or dropped.
+    pub names: Arc<BTreeSet<Namespace>>,
 }
 
 /// Why [`MetadataWriter::read_modify_write`] made no change.
@@ -85,7 +88,7 @@ impl Metadata {
         let noticing: SharedStore = Arc::new(noticing);
         let namespaces = Arc::new(ArcSwapOption::empty());
         if noticing.capabilities().watch {
-            pointers.spawn(follow_namespaces(noticing.clone(), namespaces.clone()));
+            pointers.spawn(follow_namespaces(noticing.clone(), namespaces.clone(), MAX_NAMESPACES));
         }
         Self { pointers, catalog: Catalog::new(noticing), namespaces }
     }
@@ -451,15 +454,22 @@ impl MetadataWriter {
     }
 }
 
-/// Keeps the copy of the namespaces until it is dropped.
-async fn follow_namespaces(store: SharedStore, copy: Arc<ArcSwapOption<Namespaces>>) {
-    let mut follower = Follower::new(store, NAMESPACES);
+/// Keeps the copy of the namespaces, of at most so many, until it is dropped.
+async fn follow_namespaces(store: SharedStore, copy: Arc<ArcSwapOption<Namespaces>>, most: usize) {
+    let mut follower = Follower::new(store.clone(), NAMESPACES);
     let mut namespaces = Namespaces::default();
     loop {
         match follower.next().await {
             Ok(told) => {
                 namespaces.take(told);
-                copy.store((namespaces.names.len() <= MAX_NAMESPACES).then(|| Arc::new(namespaces.clone())));
+                if namespaces.names.len() > most {
+                    tracing::warn!(most, "there are more namespaces than this process keeps a copy of");
+                    copy.store(None);
+                    (namespaces, follower) = (Namespaces::default(), Follower::new(store.clone(), NAMESPACES));
+                    tokio::time::sleep(TOO_MANY_PAUSE).await;
+                    continue;
+                }
+                copy.store(Some(Arc::new(namespaces.clone())));
             }
             Err(Error::Refused { .. }) => {
                 // Nobody will tell of changes: a copy would grow old unnoticed.
@@ -480,15 +490,21 @@ impl Namespaces {
         match told {
             Told::Reset(all) => {
                 self.revision = all.revision;
-                self.names = all.value.iter().filter_map(|entry| Namespace::from_key(&entry.key).ok()).collect();
+                let names = all.value.iter().filter_map(|entry| Namespace::from_key(&entry.key).ok());
+                self.names = Arc::new(names.collect());
             }
             Told::Changes(Changes { changes, progress }) => {
                 self.revision = progress;
                 for event in changes.into_iter().flat_map(|change| change.events) {
                     let Ok(namespace) = Namespace::from_key(&event.key) else { continue };
+                    // Properties that change leave the set as it is.
+                    if event.entry.is_some() == self.names.contains(&namespace) {
+                        continue;
+                    }
+                    let names = Arc::make_mut(&mut self.names);
                     match event.entry {
-                        Some(_) => self.names.insert(namespace),
-                        None => self.names.remove(&namespace),
+                        Some(_) => names.insert(namespace),
+                        None => names.remove(&namespace),
                     };
                 }
             }
@@ -664,6 +680,46 @@ mod tests {
         assert_eq!(refused, ModifyError::Refused("no"));
         let kept = two.writer().read_modify_write(&table(), soon(), |_| Ok::<_, String>(None)).await.unwrap();
         assert_eq!(kept.mod_revision, changed.mod_revision);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_changes_elsewhere_leaves_the_set_of_namespaces_as_it_is() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        let at = async |revision: Revision| loop {
+            match one.namespaces() {
+                Some(namespaces) if namespaces.revision >= revision => return namespaces,
+                _ => tokio::task::yield_now().await,
+            }
+        };
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let before = at(one.seen()).await;
+        let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        let after = at(created.mod_revision).await;
+        assert!(Arc::ptr_eq(&before.names, &after.names) && after.names.len() == 1);
+        one.writer().create_namespace(&"m".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        assert_eq!((at(one.seen()).await.names.len(), after.names.len()), (2, 1), "a copy that somebody has stays");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn too_many_namespaces_are_not_kept_and_fewer_are_again() {
+        let store = MemoryStore::shared();
+        let catalog = Catalog::new(store.clone());
+        let copy: Arc<ArcSwapOption<Namespaces>> = Arc::default();
+        let names: [Namespace; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
+        let following = tokio::spawn(follow_namespaces(store, copy.clone(), 2));
+        let has = async |many: Option<usize>| {
+            while copy.load().as_ref().map(|namespaces| namespaces.names.len()) != many {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        for (name, many) in names.iter().zip([Some(1), Some(2), None]) {
+            catalog.create_namespace(name, Default::default(), soon()).await.unwrap();
+            has(many).await;
+        }
+        catalog.drop_namespace(&names[0], soon()).await.unwrap();
+        has(Some(2)).await;
+        following.abort();
     }
 
     #[tokio::test(start_paused = true)]
