@@ -18,6 +18,7 @@
 use std::time::{Duration, Instant};
 
 use lake_proto::coordination::LeaseId;
+use lake_proto::kv::Compare;
 use lake_proto::v1;
 use lake_proto::v1::leases_client::LeasesClient;
 use tokio::sync::{mpsc, watch};
@@ -65,6 +66,11 @@ impl LeaseKeeper {
     /// The lease.
     pub fn id(&self) -> LeaseId {
         self.id
+    }
+
+    /// The fence: what a transaction carries that is to take effect only while the lease is alive.
+    pub fn compare(&self) -> Compare {
+        Compare::lease_alive(self.id)
     }
 
     /// Until when the lease is certainly alive, unless it is revoked.
