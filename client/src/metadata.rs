@@ -754,7 +754,7 @@ mod tests {
         for decline in declines {
             let old = two.table(&table(), Want::by(soon())).await.unwrap().pointer().unwrap().value.clone();
             let next = pointer(&format!("{}1", old.metadata_location));
-            last = one.writer().swap_table(&table(), last.mod_revision, &next, None, soon()).await.unwrap();
+            one.writer().swap_table(&table(), last.mod_revision, &next, None, soon()).await.unwrap();
             assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, old, "it is cached still");
             let change = |now: &TablePointer| match now == &old {
                 true => decline(now),
