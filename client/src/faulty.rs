@@ -22,6 +22,8 @@ pub struct FaultyStore {
     pub lose_answers: AtomicU32,
     /// Watches are not refused.
     pub watches: AtomicBool,
+    /// Reads of several keys take a while.
+    pub slow_reads: AtomicBool,
     /// Listings have expired as soon as they are asked for.
     pub forgets_listings: AtomicBool,
 }
@@ -67,6 +69,9 @@ impl MetaStore for FaultyStore {
         by: Instant,
     ) -> Result<Read<Vec<KeyValue>>, Error> {
         self.call()?;
+        if self.slow_reads.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         self.store.batch_get(keys, options, by).await
     }
 

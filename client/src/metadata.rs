@@ -15,7 +15,7 @@
 //! made is not missed for long, also without a watch, and nobody polls.
 //!
 //! The copy of the namespaces is what the store held at one revision. It has [`MAX_NAMESPACES`] at most: where there are
-//! more, there is none. Both end with the last handle, or with [`Metadata::close`].
+//! more, there is none, and nothing of them is kept; they are looked at again every [`TOO_MANY_PAUSE`]. Both end with the last handle, or with [`Metadata::close`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,6 +29,7 @@ use lake_proto::watch::Changes;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use crate::backoff::Backoff;
 use crate::cache::counters::{Counters, Counting, Reason};
 use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
 use crate::catalog::{
@@ -45,8 +46,12 @@ use crate::store::{
 pub const MAX_NAMESPACES: usize = 100_000;
 /// The pause after the copy's watch was lost.
 const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after there were too many namespaces for a copy.
+const TOO_MANY_PAUSE: Duration = Duration::from_secs(60);
 /// How often a change is made again on what another one left, before the deadline ends it.
 const MAX_RACES: u32 = 64;
+/// How long another's claim on the next turn is waited for, before it counts as left behind.
+const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 type Result<T, E = CatalogError> = std::result::Result<T, E>;
 
@@ -62,7 +67,8 @@ pub struct Metadata {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Namespaces {
     pub revision: Revision,
-    pub names: BTreeSet<Namespace>,
+    /// The same set for as long as none is created or dropped.
+    pub names: Arc<BTreeSet<Namespace>>,
 }
 
 /// Why [`MetadataWriter::read_modify_write`] made no change.
@@ -85,7 +91,7 @@ impl Metadata {
         let noticing: SharedStore = Arc::new(noticing);
         let namespaces = Arc::new(ArcSwapOption::empty());
         if noticing.capabilities().watch {
-            pointers.spawn(follow_namespaces(noticing.clone(), namespaces.clone()));
+            pointers.spawn(follow_namespaces(noticing.clone(), namespaces.clone(), MAX_NAMESPACES));
         }
         Self { pointers, catalog: Catalog::new(noticing), namespaces }
     }
@@ -464,10 +470,13 @@ impl MetadataWriter {
     }
 
     /// Changes a table's pointer to what `change` makes of it; `Ok(None)` leaves it as it is. `change` runs again whenever
-    /// another writer was first, on what that one left. Returns the pointer as it then is.
+    /// another writer was first, on what that one left, and before it has the last word on a pointer that was cached, on
+    /// one that is read. Returns the pointer as it then is. It waits for its turn if another writer has claimed the next
+    /// one, and ends a claim that stays for a second.
     ///
     /// # Errors
-    /// `TableNotFound`; the closure's own; those of [`Catalog::swap_table`], `Conflict` if others were first for too long.
+    /// `TableNotFound`; the closure's own; those of [`Catalog::swap_table`], `Conflict` or `NotYourTurn` if others were
+    /// first until the deadline.
     pub async fn read_modify_write<E>(
         &self,
         table: &TableIdent,
@@ -476,20 +485,64 @@ impl MetadataWriter {
     ) -> std::result::Result<Versioned<TablePointer>, ModifyError<E>> {
         // What is cached is good enough to begin with: the swap compares.
         let cached = self.metadata.cached(table).and_then(|resolved| resolved.pointer().cloned());
+        let mut was_read = cached.is_none();
         let mut current = match cached {
             Some(pointer) => Some(pointer),
             None => self.metadata.read_table(table, deadline).await?,
         };
+        let mut backoff = Backoff::default();
         let mut races = 0;
         loop {
             let Some(base) = current else { return Err(CatalogError::TableNotFound(table.clone()).into()) };
-            let Some(next) = change(&base.value).map_err(ModifyError::Refused)? else { return Ok(base) };
-            races += 1;
-            current = match self.swap_table(table, base.mod_revision, &next, None, deadline).await {
-                Ok(pointer) => return Ok(pointer),
-                Err(CatalogError::Conflict { current, resent: false, .. }) if races < MAX_RACES => current,
-                Err(error) => return Err(error.into()),
+            let next = match change(&base.value) {
+                Ok(Some(next)) => next,
+                // It may be so no longer.
+                _ if !was_read => {
+                    current = self.metadata.read_table(table, deadline).await?;
+                    was_read = true;
+                    continue;
+                }
+                Ok(None) => return Ok(base),
+                Err(error) => return Err(ModifyError::Refused(error)),
             };
+            races += 1;
+            let error = match self.swap_table(table, base.mod_revision, &next, None, deadline).await {
+                Ok(pointer) => return Ok(pointer),
+                Err(error) => error,
+            };
+            let goes_on = races < MAX_RACES
+                && match &error {
+                    CatalogError::Conflict { resent: false, .. } => backoff.wait(deadline).await,
+                    CatalogError::NotYourTurn { turn, resent: false, .. } => {
+                        self.await_turn(next.uuid, *turn, deadline).await?
+                    }
+                    _ => false,
+                };
+            current = match error {
+                CatalogError::Conflict { current, .. } if goes_on => current,
+                CatalogError::NotYourTurn { .. } if goes_on => Some(base),
+                error => return Err(error.into()),
+            };
+            // The swap has shown that it is, or was so a moment ago.
+            was_read = true;
+        }
+    }
+
+    /// Waits until another's claim has ended, and ends it if it stays too long. False: the deadline comes first.
+    async fn await_turn(&self, table: Uuid, claim: Revision, deadline: Instant) -> Result<bool> {
+        let until = clock::now() + TURN_LIMIT;
+        let mut backoff = Backoff::default();
+        loop {
+            if !backoff.wait(deadline).await {
+                return Ok(false);
+            }
+            if self.metadata.turn(table, deadline).await? != Some(claim) {
+                return Ok(true);
+            }
+            if clock::now() >= until {
+                self.end_turn(table, claim, deadline).await?;
+                return Ok(true);
+            }
         }
     }
 
@@ -540,15 +593,22 @@ impl MetadataWriter {
     }
 }
 
-/// Keeps the copy of the namespaces until it is dropped.
-async fn follow_namespaces(store: SharedStore, copy: Arc<ArcSwapOption<Namespaces>>) {
-    let mut follower = Follower::new(store, NAMESPACES);
+/// Keeps the copy of the namespaces, of at most so many, until it is dropped.
+async fn follow_namespaces(store: SharedStore, copy: Arc<ArcSwapOption<Namespaces>>, most: usize) {
+    let mut follower = Follower::new(store.clone(), NAMESPACES);
     let mut namespaces = Namespaces::default();
     loop {
         match follower.next().await {
             Ok(told) => {
                 namespaces.take(told);
-                copy.store((namespaces.names.len() <= MAX_NAMESPACES).then(|| Arc::new(namespaces.clone())));
+                if namespaces.names.len() > most {
+                    tracing::warn!(most, "there are more namespaces than this process keeps a copy of");
+                    copy.store(None);
+                    (namespaces, follower) = (Namespaces::default(), Follower::new(store.clone(), NAMESPACES));
+                    tokio::time::sleep(TOO_MANY_PAUSE).await;
+                    continue;
+                }
+                copy.store(Some(Arc::new(namespaces.clone())));
             }
             Err(Error::Refused { .. }) => {
                 // Nobody will tell of changes: a copy would grow old unnoticed.
@@ -569,15 +629,21 @@ impl Namespaces {
         match told {
             Told::Reset(all) => {
                 self.revision = all.revision;
-                self.names = all.value.iter().filter_map(|entry| Namespace::from_key(&entry.key).ok()).collect();
+                let names = all.value.iter().filter_map(|entry| Namespace::from_key(&entry.key).ok());
+                self.names = Arc::new(names.collect());
             }
             Told::Changes(Changes { changes, progress }) => {
                 self.revision = progress;
                 for event in changes.into_iter().flat_map(|change| change.events) {
                     let Ok(namespace) = Namespace::from_key(&event.key) else { continue };
+                    // Properties that change leave the set as it is.
+                    if event.entry.is_some() == self.names.contains(&namespace) {
+                        continue;
+                    }
+                    let names = Arc::make_mut(&mut self.names);
                     match event.entry {
-                        Some(_) => self.names.insert(namespace),
-                        None => self.names.remove(&namespace),
+                        Some(_) => names.insert(namespace),
+                        None => names.remove(&namespace),
                     };
                 }
             }
@@ -753,6 +819,89 @@ mod tests {
         assert_eq!(refused, ModifyError::Refused("no"));
         let kept = two.writer().read_modify_write(&table(), soon(), |_| Ok::<_, String>(None)).await.unwrap();
         assert_eq!(kept.mod_revision, changed.mod_revision);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_changes_elsewhere_leaves_the_set_of_namespaces_as_it_is() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        let at = async |revision: Revision| loop {
+            match one.namespaces() {
+                Some(namespaces) if namespaces.revision >= revision => return namespaces,
+                _ => tokio::task::yield_now().await,
+            }
+        };
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let before = at(one.seen()).await;
+        let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        let after = at(created.mod_revision).await;
+        assert!(Arc::ptr_eq(&before.names, &after.names) && after.names.len() == 1);
+        one.writer().create_namespace(&"m".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        assert_eq!((at(one.seen()).await.names.len(), after.names.len()), (2, 1), "a copy that somebody has stays");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn too_many_namespaces_are_not_kept_and_fewer_are_again() {
+        let store = MemoryStore::shared();
+        let catalog = Catalog::new(store.clone());
+        let copy: Arc<ArcSwapOption<Namespaces>> = Arc::default();
+        let names: [Namespace; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
+        let following = tokio::spawn(follow_namespaces(store, copy.clone(), 2));
+        let has = async |many: Option<usize>| {
+            while copy.load().as_ref().map(|namespaces| namespaces.names.len()) != many {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        for (name, many) in names.iter().zip([Some(1), Some(2), None]) {
+            catalog.create_namespace(name, Default::default(), soon()).await.unwrap();
+            has(many).await;
+        }
+        catalog.drop_namespace(&names[0], soon()).await.unwrap();
+        has(Some(2)).await;
+        following.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_was_left_behind_is_ended() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        one.writer().create_table(&table(), &pointer("a"), soon()).await.unwrap();
+        // Whoever claimed it is gone.
+        one.writer().claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
+        let change = |_: &TablePointer| Ok::<_, String>(Some(pointer("b")));
+        let at_once = clock::now() + TURN_LIMIT / 2;
+        let error = one.writer().read_modify_write(&table(), at_once, change).await.unwrap_err();
+        assert!(matches!(error, ModifyError::Catalog(CatalogError::NotYourTurn { .. })), "{error}");
+        let changed = one.writer().read_modify_write(&table(), soon(), change).await.unwrap();
+        assert_eq!(changed.value, pointer("b"));
+        assert_eq!(one.turn(Uuid::nil(), soon()).await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_pointer_does_not_decide_that_nothing_is_to_be_done() {
+        // Nothing is told here: watches are refused.
+        let shared: SharedStore = Arc::new(FaultyStore::default());
+        let (one, two) = (
+            Metadata::new(shared.clone(), CacheConfig::default()),
+            Metadata::new(shared.clone(), CacheConfig::default()),
+        );
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let mut last = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        let declines: [fn(&TablePointer) -> std::result::Result<Option<TablePointer>, &'static str>; 2] =
+            [|_| Ok(None), |_| Err("not of this one")];
+        for decline in declines {
+            let old = two.table(&table(), Want::by(soon())).await.unwrap().pointer().unwrap().value.clone();
+            let next = pointer(&format!("{}1", old.metadata_location));
+            one.writer().swap_table(&table(), last.mod_revision, &next, None, soon()).await.unwrap();
+            assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, old, "it is cached still");
+            let change = |now: &TablePointer| match now == &old {
+                true => decline(now),
+                false => Ok(Some(pointer(&format!("{}2", now.metadata_location)))),
+            };
+            last = two.writer().read_modify_write(&table(), soon(), change).await.unwrap();
+            assert_eq!(last.value.metadata_location, format!("{}2", next.metadata_location));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -213,12 +213,19 @@ impl Drop for Owner {
 
 impl PointerCache {
     /// Begins with nothing, and with its tasks: inside a tokio runtime.
+    ///
+    /// # Panics
+    /// If the store's revisions are not the store's: nothing that is cached could be said to be current.
     pub fn new(store: SharedStore, config: CacheConfig) -> Self {
         Self::build(store, config, Arc::default(), rand::rng().random())
     }
 
     /// Counts where somebody else may count as well, and waits as the seed says.
     pub(crate) fn build(store: SharedStore, config: CacheConfig, counting: Arc<Counting>, seed: u64) -> Self {
+        assert!(
+            store.capabilities().consistent_listing,
+            "pointers are cached of stores whose revisions are the store's"
+        );
         let (renewals, wanted) = mpsc::channel(RENEWALS_WAITING);
         let ledger = Ledger::default();
         let shared = Arc::new(Shared {
@@ -387,7 +394,8 @@ impl PointerCache {
         let mut ledger = self.shared.lock();
         ledger.bar(table);
         if let Some(cached) = self.shared.peek(table) {
-            cached.doubted.store(true, Ordering::Release);
+            let doubted = Entry::new(cached.pointer.clone(), cached.revision, cached.read_at).doubted_at(clock::now());
+            self.shared.entries.insert(table.clone(), Arc::new(doubted));
         }
     }
 
@@ -515,8 +523,7 @@ impl Shared {
         };
         let age = began.saturating_duration_since(known.as_of);
         let required = self.required.load(Ordering::Acquire);
-        let doubted = known.entry.doubted.load(Ordering::Acquire);
-        !doubted && known.through >= min_revision.max(required) && (age < bound || age.is_zero())
+        known.entry.doubted.is_none() && known.through >= min_revision.max(required) && (age < bound || age.is_zero())
     }
 
     /// Has an entry renewed that was used, if it is time.
@@ -564,31 +571,41 @@ impl Shared {
         let until = deadline.min(clock::now() + self.config.away_patience + LOAD_PAUSE);
         let mut waiting = Vec::with_capacity(tables.len());
         let mut own = Vec::new();
-        {
-            let ledger = self.lock();
+        let cover = self.cover();
+        let registered = {
+            // Looked and begun under one lock: of two who come at once the second finds what the first has begun, or brought.
+            let mut ledger = self.lock();
+            let recent =
+                |flight: &load::Flight| began.saturating_duration_since(flight.started) < self.config.fresh_for;
             for table in tables {
-                let recent =
-                    |flight: &load::Flight| began.saturating_duration_since(flight.started) < self.config.fresh_for;
-                match ledger.shared(&table).filter(|(flight, _)| !together && recent(flight)) {
-                    Some(shared) => waiting.push((table, Some(shared))),
-                    None => {
-                        own.push(table.clone());
-                        waiting.push((table, None));
-                    }
+                let brought = || {
+                    self.peek(&table).filter(|entry| self.fits(&cover.know(entry.clone()), began, load.min_revision))
+                };
+                let awaited = match together {
+                    true => None,
+                    false => match ledger.shared(&table).filter(|(flight, _)| recent(flight)) {
+                        Some((flight, at)) => Some(Awaited::Other(flight, at)),
+                        None => brought().map(Awaited::Brought),
+                    },
+                };
+                if awaited.is_none() {
+                    own.push(table.clone());
                 }
+                waiting.push((table, awaited.unwrap_or(Awaited::Own)));
             }
-        }
-        let own = (!own.is_empty()).then(|| self.begin_load(own, load));
-        let own = match own {
-            Some(flight) => Some(flight.outcome(until).await?),
+            (!own.is_empty()).then(|| self.register_load(&mut ledger, own, load))
+        };
+        let own = match registered {
+            Some(registered) => Some(self.run_load(registered, load).outcome(until).await?),
             None => None,
         };
         let mut own = own.iter().flat_map(|entries| entries.iter());
         let mut entries = Vec::with_capacity(waiting.len());
-        for (table, shared) in waiting {
-            let entry = match shared {
-                None => own.next().cloned(),
-                Some((flight, at)) => match flight.outcome(until).await {
+        for (table, awaited) in waiting {
+            let entry = match awaited {
+                Awaited::Own => own.next().cloned(),
+                Awaited::Brought(entry) => Some(entry),
+                Awaited::Other(flight, at) => match flight.outcome(until).await {
                     Ok(entries) => entries.get(at).cloned(),
                     Err(error) if is_away(&error) => return Err(error),
                     // It may be about another table of that load.
@@ -610,9 +627,10 @@ impl Shared {
     ) -> Result<Vec<Resolved>, CatalogError> {
         let now = clock::now();
         let error = error.unwrap_or_else(|| load::unanswered("looking up tables", Duration::ZERO).into());
+        let least = want.min_revision.max(self.required.load(Ordering::Acquire));
         let mut resolved = Vec::with_capacity(tables.len());
         for (table, known) in tables.iter().zip(known) {
-            let Some(known) = known.clone().filter(|known| known.through >= want.min_revision) else {
+            let Some(known) = known.clone().filter(|known| known.through >= least) else {
                 return Err(error);
             };
             let age = now.saturating_duration_since(known.as_of);
@@ -666,13 +684,23 @@ impl Shared {
     }
 }
 
+/// What a query waits for, of one of its tables.
+enum Awaited {
+    /// The load that it begins itself.
+    Own,
+    /// Another's, and which of its answers.
+    Other(load::Flight, usize),
+    /// Nothing: it came meanwhile.
+    Brought(Arc<Entry>),
+}
+
 fn is_away(error: &CatalogError) -> bool {
     matches!(error, CatalogError::Store(Error::Unavailable { .. }))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use uuid::Uuid;
 
@@ -862,6 +890,139 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert_eq!(location(&s.cache.cached(&s.tables[0]).unwrap()), "2");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_waited_for_is_not_taken_back_while_metasrv_is_away() {
+        let store = FaultyStore::default();
+        store.watches.store(true, Ordering::SeqCst);
+        let s = setup(store, CacheConfig::default()).await;
+        s.resolve(&s.tables[..1]).await;
+        let changed = s.swap(0, "2").await.mod_revision;
+        s.cache.wait_for_version(changed, soon()).await.unwrap();
+        // What is cached is from before the watch began anew: nothing says that it is current at that revision.
+        let old = Entry::new(None, changed - 1, clock::now());
+        s.cache.shared.update_cover(|cover| *cover = Cover::default());
+        s.cache.shared.entries.insert(s.tables[0].clone(), Arc::new(old));
+        s.store.away.store(true, Ordering::SeqCst);
+        let want = Want::by(clock::now() + Duration::from_secs(10));
+        let error = s.cache.get(&s.tables[0], want).await.unwrap_err();
+        assert!(is_away(&error), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_doubt_stays_until_what_is_cached_was_read_after_it() {
+        let store = FaultyStore::default();
+        store.watches.store(true, Ordering::SeqCst);
+        let s = setup(store, CacheConfig::default()).await;
+        while !s.cache.shared.cover().live {
+            tokio::task::yield_now().await;
+        }
+        s.resolve(&s.tables).await;
+        let began = clock::now();
+        let first = s.swap(0, "2").await;
+        tokio::time::advance(Duration::from_millis(1)).await;
+        s.cache.invalidate(&s.tables[0]);
+        // Both are of before the doubt: what a commit left that began before it, and what the watch tells late.
+        s.cache.note_committed(&s.tables[0], first.clone(), began);
+        assert!(s.cache.cached(&s.tables[0]).is_none());
+        s.cache.wait_for_version(first.mod_revision, soon()).await.unwrap();
+        assert!(s.cache.cached(&s.tables[0]).is_none());
+        assert_eq!(location(&s.resolve(&s.tables[..1]).await[0]), "2");
+        assert!(s.cache.cached(&s.tables[0]).is_some(), "it was read after the doubt");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn a_thousand_who_miss_at_the_same_time_ask_once() {
+        let store = FaultyStore::default();
+        store.slow_reads.store(true, Ordering::SeqCst);
+        // They are fresh for as long as it takes.
+        let minute = Duration::from_secs(60);
+        let config = CacheConfig { refresh_after: minute, fresh_for: minute, ..CacheConfig::default() };
+        let s = setup(store, config).await;
+        for _ in 0..20 {
+            s.cache.evict(&s.tables[0]);
+            let before = s.loads();
+            let asking: Vec<_> = (0..1000)
+                .map(|_| {
+                    let (cache, table) = (s.cache.clone(), s.tables[0].clone());
+                    tokio::spawn(async move { cache.get(&table, Want::by(soon())).await })
+                })
+                .collect();
+            for resolved in futures::future::join_all(asking).await {
+                assert_eq!(location(&resolved.unwrap().unwrap()), "1");
+            }
+            assert_eq!(s.loads() - before, 1);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn what_is_shown_beside_a_writer_is_what_was_there_at_its_revision() {
+        let store = FaultyStore::default();
+        store.watches.store(true, Ordering::SeqCst);
+        // It is fresh for as long as it takes.
+        let minute = Duration::from_secs(60);
+        let config = CacheConfig { refresh_after: minute, fresh_for: minute, ..CacheConfig::default() };
+        let s = setup(store, config).await;
+        while !s.cache.shared.cover().live {
+            tokio::task::yield_now().await;
+        }
+        s.resolve(&s.tables[..1]).await;
+        let written = Arc::new(AtomicBool::new(false));
+        let readers: Vec<_> = (0..4)
+            .map(|_| {
+                let (cache, table, written) = (s.cache.clone(), s.tables[0].clone(), written.clone());
+                tokio::task::spawn_blocking(move || {
+                    let mut shown = BTreeSet::new();
+                    while !written.load(Ordering::SeqCst) {
+                        let resolved = cache.cached(&table).expect("it is cached and fresh");
+                        let since = resolved.pointer().expect("it is there").mod_revision;
+                        shown.insert((since, resolved.valid_through));
+                    }
+                    shown
+                })
+            })
+            .collect();
+        let mut changes = Vec::new();
+        for n in 0..2000 {
+            changes.push(s.swap(0, &n.to_string()).await.mod_revision);
+        }
+        s.cache.wait_for_version(*changes.last().expect("there are some"), soon()).await.unwrap();
+        written.store(true, Ordering::SeqCst);
+        for reader in readers {
+            for (since, through) in reader.await.unwrap() {
+                let next = changes.iter().find(|change| **change > since);
+                assert!(next.is_none_or(|next| *next > through), "of {since}, and said to be so at {through}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_tables_are_held_than_may_be() {
+        let config = CacheConfig { max_tables: 10, ..CacheConfig::default() };
+        let s = setup(FaultyStore::default(), config).await;
+        let namespace = s.tables[0].namespace.clone();
+        let tables: Vec<_> = (0..1000).map(|n| TableIdent::new(namespace.clone(), format!("t{n}")).unwrap()).collect();
+        assert!(s.resolve(&tables).await.iter().all(|r| r.pointer().is_none()));
+        assert!(s.cache.len() <= config.max_tables, "{}", s.cache.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_used_is_renewed_before_it_is_too_old() {
+        // Nothing is told here: watches are refused.
+        let config = CacheConfig::default();
+        let s = setup(FaultyStore::default(), config).await;
+        s.resolve(&s.tables[..1]).await;
+        for _ in 0..4 {
+            tokio::time::advance(config.refresh_after).await;
+            let before = s.cache.counters().calls(Reason::Refresh);
+            assert!(s.cache.cached(&s.tables[0]).is_some());
+            while s.cache.counters().calls(Reason::Refresh) == before || !s.cache.shared.lock().is_idle() {
+                tokio::task::yield_now().await;
+            }
+        }
+        let counters = s.cache.counters();
+        assert_eq!((counters.calls(Reason::Refresh), counters.calls(Reason::Expired)), (4, 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -429,6 +429,28 @@ mod tests {
         assert!(asked.load(Ordering::SeqCst) < 100, "{asked:?}");
     }
 
+    #[tokio::test]
+    async fn a_leader_that_has_too_much_to_do_is_not_asked_about() {
+        let endpoints = vec!["127.0.0.1:1".to_owned(), "127.0.0.1:2".to_owned()];
+        let store = RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap();
+        let member = v1::Member { id: 1, grpc_address: "127.0.0.1:1".to_owned(), ..v1::Member::default() };
+        store.inner.lock().view.learn(5, Some(&member));
+        let asked = AtomicU32::new(0);
+        let send = async |address: String, _| {
+            assert!(address.ends_with(":1"), "{address}");
+            match asked.fetch_add(1, Ordering::SeqCst) {
+                0..3 => Err(status::status(Kind::Overloaded, WireApplied::NotApplied, "too much")),
+                _ => Ok(()),
+            }
+        };
+        let deadline = clock::now() + Duration::from_secs(30);
+        let (_, in_doubt) = store.on_leader("a test", deadline, Rules::STAMPED, send).await.unwrap();
+        assert!(!in_doubt && asked.load(Ordering::SeqCst) == 4);
+        let view = &store.inner.lock().view;
+        assert_eq!(view.leader().map(|leader| leader.id), Some(1));
+        assert_eq!(view.question(clock::now()).wait, Duration::ZERO);
+    }
+
     /// What comes of an operation whose attempts fail so, one after the other.
     async fn after(rules: Rules, failures: &[(Kind, WireApplied)]) -> Error {
         let store = RemoteStore::connect(RemoteConfig { endpoints: vec!["127.0.0.1:1".to_owned()], secret: None });

@@ -124,11 +124,11 @@ impl RemoteStore {
         let mut attempts = Attempts::new("asking who leads", deadline);
         loop {
             attempts.count += 1;
-            self.inner.ask().await;
+            let asked = tokio::time::timeout_at(deadline.into(), self.inner.ask()).await;
             if let Some(l) = self.inner.lock().view.leader() {
                 return Ok((l.id, l.address.clone()));
             }
-            attempts.last = "no peer names a leader".to_owned();
+            attempts.last = asked.ok().flatten().unwrap_or_else(|| "no peer names a leader".to_owned());
             if !attempts.wait().await {
                 return Err(self.unavailable(attempts, Applied::No));
             }
@@ -307,7 +307,13 @@ impl MetaStore for RemoteStore {
             0 => self.batch_get(&[], ReadOptions::default(), deadline).await?.revision + 1,
             from => from,
         };
-        Ok(Box::pin(self.watch(prefix, from)?))
+        let mut attempts = Attempts::new(&format!("watching {prefix:?} from revision {from} on"), deadline);
+        let mut watch = self.watch(prefix, from)?;
+        if watch.opened(deadline).await {
+            return Ok(Box::pin(watch));
+        }
+        attempts.last = "no peer has taken the watch on".to_owned();
+        Err(self.unavailable(attempts, Applied::No))
     }
 
     async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
