@@ -25,17 +25,18 @@
 //! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
 //! that holds exactly what the call wanted to write was written by it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn, TxnResult};
+use lake_proto::limits::MAX_BATCH_GET_KEYS;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::store::{Applied, Committed, Error, ReadOptions, SharedStore, Token};
+use crate::store::{Applied, Committed, Error, Read, ReadOptions, SharedStore, Token};
 
 /// Keys of namespaces begin so.
 pub(crate) const NAMESPACES: &str = "/lake/catalog/";
@@ -614,7 +615,11 @@ impl Catalog {
         read.value.map(|e| pointer(table, &e, read.revision)).transpose()
     }
 
-    /// Several tables' pointers at one revision, which is returned too; `None` for those that do not exist.
+    /// Several tables' pointers, and the revision that all of them are of where the store has one; `None` for those that do not
+    /// exist.
+    ///
+    /// # Errors
+    /// The store's.
     pub async fn load_tables(
         &self,
         tables: &[TableIdent],
@@ -622,13 +627,48 @@ impl Catalog {
         deadline: Instant,
     ) -> Result<(Revision, Vec<Option<Versioned<TablePointer>>>)> {
         let keys: Vec<String> = tables.iter().map(TableIdent::key).collect();
-        let read = self.store.batch_get(&keys, options, deadline).await?;
+        let read = self.entries(&keys, options, deadline).await?;
+        let found: HashMap<&str, &KeyValue> = read.value.iter().map(|e| (e.key.as_str(), e)).collect();
         let pointers = tables
             .iter()
             .zip(&keys)
-            .map(|(table, key)| find(&read.value, key).map(|e| pointer(table, e, read.revision)).transpose())
+            .map(|(table, key)| found.get(key.as_str()).map(|e| pointer(table, e, read.revision)).transpose())
             .collect::<Result<_>>()?;
         Ok((read.revision, pointers))
+    }
+
+    /// The entries of those keys that exist. More than one read may ask for are read from a snapshot.
+    async fn entries(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        let can = self.store.capabilities();
+        let held = can.snapshots || options.snapshot.is_some();
+        if keys.len() <= MAX_BATCH_GET_KEYS || can.consistent_listing && !held {
+            return self.store.batch_get(keys, options, deadline).await;
+        }
+        let snapshot = match options.snapshot {
+            None if can.snapshots => Some(self.store.open_snapshot(options, deadline).await?.value),
+            _ => None,
+        };
+        let options = snapshot.map_or(options, ReadOptions::at);
+        let parts = async {
+            let mut all = Read { revision: 0, value: Vec::new() };
+            for some in keys.chunks(MAX_BATCH_GET_KEYS) {
+                let read = self.store.batch_get(some, options, deadline).await?;
+                all.revision = read.revision;
+                all.value.extend(read.value);
+            }
+            Ok(all)
+        };
+        let all: Result<_, Error> = parts.await;
+        if let Some(snapshot) = snapshot {
+            // One that is not closed ends by itself.
+            let _ = self.store.close_snapshot(snapshot, deadline).await;
+        }
+        all
     }
 
     /// Creates a table that points at `new`.
@@ -1302,6 +1342,17 @@ mod tests {
         let late = catalog.swap_table(&table, swapped.mod_revision, &next(), Some(left), soon()).await;
         assert!(matches!(late, Err(CatalogError::NotYourTurn { turn: 0, .. })), "{late:?}");
         catalog.swap_table(&table, swapped.mod_revision, &next(), None, soon()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn more_tables_than_one_read_takes_are_loaded_at_one_revision() {
+        let (_, catalog, nested, table) = setup();
+        let first = created(&catalog, &table).await;
+        let mut tables: Vec<_> = (0..3000).map(|n| TableIdent::new(nested.clone(), format!("t{n}")).unwrap()).collect();
+        tables.push(table);
+        let (revision, pointers) = catalog.load_tables(&tables, ReadOptions::default(), soon()).await.unwrap();
+        assert_eq!((revision, pointers.len()), (first.mod_revision, tables.len()));
+        assert_eq!(pointers.iter().flatten().collect::<Vec<_>>(), [&first]);
     }
 
     #[test]

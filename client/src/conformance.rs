@@ -38,6 +38,7 @@ const MAX_BEGINNINGS: u32 = 20;
 pub async fn run(store: SharedStore) {
     let suite = Suite::of(store);
     suite.much_at_once().await;
+    suite.largest_transactions().await;
     suite.all_but_much().await;
 }
 
@@ -360,6 +361,35 @@ impl Suite {
     }
 
     /// More than any message holds.
+    /// The largest transactions that the store says it takes, and one with an operation more.
+    async fn largest_transactions(&self) {
+        let can = self.store.capabilities();
+        if !can.multi_key {
+            return;
+        }
+        let prefix = self.key("largest/");
+        let listed = async || self.store.list_all(&prefix, fresh(), soon()).await.expect("a listing").value;
+        let put = |n: usize, value: Bytes| Op::put(format!("{prefix}{n:04}"), value);
+        let puts = |count: usize| (0..count).map(|n| put(n, "v".into())).collect::<Vec<_>>();
+        invalid(self.run(vec![], puts(can.txn_ops + 1)).await);
+        assert_eq!(listed().await, [], "nothing of it was done");
+        succeeded(self.run(vec![], puts(can.txn_ops)).await);
+        assert_eq!(listed().await.len(), can.txn_ops);
+
+        let count = can.txn_bytes.div_ceil(MAX_VALUE_BYTES) + 1;
+        let (share, rest) = (can.txn_bytes / count, can.txn_bytes % count);
+        let key_bytes = prefix.len() + 4;
+        let value = |n: usize| vec![n as u8; share - key_bytes + if n == 0 { rest } else { 0 }];
+        let largest: Vec<_> = (0..count).map(|n| put(n, value(n).into())).collect();
+        succeeded(self.run(vec![], largest).await);
+        let all = listed().await;
+        assert!(all[..count].iter().enumerate().all(|(n, entry)| entry.value == value(n)), "each with its value");
+        for some in all.chunks(can.txn_ops) {
+            let deletes = some.iter().map(|entry| Op::delete(&entry.key)).collect();
+            succeeded(self.run(vec![], deletes).await);
+        }
+    }
+
     async fn much_at_once(&self) {
         let prefix = self.key("much/");
         let keys: Vec<_> = (0..20).map(|n| format!("{prefix}{n:02}")).collect();

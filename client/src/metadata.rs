@@ -888,8 +888,8 @@ mod tests {
         );
         one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
         let mut last = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
-        let declines: [fn(&TablePointer) -> std::result::Result<Option<TablePointer>, &'static str>; 2] =
-            [|_| Ok(None), |_| Err("not of this one")];
+        type Decline = fn(&TablePointer) -> std::result::Result<Option<TablePointer>, &'static str>;
+        let declines: [Decline; 2] = [|_| Ok(None), |_| Err("not of this one")];
         for decline in declines {
             let old = two.table(&table(), Want::by(soon())).await.unwrap().pointer().unwrap().value.clone();
             let next = pointer(&format!("{}1", old.metadata_location));

@@ -17,7 +17,7 @@ use crate::state::FEATURE_LEVEL;
 
 /// The environment variable that may hold the cluster secret itself, instead of a file.
 pub const SECRET_VARIABLE: &str = "LAKE_METASRV_SECRET";
-/// How long the pages of a listing, and snapshots that callers open, are held.
+/// How long the pages of a listing are held after the last one was asked for, and snapshots that callers open.
 pub const PAGE_LIFE: Duration = Duration::from_secs(60);
 
 /// A peer's options as flags, environment variables and TOML give them. All are optional here.
@@ -125,7 +125,7 @@ pub struct Config {
     pub insecure_open_network: bool,
     pub timing: Timing,
     pub storage: StorageConfig,
-    /// How long the pages of a listing, and snapshots, are held. No option: a seam for tests, as is the next.
+    /// As [`PAGE_LIFE`]. No option: a seam for tests, as is the next.
     pub page_life: Duration,
     pub free_space: FreeSpace,
     /// The highest feature level that the peer says it can apply. No option either.

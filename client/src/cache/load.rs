@@ -28,6 +28,8 @@ type Outcome = Result<Arc<[Arc<Entry>]>, CatalogError>;
 pub struct Flight {
     /// What it brings was current then, or later.
     pub started: Instant,
+    /// ... and at this revision.
+    pub min_revision: Revision,
     outcome: watch::Receiver<Option<Outcome>>,
 }
 
@@ -70,6 +72,10 @@ impl Drop for Registered {
 }
 
 impl Registered {
+    pub fn flight(&self) -> &Flight {
+        &self.flight
+    }
+
     async fn load(&self, load: Load, until: Instant) -> Outcome {
         let (shared, tables) = (&self.shared, &self.tables);
         let mut backoff = shared.backoff();
@@ -149,10 +155,8 @@ impl Shared {
     /// Says that the tables are about to be loaded together; [`Shared::run_load`] does it.
     pub fn register_load(self: &Arc<Self>, ledger: &mut Ledger, tables: Vec<TableIdent>, load: Load) -> Registered {
         let (report, outcome) = watch::channel(None);
-        let flight = Flight { started: clock::now(), outcome };
-        // A revision that only the caller knows of may be one that never comes: nobody else waits for it.
-        let shareable = load.min_revision <= ledger.seen();
-        ledger.begin(&tables, shareable.then_some(&flight));
+        let flight = Flight { started: clock::now(), min_revision: load.min_revision, outcome };
+        ledger.begin(&tables, &flight);
         Registered { shared: self.clone(), tables, flight, report }
     }
 
@@ -228,6 +232,6 @@ pub mod tests {
 
     /// One that brings nothing.
     pub fn flight() -> Flight {
-        Flight { started: clock::now(), outcome: watch::channel(None).1 }
+        Flight { started: clock::now(), min_revision: 0, outcome: watch::channel(None).1 }
     }
 }

@@ -46,7 +46,7 @@ use lake_proto::limits::{MAX_PAGE_BYTES, MAX_VALUE_BYTES, page_limit};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig, UpdateVersion};
 use uuid::Uuid;
 
 use self::failure::{failed, innermost, is_final, is_lost, is_precondition, late, refused};
@@ -107,6 +107,8 @@ enum Put {
     /// The same, or the put was made nevertheless: the object store's client may send one twice by itself, and tell only what
     /// came of the second.
     Lost,
+    /// It was not made: the lock was not to be had.
+    Locked(object_store::Error),
 }
 
 impl ObjectMetaStore {
@@ -129,7 +131,17 @@ impl ObjectMetaStore {
     /// # Errors
     /// `Refused` for settings that make no sense; as [`ObjectMetaStore::open`].
     pub async fn s3(bucket: &str, root: &str, deadline: Instant) -> Result<Self, Error> {
-        let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+        Self::s3_as(AmazonS3Builder::from_env(), bucket, root, deadline).await
+    }
+
+    /// The same with settings of the caller's.
+    ///
+    /// # Errors
+    /// As it.
+    pub async fn s3_as(settings: AmazonS3Builder, bucket: &str, root: &str, deadline: Instant) -> Result<Self, Error> {
+        // What is tried again is tried here, where it is known what an earlier attempt may have done.
+        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let mut builder = settings.with_bucket_name(bucket).with_retry(retry);
         if builder.get_config_value(&AmazonS3ConfigKey::Endpoint).is_some_and(|url| url.starts_with("http://")) {
             builder = builder.with_allow_http(true);
         }
@@ -156,14 +168,37 @@ impl ObjectMetaStore {
     }
 
     async fn prove_conditions(&self, deadline: Instant) -> Result<(), Error> {
-        let (doing, started) = ("trying whether conditional puts are honoured", clock::now());
+        let doing = "trying whether conditional puts are honoured";
+        let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
+        loop {
+            attempts += 1;
+            match self.honours_conditions(deadline).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {
+                    let message = format!(
+                        "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a                          service that honours them",
+                        self.name
+                    );
+                    return Err(refused(doing, message));
+                }
+                Err(e) if is_final(&e) => return Err(refused(doing, e)),
+                Err(e) if !backoff.wait(deadline).await => {
+                    return Err(self.unavailable(doing, started, attempts, &e, Applied::No));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Tries it on an object of its own.
+    async fn honours_conditions(&self, deadline: Instant) -> object_store::Result<bool> {
         let path = self.root.clone().join(format!("probe-{}", Uuid::new_v4()));
         let put = async |mode| {
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = self.objects.put_opts(&path, Bytes::from_static(b"probe").into(), options);
             tokio::time::timeout_at(deadline.into(), put).await.unwrap_or_else(|_| Err(late()))
         };
-        let first = put(PutMode::Create).await.map_err(|e| self.failed(doing, started, &e))?;
+        let first = put(PutMode::Create).await?;
         let second = put(PutMode::Create).await;
         let other = UpdateVersion { e_tag: Some("\"00000000000000000000000000000000\"".to_owned()), version: None };
         let third = put(PutMode::Update(other)).await;
@@ -175,16 +210,8 @@ impl ObjectMetaStore {
         }
         let honoured = is_lost(&second) && is_lost(&third) && fourth.is_ok();
         match [second, third, fourth].into_iter().find_map(|put| put.err().filter(|e| !is_precondition(e))) {
-            _ if honoured => Ok(()),
-            Some(e) => Err(self.failed(doing, started, &e)),
-            None => Err(Error::Refused {
-                doing: doing.to_owned(),
-                message: format!(
-                    "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a \
-                     service that honours them",
-                    self.name
-                ),
-            }),
+            Some(e) if !honoured => Err(e),
+            _ => Ok(honoured),
         }
     }
 
@@ -265,7 +292,10 @@ impl ObjectMetaStore {
                 }
             }
             Swaps::Locked { dir, files } => {
-                let lock = lock(&dir.join(LOCK_FILE), by).await?;
+                let lock = match lock(&dir.join(LOCK_FILE), by).await {
+                    Ok(lock) => lock,
+                    Err(e) => return Ok(Put::Locked(e)),
+                };
                 let file = files.path_to_filesystem(&path)?;
                 let (key, count) = (key.to_owned(), before.map(|stored| stored.count));
                 // Runs to its end with the lock, whether its caller waits or not.
@@ -291,13 +321,19 @@ impl ObjectMetaStore {
         deadline: Instant,
     ) -> Result<Vec<String>, Error> {
         let dir = self.dir(prefix.rsplit_once('/').map(|(dirs, _)| dirs));
-        let started = clock::now();
-        let names = self.objects.list((!dir.as_ref().is_empty()).then_some(&dir)).try_collect::<Vec<_>>();
-        let names = tokio::time::timeout_at(deadline.into(), names).await.unwrap_or_else(|_| Err(late()));
-        let names = match names {
-            Ok(names) => names,
-            Err(object_store::Error::NotFound { .. }) => Vec::new(),
-            Err(e) => return Err(self.failed(doing, started, &e)),
+        let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
+        let names = loop {
+            attempts += 1;
+            let names = self.objects.list((!dir.as_ref().is_empty()).then_some(&dir)).try_collect::<Vec<_>>();
+            match tokio::time::timeout_at(deadline.into(), names).await.unwrap_or_else(|_| Err(late())) {
+                Ok(names) => break names,
+                Err(object_store::Error::NotFound { .. }) => break Vec::new(),
+                Err(e) if is_final(&e) => return Err(refused(doing, e)),
+                Err(e) if !backoff.wait(deadline).await => {
+                    return Err(self.unavailable(doing, started, attempts, &e, Applied::No));
+                }
+                Err(_) => {}
+            }
         };
         let mut keys: Vec<_> = names.into_iter().filter_map(|object| self.key(&object.location)).collect();
         keys.retain(|key| key.starts_with(prefix) && after.is_none_or(|after| key.as_str() > after));
@@ -332,14 +368,6 @@ impl ObjectMetaStore {
         let (doing, elapsed, last) = (doing.to_owned(), clock::since(started), innermost(error));
         let in_vain = InVain { doing, attempts, elapsed, leader: Leader::Without, last };
         in_vain.unavailable(vec![self.name.clone()], applied)
-    }
-
-    /// The error of what is not tried again, and has changed nothing.
-    fn failed(&self, doing: &str, started: Instant, error: &object_store::Error) -> Error {
-        match is_final(error) {
-            true => refused(doing, error),
-            false => self.unavailable(doing, started, 1, error, Applied::No),
-        }
     }
 
     /// Refuses a key for whose object there is no name.
@@ -536,6 +564,10 @@ impl MetaStore for ObjectMetaStore {
             let after = Stored::encode(result.revision, &ids, state.get(&key));
             match self.put(&key, before.as_ref(), after, deadline).await {
                 Ok(Put::Done) => return Ok(Committed { result, resent: false }),
+                Ok(Put::Locked(e)) => {
+                    let applied = if on_its_way { Applied::Unknown } else { Applied::No };
+                    return Err(self.unavailable(&doing, started, attempts, &e, applied));
+                }
                 Ok(lost) => {
                     crowded = attempts > 1;
                     // One that is on its way since before may have been made.

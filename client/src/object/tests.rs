@@ -241,3 +241,16 @@ async fn a_key_that_no_object_can_be_named_for_is_refused() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_change_that_could_not_have_the_lock_was_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = ObjectMetaStore::local(dir.path()).unwrap();
+    let held = File::options().append(true).open(dir.path().join(LOCK_FILE)).unwrap();
+    held.lock().unwrap();
+    let by = clock::now() + Duration::from_millis(100);
+    let error = store.cas("/kv/a", None, "1".into(), by).await.unwrap_err();
+    assert!(error.is_unavailable() && error.applied() == Applied::No, "{error}");
+    drop(held);
+    assert!(store.cas("/kv/a", None, "1".into(), soon()).await.unwrap().result.succeeded);
+}

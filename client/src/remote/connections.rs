@@ -31,7 +31,7 @@ use tonic::{Request, Status};
 use super::attempts::{Failure, describe};
 use super::leader::{Question, Round, View};
 use super::pipe::Pipe;
-use super::session::Sessions;
+use super::session::{self, Sessions};
 use super::{MAX_ENDPOINTS, RemoteConfig};
 use crate::clock;
 use crate::dial::Dialer;
@@ -92,6 +92,19 @@ impl Shared {
         self.channels.remove(address);
         self.pipes.remove(address);
         self.answered_at.retain(|_, endpoint| endpoint != address);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Some(id) = self.sessions.open() else { return };
+        let channel = {
+            let shared = self.lock();
+            shared.view.leader().and_then(|leader| shared.channels.get(&leader.address).cloned())
+        };
+        if let Some(channel) = channel {
+            session::leave(id, channel, |within| self.request(v1::CloseSessionRequest { id }, within));
+        }
     }
 }
 

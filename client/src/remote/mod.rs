@@ -130,7 +130,7 @@ impl RemoteStore {
             }
             attempts.last = asked.ok().flatten().unwrap_or_else(|| "no peer names a leader".to_owned());
             if !attempts.wait().await {
-                return Err(self.unavailable(attempts, Applied::No));
+                return Err(self.unavailable(&attempts, Applied::No));
             }
         }
     }
@@ -313,7 +313,7 @@ impl MetaStore for RemoteStore {
             return Ok(Box::pin(watch));
         }
         attempts.last = "no peer has taken the watch on".to_owned();
-        Err(self.unavailable(attempts, Applied::No))
+        Err(self.unavailable(&attempts, Applied::No))
     }
 
     async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
@@ -335,7 +335,8 @@ impl MetaStore for RemoteStore {
         loop {
             let committed = self.commit_once(&txn, deadline).await?;
             let result = &committed.result;
-            let changed_nothing = !result.succeeded && !txn.otherwise.iter().any(Op::is_write);
+            let ran = if result.succeeded { &txn.then } else { &txn.otherwise };
+            let changed_nothing = ran.iter().all(|op| matches!(op, Op::Get { .. } | Op::List { .. }));
             // Its first answer was too large to be kept: asked for as a new request, there is a whole one.
             if result.reduced.is_none() || !changed_nothing || clock::now() >= deadline {
                 return Ok(committed);

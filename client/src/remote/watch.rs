@@ -181,13 +181,13 @@ impl Follower {
             // Another peer says the same of what was asked; of who was asked, each speaks for itself.
             let by_all = matches!(failure.kind(), Some(Kind::Compacted | Kind::InvalidArgument));
             let end = if by_all || self.refused >= endpoints.len() {
-                ended(&self.doing(), &failure, false)
+                ended(self.in_vain(last, failing_for), &failure, false)
             } else if failing_for >= PATIENCE {
-                self.unavailable(endpoints, last, failing_for)
+                self.in_vain(last, failing_for).unavailable(endpoints, Applied::No)
             } else {
                 turn += 1;
                 tokio::time::sleep(self.backoff.next_wait()).await;
-                if self.attempts as usize % endpoints.len() == 0 {
+                if (self.attempts as usize).is_multiple_of(endpoints.len()) {
                     // None of them serves: members that were not known may have come.
                     self.inner.ask().await;
                 }
@@ -277,14 +277,10 @@ impl Follower {
         self.attempts = 0;
     }
 
-    fn doing(&self) -> String {
-        format!("watching {:?} from revision {} on", self.prefix, self.next)
-    }
-
-    fn unavailable(&self, endpoints: Vec<String>, last: String, elapsed: Duration) -> Error {
+    fn in_vain(&self, last: String, elapsed: Duration) -> InVain {
+        let doing = format!("watching {:?} from revision {} on", self.prefix, self.next);
         let leader = self.inner.lock().view.leading();
-        InVain { doing: self.doing(), attempts: self.attempts, elapsed, leader, last }
-            .unavailable(endpoints, Applied::No)
+        InVain { doing, attempts: self.attempts, elapsed, leader, last }
     }
 }
 

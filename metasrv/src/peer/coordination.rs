@@ -296,13 +296,19 @@ impl Member {
     ///
     /// # Errors
     /// As [`Member::propose`]; InvalidArgument for what is no prefix of keys.
-    pub async fn set_quota(&self, prefix: String, bytes: Option<u64>, call: &Call) -> Result<Revision, Failure> {
+    pub async fn set_quota(
+        &self,
+        prefix: String,
+        bytes: Option<u64>,
+        stamp: Option<Stamp>,
+        call: &Call,
+    ) -> Result<Revision, Failure> {
         check_length(&prefix)?;
         if !prefix.is_empty() && !prefix.starts_with('/') {
             let what = format!("{prefix:?} is no prefix of keys: it is empty, for the whole map, or begins with `/`");
             return Err(Failure::invalid(what));
         }
-        match self.propose(Action::SetQuota { prefix, bytes }, None, call).await? {
+        match self.propose(Action::SetQuota { prefix, bytes }, stamp, call).await? {
             Outcome::Set { revision } => Ok(revision),
             other => Err(misanswered(&other)),
         }

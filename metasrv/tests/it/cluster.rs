@@ -141,7 +141,8 @@ async fn a_follower_that_was_away_too_long_gets_a_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_of_a_listing_see_one_revision_and_expire() {
-    let mut cluster = TestCluster::founded(1, |config| config.page_life = Duration::from_millis(500)).await;
+    const LIFE: Duration = Duration::from_millis(500);
+    let mut cluster = TestCluster::founded(1, |config| config.page_life = LIFE).await;
     for i in 0..30 {
         cluster.put(&format!("/kv/{i:02}"), "1").await;
     }
@@ -154,7 +155,12 @@ async fn pages_of_a_listing_see_one_revision_and_expire() {
     let second = list(&first.next_page).await.unwrap();
     assert_eq!(second.entries[5].value, "1", "a later page does not see what changed meanwhile");
     assert_eq!(first.header.unwrap().revision, second.header.clone().unwrap().revision);
-    let error = eventually("the listing to expire", async || list(&second.next_page).await.err()).await;
+    // It lives for as long as it is asked for.
+    let left_alone = async || {
+        tokio::time::sleep(2 * LIFE).await;
+        list(&second.next_page).await.err()
+    };
+    let error = eventually("the listing to expire", left_alone).await;
     assert_eq!(kind(&error), Kind::SnapshotExpired);
     cluster.stop_all().await;
 }
