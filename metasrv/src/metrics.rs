@@ -116,6 +116,11 @@ fn raft(figures: &Figures, peer: &Peer, member: &Member) -> Result<()> {
         member.log.busy_for(),
     )?;
     figures.gauge("commands_in_flight", "Commands proposed here and not answered yet", member.in_flight() as u64)?;
+    figures.counter(
+        "read_index_rounds_total",
+        "Rounds in which a quorum confirmed the leader for the reads and keep-alives that waited here",
+        member.reads.rounds(),
+    )?;
     if let Some(staleness) = member.reads.staleness() {
         figures.time(
             "read_index_age_seconds",

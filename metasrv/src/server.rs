@@ -28,9 +28,11 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::{Connected, TcpIncoming};
 use tonic_health::ServingStatus;
 
+use crate::accepting;
 use crate::config::Config;
 use crate::error::Error;
 use crate::http;
+use crate::peer::shares::{Pool, Resource};
 use crate::peer::{Opened, Peer, Settings, joining};
 use crate::raft::network::Transport;
 use crate::services::CheckSecret;
@@ -157,8 +159,12 @@ impl Server {
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let peer_services = builder().add_service(InterceptedService::new(raft_service, secret));
         let ended = watch::Sender::new(None);
-        tasks.spawn(serve("clients", client_services, clients.incoming, stop.clone(), ended.clone()));
-        tasks.spawn(serve("peers", peer_services, peers.incoming, stop.clone(), ended.clone()));
+        let pool = Pool::new(Resource::Connections, accepting::max_connections());
+        let clients = accepting::accept("clients", clients.incoming, peer.callers.clone(), pool);
+        tasks.spawn(serve("clients", client_services, clients, stop.clone(), ended.clone()));
+        let pool = Pool::new(Resource::PeerConnections, accepting::MAX_PEER_CONNECTIONS);
+        let peers = accepting::accept("other peers", peers.incoming, peer.callers.clone(), pool);
+        tasks.spawn(serve("peers", peer_services, peers, stop.clone(), ended.clone()));
         tasks.spawn(report_health(peer.clone(), health.clone(), stop.clone()));
         tasks.spawn(watch_failure(peer.failed(), ended.clone(), stop.clone()));
         tasks.spawn(end_streams(streams, stop.clone()));

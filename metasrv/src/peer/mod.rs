@@ -15,7 +15,7 @@
 //!   does for them; [`counters`], [`latencies`]: how often what happened, and how long it took;
 //! - [`succession`]: what a voter does whose leader's connection broke;
 //! - [`agreement`]: whether the peers still hold the same state;
-//! - [`shares`]: what all callers share, in parts;
+//! - [`shares`]: what all callers share, in parts; [`ledger`]: the same for what stands in the state;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member; [`disk`]: the room it takes;
 //! - [`failure`]: why a call failed.
 
@@ -31,6 +31,7 @@ pub mod failure;
 pub mod founding;
 pub(crate) mod joining;
 pub mod latencies;
+pub mod ledger;
 pub mod member;
 pub mod membership;
 pub mod pages;

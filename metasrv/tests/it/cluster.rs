@@ -291,6 +291,40 @@ async fn many_calls_at_once_share_a_stream_and_none_is_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn reads_share_their_confirmations_and_keep_no_write_waiting() {
+    const READS: u64 = 256;
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    for i in 0..100 {
+        cluster.put(&format!("/kv/{i:02}"), "1").await;
+    }
+    let leader = cluster.leader().await;
+    for at in 1..=3 {
+        let member = cluster.running[&at].peer().member().unwrap();
+        let before = member.reads.rounds();
+        let client = cluster.kv(at);
+        let reading = (0..READS).map(|i| {
+            let mut kv = client.clone();
+            async move { kv.get(v1::GetRequest { key: format!("/kv/{:02}", i % 100), options: None }).await }
+        });
+        for answer in futures::future::join_all(reading).await {
+            assert!(answer.unwrap().into_inner().entry.is_some());
+        }
+        let rounds = member.reads.rounds() - before;
+        assert!((1..=READS / 4).contains(&rounds), "{rounds} rounds for {READS} reads at peer {at}");
+    }
+
+    // Somebody is in the middle of reading everything: what is written meanwhile neither waits for that nor shows in it.
+    let read = cluster.running[&leader].peer().member().unwrap().published.current();
+    let mut entries = read.state.iter();
+    let first = entries.next().unwrap();
+    cluster.put(&first.key, "2").await;
+    cluster.put("/kv/99", "2").await;
+    let rest: Vec<_> = entries.collect();
+    assert!(first.value == "1" && rest.len() == 99 && rest.iter().all(|entry| entry.value == "1"));
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_quorum_a_read_is_as_old_as_it_may_be_and_no_older() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     cluster.put("/kv/a", "1").await;

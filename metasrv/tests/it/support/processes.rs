@@ -61,13 +61,18 @@ fn said(root: &Path) -> PathBuf {
 impl Processes {
     /// Three peers, founded, with a leader, which take a snapshot after so many entries.
     pub async fn founded(snapshot_entries: u64) -> Self {
+        Self::founded_by(3, snapshot_entries).await
+    }
+
+    /// So many.
+    pub async fn founded_by(count: u64, snapshot_entries: u64) -> Self {
         let dirs = tempfile::tempdir().unwrap();
         let mut this =
             Self { peers: Peers::new(dirs.path().to_owned()), snapshot_entries, http: BTreeMap::new(), dirs };
-        for id in 1..=3 {
+        for id in 1..=count {
             this.spawn(id);
         }
-        let founders: Vec<_> = (1..=3).map(|id| this.named(id)).collect();
+        let founders: Vec<_> = (1..=count).map(|id| this.named(id)).collect();
         eventually("the founding", async || {
             this.cluster(1).init(v1::InitRequest { founders: founders.clone() }).await.ok()
         })
