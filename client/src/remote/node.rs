@@ -198,14 +198,20 @@ struct Keeping {
 }
 
 /// The heartbeats of one stream.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Beats {
     sequence: u64,
     /// Those that are not answered yet, with when they were sent: the one before the one that says that the node leaves may
     /// still be under way.
     under_way: VecDeque<(u64, Instant)>,
-    last_sent: Option<Instant>,
+    last_sent: Instant,
     said_leaving: bool,
+}
+
+impl Beats {
+    fn none_sent() -> Self {
+        Self { sequence: 0, under_way: VecDeque::new(), last_sent: clock::now(), said_leaving: false }
+    }
 }
 
 /// Why a stream ended.
@@ -285,22 +291,21 @@ impl Keeping {
     /// Ends well when the process is superseded, or has left.
     async fn beat_at(&mut self, address: &str) -> Result<(), Status> {
         let (sender, outgoing) = mpsc::channel(OUTGOING);
-        let mut beats = Beats::default();
-        let first = self.send(&sender, &mut beats)?;
+        let mut beats = Beats::none_sent();
+        self.send(&sender, &mut beats)?;
         let mut timeout = if self.lease == 0 { REGISTERS_WITHIN } else { self.rhythm.timeout() };
-        let mut messages = in_time(first + timeout, self.open(address, outgoing)).await?;
+        let mut messages = in_time(beats.last_sent + timeout, self.open(address, outgoing)).await?;
         let mut in_hand = FuturesUnordered::new();
         loop {
             // What is waited for: the answer to the heartbeat that was sent, and then the time for the next one.
             let waits_for = beats.under_way.front().map(|(_, sent)| *sent);
-            let until =
-                waits_for.map_or(beats.last_sent.unwrap_or(first) + self.rhythm.interval, |sent| sent + timeout);
+            let until = waits_for.map_or(beats.last_sent + self.rhythm.interval, |sent| sent + timeout);
             tokio::select! {
                 () = tokio::time::sleep_until(until.into()) => match waits_for {
                     Some(_) => return Err(Status::deadline_exceeded("a heartbeat was not answered in time")),
-                    None => drop(self.send(&sender, &mut beats)?),
+                    None => self.send(&sender, &mut beats)?,
                 },
-                () = self.told_to_leave.cancelled(), if !beats.said_leaving => drop(self.send(&sender, &mut beats)?),
+                () = self.told_to_leave.cancelled(), if !beats.said_leaving => self.send(&sender, &mut beats)?,
                 Some(done) = in_hand.next(), if !in_hand.is_empty() => answer(&sender, done)?,
                 message = messages.message() => match message?.and_then(|message| message.message) {
                     Some(FromLeader::Instruction(instruction)) if in_hand.len() < MAX_INSTRUCTIONS => {
@@ -374,12 +379,12 @@ impl Keeping {
         }
     }
 
-    fn send(&self, outgoing: &mpsc::Sender<v1::NodeMessage>, beats: &mut Beats) -> Result<Instant, Status> {
+    fn send(&self, outgoing: &mpsc::Sender<v1::NodeMessage>, beats: &mut Beats) -> Result<(), Status> {
         let now = clock::now();
         let leaving = self.told_to_leave.is_cancelled();
         beats.sequence += 1;
         beats.said_leaving |= leaving;
-        beats.last_sent = Some(now);
+        beats.last_sent = now;
         beats.under_way.push_back((beats.sequence, now));
         let beat = v1::Heartbeat {
             node: self.name.clone(),
@@ -393,8 +398,7 @@ impl Keeping {
         };
         outgoing
             .try_send(v1::NodeMessage { message: Some(ToLeader::Heartbeat(beat)) })
-            .map_err(|_| Status::unavailable("the connection does not take heartbeats"))?;
-        Ok(now)
+            .map_err(|_| Status::unavailable("the connection does not take heartbeats"))
     }
 
     async fn open(

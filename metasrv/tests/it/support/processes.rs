@@ -64,8 +64,8 @@ fn said(root: &Path) -> PathBuf {
 }
 
 impl Processes {
-    /// Query nodes of these peers are heard three times a second.
-    pub const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(300), lease: Duration::from_secs(10) };
+    /// Query nodes of these peers are heard a few times a second.
+    pub const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_secs(10) };
 
     /// Three peers, founded, with a leader, which take a snapshot after so many entries.
     pub async fn founded(snapshot_entries: u64) -> Self {
