@@ -7,6 +7,7 @@
 //! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline; watches;
 //! - `object` (feature `store-object`): an object store or a local directory as a store, one key at a time;
 //! - `etcd` (feature `store-etcd`): an etcd as a store;
+//! - [`nodes`]: query nodes as the cluster knows them;
 //! - [`secret`]: the cluster secret, read from a file and never shown;
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
 //! - [`follow`]: all there is under a prefix and every change after it, over any store that watches;
@@ -33,6 +34,7 @@ pub mod follow;
 pub mod memory;
 #[cfg(feature = "cache")]
 pub mod metadata;
+pub mod nodes;
 #[cfg(feature = "store-object")]
 pub mod object;
 pub mod remote;

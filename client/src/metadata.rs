@@ -223,6 +223,11 @@ impl Metadata {
         self.catalog.turn(table, deadline).await
     }
 
+    /// Somebody has told that the metadata has this revision: what is cached of an earlier one is renewed when it is next used.
+    pub fn notice(&self, revision: Revision) {
+        self.pointers.notice(revision);
+    }
+
     /// The latest revision that this process knows of.
     pub fn seen(&self) -> Revision {
         self.pointers.seen()

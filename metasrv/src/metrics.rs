@@ -195,5 +195,12 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         "commands_overloaded_total",
         "Commands refused because their caller had its part of what may be in flight",
         c.overloaded.get(),
+    )?;
+    figures.gauge("nodes_connected", "Query nodes whose stream is open here", member.nodes.connected() as u64)?;
+    figures.counter("nodes_registered_total", "Processes registered here as query nodes", c.nodes_registered.get())?;
+    figures.counter(
+        "nodes_superseded_total",
+        "Processes told that another one was registered as their node since",
+        c.nodes_superseded.get(),
     )
 }

@@ -14,6 +14,7 @@ use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::v1::cluster_server::ClusterServer;
 use lake_proto::v1::kv_server::KvServer;
 use lake_proto::v1::leases_server::LeasesServer;
+use lake_proto::v1::nodes_server::NodesServer;
 use lake_proto::v1::quotas_server::QuotasServer;
 use lake_proto::v1::raft_server::RaftServer;
 use lake_proto::v1::scopes_server::ScopesServer;
@@ -39,6 +40,7 @@ use crate::services::CheckSecret;
 use crate::services::cluster::ClusterService;
 use crate::services::kv::KvService;
 use crate::services::leases::LeasesService;
+use crate::services::nodes::NodesService;
 use crate::services::quotas::QuotasService;
 use crate::services::raft::RaftService;
 use crate::services::scopes::ScopesService;
@@ -145,6 +147,10 @@ impl Server {
             ))
             .add_service(ScopesServer::with_interceptor(ScopesService::new(peer.clone()), secret.clone()))
             .add_service(QuotasServer::with_interceptor(QuotasService::new(peer.clone()), secret.clone()))
+            .add_service(NodesServer::with_interceptor(
+                NodesService::new(peer.clone(), streams.clone()),
+                secret.clone(),
+            ))
             .add_service(InterceptedService::new(WatchServer::new(peer.clone()), secret.clone()))
             .add_service(SnapshotsServer::with_interceptor(
                 SnapshotsService::new(peer.clone(), streams.clone()),

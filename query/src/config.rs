@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lake_client::nodes::validate_node;
 use lake_client::secret::Secret;
 use serde::Deserialize;
 
@@ -22,9 +23,12 @@ pub struct Options {
     #[arg(long = "config", env = "LAKE_QUERY_CONFIG", value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
-    /// This node's name, unique in the cluster [default: query-<port>]
+    /// This node's name, unique in the cluster [default: query-<host>-<port>]
     #[arg(long, env = "LAKE_QUERY_ID")]
     pub id: Option<String>,
+    /// What this node is there for: query, worker, or both [default: query,worker]
+    #[arg(long, env = "LAKE_QUERY_ROLES", value_name = "ROLE,...", value_delimiter = ',')]
+    pub roles: Option<Vec<String>>,
     /// Directory for spill files and logs [default: ./lake-query]
     #[arg(long, env = "LAKE_QUERY_DIR", value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -105,7 +109,10 @@ pub struct Options {
 /// What a query node runs with.
 #[derive(Debug, Clone)]
 pub struct Config {
-    pub id: String,
+    /// `None`: made of the host's name and the port that is bound ([`default_id`]).
+    pub id: Option<String>,
+    /// At least one, none twice.
+    pub roles: Vec<NodeRole>,
     /// Spill files are under `<dir>/spill`.
     pub dir: PathBuf,
     /// Where Flight SQL is served; port 0 takes a free one.
@@ -188,7 +195,7 @@ impl Options {
     pub fn over(self, below: Options) -> Options {
         let top = self;
         over!(top, below;
-            config, id, dir, listen, advertise, rest_listen, rest_cached_reads, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
+            config, id, roles, dir, listen, advertise, rest_listen, rest_cached_reads, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
             s3_access_key_file, s3_secret_key_file, memory_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, target_partitions,
             target_file_bytes, allow_local_files, secret_file, insecure_open_network,
@@ -246,7 +253,8 @@ impl Config {
         };
         let path_style = options.s3_path_style.unwrap_or(options.s3_endpoint.is_some());
         Ok(Config {
-            id: options.id.unwrap_or_else(|| format!("query-{}", listen.port())),
+            id: options.id.map(node_id).transpose()?,
+            roles: roles(options.roles)?,
             dir: options.dir.unwrap_or_else(|| PathBuf::from("lake-query")),
             listen,
             advertise: options.advertise,
@@ -292,6 +300,54 @@ impl Config {
             allow_local_files: options.allow_local_files.unwrap_or(reachable.is_none()),
             secret,
         })
+    }
+}
+
+/// What a node is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeRole {
+    /// Statements of clients.
+    Query,
+    /// Chores that touch objects, when the leader asks for them.
+    Worker,
+}
+
+impl NodeRole {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            NodeRole::Query => "query",
+            NodeRole::Worker => "worker",
+        }
+    }
+}
+
+fn roles(named: Option<Vec<String>>) -> Result<Vec<NodeRole>> {
+    let all = [NodeRole::Query, NodeRole::Worker];
+    let Some(named) = named else { return Ok(all.to_vec()) };
+    if let Some(unknown) = named.iter().find(|name| all.iter().all(|role| role.as_str() != name.as_str())) {
+        return Err(Error::invalid(format!("roles: {unknown:?} is no role; there are query and worker")));
+    }
+    let roles: Vec<NodeRole> = all.into_iter().filter(|role| named.iter().any(|name| name == role.as_str())).collect();
+    match roles.is_empty() {
+        true => Err(Error::invalid("roles: a node needs at least one; there are query and worker")),
+        false => Ok(roles),
+    }
+}
+
+fn node_id(id: String) -> Result<String> {
+    validate_node(&id).map_err(|e| Error::invalid(format!("id: {e}")))?;
+    Ok(id)
+}
+
+/// The name of a node that was given none, and serves on this port: another one for each host and port.
+pub fn default_id(port: u16) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String =
+        host.trim().chars().filter(|c| c.is_ascii_alphanumeric() || "-._".contains(*c)).take(64).collect();
+    match host.is_empty() {
+        true => format!("query-{port}"),
+        false => format!("query-{host}-{port}"),
     }
 }
 
@@ -360,6 +416,9 @@ mod tests {
         let config = Config::new(options()).unwrap();
         assert!(config.listen.ip().is_loopback() && config.allow_local_files && config.secret.is_none());
         assert_eq!(config.warehouse, "file:///w");
+        assert_eq!(config.roles, [NodeRole::Query, NodeRole::Worker]);
+        assert!(default_id(9393).starts_with("query-") && default_id(9393).ends_with("-9393"));
+        assert!(validate_node(&default_id(9393)).is_ok());
     }
 
     #[test]
@@ -386,7 +445,7 @@ mod tests {
         std::fs::write(&path, "id = 'a'\nwarehouse = 's3://b/p'\nread_timeout_secs = 5\n").unwrap();
         let config =
             Config::new(Options { config: Some(path.clone()), id: Some("b".into()), ..Options::default() }).unwrap();
-        assert_eq!((config.id.as_str(), config.warehouse.as_str()), ("b", "s3://b/p"));
+        assert_eq!((config.id.as_deref().unwrap(), config.warehouse.as_str()), ("b", "s3://b/p"));
         assert_eq!(config.read_timeout, Duration::from_secs(5));
         std::fs::write(&path, "wharehouse = 's3://b/p'\n").unwrap();
         let error = Config::new(Options { config: Some(path), ..Options::default() }).unwrap_err();
@@ -401,6 +460,8 @@ mod tests {
             (Options { warehouse: None, ..options() }, "warehouse"),
             (Options { listen: Some("nonsense".into()), ..options() }, "listen"),
             (Options { max_statements: Some(0), ..options() }, "max_statements"),
+            (Options { id: Some("a/b".into()), ..options() }, "id"),
+            (Options { roles: Some(vec!["query".into(), "leader".into()]), ..options() }, "roles"),
             (Options { secret_file: Some("/does/not/exist".into()), ..options() }, "secret_file"),
         ] {
             let error = Config::new(wrong).unwrap_err();

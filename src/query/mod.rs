@@ -1,6 +1,5 @@
 //! `lake query`: one query node, as it runs on a server.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -21,7 +20,7 @@ pub struct Args {
 impl Service for QueryNode {
     type Error = Error;
 
-    /// Longer than the node's own patience, twice.
+    /// Longer than the node's own patience, twice, and what it takes to leave the cluster.
     const STOP_WITHIN: Duration = Duration::from_secs(25);
 
     async fn failed(&self) -> Error {
@@ -45,5 +44,5 @@ pub async fn run(args: Args) -> Result<()> {
     }
     let remote = RemoteConfig { endpoints: config.meta.clone(), secret: config.secret.clone() };
     let store = RemoteStore::connect(remote).context("meta")?;
-    service::serve(QueryNode::start(config, Arc::new(store)), stop).await
+    service::serve(QueryNode::start_in_cluster(config, store), stop).await
 }

@@ -183,6 +183,21 @@ impl Member {
             let what = format!("{} ids are to be kept alive by one message; at most {MAX_IDS} can be", ids.len());
             return Err(Failure::invalid(what));
         }
+        let term = self.confirmed_on_duty(caller).await?;
+        let kept = self.renew(kind, term, ids, arrived).ok_or_else(|| self.leads_no_more(term))?;
+        let state = &self.published.current().state;
+        self.duties.ledger(kind).kept_alive(kept.alive.iter().copied(), caller, state);
+        self.counters.renewed.add(kept.alive.len() as u64);
+        self.counters.not_renewed.add(kept.expired.len() as u64);
+        Ok(kept)
+    }
+
+    /// Waits until a quorum has confirmed, since this call, that this peer leads the term in which it is on duty, and what was
+    /// committed before is applied. Says which term.
+    ///
+    /// # Errors
+    /// NotLeader, Unavailable without a quorum, Overloaded.
+    pub(super) async fn confirmed_on_duty(&self, caller: &Caller) -> Result<u64, Failure> {
         // As a reader that waits, until it is answered.
         let place = self.reads.wait(caller)?;
         let term = self.term_on_duty().await?;
@@ -205,17 +220,12 @@ impl Member {
             }
         }
         self.reads.confirm(point);
-        let kept = self.renew(kind, term, ids, arrived).ok_or_else(|| self.leads_no_more(term))?;
-        let state = &self.published.current().state;
-        self.duties.ledger(kind).kept_alive(kept.alive.iter().copied(), caller, state);
-        self.counters.renewed.add(kept.alive.len() as u64);
-        self.counters.not_renewed.add(kept.expired.len() as u64);
-        Ok(kept)
+        Ok(term)
     }
 
     /// Renews what is alive, if this peer still counts in `term`. What has ended leaves the state first and the countdowns
     /// then, so the state is looked at with the countdowns held: a lease cannot end in between and begin here again.
-    fn renew(&self, kind: Mortal, term: u64, ids: &[Revision], arrived: Instant) -> Option<KeptAlive> {
+    pub(super) fn renew(&self, kind: Mortal, term: u64, ids: &[Revision], arrived: Instant) -> Option<KeptAlive> {
         let mut countdowns = lock(self.duties.of(kind));
         let applied = self.published.current();
         let mut kept = KeptAlive { revision: applied.state.revision(), ..KeptAlive::default() };
@@ -256,7 +266,7 @@ impl Member {
         }
     }
 
-    fn leads_no_more(&self, term: u64) -> Failure {
+    pub(super) fn leads_no_more(&self, term: u64) -> Failure {
         let failure = self.view.not_leader();
         let message =
             format!("peer {} no longer leads term {term}: nothing was renewed, ask the leader", self.identity.id);

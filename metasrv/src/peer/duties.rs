@@ -190,8 +190,13 @@ pub(super) async fn run(member: Weak<Member>, stop: CancellationToken) {
         () = whenever_it_leads(&member) => {}
     }
     if let Some(member) = member.upgrade() {
-        member.duties.end();
+        end(&member);
     }
+}
+
+fn end(member: &Member) {
+    member.duties.end();
+    member.nodes.stop();
 }
 
 /// Ends with the member, which is held for one look at a time.
@@ -204,7 +209,7 @@ async fn whenever_it_leads(member: &Weak<Member>) {
             tracing::debug!(term, "on duty as the leader");
             Lead { term, seen, warned: HashSet::new(), looked_around: None }.run(member).await;
             if let Some(member) = member.upgrade() {
-                member.duties.end();
+                end(&member);
             }
         }
         tokio::time::sleep(LONGEST_SLEEP / 2).await;
@@ -223,6 +228,8 @@ async fn begin(member: &Member, term: u64) -> Option<Revision> {
         Ok(Ok(applied)) => applied.state.clone(),
         Ok(Err(_)) | Err(_) => return None,
     };
+    // Before the term is told: whoever waits for it finds the registry ready.
+    member.nodes.lead(term);
     member.duties.begin(term, &state);
     Some(state.revision())
 }

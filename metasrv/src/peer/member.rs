@@ -32,6 +32,7 @@ use super::counters::{Counters, Guards};
 use super::duties::{self, Duties};
 use super::failure::Failure;
 use super::latencies::{self, Latencies};
+use super::nodes::Nodes;
 use super::pages::{Page, Pages};
 use super::reads::{self, ReadIndex};
 use super::shares::{Call, Held, Pool, Refused, Resource};
@@ -77,6 +78,7 @@ pub struct Member {
     pub succession: Succession,
     pub snapshots: SnapshotStore,
     pub duties: Duties,
+    pub nodes: Nodes,
     pub counters: Counters,
     pub latencies: Latencies,
     /// The highest feature level that this peer can apply.
@@ -179,6 +181,7 @@ impl Member {
             succession,
             snapshots,
             duties: Duties::default(),
+            nodes: Nodes::new(settings.rhythm),
             counters: Counters::default(),
             latencies,
             feature_level: settings.feature_level,

@@ -24,6 +24,7 @@ pub mod files;
 pub mod floats;
 pub mod procedures;
 pub mod statement;
+pub mod system;
 pub mod tpch;
 
 use std::panic::AssertUnwindSafe;
@@ -48,6 +49,7 @@ use datafusion::sql::parser::Statement as ParsedStatement;
 use datafusion::sql::sqlparser::ast::Statement;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
+use lake_client::remote::RemoteStore;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Config;
@@ -75,6 +77,9 @@ pub struct Engine {
     tables: Arc<Tables>,
     template: SessionState,
     slots: Arc<Semaphore>,
+    max_statements: usize,
+    /// The metadata cluster, if the metadata is in one.
+    cluster: Option<RemoteStore>,
     read_timeout: Duration,
     write_timeout: Duration,
     allow_local_files: bool,
@@ -147,10 +152,23 @@ impl Engine {
             tables,
             template,
             slots: Arc::new(Semaphore::new(config.max_statements)),
+            max_statements: config.max_statements,
+            cluster: None,
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
             allow_local_files: config.allow_local_files,
         })
+    }
+
+    /// The same in a metadata cluster, whose nodes it can list.
+    #[must_use]
+    pub fn in_cluster(self, cluster: Option<RemoteStore>) -> Self {
+        Self { cluster, ..self }
+    }
+
+    /// How many statements run now.
+    pub fn running(&self) -> usize {
+        self.max_statements.saturating_sub(self.slots.available_permits())
     }
 
     /// The tables it works on.

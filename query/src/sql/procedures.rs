@@ -19,12 +19,10 @@ use lake_client::catalog::TableIdent;
 use super::catalog::ident;
 use super::dml;
 use super::statement::{normalize, refused};
+use super::system::SYSTEM;
 use super::{CATALOG, Engine};
 use crate::error::{Error, Result};
 use crate::table::{Table, Tables, maintenance};
-
-/// The schema that procedures are in.
-const SYSTEM: &str = "system";
 
 /// A procedure and what it is called with.
 #[derive(Debug)]
