@@ -3,6 +3,7 @@
 //! Keys:
 //! ```text
 //! /lake/catalog/<namespace>            the namespace's properties
+//! /lake/warehouses                     the namespaces that have a place of their own ([`crate::warehouse`])
 //! /lake/table/<namespace>/<table>      the pointer: table uuid, current and previous metadata location
 //! /lake/view/<namespace>/<view>        the same of a view
 //! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
@@ -100,8 +101,18 @@ impl Namespace {
         Self::decode(key.strip_prefix(NAMESPACES).unwrap_or(key))
     }
 
-    fn key(&self) -> String {
+    pub(crate) fn key(&self) -> String {
         format!("{NAMESPACES}{}", self.encoded())
+    }
+
+    /// What the keys of all that is in it start with.
+    pub(crate) fn contents(&self) -> [String; 3] {
+        [self.table_prefix(), self.view_prefix(), self.nested_prefix()]
+    }
+
+    /// What is kept under its key while it has no properties.
+    pub(crate) fn without_properties(key: &str) -> Result<Vec<u8>, CatalogError> {
+        encode(&NamespaceRecord::default(), key)
     }
 
     /// What the keys of all namespaces nested in this one start with.
@@ -118,7 +129,7 @@ impl Namespace {
     }
 
     /// The path of scopes on it.
-    fn scope_path(&self) -> String {
+    pub(crate) fn scope_path(&self) -> String {
         format!("{SCOPES}/{}", self.0.join("/"))
     }
 
@@ -235,6 +246,8 @@ pub enum CatalogError {
     NamespaceExists(Namespace),
     #[error("namespace {0} is not empty: drop what is in it first")]
     NamespaceNotEmpty(Namespace),
+    #[error("namespace {0} is a warehouse: remove that (`lake meta warehouse remove`)")]
+    IsWarehouse(Namespace),
     #[error("table {0} does not exist")]
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
@@ -491,7 +504,7 @@ impl Catalog {
     /// Drops an empty namespace.
     ///
     /// # Errors
-    /// `NamespaceNotFound`, `NamespaceNotEmpty`, or the store's.
+    /// `NamespaceNotFound`, `NamespaceNotEmpty`, `IsWarehouse`, or the store's.
     pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
         let key = namespace.key();
         let mut in_doubt = false;
@@ -501,8 +514,9 @@ impl Catalog {
                 Err(CatalogError::NamespaceNotFound(_)) if in_doubt => return Ok(()),
                 other => other?,
             };
-            let contents = [namespace.table_prefix(), namespace.view_prefix(), namespace.nested_prefix()];
+            let contents = namespace.contents();
             let mut when = vec![Compare::mod_revision(&key, revision)];
+            when.extend(self.no_warehouse(namespace, deadline).await?);
             when.extend(contents.iter().map(Compare::prefix_empty));
             when.extend(self.unclaimed(namespace.scope_path()));
             let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
@@ -1033,7 +1047,7 @@ impl Catalog {
     }
 
     /// Demands that nobody holds a scope on this path, where the store has scopes.
-    fn unclaimed(&self, path: String) -> Option<Compare> {
+    pub(crate) fn unclaimed(&self, path: String) -> Option<Compare> {
         self.store.capabilities().scopes.then(|| Compare::scope_free(path, None))
     }
 
@@ -1053,7 +1067,7 @@ impl Catalog {
 }
 
 /// Whether a scope was in the way of a transaction that did not run.
-fn claimed(result: &TxnResult) -> Result<()> {
+pub(crate) fn claimed(result: &TxnResult) -> Result<()> {
     match result.conflicts.first() {
         Some(scope) => Err(CatalogError::ScopeHeld { path: scope.path.clone(), owner: scope.owner.to_string() }),
         None => Ok(()),
@@ -1069,7 +1083,7 @@ fn turn_key(table: Uuid) -> String {
     format!("/lake/turn/{table}")
 }
 
-fn find<'a>(entries: &'a [KeyValue], key: &str) -> Option<&'a KeyValue> {
+pub(crate) fn find<'a>(entries: &'a [KeyValue], key: &str) -> Option<&'a KeyValue> {
     entries.iter().find(|e| e.key == key)
 }
 
@@ -1084,7 +1098,7 @@ pub(crate) fn pointer(table: &TableIdent, entry: &KeyValue, revision: Revision) 
     Ok(Versioned { value, mod_revision: entry.mod_revision, valid_through: revision })
 }
 
-fn encode(value: &impl Serialize, what: &str) -> Result<Vec<u8>> {
+pub(crate) fn encode(value: &impl Serialize, what: &str) -> Result<Vec<u8>> {
     serde_json::to_vec(value).map_err(|e| CatalogError::Damaged { what: what.to_owned(), why: e.to_string() })
 }
 

@@ -41,6 +41,7 @@ use crate::store::{
     Applied, Capabilities, ChangeStream, Committed, Error, Lease, MetaStore, Page, Read, ReadOptions, SharedStore,
     Snapshot,
 };
+use crate::warehouse::Warehouses;
 
 /// Most namespaces that a process keeps a copy of.
 pub const MAX_NAMESPACES: usize = 100_000;
@@ -213,6 +214,20 @@ impl Metadata {
     /// `NamespaceNotFound`, or the store's.
     pub async fn list_tables(&self, namespace: &Namespace, deadline: Instant) -> Result<Vec<String>> {
         self.catalog.list_tables(namespace, deadline).await
+    }
+
+    /// The warehouses that there are now.
+    ///
+    /// # Errors
+    /// The store's; `Damaged`.
+    pub async fn warehouses(&self, deadline: Instant) -> Result<Warehouses> {
+        self.catalog.warehouses(deadline).await
+    }
+
+    /// Tells when the warehouses change; `None` over a store that does not watch.
+    pub fn follow_warehouses(&self) -> Option<Follower> {
+        let store = self.catalog.store();
+        store.capabilities().watch.then(|| Follower::new(store.clone(), crate::warehouse::KEY))
     }
 
     /// Who is next to swap a table's pointer, if somebody has claimed that.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use lake_client::nodes::validate_node;
 use lake_client::secret::Secret;
+use lake_client::warehouse::root_uri;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -167,7 +168,7 @@ impl Credential {
     }
 
     /// Reads the first line of `path`.
-    fn from_file(field: &str, path: &Path) -> Result<Self> {
+    pub(crate) fn from_file(field: &str, path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .map_err(|e| Error::invalid(format!("{field}: reading {}: {e}", path.display())))?;
         let value = text.lines().next().unwrap_or_default().trim();
@@ -372,26 +373,13 @@ fn resolve_address(field: &str, text: &str) -> Result<SocketAddr> {
 
 /// A `file:` warehouse is made absolute; either kind loses its trailing slash.
 fn warehouse_uri(text: &str) -> Result<String> {
-    let wrong = |why: &str| Error::invalid(format!("warehouse: {text:?} {why}; use file:///dir or s3://bucket/prefix"));
-    let trimmed = text.trim_end_matches('/');
-    if let Some(rest) = trimmed.strip_prefix("s3://") {
-        return match rest.split('/').next() {
-            Some(bucket) if !bucket.is_empty() => Ok(trimmed.to_owned()),
-            _ => Err(wrong("names no bucket")),
-        };
+    let wrong = |why: String| Error::invalid(format!("warehouse: {text:?} {why}"));
+    if text.is_empty() || text.contains("://") {
+        return root_uri(text).map_err(wrong);
     }
-    let path = match trimmed.split_once("://") {
-        Some(("file", path)) if path.starts_with('/') => PathBuf::from(path),
-        Some(("file", _)) => return Err(wrong("names a host")),
-        Some((scheme, _)) => return Err(wrong(&format!("has the scheme {scheme}, which is not supported"))),
-        None if text.is_empty() => return Err(wrong("is empty")),
-        None => std::path::absolute(trimmed).map_err(|e| wrong(&e.to_string()))?,
-    };
-    let path = path.to_str().ok_or_else(|| wrong("is not UTF-8"))?;
-    match path.split('/').any(|part| part == "." || part == "..") {
-        true => Err(wrong("must hold neither . nor ..")),
-        false => Ok(format!("file://{path}")),
-    }
+    let path = std::path::absolute(text).map_err(|e| wrong(e.to_string()))?;
+    let path = path.to_str().ok_or_else(|| wrong("is not UTF-8".to_owned()))?;
+    root_uri(&format!("file://{path}")).map_err(wrong)
 }
 
 fn half_of_memory() -> usize {

@@ -104,7 +104,15 @@ impl QueryNode {
             Some((listener, _)) => Some((listener, Arc::new(Rest::new(&config, engine.tables().clone())?))),
             None => None,
         };
-        let server = tokio::spawn(serve(listener, service, config.secret.clone(), rest, stop.clone(), report));
+        let server = tokio::spawn(serve(
+            listener,
+            service,
+            config.secret.clone(),
+            rest,
+            engine.tables().clone(),
+            stop.clone(),
+            report,
+        ));
         let id = config.id.clone().unwrap_or_else(|| default_id(address.port()));
         let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
         tracing::info!(%id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
@@ -214,6 +222,7 @@ async fn serve(
     service: LakeFlight,
     secret: Option<Secret>,
     rest: Option<(TcpListener, Arc<Rest>)>,
+    tables: Arc<Tables>,
     stop: CancellationToken,
     report: watch::Sender<Option<Error>>,
 ) {
@@ -241,9 +250,13 @@ async fn serve(
             None => Ok(()),
         }
     };
-    let reason = match tokio::try_join!(flight, rest) {
-        Err(error) => error,
-        Ok(_) => Error::unavailable("the query node was stopped"),
+    let served = async { tokio::try_join!(flight, rest) };
+    let reason = tokio::select! {
+        ended = served => match ended {
+            Err(error) => error,
+            Ok(_) => Error::unavailable("the query node was stopped"),
+        },
+        never = tables.follow_warehouses() => match never {},
     };
     if !stop.is_cancelled() {
         tracing::error!(%reason, "the query node serves no longer");

@@ -108,10 +108,9 @@ pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Res
         }
         _ => {
             let metadata_file = args.required_text("metadata_file")?;
-            let warehouse = format!("{}/", engine.tables.storage.warehouse());
-            if !metadata_file.starts_with(&warehouse) && !engine.allows_files() {
+            if !engine.tables.storage.is_in_warehouse(&metadata_file) && !engine.allows_files() {
                 return Err(Error::denied(format!(
-                    "{metadata_file} is outside of the warehouse {warehouse}, and this node may not read there (allow_local_files)"
+                    "{metadata_file} is outside of every warehouse, and this node may not read there (allow_local_files)"
                 )));
             }
             Procedure::RegisterTable { table, metadata_file }

@@ -7,7 +7,7 @@
 //!                   -> <location>/metadata/<uuid>-m0.avro       a manifest: data files with counts and bounds
 //!                        -> <location>/data/<uuid>.parquet      rows
 //! ```
-//! The location is `<warehouse>/<namespace>/<name>-<table uuid>`, so that a table created under a name used before
+//! The location is `<root of the warehouse>/<namespace>/<name>-<table uuid>` ([`warehouses`]), so that a table created under a name used before
 //! shares nothing with the old one.
 //!
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
@@ -30,6 +30,7 @@ pub mod queue;
 pub mod stats;
 pub mod types;
 pub mod version;
+pub mod warehouses;
 pub mod writer;
 
 use std::collections::HashMap;
@@ -56,6 +57,7 @@ use conflict::Reads;
 use layout::Layout;
 use queue::CommitQueues;
 use version::{Edit, Removed};
+use warehouses::{LastLook, Place};
 use writer::{DataFiles, DataWriter};
 
 /// Metadata files beyond this many versions are removed after a commit, by the properties that new tables get.
@@ -77,6 +79,7 @@ pub struct Tables {
     /// Commits and clean-ups under way; shutdown waits for them.
     pub(crate) tasks: TaskTracker,
     target_file_bytes: usize,
+    last_look: LastLook,
 }
 
 /// One version of a table, as a statement sees it.
@@ -113,6 +116,7 @@ impl Tables {
             queues: CommitQueues::default(),
             tasks: TaskTracker::new(),
             target_file_bytes,
+            last_look: LastLook::default(),
         })
     }
 
@@ -176,6 +180,7 @@ impl Tables {
         deadline: Instant,
     ) -> Result<Option<Table>> {
         let loading = |e: Error| e.while_doing(format_args!("loading table {ident}"));
+        self.find_bucket(&pointer.value.metadata_location, deadline).await.map_err(loading)?;
         match self.cache.table(&pointer.value.metadata_location).await {
             Ok(metadata) => Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
             Err(error) if error.kind == Kind::NotFound => {
@@ -196,7 +201,7 @@ impl Tables {
     /// A table that nothing points at yet, with these columns and, besides those of every new table, these properties.
     pub fn plan_create(
         &self,
-        ident: &TableIdent,
+        place: &Place,
         schema: &ArrowSchema,
         layout: &Layout,
         more: impl IntoIterator<Item = (String, String)>,
@@ -206,16 +211,9 @@ impl Tables {
         let uuid = Uuid::new_v4();
         let mut properties = new_table_properties();
         properties.extend(more);
-        let built = TableMetadataBuilder::new(
-            schema,
-            spec,
-            order,
-            self.new_location(ident, uuid),
-            FormatVersion::V2,
-            properties,
-        )?
-        .assign_uuid(uuid)
-        .build()?;
+        let built = TableMetadataBuilder::new(schema, spec, order, place.of(uuid), FormatVersion::V2, properties)?
+            .assign_uuid(uuid)
+            .build()?;
         Ok(built.metadata)
     }
 
@@ -248,16 +246,6 @@ impl Tables {
         });
         let metadata = edit(&table.metadata, table.metadata.as_ref().clone().into_builder(None))?.build()?.metadata;
         Ok((metadata, edit))
-    }
-
-    /// Names may hold what paths should not; the uuid keeps locations apart anyway.
-    pub(crate) fn new_location(&self, ident: &TableIdent, uuid: Uuid) -> String {
-        let clean = |name: &str| -> String {
-            let safe = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' };
-            name.chars().take(64).map(safe).collect()
-        };
-        let namespace: Vec<String> = ident.namespace.levels().iter().map(|level| clean(level)).collect();
-        format!("{}/{}/{}-{uuid}", self.storage.warehouse(), namespace.join("/"), clean(&ident.name))
     }
 
     /// At which size a data file of a table ends.
@@ -444,7 +432,7 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
             Error::already_exists(error)
         }
         CatalogError::ScopeHeld { .. } | CatalogError::AlreadyDone(_) => Error::conflict(error),
-        CatalogError::NamespaceNotEmpty(_) => Error::invalid(error),
+        CatalogError::NamespaceNotEmpty(_) | CatalogError::IsWarehouse(_) => Error::invalid(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),
         CatalogError::Damaged { .. } => Error::corrupt(error),

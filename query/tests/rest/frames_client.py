@@ -10,8 +10,12 @@ def same(have, want):
     assert have == want, f"{have!r} is not {want!r}"
 
 
+# What the catalog is opened with besides its address: arguments that are `name=value`.
+PROPERTIES = dict(argument.split("=", 1) for argument in sys.argv if "=" in argument)
+
+
 def connect(uri):
-    return load_catalog("it", type="rest", uri=uri, warehouse="lake")
+    return load_catalog("it", type="rest", uri=uri, **{"warehouse": "lake"} | PROPERTIES)
 
 
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("what", pa.string())])
@@ -47,4 +51,4 @@ def with_daft(uri):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    globals()[sys.argv[1]](*(argument for argument in sys.argv[2:] if "=" not in argument))
