@@ -52,7 +52,7 @@ impl Nodes for NodesService {
         let member = serving(&self.peer, request.metadata())?;
         let caller = self.peer.callers.at(request.remote_addr());
         let messages = request.into_inner();
-        Ok(Response::new(self.streams.open(|answers| serve(member, caller, messages, answers))?))
+        Ok(Response::new(self.streams.open(&caller.clone(), |answers| serve(member, caller, messages, answers))?))
     }
 
     async fn list(&self, request: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {

@@ -38,7 +38,9 @@ struct Received {
 }
 
 fn watchers(count: usize, address: &str, received: &Arc<Received>) -> tokio::runtime::Runtime {
-    let last = || drop(rustix::process::nice(19).unwrap());
+    let last = || {
+        rustix::process::nice(19).unwrap();
+    };
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(1).on_thread_start(last).enable_all().build().unwrap();
     let _inside = runtime.enter();
