@@ -26,8 +26,10 @@ def connect(uri):
             f"CREATE SECRET (TYPE s3, KEY_ID '{PROPERTIES['access']}', SECRET '{PROPERTIES['secret']}', REGION 'us-east-1',"
             f" ENDPOINT '{address}', URL_STYLE 'path', USE_SSL false)"
         )
+    # The catalog lends no keys: DuckDB's own secret counts.
+    own = ", ACCESS_DELEGATION_MODE 'none'" if "endpoint" in PROPERTIES else ""
     warehouse = PROPERTIES.get("warehouse", "lake")
-    con.execute(f"ATTACH '{warehouse}' AS lake (TYPE iceberg, ENDPOINT '{uri}', AUTHORIZATION_TYPE 'none')")
+    con.execute(f"ATTACH '{warehouse}' AS lake (TYPE iceberg, ENDPOINT '{uri}', AUTHORIZATION_TYPE 'none'{own})")
     return con
 
 

@@ -310,7 +310,7 @@ async fn a_table_is_registered_by_its_metadata() {
     let closed = over(cluster.store.clone(), 1, |o| Options { allow_local_files: Some(false), ..o }).await;
     let body = json!({"name": "u", "metadata-location": first});
     let outside = crate::rest(&closed, 0).post("/v1/lake/namespaces/n/register", body).await;
-    assert!(outside.refused(400, "BadRequestException").contains("outside the warehouse"));
+    assert!(outside.refused(400, "BadRequestException").contains("outside of every warehouse"));
 }
 
 #[tokio::test]
