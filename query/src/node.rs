@@ -6,6 +6,7 @@
 //! In a metadata cluster the node registers itself, beside serving: a cluster that is away keeps no query from cached pointers. Once
 //! another process was registered under its name, it has failed ([`QueryNode::failed`]).
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,10 +32,13 @@ use crate::error::{Error, Result};
 use crate::flight::MAX_REQUEST_BYTES;
 use crate::flight::operations::Operations;
 use crate::flight::service::LakeFlight;
+use crate::outcomes;
 use crate::rest::{self, Rest};
-use crate::sql::Engine;
+use crate::sql::session::Sessions;
+use crate::sql::transactions::Transactions;
+use crate::sql::{Engine, once};
 use crate::storage::Storage;
-use crate::table::Tables;
+use crate::table::{TRANSACTIONS, Tables};
 
 /// How long stopping waits for changes under way, and then for connections.
 pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
@@ -51,6 +55,7 @@ pub struct QueryNode {
     advertised: String,
     engine: Arc<Engine>,
     operations: Arc<Operations>,
+    transactions: Arc<Transactions>,
     stop: CancellationToken,
     server: JoinHandle<()>,
     /// In a metadata cluster: what keeps the node registered.
@@ -97,24 +102,20 @@ impl QueryNode {
             None => None,
         };
         let rest_address = rest.as_ref().map(|(_, address)| *address);
-        let service = LakeFlight::new(engine.clone(), operations.clone())?;
+        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
+        let transactions = Arc::new(Transactions::new(engine.tables().clone(), advertised.clone()));
+        let sessions = Arc::new(Sessions::new(engine.clone(), transactions.clone()));
+        let service = LakeFlight::new(sessions, operations.clone())?;
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
         let rest = match rest {
             Some((listener, _)) => Some((listener, Arc::new(Rest::new(&config, engine.tables().clone())?))),
             None => None,
         };
-        let server = tokio::spawn(serve(
-            listener,
-            service,
-            config.secret.clone(),
-            rest,
-            engine.tables().clone(),
-            stop.clone(),
-            report,
-        ));
+        let chores = chores(engine.tables().clone(), transactions.clone());
+        let server =
+            tokio::spawn(serve(listener, service, config.secret.clone(), rest, chores, stop.clone(), report));
         let id = config.id.clone().unwrap_or_else(|| default_id(address.port()));
-        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
         tracing::info!(%id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
         let registered = cluster.map(|cluster| {
             let rest_address = rest_address.map(|address| address.to_string());
@@ -124,7 +125,18 @@ impl QueryNode {
         if let Some(address) = rest_address {
             tracing::info!(%address, "the query node serves the Iceberg REST catalog");
         }
-        Ok(QueryNode { address, rest_address, advertised, engine, operations, stop, server, registered, failed })
+        Ok(QueryNode {
+            address,
+            rest_address,
+            advertised,
+            engine,
+            operations,
+            transactions,
+            stop,
+            server,
+            registered,
+            failed,
+        })
     }
 
     /// Where Flight SQL is served.
@@ -178,6 +190,7 @@ impl QueryNode {
         self.engine.close();
         let changes = async {
             self.operations.close().await;
+            self.transactions.close().await;
             self.engine.tables().close().await;
         };
         if tokio::time::timeout(SHUTDOWN_PATIENCE, changes).await.is_err() {
@@ -216,13 +229,23 @@ async fn bind(field: &str, wanted: SocketAddr) -> Result<(TcpListener, SocketAdd
     Ok((listener, address))
 }
 
+/// What has to be looked after from time to time, until it is dropped.
+async fn chores(tables: Arc<Tables>, transactions: Arc<Transactions>) -> Infallible {
+    let outcomes = outcomes::sweep(&tables.writer, &[once::DOMAIN, TRANSACTIONS], outcomes::LIFETIME);
+    tokio::select! {
+        never = transactions.watch() => never,
+        never = outcomes => never,
+        never = tables.follow_warehouses() => never,
+    }
+}
+
 /// Serves all that the node serves until it is told to stop, or one of it fails.
 async fn serve(
     listener: TcpListener,
     service: LakeFlight,
     secret: Option<Secret>,
     rest: Option<(TcpListener, Arc<Rest>)>,
-    tables: Arc<Tables>,
+    chores: impl Future<Output = Infallible>,
     stop: CancellationToken,
     report: watch::Sender<Option<Error>>,
 ) {
@@ -250,13 +273,13 @@ async fn serve(
             None => Ok(()),
         }
     };
-    let served = async { tokio::try_join!(flight, rest) };
-    let reason = tokio::select! {
-        ended = served => match ended {
-            Err(error) => error,
-            Ok(_) => Error::unavailable("the query node was stopped"),
-        },
-        never = tables.follow_warehouses() => match never {},
+    let served = tokio::select! {
+        served = async { tokio::try_join!(flight, rest) } => served,
+        never = chores => match never {},
+    };
+    let reason = match served {
+        Err(error) => error,
+        Ok(_) => Error::unavailable("the query node was stopped"),
     };
     if !stop.is_cancelled() {
         tracing::error!(%reason, "the query node serves no longer");
