@@ -113,8 +113,7 @@ impl QueryNode {
             None => None,
         };
         let chores = chores(engine.tables().clone(), transactions.clone());
-        let server =
-            tokio::spawn(serve(listener, service, config.secret.clone(), rest, chores, stop.clone(), report));
+        let server = tokio::spawn(serve(listener, service, config.secret.clone(), rest, chores, stop.clone(), report));
         let id = config.id.clone().unwrap_or_else(|| default_id(address.port()));
         tracing::info!(%id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
         let registered = cluster.map(|cluster| {

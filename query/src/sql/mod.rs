@@ -16,10 +16,12 @@
 //! Limits: [`crate::config::Config`]'s memory pool (more spills to disk), its number of statements at a time (more wait until
 //! their deadline), its deadlines. A panic in planning or running becomes an `Internal` error.
 
+pub mod add_files;
 pub mod alter;
 pub mod as_of;
 pub mod catalog;
 pub mod clauses;
+pub mod columns;
 pub mod copy;
 pub mod ddl;
 pub mod dml;
@@ -28,12 +30,15 @@ pub mod files;
 pub mod floats;
 pub mod once;
 pub mod procedures;
+pub mod rewrite;
+mod row_set;
 pub mod schemas;
 pub mod session;
 pub mod statement;
 pub mod system;
 pub mod tpch;
 pub mod transactions;
+pub mod values;
 pub mod views;
 
 use std::panic::AssertUnwindSafe;
@@ -303,6 +308,7 @@ impl Engine {
             _ => parsed,
         };
         let plan = state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?;
+        let plan = values::without_ids(plan)?;
         let command = action.command();
         let (schema, work) = match action {
             Action::Query => {

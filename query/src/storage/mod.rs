@@ -133,8 +133,9 @@ impl Storage {
 
     /// Whether a location is inside of a warehouse that this node knows.
     pub fn is_in_warehouse(&self, location: &str) -> bool {
-        warehouse::is_under(location, &self.warehouse)
-            || self.warehouses().profiles.values().any(|profile| profile.holds(location))
+        !location.split('/').any(|part| part == "..")
+            && (warehouse::is_under(location, &self.warehouse)
+                || self.warehouses().profiles.values().any(|profile| profile.holds(location)))
     }
 
     /// Whether a warehouse says how a bucket is reached, as far as this node knows.
