@@ -16,16 +16,20 @@
 //! In reading order: [`types`] (Arrow and Iceberg types), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
 //! (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
-//! [`scope`] (on whose behalf), [`staged`] (transactions over several tables), [`history`] and [`maintenance`] (snapshots,
-//! manifests, orphans), [`view`] (views), [`warehouses`] (where tables live), and [`Tables`] here, which is what the rest of the
-//! crate uses.
+//! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
+//! [`staged`] (transactions over several tables), [`expiry`] (snapshots that expire by themselves), [`history`] and [`maintenance`]
+//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), [`view`] (views), [`warehouses`] (where tables live),
+//! and [`Tables`] here, which is what the rest of the crate uses.
 //!
 //! What is written: format version 2, and tables of version 3 that other engines have made. What cannot be written is refused by
 //! name ([`Table::check_writable`]), never half written.
 
+pub mod append;
 pub mod commit;
 pub mod conflict;
 pub mod deletes;
+pub mod expiry;
+pub mod handing;
 pub mod history;
 pub mod layout;
 pub mod maintenance;
@@ -33,6 +37,7 @@ pub mod queue;
 pub mod scope;
 pub mod staged;
 pub mod stats;
+mod steps;
 pub mod types;
 pub mod version;
 pub mod view;
@@ -58,8 +63,10 @@ use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
+use append::Appends;
 use commit::Proposal;
 use conflict::Reads;
+use handing::Handing;
 use layout::Layout;
 use queue::CommitQueues;
 use scope::Scope;
@@ -89,6 +96,8 @@ pub struct Tables {
     pub metadata: Metadata,
     pub(crate) writer: MetadataWriter,
     pub(crate) queues: CommitQueues,
+    pub(crate) appends: Appends,
+    pub(crate) handing: Arc<Handing>,
     /// Commits and clean-ups under way; shutdown waits for them.
     pub(crate) tasks: TaskTracker,
     target_file_bytes: usize,
@@ -128,6 +137,8 @@ impl Tables {
             writer: metadata.writer(),
             metadata,
             queues: CommitQueues::default(),
+            appends: Appends::default(),
+            handing: Arc::default(),
             tasks: TaskTracker::new(),
             target_file_bytes,
             last_look: LastLook::default(),
@@ -335,14 +346,18 @@ impl Tables {
         DataWriter::new(self.storage.clone(), self.tasks.clone(), metadata, self.target_file_bytes(metadata))
     }
 
-    /// Appends data files to a table. Runs to its end even if the caller goes away.
+    /// Appends data files to a table, together with what else is appended to it at the same time unless the table says
+    /// otherwise. Runs to its end even if the caller goes away.
     ///
     /// # Errors
     /// See [`commit`]; the error's kind and words say whether something was or may have been committed.
     pub async fn append(self: &Arc<Self>, table: &Table, files: DataFiles, deadline: Instant) -> Result<()> {
-        match files.files.is_empty() {
-            true => Ok(()),
-            false => self.change(table, Operation::Append, files, Removed::Nothing, None, deadline).await,
+        // An operation's outcome is a part of its own commit, and a transaction makes its changes itself.
+        let merges = matches!(self.scope, Scope::Plain) && append::merges(&table.metadata);
+        match (files.files.is_empty(), merges) {
+            (true, _) => Ok(()),
+            (false, true) => self.appends.append(self, table, files, deadline).await,
+            (false, false) => self.change(table, Operation::Append, files, Removed::Nothing, None, deadline).await,
         }
     }
 

@@ -4,7 +4,7 @@
 //! from a bucket that it does not know. So a table never lands in the wrong place, and in the steady state nothing is asked.
 
 use std::convert::Infallible;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lake_client::catalog::{Namespace, TableIdent};
@@ -43,8 +43,8 @@ impl Place {
 }
 
 /// When a node last looked for a bucket that it did not know.
-#[derive(Debug, Default)]
-pub struct LastLook(Mutex<Option<Instant>>);
+#[derive(Debug, Clone, Default)]
+pub struct LastLook(Arc<Mutex<Option<Instant>>>);
 
 impl LastLook {
     fn is_due(&self) -> bool {

@@ -6,6 +6,7 @@ mod common;
 
 mod adopt;
 mod conflicts;
+mod hot;
 mod merge_on_read;
 mod model;
 mod nested;
