@@ -9,6 +9,7 @@ mod common;
 mod docs;
 mod engines;
 mod leader_dies;
+mod library;
 mod object_storage;
 mod power;
 #[path = "../../query/tests/rest/python.rs"]

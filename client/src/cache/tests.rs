@@ -309,8 +309,7 @@ async fn what_is_shown_beside_a_writer_is_what_was_there_at_its_revision() {
             tokio::task::spawn_blocking(move || {
                 let mut shown = BTreeSet::new();
                 while !written.load(Ordering::SeqCst) {
-                    // Right before the writer's wait ends, what was looked up may be of a moment before it.
-                    let Some(resolved) = cache.cached(&table) else { continue };
+                    let resolved = cache.cached(&table).expect("it is cached and fresh");
                     let since = resolved.pointer().expect("it is there").mod_revision;
                     shown.insert((since, resolved.valid_through));
                 }
