@@ -23,11 +23,14 @@
 //! rests on it: the compare on the pointer decides as before, and a claim that outlives its claimant is ended by whoever
 //! waits for it.
 //!
+//! Over a store that changes one key at a time (library mode) it works as far as [`one_key`] says.
+//!
 //! A change whose answer was lost is asked for again by the store; its compare then fails on its own effect. Such a
 //! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
 //! that holds exactly what the call wanted to write was written by it.
 
 pub mod appends;
+pub mod one_key;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -999,11 +1002,14 @@ impl Catalog {
     }
 
     /// Claims the next turn to swap the pointer of the table with this uuid, for `claimant`, whose id is its own.
-    /// Returns the claim; `None` if it is another's turn.
+    /// Returns the claim; `None` if it is another's turn, or the store changes one key at a time: nobody has turns there.
     ///
     /// # Errors
     /// The store's.
     pub async fn claim_turn(&self, table: Uuid, claimant: Uuid, deadline: Instant) -> Result<Option<Revision>> {
+        if !self.store.capabilities().multi_key {
+            return Ok(None);
+        }
         let key = turn_key(table);
         let committed = self.store.cas(&key, None, claimant.to_string().into(), deadline).await?;
         if committed.result.succeeded {

@@ -2,20 +2,25 @@
 //!
 //! ```text
 //!   Metadata ------ table pointers: the cache ----------------------.
-//!    |    `-------- namespaces: a copy that follows the changes -----+--> store
+//!    |    `-------- namespaces, nodes: copies that follow changes --+--> store
 //!    |                                                               |
 //!   MetadataWriter: changes, by compare-and-set ---- every reply ----'
 //!                                                        |
 //!                                                        `--> its revision, to the cache: `notice`
 //! ```
-//! Reading waits for nothing that is known: [`Metadata::cached`] and [`Metadata::namespaces`] look at what is in memory.
+//! Reading waits for nothing that is known: [`Metadata::cached`], [`Metadata::namespaces`] and [`Metadata::nodes`] look at what is
+//! in memory.
 //! Changing is the narrower handle's, [`Metadata::writer`]: what it did, this process sees from then on.
 //!
 //! Whatever revision a reply mentions, the cache learns of it ([`PointerCache::notice`]); so a change that somebody else
 //! made is not missed for long, also without a watch, and nobody polls.
 //!
-//! The copy of the namespaces is what the store held at one revision. It has [`MAX_NAMESPACES`] at most: where there are
-//! more, there is none, and nothing of them is kept; they are looked at again every [`TOO_MANY_PAUSE`]. Both end with the last handle, or with [`Metadata::close`].
+//! The copies are what the store held at one revision ([`copies`]). All of it ends with the last handle, or with
+//! [`Metadata::close`].
+//!
+//! Over a store whose revisions are each key's own (library mode) nothing is kept: every question is a read.
+
+pub mod copies;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,31 +31,24 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{KeyValue, Revision, Txn};
-use lake_proto::watch::Changes;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use self::copies::{Namespaces, Nodes, follow};
 use crate::backoff::Backoff;
 use crate::cache::counters::{Counters, Counting, Reason};
 use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
 use crate::catalog::appends::{Handed, Outcome, Settling};
 use crate::catalog::{
-    Catalog, CatalogError, NAMESPACES, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned,
+    Catalog, CatalogError, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned, one_key,
 };
 use crate::clock;
-use crate::follow::{Follower, Told};
 use crate::store::{
     Applied, Capabilities, ChangeStream, Committed, Error, Lease, MetaStore, Page, Read, ReadOptions, SharedStore,
     Snapshot,
 };
 use crate::warehouse::Warehouses;
 
-/// Most namespaces that a process keeps a copy of.
-pub const MAX_NAMESPACES: usize = 100_000;
-/// The pause after the copy's watch was lost.
-const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
-/// The pause after there were too many namespaces for a copy.
-const TOO_MANY_PAUSE: Duration = Duration::from_secs(60);
 /// How often a change is made again on what another one left, before the deadline ends it.
 const MAX_RACES: u32 = 64;
 /// How long another's claim on the next turn is waited for, before it counts as left behind.
@@ -64,14 +62,7 @@ pub struct Metadata {
     pointers: PointerCache,
     catalog: Catalog,
     namespaces: Arc<ArcSwapOption<Namespaces>>,
-}
-
-/// All namespaces, as they were at one revision.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Namespaces {
-    pub revision: Revision,
-    /// The same set for as long as none is created or dropped.
-    pub names: Arc<BTreeSet<Namespace>>,
+    nodes: Arc<ArcSwapOption<Nodes>>,
 }
 
 /// Why [`MetadataWriter::read_modify_write`] made no change.
@@ -86,17 +77,19 @@ pub enum ModifyError<E> {
 }
 
 impl Metadata {
-    /// Over a store whose revisions are the store's (`consistent_listing`): inside a tokio runtime.
+    /// Inside a tokio runtime.
     pub fn new(store: SharedStore, config: CacheConfig) -> Self {
+        let store = one_key::over(store);
         let counting = Arc::new(Counting::default());
         let pointers = PointerCache::build(store.clone(), config, counting.clone(), rand::random());
         let noticing = Noticing { store, pointers: pointers.downgrade(), counting };
         let noticing: SharedStore = Arc::new(noticing);
-        let namespaces = Arc::new(ArcSwapOption::empty());
+        let (namespaces, nodes) = (Arc::new(ArcSwapOption::empty()), Arc::new(ArcSwapOption::empty()));
         if noticing.capabilities().watch {
-            pointers.spawn(follow_namespaces(noticing.clone(), namespaces.clone(), MAX_NAMESPACES));
+            pointers.spawn(follow(noticing.clone(), namespaces.clone()));
+            pointers.spawn(follow(noticing.clone(), nodes.clone()));
         }
-        Self { pointers, catalog: Catalog::new(noticing), namespaces }
+        Self { pointers, catalog: Catalog::new(noticing), namespaces, nodes }
     }
 
     /// A table's pointer, if it is cached and fit for use: without a wait.
@@ -210,6 +203,12 @@ impl Metadata {
     /// All namespaces as the changes were told, without a wait; `None` before the first telling, or if there is no copy.
     pub fn namespaces(&self) -> Option<Arc<Namespaces>> {
         self.namespaces.load_full()
+    }
+
+    /// The query nodes that are registered, as the changes were told, without a wait; `None` before the first telling, or if
+    /// there is no copy.
+    pub fn nodes(&self) -> Option<Arc<Nodes>> {
+        self.nodes.load_full()
     }
 
     /// All namespaces as they are now, in key order.
@@ -759,64 +758,6 @@ impl MetadataWriter {
     }
 }
 
-/// Keeps the copy of the namespaces, of at most so many, until it is dropped.
-async fn follow_namespaces(store: SharedStore, copy: Arc<ArcSwapOption<Namespaces>>, most: usize) {
-    let mut follower = Follower::new(store.clone(), NAMESPACES);
-    let mut namespaces = Namespaces::default();
-    loop {
-        match follower.next().await {
-            Ok(told) => {
-                namespaces.take(told);
-                if namespaces.names.len() > most {
-                    tracing::warn!(most, "there are more namespaces than this process keeps a copy of");
-                    copy.store(None);
-                    (namespaces, follower) = (Namespaces::default(), Follower::new(store.clone(), NAMESPACES));
-                    tokio::time::sleep(TOO_MANY_PAUSE).await;
-                    continue;
-                }
-                copy.store(Some(Arc::new(namespaces.clone())));
-            }
-            Err(Error::Refused { .. }) => {
-                // Nobody will tell of changes: a copy would grow old unnoticed.
-                copy.store(None);
-                return;
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the watch of namespaces was lost");
-                tokio::time::sleep(FOLLOW_PAUSE).await;
-            }
-        }
-    }
-}
-
-impl Namespaces {
-    fn take(&mut self, told: Told) {
-        // A key that is none of lake's names no namespace.
-        match told {
-            Told::Reset(all) => {
-                self.revision = all.revision;
-                let names = all.value.iter().filter_map(|entry| Namespace::from_key(&entry.key).ok());
-                self.names = Arc::new(names.collect());
-            }
-            Told::Changes(Changes { changes, progress }) => {
-                self.revision = progress;
-                for event in changes.into_iter().flat_map(|change| change.events) {
-                    let Ok(namespace) = Namespace::from_key(&event.key) else { continue };
-                    // Properties that change leave the set as it is.
-                    if event.entry.is_some() == self.names.contains(&namespace) {
-                        continue;
-                    }
-                    let names = Arc::make_mut(&mut self.names);
-                    match event.entry {
-                        Some(_) => names.insert(namespace),
-                        None => names.remove(&namespace),
-                    };
-                }
-            }
-        }
-    }
-}
-
 /// A store that tells the cache of every revision it is told of, and counts.
 #[derive(Debug)]
 struct Noticing {
@@ -912,6 +853,7 @@ mod tests {
     use super::*;
     use crate::faulty::{FaultyStore, soon};
     use crate::memory::MemoryStore;
+    use crate::store::Token;
 
     fn pointer(location: &str) -> TablePointer {
         TablePointer { uuid: Uuid::nil(), metadata_location: location.to_owned(), previous_location: None }
@@ -1012,7 +954,7 @@ mod tests {
         let catalog = Catalog::new(store.clone());
         let copy: Arc<ArcSwapOption<Namespaces>> = Arc::default();
         let names: [Namespace; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
-        let following = tokio::spawn(follow_namespaces(store, copy.clone(), 2));
+        let following = tokio::spawn(copies::follow_at_most(store, copy.clone(), 2));
         let has = async |many: Option<usize>| {
             while copy.load().as_ref().map(|namespaces| namespaces.names.len()) != many {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -1025,6 +967,72 @@ mod tests {
         catalog.drop_namespace(&names[0], soon()).await.unwrap();
         has(Some(2)).await;
         following.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nodes_are_seen_as_they_register_and_go() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        let put = async |name: &str, token: Option<Token>, value: &str| {
+            let key = format!("/lake/node/{name}");
+            store.cas(&key, token, value.to_owned().into(), soon()).await.unwrap().result.revision
+        };
+        let record = |process: &str, epoch: &str| {
+            let rest = r#""lease":7,"roles":["query"],"flight_address":"a:1","rest_address":"","version":"1""#;
+            format!(r#"{{"process":"{process}",{epoch}{rest},"superseded":["x"]}}"#)
+        };
+        let at = async |revision| loop {
+            match one.nodes() {
+                Some(nodes) if nodes.revision >= revision => return nodes,
+                _ => tokio::task::yield_now().await,
+            }
+        };
+        let first = put("n", None, &record("p", "")).await;
+        let nodes = at(first).await;
+        let known = nodes.nodes["n"].clone();
+        assert_eq!((known.process.as_str(), known.epoch, known.lease), ("p", first, 7));
+        assert_eq!((known.roles, known.flight_address.as_str()), (vec!["query".to_owned()], "a:1"));
+        // Another entry of the same process; something that no registry wrote; another node's.
+        let again = put("n", Some(Token::at(first)), &record("p", &format!(r#""epoch":{first},"#))).await;
+        let other = put("other", None, "up").await;
+        let after = at(other).await;
+        assert!(Arc::ptr_eq(&nodes.nodes, &after.nodes) && after.nodes.len() == 1, "nothing of it has changed");
+        let key = "/lake/node/n";
+        let gone = store.cas_delete(key, Token::at(again), soon()).await.unwrap().result.revision;
+        assert!(at(gone).await.nodes.is_empty());
+        one.close().await;
+    }
+
+    #[cfg(feature = "store-object")]
+    #[tokio::test]
+    async fn over_a_directory_every_question_is_a_read_and_changes_are_seen_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            let store: SharedStore = Arc::new(crate::object::ObjectMetaStore::local(dir.path()).unwrap());
+            Metadata::new(store, CacheConfig::default())
+        };
+        let (one, two) = (open(), open());
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        for at in 2..6 {
+            let add = |now: &TablePointer| Ok::<_, String>(Some(pointer(&format!("{}{at}", now.metadata_location))));
+            let writer = if at % 2 == 0 { &two } else { &one };
+            writer.writer().read_modify_write(&table(), soon(), add).await.unwrap();
+        }
+        let missing = TableIdent::new("n".parse().unwrap(), "missing").unwrap();
+        for metadata in [&one, &two] {
+            assert!(metadata.cached(&table()).is_none());
+            let want = Want::by(soon()).at_least(created.mod_revision);
+            let resolved = metadata.tables(&[table(), missing.clone()], want).await.unwrap();
+            let pointer = resolved[0].pointer().unwrap();
+            assert_eq!(pointer.value.metadata_location, "12345");
+            assert_eq!(resolved[0].valid_through, pointer.mod_revision);
+            assert!(resolved[1].pointer().is_none() && !resolved[0].metasrv_away);
+            let read = metadata.read_table(&table(), soon()).await.unwrap().unwrap();
+            assert_eq!((&read.value, metadata.seen()), (&pointer.value, 0));
+            assert!(metadata.namespaces().is_none() && metadata.wait_for_version(1, soon()).await.is_err());
+            metadata.close().await;
+        }
     }
 
     #[tokio::test(start_paused = true)]

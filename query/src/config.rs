@@ -45,7 +45,7 @@ pub struct Options {
     /// Whether the REST catalog answers reads from cached table pointers, as SQL does, not from the metadata cluster [default: false]
     #[arg(long, env = "LAKE_QUERY_REST_CACHED_READS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub rest_cached_reads: Option<bool>,
-    /// The metadata peers
+    /// The metadata peers; or a store that holds the metadata without them: etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX, file:///DIR
     #[arg(long, env = "LAKE_QUERY_META", value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub meta: Option<Vec<String>>,
     /// Where tables live: file:///dir or s3://bucket/prefix
@@ -123,7 +123,8 @@ pub struct Config {
     /// Where the REST catalog is served, if it is; port 0 takes a free one.
     pub rest_listen: Option<SocketAddr>,
     pub rest_cached_reads: bool,
-    /// Endpoints of the metadata peers (`host:port`). The node itself is given a store; this is for who makes it.
+    /// Endpoints of the metadata peers (`host:port`), or where else the metadata is. The node itself is given a store; this is
+    /// for who makes it.
     pub meta: Vec<String>,
     /// URI of the warehouse, without a trailing slash.
     pub warehouse: String,

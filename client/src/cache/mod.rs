@@ -268,11 +268,13 @@ impl PointerCache {
 
     fn hit(&self, table: &TableIdent, min_revision: Revision) -> Option<Resolved> {
         let shared = &self.shared;
+        // Before the cover, whose progress has come so far.
+        let least = shared.least(min_revision);
         // Before the entry: that holds every change up to this cover's progress.
         let cover = shared.cover();
         let known = cover.know(shared.entries.get(table)?);
         let now = clock::now();
-        if !shared.fits(&known, now, min_revision) {
+        if !shared.fits(&known, now, least) {
             return None;
         }
         count(&shared.counting.hits);
@@ -307,12 +309,11 @@ impl PointerCache {
         let mut waited = false;
         let mut behind = None;
         loop {
+            let least = shared.least(want.min_revision);
             let cover = shared.cover();
             let mut known: Vec<Option<Known>> =
                 tables.iter().map(|table| shared.entries.get(table).map(|entry| cover.know(entry))).collect();
-            let fits = |known: &Option<Known>| {
-                known.as_ref().is_some_and(|known| shared.fits(known, began, want.min_revision))
-            };
+            let fits = |known: &Option<Known>| known.as_ref().is_some_and(|known| shared.fits(known, began, least));
             let mut missing: Vec<usize> = (0..tables.len()).filter(|&at| !fits(&known[at])).collect();
             if missing.is_empty() && one_moment(known.iter().flatten()) {
                 if !waited {
@@ -528,15 +529,19 @@ impl Shared {
         });
     }
 
+    /// The revision at which whatever is shown must be current.
+    fn least(&self, min_revision: Revision) -> Revision {
+        min_revision.max(self.required.load(Ordering::Acquire))
+    }
+
     /// Whether a query that began then may get this.
-    fn fits(&self, known: &Known, began: Instant, min_revision: Revision) -> bool {
+    fn fits(&self, known: &Known, began: Instant, least: Revision) -> bool {
         let bound = match known.entry.pointer {
             Some(_) => self.config.fresh_for,
             None => self.config.absent_for,
         };
         let age = began.saturating_duration_since(known.as_of);
-        let required = self.required.load(Ordering::Acquire);
-        known.entry.doubted.is_none() && known.through >= min_revision.max(required) && (age < bound || age.is_zero())
+        known.entry.doubted.is_none() && known.through >= least && (age < bound || age.is_zero())
     }
 
     /// Has an entry renewed that was used, if it is time.
@@ -618,14 +623,13 @@ impl Shared {
     ) -> Result<Vec<Arc<Entry>>, CatalogError> {
         let mut waiting = Vec::with_capacity(tables.len());
         let mut own = Vec::new();
+        let least = self.least(load.min_revision);
         let cover = self.cover();
         let registered = {
             // Looked and begun under one lock: of two who come at once the second finds what the first has begun, or brought.
             let mut ledger = self.lock();
             for table in tables {
-                let brought = || {
-                    self.peek(&table).filter(|entry| self.fits(&cover.know(entry.clone()), began, load.min_revision))
-                };
+                let brought = || self.peek(&table).filter(|entry| self.fits(&cover.know(entry.clone()), began, least));
                 let shared = ledger.shared(&table, load.min_revision);
                 let awaited = match shared.filter(|(flight, _)| self.began_late_enough(flight, began)) {
                     Some((flight, at)) => Some(Awaited::Other(flight, at)),
@@ -670,7 +674,7 @@ impl Shared {
     ) -> Result<Vec<Resolved>, CatalogError> {
         let now = clock::now();
         let error = error.unwrap_or_else(|| load::unanswered("looking up tables", Duration::ZERO).into());
-        let least = want.min_revision.max(self.required.load(Ordering::Acquire));
+        let least = self.least(want.min_revision);
         let mut resolved = Vec::with_capacity(tables.len());
         for (table, known) in tables.iter().zip(known) {
             let Some(known) = known.clone().filter(|known| known.through >= least) else {

@@ -47,6 +47,21 @@ const CHECK_ATTEMPT: Duration = Duration::from_secs(15);
 /// ... and how many there are.
 const CHECK_ATTEMPTS: usize = 3;
 
+/// How S3 is reached, with no bucket named: what the configuration says, and else the environment.
+pub fn s3_settings(config: &S3Config) -> AmazonS3Builder {
+    let mut builder = AmazonS3Builder::from_env().with_virtual_hosted_style_request(!config.path_style);
+    if let Some(endpoint) = &config.endpoint {
+        builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
+    }
+    if let Some(region) = &config.region {
+        builder = builder.with_region(region);
+    }
+    if let (Some(key), Some(secret)) = (&config.access_key, &config.secret_key) {
+        builder = builder.with_access_key_id(key.expose()).with_secret_access_key(secret.expose());
+    }
+    builder
+}
+
 /// The object stores, by location.
 #[derive(Debug)]
 pub struct Storage {
@@ -277,19 +292,9 @@ impl Storage {
             Some(s3) => reached(bucket, s3)?,
             None => self.s3.clone(),
         };
-        let mut builder = AmazonS3Builder::from_env()
+        let builder = s3_settings(&config)
             .with_retry(RetryConfig { max_retries: 5, retry_timeout: RETRY_FOR, ..RetryConfig::default() })
-            .with_bucket_name(bucket)
-            .with_virtual_hosted_style_request(!config.path_style);
-        if let Some(endpoint) = &config.endpoint {
-            builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
-        }
-        if let Some(region) = &config.region {
-            builder = builder.with_region(region);
-        }
-        if let (Some(key), Some(secret)) = (&config.access_key, &config.secret_key) {
-            builder = builder.with_access_key_id(key.expose()).with_secret_access_key(secret.expose());
-        }
+            .with_bucket_name(bucket);
         let store: Arc<dyn ObjectStore> = Arc::new(
             builder.build().map_err(|e| Error::object_store("opening the bucket", &format!("s3://{bucket}"), &e))?,
         );
