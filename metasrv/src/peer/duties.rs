@@ -427,9 +427,11 @@ mod tests {
 
     impl Observe for Gate {
         fn applied(&self, entry: &Entry, _: &Answer, _: &State) {
-            while entry.log_id.index > self.upto.load(Ordering::SeqCst) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            tokio::task::block_in_place(|| {
+                while entry.log_id.index > self.upto.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
         }
 
         fn installed(&self, _: &Applied) {}
@@ -446,7 +448,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn a_leader_begins_its_duties_once_everything_before_its_term_is_applied() {
         let (dir, settings) = (tempfile::tempdir().unwrap(), Settings::default());
-        let disk = MemoryDisk::new(1, "ab".repeat(16), 1, Duration::ZERO);
+        let disk = MemoryDisk::new(1, "ab".repeat(16), 1, Duration::from_millis(2));
         let gate = Arc::new(Gate { upto: AtomicU64::new(u64::MAX) });
         let start = async || {
             let opened = Opened::in_memory(&disk, dir.path().to_owned(), &settings, gate.clone()).unwrap();

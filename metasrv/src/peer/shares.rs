@@ -353,7 +353,7 @@ mod tests {
     fn what_somebody_has_already_counts_though_it_is_more_than_its_part() {
         let (pool, callers) = (Pool::new(Resource::Leases, 100), Callers::default());
         let much = at(&callers, 1, 1);
-        let held = pool.note(&much, 80);
+        let held = pool.note(&much, 60);
         assert_eq!(pool.take(&much, 1).unwrap_err(), Refused::Host);
         assert!(pool.take(&at(&callers, 2, 1), 1).is_ok());
         drop(held);
