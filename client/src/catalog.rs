@@ -31,7 +31,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn, TxnResult};
+use lake_proto::kv::{Compare, Condition, KeyValue, Op, Revision, Txn, TxnResult};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -47,6 +47,9 @@ const VIEWS: &str = "/lake/view/";
 const OPERATIONS: &str = "/lake/op/";
 /// Outcomes that are forgotten in one transaction.
 const FORGOTTEN_AT_A_TIME: usize = 500;
+/// Most tables and views that are dropped together with their namespace: each is a compare and an operation of one
+/// transaction.
+pub const MOST_DROPPED_AT_ONCE: u64 = 400;
 /// Paths of scopes on what is in the catalog begin so.
 const SCOPES: &str = "/catalog";
 /// Joins the levels of a nested namespace in a key. No name may hold it.
@@ -381,18 +384,20 @@ impl Kind {
 pub struct Catalog {
     store: SharedStore,
     /// What every change made with this handle is a part of.
-    operation: Option<Operation>,
+    operations: Vec<Operation>,
 }
 
 impl Catalog {
     pub fn new(store: SharedStore) -> Self {
-        Self { store, operation: None }
+        Self { store, operations: Vec::new() }
     }
 
-    /// A handle whose changes are this operation: the first that is made leaves its outcome, in the same transaction, and
-    /// where an outcome is found nothing is changed ([`CatalogError::AlreadyDone`]).
+    /// A handle whose changes are this operation, besides those that they are already: the first that is made leaves its
+    /// outcome, in the same transaction, and where an outcome is found nothing is changed ([`CatalogError::AlreadyDone`]).
     pub fn within(&self, operation: Operation) -> Self {
-        Self { store: self.store.clone(), operation: Some(operation) }
+        let mut operations = self.operations.clone();
+        operations.push(operation);
+        Self { store: self.store.clone(), operations }
     }
 
     /// The outcome that was left of an operation.
@@ -432,18 +437,24 @@ impl Catalog {
         Ok(old.len())
     }
 
-    /// Makes a transaction a part of the operation, if there is one.
+    /// Makes a transaction a part of the operations, if there are any.
     async fn commit(&self, mut txn: Txn, deadline: Instant) -> Result<Committed> {
-        let Some(operation) = &self.operation else { return Ok(self.store.commit(txn, deadline).await?) };
-        txn.when.push(Compare::absent(&operation.key));
-        txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
-        let committed = self.store.commit(txn, deadline).await?;
-        match find(&committed.result.observed, &operation.key) {
-            // By an attempt of this very call whose answer was lost: the caller finds its effect.
-            Some(there) if committed.resent && there.value == operation.outcome => Ok(committed),
-            Some(there) if !committed.result.succeeded => Err(CatalogError::AlreadyDone(there.value.clone())),
-            _ => Ok(committed),
+        for operation in &self.operations {
+            txn.when.push(Compare::absent(&operation.key));
+            txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
         }
+        let committed = self.store.commit(txn, deadline).await?;
+        for operation in &self.operations {
+            match find(&committed.result.observed, &operation.key) {
+                // By an attempt of this very call whose answer was lost: the caller finds its effect.
+                Some(there) if committed.resent && there.value == operation.outcome => {}
+                Some(there) if !committed.result.succeeded => {
+                    return Err(CatalogError::AlreadyDone(there.value.clone()));
+                }
+                _ => {}
+            }
+        }
+        Ok(committed)
     }
 
     /// The store below.
@@ -518,6 +529,56 @@ impl Catalog {
         Err(self.raced(format!("dropping namespace {namespace}")))
     }
 
+    /// Drops a namespace with its tables and views, in one transaction. Returns how many of these there were.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if there are more than
+    /// [`MOST_DROPPED_AT_ONCE`]; the store's.
+    pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
+        let key = namespace.key();
+        let prefixes = [namespace.table_prefix(), namespace.view_prefix()];
+        let mut in_doubt = None;
+        for _ in 0..MAX_RACES {
+            let revision = match (self.namespace_revision(namespace, deadline).await, in_doubt) {
+                // By an attempt of ours whose answer was lost, or by another's drop.
+                (Err(CatalogError::NamespaceNotFound(_)), Some(count)) => return Ok(count),
+                (revision, _) => revision?,
+            };
+            let mut when =
+                vec![Compare::mod_revision(&key, revision), Compare::prefix_empty(namespace.nested_prefix())];
+            when.extend(self.unclaimed(namespace.scope_path()));
+            let mut then = vec![Op::delete(&key)];
+            for prefix in &prefixes {
+                let read = self.store.list_all(prefix, ReadOptions::default(), deadline).await?;
+                when.push(Compare { key: prefix.clone(), condition: Condition::PrefixUnchangedSince(read.revision) });
+                for entry in read.value {
+                    when.push(Compare::mod_revision(&entry.key, entry.mod_revision));
+                    then.push(Op::delete(&entry.key));
+                }
+            }
+            let count = then.len() as u64 - 1;
+            if count > MOST_DROPPED_AT_ONCE {
+                return Err(CatalogError::Store(Error::Refused {
+                    doing: format!("dropping namespace {namespace} and what is in it"),
+                    message: format!(
+                        "{count} tables and views are in it, and one transaction drops at most {MOST_DROPPED_AT_ONCE}; nothing \
+                         was dropped: drop some of them first"
+                    ),
+                }));
+            }
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(count);
+            }
+            if committed.result.observed.iter().any(|e| e.key.starts_with(namespace.nested_prefix().as_str())) {
+                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
+            }
+            claimed(&committed.result)?;
+            in_doubt = committed.resent.then_some(count).or(in_doubt);
+        }
+        Err(self.raced(format!("dropping namespace {namespace} and what is in it")))
+    }
+
     /// A namespace's properties, or `None` if there is no such namespace.
     pub async fn namespace_properties(
         &self,
@@ -550,7 +611,7 @@ impl Catalog {
             record.properties.extend(updates.iter().map(|(name, value)| (name.clone(), value.clone())));
             let value = encode(&record, &key)?;
             let removed = in_doubt.take().unwrap_or(there);
-            if entry.value == value && self.operation.is_none() {
+            if entry.value == value && self.operations.is_empty() {
                 return Ok(removed);
             }
             let txn = Txn {
@@ -780,9 +841,23 @@ impl Catalog {
         changes: &[TableChange],
         deadline: Instant,
     ) -> Result<Vec<Versioned<TablePointer>>> {
+        self.change_tables_while(changes, &[], deadline).await
+    }
+
+    /// The same, if the pointers of `unchanged` are still at these revisions as well.
+    ///
+    /// # Errors
+    /// As [`Catalog::change_tables`]; `Conflict` also for one of `unchanged`.
+    pub async fn change_tables_while(
+        &self,
+        changes: &[TableChange],
+        unchanged: &[(TableIdent, Revision)],
+        deadline: Instant,
+    ) -> Result<Vec<Versioned<TablePointer>>> {
         let mut in_doubt = false;
         for _ in 0..MAX_RACES {
             let (mut when, mut then) = (Vec::new(), Vec::new());
+            when.extend(unchanged.iter().map(|(table, revision)| Compare::mod_revision(table.key(), *revision)));
             let mut namespaces = BTreeMap::new();
             for TableChange { table, expected, new } in changes {
                 let key = table.key();
@@ -815,6 +890,12 @@ impl Catalog {
             if changes.iter().zip(&now).all(|(change, now)| now.as_ref().is_some_and(|now| now.value == change.new)) {
                 // The metadata locations are ours alone: an earlier attempt of this call was applied.
                 return Ok(now.into_iter().flatten().collect());
+            }
+            for (table, revision) in unchanged {
+                let now = current(table)?;
+                if now.as_ref().is_none_or(|now| now.mod_revision != *revision) {
+                    return Err(CatalogError::Conflict { table: table.clone(), current: now, resent: in_doubt });
+                }
             }
             for (TableChange { table, expected, new }, now) in changes.iter().zip(now) {
                 let table = table.clone();
@@ -1106,6 +1187,47 @@ mod tests {
         drop(&parent).await.unwrap();
         let orphan = catalog.create_table(&table, &pointer(), soon()).await;
         assert_eq!(orphan, Err(CatalogError::NamespaceNotFound(nested)));
+    }
+
+    #[tokio::test]
+    async fn a_namespace_is_dropped_with_all_that_is_in_it() {
+        let (_, catalog, namespace, table) = setup();
+        created(&catalog, &table).await;
+        let view = TableIdent::new(namespace.clone(), "v").unwrap();
+        catalog.create_view(&view, &pointer(), soon()).await.unwrap();
+        let parent: Namespace = "a".parse().unwrap();
+        let nested = catalog.drop_namespace_and_contents(&parent, soon()).await;
+        assert_eq!(nested, Err(CatalogError::NamespaceNotEmpty(parent.clone())));
+        assert_eq!(catalog.drop_namespace_and_contents(&namespace, soon()).await, Ok(2));
+        assert_eq!(catalog.load_table(&table, soon()).await, Ok(None));
+        assert_eq!(catalog.load_view(&view, soon()).await, Ok(None));
+        assert_eq!(catalog.drop_namespace_and_contents(&parent, soon()).await, Ok(0));
+        let gone = catalog.drop_namespace_and_contents(&parent, soon()).await;
+        assert_eq!(gone, Err(CatalogError::NamespaceNotFound(parent)));
+    }
+
+    #[tokio::test]
+    async fn several_pointers_change_while_others_stay() {
+        let (_, catalog, namespace, table) = setup();
+        let first = created(&catalog, &table).await;
+        let read = TableIdent::new(namespace, "read").unwrap();
+        let seen = catalog.create_table(&read, &pointer(), soon()).await.unwrap();
+        let change = |expected, new| TableChange { table: table.clone(), expected: Some(expected), new };
+        let changes = [change(first.mod_revision, pointer())];
+        let guards = [(read.clone(), seen.mod_revision)];
+        let changed = catalog.change_tables_while(&changes, &guards, soon()).await.unwrap();
+        let moved = catalog.swap_table(&read, seen.mod_revision, &pointer(), None, soon()).await.unwrap();
+        let late = [change(changed[0].mod_revision, pointer())];
+        let refused = catalog.change_tables_while(&late, &guards, soon()).await;
+        assert_eq!(refused, Err(CatalogError::Conflict { table: read, current: Some(moved), resent: false }));
+        assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, changes[0].new);
+        // Of two operations that a change is a part of, either stops it.
+        let operation = |id: &str| Operation::new("test", id, id.to_owned()).unwrap();
+        let once = catalog.within(operation("a")).within(operation("b"));
+        once.change_tables(&late, soon()).await.unwrap();
+        let again = catalog.within(operation("c")).within(operation("b")).change_tables(&late, soon()).await;
+        assert_eq!(again, Err(CatalogError::AlreadyDone("b".into())));
+        assert_eq!(catalog.outcome("test", "c", soon()).await.unwrap(), None);
     }
 
     #[tokio::test]

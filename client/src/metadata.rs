@@ -147,6 +147,36 @@ impl Metadata {
         Ok(pointers)
     }
 
+    /// Holds the present state for a while, for [`Metadata::read_tables_at`]. Whoever opens it closes it.
+    ///
+    /// # Errors
+    /// The store's; it may have no snapshots.
+    pub async fn open_snapshot(&self, deadline: Instant) -> Result<Snapshot> {
+        Ok(self.catalog.store().open_snapshot(ReadOptions::default(), deadline).await?.value)
+    }
+
+    /// Lets go of what [`Metadata::open_snapshot`] holds, before its time.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn close_snapshot(&self, snapshot: Snapshot, deadline: Instant) -> Result<()> {
+        self.catalog.store().close_snapshot(snapshot, deadline).await.map(drop).map_err(Into::into)
+    }
+
+    /// The pointers of several tables as they were when this snapshot was opened, in the order asked for. The cache learns
+    /// nothing of them.
+    ///
+    /// # Errors
+    /// `Store(SnapshotExpired)` if it is no longer held; the catalog's.
+    pub async fn read_tables_at(
+        &self,
+        snapshot: Snapshot,
+        tables: &[TableIdent],
+        deadline: Instant,
+    ) -> Result<Vec<Option<Versioned<TablePointer>>>> {
+        Ok(self.catalog.load_tables(tables, ReadOptions::at(snapshot), deadline).await?.1)
+    }
+
     /// A view's pointer as it is now; `None`: there is no such view.
     ///
     /// # Errors
@@ -345,8 +375,21 @@ impl MetadataWriter {
         changes: &[TableChange],
         deadline: Instant,
     ) -> Result<Vec<Versioned<TablePointer>>> {
+        self.change_tables_while(changes, &[], deadline).await
+    }
+
+    /// [`Catalog::change_tables_while`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn change_tables_while(
+        &self,
+        changes: &[TableChange],
+        unchanged: &[(TableIdent, Revision)],
+        deadline: Instant,
+    ) -> Result<Vec<Versioned<TablePointer>>> {
         let at = clock::now();
-        let changed = self.metadata.catalog.change_tables(changes, deadline).await;
+        let changed = self.metadata.catalog.change_tables_while(changes, unchanged, deadline).await;
         match &changed {
             Ok(pointers) => {
                 for (change, pointer) in changes.iter().zip(pointers) {
@@ -377,6 +420,19 @@ impl MetadataWriter {
     /// Its.
     pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
         self.metadata.catalog.drop_namespace(namespace, deadline).await
+    }
+
+    /// [`Catalog::drop_namespace_and_contents`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
+        let tables = self.metadata.catalog.list_tables(namespace, deadline).await?;
+        let dropped = self.metadata.catalog.drop_namespace_and_contents(namespace, deadline).await;
+        for name in tables {
+            self.metadata.pointers.invalidate(&TableIdent::new(namespace.clone(), name)?);
+        }
+        dropped
     }
 
     /// [`Catalog::update_namespace`].
