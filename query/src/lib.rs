@@ -17,6 +17,7 @@
 //! - [`storage`]: objects on a file system or S3, and the cache of parsed metadata;
 //! - [`table`]: Iceberg tables: types, data files, versions, and the commit;
 //! - [`scan`]: a table version as DataFusion reads it, and INSERT's sink;
+//! - [`outcomes`]: what is kept of operations that a client may ask for again;
 //! - [`sql`]: a statement from text to rows or a change;
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;
@@ -28,6 +29,7 @@ pub mod config;
 pub mod error;
 pub mod flight;
 pub mod node;
+pub mod outcomes;
 pub mod rest;
 pub mod scan;
 pub mod sql;

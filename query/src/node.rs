@@ -3,6 +3,7 @@
 //! States: starting (nothing is served; any error ends it) -> serving -> stopping (no statement begins; changes under
 //! way end, for at most [`SHUTDOWN_PATIENCE`]; connections close) -> stopped.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +26,13 @@ use crate::error::{Error, Result};
 use crate::flight::MAX_REQUEST_BYTES;
 use crate::flight::operations::Operations;
 use crate::flight::service::LakeFlight;
+use crate::outcomes;
 use crate::rest::{self, Rest};
-use crate::sql::Engine;
+use crate::sql::session::Sessions;
+use crate::sql::transactions::Transactions;
+use crate::sql::{Engine, once};
 use crate::storage::Storage;
-use crate::table::Tables;
+use crate::table::{TRANSACTIONS, Tables};
 
 /// How long stopping waits for changes under way, and then for connections.
 pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
@@ -43,6 +47,7 @@ pub struct QueryNode {
     advertised: String,
     engine: Arc<Engine>,
     operations: Arc<Operations>,
+    transactions: Arc<Transactions>,
     stop: CancellationToken,
     server: JoinHandle<()>,
     failed: watch::Receiver<Option<Error>>,
@@ -75,20 +80,23 @@ impl QueryNode {
             None => None,
         };
         let rest_address = rest.as_ref().map(|(_, address)| *address);
-        let service = LakeFlight::new(engine.clone(), operations.clone())?;
+        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
+        let transactions = Arc::new(Transactions::new(engine.tables().clone(), advertised.clone()));
+        let sessions = Arc::new(Sessions::new(engine.clone(), transactions.clone()));
+        let service = LakeFlight::new(sessions, operations.clone())?;
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
         let rest = match rest {
             Some((listener, _)) => Some((listener, Arc::new(Rest::new(&config, engine.tables().clone())?))),
             None => None,
         };
-        let server = tokio::spawn(serve(listener, service, config.secret, rest, stop.clone(), report));
-        let advertised = config.advertise.unwrap_or_else(|| address.to_string());
+        let chores = chores(engine.tables().clone(), transactions.clone());
+        let server = tokio::spawn(serve(listener, service, config.secret, rest, chores, stop.clone(), report));
         tracing::info!(id = %config.id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
         if let Some(address) = rest_address {
             tracing::info!(%address, "the query node serves the Iceberg REST catalog");
         }
-        Ok(QueryNode { address, rest_address, advertised, engine, operations, stop, server, failed })
+        Ok(QueryNode { address, rest_address, advertised, engine, operations, transactions, stop, server, failed })
     }
 
     /// Where Flight SQL is served.
@@ -125,6 +133,7 @@ impl QueryNode {
         self.engine.close();
         let changes = async {
             self.operations.close().await;
+            self.transactions.close().await;
             self.engine.tables().close().await;
         };
         if tokio::time::timeout(SHUTDOWN_PATIENCE, changes).await.is_err() {
@@ -160,12 +169,22 @@ async fn bind(field: &str, wanted: SocketAddr) -> Result<(TcpListener, SocketAdd
     Ok((listener, address))
 }
 
+/// What has to be looked after from time to time, until it is dropped.
+async fn chores(tables: Arc<Tables>, transactions: Arc<Transactions>) -> Infallible {
+    let outcomes = outcomes::sweep(&tables.writer, &[once::DOMAIN, TRANSACTIONS], outcomes::LIFETIME);
+    tokio::select! {
+        never = transactions.watch() => never,
+        never = outcomes => never,
+    }
+}
+
 /// Serves all that the node serves until it is told to stop, or one of it fails.
 async fn serve(
     listener: TcpListener,
     service: LakeFlight,
     secret: Option<Secret>,
     rest: Option<(TcpListener, Arc<Rest>)>,
+    chores: impl Future<Output = Infallible>,
     stop: CancellationToken,
     report: watch::Sender<Option<Error>>,
 ) {
@@ -193,7 +212,11 @@ async fn serve(
             None => Ok(()),
         }
     };
-    let reason = match tokio::try_join!(flight, rest) {
+    let served = tokio::select! {
+        served = async { tokio::try_join!(flight, rest) } => served,
+        never = chores => match never {},
+    };
+    let reason = match served {
         Err(error) => error,
         Ok(_) => Error::unavailable("the query node was stopped"),
     };

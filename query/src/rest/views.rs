@@ -1,4 +1,5 @@
-//! Views: what a query is called, and its text for one or more engines. lake keeps them; its own SQL does not run them.
+//! Views: what a query is called, and its text for one or more engines. SQL in lake runs those in its own dialect
+//! ([`crate::sql::views`]).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +17,7 @@ use super::error::{RestError, Result, json_response, kind};
 use super::evolve::{entries, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
 use crate::error::Kind;
-use crate::table::version;
+use crate::table::view;
 
 /// How often a change is made again on what another one left, before the deadline ends it.
 const MAX_RACES: u32 = 64;
@@ -198,17 +199,12 @@ async fn pointer(rest: &Rest, ident: &TableIdent, call: &Call) -> Result<Version
 }
 
 async fn read(rest: &Rest, location: &str) -> crate::error::Result<ViewMetadata> {
-    let bytes = rest.tables.storage.read(location).await?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| crate::Error::corrupt(format!("{location}: not the metadata of an Iceberg view: {e}")))
+    view::read(&rest.tables.storage, location).await
 }
 
 /// Writes the metadata that follows what is at `previous`. Returns where it is.
 async fn write(rest: &Rest, metadata: &ViewMetadata, previous: Option<&str>) -> Result<String> {
-    let location = version::metadata_location(metadata.location(), previous);
-    let bytes = to_json(metadata).map_err(|e| RestError::of_a_change(crate::Error::internal(e)))?;
-    rest.tables.storage.write_new(&location, bytes.into()).await.map_err(RestError::of_a_change)?;
-    Ok(location)
+    view::write(&rest.tables.storage, metadata, previous).await.map_err(RestError::of_a_change)
 }
 
 /// The error of a change for which metadata was written; that goes, if it is certain that nothing was done.
@@ -219,20 +215,9 @@ async fn undone(rest: &Rest, location: String, error: CatalogError) -> RestError
     error.into()
 }
 
-/// The metadata as JSON, in the order of its ids.
-fn to_json(metadata: &ViewMetadata) -> serde_json::Result<Vec<u8>> {
-    let mut json = serde_json::to_value(metadata)?;
-    for (list, key) in [("versions", "version-id"), ("schemas", "schema-id")] {
-        if let Some(entries) = json.get_mut(list).and_then(Value::as_array_mut) {
-            entries.sort_by_key(|entry| entry.get(key).and_then(Value::as_i64));
-        }
-    }
-    serde_json::to_vec(&json)
-}
-
 fn loaded(location: &str, metadata: &ViewMetadata) -> Result<Response> {
     let failed = |e: serde_json::Error| RestError::of_a_read(crate::Error::internal(format!("writing JSON: {e}")));
-    let metadata: Value = serde_json::from_slice(&to_json(metadata).map_err(failed)?).map_err(failed)?;
+    let metadata: Value = serde_json::from_slice(&view::to_json(metadata).map_err(failed)?).map_err(failed)?;
     let body = json!({"metadata-location": location, "metadata": metadata, "config": {}});
     Ok(json_response(StatusCode::OK, body.to_string()))
 }

@@ -138,6 +138,7 @@ async fn insert(
     }
     let files = write_plan(tables, state, metadata, &dml.input, deadline).await?;
     let count = files.rows;
+    tables.will_answer(count);
     if !overwrite {
         return tables.append(table, files, deadline).await.map(|()| count);
     }
@@ -220,6 +221,7 @@ async fn change_rows(
     let (added, removed, count) = tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| {
         Err(Error::deadline("the rows were not written before the deadline; nothing was committed"))
     })?;
+    tables.will_answer(count);
     let operation = match (added.files.is_empty(), removed.is_empty()) {
         (true, true) => return Ok(0),
         (true, false) => Operation::Delete,
@@ -269,6 +271,7 @@ pub async fn rewrite_data_files(
     if written.rows > rows {
         return Err(Error::internal(format!("rewriting made {} rows of {rows}", written.rows)));
     }
+    tables.will_answer(count);
     // Rows are the same as before, so that only what happened to these very files matters.
     let reads =
         Reads { snapshot: table.metadata.current_snapshot_id(), scope: Scope::Nothing, isolation: Isolation::Snapshot };

@@ -122,11 +122,12 @@ pub async fn expire_snapshots(
 ) -> Result<u64> {
     let expired: Arc<Mutex<(Vec<Snapshot>, Option<TableMetadata>)>> = Arc::default();
     let edit: Edit = {
-        let expired = expired.clone();
+        let (expired, tables) = (expired.clone(), tables.clone());
         Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
             let kept = retained(base, older_than_ms, retain_last)?;
             let gone: Vec<Snapshot> =
                 base.snapshots().filter(|s| !kept.contains(&s.snapshot_id())).map(|s| s.as_ref().clone()).collect();
+            tables.will_answer(gone.len() as u64);
             let ids: Vec<i64> = gone.iter().map(|snapshot| snapshot.snapshot_id()).collect();
             *expired.lock().unwrap_or_else(PoisonError::into_inner) = (gone, Some(base.clone()));
             Ok(builder.remove_snapshots(&ids))
@@ -240,6 +241,7 @@ pub async fn rewrite_manifests(tables: &Arc<Tables>, table: &Table, deadline: In
     if before < 2 {
         return Ok(0);
     }
+    tables.will_answer(before as u64);
     let (tables, table) = (tables.clone(), table.clone());
     let owner = tables.clone();
     owner
@@ -361,7 +363,7 @@ pub async fn register_table(tables: &Arc<Tables>, ident: &TableIdent, file: &str
     let doing = format!("registering table {ident}");
     let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
     let pointer = TablePointer { uuid: metadata.uuid(), metadata_location: file.to_owned(), previous_location: None };
-    match tables.writer.create_table(ident, &pointer, deadline).await {
+    match tables.recording()?.create_table(ident, &pointer, deadline).await {
         Ok(current) if current.value == pointer => Ok(()),
         Ok(_) => Err(Error::already_exists(format!("table {ident} exists already"))),
         Err(error) => match catalog_error(&doing, error) {

@@ -16,8 +16,8 @@
 //! In reading order: [`types`] (Arrow and Iceberg types), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
 //! (data files), [`version`] (manifests,
 //! lists, metadata.json), [`conflict`] (does a change hold on a newer version), [`commit`] (the swap, lost races, unknown
-//! outcomes), [`queue`] (one writer of a node at a time per table), [`maintenance`] (history, manifests, orphans), and
-//! [`Tables`] here, which is what the rest of the crate uses.
+//! outcomes), [`queue`] (one writer of a node at a time per table), [`scope`] (on whose behalf), [`staged`] (transactions over
+//! several tables), [`maintenance`] (history, manifests, orphans), [`view`] (views), and [`Tables`] here, which is what the rest of the crate uses.
 //!
 //! What is written: format version 2. A table that another engine has made otherwise is refused by name
 //! ([`Table::check_writable`]), never half written.
@@ -27,9 +27,12 @@ pub mod conflict;
 pub mod layout;
 pub mod maintenance;
 pub mod queue;
+pub mod scope;
+pub mod staged;
 pub mod stats;
 pub mod types;
 pub mod version;
+pub mod view;
 pub mod writer;
 
 use std::collections::HashMap;
@@ -55,6 +58,7 @@ use commit::Proposal;
 use conflict::Reads;
 use layout::Layout;
 use queue::CommitQueues;
+use scope::Scope;
 use version::{Edit, Removed};
 use writer::{DataFiles, DataWriter};
 
@@ -64,8 +68,11 @@ const PREVIOUS_VERSIONS: &str = "100";
 /// Namespaces listed at a time.
 const LISTINGS_IN_FLIGHT: usize = 8;
 
-/// Everything about tables that a node shares between statements.
-#[derive(Debug)]
+/// What the outcomes of transactions are filed under.
+pub const TRANSACTIONS: &str = "transaction";
+
+/// Everything about tables that a node shares between statements, and on whose behalf it is used. Cheap to clone.
+#[derive(Debug, Clone)]
 pub struct Tables {
     pub storage: Arc<Storage>,
     pub cache: MetadataCache,
@@ -77,6 +84,7 @@ pub struct Tables {
     /// Commits and clean-ups under way; shutdown waits for them.
     pub(crate) tasks: TaskTracker,
     target_file_bytes: usize,
+    pub(crate) scope: Scope,
 }
 
 /// One version of a table, as a statement sees it.
@@ -113,7 +121,34 @@ impl Tables {
             queues: CommitQueues::default(),
             tasks: TaskTracker::new(),
             target_file_bytes,
+            scope: Scope::Plain,
         })
+    }
+
+    /// The same on somebody's behalf.
+    pub fn within(&self, scope: Scope) -> Arc<Self> {
+        Arc::new(Self { scope, ..self.clone() })
+    }
+
+    /// What changes are made with: where they are one operation, its outcome is left with the first.
+    ///
+    /// # Errors
+    /// `Invalid` if the operation's id cannot be one; `NotSupported` inside of a transaction, which makes its changes itself.
+    pub(crate) fn recording(&self) -> Result<MetadataWriter> {
+        match &self.scope {
+            Scope::Plain => Ok(self.writer.clone()),
+            Scope::Once(once) => Ok(self.writer.within(once.record(None)?)),
+            Scope::Within(_) => {
+                Err(Error::not_supported("inside of a transaction this statement is not supported; nothing was done"))
+            }
+        }
+    }
+
+    /// What the statement will answer, said before it commits: it is kept with the outcome of its operation.
+    pub(crate) fn will_answer(&self, count: u64) {
+        if let Scope::Once(once) = &self.scope {
+            once.will_answer(count);
+        }
     }
 
     /// Loads the tables of one statement, their pointers all at once.
@@ -124,7 +159,9 @@ impl Tables {
     /// The same with pointers that are current now, for a statement that changes what it reads: on an older version it
     /// would conflict with what was done before it.
     pub async fn load_now(&self, idents: &[TableIdent], deadline: Instant) -> Result<Loaded> {
-        let Some(first) = idents.first() else { return Ok(Loaded::default()) };
+        let Some(first) = idents.first().filter(|_| !matches!(self.scope, Scope::Within(_))) else {
+            return self.load_since(idents, 0, deadline).await;
+        };
         let read = self.metadata.read_table(first, deadline).await;
         let now = read.map_err(|e| catalog_error("looking up tables", e))?.map_or(0, |pointer| pointer.valid_through);
         self.load_since(idents, now, deadline).await
@@ -133,6 +170,9 @@ impl Tables {
     async fn load_since(&self, idents: &[TableIdent], revision: u64, deadline: Instant) -> Result<Loaded> {
         if idents.is_empty() {
             return Ok(Loaded::default());
+        }
+        if let Scope::Within(staged) = &self.scope {
+            return staged.load(self, idents, deadline).await;
         }
         let failed = |e| catalog_error("looking up tables", e);
         let resolved = self.metadata.tables(idents, Want::by(deadline).at_least(revision)).await.map_err(failed)?;
@@ -165,6 +205,24 @@ impl Tables {
             .buffered(LISTINGS_IN_FLIGHT)
             .try_collect()
             .await
+    }
+
+    /// The views of all namespaces, by name.
+    pub async fn list_views(&self, deadline: Instant) -> Result<Vec<TableIdent>> {
+        let failed = |e| catalog_error("listing views", e);
+        let namespaces = self.metadata.list_namespaces(deadline).await.map_err(failed)?;
+        let lists = futures::stream::iter(namespaces).map(|namespace| async move {
+            let names = match self.metadata.list_views(&namespace, deadline).await {
+                Ok(names) => names,
+                // Dropped in between.
+                Err(CatalogError::NamespaceNotFound(_)) => Vec::new(),
+                Err(error) => return Err(failed(error)),
+            };
+            let idents = names.into_iter().map(|name| TableIdent::new(namespace.clone(), name));
+            idents.collect::<Result<Vec<_>, _>>().map_err(failed)
+        });
+        let listed: Vec<Vec<TableIdent>> = lists.buffered(LISTINGS_IN_FLIGHT).try_collect().await?;
+        Ok(listed.concat())
     }
 
     /// Loads the version that `pointer` names. If its metadata is gone because newer versions have long replaced it,
@@ -299,8 +357,12 @@ impl Tables {
     ) -> Result<()> {
         let (tables, table) = (self.clone(), table.clone());
         self.owned(async move {
+            if let Scope::Within(staged) = &tables.scope {
+                return staged.stage(&tables, &table, operation, files, removed, reads).await;
+            }
             let io = LakeIo::new(tables.storage.clone());
-            let change = version::write_change(&io, &table.metadata, operation, &files.files, removed).await?;
+            let mut change = version::write_change(&io, &table.metadata, operation, &files.files, removed).await?;
+            change.notes.extend(tables.scope.notes());
             let proposal = Proposal::change(change, reads, &table.metadata);
             commit::commit(&tables, &table, proposal, files, deadline).await.map(drop)
         })
@@ -358,7 +420,9 @@ impl Tables {
             if !files.files.is_empty() {
                 let io = LakeIo::new(tables.storage.clone());
                 let operation = Operation::Append;
-                let change = version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                let mut change =
+                    version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                change.notes.extend(tables.scope.notes());
                 proposal.change = Some(change);
             }
             commit::commit(&tables, &table, proposal, files, deadline).await.map(drop)

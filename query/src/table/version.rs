@@ -179,6 +179,27 @@ async fn try_write_next(
     objects: &mut Vec<String>,
 ) -> Result<Option<Written>> {
     let io = LakeIo::new(storage.clone());
+    let next = next_metadata(&io, cache, base, base_location, edit, change, objects).await?;
+    let Some((metadata, expired)) = next else { return Ok(None) };
+    let location = metadata_location(base.location(), base_location);
+    let size = write_metadata(storage, &metadata, &location, objects).await?;
+    Ok(Some((Arc::new(metadata), location, size, expired)))
+}
+
+/// Writes the list and the manifests of the version that follows `base`, as [`write_next`] does, but not its metadata, which is
+/// returned, with the metadata files that fell out of its log. What was written is added to `objects`.
+///
+/// # Errors
+/// As [`write_next`]; what was written so far stays.
+pub async fn next_metadata(
+    io: &LakeIo,
+    cache: &MetadataCache,
+    base: &TableMetadata,
+    base_location: Option<&str>,
+    edit: Option<&Edit>,
+    change: Option<&Change>,
+    objects: &mut Vec<String>,
+) -> Result<Option<(TableMetadata, Vec<MetadataLog>)>> {
     let mut builder = base.clone().into_builder(base_location.map(str::to_owned));
     let mut expired = Vec::new();
     let mut edited = None;
@@ -193,17 +214,29 @@ async fn try_write_next(
     }
     if let Some(change) = change {
         let base = edited.as_ref().unwrap_or(base);
-        let snapshot = write_snapshot(&io, cache, base, change, objects).await?;
+        let snapshot = write_snapshot(io, cache, base, change, objects).await?;
         builder = builder.set_branch_snapshot(snapshot, MAIN_BRANCH)?;
     }
     let built = builder.build()?;
     expired.extend(built.expired_metadata_logs);
-    let bytes = to_json(&built.metadata)?;
-    let location = metadata_location(base.location(), base_location);
-    objects.push(location.clone());
+    Ok(Some((built.metadata, expired)))
+}
+
+/// Writes a version's metadata to `location`, which is added to `objects`. Returns its size in bytes.
+///
+/// # Errors
+/// The storage's.
+pub async fn write_metadata(
+    storage: &Storage,
+    metadata: &TableMetadata,
+    location: &str,
+    objects: &mut Vec<String>,
+) -> Result<usize> {
+    let bytes = to_json(metadata)?;
     let size = bytes.len();
-    storage.write_new(&location, bytes.into()).await?;
-    Ok(Some((Arc::new(built.metadata), location, size, expired)))
+    objects.push(location.to_owned());
+    storage.write_new(location, bytes.into()).await?;
+    Ok(size)
 }
 
 /// A name for the metadata of the version that follows the one at `previous`, for a table that lives at `table`.

@@ -55,6 +55,13 @@ impl DataFiles {
         self.objects.push(location);
     }
 
+    /// Takes over what `other` has written, for one commit of both.
+    pub fn absorb(&mut self, mut other: DataFiles) {
+        self.rows += other.rows;
+        self.files.append(&mut other.files);
+        self.objects.append(&mut other.objects);
+    }
+
     /// A snapshot refers to the files, or may: they stay.
     pub fn keep(mut self) {
         self.objects.clear();

@@ -9,5 +9,6 @@ mod model;
 mod partitions;
 mod procedures;
 mod rows;
+mod sessions;
 mod table;
 mod tables;
