@@ -68,7 +68,8 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
     let schema: Schema = part(body.schema, "schema")?;
     let view_version: ViewVersion = part(body.view_version, "view-version")?;
     let uuid = Uuid::new_v4();
-    let location = rest.tables.new_location(&ident, uuid);
+    let place = rest.tables.new_place(&ident, call.deadline).await.map_err(RestError::of_a_change)?;
+    let location = place.of(uuid);
     let properties: HashMap<String, String> = body.properties.unwrap_or_default().into_iter().collect();
     let field = "schema or view-version";
     let built = unpanicked(field, || {
@@ -136,7 +137,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Register = call.json()?;
     let ident = table_of(call.namespace()?, body.name, "name")?;
     let location = body.metadata_location;
-    rest.allowed("metadata-location", &location)?;
+    rest.allowed("metadata-location", &location, call.deadline).await?;
     let metadata = read(rest, &location).await.map_err(|e| match e.kind {
         Kind::NotFound | Kind::Corrupt | Kind::Invalid => RestError::bad("metadata-location", e),
         _ => RestError::of_a_change(e),
@@ -148,7 +149,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
 
 pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Rename = call.json()?;
-    let (from, to) = (body.source.table("source")?, body.destination.table("destination")?);
+    let (from, to) = (call.identifier(body.source, "source")?, call.identifier(body.destination, "destination")?);
     rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_view(&from, &to, call.deadline).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -1,6 +1,6 @@
 //! The catalog of one statement: the tables it names, as they were when their pointers were resolved, all at once.
 //!
-//! Everything else in the metadata is listed only for statements that look at listings (SHOW TABLES,
+//! The tables of the schema `system` are read from the leader ([`system`]). Everything else in the metadata is listed only for statements that look at listings (SHOW TABLES,
 //! information_schema), and then loaded table by table as the statement gets to it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,7 +17,7 @@ use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
 use super::as_of::Name;
 use super::statement::position_of;
-use super::{CATALOG, DEFAULT_SCHEMA, Engine, files, views};
+use super::{CATALOG, DEFAULT_SCHEMA, Engine, files, system, views};
 use crate::error::{Error, Kind, Position, Result};
 use crate::scan::LakeTable;
 use crate::scan::listing::ListingTable;
@@ -104,6 +104,9 @@ pub async fn resolve(
         if files::is_file(reference) {
             let file = files::table(engine, reference.table()).await.map_err(|e| e.at(place()))?;
             schemas.entry(DEFAULT_SCHEMA.to_owned()).or_default().add(reference.table(), Entry::Loaded(file));
+        } else if system::is_system(reference) {
+            let nodes = system::table(engine, deadline).await.map_err(|e| e.at(place()))?;
+            schemas.entry(system::SYSTEM.to_owned()).or_default().add(reference.table(), Entry::Loaded(nodes));
         } else if reference.schema() == Some(INFORMATION_SCHEMA) {
             listings = true;
         } else {

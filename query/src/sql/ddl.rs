@@ -191,7 +191,8 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
         let namespace = &ident.namespace;
         return Err(Error::not_found(format!("schema {namespace} does not exist; CREATE SCHEMA {namespace} makes it")));
     }
-    let metadata = tables.plan_create(ident, &columns, &layout, properties)?;
+    let place = tables.new_place(ident, deadline).await?;
+    let metadata = tables.plan_create(&place, &columns, &layout, properties)?;
     let files = write(tables, state, &metadata, rows, deadline).await?;
     let count = files.as_ref().map_or(0, |files| files.rows);
     tables.will_answer(count);

@@ -202,10 +202,9 @@ impl Place {
         let listed = parse(path)?;
         let location = location(&listed);
         let storage = &engine.tables().storage;
-        let inside = location.strip_prefix(storage.warehouse()).is_some_and(|rest| rest.starts_with('/'));
-        if !inside && !engine.allows_files() {
+        if !storage.is_in_warehouse(&location) && !engine.allows_files() {
             return Err(Error::denied(format!(
-                "{path}: this node reads and writes no files outside of the warehouse; allow_local_files in its configuration \
+                "{path}: this node reads and writes no files outside of its warehouses; allow_local_files in its configuration \
                  allows it"
             )));
         }

@@ -16,10 +16,12 @@
 //! Limits: [`crate::config::Config`]'s memory pool (more spills to disk), its number of statements at a time (more wait until
 //! their deadline), its deadlines. A panic in planning or running becomes an `Internal` error.
 
+pub mod add_files;
 pub mod alter;
 pub mod as_of;
 pub mod catalog;
 pub mod clauses;
+pub mod columns;
 pub mod copy;
 pub mod ddl;
 pub mod dml;
@@ -28,11 +30,15 @@ pub mod files;
 pub mod floats;
 pub mod once;
 pub mod procedures;
+pub mod rewrite;
+mod row_set;
 pub mod schemas;
 pub mod session;
 pub mod statement;
+pub mod system;
 pub mod tpch;
 pub mod transactions;
+pub mod values;
 pub mod views;
 
 use std::panic::AssertUnwindSafe;
@@ -57,6 +63,7 @@ use datafusion::sql::parser::Statement as ParsedStatement;
 use datafusion::sql::sqlparser::ast::Statement;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
+use lake_client::remote::RemoteStore;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Config;
@@ -85,6 +92,9 @@ pub struct Engine {
     tables: Arc<Tables>,
     template: SessionState,
     slots: Arc<Semaphore>,
+    max_statements: usize,
+    /// The metadata cluster, if the metadata is in one.
+    cluster: Option<RemoteStore>,
     read_timeout: Duration,
     write_timeout: Duration,
     allow_local_files: bool,
@@ -162,10 +172,23 @@ impl Engine {
             tables,
             template,
             slots: Arc::new(Semaphore::new(config.max_statements)),
+            max_statements: config.max_statements,
+            cluster: None,
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
             allow_local_files: config.allow_local_files,
         })
+    }
+
+    /// The same in a metadata cluster, whose nodes it can list.
+    #[must_use]
+    pub fn in_cluster(self, cluster: Option<RemoteStore>) -> Self {
+        Self { cluster, ..self }
+    }
+
+    /// How many statements run now.
+    pub fn running(&self) -> usize {
+        self.max_statements.saturating_sub(self.slots.available_permits())
     }
 
     /// The tables it works on.
@@ -285,6 +308,7 @@ impl Engine {
             _ => parsed,
         };
         let plan = state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?;
+        let plan = values::without_ids(plan)?;
         let command = action.command();
         let (schema, work) = match action {
             Action::Query => {

@@ -61,6 +61,11 @@ impl MetadataCache {
         get(&self.tables, location, load).await
     }
 
+    /// What it takes now, about, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.tables.weighted_size() + self.lists.weighted_size() + self.manifests.weighted_size()
+    }
+
     /// Puts metadata that this node has just committed.
     pub async fn put_table(&self, location: &str, metadata: Arc<TableMetadata>, bytes: usize) {
         self.tables.insert(location.to_owned(), (metadata, weight(bytes as u64))).await;

@@ -119,6 +119,11 @@ impl Outcome {
 }
 
 impl Scope {
+    /// Whether changes are staged for a transaction that is still open.
+    pub fn is_staged(&self) -> bool {
+        matches!(self, Scope::Within(_))
+    }
+
     /// What the summary of a snapshot says of it.
     pub fn notes(&self) -> HashMap<String, String> {
         match self {

@@ -216,6 +216,9 @@ impl Staged {
             Error::conflict(format!("table {} is not as this statement of the transaction has read it", table.ident))
         })?;
         let io = LakeIo::new(tables.storage.clone());
+        if !files.deletes.is_empty() {
+            return Err(Error::internal("a transaction was given delete files"));
+        }
         let mut change = version::write_change(&io, &table.metadata, operation, &files.files, removed).await?;
         change.notes.extend(self.notes());
         let mut written = DataFiles::new(tables.storage.clone(), tables.tasks.clone());

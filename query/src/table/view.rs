@@ -113,7 +113,7 @@ pub async fn create(
     let doing = format!("creating view {ident}");
     let uuid = Uuid::new_v4();
     let built = ViewMetadataBuilder::new(
-        tables.new_location(ident, uuid),
+        tables.new_place(ident, deadline).await?.of(uuid),
         definition.columns.clone(),
         definition.version()?,
         ViewFormatVersion::V1,
