@@ -14,11 +14,11 @@ use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::collect;
 use datafusion::sql::parser::{CopyToSource, CopyToStatement, Statement as Parsed};
-use datafusion::sql::sqlparser::ast::{Ident, ObjectName, Statement, Value};
+use datafusion::sql::sqlparser::ast::{Ident, ObjectName, Statement};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
-use datafusion::sql::sqlparser::tokenizer::Token;
+use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
 use object_store::ObjectStoreExt;
 
 use super::Engine;
@@ -125,7 +125,10 @@ fn target(parser: &mut Parser<'_>) -> Result<Result<CopyTo>, ParserError> {
 
 /// A path and options, up to the end.
 fn file(parser: &mut Parser<'_>) -> Result<Result<(String, FileOptions)>, ParserError> {
-    let path = parser.parse_literal_string()?;
+    let path = match parser.next_token() {
+        TokenWithSpan { token: Token::SingleQuotedString(path), .. } => path,
+        other => return parser.expected("a path in single quotes", other),
+    };
     let mut options = FileOptions::of(&path);
     if parser.parse_keywords(&[Keyword::STORED, Keyword::AS]) {
         let format = parser.parse_identifier()?.value;
@@ -144,9 +147,10 @@ fn file(parser: &mut Parser<'_>) -> Result<Result<(String, FileOptions)>, Parser
             let _ = parser.consume_token(&Token::Eq);
             let value = match parser.peek_token().token {
                 Token::Comma | Token::RParen => None,
-                _ => Some(match parser.parse_value()?.value {
-                    Value::SingleQuotedString(text) => text,
-                    other => other.to_string(),
+                _ => Some(match parser.next_token().token {
+                    Token::SingleQuotedString(text) => text,
+                    Token::Word(word) => word.value,
+                    other => return Err(ParserError::ParserError(format!("{other} is no value of an option"))),
                 }),
             };
             Ok((key, value))
@@ -276,7 +280,7 @@ mod tests {
             "COPY t",
             "COPY t FROM x",
             "COPY (SELECT 1 TO 'x'",
-            "COPY t FROM 'x.csv' (NOPE 1)",
+            "COPY t FROM 'x.csv' (NOPE one)",
             "COPY t TO 'x' STORED AS AVRO",
         ] {
             assert!(take(wrong).is_err(), "{wrong}");

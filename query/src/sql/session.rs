@@ -31,6 +31,11 @@ use crate::error::{Error, Result};
 use crate::table::conflict::Isolation;
 use crate::table::scope::Once;
 
+/// The setting with the operation id of what comes next.
+const OPERATION_ID: &str = "lake.operation_id";
+/// The setting with the isolation of INSERT, and of transactions that do not say it.
+const ISOLATION: &str = "lake.isolation";
+
 /// What a client's statements are run with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
@@ -116,6 +121,11 @@ pub fn parse(statement: &Statement) -> Result<Option<SessionChange>> {
 }
 
 fn set(name: &str, value: &Expr) -> Result<SessionChange> {
+    if ![OPERATION_ID, ISOLATION].contains(&name) {
+        return Err(Error::invalid(format!(
+            "there is no setting {name}; there are {OPERATION_ID} and {ISOLATION}; nothing was done"
+        )));
+    }
     let text = match value {
         Expr::Value(value) => match &value.value {
             Value::SingleQuotedString(text) => Some(text.clone()),
@@ -128,19 +138,14 @@ fn set(name: &str, value: &Expr) -> Result<SessionChange> {
         },
         _ => return Err(Error::invalid(format!("SET {name} takes a text in single quotes, or DEFAULT"))),
     };
-    match name {
-        "lake.operation_id" => {
-            text.as_deref().map(once::check_id).transpose()?;
-            Ok(SessionChange::SetOperation(text))
-        }
-        "lake.isolation" => match text.as_deref().map(str::to_ascii_lowercase).as_deref() {
-            None | Some("snapshot") => Ok(SessionChange::SetIsolation(Isolation::Snapshot)),
-            Some("serializable") => Ok(SessionChange::SetIsolation(Isolation::Serializable)),
-            Some(other) => Err(Error::invalid(format!("lake.isolation is snapshot or serializable, not {other:?}"))),
-        },
-        other => Err(Error::invalid(format!(
-            "there is no setting {other}; there are lake.operation_id and lake.isolation; nothing was done"
-        ))),
+    if name == OPERATION_ID {
+        text.as_deref().map(once::check_id).transpose()?;
+        return Ok(SessionChange::SetOperation(text));
+    }
+    match text.as_deref().map(str::to_ascii_lowercase).as_deref() {
+        None | Some("snapshot") => Ok(SessionChange::SetIsolation(Isolation::Snapshot)),
+        Some("serializable") => Ok(SessionChange::SetIsolation(Isolation::Serializable)),
+        Some(other) => Err(Error::invalid(format!("{ISOLATION} is snapshot or serializable, not {other:?}"))),
     }
 }
 

@@ -260,12 +260,17 @@ impl Transactions {
         }
     }
 
-    /// Ends a transaction.
+    /// Ends a transaction. Runs to its end even if the caller goes away.
     ///
     /// # Errors
     /// Of a commit: `Invalid` if it is aborted, and those of [`Staged::commit`]; after `Unavailable` and `Deadline` it is open
     /// as before, after others it is aborted. `NotFound`: it is gone, and was not committed.
-    pub async fn end(&self, handle: &Handle, end: End, deadline: Instant) -> Result<()> {
+    pub async fn end(self: &Arc<Self>, handle: &Handle, end: End, deadline: Instant) -> Result<()> {
+        let (transactions, handle) = (self.clone(), handle.clone());
+        self.tables.owned(async move { transactions.end_now(&handle, end, deadline).await }).await
+    }
+
+    async fn end_now(&self, handle: &Handle, end: End, deadline: Instant) -> Result<()> {
         let Ok(open) = self.find(handle) else { return self.settle(handle, end, deadline).await };
         let mut state = open.enter()?;
         if end == End::RollBack {

@@ -25,6 +25,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use iceberg::spec::{MetadataLog, Operation, TableMetadata};
@@ -61,6 +62,21 @@ pub struct Staged {
     held: Mutex<BTreeMap<TableIdent, Held>>,
     /// The state of the metadata that tables are pinned in.
     moment: Mutex<Moment>,
+    /// A commit is under way, or was broken off: what is held may be the tables' already.
+    open_ended: AtomicBool,
+}
+
+impl Drop for Staged {
+    /// What may have been committed stays; [`DataFiles`] removes the rest.
+    fn drop(&mut self) {
+        if *self.open_ended.get_mut() {
+            keep(self.held.get_mut());
+        }
+    }
+}
+
+fn keep(held: &mut BTreeMap<TableIdent, Held>) {
+    std::mem::take(held).into_values().filter_map(|held| held.files).for_each(DataFiles::keep);
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -115,7 +131,13 @@ enum Ended {
 
 impl Staged {
     pub fn new(isolation: Isolation, records: Vec<Arc<Once>>) -> Self {
-        Self { isolation, records, held: Mutex::default(), moment: Mutex::default() }
+        Self {
+            isolation,
+            records,
+            held: Mutex::default(),
+            moment: Mutex::default(),
+            open_ended: AtomicBool::new(false),
+        }
     }
 
     /// What makes its commit happen once.
@@ -273,19 +295,24 @@ impl Staged {
         }
         let turns = turns(tables, &all, deadline).await?;
         let mut commit = Commit { tables, staged: self, doubts: false, deadline, turns };
+        self.open_ended.store(true, Ordering::Relaxed);
         let outcome = commit.run(&mut all).await;
-        let kept = outcome.is_ok() || commit.doubts;
-        if kept {
-            std::mem::take(&mut *all).into_values().filter_map(|held| held.files).for_each(DataFiles::keep);
+        if outcome.is_ok() || commit.doubts {
+            keep(&mut all);
             self.let_go(tables).await;
         }
+        self.open_ended.store(false, Ordering::Relaxed);
         outcome
     }
 
     /// Removes everything that was written.
     pub async fn roll_back(&self, tables: &Tables) {
         self.let_go(tables).await;
-        let held = std::mem::take(&mut *self.held.lock().await);
+        let mut held = self.held.lock().await;
+        if self.open_ended.load(Ordering::Relaxed) {
+            return keep(&mut held);
+        }
+        let held = std::mem::take(&mut *held);
         for files in held.into_values().filter_map(|held| held.files) {
             files.discard().await;
         }
