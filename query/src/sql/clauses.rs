@@ -210,6 +210,14 @@ fn partition_column(expr: &Expr) -> Result<(String, Transform)> {
     }
 }
 
+/// Columns that rows are sorted by: `a, b DESC NULLS LAST`.
+///
+/// # Errors
+/// `Invalid` for what is none; `NotSupported` for what is no column.
+pub fn sort_order(text: &str) -> Result<Vec<SortColumn>> {
+    sort_columns(text, |e| Error::invalid(format!("the order {text:?} cannot be understood: {e}")))
+}
+
 fn sort_columns(text: &str, wrong: impl Fn(ParserError) -> Error) -> Result<Vec<SortColumn>> {
     let columns = parse_list(text, |parser| parser.parse_order_by_expr()).map_err(wrong)?;
     columns.into_iter().map(sort_column).collect()

@@ -14,17 +14,22 @@
 //! Limits: [`crate::config::Config`]'s memory pool (more spills to disk), its number of statements at a time (more wait until
 //! their deadline), its deadlines. A panic in planning or running becomes an `Internal` error.
 
+pub mod add_files;
 pub mod alter;
 pub mod as_of;
 pub mod catalog;
 pub mod clauses;
+pub mod columns;
 pub mod ddl;
 pub mod dml;
 pub mod files;
 pub mod floats;
 pub mod procedures;
+pub mod rewrite;
+mod row_set;
 pub mod statement;
 pub mod tpch;
+pub mod values;
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -220,6 +225,7 @@ impl Engine {
             return Ok(Planned { command, schema, stale: found.stale, deadline, state, work, slot });
         }
         let plan = state.statement_to_plan(parsed.clone()).await.map_err(|e| found.explain(e.into()))?;
+        let plan = values::without_ids(plan)?;
         let command = action.command();
         let (schema, work) = match action {
             Action::Query => {

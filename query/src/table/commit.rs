@@ -118,7 +118,7 @@ pub async fn commit(
     mut files: DataFiles,
     deadline: Instant,
 ) -> Result<Versioned<TablePointer>> {
-    if let Some(added) = proposal.change.as_ref().and_then(|change| change.added.as_ref()) {
+    for added in proposal.change.iter().flat_map(Change::manifests) {
         files.add_object(added.manifest_path.clone());
     }
     let Some(mut turn) = tables.queues.enter(table.metadata.uuid(), deadline).await else {

@@ -25,8 +25,6 @@ use crate::error::{Error, Kind, Result};
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
 
-/// Fewer small files than this in a partition are left as they are.
-pub const MIN_INPUT_FILES: u64 = 5;
 /// How old a file must be to be taken for an orphan, unless said otherwise ...
 pub const ORPHAN_AGE: Duration = Duration::from_secs(72 * 3600);
 /// ... and at least: a younger one may belong to a statement that is running.
@@ -54,7 +52,7 @@ pub fn set_current(snapshot: i64, ancestor: bool) -> Edit {
     })
 }
 
-fn branch_retention() -> SnapshotRetention {
+pub(super) fn branch_retention() -> SnapshotRetention {
     SnapshotRetention::Branch { min_snapshots_to_keep: None, max_snapshot_age_ms: None, max_ref_age_ms: None }
 }
 
@@ -93,7 +91,7 @@ pub fn drop_ref(name: String, branch: bool) -> Edit {
     })
 }
 
-fn reference(base: &TableMetadata, name: &str) -> Result<Option<SnapshotReference>> {
+pub(super) fn reference(base: &TableMetadata, name: &str) -> Result<Option<SnapshotReference>> {
     Ok(references(base)?.into_iter().find(|(of, _)| of == name).map(|(_, reference)| reference))
 }
 
@@ -106,7 +104,7 @@ fn references(base: &TableMetadata) -> Result<Vec<(String, SnapshotReference)>> 
 }
 
 /// A snapshot and what it comes from, newest first.
-fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterator<Item = &SnapshotRef> {
+pub(super) fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterator<Item = &SnapshotRef> {
     let first = from.and_then(|id| base.snapshot_by_id(id));
     std::iter::successors(first, |snapshot| base.snapshot_by_id(snapshot.parent_snapshot_id()?))
 }

@@ -14,16 +14,17 @@
 //! reader sees the old version or the new one.
 //!
 //! In reading order: [`types`] (Arrow and Iceberg types), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
-//! (data files), [`version`] (manifests,
-//! lists, metadata.json), [`conflict`] (does a change hold on a newer version), [`commit`] (the swap, lost races, unknown
-//! outcomes), [`queue`] (one writer of a node at a time per table), [`maintenance`] (history, manifests, orphans), and
+//! (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a newer version), [`commit`] (the swap, lost races, unknown
+//! outcomes), [`queue`] (one writer of a node at a time per table), [`history`] and [`maintenance`] (snapshots, manifests, orphans), and
 //! [`Tables`] here, which is what the rest of the crate uses.
 //!
-//! What is written: format version 2. A table that another engine has made otherwise is refused by name
-//! ([`Table::check_writable`]), never half written.
+//! What is written: format version 2, and tables of version 3 that other engines have made. What cannot be written is refused by
+//! name ([`Table::check_writable`]), never half written.
 
 pub mod commit;
 pub mod conflict;
+pub mod deletes;
+pub mod history;
 pub mod layout;
 pub mod maintenance;
 pub mod queue;
@@ -38,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
 use futures::{StreamExt, TryStreamExt};
-use iceberg::spec::{FormatVersion, MAIN_BRANCH, Operation, TableMetadata, TableMetadataBuilder};
+use iceberg::spec::{FormatVersion, Literal, MAIN_BRANCH, Operation, TableMetadata, TableMetadataBuilder};
 use lake_client::cache::Want;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::{Metadata, MetadataWriter};
@@ -60,6 +61,9 @@ use writer::{DataFiles, DataWriter};
 
 /// Metadata files beyond this many versions are removed after a commit, by the properties that new tables get.
 const PREVIOUS_VERSIONS: &str = "100";
+
+/// The property by which a table is created in another format version than 2.
+pub const FORMAT_VERSION: &str = "format-version";
 
 /// Namespaces listed at a time.
 const LISTINGS_IN_FLIGHT: usize = 8;
@@ -194,6 +198,9 @@ impl Tables {
     }
 
     /// A table that nothing points at yet, with these columns and, besides those of every new table, these properties.
+    ///
+    /// # Errors
+    /// `Invalid` for a format version that is not written, and what cannot be laid out so.
     pub fn plan_create(
         &self,
         ident: &TableIdent,
@@ -206,16 +213,15 @@ impl Tables {
         let uuid = Uuid::new_v4();
         let mut properties = new_table_properties();
         properties.extend(more);
-        let built = TableMetadataBuilder::new(
-            schema,
-            spec,
-            order,
-            self.new_location(ident, uuid),
-            FormatVersion::V2,
-            properties,
-        )?
-        .assign_uuid(uuid)
-        .build()?;
+        let version = match properties.remove(FORMAT_VERSION).as_deref() {
+            None | Some("2") => FormatVersion::V2,
+            Some("3") => FormatVersion::V3,
+            Some(other) => return Err(Error::invalid(format!("{FORMAT_VERSION} is {other:?}, and must be 2 or 3"))),
+        };
+        let built =
+            TableMetadataBuilder::new(schema, spec, order, self.new_location(ident, uuid), version, properties)?
+                .assign_uuid(uuid)
+                .build()?;
         Ok(built.metadata)
     }
 
@@ -232,6 +238,9 @@ impl Tables {
         let schema = types::iceberg_schema_after(schema, last_column_id)?;
         let (spec, order) = (layout.spec(&schema)?, layout.order(&schema)?);
         let properties: HashMap<String, String> = more.into_iter().collect();
+        if properties.contains_key(FORMAT_VERSION) {
+            return Err(Error::invalid("a table that is replaced keeps its format version"));
+        }
         let edit: Edit = Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
             if base.last_column_id() != last_column_id {
                 return Err(Error::conflict("another writer has meanwhile added columns or replaced it; run it again"));
@@ -300,7 +309,7 @@ impl Tables {
         let (tables, table) = (self.clone(), table.clone());
         self.owned(async move {
             let io = LakeIo::new(tables.storage.clone());
-            let change = version::write_change(&io, &table.metadata, operation, &files.files, removed).await?;
+            let change = version::write_files(&io, &table.metadata, operation, &files, removed).await?;
             let proposal = Proposal::change(change, reads, &table.metadata);
             commit::commit(&tables, &table, proposal, files, deadline).await.map(drop)
         })
@@ -420,8 +429,14 @@ pub(crate) fn new_table_properties() -> HashMap<String, String> {
 
 fn check_writable(ident: &TableIdent, metadata: &TableMetadata) -> Result<()> {
     let refused = |what: String| Err(Error::not_supported(format!("table {ident} cannot be written yet: {what}")));
-    if metadata.format_version() != FormatVersion::V2 {
-        return refused(format!("it has format version {}, and only 2 is written", metadata.format_version() as u8));
+    if metadata.format_version() < FormatVersion::V2 {
+        return refused("it has format version 1, and 2 and 3 are written".into());
+    }
+    let fields = metadata.current_schema().as_struct().fields();
+    if let Some(odd) =
+        fields.iter().find(|field| matches!(&field.write_default, Some(l) if !matches!(l, Literal::Primitive(_))))
+    {
+        return refused(format!("the default of column {} is nested", odd.name));
     }
     if let Some(why) = layout::unsupported(metadata) {
         return refused(why);

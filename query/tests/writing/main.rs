@@ -4,8 +4,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adopt;
 mod conflicts;
+mod merge_on_read;
 mod model;
+mod nested;
 mod partitions;
 mod procedures;
 mod rows;
