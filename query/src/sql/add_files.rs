@@ -106,7 +106,9 @@ pub async fn add_files(
         .owned(async move {
             let io = LakeIo::new(tables.storage.clone());
             let (operation, removed) = (Operation::Append, Removed::Nothing);
-            let change = version::write_change(&io, &table.metadata, operation, &files, removed).await?;
+            let mut change = version::write_change(&io, &table.metadata, operation, &files, removed).await?;
+            tables.will_answer(count);
+            change.notes.extend(tables.scope.notes());
             let edit: Edit = Arc::new(|base: &TableMetadata, builder: TableMetadataBuilder| {
                 match base.properties().contains_key(NAME_MAPPING) {
                     true => Ok(builder),

@@ -134,6 +134,7 @@ async fn insert(
     let isolation = Isolation::of(metadata, "overwrite")?;
     let mut files = write_plan(tables, state, metadata, &dml.input, deadline).await?;
     let count = files.rows;
+    tables.will_answer(count);
     if !overwrite {
         return tables.append(table, files, deadline).await.map(|()| count);
     }
@@ -250,7 +251,11 @@ async fn change_rows(
     let table = target.table();
     let kind = property_kind(&dml.op);
     let isolation = Isolation::of(&table.metadata, kind)?;
-    let mode = Mode::of(&table.metadata, kind)?;
+    // What a transaction writes is of versions that nobody sees yet, whose files a delete file would have to name.
+    let mode = match tables.scope.is_staged() {
+        true => Mode::CopyOnWrite,
+        false => Mode::of(&table.metadata, kind)?,
+    };
     let scope = scope(state, target, dml)?;
     let files = data_files(tables, table).await?;
     let wanted: Wanted = {
@@ -278,6 +283,7 @@ async fn change_rows(
     };
     let Changed { added, removed, count } =
         tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| Err(rows_deadline()))?;
+    tables.will_answer(count);
     let operation = match (added.files.is_empty(), removed.is_empty() && added.deletes.is_empty()) {
         (true, true) => return Ok(0),
         (true, false) => Operation::Delete,

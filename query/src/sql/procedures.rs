@@ -20,12 +20,10 @@ use super::add_files;
 use super::catalog::ident;
 use super::rewrite::{self, Strategy};
 use super::statement::{normalize, refused};
+use super::system::SYSTEM;
 use super::{CATALOG, Engine};
 use crate::error::{Error, Result};
 use crate::table::{Table, Tables, history, maintenance};
-
-/// The schema that procedures are in.
-const SYSTEM: &str = "system";
 
 /// A procedure and what it is called with.
 #[derive(Debug)]
@@ -138,11 +136,10 @@ pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Res
 
 /// What lies in the warehouse may be read, and elsewhere what the configuration allows.
 fn check_readable(engine: &Engine, location: &str) -> Result<()> {
-    let warehouse = format!("{}/", engine.tables.storage.warehouse());
-    match location.starts_with(&warehouse) && !location.contains("/../") || engine.allows_files() {
+    match engine.tables.storage.is_in_warehouse(location) || engine.allows_files() {
         true => Ok(()),
         false => Err(Error::denied(format!(
-            "{location} is outside of the warehouse {warehouse}, and this node may not read there (allow_local_files)"
+            "{location} is outside of every warehouse, and this node may not read there (allow_local_files)"
         ))),
     }
 }

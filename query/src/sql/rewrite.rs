@@ -130,6 +130,7 @@ pub async fn rewrite_data_files(
         true => Removed::Nothing,
         false => Removed::Files(removed),
     };
+    tables.will_answer(count);
     tables.change(table, Operation::Replace, written, removed, Some(reads), deadline).await.map(|()| count)
 }
 

@@ -22,6 +22,10 @@ use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer, Wor
 
 use super::clauses::{self, AlterLayout};
 use super::columns::SEPARATOR;
+use super::copy::{self, Copy, CopyFrom};
+use super::schemas::{self, SchemaStatement};
+use super::session::{self, SessionChange};
+use super::views::{self, ViewStatement};
 use super::{CATALOG, MAX_STATEMENT_BYTES, alter, as_of};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
@@ -43,7 +47,16 @@ pub enum Command {
     Call,
     CreateSchema,
     DropTable,
+    AlterSchema,
     DropSchema,
+    CreateView,
+    AlterView,
+    DropView,
+    Copy,
+    Begin,
+    Commit,
+    Rollback,
+    Set,
 }
 
 impl Command {
@@ -66,7 +79,16 @@ impl Command {
             Command::Call => "CALL",
             Command::CreateSchema => "CREATE SCHEMA",
             Command::DropTable => "DROP TABLE",
+            Command::AlterSchema => "ALTER SCHEMA",
             Command::DropSchema => "DROP SCHEMA",
+            Command::CreateView => "CREATE VIEW",
+            Command::AlterView => "ALTER VIEW",
+            Command::DropView => "DROP VIEW",
+            Command::Copy => "COPY",
+            Command::Begin => "BEGIN",
+            Command::Commit => "COMMIT",
+            Command::Rollback => "ROLLBACK",
+            Command::Set => "SET",
         }
     }
 }
@@ -89,16 +111,17 @@ pub enum Action {
     AlterLayout(Box<AlterLayout>),
     /// CALL of a procedure.
     Call,
-    CreateSchema,
-    /// A table or a schema.
-    Drop(ObjectKind),
-}
-
-/// What can be dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ObjectKind {
-    Table,
-    Schema,
+    /// CREATE, ALTER or DROP SCHEMA.
+    Schema(Box<SchemaStatement>),
+    /// CREATE, ALTER or DROP VIEW.
+    View(Box<ViewStatement>),
+    DropTable,
+    /// COPY of files into a table.
+    CopyFrom(Box<CopyFrom>),
+    /// COPY of a table or a query into a file.
+    CopyTo,
+    /// BEGIN, COMMIT, ROLLBACK or SET.
+    Session(SessionChange),
 }
 
 impl Action {
@@ -120,9 +143,11 @@ impl Action {
             Action::Alter(command) => *command,
             Action::AlterLayout(_) => Command::AlterTable,
             Action::Call => Command::Call,
-            Action::CreateSchema => Command::CreateSchema,
-            Action::Drop(ObjectKind::Table) => Command::DropTable,
-            Action::Drop(ObjectKind::Schema) => Command::DropSchema,
+            Action::Schema(schema) => schema.command(),
+            Action::View(view) => view.command(),
+            Action::DropTable => Command::DropTable,
+            Action::CopyFrom(_) | Action::CopyTo => Command::Copy,
+            Action::Session(change) => change.command(),
         }
     }
 }
@@ -137,6 +162,24 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
             "the statement has {} bytes, and at most {MAX_STATEMENT_BYTES} are allowed; load large data from a file",
             sql.len()
         )));
+    }
+    if let Some((view, query)) = views::take(sql)? {
+        let parsed = match query {
+            None => parse_one(state, NOTHING)?,
+            Some(query) => parse_query(state, &query, "a view is made of a query")?,
+        };
+        return Ok((parsed, Action::View(Box::new(view))));
+    }
+    if let Some(schema) = schemas::take(sql)? {
+        return Ok((parse_one(state, NOTHING)?, Action::Schema(Box::new(schema))));
+    }
+    match copy::take(sql)? {
+        None => {}
+        Some(Copy::From(copy)) => return Ok((parse_one(state, &copy.insert(None))?, Action::CopyFrom(Box::new(copy)))),
+        Some(Copy::To(copy, query)) => {
+            let query = parse_query(state, &query, "COPY writes the rows of a query or of a table")?;
+            return Ok((copy.statement(query)?, Action::CopyTo));
+        }
     }
     let (sql, versions) = as_of::take(sql)?;
     let (sql, layout) = clauses::take_layout(&sql)?;
@@ -167,6 +210,17 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
     }
     exponents_are_floats(&mut statement);
     Ok((statement, action))
+}
+
+/// A statement that names no table, for those that need none parsed.
+const NOTHING: &str = "SELECT 1";
+
+/// A query that is a part of another statement.
+fn parse_query(state: &SessionState, sql: &str, otherwise: &str) -> Result<Parsed> {
+    match parse(state, sql)? {
+        (parsed, Action::Query) => Ok(parsed),
+        _ => Err(Error::invalid(otherwise)),
+    }
 }
 
 /// A number with an exponent is a float, as in other databases; without one it is a decimal.
@@ -346,22 +400,22 @@ fn classify(statement: &mut Parsed) -> Result<Action> {
         Statement::AlterTable(_) => Ok(Action::Alter(Command::AlterTable)),
         Statement::Call(_) => Ok(Action::Call),
         Statement::Comment { .. } => Ok(Action::Alter(Command::Comment)),
-        Statement::CreateSchema { .. } => Ok(Action::CreateSchema),
         Statement::Drop { object_type, names, cascade, purge, temporary, .. } => {
-            let kind = match object_type {
-                ObjectType::Table => ObjectKind::Table,
-                ObjectType::Schema => ObjectKind::Schema,
-                other => return Err(refused(&format!("DROP {other}"))),
-            };
+            if *object_type != ObjectType::Table {
+                return Err(refused(&format!("DROP {object_type}")));
+            }
             match (*cascade, *purge, *temporary, names.len()) {
                 (true, ..) => Err(refused("DROP ... CASCADE")),
                 (_, true, ..) => Err(refused("DROP ... PURGE")),
                 (_, _, true, _) => Err(refused("DROP TEMPORARY")),
-                (_, _, _, 1) => Ok(Action::Drop(kind)),
+                (_, _, _, 1) => Ok(Action::DropTable),
                 _ => Err(refused("DROP of several things at once")),
             }
         }
-        other => Err(refused(&leading_words(&other.to_string()))),
+        other => match session::parse(other)? {
+            Some(change) => Ok(Action::Session(change)),
+            None => Err(refused(&leading_words(&other.to_string()))),
+        },
     }
 }
 
@@ -566,6 +620,13 @@ fn rewrite(statement: &Parsed) -> Result<Option<String>> {
                  WHERE table_schema <> 'information_schema'{of_schema}{like} ORDER BY 1, 2"
             )))
         }
+        Statement::ShowViews { show_options, terse: false, materialized: false } if show_options.show_in.is_none() => {
+            let like = like(show_options, "table_name", "SHOW VIEWS")?;
+            Ok(Some(format!(
+                "SELECT table_schema, table_name FROM {CATALOG}.information_schema.tables \
+                 WHERE table_type = 'VIEW' AND table_schema <> 'information_schema'{like} ORDER BY 1, 2"
+            )))
+        }
         _ => Ok(None),
     }
 }
@@ -660,7 +721,16 @@ mod tests {
             ("CALL system.rewrite_manifests('t')", Command::Call),
             ("CREATE SCHEMA IF NOT EXISTS s", Command::CreateSchema),
             ("DROP TABLE IF EXISTS t", Command::DropTable),
-            ("DROP SCHEMA s", Command::DropSchema),
+            ("DROP SCHEMA s CASCADE", Command::DropSchema),
+            ("ALTER SCHEMA s SET TBLPROPERTIES ('a' = 'b')", Command::AlterSchema),
+            ("CREATE OR REPLACE VIEW v AS SELECT * FROM t FOR VERSION AS OF 'a'", Command::CreateView),
+            ("ALTER VIEW v RENAME TO w", Command::AlterView),
+            ("DROP VIEW v", Command::DropView),
+            ("COPY t FROM 'x.csv' (HEADER false)", Command::Copy),
+            ("COPY (SELECT 1 AS x) TO 'x.parquet'", Command::Copy),
+            ("BEGIN", Command::Begin),
+            ("COMMIT;", Command::Commit),
+            ("SET lake.operation_id = 'a'", Command::Set),
         ] {
             assert_eq!(parse(sql).map(|(_, action)| action.command()), Ok(command), "{sql}");
         }
@@ -671,10 +741,10 @@ mod tests {
         for (sql, words) in [
             ("UPDATE t SET st.a = 1", "a part of a column"),
             ("UPDATE t SET a = 1 FROM s, u", "several tables"),
-            ("COPY t TO 'x.parquet'", "COPY"),
-            ("SET x = 1", "SET"),
-            ("BEGIN", "BEGIN"),
-            ("CREATE VIEW v AS SELECT 1", "CREATE VIEW"),
+            ("COPY t TO 'x.avro' (FORMAT avro)", "format avro"),
+            ("ROLLBACK TO SAVEPOINT a", "ROLLBACK"),
+            ("USE s", "USE"),
+            ("CREATE MATERIALIZED VIEW v AS SELECT 1", "VIEW"),
             ("CREATE TABLE t (a INT PRIMARY KEY)", "PRIMARY on column a"),
             ("CREATE TABLE t (a INT DEFAULT 1)", "DEFAULT on column a"),
             ("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'x'", "CREATE EXTERNAL TABLE"),

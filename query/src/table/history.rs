@@ -78,6 +78,7 @@ pub async fn cherrypick_snapshot(tables: &Arc<Tables>, table: &Table, picked: i6
             let (operation, removed) = (Operation::Append, Removed::Nothing);
             let mut change = version::write_change(&io, &table.metadata, operation, &files.files, removed).await?;
             change.notes.extend(notes);
+            change.notes.extend(tables.scope.notes());
             // Looked at again on the version that it is committed on: two may pick the same.
             let edit: Edit = Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
                 check(base, picked)?;

@@ -80,6 +80,13 @@ impl DataFiles {
         self.objects.push(location);
     }
 
+    /// Takes over what `other` has written, for one commit of both.
+    pub fn absorb(&mut self, mut other: DataFiles) {
+        self.rows += other.rows;
+        self.files.append(&mut other.files);
+        self.objects.append(&mut other.objects);
+    }
+
     /// A snapshot refers to the files, or may: they stay.
     pub fn keep(mut self) {
         self.objects.clear();
@@ -95,7 +102,8 @@ impl DataFiles {
 impl Drop for DataFiles {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects);
-        if objects.is_empty() {
+        // A panic says nothing of what was committed: then they stay, for the orphan sweep.
+        if objects.is_empty() || std::thread::panicking() {
             return;
         }
         let storage = self.storage.clone();

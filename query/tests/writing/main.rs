@@ -6,11 +6,13 @@ mod common;
 
 mod adopt;
 mod conflicts;
+mod hot;
 mod merge_on_read;
 mod model;
 mod nested;
 mod partitions;
 mod procedures;
 mod rows;
+mod sessions;
 mod table;
 mod tables;
