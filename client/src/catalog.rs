@@ -7,6 +7,7 @@
 //! /lake/view/<namespace>/<view>        the same of a view
 //! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
 //! /lake/op/<domain>/<id>               what became of an operation that its caller may ask for again
+//! /lake/append/<table uuid>/<id>       an append that is handed over ([`appends`])
 //! ```
 //! Levels of a nested namespace join with U+001F, which no name may hold. A pointer never holds file lists or
 //! statistics: those are Iceberg's. Every change is one transaction with a compare on each key it writes. Tables and views
@@ -25,6 +26,8 @@
 //! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
 //! that holds exactly what the call wanted to write was written by it.
 
+pub mod appends;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
@@ -35,6 +38,7 @@ use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn, TxnResult};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use self::appends::Settling;
 use crate::store::{Applied, Committed, Error, ReadOptions, SharedStore, Token};
 
 /// Keys of namespaces begin so.
@@ -713,17 +717,30 @@ impl Catalog {
         turn: Option<Revision>,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
+        self.swap(table, expected, new, turn, &Settling::default(), deadline).await
+    }
+
+    /// The swap, and the appends that it makes.
+    async fn swap(
+        &self,
+        table: &TableIdent,
+        expected: Revision,
+        new: &TablePointer,
+        turn: Option<Revision>,
+        settling: &Settling,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
         let (key, turn_key) = (table.key(), turn_key(new.uuid));
-        let value = encode(new, &key)?;
-        let mut then = vec![Op::put(&key, value)];
-        let my_turn = match turn {
+        let mut txn = settling.transaction(new.uuid)?;
+        txn.when.push(Compare::mod_revision(&key, expected));
+        txn.then.push(Op::put(&key, encode(new, &key)?));
+        txn.when.push(match turn {
             None => Compare::absent(&turn_key),
             Some(claim) => {
-                then.push(Op::delete(&turn_key));
+                txn.then.push(Op::delete(&turn_key));
                 Compare::mod_revision(&turn_key, claim)
             }
-        };
-        let txn = Txn { when: vec![Compare::mod_revision(&key, expected), my_turn], then, otherwise: vec![] };
+        });
         let committed = self.commit(txn, deadline).await?;
         let (result, resent) = (committed.result, committed.resent);
         if result.succeeded {
@@ -734,8 +751,11 @@ impl Catalog {
             // The metadata location is ours alone: an earlier attempt of this call was applied.
             Some(current) if current.value == *new => Ok(current),
             Some(current) if current.mod_revision == expected => {
-                let turn = find(&result.observed, &turn_key).map_or(0, |e| e.mod_revision);
-                Err(CatalogError::NotYourTurn { table: table.clone(), turn, resent })
+                let held = find(&result.observed, &turn_key).map(|e| e.mod_revision);
+                match held == turn && !settling.is_empty() {
+                    true => Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent }),
+                    false => Err(CatalogError::NotYourTurn { table: table.clone(), turn: held.unwrap_or(0), resent }),
+                }
             }
             current => Err(CatalogError::Conflict { table: table.clone(), current, resent }),
         }

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use bytes::Bytes;
+use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{KeyValue, Revision, Txn};
 use lake_proto::watch::Changes;
 use tokio::sync::watch;
@@ -31,6 +32,7 @@ use uuid::Uuid;
 
 use crate::cache::counters::{Counters, Counting, Reason};
 use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
+use crate::catalog::appends::{Handed, Outcome, Settling};
 use crate::catalog::{
     Catalog, CatalogError, NAMESPACES, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned,
 };
@@ -286,6 +288,94 @@ impl MetadataWriter {
     /// Its.
     pub async fn forget_outcomes(&self, domain: &str, old: impl Fn(&[u8]) -> bool, deadline: Instant) -> Result<usize> {
         self.metadata.catalog.forget_outcomes(domain, old, deadline).await
+    }
+
+    /// [`Catalog::hands_over`].
+    pub fn hands_over(&self) -> bool {
+        self.metadata.catalog.hands_over()
+    }
+
+    /// A lease of this process, alive for at least half of `ttl` from now on: `held` renewed if that is needed, or a new one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn lease(&self, held: Option<Lease>, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease> {
+        let store = self.metadata.catalog.store();
+        if let Some(lease) = held {
+            if lease.held_until > clock::now() + ttl / 2 {
+                return Ok(lease);
+            }
+            if let Some(lease) = store.renew_lease(lease, deadline).await? {
+                return Ok(lease);
+            }
+        }
+        Ok(store.grant_lease(ttl, holder, deadline).await?)
+    }
+
+    /// [`Catalog::hand_over`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn hand_over(
+        &self,
+        table: Uuid,
+        id: Uuid,
+        value: Bytes,
+        lease: LeaseId,
+        deadline: Instant,
+    ) -> Result<Option<Revision>> {
+        self.metadata.catalog.hand_over(table, id, value, lease, deadline).await
+    }
+
+    /// [`Catalog::handed`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn handed(&self, table: Uuid, most: u32, deadline: Instant) -> Result<Vec<Handed>> {
+        self.metadata.catalog.handed(table, most, deadline).await
+    }
+
+    /// [`Catalog::append_outcome`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn append_outcome(&self, id: Uuid, deadline: Instant) -> Result<Option<Outcome>> {
+        self.metadata.catalog.append_outcome(id, deadline).await
+    }
+
+    /// [`Catalog::withdraw`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn withdraw(&self, table: Uuid, id: Uuid, outcome: Bytes, deadline: Instant) -> Result<Bytes> {
+        self.metadata.catalog.withdraw(table, id, outcome, deadline).await
+    }
+
+    /// [`Catalog::forget_appends`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn forget_appends(&self, read: &[(Uuid, Revision)], deadline: Instant) -> Result<()> {
+        self.metadata.catalog.forget_appends(read, deadline).await
+    }
+
+    /// [`Catalog::swap_table_settling`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn swap_table_settling(
+        &self,
+        table: &TableIdent,
+        expected: Revision,
+        new: &TablePointer,
+        turn: Option<Revision>,
+        settling: &Settling,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let at = clock::now();
+        let catalog = &self.metadata.catalog;
+        let swapped = catalog.swap_table_settling(table, expected, new, turn, settling, deadline).await;
+        self.note(table, swapped, at)
     }
 
     /// [`Catalog::create_view`].
@@ -668,7 +758,7 @@ impl MetaStore for Noticing {
         self.store.renew_lease(lease, by).await
     }
 
-    async fn revoke_lease(&self, id: lake_proto::coordination::LeaseId, by: Instant) -> Result<bool, Error> {
+    async fn revoke_lease(&self, id: LeaseId, by: Instant) -> Result<bool, Error> {
         self.store.revoke_lease(id, by).await
     }
 }
