@@ -55,6 +55,41 @@ pub struct Storage {
     metadata_reads: AtomicU64,
     /// Directories whose own entry in their parent is known to be on disk.
     durable_dirs: Mutex<std::collections::HashSet<PathBuf>>,
+    dir_syncs: Arc<DirSyncs>,
+}
+
+/// Syncs of directories: those who wait for one share the next.
+#[derive(Debug, Default)]
+struct DirSyncs(Mutex<HashMap<PathBuf, Arc<DirSync>>>);
+
+#[derive(Debug, Default)]
+struct DirSync {
+    /// How many have begun.
+    begun: AtomicU64,
+    /// The number of the last one that went well, held while one is under way.
+    done: Mutex<u64>,
+}
+
+impl DirSyncs {
+    /// Returns once the directory, as it is now, is on disk. Blocks.
+    fn sync(&self, dir: &FsPath) -> std::io::Result<()> {
+        let of_dir = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.len() > MAX_DURABLE_DIRS {
+                all.clear();
+            }
+            all.entry(dir.to_path_buf()).or_default().clone()
+        };
+        // One that begins later has what is in the directory now.
+        let before = of_dir.begun.load(Ordering::SeqCst);
+        let mut done = of_dir.done.lock().unwrap_or_else(PoisonError::into_inner);
+        if *done <= before {
+            let number = of_dir.begun.fetch_add(1, Ordering::SeqCst) + 1;
+            std::fs::File::open(dir)?.sync_all()?;
+            *done = number;
+        }
+        Ok(())
+    }
 }
 
 /// A location, taken apart.
@@ -75,6 +110,7 @@ impl Storage {
             buckets: Mutex::default(),
             metadata_reads: AtomicU64::new(0),
             durable_dirs: Mutex::default(),
+            dir_syncs: Arc::default(),
         })
     }
 
@@ -209,7 +245,8 @@ impl Storage {
             let durable = self.durable_dirs.lock().unwrap_or_else(PoisonError::into_inner);
             path.parent().is_some_and(|dir| durable.contains(dir))
         };
-        let dirs = tokio::task::spawn_blocking(move || sync_to_disk(&path, known))
+        let syncs = self.dir_syncs.clone();
+        let dirs = tokio::task::spawn_blocking(move || sync_to_disk(&path, known, &syncs))
             .await
             .map_err(|e| Error::internal(format!("syncing {location}: {e}")))?
             .map_err(|e| {
@@ -277,11 +314,11 @@ impl Storage {
 const MAX_DURABLE_DIRS: usize = 100_000;
 
 /// Syncs the file, its directory, and, unless those are `known` to be durable, the directories above.
-fn sync_to_disk(path: &FsPath, known: bool) -> std::io::Result<Vec<PathBuf>> {
+fn sync_to_disk(path: &FsPath, known: bool, syncs: &DirSyncs) -> std::io::Result<Vec<PathBuf>> {
     std::fs::File::open(path)?.sync_all()?;
     let mut synced = Vec::new();
     for dir in path.ancestors().skip(1) {
-        match std::fs::File::open(dir).and_then(|dir| dir.sync_all()) {
+        match syncs.sync(dir) {
             Ok(()) => synced.push(dir.to_path_buf()),
             // The file's own directory must be synced. One far above that may not be read is not ours.
             Err(_) if synced.len() > 1 => break,
@@ -371,6 +408,30 @@ mod tests {
         at(1).await.unwrap();
         let error = at(usize::MAX).await.unwrap_err();
         assert!(error.message.contains("s3://bucket/warehouse cannot be written: no answer within 2 s"), "{error}");
+    }
+
+    #[test]
+    fn those_who_wait_for_a_directory_share_a_sync() {
+        const WAITING: u64 = 16;
+        let dir = tempfile::tempdir().unwrap();
+        let syncs = DirSyncs::default();
+        syncs.sync(dir.path()).unwrap();
+        let of_dir = syncs.0.lock().unwrap()[dir.path()].clone();
+        std::thread::scope(|scope| {
+            let held = of_dir.done.lock().unwrap();
+            let waiting: Vec<_> = (0..WAITING).map(|_| scope.spawn(|| syncs.sync(dir.path()).unwrap())).collect();
+            // Each holds the directory's entry once it has looked it up.
+            while (Arc::strong_count(&of_dir) as u64) < WAITING + 2 {
+                std::thread::yield_now();
+            }
+            drop(held);
+            waiting.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        let begun = of_dir.begun.load(Ordering::SeqCst);
+        assert!(begun > 1 && begun < 1 + WAITING, "{begun} syncs");
+        syncs.sync(dir.path()).unwrap();
+        assert_eq!(of_dir.begun.load(Ordering::SeqCst), begun + 1, "nobody was before it");
+        assert!(syncs.sync(&dir.path().join("gone")).is_err());
     }
 
     #[test]
