@@ -106,7 +106,7 @@ fn references(base: &TableMetadata) -> Result<Vec<(String, SnapshotReference)>> 
 }
 
 /// A snapshot and what it comes from, newest first.
-fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterator<Item = &SnapshotRef> {
+pub(super) fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterator<Item = &SnapshotRef> {
     let first = from.and_then(|id| base.snapshot_by_id(id));
     std::iter::successors(first, |snapshot| base.snapshot_by_id(snapshot.parent_snapshot_id()?))
 }
@@ -155,12 +155,21 @@ pub async fn expire_snapshots(
         .await
 }
 
+/// How long snapshots of a table are kept, in milliseconds.
+pub(super) fn snapshot_age_ms(base: &TableMetadata) -> i64 {
+    let asked = base.properties().get("history.expire.max-snapshot-age-ms").and_then(|text| text.parse().ok());
+    asked.unwrap_or(SNAPSHOT_AGE_MS)
+}
+
 /// The ids of the snapshots that stay.
-fn retained(base: &TableMetadata, older_than_ms: Option<i64>, retain_last: Option<u64>) -> Result<HashSet<i64>> {
+pub(super) fn retained(
+    base: &TableMetadata,
+    older_than_ms: Option<i64>,
+    retain_last: Option<u64>,
+) -> Result<HashSet<i64>> {
     let property = |name: &str| base.properties().get(name).and_then(|text| text.parse::<i64>().ok());
     let now = version::now_ms();
-    let age = property("history.expire.max-snapshot-age-ms").unwrap_or(SNAPSHOT_AGE_MS);
-    let default_cutoff = older_than_ms.unwrap_or(now.saturating_sub(age));
+    let default_cutoff = older_than_ms.unwrap_or(now.saturating_sub(snapshot_age_ms(base)));
     let least = property("history.expire.min-snapshots-to-keep").and_then(|n| u64::try_from(n).ok());
     let default_least = retain_last.or(least).unwrap_or(1).max(1);
     let mut kept = HashSet::new();
@@ -187,7 +196,7 @@ fn retained(base: &TableMetadata, older_than_ms: Option<i64>, retain_last: Optio
 }
 
 /// Removes what the snapshots `gone` of `base` refer to and no snapshot of `current` does.
-async fn remove_unreferenced(
+pub(super) async fn remove_unreferenced(
     tables: &Tables,
     base: &TableMetadata,
     current: &TableMetadata,

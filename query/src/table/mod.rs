@@ -16,18 +16,23 @@
 //! In reading order: [`types`] (Arrow and Iceberg types), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
 //! (data files), [`version`] (manifests,
 //! lists, metadata.json), [`conflict`] (does a change hold on a newer version), [`commit`] (the swap, lost races, unknown
-//! outcomes), [`queue`] (one writer of a node at a time per table), [`maintenance`] (history, manifests, orphans), and
-//! [`Tables`] here, which is what the rest of the crate uses.
+//! outcomes), [`queue`] (one writer of a node at a time per table), [`append`] (appends that wait together are one commit),
+//! [`handing`] (and those of several nodes), [`expiry`] (snapshots that expire by themselves), [`maintenance`] (history,
+//! manifests, orphans), [`steps`] (where tests have a node die), and [`Tables`] here, which is what the rest of the crate uses.
 //!
 //! What is written: format version 2. A table that another engine has made otherwise is refused by name
 //! ([`Table::check_writable`]), never half written.
 
+pub mod append;
 pub mod commit;
 pub mod conflict;
+pub mod expiry;
+pub mod handing;
 pub mod layout;
 pub mod maintenance;
 pub mod queue;
 pub mod stats;
+mod steps;
 pub mod types;
 pub mod version;
 pub mod writer;
@@ -51,8 +56,10 @@ use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
+use append::Appends;
 use commit::Proposal;
 use conflict::Reads;
+use handing::Handing;
 use layout::Layout;
 use queue::CommitQueues;
 use version::{Edit, Removed};
@@ -74,6 +81,8 @@ pub struct Tables {
     pub metadata: Metadata,
     pub(crate) writer: MetadataWriter,
     pub(crate) queues: CommitQueues,
+    pub(crate) appends: Appends,
+    pub(crate) handing: Arc<Handing>,
     /// Commits and clean-ups under way; shutdown waits for them.
     pub(crate) tasks: TaskTracker,
     target_file_bytes: usize,
@@ -111,6 +120,8 @@ impl Tables {
             writer: metadata.writer(),
             metadata,
             queues: CommitQueues::default(),
+            appends: Appends::default(),
+            handing: Arc::default(),
             tasks: TaskTracker::new(),
             target_file_bytes,
         })
@@ -272,14 +283,16 @@ impl Tables {
         DataWriter::new(self.storage.clone(), self.tasks.clone(), metadata, self.target_file_bytes(metadata))
     }
 
-    /// Appends data files to a table. Runs to its end even if the caller goes away.
+    /// Appends data files to a table, together with what else is appended to it at the same time unless the table says
+    /// otherwise. Runs to its end even if the caller goes away.
     ///
     /// # Errors
     /// See [`commit`]; the error's kind and words say whether something was or may have been committed.
     pub async fn append(self: &Arc<Self>, table: &Table, files: DataFiles, deadline: Instant) -> Result<()> {
-        match files.files.is_empty() {
-            true => Ok(()),
-            false => self.change(table, Operation::Append, files, Removed::Nothing, None, deadline).await,
+        match (files.files.is_empty(), append::merges(&table.metadata)) {
+            (true, _) => Ok(()),
+            (false, true) => self.appends.append(self, table, files, deadline).await,
+            (false, false) => self.change(table, Operation::Append, files, Removed::Nothing, None, deadline).await,
         }
     }
 

@@ -6,8 +6,13 @@
 //! this snapshot, and what else they name as existing, with the sequence numbers it had. Snapshots are sorted by sequence number in the JSON (the crate's order is
 //! random, and incremental readers need this one).
 //!
-//! When a list has more than [`MAX_SMALL_MANIFESTS`] small manifests they are merged into larger ones, so that many small
-//! INSERTs do not make planning slower for ever.
+//! A manifest of added files says neither which snapshot has added them nor its sequence number: both are inherited from the
+//! list (Iceberg, "Sequence Number Inheritance"), so that another node can take it into a snapshot of its own
+//! ([`super::handing`]).
+//!
+//! When a list has as many small manifests as [`Merging`] says they are merged into larger ones, so that many small
+//! INSERTs do not make planning slower for ever. A manifest is merged with newer ones only if those are as large together:
+//! each file is written anew a number of times that grows with the logarithm of how many there are, and few are at once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,9 +30,9 @@ use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
 
-/// More small manifests than this are merged.
-pub const MAX_SMALL_MANIFESTS: usize = 100;
-/// A manifest of at least this size is not small, and merging aims at it.
+/// As many small manifests are merged, unless the table says otherwise.
+const MIN_MANIFESTS_TO_MERGE: usize = 100;
+/// A manifest of at least this size is not small, and merging aims at it, unless the table says otherwise.
 const MANIFEST_TARGET_BYTES: i64 = 8 << 20;
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
@@ -54,6 +59,8 @@ pub struct Change {
     pub added_tally: Tally,
     /// Partitions with added files.
     pub added_partitions: HashSet<Struct>,
+    /// Manifests of files that others add in this snapshot; the tally has them, the partitions do not.
+    pub taken: Vec<ManifestFile>,
     pub removed: Removed,
     /// All small manifests are merged, however few they are.
     pub merge_manifests: bool,
@@ -78,6 +85,36 @@ pub struct Tally {
     pub files: u64,
     pub rows: u64,
     pub bytes: u64,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.files += other.files;
+        self.rows += other.rows;
+        self.bytes += other.bytes;
+    }
+}
+
+/// When small manifests are merged: Iceberg's `commit.manifest-merge.enabled`, `commit.manifest.min-count-to-merge` and
+/// `commit.manifest.target-size-bytes`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Merging {
+    enabled: bool,
+    min_count: usize,
+    target_bytes: i64,
+}
+
+impl Merging {
+    /// What the table asks for; what is no number or word is not counted.
+    fn of(properties: &HashMap<String, String>) -> Self {
+        let number = |name: &str| properties.get(name).and_then(|text| text.parse::<u32>().ok());
+        Self {
+            enabled: properties.get("commit.manifest-merge.enabled").is_none_or(|v| !v.eq_ignore_ascii_case("false")),
+            min_count: number("commit.manifest.min-count-to-merge")
+                .map_or(MIN_MANIFESTS_TO_MERGE, |n| n.max(2) as usize),
+            target_bytes: number("commit.manifest.target-size-bytes").map_or(MANIFEST_TARGET_BYTES, i64::from),
+        }
+    }
 }
 
 impl Tally {
@@ -118,6 +155,7 @@ pub async fn write_change(
         added: None,
         added_tally: Tally::default(),
         added_partitions: HashSet::new(),
+        taken: Vec::new(),
         removed,
         merge_manifests: false,
         notes: HashMap::new(),
@@ -128,15 +166,15 @@ pub async fn write_change(
     let location = format!("{}/metadata/{}-m0.avro", metadata.location(), Uuid::now_v7());
     let spec = metadata.default_partition_spec().as_ref().clone();
     let mut writer =
-        ManifestWriterBuilder::new(io.output(&location), Some(snapshot_id), metadata.current_schema().clone(), spec)
-            .build_v2_data();
+        ManifestWriterBuilder::new(io.output(&location), None, metadata.current_schema().clone(), spec).build_v2_data();
     for file in files {
         change.added_tally.add(file);
         change.added_partitions.insert(file.partition().clone());
         // Less than 0: the sequence number is the one that the commit will get.
         writer.add_file(file.clone(), -1)?;
     }
-    change.added = Some(writer.write_manifest_file().await?);
+    let written = writer.write_manifest_file().await?;
+    change.added = Some(ManifestFile { added_snapshot_id: snapshot_id, ..written });
     Ok(change)
 }
 
@@ -234,14 +272,13 @@ async fn write_snapshot(
     };
     let mut gone = Gone::default();
     let carried = remove_files(io, cache, base, change, carried, &mut gone, objects).await?;
-    let most = if change.merge_manifests { 1 } else { MAX_SMALL_MANIFESTS };
-    let carried = merge_small(io, cache, base, change.snapshot_id, most, carried, objects).await?;
+    let carried = merge_small(io, cache, base, change, carried, objects).await?;
     let location = format!("{}/metadata/snap-{}-{}.avro", base.location(), change.snapshot_id, Uuid::now_v7());
     objects.push(location.clone());
     let writer = io.output(&location).writer().await?;
     let parent_id = parent.map(|parent| parent.snapshot_id());
     let mut list = ManifestListWriter::v2(writer, change.snapshot_id, parent_id, sequence_number);
-    list.add_manifests(change.added.iter().cloned().chain(carried))?;
+    list.add_manifests(change.added.iter().chain(&change.taken).cloned().chain(carried))?;
     list.close().await?;
     Ok(Snapshot::builder()
         .with_snapshot_id(change.snapshot_id)
@@ -409,8 +446,11 @@ fn summary(parent: Option<&Summary>, change: &Change, gone: &Gone) -> Summary {
     say("removed-position-deletes", gone.position_deletes);
     say("removed-equality-deletes", gone.equality_deletes);
     say("removed-files-size", gone.data.bytes + gone.delete_bytes);
-    let partitions = change.added_partitions.union(&gone.partitions).count();
-    properties.insert("changed-partition-count".to_owned(), partitions.to_string());
+    // Which partitions others add to is in their manifests alone.
+    if change.taken.is_empty() || change.added_partitions.iter().all(|partition| partition.fields().is_empty()) {
+        let partitions = change.added_partitions.union(&gone.partitions).count();
+        properties.insert("changed-partition-count".to_owned(), partitions.to_string());
+    }
     let totals = [
         ("total-data-files", added.files, gone.data.files),
         ("total-records", added.rows, gone.data.rows),
@@ -432,45 +472,61 @@ fn summary(parent: Option<&Summary>, change: &Change, gone: &Gone) -> Summary {
     Summary { operation: change.operation.clone(), additional_properties: properties }
 }
 
-/// Replaces small manifests by larger ones when there are more than `most`.
+/// Replaces small manifests by larger ones, when there are enough of them or the change is about that.
 async fn merge_small(
     io: &LakeIo,
     cache: &MetadataCache,
     base: &TableMetadata,
-    snapshot_id: i64,
-    most: usize,
+    change: &Change,
     manifests: Vec<ManifestFile>,
     objects: &mut Vec<String>,
 ) -> Result<Vec<ManifestFile>> {
+    let merging = Merging::of(base.properties());
     let spec_id = base.default_partition_spec_id();
     let small = |manifest: &ManifestFile| {
         manifest.content == ManifestContentType::Data
             && manifest.partition_spec_id == spec_id
-            && manifest.manifest_length < MANIFEST_TARGET_BYTES
+            && manifest.manifest_length < merging.target_bytes
             // Those of this very snapshot tell what it removes.
-            && manifest.added_snapshot_id != snapshot_id
+            && manifest.added_snapshot_id != change.snapshot_id
             && manifest.key_metadata.is_none()
     };
-    if base.format_version() != FormatVersion::V2 || manifests.iter().filter(|manifest| small(manifest)).count() <= most
-    {
+    let count = manifests.iter().filter(|manifest| small(manifest)).count();
+    let due = change.merge_manifests || (merging.enabled && count >= merging.min_count);
+    if base.format_version() != FormatVersion::V2 || count < 2 || !due {
         return Ok(manifests);
     }
     let (small, mut kept): (Vec<_>, Vec<_>) = manifests.into_iter().partition(small);
-    // Newest first, as readers that look for recent files expect; a group ends at the target size.
-    let mut group: Vec<ManifestFile> = Vec::new();
-    let mut group_bytes = 0;
-    for manifest in small {
-        if group_bytes + manifest.manifest_length > MANIFEST_TARGET_BYTES && !group.is_empty() {
-            kept.push(merge(io, cache, base, snapshot_id, std::mem::take(&mut group), objects).await?);
-            group_bytes = 0;
+    for group in groups(small, merging.target_bytes, change.merge_manifests) {
+        match <[ManifestFile; 1]>::try_from(group) {
+            Ok([alone]) => kept.push(alone),
+            Err(group) => kept.push(merge(io, cache, base, change.snapshot_id, group, objects).await?),
         }
-        group_bytes += manifest.manifest_length;
-        group.push(manifest);
-    }
-    if !group.is_empty() {
-        kept.push(merge(io, cache, base, snapshot_id, group, objects).await?);
     }
     Ok(kept)
+}
+
+/// Which manifests are merged with each other: newest first, a group ends at the target size, and, unless all are wanted,
+/// before a manifest that is larger than the group.
+fn groups(mut small: Vec<ManifestFile>, target_bytes: i64, all: bool) -> Vec<Vec<ManifestFile>> {
+    small.sort_by_key(|manifest| std::cmp::Reverse(manifest.sequence_number));
+    let mut groups: Vec<Vec<ManifestFile>> = Vec::new();
+    let mut bytes = 0;
+    for manifest in small {
+        let length = manifest.manifest_length;
+        match groups.last_mut() {
+            // Of two that are about as large, each may be the larger one.
+            Some(group) if bytes + length <= target_bytes && (all || length <= bytes + bytes / 2) => {
+                bytes += length;
+                group.push(manifest);
+            }
+            _ => {
+                bytes = length;
+                groups.push(vec![manifest]);
+            }
+        }
+    }
+    groups
 }
 
 async fn merge(
@@ -527,6 +583,70 @@ mod tests {
         assert_eq!(version_of("s3://b/t/metadata/odd.json"), 0);
     }
 
+    fn manifest(sequence_number: i64, manifest_length: i64) -> ManifestFile {
+        ManifestFile {
+            manifest_path: format!("m{sequence_number}"),
+            manifest_length,
+            partition_spec_id: 0,
+            content: ManifestContentType::Data,
+            sequence_number,
+            min_sequence_number: sequence_number,
+            added_snapshot_id: 1,
+            added_files_count: None,
+            existing_files_count: None,
+            deleted_files_count: None,
+            added_rows_count: None,
+            existing_rows_count: None,
+            deleted_rows_count: None,
+            partitions: None,
+            key_metadata: None,
+            first_row_id: None,
+        }
+    }
+
+    #[test]
+    fn manifests_are_merged_with_those_of_their_size() {
+        let lengths = |small: &[i64], all| {
+            let small = small.iter().enumerate().map(|(i, length)| manifest(i as i64, *length));
+            let groups = groups(small.collect(), 100, all);
+            groups.iter().map(|group| group.iter().map(|m| m.manifest_length).collect()).collect::<Vec<Vec<_>>>()
+        };
+        // Oldest first here, newest first there.
+        assert_eq!(lengths(&[90, 40, 2, 2, 2], false), [vec![2, 2, 2], vec![40], vec![90]]);
+        assert_eq!(lengths(&[90, 6, 2, 2, 2], false), [vec![2, 2, 2, 6], vec![90]]);
+        assert_eq!(lengths(&[90, 40, 2, 2, 2], true), [vec![2, 2, 2, 40], vec![90]]);
+        assert_eq!(lengths(&[60, 60], true), [vec![60], vec![60]]);
+        // Appending one by one and merging ten at a time, few are left, and each is written a few times only.
+        let (mut manifests, mut written, mut most) = (Vec::new(), 0, 0);
+        for i in 0..1000 {
+            manifests.push(manifest(i, 1));
+            if manifests.len() >= 10 {
+                let merged = groups(std::mem::take(&mut manifests), 1_000_000, false).into_iter().map(|group| {
+                    let bytes = group.iter().map(|m| m.manifest_length).sum();
+                    written += if group.len() > 1 { bytes } else { 0 };
+                    manifest(group[0].sequence_number, bytes)
+                });
+                manifests = merged.collect();
+            }
+            most = most.max(manifests.len());
+        }
+        assert!(most <= 10 && written <= 10_000, "{most} manifests, {written} written");
+    }
+
+    #[test]
+    fn merging_is_as_the_table_says() {
+        let of = |properties: &[(&str, &str)]| {
+            Merging::of(&properties.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+        };
+        assert_eq!(of(&[]), Merging { enabled: true, min_count: 100, target_bytes: 8 << 20 });
+        let asked = [
+            ("commit.manifest-merge.enabled", "false"),
+            ("commit.manifest.min-count-to-merge", "1"),
+            ("commit.manifest.target-size-bytes", "4096"),
+        ];
+        assert_eq!(of(&asked), Merging { enabled: false, min_count: 2, target_bytes: 4096 });
+    }
+
     #[test]
     fn totals_follow_the_parent() {
         let adds = |files, rows| Change {
@@ -535,6 +655,7 @@ mod tests {
             added: None,
             added_tally: Tally { files, rows, bytes: 9 },
             added_partitions: HashSet::from([Struct::empty()]),
+            taken: Vec::new(),
             removed: Removed::Nothing,
             merge_manifests: false,
             notes: HashMap::new(),

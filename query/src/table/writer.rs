@@ -70,7 +70,8 @@ impl DataFiles {
 impl Drop for DataFiles {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects);
-        if objects.is_empty() {
+        // A panic says nothing of what was committed: then they stay, for the orphan sweep.
+        if objects.is_empty() || std::thread::panicking() {
             return;
         }
         let storage = self.storage.clone();

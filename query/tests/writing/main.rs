@@ -5,6 +5,7 @@
 mod common;
 
 mod conflicts;
+mod hot;
 mod model;
 mod partitions;
 mod procedures;
