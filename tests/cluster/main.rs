@@ -8,6 +8,7 @@ mod bad_input;
 mod common;
 mod docs;
 mod engines;
+mod hot;
 mod leader_dies;
 mod object_storage;
 mod power;
