@@ -1,5 +1,6 @@
 //! `lake chaos sim`: the metadata cluster in one process, decided by a seed.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use lake_chaos::check::{HARNESS_ERROR, Verdict};
 use lake_chaos::history::Workload;
 use lake_chaos::sim::children::{self, Children};
 use lake_chaos::sim::plan::{MAX_TIME, Plan, Profile};
-use lake_chaos::sim::report::Report;
+use lake_chaos::sim::report::{Effect, Report};
 
 use super::run::duration;
 use crate::output;
@@ -186,6 +187,7 @@ struct Tally {
     unknown: Vec<(u64, String)>,
     failed: Vec<Report>,
     harness: Vec<(u64, String)>,
+    effects: BTreeMap<String, Effect>,
     operations: u64,
     applied: u64,
     simulated_ms: u64,
@@ -207,6 +209,11 @@ impl Tally {
         match report {
             Err(why) => self.harness.push((seed, why)),
             Ok(report) => {
+                for (kind, effect) in &report.effects {
+                    let sum = self.effects.entry(kind.clone()).or_default();
+                    sum.begun += effect.begun;
+                    sum.took_effect += effect.took_effect;
+                }
                 self.operations += report.operations;
                 self.applied += report.applied;
                 self.simulated_ms += report.simulated_ms;
@@ -242,6 +249,12 @@ impl Tally {
         );
         if !self.harness.is_empty() {
             let _ = write!(sum, "; {} came to no verdict", self.harness.len());
+        }
+        let effects = self.effects.iter();
+        let effects = effects.map(|(kind, effect)| format!("{kind} {} of {}", effect.took_effect, effect.begun));
+        let effects = effects.collect::<Vec<_>>().join(", ");
+        if !effects.is_empty() {
+            let _ = write!(sum, "; faults that took effect: {effects}");
         }
         if self.ended() == 1 {
             let _ = write!(sum, "; trace {}", self.hash.as_deref().unwrap_or("none"));

@@ -10,6 +10,8 @@ mod docs;
 mod engines;
 mod hot;
 mod leader_dies;
+mod library;
+mod nodes;
 mod object_storage;
 mod power;
 #[path = "../../query/tests/rest/python.rs"]

@@ -160,6 +160,31 @@ fn a_fault_without_effect_makes_the_verdict_unknown() {
     assert!(said.contains("took no effect") && said.contains("two could be a majority"), "{said}");
 }
 
+/// Where no peer runs there is nothing to crash, and nothing is sent between peers: both are waited for, and then told.
+#[test]
+fn crashes_and_cuts_that_meet_nothing_make_the_verdict_unknown() {
+    let dir = scratch();
+    let plan = r#"{
+        "seed": 5, "peers": 3, "workload": "register", "clients": 3, "rate": 100.0, "operations": 1000, "time_ms": 3000,
+        "latency_ms": 4, "sync_ms": 5, "snapshot_entries": 100000, "kept_entries": 10000,
+        "faults": [
+            { "at_ms": 300, "fault": { "isolate": { "who": "leader", "held": false, "for_ms": 500 } } },
+            { "at_ms": 900, "fault": { "slow": { "latency_ms": 20, "for_ms": 500 } } },
+            { "at_ms": 2000, "fault": { "crash_all": { "for_ms": 60000 } } },
+            { "at_ms": 2100, "fault": { "crash": { "who": "leader", "for_ms": 100 } } },
+            { "at_ms": 2100, "fault": { "isolate": { "who": { "peer": 2 }, "held": false, "for_ms": 100 } } }
+        ]
+    }"#;
+    std::fs::write(dir.path().join("plan.json"), plan).unwrap();
+    let (code, said) = simulate(dir.path(), "--plan plan.json --trace trace", None);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("took no effect: isolate peer 2 ") && said.contains("; crash the leader, back"), "{said}");
+    // The others were seen to.
+    assert!(said.contains("crash 0 of 1, crash-all 1 of 1, isolate 1 of 2, slow 1 of 1"), "{said}");
+    let trace = std::fs::read_to_string(dir.path().join("trace")).unwrap();
+    assert!(trace.contains("links are whole again, 0 messages met the cut"), "{said}");
+}
+
 /// Nothing can be said of what hardly happened.
 #[test]
 fn too_few_operations_make_the_verdict_unknown() {

@@ -15,7 +15,7 @@ use lake_proto::v1;
 use tokio::sync::watch;
 
 use super::invariants::Seen;
-use super::net;
+use super::net::Ways;
 use super::observer::Eyes;
 use super::plan::Plan;
 
@@ -60,6 +60,7 @@ pub struct Place {
     joins: bool,
     /// Those who found the cluster, if it is this peer that is asked to.
     founders: Vec<v1::Member>,
+    ways: Ways,
     eyes: Eyes,
     now: Arc<Mutex<Now>>,
     gait: watch::Sender<Gait>,
@@ -87,7 +88,7 @@ struct Now {
 
 impl Place {
     /// A peer that founds the cluster with others, or, without `founders`, one that joins it.
-    pub fn new(id: u64, plan: &Plan, founders: &[u64], eyes: Eyes) -> Self {
+    pub fn new(id: u64, plan: &Plan, founders: &[u64], ways: Ways, eyes: Eyes) -> Self {
         let seed = plan.seed ^ id.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let disk = MemoryDisk::new(id, incarnation(seed, id), seed, Duration::from_millis(plan.sync_ms));
         let room = disk.clone();
@@ -108,7 +109,8 @@ impl Place {
         let asked_to_found = founders.first() == Some(&id);
         let founders = founders.iter().filter(|_| asked_to_found).map(|id| member(*id)).collect();
         let (gait, _) = watch::channel(Gait::default());
-        Self { id, seed, disk, config, joins, founders, eyes, now: Arc::default(), gait, ahead_ms: Arc::default() }
+        let (now, ahead_ms) = (Arc::default(), Arc::default());
+        Self { id, seed, disk, config, joins, founders, ways, eyes, now, gait, ahead_ms }
     }
 
     fn now<T>(&self, look: impl FnOnce(&mut Now) -> T) -> T {
@@ -189,9 +191,9 @@ impl Place {
         let settings = Settings::from(&config);
         let snapshots = config.dir.join("snapshots");
         let opened = Opened::in_memory(&self.disk, snapshots, &settings, self.eyes.on(self.id))?;
-        let clients = net::listen(CLIENT_PORT).await?;
-        let peers = net::listen(RAFT_PORT).await?;
-        let ground = Ground { opened, clients, peers, http: None, dialer: net::dialer() };
+        let clients = self.ways.listen(name(self.id), CLIENT_PORT).await?;
+        let peers = self.ways.listen(name(self.id), RAFT_PORT).await?;
+        let ground = Ground { opened, clients, peers, http: None, dialer: self.ways.dialer(&name(self.id)) };
         let server = Server::start_on(config, ground).await?;
         self.now(|now| now.peer = Arc::downgrade(server.peer()));
         if !self.founders.is_empty() && !self.now(|now| now.lost) {

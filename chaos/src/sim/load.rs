@@ -54,7 +54,7 @@ pub struct Inner {
     /// Everything was read at the end; what was not there as acknowledged.
     pub read: Option<Result<Looked, String>>,
     /// What came of changes of the membership since somebody last looked.
-    pub changes: Vec<String>,
+    pub changes: Vec<Came>,
     /// Lost peers in whose place there is another one.
     pub replaced: Vec<u64>,
 }
@@ -120,6 +120,16 @@ pub async fn clients(plan: Plan, reach: Reach, mut phase: watch::Receiver<Phase>
     Ok(())
 }
 
+/// What came of a change of the membership.
+#[derive(Debug)]
+pub struct Came {
+    pub change: Change,
+    /// It was made.
+    pub done: bool,
+    /// For people.
+    pub told: String,
+}
+
 /// A change of the membership.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
@@ -141,19 +151,19 @@ pub async fn changes(reach: Reach, mut wanted: mpsc::UnboundedReceiver<Change>, 
         let endpoints = reach.roster.peers().into_iter().map(|(_, endpoint)| endpoint).collect();
         let store = Reach { endpoints, ..reach.clone() }.access(u64::MAX - 1)?.store;
         let deadline = clock::now() + CHANGE_TIMEOUT;
-        let came = match change {
+        let (done, told) = match change {
             Change::Promote(id) => loop {
                 match store.promote(id, deadline).await {
-                    Ok(answer) if answer.voter => break format!("peer {id} votes"),
+                    Ok(answer) if answer.voter => break (true, format!("peer {id} votes")),
                     // It has not joined yet, or lags behind.
                     Ok(_) | Err(_) if clock::now() < deadline => sleep(IDLE).await,
-                    Ok(_) => break format!("peer {id} does not vote: it lags behind"),
-                    Err(e) => break format!("peer {id} does not vote: {e}"),
+                    Ok(_) => break (false, format!("peer {id} does not vote: it lags behind")),
+                    Err(e) => break (false, format!("peer {id} does not vote: {e}")),
                 }
             },
             Change::Remove(id) => match store.remove(id, false, deadline).await {
-                Ok(_) => format!("peer {id} is removed"),
-                Err(e) => format!("peer {id} is not removed: {e}"),
+                Ok(_) => (true, format!("peer {id} is removed")),
+                Err(e) => (false, format!("peer {id} is not removed: {e}")),
             },
             Change::Replace { lost, by } => {
                 let until = clock::now() + REPLACE_WITHIN;
@@ -161,20 +171,20 @@ pub async fn changes(reach: Reach, mut wanted: mpsc::UnboundedReceiver<Change>, 
                     match store.replace(lost, host::member(by), clock::now() + CHANGE_TIMEOUT).await {
                         Ok(_) => {
                             brought.lock().replaced.push(lost);
-                            break format!("peer {by} is in the place of peer {lost}");
+                            break (true, format!("peer {by} is in the place of peer {lost}"));
                         }
                         // It has not joined yet, lags behind, or nobody leads.
                         Err(_) if clock::now() < until => sleep(IDLE).await,
-                        Err(e) => break format!("peer {lost} is not replaced: {e}"),
+                        Err(e) => break (false, format!("peer {lost} is not replaced: {e}")),
                     }
                 }
             }
             Change::Transfer => match store.transfer_leader(None, deadline).await {
-                Ok(answer) => format!("term {} has another leader", answer.term),
-                Err(e) => format!("nobody took over: {e}"),
+                Ok(answer) => (true, format!("term {} has another leader", answer.term)),
+                Err(e) => (false, format!("nobody took over: {e}")),
             },
         };
-        brought.lock().changes.push(came);
+        brought.lock().changes.push(Came { change, done, told });
     }
     Ok(())
 }

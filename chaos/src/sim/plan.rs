@@ -250,6 +250,27 @@ impl Plan {
 }
 
 impl Fault {
+    /// The name of its kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Fault::Crash { .. } => "crash",
+            Fault::CrashAll { .. } => "crash-all",
+            Fault::Isolate { .. } => "isolate",
+            Fault::Mute { .. } => "mute",
+            Fault::Depose { .. } => "depose",
+            Fault::Split { .. } => "split",
+            Fault::Strand { .. } => "strand",
+            Fault::CutClients { .. } => "cut-clients",
+            Fault::Slow { .. } => "slow",
+            Fault::Transfer => "transfer",
+            Fault::Join { .. } => "join",
+            Fault::Remove { .. } => "remove",
+            Fault::Clock { .. } => "clock",
+            Fault::Full { .. } => "full",
+            Fault::Lose { .. } => "lose",
+        }
+    }
+
     fn draw(
         profile: Profile,
         plan: &Plan,
@@ -273,7 +294,10 @@ impl Fault {
             (1, 4..5) => Fault::Mute { who, for_ms },
             (1, 5..7) if rng.random_bool(0.5) => Fault::Strand { held, for_ms: rng.random_range(800..3_000) },
             (1, 5..7) => {
-                let side = (1..=plan.peers).filter(|_| rng.random_bool(0.5)).collect();
+                let mut side: Vec<u64> = (1..=plan.peers).filter(|_| rng.random_bool(0.5)).collect();
+                if side.is_empty() || side.len() as u64 == plan.peers {
+                    side = vec![rng.random_range(1..=plan.peers)];
+                }
                 Fault::Split { side, held, for_ms }
             }
             (1, 7..9) => Fault::CutClients { who, for_ms },

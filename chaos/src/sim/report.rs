@@ -1,9 +1,19 @@
 //! What came of a simulation.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use crate::check::Verdict;
+
+/// Faults of one kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Effect {
+    pub begun: u64,
+    /// Of these, those that were seen to take effect.
+    pub took_effect: u64,
+}
 
 /// What is told of one simulation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -16,6 +26,8 @@ pub struct Report {
     pub findings: Vec<String>,
     /// What was done to the cluster, with the times.
     pub faults: Vec<String>,
+    /// By the kind of fault.
+    pub effects: BTreeMap<String, Effect>,
     /// How the trace ends, its number of lines, and a hash of all of it.
     pub tail: Vec<String>,
     pub lines: u64,

@@ -28,7 +28,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use iceberg::spec::{Operation, TableMetadata};
+use iceberg::spec::{MetadataLog, Operation, TableMetadata};
 use lake_client::catalog::appends::Outcome;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
@@ -134,7 +134,7 @@ pub async fn commit(
     mut files: DataFiles,
     deadline: Instant,
 ) -> Result<Versioned<TablePointer>> {
-    if let Some(added) = proposal.change.as_ref().and_then(|change| change.added.as_ref()) {
+    for added in proposal.change.iter().flat_map(Change::manifests) {
         files.add_object(added.manifest_path.clone());
     }
     let Some(mut turn) = tables.queues.enter(table.metadata.uuid(), deadline).await else {
@@ -232,7 +232,7 @@ impl Commit<'_> {
                 metadata_location: next.location.clone(),
                 previous_location: Some(base.value.metadata_location.clone()),
             };
-            let writer = &self.tables.writer;
+            let writer = self.tables.recording().map_err(|e| self.failed(e.kind, e))?;
             let (ident, expected) = (&self.table.ident, base.mod_revision);
             let settling = joined.settling(&next.location);
             let swap = writer.swap_table_settling(ident, expected, &pointer, self.turn, &settling, self.deadline);
@@ -249,7 +249,7 @@ impl Commit<'_> {
                     self.turn = None;
                     self.settle(Some(&next.location)).await;
                     self.tables.cache.put_table(&next.location, next.metadata.clone(), next.metadata_bytes).await;
-                    self.remove_expired(next);
+                    remove_expired(self.tables, &next.metadata, next.expired);
                     return Ok(committed);
                 }
                 Err(CatalogError::Conflict { current, resent, .. }) => {
@@ -535,29 +535,14 @@ impl Commit<'_> {
         }
     }
 
-    /// Waits until another's claim has ended, and ends it if that takes too long.
     async fn await_turn(&mut self, claim: u64) -> Result<()> {
-        let (writer, table) = (&self.tables.writer, self.table.metadata.uuid());
-        let until = Instant::now() + TURN_LIMIT;
-        let mut seen = Some(claim);
-        while seen == Some(claim) && claim != 0 {
-            if Instant::now() >= self.deadline {
+        match await_turn(self.tables, self.table.metadata.uuid(), claim, self.deadline).await {
+            true => Ok(()),
+            false => {
                 let ident = &self.table.ident;
-                return Err(self.failed(Kind::Conflict, format_args!("it was the turn of other writers of {ident}")));
-            }
-            // Before either, so that a store that refuses at once is not asked without a pause.
-            tokio::time::sleep(TURN_POLL).await;
-            let looked = match Instant::now() >= until {
-                true => writer.end_turn(table, claim, self.deadline).await.map(|()| None),
-                false => self.tables.metadata.turn(table, self.deadline).await,
-            };
-            match looked {
-                Ok(now) => seen = now,
-                // Without an answer the claim counts as it was, until the deadline above.
-                Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
+                Err(self.failed(Kind::Conflict, format_args!("it was the turn of other writers of {ident}")))
             }
         }
-        Ok(())
     }
 
     /// Ends a claim that this commit has and will not use. Whoever waits for it would do so in the end.
@@ -589,24 +574,13 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Metadata files that fell out of the log are removed, if the table is set up so.
-    fn remove_expired(&self, next: NextVersion) {
-        let properties = next.metadata.properties();
-        let enabled = properties.get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
-        if !enabled || next.expired.is_empty() {
-            return;
-        }
-        let storage = self.tables.storage.clone();
-        let expired: Vec<String> = next.expired.into_iter().map(|entry| entry.metadata_file).collect();
-        self.tables.tasks.spawn(async move { storage.discard(&expired).await });
-    }
-
     fn catalog_failed(&mut self, error: CatalogError) -> Error {
         match &error {
             CatalogError::Store(store) if store.is_unavailable() => {
                 self.failed(Kind::Unavailable, unreachable_words(&error))
             }
             CatalogError::TableNotFound(_) => self.failed(Kind::NotFound, error),
+            CatalogError::AlreadyDone(_) => self.failed(Kind::Conflict, error),
             CatalogError::Damaged { .. } => self.failed(Kind::Corrupt, error),
             _ => self.failed(Kind::Internal, error),
         }
@@ -630,6 +604,41 @@ impl Commit<'_> {
     }
 }
 
+/// Waits until another's claim on a table's next turn has ended, and ends it if that takes too long. `false`: the deadline
+/// came first.
+pub(super) async fn await_turn(tables: &Tables, table: uuid::Uuid, claim: u64, deadline: Instant) -> bool {
+    let until = Instant::now() + TURN_LIMIT;
+    let mut seen = Some(claim);
+    while seen == Some(claim) && claim != 0 {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        // Before either, so that a store that refuses at once is not asked without a pause.
+        tokio::time::sleep(TURN_POLL).await;
+        let looked = match Instant::now() >= until {
+            true => tables.writer.end_turn(table, claim, deadline).await.map(|()| None),
+            false => tables.metadata.turn(table, deadline).await,
+        };
+        match looked {
+            Ok(now) => seen = now,
+            // Without an answer the claim counts as it was, until the deadline above.
+            Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
+        }
+    }
+    true
+}
+
+/// Metadata files that fell out of the log are removed, if the table is set up so.
+pub(super) fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<MetadataLog>) {
+    let enabled = metadata.properties().get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
+    if !enabled || expired.is_empty() {
+        return;
+    }
+    let storage = tables.storage.clone();
+    let expired: Vec<String> = expired.into_iter().map(|entry| entry.metadata_file).collect();
+    tables.tasks.spawn(async move { storage.discard(&expired).await });
+}
+
 /// Creates a table with `files`.
 pub async fn create(
     tables: &Tables,
@@ -645,7 +654,9 @@ pub async fn create(
             false => {
                 let io = LakeIo::new(tables.storage.clone());
                 let operation = Operation::Append;
-                let change = version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                let mut change =
+                    version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                change.notes.extend(tables.scope.notes());
                 change.added.iter().for_each(|manifest| files.add_object(manifest.manifest_path.clone()));
                 Some(change)
             }
@@ -658,7 +669,7 @@ pub async fn create(
         files.add_object(object.clone());
     }
     let pointer = TablePointer { uuid, metadata_location: next.location.clone(), previous_location: None };
-    let mut created = tables.writer.create_table(ident, &pointer, deadline).await;
+    let mut created = tables.recording()?.create_table(ident, &pointer, deadline).await;
     if matches!(&created, Err(e) if e.applied() == Applied::Unknown) {
         // The uuid is ours alone. While the table is not there, the lost attempt may still be on its way.
         if let Ok(Some(current)) = tables.metadata.read_table(ident, deadline).await {
@@ -707,7 +718,7 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) 
             // What was to be dropped is gone; another table has its name.
             return Ok(());
         }
-        match tables.writer.drop_table(ident, current.mod_revision, deadline).await {
+        match tables.recording()?.drop_table(ident, current.mod_revision, deadline).await {
             Ok(_) => {
                 tracing::info!(table = %ident, %uuid, metadata = %current.value.metadata_location, "dropped a table; its objects stay");
                 return Ok(());
