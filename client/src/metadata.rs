@@ -43,6 +43,7 @@ use crate::catalog::{
     Catalog, CatalogError, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned, one_key,
 };
 use crate::clock;
+use crate::follow::Follower;
 use crate::store::{
     Applied, Capabilities, ChangeStream, Committed, Error, Lease, MetaStore, Page, Read, ReadOptions, SharedStore,
     Snapshot,

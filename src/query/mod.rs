@@ -1,5 +1,6 @@
 //! `lake query`: one query node, as it runs on a server.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};

@@ -309,7 +309,7 @@ impl<'a> Adopter<'a> {
         let spec = metadata.default_partition_spec();
         let mut constants = HashMap::new();
         for field in spec.fields().iter().filter(|field| field.transform == Transform::Identity) {
-            if let Some(value) = self.from_directories(file, field)? {
+            if let Some(value) = self.value_in_directories(file, field)? {
                 constants.insert(field.source_id, value);
             }
         }
@@ -366,7 +366,7 @@ impl<'a> Adopter<'a> {
     }
 
     /// What the file's directories say about a column that the table is partitioned by.
-    fn from_directories(&self, file: &Found, field: &PartitionField) -> Result<Option<ScalarValue>> {
+    fn value_in_directories(&self, file: &Found, field: &PartitionField) -> Result<Option<ScalarValue>> {
         let schema = self.table.metadata.current_schema();
         let Some(column) = schema.as_struct().field_by_id(field.source_id) else { return Ok(None) };
         let given = file.directories.get(&column.name).or_else(|| file.directories.get(&field.name));

@@ -267,7 +267,7 @@ fn change_parts(field: &mut NestedField, change: &mut dyn FnMut(&mut Vec<NestedF
         Type::Map(map) => Type::Map(MapType::new(map.key_field.clone(), within(&map.value_field, change)?)),
         other => return Err(Error::invalid(format!("column {} is {other}, and has no fields", field.name))),
     };
-    field.field_type = Box::new(changed);
+    *field.field_type = changed;
     Ok(())
 }
 

@@ -235,10 +235,27 @@ fn query_at(sql: &str, start: Location) -> (String, String) {
 
 /// A change of a view, planned.
 pub enum ViewChange {
-    Define { ident: TableIdent, create: Option<Create>, definition: Definition, properties: HashMap<String, String> },
-    Rename { from: TableIdent, to: TableIdent, if_exists: bool },
-    Properties { ident: TableIdent, set: BTreeMap<String, String>, unset: Vec<String>, if_exists: bool },
-    Drop { ident: TableIdent, if_exists: bool },
+    Define {
+        ident: TableIdent,
+        create: Option<Create>,
+        definition: Box<Definition>,
+        properties: HashMap<String, String>,
+    },
+    Rename {
+        from: TableIdent,
+        to: TableIdent,
+        if_exists: bool,
+    },
+    Properties {
+        ident: TableIdent,
+        set: BTreeMap<String, String>,
+        unset: Vec<String>,
+        if_exists: bool,
+    },
+    Drop {
+        ident: TableIdent,
+        if_exists: bool,
+    },
 }
 
 /// What a statement about a view means. `query`: its plan, and the views that the query leads to.
@@ -301,7 +318,7 @@ pub fn plan(statement: ViewStatement, query: Option<(&LogicalPlan, &HashSet<Tabl
         }
         _ => (None, HashMap::new()),
     };
-    Ok(ViewChange::Define { ident, create, definition, properties })
+    Ok(ViewChange::Define { ident, create, definition: Box::new(definition), properties })
 }
 
 fn quoted(name: &str) -> String {

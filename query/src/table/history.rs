@@ -84,7 +84,8 @@ pub async fn cherrypick_snapshot(tables: &Arc<Tables>, table: &Table, picked: i6
                 check(base, picked)?;
                 Ok(builder)
             });
-            let proposal = Proposal { change: Some(change), edit: Some(edit), reads: None, schema_id: None };
+            let proposal =
+                Proposal { change: Some(change), edit: Some(edit), reads: None, schema_id: None, batch: None };
             commit::commit(&tables, &table, proposal, files, deadline).await.map(drop)
         })
         .await

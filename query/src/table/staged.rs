@@ -252,7 +252,7 @@ impl Staged {
         let reads = reads.map(|reads| Reads {
             snapshot: held.base.metadata.current_snapshot_id(),
             isolation: Isolation::Snapshot,
-            scope: reads.scope,
+            ..reads
         });
         held.changes.push(Part { change, reads });
         Ok(())

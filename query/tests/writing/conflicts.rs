@@ -213,6 +213,7 @@ async fn rows_that_are_deleted_meanwhile_matter_to_whoever_has_read_them() {
 type Case = (&'static str, &'static str, &'static str, Outcome, &'static [i64]);
 
 async fn check(pair: &Pair, mode: &str, cases: impl IntoIterator<Item = Case>) {
+    use Outcome::{Conflict, Done};
     let (a, b) = (pair.cluster.client(0).await, pair.cluster.client(1).await);
     for (isolation, first, second, expected, changes) in cases {
         let what = format!("{first} / {second} {isolation} {mode}");
