@@ -31,9 +31,9 @@ pub struct Args {
     /// What the clients do: register, set, append, bank, watch, lock, idempotency or session
     #[arg(long, default_value = "register", value_name = "NAME")]
     workload: Workload,
-    /// Faults, by chance or as named behind a colon: kill, kill:leader, pause, restart, snapshot, partition, partition:ring,
-    /// slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe, corrupt, loss, clock, disk, sync, power; none for
-    /// no fault
+    /// Faults: kill, pause, restart, snapshot, partition, slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe,
+    /// corrupt, loss, clock, disk, sync, power; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
+    /// slow:minority, clock:all; of a partition its kind, partition:ring
     #[arg(long, default_value = "kill,partition", value_delimiter = ',', value_name = "NAME,...")]
     nemesis: Vec<String>,
     /// How long the clients are at it
@@ -182,17 +182,23 @@ fn enter_namespaces(place: Place, nemeses: &[Requested]) -> Result<()> {
     bail!("starting this program in namespaces of its own: {error}");
 }
 
-/// One line on a terminal, over and over; elsewhere a line every ten seconds.
+/// One line on a terminal, over and over; elsewhere a line every ten seconds, and when other faults are in force.
 async fn tell(mut live: watch::Receiver<Live>) {
     let terminal = std::io::stdout().is_terminal();
     let mut lines = 0u64;
+    let mut in_force = Vec::new();
     while live.changed().await.is_ok() {
-        let line = describe(&live.borrow_and_update());
+        let (line, faults) = {
+            let live = live.borrow_and_update();
+            (describe(&live), live.faults.clone())
+        };
+        let is_due = lines.is_multiple_of(10) || faults != in_force;
+        in_force = faults;
         let mut out = std::io::stdout().lock();
         // Nobody may be looking.
         let _ = match terminal {
             true => write!(out, "\r\x1b[2K{line}").and_then(|()| out.flush()),
-            false if lines.is_multiple_of(10) => writeln!(out, "{line}"),
+            false if is_due => writeln!(out, "{line}"),
             false => Ok(()),
         };
         lines += 1;

@@ -1,6 +1,9 @@
 //! `lake chaos run` as a user meets it: fault runs of real processes, and their verdicts.
 //!
-//! As many run at a time as the machine has room for: on too few cores, clusters would measure each other.
+//! As many run at a time as the machine has room for: on too few cores, clusters would measure each other. Tests of several
+//! runs have them side by side, so that there is always one that waits for room.
+
+mod jepsen;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Cores that one run should have for itself, its peers and clients together.
 const CORES_PER_RUN: usize = 2;
 /// Runs at a time on a machine with hardly any.
-const LEAST_RUNS: usize = 2;
+const LEAST_RUNS: usize = 3;
 
 /// How many runs are under way.
 static RUNS: Mutex<usize> = Mutex::new(0);
@@ -74,6 +77,18 @@ impl Run {
         self.command(arguments).output().unwrap()
     }
 
+    /// Runs with faults that must all take effect, and whose verdict must be that all held. Its history must be one for others.
+    #[track_caller]
+    fn holds(&self, arguments: &str, faults: &[&str]) -> History {
+        let nemeses = faults.join(",");
+        assert_code(&self.go(&format!("{arguments} --nemesis {nemeses}")), 0);
+        assert_files(&self.out());
+        let history = self.history();
+        assert_eq!(installed(&history), faults.iter().map(|fault| fault.replace(':', "-")).collect::<BTreeSet<_>>());
+        jepsen::assert_readable(&std::fs::read_to_string(self.out().join(file::FILE_NAME)).unwrap());
+        history
+    }
+
     fn record(&self) -> Record {
         record::read(&self.out()).unwrap().unwrap()
     }
@@ -100,6 +115,16 @@ fn installed(history: &History) -> BTreeSet<String> {
     effective.map(|fault| fault.name.clone()).collect()
 }
 
+/// What showed of each fault of this name that it took effect.
+fn proofs(history: &History, name: &str) -> Vec<String> {
+    let began = history.faults().map(|(_, fault)| fault).filter(|fault| fault.phase == Phase::Start);
+    let shown = began.filter(|fault| fault.name == name).filter_map(|fault| match &fault.installation {
+        Some(Installation::Installed(proof)) => Some(proof.clone()),
+        _ => None,
+    });
+    shown.collect()
+}
+
 fn assert_files(dir: &Path) {
     for name in ["history.edn", "results.json", "report.html", "samples.jsonl", "run.json", "logs/metasrv-1.log"] {
         let path = dir.join(name);
@@ -107,17 +132,38 @@ fn assert_files(dir: &Path) {
     }
 }
 
-fn names<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
-    names.map(str::to_owned).into()
+/// Begins runs at once, and waits until all have ended.
+fn side_by_side<const N: usize>(runs: [fn(); N]) {
+    std::thread::scope(|scope| {
+        let runs = runs.map(|run| scope.spawn(run));
+        let ended = runs.map(|run| run.join());
+        ended.into_iter().for_each(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    });
+}
+
+/// The lines that a run told while it was under way: seconds, operations that succeeded, the leader, and the faults in force.
+fn told(out: &str) -> Vec<(u64, u64, String, String)> {
+    let lines = out.split(['\n', '\r']).filter(|line| line.contains(" ok/s"));
+    let parts =
+        lines.map(|line| line.trim_start_matches("\x1b[2K").split("  ").map(str::trim).filter(|s| !s.is_empty()));
+    let number = |text: &str| text.split(' ').next().and_then(|word| word.parse().ok());
+    parts
+        .map(|parts| match parts.collect::<Vec<_>>()[..] {
+            [seconds, _, operations, leader, faults] => (
+                number(seconds).unwrap_or_else(|| panic!("{seconds:?}")),
+                number(operations).unwrap_or_else(|| panic!("{operations:?}")),
+                leader.to_owned(),
+                faults.to_owned(),
+            ),
+            ref parts => panic!("no live line: {parts:?}"),
+        })
+        .collect()
 }
 
 #[test]
 fn registers_survive_kills_and_partitions() {
     let run = Run::new();
-    assert_code(&run.go("--workload register --nemesis kill,partition --time 40s --rate 150 --clients 8"), 0);
-    assert_files(&run.out());
-    let history = run.history();
-    assert_eq!(installed(&history), names(["kill", "partition"]));
+    let history = run.holds("--workload register --time 30s --rate 150 --clients 8", &["kill", "partition"]);
     // Reads were spread over the peers, and say who answered.
     let peers: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
     assert_eq!(peers, BTreeSet::from([1, 2, 3]));
@@ -130,56 +176,69 @@ fn registers_survive_kills_and_partitions() {
 #[test]
 fn transfers_keep_their_total_on_a_bad_network_and_under_pauses() {
     let run = Run::new();
-    let nemeses = "pause:one,slow,reorder";
-    assert_code(&run.go(&format!("--workload bank --nemesis {nemeses} --time 40s --rate 150 --clients 6")), 0);
-    assert_eq!(installed(&run.history()), names(["pause-one", "slow", "reorder"]));
+    run.holds("--workload bank --time 30s --rate 150 --clients 6", &["pause:one", "slow:leader", "reorder"]);
 }
 
 #[test]
 fn a_set_loses_nothing_while_peers_lose_everything() {
     let run = Run::new();
-    assert_code(&run.go("--workload set --nemesis wipe,lossy --time 40s --rate 100 --clients 4"), 0);
-    assert_eq!(installed(&run.history()), names(["wipe", "lossy"]));
+    run.holds("--workload set --time 30s --rate 100 --clients 4", &["wipe", "lossy:all"]);
     let peers: Vec<u64> = run.record().facts.unwrap().peers.iter().map(|peer| peer.id).collect();
     assert_eq!(peers.len(), 3);
     assert!(peers.iter().any(|id| *id > 3), "{peers:?}");
 }
 
+/// What a peer did with a damaged file is seen, or the fault has not taken effect.
 #[test]
-fn a_set_loses_nothing_when_all_peers_lose_their_power_at_once() {
-    let run = Run::new();
-    assert_code(&run.go("--workload set --nemesis power:all --time 15s --rate 300"), 0);
-    assert_eq!(installed(&run.history()), names(["power-all"]));
+fn watches_and_lists_survive_damage_and_changes_of_the_members() {
+    fn damage() {
+        let run = Run::new();
+        let history = run.holds("--workload watch --time 30s --rate 100 --clients 6", &["corrupt", "loss"]);
+        for (name, shown) in
+            [("corrupt", ["it read the file", "it ended"]), ("loss", ["it made the file anew", "it ended"])]
+        {
+            let told = proofs(&history, name);
+            assert!(told.iter().all(|proof| shown.iter().any(|shown| proof.contains(shown))), "{told:?}");
+        }
+    }
+    fn members() {
+        let run = Run::new();
+        let faults = ["restart", "transfer", "membership:leader"];
+        let history = run.holds("--workload append --time 35s --rate 100 --clients 6", &faults);
+        assert!(proofs(&history, "restart").iter().all(|proof| proof.matches("ended with exit code 0").count() >= 3));
+        assert!(proofs(&history, "transfer").iter().all(|proof| proof.contains("it leads in term")));
+    }
+    side_by_side([damage, members]);
+}
+
+/// The runs beside those with planted bugs of the log: the same faults, and nothing wrong.
+#[test]
+fn a_set_loses_nothing_with_the_power_or_where_peers_that_forgot_come_back() {
+    fn power() {
+        Run::new().holds("--workload set --time 25s --rate 300", &["power:all", "sync:minority"]);
+    }
+    fn rejoin() {
+        Run::new().holds("--workload set --time 20s --rate 300", &["rejoin"]);
+    }
+    side_by_side([power, rejoin]);
 }
 
 #[test]
-fn a_set_loses_nothing_while_peers_that_forgot_try_to_come_back() {
-    let run = Run::new();
-    assert_code(&run.go("--workload set --nemesis rejoin --time 25s --rate 300"), 0);
-    assert_eq!(installed(&run.history()), names(["rejoin"]));
-}
-
-#[test]
-fn registers_survive_snapshots_that_are_sent() {
-    let run = Run::new();
-    assert_code(&run.go("--workload register --nemesis snapshot --time 25s --rate 300"), 0);
-    assert_eq!(installed(&run.history()), names(["snapshot"]));
-}
-
-#[test]
-fn locks_have_one_holder_though_peers_are_paused() {
-    let run = Run::new();
-    assert_code(&run.go("--workload lock --nemesis pause:one --time 20s --rate 100"), 0);
-    assert_eq!(installed(&run.history()), names(["pause-one"]));
+fn registers_survive_snapshots_that_are_sent_and_locks_have_one_holder() {
+    fn snapshot() {
+        Run::new().holds("--workload register --time 20s --rate 300", &["snapshot"]);
+    }
+    fn locks() {
+        Run::new().holds("--workload lock --time 20s --rate 100", &["pause:one"]);
+    }
+    side_by_side([snapshot, locks]);
 }
 
 #[test]
 fn changes_are_made_once_though_leaders_die_and_answers_are_lost() {
     let run = Run::new();
-    let nemeses = "kill:leader,endpoint";
-    assert_code(&run.go(&format!("--workload idempotency --nemesis {nemeses} --time 40s --rate 100 --clients 6")), 0);
-    let history = run.history();
-    assert_eq!(installed(&history), names(["kill-leader", "endpoint"]));
+    let faults = ["kill:leader", "endpoint:minority"];
+    let history = run.holds("--workload idempotency --time 30s --rate 100 --clients 6", &faults);
     // Of some changes several answers arrived, which the checker has compared.
     let results = run.results();
     let once = results.checks.iter().find(|outcome| outcome.checker == "exactly once").unwrap();
@@ -208,6 +267,37 @@ fn a_peer_that_dies_by_itself_is_part_of_the_verdict() {
     // Nothing else was wrong.
     let others = results.checks.iter().filter(|outcome| outcome.checker != "peers");
     assert!(others.clone().all(|outcome| outcome.verdict.word() == "valid"), "{:?}", others.collect::<Vec<_>>());
+}
+
+/// Elsewhere than on a terminal a line is told every ten seconds, and when faults begin or end.
+#[test]
+fn how_it_goes_is_told_while_it_runs() {
+    let run = Run::new();
+    let output = run.go("--workload session --nemesis kill:one --time 12s --rate 100 --clients 4");
+    assert_code(&output, 0);
+    let told = told(&String::from_utf8_lossy(&output.stdout));
+    assert!(told.len() >= 3 && told.is_sorted_by_key(|(seconds, ok, ..)| (*seconds, *ok)), "{told:?}");
+    let (seconds, ok, ..) = told[told.len() - 1];
+    assert!(seconds >= 5 && ok > 100 && ok <= run.history().calls().len() as u64, "{told:?}");
+    assert!(
+        told.iter().any(|(_, _, leader, _)| leader.starts_with("leader ") && leader.contains(", term ")),
+        "{told:?}"
+    );
+    assert!(told.iter().any(|(.., faults)| faults.starts_with("kill-one (peer ")), "{told:?}");
+    assert!(told.iter().any(|(.., faults)| faults == "no fault"), "{told:?}");
+}
+
+#[test]
+fn a_terminal_has_one_line_that_is_written_over() {
+    let run = Run::new();
+    // Gives what it starts a terminal; its own output is what arrived there.
+    let command = format!("{LAKE} chaos run --nemesis none --time 5s --rate 50 --seed 7 --out {}", run.out().display());
+    let output = Command::new("script").args(["-qefc", &command, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    assert_code(&output, 0);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.matches("\r\x1b[2K").count() >= 3, "{said:?}");
+    let told = told(&said);
+    assert!(told.iter().any(|(_, ok, leader, faults)| *ok > 0 && leader.starts_with("leader") && faults == "no fault"));
 }
 
 #[test]
@@ -284,10 +374,8 @@ fn left_outside() -> Vec<String> {
 fn peers_in_network_namespaces_are_cut_apart_by_the_kernel() {
     set_up_namespaces();
     let run = Run::new();
-    let nemeses = "partition,lossy,endpoint";
-    let arguments = format!("--cluster netns:3 --workload watch --nemesis {nemeses} --time 25s --rate 100 --clients 6");
-    assert_code(&run.go(&arguments), 0);
-    assert_eq!(installed(&run.history()), names(["partition", "lossy", "endpoint"]));
+    let arguments = "--cluster netns:3 --workload watch --time 25s --rate 100 --clients 6";
+    run.holds(arguments, &["partition", "lossy", "endpoint"]);
     assert_eq!(left_outside(), Vec::<String>::new());
 }
 

@@ -1,4 +1,4 @@
-//! Wall clocks that jump and drift, one peer's at a time. Needs libfaketime: it is loaded into every peer, and reads its
+//! Wall clocks that jump and drift: one peer's, or those that were asked for, each in its own way. Needs libfaketime: it is loaded into every peer, and reads its
 //! clock's deviation from a file. What the clock then shows is asked of the peer itself. The monotonic clock stays true, as
 //! it does on a machine whose time is set.
 
@@ -11,7 +11,8 @@ use lake_client::clock;
 use rand::Rng;
 use rand::rngs::StdRng;
 
-use super::field::{Field, PROOF_WITHIN, named};
+use super::field::{Field, PROOF_WITHIN};
+use super::kind::Target;
 use super::{Done, Nemesis};
 use crate::{IoContext, Result, probe};
 
@@ -160,51 +161,65 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// One peer's clock jumps, and may go too fast or too slow from there.
-#[derive(Default)]
+/// Clocks jump, and may go too fast or too slow from there.
 pub struct Jump {
-    wrong: Option<u64>,
+    target: Option<Target>,
+    wrong: Vec<u64>,
+}
+
+impl Jump {
+    pub fn new(target: Option<Target>) -> Self {
+        Self { target, wrong: Vec::new() }
+    }
 }
 
 #[async_trait]
 impl Nemesis for Jump {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
         let Some(dir) = &field.clocks else { return Done::skipped("nobody", MISSING) };
-        let peers = field.roster.ids();
-        if peers.is_empty() {
-            return Done::failed("nobody", "there is no peer");
-        }
-        let id = peers[rng.random_range(0..peers.len())];
-        let wrong = Wrong::draw(rng);
-        let target = format!("{}: {wrong}", named(&[id]));
-        let before = match seen(field, id, "to be told", |_| true).await {
-            Ok(before) => before,
-            Err(e) => return Done::failed(target, e),
+        let ids = match field.pick(self.target.unwrap_or(Target::One), rng).await {
+            Ok(ids) => ids,
+            Err(why) => return Done::failed("nobody", why),
         };
-        self.wrong = Some(id);
-        let path = file(dir, id);
-        if let Err(e) = std::fs::write(&path, wrong.to_string()).doing(|| format!("writing {}", path.display())) {
-            return Done::failed(target, e);
+        let mut came = Vec::new();
+        for id in ids {
+            let wrong = Wrong::draw(rng);
+            // Whatever comes of it, it is set right in the end.
+            self.wrong.push(id);
+            let jumped = make_wrong(field, dir, id, wrong).await;
+            came.push((id, jumped.map(|proof| format!("{wrong}: {proof}")).map_err(|e| e.to_string())));
         }
-        match wrong.shows(field, id, before).await {
-            Ok(proof) => Done::installed(target, proof),
-            Err(e) => Done::failed(target, e),
-        }
+        Done::of_each(&came)
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        let (Some(dir), Some(id)) = (&field.clocks, self.wrong.take()) else {
-            return Done::skipped("nobody", "no clock was wrong");
+        let wrong = std::mem::take(&mut self.wrong);
+        let dir = match &field.clocks {
+            Some(dir) if !wrong.is_empty() => dir,
+            _ => return Done::skipped("nobody", "no clock was wrong"),
         };
-        if let Err(e) = std::fs::write(file(dir, id), RIGHT).doing(|| "setting a clock right".to_owned()) {
-            return Done::failed(named(&[id]), e);
+        let mut came = Vec::new();
+        for id in wrong {
+            came.push((id, set_right(field, dir, id).await.map_err(|e| e.to_string())));
         }
-        let is_right = |ahead: Ahead| !ahead.is_beyond(RIGHT_MS) && !ahead.is_beyond(-RIGHT_MS);
-        match seen(field, id, "to be right", is_right).await {
-            Ok(ahead) => Done::installed(named(&[id]), format!("its clock is {ahead}")),
-            Err(e) => Done::failed(named(&[id]), e),
-        }
+        Done::of_each(&came)
     }
+}
+
+/// Makes a clock wrong, and says what the peer then says of it.
+async fn make_wrong(field: &Field, dir: &Path, id: u64, wrong: Wrong) -> Result<String> {
+    let before = seen(field, id, "to be told", |_| true).await?;
+    let path = file(dir, id);
+    std::fs::write(&path, wrong.to_string()).doing(|| format!("writing {}", path.display()))?;
+    wrong.shows(field, id, before).await
+}
+
+/// Sets a clock right, and says what the peer then says of it.
+async fn set_right(field: &Field, dir: &Path, id: u64) -> Result<String> {
+    std::fs::write(file(dir, id), RIGHT).doing(|| "setting a clock right".to_owned())?;
+    let is_right = |ahead: Ahead| !ahead.is_beyond(RIGHT_MS) && !ahead.is_beyond(-RIGHT_MS);
+    let ahead = seen(field, id, "to be right", is_right).await?;
+    Ok(format!("its clock is {ahead}"))
 }
 
 #[cfg(test)]

@@ -259,10 +259,16 @@ fn free_bytes(dir: &Path) -> rustix::io::Result<u64> {
     rustix::fs::statvfs(dir).map(|s| s.f_bavail * s.f_frsize)
 }
 
-/// One peer's disk takes its time to flush; now and then so much that it counts as hanging.
-#[derive(Default)]
+/// Disks take their time to flush: one peer's, or those that were asked for; now and then so much that it counts as hanging.
 pub struct SlowSync {
-    slow: Option<u64>,
+    target: Option<Target>,
+    slow: Vec<u64>,
+}
+
+impl SlowSync {
+    pub fn new(target: Option<Target>) -> Self {
+        Self { target, slow: Vec::new() }
+    }
 }
 
 #[async_trait]
@@ -272,36 +278,48 @@ impl Nemesis for SlowSync {
             return Done::skipped("nobody", field.disks.why_missing());
         }
         let drawn = if rng.random_bool(0.5) { Target::Leader } else { Target::One };
-        let claimed = match field.claim(Some(drawn), rng).await {
-            Err(_) if drawn == Target::Leader => field.claim_one(rng).await,
-            claimed => claimed.map(|one| one[0]),
+        let claimed = match self.target {
+            Some(target) => field.claim(Some(target), rng).await,
+            None => match field.claim(Some(drawn), rng).await {
+                Err(_) if drawn == Target::Leader => field.claim_one(None, rng).await.map(|one| vec![one]),
+                claimed => claimed,
+            },
         };
-        let id = match claimed {
-            Ok(id) => id,
+        self.slow = match claimed {
+            Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
-        self.slow = Some(id);
-        let millis = if rng.random_bool(0.25) { rng.random_range(2_000..3_000) } else { rng.random_range(20..400) };
-        let target = format!("{}: {millis} ms a flush", named(&[id]));
-        let before = field.disks.with(id, |disk| {
-            disk.slow_down(Duration::from_millis(millis));
-            disk.slow_flushes()
-        });
-        let slowed = || async {
-            let now = field.disks.with(id, VolatileDisk::slow_flushes);
-            if now > before { Ok(()) } else { Err("nothing was flushed".to_owned()) }
-        };
-        match probe::until("a slow flush", PROOF_WITHIN * 2, slowed).await {
-            Ok(()) => Done::installed(target, "flushes were slow"),
-            Err(e) => Done::failed(target, e),
+        let mut slowed = Vec::new();
+        for id in &self.slow {
+            let millis = if rng.random_bool(0.25) { rng.random_range(2_000..3_000) } else { rng.random_range(20..400) };
+            let before = field.disks.with(*id, |disk| {
+                disk.slow_down(Duration::from_millis(millis));
+                disk.slow_flushes()
+            });
+            slowed.push((*id, millis, before));
         }
+        let mut came = Vec::new();
+        for (id, millis, before) in slowed {
+            let flushed = || async {
+                let now = field.disks.with(id, VolatileDisk::slow_flushes);
+                if now > before { Ok(()) } else { Err("nothing was flushed".to_owned()) }
+            };
+            let seen = probe::until("a slow flush", PROOF_WITHIN * 2, flushed).await;
+            came.push((id, seen.map(|()| format!("flushes took {millis} ms")).map_err(|e| e.to_string())));
+        }
+        Done::of_each(&came)
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        let Some(id) = self.slow.take() else { return Done::skipped("nobody", "no disk was slow") };
-        field.disks.with(id, |disk| disk.slow_down(Duration::ZERO));
-        field.release(&[id]);
-        Done::installed(named(&[id]), "its disk is as quick as before")
+        let slow = std::mem::take(&mut self.slow);
+        if slow.is_empty() {
+            return Done::skipped("nobody", "no disk was slow");
+        }
+        for id in &slow {
+            field.disks.with(*id, |disk| disk.slow_down(Duration::ZERO));
+        }
+        field.release(&slow);
+        Done::installed(named(&slow), "as quick as before")
     }
 }
 

@@ -142,13 +142,31 @@ impl Field {
         }
     }
 
-    /// One peer that is under no fault.
+    /// One peer that is under no fault: the leader, if that is asked for.
     ///
     /// # Errors
     /// Why there is none.
-    pub async fn claim_one(&self, rng: &mut StdRng) -> Result<u64, String> {
-        let one = self.claim(Some(Target::One), rng).await?;
+    pub async fn claim_one(&self, target: Option<Target>, rng: &mut StdRng) -> Result<u64, String> {
+        let one = self.claim(Some(target.unwrap_or(Target::One)), rng).await?;
         one.first().copied().ok_or_else(|| "there is no peer".to_owned())
+    }
+
+    /// The peers that are meant, for what hurts neither their processes nor their disks: whatever else they are under.
+    ///
+    /// # Errors
+    /// Why they are not to be had.
+    pub async fn pick(&self, target: Target, rng: &mut StdRng) -> Result<Vec<u64>, String> {
+        let leader = match target {
+            Target::Leader => Some(self.await_leader().await?),
+            _ => None,
+        };
+        let mut members = self.roster.ids();
+        members.shuffle(rng);
+        let chosen = choose(target, members.len(), &members, leader);
+        match is_as_asked(target, members.len(), &chosen, leader) {
+            true => Ok(chosen),
+            false => Err(format!("the leader is none of {}", named(&members))),
+        }
     }
 
     /// Something was done to a peer's data that it need not survive: it is asked for nothing more, unless it
@@ -210,18 +228,18 @@ impl Field {
     /// # Errors
     /// It cannot be made so; or nothing was hurt within [`PROOF_WITHIN`], and it stays in force.
     pub async fn disturb(&self, by: &'static str, conditions: Conditions) -> Result<u64> {
-        self.disturb_all(by, conditions, &[]).await.map(|hurt| hurt.values().sum())
+        self.disturb_each(by, conditions, &[]).await.map(|hurt| hurt.values().sum())
     }
 
-    /// The same, until something was hurt on each of these ways as well; says how much was on which.
+    /// The same, until something was hurt on one way of each of these as well; says how much was on which.
     ///
     /// # Errors
     /// As [`Self::disturb`], with the ways on which nothing was hurt.
-    pub async fn disturb_all(
+    pub async fn disturb_each(
         &self,
         by: &'static str,
         conditions: Conditions,
-        each: &[Path],
+        each: &[Vec<Path>],
     ) -> Result<BTreeMap<Path, u64>> {
         let before = self.network.counts().await?;
         let wrong = self.wrong_with(by, Some(conditions.clone()));
@@ -234,10 +252,11 @@ impl Field {
                 (*path, counts.done_by(condition, before.get(path).unwrap_or(&nothing)))
             });
             let hurt: BTreeMap<Path, u64> = done.filter(|(_, hurt)| *hurt > 0).collect();
-            let not_yet: Vec<String> = each.iter().filter(|way| !hurt.contains_key(way)).map(for_people).collect();
+            let not_yet = each.iter().filter(|ways| !ways.iter().any(|way| hurt.contains_key(way)));
+            let not_yet: Vec<String> = not_yet.map(|ways| told(ways)).collect();
             match (hurt.is_empty(), not_yet.is_empty()) {
                 (true, _) => Err("nothing was sent there".to_owned()),
-                (false, false) => Err(format!("nothing was sent {}", not_yet.join(", "))),
+                (false, false) => Err(format!("nothing was sent {}", not_yet.join("; nor "))),
                 (false, true) => Ok(hurt),
             }
         })
@@ -315,9 +334,9 @@ fn count(target: Target, members: usize) -> usize {
     }
 }
 
-/// A way for people.
-pub fn for_people((from, to): &Path) -> String {
-    format!("{from} -> {to}")
+/// Ways for people.
+pub fn told(ways: &[Path]) -> String {
+    ways.iter().map(|(from, to)| format!("{from} -> {to}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Peers for people: `peer 1, peer 3`.

@@ -1,7 +1,14 @@
 //! Damage to the files of one peer: a bit flipped, or a file gone. The peer must find it, or be none the worse for it; if it
 //! cannot go on it is replaced, as an operator would.
+//!
+//! Damage that the peer never meets shows nothing. It has met a flipped bit if the kernel says that it read the file since
+//! (inotify: of a file, not of a byte), and a file that is gone if it made that anew; or if it ends by itself. If it has met
+//! none, another file is damaged, a few times.
 
 use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,8 +17,10 @@ use async_trait::async_trait;
 use lake_proto::v1::status_response::Stage;
 use rand::Rng;
 use rand::rngs::StdRng;
+use rustix::fs::inotify;
 
 use super::field::{Field, named};
+use super::kind::Target;
 use super::{Done, Nemesis, members, process};
 use crate::process::ProcessName;
 use crate::{Error, IoContext, Result, probe};
@@ -22,6 +31,10 @@ const SERVES_WITHIN: Duration = Duration::from_secs(8);
 const GOES_ON: Duration = Duration::from_secs(1);
 /// How often a byte that is not zero is looked for in a file.
 const TRIES: usize = 1000;
+/// Files that are damaged until the peer meets one.
+const MOST_FILES: usize = 4;
+/// Bytes of events that are read from the kernel at once.
+const EVENT_BYTES: usize = 4096;
 
 /// What is done to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,39 +45,112 @@ pub enum What {
     Remove,
 }
 
-/// Damages one file of one peer.
+/// Damages a file of one peer that it then meets.
 pub struct Damage {
     what: What,
+    target: Option<Target>,
     damaged: Option<u64>,
 }
 
 impl Damage {
-    pub fn new(what: What) -> Self {
-        Self { what, damaged: None }
+    pub fn new(what: What, target: Option<Target>) -> Self {
+        Self { what, target, damaged: None }
+    }
+
+    /// Damages one file after the other, until the peer meets it. Says how it did, or what it never met.
+    async fn until_met(&self, field: &Field, id: u64, rng: &mut StdRng) -> Result<std::result::Result<String, String>> {
+        let name = ProcessName::metasrv(id);
+        let (dir, process) = (field.cluster.entry(name)?.data_dir, field.cluster.process(name)?);
+        let mut damaged: Vec<PathBuf> = Vec::new();
+        let mut told = Vec::new();
+        while damaged.len() < MOST_FILES {
+            process::kill(field, id).await?;
+            let Some(damage) = damage(&dir, self.what, &damaged, rng)? else { break };
+            told.push(damage.told.clone());
+            // It must not go on as if nothing had happened, and may refuse to go on at all.
+            field.lose(id, &told.join("; "));
+            let reads = Reads::of(&damage.path)?;
+            let deaths = process.state().deaths;
+            // Started now, so that it meets the damage while the others are under load. It may refuse.
+            let serves = field.cluster.start_one(name).await.is_ok();
+            let traces = Traces {
+                serves,
+                ended: process.state().deaths > deaths,
+                was_read: reads.is_some_and(|reads| reads.any()),
+                is_there: damage.is_there(),
+            };
+            if let Some(how) = traces.met(self.what) {
+                return Ok(Ok(format!("{}; {how}", damage.told)));
+            }
+            damaged.push(damage.path);
+        }
+        Ok(Err(format!("it met none of the damage: {}", told.join("; "))))
+    }
+}
+
+/// What a peer left behind after it was started on a damaged file.
+struct Traces {
+    serves: bool,
+    /// It ended by itself.
+    ended: bool,
+    /// The file was read.
+    was_read: bool,
+    /// The flipped bit is there, or the file that was removed.
+    is_there: bool,
+}
+
+impl Traces {
+    /// How it met the damage, if it did.
+    fn met(&self, what: What) -> Option<String> {
+        let then = if self.serves { "it started" } else { "it does not start" };
+        match what {
+            _ if self.ended => Some(format!("it ended by itself; {then}")),
+            What::Flip if self.was_read && self.is_there => {
+                Some(format!("it read the file, which is as it was; {then}"))
+            }
+            What::Flip if self.was_read => Some(format!("it read the file, and wrote over the bit; {then}")),
+            What::Remove if self.is_there => Some(format!("it made the file anew; {then}")),
+            What::Flip | What::Remove => None,
+        }
+    }
+}
+
+/// What the kernel says of reads of one file, from the beginning of this value on.
+struct Reads(OwnedFd);
+
+impl Reads {
+    /// `None`: there is no such file.
+    fn of(path: &Path) -> Result<Option<Self>> {
+        let doing = || format!("watching who reads {}", path.display());
+        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
+        let events = inotify::init(flags).map_err(io::Error::from).doing(doing)?;
+        match inotify::add_watch(&events, path, inotify::WatchFlags::ACCESS) {
+            Ok(_) => Ok(Some(Self(events))),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(e) => Err(io::Error::from(e)).doing(doing),
+        }
+    }
+
+    /// Whether there were any.
+    fn any(&self) -> bool {
+        let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
+        let mut events = inotify::Reader::new(&self.0, &mut buffer);
+        // The first is enough; without one the kernel says that reading would block.
+        events.next().is_ok_and(|event| event.events().contains(inotify::ReadFlags::ACCESS))
     }
 }
 
 #[async_trait]
 impl Nemesis for Damage {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let id = match field.claim_one(rng).await {
+        let id = match field.claim_one(self.target, rng).await {
             Ok(id) => id,
             Err(why) => return Done::failed("nobody", why),
         };
         self.damaged = Some(id);
-        let what = self.what;
-        let damaged = async {
-            process::kill(field, id).await?;
-            let name = ProcessName::metasrv(id);
-            let proof = damage(&field.cluster.entry(name)?.data_dir, what, rng)?;
-            // It must not go on as if nothing had happened, and may refuse to go on at all.
-            field.lose(id, &proof);
-            // Started now, so that it meets the damage while the others are under load. It may refuse.
-            let serves = field.cluster.start_one(name).await.is_ok();
-            Ok::<_, Error>(format!("{proof}; {}", if serves { "it started" } else { "it does not start" }))
-        };
-        match damaged.await {
-            Ok(proof) => Done::installed(named(&[id]), proof),
+        match self.until_met(field, id, rng).await {
+            Ok(Ok(proof)) => Done::installed(named(&[id]), proof),
+            Ok(Err(why)) => Done::failed(named(&[id]), why),
             Err(e) => Done::failed(named(&[id]), e),
         }
     }
@@ -114,27 +200,46 @@ async fn goes_on(field: &Field, name: ProcessName) -> Result<()> {
     }
 }
 
-/// Damages some file under `dir`, and says how. Of a file that is flipped in, a byte that is not zero: files are made larger
-/// than what is in them.
-fn damage(dir: &Path, what: What, rng: &mut StdRng) -> Result<String> {
-    let mut files = files_under(dir)?;
-    files.retain(|(_, bytes)| *bytes > 0);
-    if files.is_empty() {
-        return Err(Error::Directory { dir: dir.to_owned(), problem: "there is nothing in it to damage".to_owned() });
+/// A file that was damaged.
+struct Damaged {
+    path: PathBuf,
+    /// For people.
+    told: String,
+    /// Where a bit was flipped, and what the byte is since.
+    byte: Option<(u64, u8)>,
+}
+
+impl Damaged {
+    /// Whether the flipped bit is still there, or the file that was removed is again.
+    fn is_there(&self) -> bool {
+        let Some((at, flipped)) = self.byte else { return self.path.exists() };
+        let mut byte = [0];
+        let read = fs::File::open(&self.path).and_then(|file| file.read_exact_at(&mut byte, at));
+        read.is_ok() && byte == [flipped]
     }
-    let (path, bytes) = &files[rng.random_range(0..files.len())];
-    let name = path.strip_prefix(dir).unwrap_or(path).display();
+}
+
+/// Damages some file under `dir`, but none of these. Of a file that is flipped in, a byte that is not zero: files are made
+/// larger than what is in them. `None`: there is no other file.
+fn damage(dir: &Path, what: What, but: &[PathBuf], rng: &mut StdRng) -> Result<Option<Damaged>> {
+    let mut files = files_under(dir)?;
+    files.retain(|(path, bytes)| *bytes > 0 && !but.contains(path));
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let (path, bytes) = files.swap_remove(rng.random_range(0..files.len()));
+    let name = path.strip_prefix(dir).unwrap_or(&path).display().to_string();
     let doing = || format!("damaging {}", path.display());
     match what {
         What::Remove => {
-            fs::remove_file(path).doing(doing)?;
-            Ok(format!("{name} was removed"))
+            fs::remove_file(&path).doing(doing)?;
+            Ok(Some(Damaged { told: format!("{name} was removed"), path, byte: None }))
         }
         What::Flip => {
-            let file = fs::File::options().read(true).write(true).open(path).doing(doing)?;
+            let file = fs::File::options().read(true).write(true).open(&path).doing(doing)?;
             let (mut at, mut byte) = (0, [0]);
             for _ in 0..TRIES {
-                at = rng.random_range(0..*bytes);
+                at = rng.random_range(0..bytes);
                 file.read_exact_at(&mut byte, at).doing(doing)?;
                 if byte != [0] {
                     break;
@@ -144,7 +249,8 @@ fn damage(dir: &Path, what: What, rng: &mut StdRng) -> Result<String> {
             byte[0] ^= 1 << bit;
             file.write_all_at(&byte, at).doing(doing)?;
             file.sync_all().doing(doing)?;
-            Ok(format!("bit {bit} of byte {at} of {name} was flipped"))
+            let told = format!("bit {bit} of byte {at} of {name} was flipped");
+            Ok(Some(Damaged { path, told, byte: Some((at, byte[0])) }))
         }
     }
 }
@@ -184,13 +290,43 @@ mod tests {
         fs::write(&empty, "").unwrap();
         fs::write(dir.path().join("lake.log"), vec![0; 100_000]).unwrap();
         let mut rng = StdRng::seed_from_u64(1);
-        let how = damage(dir.path(), What::Flip, &mut rng).unwrap();
-        assert!(how.contains("log/data"), "{how}");
+        let flip = damage(dir.path(), What::Flip, &[], &mut rng).unwrap().unwrap();
+        assert!(flip.told.contains("log/data") && flip.is_there(), "{}", flip.told);
         let before = [vec![0; 50], vec![1; 50]].concat();
         let flipped: u32 = fs::read(&data).unwrap().iter().zip(&before).map(|(a, b)| (a ^ b).count_ones()).sum();
         assert_eq!(flipped, 1);
-        damage(dir.path(), What::Remove, &mut rng).unwrap();
-        assert!(!data.exists() && empty.exists());
-        assert!(damage(dir.path(), What::Remove, &mut rng).is_err());
+        fs::write(&data, &before).unwrap();
+        assert!(!flip.is_there());
+        assert!(damage(dir.path(), What::Remove, std::slice::from_ref(&data), &mut rng).unwrap().is_none());
+        let removed = damage(dir.path(), What::Remove, &[], &mut rng).unwrap().unwrap();
+        assert!(!data.exists() && empty.exists() && !removed.is_there());
+        assert!(damage(dir.path(), What::Remove, &[], &mut rng).unwrap().is_none());
+        fs::write(&data, "anew").unwrap();
+        assert!(removed.is_there());
+    }
+
+    #[test]
+    fn the_kernel_says_whether_a_file_was_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        assert!(Reads::of(&path).unwrap().is_none());
+        fs::write(&path, "x").unwrap();
+        let reads = Reads::of(&path).unwrap().unwrap();
+        fs::write(&path, "y").unwrap();
+        assert!(!reads.any(), "it was written, and not read");
+        assert_eq!(fs::read(&path).unwrap(), b"y");
+        assert!(reads.any());
+    }
+
+    #[test]
+    fn damage_that_nobody_meets_shows_nothing() {
+        let traces = |ended: bool, was_read, is_there| Traces { serves: !ended, ended, was_read, is_there };
+        assert_eq!(traces(false, false, true).met(What::Flip), None, "a bit in a file that nobody reads");
+        assert_eq!(traces(false, false, false).met(What::Remove), None, "a file that nobody misses");
+        let met = |traces: Traces, what| traces.met(what).unwrap();
+        assert!(met(traces(true, false, false), What::Remove).contains("does not start"));
+        assert!(met(traces(false, true, true), What::Flip).contains("read the file"));
+        assert!(met(traces(false, true, false), What::Flip).contains("wrote over"));
+        assert!(met(traces(false, false, true), What::Remove).contains("made the file anew"));
     }
 }

@@ -94,8 +94,33 @@ impl Kind {
         kinds.contains(&self) || self.spare_peers() > 0
     }
 
-    fn takes_a_target(self) -> bool {
-        matches!(self, Kind::Kill | Kind::Pause | Kind::Disk | Kind::Power)
+    /// Whom it may be asked to be done to.
+    fn targets(self) -> &'static [Target] {
+        use Target::{All, Leader, Majority, Minority, One};
+        match self {
+            Kind::Kill | Kind::Pause | Kind::Restart => &[Leader, One, Minority, Majority, All],
+            Kind::Slow | Kind::Lossy | Kind::Reorder | Kind::Endpoint => &[Leader, One, Minority, Majority, All],
+            Kind::Clock | Kind::Disk | Kind::Sync | Kind::Power => &[Leader, One, Minority, Majority, All],
+            Kind::Snapshot => &[Leader, One, Minority],
+            Kind::Membership | Kind::Wipe | Kind::Corrupt | Kind::Loss => &[Leader, One],
+            Kind::Partition | Kind::Rejoin | Kind::Transfer => &[],
+        }
+    }
+
+    /// What may stand behind its colon, and why nothing else does.
+    fn takes(self) -> String {
+        let targets = self.targets().iter().map(|target| target.name()).collect::<Vec<_>>().join(", ");
+        match self {
+            Kind::Partition => {
+                format!("{}, which say who is cut off", partition::KINDS.map(partition::Kind::name).join(", "))
+            }
+            Kind::Rejoin => "nothing: it is about the leader, and then about all others".to_owned(),
+            Kind::Transfer => "nothing: it is the leader that hands over".to_owned(),
+            Kind::Snapshot => format!("{targets}: the others must go on meanwhile"),
+            Kind::Membership => format!("{targets}: one voter goes at a time"),
+            Kind::Wipe | Kind::Corrupt | Kind::Loss => format!("{targets}: the others make good what one has lost"),
+            _ => targets,
+        }
     }
 }
 
@@ -109,13 +134,19 @@ pub enum Target {
     All,
 }
 
-const TARGETS: [(&str, Target); 5] = [
-    ("leader", Target::Leader),
-    ("one", Target::One),
-    ("minority", Target::Minority),
-    ("majority", Target::Majority),
-    ("all", Target::All),
-];
+impl Target {
+    const ALL: [Target; 5] = [Target::Leader, Target::One, Target::Minority, Target::Majority, Target::All];
+
+    fn name(self) -> &'static str {
+        match self {
+            Target::Leader => "leader",
+            Target::One => "one",
+            Target::Minority => "minority",
+            Target::Majority => "majority",
+            Target::All => "all",
+        }
+    }
+}
 
 /// A fault as it is asked for: `kill`, `kill:leader`, `partition:ring`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -142,9 +173,7 @@ impl Requested {
 impl fmt::Display for Requested {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name())?;
-        if let Some((name, _)) = TARGETS.iter().find(|(_, target)| Some(*target) == self.target) {
-            write!(f, ":{name}")?;
-        }
+        self.target.map_or(Ok(()), |target| write!(f, ":{}", target.name()))?;
         self.partition.map_or(Ok(()), |kind| write!(f, ":{}", kind.name()))
     }
 }
@@ -154,7 +183,7 @@ impl fmt::Display for Requested {
 pub enum NoSuchFault {
     #[error("no nemesis is named {name:?}; there are: {}", Kind::ALL.map(Kind::name).join(", "))]
     Name { name: String },
-    #[error("the nemesis {kind} cannot be done to {detail:?}; it takes {takes}")]
+    #[error("the nemesis {kind} cannot be done to {detail:?}; behind its colon it takes {takes}")]
     Detail { kind: &'static str, detail: String, takes: String },
 }
 
@@ -167,19 +196,14 @@ impl FromStr for Requested {
         let kind = kind.ok_or_else(|| NoSuchFault::Name { name: name.to_owned() })?;
         let mut requested = Requested::any(kind);
         let Some(detail) = detail else { return Ok(requested) };
-        let target = TARGETS.iter().find(|(name, _)| *name == detail).map(|(_, target)| *target);
+        let target = Target::ALL.into_iter().find(|target| target.name() == detail);
         let partition = partition::KINDS.into_iter().find(|kind| kind.name() == detail);
-        if kind.takes_a_target() && target.is_some() {
+        if target.is_some_and(|target| kind.targets().contains(&target)) {
             requested.target = target;
         } else if kind == Kind::Partition && partition.is_some() {
             requested.partition = partition;
         } else {
-            let takes = match kind {
-                Kind::Partition => partition::KINDS.map(partition::Kind::name).join(", "),
-                kind if kind.takes_a_target() => TARGETS.map(|(name, _)| name).join(", "),
-                _ => "nothing after a colon".to_owned(),
-            };
-            return Err(NoSuchFault::Detail { kind: kind.name(), detail: detail.to_owned(), takes });
+            return Err(NoSuchFault::Detail { kind: kind.name(), detail: detail.to_owned(), takes: kind.takes() });
         }
         Ok(requested)
     }
@@ -191,14 +215,32 @@ mod tests {
 
     #[test]
     fn faults_are_read_as_they_are_written() {
-        for word in ["kill", "kill:leader", "pause:majority", "partition:one-way", "power:all", "wipe"] {
+        let words = ["kill", "kill:leader", "pause:majority", "partition:one-way", "power:all", "wipe", "slow:all"];
+        for word in words {
             let requested: Requested = word.parse().unwrap();
             assert_eq!((requested.to_string().as_str(), requested.label()), (word, word.replace(':', "-")));
         }
-        for (word, says) in [("kil", "there are: kill, pause"), ("kill:ring", "takes leader"), ("wipe:one", "nothing")]
-        {
+        let wrong = [
+            ("kil", "there are: kill, pause"),
+            ("kill:ring", "takes leader, one"),
+            ("wipe:all", "takes leader, one: the others"),
+            ("snapshot:majority", "takes leader, one, minority: the others"),
+            ("transfer:leader", "takes nothing"),
+            ("partition:leader", "takes halves, leader-alone"),
+        ];
+        for (word, says) in wrong {
             let message = word.parse::<Requested>().unwrap_err().to_string();
             assert!(message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
+    fn whatever_may_be_named_is_read_and_nothing_else() {
+        for kind in Kind::ALL {
+            for target in Target::ALL {
+                let read = format!("{}:{}", kind.name(), target.name()).parse::<Requested>();
+                assert_eq!(read.is_ok(), kind.targets().contains(&target), "{read:?}");
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::field::{Field, MEND_WITHIN, named};
+use super::kind::Target;
 use super::{Done, Nemesis, process};
 use crate::net::{Network, Node};
 use crate::process::ProcessName;
@@ -70,15 +71,21 @@ pub(super) async fn replace(field: &Field, lost: u64) -> Result<u64> {
 }
 
 /// One peer loses its directory. It is started on the empty one, which must do no harm, and then replaced.
-#[derive(Default)]
 pub struct Wipe {
+    target: Option<Target>,
     wiped: Option<u64>,
+}
+
+impl Wipe {
+    pub fn new(target: Option<Target>) -> Self {
+        Self { target, wiped: None }
+    }
 }
 
 #[async_trait]
 impl Nemesis for Wipe {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let id = match field.claim_one(rng).await {
+        let id = match field.claim_one(self.target, rng).await {
             Ok(id) => id,
             Err(why) => return Done::failed("nobody", why),
         };
@@ -120,12 +127,28 @@ impl Nemesis for Wipe {
 }
 
 /// A fresh peer joins and is made a voter; then some voter, perhaps the leader, is taken out.
-#[derive(Default)]
 pub struct Churn {
+    /// Who goes.
+    target: Option<Target>,
     /// Who was to come, if that has failed so far.
     coming: Option<u64>,
     /// Who goes once somebody has come: by this chance.
     joined: Option<StdRng>,
+}
+
+impl Churn {
+    pub fn new(target: Option<Target>) -> Self {
+        Self { target, coming: None, joined: None }
+    }
+
+    async fn who_goes(&self, field: &Field, rng: &mut StdRng) -> Result<u64, String> {
+        let meant = self.target.unwrap_or(if rng.random_bool(0.5) { Target::Leader } else { Target::One });
+        let one = match field.pick(meant, rng).await {
+            Err(_) if self.target.is_none() => field.pick(Target::One, rng).await?,
+            picked => picked?,
+        };
+        one.first().copied().ok_or_else(|| "there is no peer".to_owned())
+    }
 }
 
 #[async_trait]
@@ -162,12 +185,11 @@ impl Nemesis for Churn {
             return turn_away(field, half).await;
         }
         let Some(mut rng) = self.joined.take() else { return Done::skipped("nobody", "nobody had joined") };
-        let peers = field.roster.ids();
-        let leader = field.leader().await;
-        let id = match leader {
-            Some(leader) if rng.random_bool(0.5) => leader,
-            _ => peers[rng.random_range(0..peers.len())],
+        let id = match self.who_goes(field, &mut rng).await {
+            Ok(id) => id,
+            Err(why) => return Done::failed("nobody", why),
         };
+        let led = field.leader().await == Some(id);
         let removed = probe::until("a voter to be taken out", MEND_WITHIN, || async {
             field.store.remove(id, false, field.deadline()).await.map(|_| ()).map_err(|e| e.to_string())
         });
@@ -178,7 +200,8 @@ impl Nemesis for Churn {
         let stopped = async { field.cluster.process(ProcessName::metasrv(id))?.stop().await };
         match stopped.await {
             Ok(()) => {
-                Done::installed(named(&[id]), format!("it was taken out; voters: {}", named(&field.roster.ids())))
+                let it = if led { "the leader" } else { "it" };
+                Done::installed(named(&[id]), format!("{it} was taken out; voters: {}", named(&field.roster.ids())))
             }
             Err(e) => Done::failed(named(&[id]), e),
         }

@@ -160,16 +160,22 @@ async fn seen_in(process: &Process, what: &str, is_so: impl Fn(char) -> bool) ->
     .await
 }
 
-/// Every peer is stopped in order and started again, one after the other.
-#[derive(Default)]
+/// Every peer, or those that were asked for, is stopped in order and started again, one after the other.
 pub struct RollingRestart {
+    target: Option<Target>,
     claimed: Vec<u64>,
+}
+
+impl RollingRestart {
+    pub fn new(target: Option<Target>) -> Self {
+        Self { target, claimed: Vec::new() }
+    }
 }
 
 #[async_trait]
 impl Nemesis for RollingRestart {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        self.claimed = match field.claim(Some(Target::All), rng).await {
+        self.claimed = match field.claim(Some(self.target.unwrap_or(Target::All)), rng).await {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
@@ -211,69 +217,84 @@ async fn replaced(field: &Field, id: u64) -> Result<String> {
     Ok(format!("process {before} {how}, {after} serves"))
 }
 
-/// One follower is held down until the leader has purged what it lacks, so that it needs a snapshot. Needs small limits on
-/// the log: [`SNAPSHOT_ARGUMENTS`].
-#[derive(Default)]
+/// A peer, or those that were asked for, are held down until the leader has purged what they lack, so that they need a
+/// snapshot. Needs small limits on the log: [`SNAPSHOT_ARGUMENTS`].
 pub struct LeftBehind {
-    /// Who, and how far its log went.
-    down: Option<(u64, u64)>,
+    target: Option<Target>,
+    claimed: Vec<u64>,
+    /// Who is down, and how far its log went.
+    down: Vec<(u64, u64)>,
 }
 
 /// What peers are started with, so that logs are cut off often.
 pub const SNAPSHOT_ARGUMENTS: [&str; 4] = ["--snapshot-entries", "300", "--purge-margin-entries", "50"];
 
+impl LeftBehind {
+    pub fn new(target: Option<Target>) -> Self {
+        Self { target, claimed: Vec::new(), down: Vec::new() }
+    }
+}
+
 #[async_trait]
 impl Nemesis for LeftBehind {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        let id = match field.claim_one(rng).await {
-            Ok(id) => id,
+        self.claimed = match field.claim(Some(self.target.unwrap_or(Target::One)), rng).await {
+            Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
-        let Some(status) = field.status(id).await else {
-            field.release(&[id]);
-            return Done::failed(named(&[id]), "it does not say how far its log goes");
-        };
-        self.down = Some((id, status.last_log_index));
-        match kill(field, id).await {
-            Ok(pid) => {
-                let proof = format!("process {pid} is gone, its log ends at {}", status.last_log_index);
-                Done::installed(named(&[id]), proof)
-            }
-            Err(e) => Done::failed(named(&[id]), e),
+        let mut came = Vec::new();
+        for id in self.claimed.clone() {
+            let held_down = async {
+                let status = field.status(id).await;
+                let had = status.ok_or_else(|| "it does not say how far its log goes".to_owned())?.last_log_index;
+                let pid = kill(field, id).await.map_err(|e| e.to_string())?;
+                self.down.push((id, had));
+                Ok::<_, String>(format!("process {pid} is gone, its log ends at {had}"))
+            };
+            came.push((id, held_down.await));
         }
+        Done::of_each(&came)
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        let Some((id, had)) = self.down.take() else { return Done::failed("nobody", "nobody was down") };
-        let purged = probe::until("the log that it lacks to be purged", MEND_WITHIN / 2, || async {
-            let answers = field.statuses().await;
-            let purged = probe::leader(&answers).map_or(0, |leader| leader.purged_index);
-            if purged > had { Ok(purged) } else { Err(format!("purged up to {purged}, its log ends at {had}")) }
-        })
-        .await;
-        let mut done = start_all(field, &[id]).await;
-        if done.is_installed() {
-            done = match purged {
-                Err(e) => Done::failed(named(&[id]), e),
-                Ok(purged) => match probe::until("it to have a snapshot", MEND_WITHIN / 2, || async {
-                    let index = field.status(id).await.map_or(0, |status| status.snapshot_index);
-                    if index > had { Ok(index) } else { Err(format!("its snapshot covers {index}")) }
-                })
-                .await
-                {
-                    Ok(index) => Done::installed(
-                        named(&[id]),
-                        format!(
-                            "its log ended at {had}, others had purged up to {purged}, it has a snapshot of {index}"
-                        ),
-                    ),
-                    Err(e) => Done::failed(named(&[id]), e),
-                },
+        let (claimed, down) = (std::mem::take(&mut self.claimed), std::mem::take(&mut self.down));
+        // Those of which nobody knew how far they were are started as well.
+        let purged = match down.iter().map(|(_, had)| *had).max() {
+            Some(had) => purged_beyond(field, had).await.map_err(|e| e.to_string()),
+            None => Err("nobody was down".to_owned()),
+        };
+        let started = start_all(field, &claimed).await;
+        let mut came = Vec::new();
+        for (id, had) in down {
+            let shown = match purged.clone() {
+                Ok(purged) => has_a_snapshot(field, id, had, purged).await.map_err(|e| e.to_string()),
+                Err(why) => Err(why),
             };
+            came.push((id, shown));
         }
-        field.release(&[id]);
-        done
+        field.release(&claimed);
+        if started.is_installed() { Done::of_each(&came) } else { started }
     }
+}
+
+/// Waits until the leader has purged its log beyond an index; gives up to where.
+async fn purged_beyond(field: &Field, had: u64) -> Result<u64> {
+    probe::until("the log that a peer lacks to be purged", MEND_WITHIN / 2, || async {
+        let answers = field.statuses().await;
+        let purged = probe::leader(&answers).map_or(0, |leader| leader.purged_index);
+        if purged > had { Ok(purged) } else { Err(format!("purged up to {purged}, its log ends at {had}")) }
+    })
+    .await
+}
+
+/// Waits until a peer whose log ended at `had` has a snapshot that goes further.
+async fn has_a_snapshot(field: &Field, id: u64, had: u64, purged: u64) -> Result<String> {
+    let index = probe::until("a peer that was left behind to have a snapshot", MEND_WITHIN / 2, || async {
+        let index = field.status(id).await.map_or(0, |status| status.snapshot_index);
+        if index > had { Ok(index) } else { Err(format!("its snapshot covers {index}")) }
+    });
+    let index = index.await?;
+    Ok(format!("its log ended at {had}, others had purged up to {purged}, it has a snapshot of {index}"))
 }
 
 /// The leader is cut off until the others have another one; then they are all killed, and come back together with it. What
