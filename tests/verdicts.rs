@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use clojure_reader::edn::{self, Edn};
+
 fn lake(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lake")).args(arguments).output().unwrap()
 }
@@ -42,12 +44,47 @@ fn the_verdict_is_there_for_scripts() {
     assert_eq!(code, Some(0), "without time there is an order");
 }
 
+/// Knossos and elle-cli know one register: what they get has no keys, and only the one that is broken is.
+#[test]
+fn a_history_is_split_for_tools_that_know_one_object() {
+    let dir = tempfile::tempdir().unwrap();
+    let split = |name: &str| {
+        let into = dir.path().join(name);
+        let (code, _) = check(name, &["--split", into.to_str().unwrap()]);
+        let mut parts: Vec<PathBuf> = std::fs::read_dir(into).unwrap().map(|part| part.unwrap().path()).collect();
+        parts.sort();
+        (code, parts)
+    };
+    let judge = |path: &Path| lake(&["chaos", "check", path.to_str().unwrap()]).status.code();
+    let (code, parts) = split("register-other-keys.valid.edn");
+    assert!(code == Some(0) && parts.len() > 1, "{parts:?}");
+    for part in &parts {
+        assert_eq!(judge(part), Some(0), "{part:?}");
+        let text = std::fs::read_to_string(part).unwrap();
+        for (n, line) in text.lines().enumerate() {
+            let operation = edn::read_string(line).unwrap();
+            let get = |name: &'static str| operation.get(&Edn::Key(name.into())).unwrap();
+            assert_eq!(get("index"), &Edn::Int(n as i64));
+            let is_plain = |value: &Edn| matches!(value, Edn::Nil | Edn::Int(_));
+            let value = get("value");
+            assert!(is_plain(value) || matches!(value, Edn::Vector(cas) if cas.iter().all(is_plain)), "{line}");
+        }
+    }
+    let (code, parts) = split("register-stale-read.violation.edn");
+    assert_eq!((code, parts.iter().filter(|part| judge(part) == Some(1)).count()), (Some(1), 1), "{parts:?}");
+    let output =
+        lake(&["chaos", "check", history("session-back.violation.edn").to_str().unwrap(), "--split", "nowhere"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("registers, sets, lists and banks"), "{output:?}");
+}
+
 #[test]
 fn what_goes_wrong_is_no_verdict() {
-    let cases: [&[&str]; 8] = [
+    let cases: [&[&str]; 9] = [
         &["chaos"],
         &["chaos", "run", "--no-such-option"],
         &["chaos", "run", "--cluster", "cloud:3", "--out", "never-made"],
+        &["chaos", "run", "--nemesis", "wipe:all", "--out", "never-made"],
         &["chaos", "check", "no-such-file.edn"],
         &["chaos", "check", "--workload", "registers", "x.edn"],
         &["chaos", "check", "--no-such-option", "x.edn"],

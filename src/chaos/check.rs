@@ -1,12 +1,14 @@
 //! `lake chaos check`: a history's verdict.
 
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use lake_chaos::check::append::Model;
 use lake_chaos::check::{self, Budget, Options};
-use lake_chaos::history::{Workload, file};
+use lake_chaos::history::{History, Workload, file, split};
 
 use super::print::{self, Format};
 
@@ -23,6 +25,9 @@ pub struct Args {
     workload: Option<Workload>,
     #[command(flatten)]
     judging: Judging,
+    /// Also write it into this directory, made for it, as tools take it that know one register, set or bank: a history each
+    #[arg(long, value_name = "DIR")]
+    split: Option<PathBuf>,
     /// How the verdict is printed
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -71,9 +76,25 @@ impl Judging {
 /// Judges a history and prints what was found. Gives the exit code.
 ///
 /// # Errors
-/// The file cannot be read, or is no history.
+/// The file cannot be read, or is no history; it cannot be split, or not be written where it should.
 pub fn run(args: &Args) -> Result<u8> {
     let (workload, history) = file::read(&args.history, args.workload)?;
+    if let Some(dir) = &args.split {
+        write_split(workload, &history, dir)?;
+    }
     let outcomes = check::judge_history(workload, &history, &args.judging.options()?);
     print::verdict(workload, &outcomes, args.format)
+}
+
+fn write_split(workload: Workload, history: &History, dir: &Path) -> Result<()> {
+    let parts = split::split(workload, history)?;
+    fs::create_dir(dir).with_context(|| format!("making {} for the parts of the history", dir.display()))?;
+    for (name, operations) in parts {
+        let path = dir.join(format!("{name}.edn"));
+        let doing = || format!("writing {}", path.display());
+        let mut file = BufWriter::new(File::create(&path).with_context(doing)?);
+        operations.iter().try_for_each(|operation| writeln!(file, "{operation}")).with_context(doing)?;
+        file.flush().with_context(doing)?;
+    }
+    Ok(())
 }

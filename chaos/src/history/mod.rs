@@ -8,7 +8,8 @@
 //! - [`operation`]: one event of a history; [`action`]: what it was about, typed by workload; [`fault`]: what the
 //!   nemesis did; [`workload`]: the names of the workloads;
 //! - [`history`]: the whole, with each invocation joined to its end;
-//! - [`edn`]: values in Clojure's notation; [`encode`], [`decode`]: operations in it; [`file`]: `history.edn`.
+//! - [`edn`]: values in Clojure's notation; [`encode`], [`decode`]: operations in it; [`file`]: `history.edn`;
+//!   [`split`]: the same for tools that know single registers.
 //!
 //! Invariant: a [`History`] is well formed. What is not is refused, never judged.
 
@@ -21,6 +22,7 @@ pub mod file;
 #[allow(clippy::module_inception)]
 pub mod history;
 pub mod operation;
+pub mod split;
 #[cfg(test)]
 mod tests;
 pub mod workload;
