@@ -4,7 +4,7 @@
 //! - [`metasrv`], [`query`]: the parts, as they run on servers ([`service`]: what they share);
 //! - [`sql`]: the shell; [`meta`]: the operator's tool; [`bench`]: the load generators behind the figures in docs/;
 //!   [`chaos`]: fault runs, and what judges them;
-//! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`output`], [`signals`]: what the commands are made of.
+//! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`output`], [`place`], [`signals`]: what the commands are made of.
 //!
 //! Without the feature `query` only the commands of the metadata cluster are there, and a few helpers have no user.
 #![cfg_attr(not(feature = "query"), allow(dead_code))]
@@ -21,6 +21,7 @@ mod logging;
 mod meta;
 mod metasrv;
 mod output;
+mod place;
 #[cfg(feature = "query")]
 mod query;
 mod service;

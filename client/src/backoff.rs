@@ -1,4 +1,4 @@
-//! How long to wait between attempts: exponential, capped, with full jitter, so that a thousand clients that lost the
+//! How long to wait between attempts: exponential, capped, each anything from half to all of that, so that a thousand clients that lost the
 //! same leader do not come back at the same moment.
 
 use std::time::{Duration, Instant};
@@ -64,5 +64,21 @@ mod tests {
         let waits: Vec<_> = (0..100).map(|_| backoff.next_wait()).collect();
         assert!(waits[0] >= FIRST / 2 && waits[0] <= FIRST);
         assert!(waits[20..].iter().all(|w| *w >= CAP / 2 && *w <= CAP));
+    }
+
+    #[test]
+    fn those_who_lost_the_same_leader_do_not_come_back_together() {
+        let mut clients: Vec<_> = (0..1000).map(Backoff::seeded).collect();
+        for wait in 0..10 {
+            let mut waits: Vec<_> = clients.iter_mut().map(Backoff::next_wait).collect();
+            waits.sort();
+            // In each eighth of the time in which they come there are some, and not many more than an eighth.
+            let ceiling = FIRST.saturating_mul(1 << wait).min(CAP);
+            for part in 0..8 {
+                let (from, until) = (ceiling * (8 + part) / 16, ceiling * (9 + part) / 16);
+                let there = waits.iter().filter(|wait| (from..until).contains(*wait)).count();
+                assert!((60..250).contains(&there), "{there} of 1000 wait between {from:?} and {until:?}");
+            }
+        }
     }
 }

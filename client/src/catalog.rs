@@ -3,10 +3,12 @@
 //! Keys:
 //! ```text
 //! /lake/catalog/<namespace>            the namespace's properties
+//! /lake/warehouses                     the namespaces that have a place of their own ([`crate::warehouse`])
 //! /lake/table/<namespace>/<table>      the pointer: table uuid, current and previous metadata location
 //! /lake/view/<namespace>/<view>        the same of a view
 //! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
 //! /lake/op/<domain>/<id>               what became of an operation that its caller may ask for again
+//! /lake/append/<table uuid>/<id>       an append that is handed over ([`appends`])
 //! ```
 //! Levels of a nested namespace join with U+001F, which no name may hold. A pointer never holds file lists or
 //! statistics: those are Iceberg's. Every change is one transaction with a compare on each key it writes. Tables and views
@@ -21,21 +23,28 @@
 //! rests on it: the compare on the pointer decides as before, and a claim that outlives its claimant is ended by whoever
 //! waits for it.
 //!
+//! Over a store that changes one key at a time (library mode) it works as far as [`one_key`] says.
+//!
 //! A change whose answer was lost is asked for again by the store; its compare then fails on its own effect. Such a
 //! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
 //! that holds exactly what the call wanted to write was written by it.
 
-use std::collections::{BTreeMap, BTreeSet};
+pub mod appends;
+pub mod one_key;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use lake_proto::kv::{Compare, KeyValue, Op, Revision, Txn, TxnResult};
+use lake_proto::kv::{Compare, Condition, KeyValue, Op, Revision, Txn, TxnResult};
+use lake_proto::limits::MAX_BATCH_GET_KEYS;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::store::{Applied, Committed, Error, ReadOptions, SharedStore, Token};
+use self::appends::Settling;
+use crate::store::{Applied, Committed, Error, Read, ReadOptions, SharedStore, Token};
 
 /// Keys of namespaces begin so.
 pub(crate) const NAMESPACES: &str = "/lake/catalog/";
@@ -47,6 +56,9 @@ const VIEWS: &str = "/lake/view/";
 const OPERATIONS: &str = "/lake/op/";
 /// Outcomes that are forgotten in one transaction.
 const FORGOTTEN_AT_A_TIME: usize = 500;
+/// Most tables and views that are dropped together with their namespace: each is a compare and an operation of one
+/// transaction.
+pub const MOST_DROPPED_AT_ONCE: u64 = 400;
 /// Paths of scopes on what is in the catalog begin so.
 const SCOPES: &str = "/catalog";
 /// Joins the levels of a nested namespace in a key. No name may hold it.
@@ -99,8 +111,18 @@ impl Namespace {
         Self::decode(key.strip_prefix(NAMESPACES).unwrap_or(key))
     }
 
-    fn key(&self) -> String {
+    pub(crate) fn key(&self) -> String {
         format!("{NAMESPACES}{}", self.encoded())
+    }
+
+    /// What the keys of all that is in it start with.
+    pub(crate) fn contents(&self) -> [String; 3] {
+        [self.table_prefix(), self.view_prefix(), self.nested_prefix()]
+    }
+
+    /// What is kept under its key while it has no properties.
+    pub(crate) fn without_properties(key: &str) -> Result<Vec<u8>, CatalogError> {
+        encode(&NamespaceRecord::default(), key)
     }
 
     /// What the keys of all namespaces nested in this one start with.
@@ -117,7 +139,7 @@ impl Namespace {
     }
 
     /// The path of scopes on it.
-    fn scope_path(&self) -> String {
+    pub(crate) fn scope_path(&self) -> String {
         format!("{SCOPES}/{}", self.0.join("/"))
     }
 
@@ -234,6 +256,8 @@ pub enum CatalogError {
     NamespaceExists(Namespace),
     #[error("namespace {0} is not empty: drop what is in it first")]
     NamespaceNotEmpty(Namespace),
+    #[error("namespace {0} is a warehouse: remove that (`lake meta warehouse remove`)")]
+    IsWarehouse(Namespace),
     #[error("table {0} does not exist")]
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
@@ -381,18 +405,20 @@ impl Kind {
 pub struct Catalog {
     store: SharedStore,
     /// What every change made with this handle is a part of.
-    operation: Option<Operation>,
+    operations: Vec<Operation>,
 }
 
 impl Catalog {
     pub fn new(store: SharedStore) -> Self {
-        Self { store, operation: None }
+        Self { store, operations: Vec::new() }
     }
 
-    /// A handle whose changes are this operation: the first that is made leaves its outcome, in the same transaction, and
-    /// where an outcome is found nothing is changed ([`CatalogError::AlreadyDone`]).
+    /// A handle whose changes are this operation, besides those that they are already: the first that is made leaves its
+    /// outcome, in the same transaction, and where an outcome is found nothing is changed ([`CatalogError::AlreadyDone`]).
     pub fn within(&self, operation: Operation) -> Self {
-        Self { store: self.store.clone(), operation: Some(operation) }
+        let mut operations = self.operations.clone();
+        operations.push(operation);
+        Self { store: self.store.clone(), operations }
     }
 
     /// The outcome that was left of an operation.
@@ -432,18 +458,24 @@ impl Catalog {
         Ok(old.len())
     }
 
-    /// Makes a transaction a part of the operation, if there is one.
+    /// Makes a transaction a part of the operations, if there are any.
     async fn commit(&self, mut txn: Txn, deadline: Instant) -> Result<Committed> {
-        let Some(operation) = &self.operation else { return Ok(self.store.commit(txn, deadline).await?) };
-        txn.when.push(Compare::absent(&operation.key));
-        txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
-        let committed = self.store.commit(txn, deadline).await?;
-        match find(&committed.result.observed, &operation.key) {
-            // By an attempt of this very call whose answer was lost: the caller finds its effect.
-            Some(there) if committed.resent && there.value == operation.outcome => Ok(committed),
-            Some(there) if !committed.result.succeeded => Err(CatalogError::AlreadyDone(there.value.clone())),
-            _ => Ok(committed),
+        for operation in &self.operations {
+            txn.when.push(Compare::absent(&operation.key));
+            txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
         }
+        let committed = self.store.commit(txn, deadline).await?;
+        for operation in &self.operations {
+            match find(&committed.result.observed, &operation.key) {
+                // By an attempt of this very call whose answer was lost: the caller finds its effect.
+                Some(there) if committed.resent && there.value == operation.outcome => {}
+                Some(there) if !committed.result.succeeded => {
+                    return Err(CatalogError::AlreadyDone(there.value.clone()));
+                }
+                _ => {}
+            }
+        }
+        Ok(committed)
     }
 
     /// The store below.
@@ -490,7 +522,7 @@ impl Catalog {
     /// Drops an empty namespace.
     ///
     /// # Errors
-    /// `NamespaceNotFound`, `NamespaceNotEmpty`, or the store's.
+    /// `NamespaceNotFound`, `NamespaceNotEmpty`, `IsWarehouse`, or the store's.
     pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
         let key = namespace.key();
         let mut in_doubt = false;
@@ -500,8 +532,9 @@ impl Catalog {
                 Err(CatalogError::NamespaceNotFound(_)) if in_doubt => return Ok(()),
                 other => other?,
             };
-            let contents = [namespace.table_prefix(), namespace.view_prefix(), namespace.nested_prefix()];
+            let contents = namespace.contents();
             let mut when = vec![Compare::mod_revision(&key, revision)];
+            when.extend(self.no_warehouse(namespace, deadline).await?);
             when.extend(contents.iter().map(Compare::prefix_empty));
             when.extend(self.unclaimed(namespace.scope_path()));
             let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
@@ -516,6 +549,56 @@ impl Catalog {
             in_doubt |= committed.resent;
         }
         Err(self.raced(format!("dropping namespace {namespace}")))
+    }
+
+    /// Drops a namespace with its tables and views, in one transaction. Returns how many of these there were.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if there are more than
+    /// [`MOST_DROPPED_AT_ONCE`]; the store's.
+    pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
+        let key = namespace.key();
+        let prefixes = [namespace.table_prefix(), namespace.view_prefix()];
+        let mut in_doubt = None;
+        for _ in 0..MAX_RACES {
+            let revision = match (self.namespace_revision(namespace, deadline).await, in_doubt) {
+                // By an attempt of ours whose answer was lost, or by another's drop.
+                (Err(CatalogError::NamespaceNotFound(_)), Some(count)) => return Ok(count),
+                (revision, _) => revision?,
+            };
+            let mut when =
+                vec![Compare::mod_revision(&key, revision), Compare::prefix_empty(namespace.nested_prefix())];
+            when.extend(self.unclaimed(namespace.scope_path()));
+            let mut then = vec![Op::delete(&key)];
+            for prefix in &prefixes {
+                let read = self.store.list_all(prefix, ReadOptions::default(), deadline).await?;
+                when.push(Compare { key: prefix.clone(), condition: Condition::PrefixUnchangedSince(read.revision) });
+                for entry in read.value {
+                    when.push(Compare::mod_revision(&entry.key, entry.mod_revision));
+                    then.push(Op::delete(&entry.key));
+                }
+            }
+            let count = then.len() as u64 - 1;
+            if count > MOST_DROPPED_AT_ONCE {
+                return Err(CatalogError::Store(Error::Refused {
+                    doing: format!("dropping namespace {namespace} and what is in it"),
+                    message: format!(
+                        "{count} tables and views are in it, and one transaction drops at most {MOST_DROPPED_AT_ONCE}; nothing \
+                         was dropped: drop some of them first"
+                    ),
+                }));
+            }
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(count);
+            }
+            if committed.result.observed.iter().any(|e| e.key.starts_with(namespace.nested_prefix().as_str())) {
+                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
+            }
+            claimed(&committed.result)?;
+            in_doubt = committed.resent.then_some(count).or(in_doubt);
+        }
+        Err(self.raced(format!("dropping namespace {namespace} and what is in it")))
     }
 
     /// A namespace's properties, or `None` if there is no such namespace.
@@ -550,7 +633,7 @@ impl Catalog {
             record.properties.extend(updates.iter().map(|(name, value)| (name.clone(), value.clone())));
             let value = encode(&record, &key)?;
             let removed = in_doubt.take().unwrap_or(there);
-            if entry.value == value && self.operation.is_none() {
+            if entry.value == value && self.operations.is_empty() {
                 return Ok(removed);
             }
             let txn = Txn {
@@ -614,7 +697,11 @@ impl Catalog {
         read.value.map(|e| pointer(table, &e, read.revision)).transpose()
     }
 
-    /// Several tables' pointers at one revision, which is returned too; `None` for those that do not exist.
+    /// Several tables' pointers, and the revision that all of them are of where the store has one; `None` for those that do not
+    /// exist.
+    ///
+    /// # Errors
+    /// The store's.
     pub async fn load_tables(
         &self,
         tables: &[TableIdent],
@@ -622,13 +709,48 @@ impl Catalog {
         deadline: Instant,
     ) -> Result<(Revision, Vec<Option<Versioned<TablePointer>>>)> {
         let keys: Vec<String> = tables.iter().map(TableIdent::key).collect();
-        let read = self.store.batch_get(&keys, options, deadline).await?;
+        let read = self.entries(&keys, options, deadline).await?;
+        let found: HashMap<&str, &KeyValue> = read.value.iter().map(|e| (e.key.as_str(), e)).collect();
         let pointers = tables
             .iter()
             .zip(&keys)
-            .map(|(table, key)| find(&read.value, key).map(|e| pointer(table, e, read.revision)).transpose())
+            .map(|(table, key)| found.get(key.as_str()).map(|e| pointer(table, e, read.revision)).transpose())
             .collect::<Result<_>>()?;
         Ok((read.revision, pointers))
+    }
+
+    /// The entries of those keys that exist. More than one read may ask for are read from a snapshot.
+    async fn entries(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        deadline: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        let can = self.store.capabilities();
+        let held = can.snapshots || options.snapshot.is_some();
+        if keys.len() <= MAX_BATCH_GET_KEYS || can.consistent_listing && !held {
+            return self.store.batch_get(keys, options, deadline).await;
+        }
+        let snapshot = match options.snapshot {
+            None if can.snapshots => Some(self.store.open_snapshot(options, deadline).await?.value),
+            _ => None,
+        };
+        let options = snapshot.map_or(options, ReadOptions::at);
+        let parts = async {
+            let mut all = Read { revision: 0, value: Vec::new() };
+            for some in keys.chunks(MAX_BATCH_GET_KEYS) {
+                let read = self.store.batch_get(some, options, deadline).await?;
+                all.revision = read.revision;
+                all.value.extend(read.value);
+            }
+            Ok(all)
+        };
+        let all: Result<_, Error> = parts.await;
+        if let Some(snapshot) = snapshot {
+            // One that is not closed ends by itself.
+            let _ = self.store.close_snapshot(snapshot, deadline).await;
+        }
+        all
     }
 
     /// Creates a table that points at `new`.
@@ -713,17 +835,30 @@ impl Catalog {
         turn: Option<Revision>,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
+        self.swap(table, expected, new, turn, &Settling::default(), deadline).await
+    }
+
+    /// The swap, and the appends that it makes.
+    async fn swap(
+        &self,
+        table: &TableIdent,
+        expected: Revision,
+        new: &TablePointer,
+        turn: Option<Revision>,
+        settling: &Settling,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
         let (key, turn_key) = (table.key(), turn_key(new.uuid));
-        let value = encode(new, &key)?;
-        let mut then = vec![Op::put(&key, value)];
-        let my_turn = match turn {
+        let mut txn = settling.transaction(new.uuid)?;
+        txn.when.push(Compare::mod_revision(&key, expected));
+        txn.then.push(Op::put(&key, encode(new, &key)?));
+        txn.when.push(match turn {
             None => Compare::absent(&turn_key),
             Some(claim) => {
-                then.push(Op::delete(&turn_key));
+                txn.then.push(Op::delete(&turn_key));
                 Compare::mod_revision(&turn_key, claim)
             }
-        };
-        let txn = Txn { when: vec![Compare::mod_revision(&key, expected), my_turn], then, otherwise: vec![] };
+        });
         let committed = self.commit(txn, deadline).await?;
         let (result, resent) = (committed.result, committed.resent);
         if result.succeeded {
@@ -734,8 +869,11 @@ impl Catalog {
             // The metadata location is ours alone: an earlier attempt of this call was applied.
             Some(current) if current.value == *new => Ok(current),
             Some(current) if current.mod_revision == expected => {
-                let turn = find(&result.observed, &turn_key).map_or(0, |e| e.mod_revision);
-                Err(CatalogError::NotYourTurn { table: table.clone(), turn, resent })
+                let held = find(&result.observed, &turn_key).map(|e| e.mod_revision);
+                match held == turn && !settling.is_empty() {
+                    true => Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent }),
+                    false => Err(CatalogError::NotYourTurn { table: table.clone(), turn: held.unwrap_or(0), resent }),
+                }
             }
             current => Err(CatalogError::Conflict { table: table.clone(), current, resent }),
         }
@@ -780,9 +918,23 @@ impl Catalog {
         changes: &[TableChange],
         deadline: Instant,
     ) -> Result<Vec<Versioned<TablePointer>>> {
+        self.change_tables_while(changes, &[], deadline).await
+    }
+
+    /// The same, if the pointers of `unchanged` are still at these revisions as well.
+    ///
+    /// # Errors
+    /// As [`Catalog::change_tables`]; `Conflict` also for one of `unchanged`.
+    pub async fn change_tables_while(
+        &self,
+        changes: &[TableChange],
+        unchanged: &[(TableIdent, Revision)],
+        deadline: Instant,
+    ) -> Result<Vec<Versioned<TablePointer>>> {
         let mut in_doubt = false;
         for _ in 0..MAX_RACES {
             let (mut when, mut then) = (Vec::new(), Vec::new());
+            when.extend(unchanged.iter().map(|(table, revision)| Compare::mod_revision(table.key(), *revision)));
             let mut namespaces = BTreeMap::new();
             for TableChange { table, expected, new } in changes {
                 let key = table.key();
@@ -816,6 +968,12 @@ impl Catalog {
                 // The metadata locations are ours alone: an earlier attempt of this call was applied.
                 return Ok(now.into_iter().flatten().collect());
             }
+            for (table, revision) in unchanged {
+                let now = current(table)?;
+                if now.as_ref().is_none_or(|now| now.mod_revision != *revision) {
+                    return Err(CatalogError::Conflict { table: table.clone(), current: now, resent: in_doubt });
+                }
+            }
             for (TableChange { table, expected, new }, now) in changes.iter().zip(now) {
                 let table = table.clone();
                 match (expected, now) {
@@ -844,11 +1002,14 @@ impl Catalog {
     }
 
     /// Claims the next turn to swap the pointer of the table with this uuid, for `claimant`, whose id is its own.
-    /// Returns the claim; `None` if it is another's turn.
+    /// Returns the claim; `None` if it is another's turn, or the store changes one key at a time: nobody has turns there.
     ///
     /// # Errors
     /// The store's.
     pub async fn claim_turn(&self, table: Uuid, claimant: Uuid, deadline: Instant) -> Result<Option<Revision>> {
+        if !self.store.capabilities().multi_key {
+            return Ok(None);
+        }
         let key = turn_key(table);
         let committed = self.store.cas(&key, None, claimant.to_string().into(), deadline).await?;
         if committed.result.succeeded {
@@ -993,7 +1154,7 @@ impl Catalog {
     }
 
     /// Demands that nobody holds a scope on this path, where the store has scopes.
-    fn unclaimed(&self, path: String) -> Option<Compare> {
+    pub(crate) fn unclaimed(&self, path: String) -> Option<Compare> {
         self.store.capabilities().scopes.then(|| Compare::scope_free(path, None))
     }
 
@@ -1013,7 +1174,7 @@ impl Catalog {
 }
 
 /// Whether a scope was in the way of a transaction that did not run.
-fn claimed(result: &TxnResult) -> Result<()> {
+pub(crate) fn claimed(result: &TxnResult) -> Result<()> {
     match result.conflicts.first() {
         Some(scope) => Err(CatalogError::ScopeHeld { path: scope.path.clone(), owner: scope.owner.to_string() }),
         None => Ok(()),
@@ -1029,7 +1190,7 @@ fn turn_key(table: Uuid) -> String {
     format!("/lake/turn/{table}")
 }
 
-fn find<'a>(entries: &'a [KeyValue], key: &str) -> Option<&'a KeyValue> {
+pub(crate) fn find<'a>(entries: &'a [KeyValue], key: &str) -> Option<&'a KeyValue> {
     entries.iter().find(|e| e.key == key)
 }
 
@@ -1044,7 +1205,7 @@ pub(crate) fn pointer(table: &TableIdent, entry: &KeyValue, revision: Revision) 
     Ok(Versioned { value, mod_revision: entry.mod_revision, valid_through: revision })
 }
 
-fn encode(value: &impl Serialize, what: &str) -> Result<Vec<u8>> {
+pub(crate) fn encode(value: &impl Serialize, what: &str) -> Result<Vec<u8>> {
     serde_json::to_vec(value).map_err(|e| CatalogError::Damaged { what: what.to_owned(), why: e.to_string() })
 }
 
@@ -1106,6 +1267,47 @@ mod tests {
         drop(&parent).await.unwrap();
         let orphan = catalog.create_table(&table, &pointer(), soon()).await;
         assert_eq!(orphan, Err(CatalogError::NamespaceNotFound(nested)));
+    }
+
+    #[tokio::test]
+    async fn a_namespace_is_dropped_with_all_that_is_in_it() {
+        let (_, catalog, namespace, table) = setup();
+        created(&catalog, &table).await;
+        let view = TableIdent::new(namespace.clone(), "v").unwrap();
+        catalog.create_view(&view, &pointer(), soon()).await.unwrap();
+        let parent: Namespace = "a".parse().unwrap();
+        let nested = catalog.drop_namespace_and_contents(&parent, soon()).await;
+        assert_eq!(nested, Err(CatalogError::NamespaceNotEmpty(parent.clone())));
+        assert_eq!(catalog.drop_namespace_and_contents(&namespace, soon()).await, Ok(2));
+        assert_eq!(catalog.load_table(&table, soon()).await, Ok(None));
+        assert_eq!(catalog.load_view(&view, soon()).await, Ok(None));
+        assert_eq!(catalog.drop_namespace_and_contents(&parent, soon()).await, Ok(0));
+        let gone = catalog.drop_namespace_and_contents(&parent, soon()).await;
+        assert_eq!(gone, Err(CatalogError::NamespaceNotFound(parent)));
+    }
+
+    #[tokio::test]
+    async fn several_pointers_change_while_others_stay() {
+        let (_, catalog, namespace, table) = setup();
+        let first = created(&catalog, &table).await;
+        let read = TableIdent::new(namespace, "read").unwrap();
+        let seen = catalog.create_table(&read, &pointer(), soon()).await.unwrap();
+        let change = |expected, new| TableChange { table: table.clone(), expected: Some(expected), new };
+        let changes = [change(first.mod_revision, pointer())];
+        let guards = [(read.clone(), seen.mod_revision)];
+        let changed = catalog.change_tables_while(&changes, &guards, soon()).await.unwrap();
+        let moved = catalog.swap_table(&read, seen.mod_revision, &pointer(), None, soon()).await.unwrap();
+        let late = [change(changed[0].mod_revision, pointer())];
+        let refused = catalog.change_tables_while(&late, &guards, soon()).await;
+        assert_eq!(refused, Err(CatalogError::Conflict { table: read, current: Some(moved), resent: false }));
+        assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, changes[0].new);
+        // Of two operations that a change is a part of, either stops it.
+        let operation = |id: &str| Operation::new("test", id, id.to_owned()).unwrap();
+        let once = catalog.within(operation("a")).within(operation("b"));
+        once.change_tables(&late, soon()).await.unwrap();
+        let again = catalog.within(operation("c")).within(operation("b")).change_tables(&late, soon()).await;
+        assert_eq!(again, Err(CatalogError::AlreadyDone("b".into())));
+        assert_eq!(catalog.outcome("test", "c", soon()).await.unwrap(), None);
     }
 
     #[tokio::test]
@@ -1302,6 +1504,17 @@ mod tests {
         let late = catalog.swap_table(&table, swapped.mod_revision, &next(), Some(left), soon()).await;
         assert!(matches!(late, Err(CatalogError::NotYourTurn { turn: 0, .. })), "{late:?}");
         catalog.swap_table(&table, swapped.mod_revision, &next(), None, soon()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn more_tables_than_one_read_takes_are_loaded_at_one_revision() {
+        let (_, catalog, nested, table) = setup();
+        let first = created(&catalog, &table).await;
+        let mut tables: Vec<_> = (0..3000).map(|n| TableIdent::new(nested.clone(), format!("t{n}")).unwrap()).collect();
+        tables.push(table);
+        let (revision, pointers) = catalog.load_tables(&tables, ReadOptions::default(), soon()).await.unwrap();
+        assert_eq!((revision, pointers.len()), (first.mod_revision, tables.len()));
+        assert_eq!(pointers.iter().flatten().collect::<Vec<_>>(), [&first]);
     }
 
     #[test]

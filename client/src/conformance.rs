@@ -3,7 +3,8 @@
 //!
 //! It looks at what the store says it can do ([`Capabilities`](crate::store::Capabilities)): what it can is tried, and what
 //! it cannot must be refused with nothing done. It writes under `/kv/conformance/<a new id>/` and under `/lake/conformance/`,
-//! and goes by nothing that is elsewhere, so that it may be run against a store that is in use.
+//! and where several keys can be changed at once, makes a namespace of the catalog `conformance-<a new id>` and drops it. It
+//! goes by nothing that is elsewhere, so that it may be run against a store that is in use.
 //!
 //! Not looked at: faults. That an answer is lost, a leader dies or a disk fails is the business of each store's own tests.
 
@@ -18,6 +19,7 @@ use lake_proto::kv::{Compare, Condition, Invalid, KeyValue, Op, OpResult, Revisi
 use lake_proto::limits::{MAX_BATCH_GET_KEYS, MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use uuid::Uuid;
 
+use crate::catalog::{Catalog, CatalogError, Namespace, TableIdent, TablePointer};
 use crate::clock;
 use crate::store::{Applied, Committed, Error, Lease, ReadOptions, SharedStore, Token};
 
@@ -36,6 +38,7 @@ const MAX_BEGINNINGS: u32 = 20;
 pub async fn run(store: SharedStore) {
     let suite = Suite::of(store);
     suite.much_at_once().await;
+    suite.largest_transactions().await;
     suite.all_but_much().await;
 }
 
@@ -124,6 +127,7 @@ impl Suite {
         self.several_keys_read().await;
         self.limits().await;
         self.several_keys_changed().await;
+        self.catalog().await;
         self.pages_and_snapshots().await;
         self.changes_told().await;
         self.leases().await;
@@ -357,6 +361,35 @@ impl Suite {
     }
 
     /// More than any message holds.
+    /// The largest transactions that the store says it takes, and one with an operation more.
+    async fn largest_transactions(&self) {
+        let can = self.store.capabilities();
+        if !can.multi_key {
+            return;
+        }
+        let prefix = self.key("largest/");
+        let listed = async || self.store.list_all(&prefix, fresh(), soon()).await.expect("a listing").value;
+        let put = |n: usize, value: Bytes| Op::put(format!("{prefix}{n:04}"), value);
+        let puts = |count: usize| (0..count).map(|n| put(n, "v".into())).collect::<Vec<_>>();
+        invalid(self.run(vec![], puts(can.txn_ops + 1)).await);
+        assert_eq!(listed().await, [], "nothing of it was done");
+        succeeded(self.run(vec![], puts(can.txn_ops)).await);
+        assert_eq!(listed().await.len(), can.txn_ops);
+
+        let count = can.txn_bytes.div_ceil(MAX_VALUE_BYTES) + 1;
+        let (share, rest) = (can.txn_bytes / count, can.txn_bytes % count);
+        let key_bytes = prefix.len() + 4;
+        let value = |n: usize| vec![n as u8; share - key_bytes + if n == 0 { rest } else { 0 }];
+        let largest: Vec<_> = (0..count).map(|n| put(n, value(n).into())).collect();
+        succeeded(self.run(vec![], largest).await);
+        let all = listed().await;
+        assert!(all[..count].iter().enumerate().all(|(n, entry)| entry.value == value(n)), "each with its value");
+        for some in all.chunks(can.txn_ops) {
+            let deletes = some.iter().map(|entry| Op::delete(&entry.key)).collect();
+            succeeded(self.run(vec![], deletes).await);
+        }
+    }
+
     async fn much_at_once(&self) {
         let prefix = self.key("much/");
         let keys: Vec<_> = (0..20).map(|n| format!("{prefix}{n:02}")).collect();
@@ -413,6 +446,58 @@ impl Suite {
         assert_eq!(read.result.results, expected, "each operation sees those before it");
         self.put(&a, "2").await;
         failed(self.run(vec![since(done)], both()).await);
+    }
+
+    /// What lake keeps there, changed as lake does.
+    async fn catalog(&self) {
+        if !self.store.capabilities().multi_key {
+            return;
+        }
+        let key = self.key("scoped");
+        let free = Compare::scope_free(format!("/conformance/{}", Uuid::now_v7()), None);
+        let scoped = self.run(vec![free, Compare::absent(&key)], vec![Op::put(&key, "v")]).await;
+        match self.store.capabilities().scopes {
+            true => drop(succeeded(scoped)),
+            false => refused(scoped),
+        }
+
+        let catalog = Catalog::new(self.store.clone());
+        let name = format!("conformance-{}", Uuid::now_v7());
+        let outer = Namespace::new([name.as_str()]).expect("a name");
+        let inner = Namespace::new([name.as_str(), "inner"]).expect("a name");
+        for namespace in [&outer, &inner] {
+            catalog.create_namespace(namespace, Default::default(), soon()).await.expect("a namespace");
+        }
+        let twice = catalog.create_namespace(&outer, [("a".into(), "b".into())].into(), soon()).await;
+        assert!(matches!(twice, Err(CatalogError::NamespaceExists(_))), "{twice:?}");
+        let table = TableIdent::new(inner.clone(), "t").expect("a name");
+        let uuid = Uuid::now_v7();
+        let pointer =
+            |n: u32| TablePointer { uuid, metadata_location: format!("file:///{n}"), previous_location: None };
+        let created = catalog.create_table(&table, &pointer(1), soon()).await.expect("a table");
+        let swapped =
+            catalog.swap_table(&table, created.mod_revision, &pointer(2), None, soon()).await.expect("a swap");
+        let late = catalog.swap_table(&table, created.mod_revision, &pointer(3), None, soon()).await;
+        let Err(CatalogError::Conflict { current: Some(current), .. }) = late else { panic!("{late:?}") };
+        assert_eq!((&current.value, current.mod_revision), (&pointer(2), swapped.mod_revision));
+        let turn = catalog.claim_turn(uuid, Uuid::now_v7(), soon()).await.expect("a claim");
+        let other = catalog.swap_table(&table, swapped.mod_revision, &pointer(3), None, soon()).await;
+        assert!(matches!(other, Err(CatalogError::NotYourTurn { .. })), "{other:?}");
+        let last = catalog.swap_table(&table, swapped.mod_revision, &pointer(3), turn, soon()).await.expect("a swap");
+        let missing = TableIdent::new(outer.clone(), "t").expect("a name");
+        let read = catalog.load_tables(&[missing, table.clone()], fresh(), soon()).await.expect("a read").1;
+        let read: Vec<_> = read.into_iter().map(|found| found.map(|found| found.value)).collect();
+        assert_eq!(read, [None, Some(pointer(3))]);
+        for (namespace, tables) in [(&outer, vec![]), (&inner, vec!["t"])] {
+            assert_eq!(catalog.list_tables(namespace, soon()).await.expect("a listing"), tables);
+            let full = catalog.drop_namespace(namespace, soon()).await;
+            assert!(matches!(full, Err(CatalogError::NamespaceNotEmpty(_))), "{full:?}");
+        }
+        catalog.drop_table(&table, last.mod_revision, soon()).await.expect("a drop");
+        for namespace in [&inner, &outer] {
+            catalog.drop_namespace(namespace, soon()).await.expect("it is empty");
+            assert!(!catalog.namespace_exists(namespace, soon()).await.expect("a read"));
+        }
     }
 
     /// What is held for a reader may be gone with the peer that held it: then it begins again, as every caller has to.
@@ -503,10 +588,14 @@ impl Suite {
         let first = self.put(&a, "1").await;
         let mut watch = self.store.watch(&prefix, first, soon()).await.expect("a watch");
         let both = succeeded(self.run(vec![], vec![Op::put(&b, "2"), Op::put(&a, "2")]).await).result.revision;
-        self.put(&self.key("watched-not"), "x").await;
-        let deleted = succeeded(self.run(vec![], vec![Op::delete(&a)]).await).result.revision;
+        let elsewhere = self.put(&self.key("watched-not"), "x").await;
+        let mut deleted = None;
         let (mut told, mut progress) = (Vec::new(), before);
-        while progress < deleted {
+        while deleted.is_none_or(|deleted| progress < deleted) {
+            // What changes elsewhere is not told, and is progress: nothing has changed here up to then.
+            if progress >= elsewhere && deleted.is_none() {
+                deleted = Some(succeeded(self.run(vec![], vec![Op::delete(&a)]).await).result.revision);
+            }
             let message = tokio::time::timeout(DEADLINE, watch.next()).await.expect("changes in time");
             let message = message.expect("a watch does not end by itself").expect("no error");
             assert!(message.progress >= progress, "progress goes back");
@@ -522,7 +611,7 @@ impl Suite {
         let expected = [
             (first, vec![(a.clone(), value("1"))]),
             (both, vec![(a.clone(), value("2")), (b, value("2"))]),
-            (deleted, vec![(a.clone(), None)]),
+            (deleted.unwrap_or_default(), vec![(a.clone(), None)]),
         ];
         assert_eq!(told, expected, "every change from there on, each transaction whole, in order");
 

@@ -10,6 +10,10 @@
 //! etcd knows no sessions: a change whose answer was lost is sent again only if each write in it is covered by a compare on
 //! that very key; the answer then says `resent`. Any other ends as unknown.
 //!
+//! A watch is one of everything in etcd, and what lies elsewhere is left out here: only so does every revision come to it, in
+//! order, and tell how far it has come. etcd can be asked for a watch's progress, too, but before 3.5.8 and 3.4.25 its answer may
+//! come ahead of changes that it counts as told. So each watch costs the bandwidth of all changes.
+//!
 //! Limits: one connection per endpoint; one attempt at a time, of at most [`ATTEMPT_TIMEOUT`], within the deadline.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -57,6 +61,10 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_TXN_OPS: usize = 128;
 /// ... and bytes of keys and values, which leaves room in its 1.5 MiB for keys that are named again.
 const MAX_TXN_BYTES: usize = (1 << 20) + (64 << 10);
+/// How often progress is told that no change comes with, at most.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+/// As etcd writes "from the first key on", and "all of them".
+const EVERYTHING: Bytes = Bytes::from_static(b"\0");
 /// Keys read by one request.
 const KEYS_AT_ONCE: usize = 100;
 
@@ -533,10 +541,9 @@ impl MetaStore for EtcdStore {
     async fn watch(&self, prefix: &str, from: Revision, deadline: Instant) -> Result<ChangeStream, Error> {
         validate_prefix(prefix)?;
         let doing = format!("watching {prefix:?}");
-        let (key, range_end) = self.under(prefix);
         let create = wire::WatchCreateRequest {
-            key,
-            range_end,
+            key: EVERYTHING,
+            range_end: EVERYTHING,
             start_revision: signed(from),
             progress_notify: true,
             fragment: true,
@@ -560,11 +567,14 @@ impl MetaStore for EtcdStore {
             .await?;
         let (stream, first) = opened;
         let watching = Watching {
-            told: revision(&first),
+            seen: revision(&first),
+            told: 0,
+            told_at: clock::now(),
             stream,
             first: Some(first),
             unfinished: None,
             from_now: from == 0,
+            under: self.under(prefix),
             root: self.root.clone(),
             endpoints: self.endpoints.clone(),
             doing,
@@ -634,8 +644,13 @@ struct Watching {
     from_now: bool,
     /// The change that the next message may go on with.
     unfinished: Option<Change>,
-    /// The revision up to which everything has been told.
+    /// The revision up to which everything has come, whatever it was about.
+    seen: Revision,
+    /// The progress that was told last, and when.
     told: Revision,
+    told_at: Instant,
+    /// Where the keys lie that are told of.
+    under: (Bytes, Bytes),
     root: String,
     endpoints: Vec<String>,
     doing: String,
@@ -647,11 +662,20 @@ impl Watching {
         loop {
             let response = match self.first.take() {
                 Some(first) => first,
-                None => match self.stream.message().await {
-                    Ok(Some(response)) => response,
-                    Ok(None) => return Err(self.unavailable("etcd ended the stream".to_owned())),
-                    Err(status) => return Err(self.unavailable(describe(&status))),
-                },
+                None => {
+                    let quiet_until = (self.told_at + PROGRESS_EVERY).into();
+                    let message = tokio::select! {
+                        message = self.stream.message() => message,
+                        () = tokio::time::sleep_until(quiet_until), if self.seen > self.told => {
+                            return Ok(self.tell(Vec::new()));
+                        }
+                    };
+                    match message {
+                        Ok(Some(response)) => response,
+                        Ok(None) => return Err(self.unavailable("etcd ended the stream".to_owned())),
+                        Err(status) => return Err(self.unavailable(describe(&status))),
+                    }
+                }
             };
             if response.compact_revision > 0 {
                 let oldest = response.compact_revision.unsigned_abs();
@@ -660,36 +684,57 @@ impl Watching {
             if response.canceled {
                 return Err(Error::Refused { doing: self.doing.clone(), message: response.cancel_reason });
             }
-            let (quiet, at_once, more) = (response.created && !self.from_now, revision(&response), response.fragment);
+            let (created, at_once, more) = (response.created, revision(&response), response.fragment);
             let mut changes: Vec<Change> = self.unfinished.take().into_iter().collect();
+            // Of the last event, whatever it is about.
+            let mut last = None;
             for event in response.events {
                 let (at, event) = self.event(event).map_err(|what| unreadable(&self.doing, what))?;
-                match changes.last_mut() {
-                    Some(change) if change.revision == at => change.events.push(event),
-                    _ => changes.push(Change { revision: at, events: vec![event] }),
+                last = Some(at);
+                match (event, changes.last_mut()) {
+                    (None, _) => {}
+                    (Some(event), Some(change)) if change.revision == at => change.events.push(event),
+                    (Some(event), _) => changes.push(Change { revision: at, events: vec![event] }),
                 }
             }
             if more {
-                self.unfinished = changes.pop();
+                self.unfinished = changes.pop_if(|change| last.is_none_or(|last| change.revision == last));
             }
-            match changes.last() {
+            match last {
+                // More of it may follow.
+                Some(last) if more => self.seen = last.saturating_sub(1),
                 // Later ones may be on their way, whatever the header says.
-                Some(last) => self.told = last.revision,
-                None if more || quiet => continue,
-                None => self.told = self.told.max(at_once),
+                Some(last) => self.seen = last,
+                // What lies before the watch began has been told to somebody else.
+                None if created && !self.from_now => self.seen = 0,
+                None if !more => self.seen = self.seen.max(at_once),
+                None => {}
             }
-            for change in &mut changes {
-                change.events.sort_by(|one, other| one.key.cmp(&other.key));
+            if !changes.is_empty() || created && self.from_now {
+                return Ok(self.tell(changes));
             }
-            return Ok(Changes { changes, progress: self.told });
         }
     }
 
-    fn event(&self, event: wire::Event) -> Result<(Revision, Event), String> {
+    fn tell(&mut self, mut changes: Vec<Change>) -> Changes {
+        for change in &mut changes {
+            change.events.sort_by(|one, other| one.key.cmp(&other.key));
+        }
+        (self.told, self.told_at) = (self.seen, clock::now());
+        Changes { changes, progress: self.seen }
+    }
+
+    /// The revision of an event, and what is told of it, if it is about a key that is watched.
+    fn event(&self, event: wire::Event) -> Result<(Revision, Option<Event>), String> {
         let deleted = event.r#type() == EventType::Delete;
-        let found = entry(&self.root, event.kv.ok_or("an event has no key")?)?;
-        let (at, key) = (found.mod_revision, found.key.clone());
-        Ok((at, Event { key, entry: (!deleted).then_some(found) }))
+        let found = event.kv.ok_or("an event has no key")?;
+        let at = u64::try_from(found.mod_revision).map_err(|_| "an event has a revision below 0")?;
+        if found.key < self.under.0 || found.key >= self.under.1 {
+            return Ok((at, None));
+        }
+        let found = entry(&self.root, found)?;
+        let key = found.key.clone();
+        Ok((at, Some(Event { key, entry: (!deleted).then_some(found) })))
     }
 
     fn unavailable(&self, last: String) -> Error {

@@ -8,7 +8,9 @@ use lake_proto::kv::{KeyValue, Revision, Txn};
 
 use crate::clock;
 use crate::memory::MemoryStore;
-use crate::store::{Applied, Capabilities, ChangeStream, Committed, Error, Leader, MetaStore, Page, Read, ReadOptions};
+use crate::store::{
+    Applied, Capabilities, ChangeStream, Committed, Error, Leader, MetaStore, Page, Read, ReadOptions, Snapshot,
+};
 
 /// The store. Without a fault it does what [`MemoryStore`] does.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ pub struct FaultyStore {
     pub lose_answers: AtomicU32,
     /// Watches are not refused.
     pub watches: AtomicBool,
+    /// Reads of several keys take a while.
+    pub slow_reads: AtomicBool,
     /// Listings have expired as soon as they are asked for.
     pub forgets_listings: AtomicBool,
 }
@@ -67,6 +71,9 @@ impl MetaStore for FaultyStore {
         by: Instant,
     ) -> Result<Read<Vec<KeyValue>>, Error> {
         self.call()?;
+        if self.slow_reads.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         self.store.batch_get(keys, options, by).await
     }
 
@@ -83,6 +90,16 @@ impl MetaStore for FaultyStore {
             return Err(Error::SnapshotExpired { prefix: prefix.to_owned() });
         }
         self.store.list(prefix, page, limit, options, by).await
+    }
+
+    async fn open_snapshot(&self, options: ReadOptions, by: Instant) -> Result<Read<Snapshot>, Error> {
+        self.call()?;
+        self.store.open_snapshot(options, by).await
+    }
+
+    async fn close_snapshot(&self, snapshot: Snapshot, by: Instant) -> Result<bool, Error> {
+        self.call()?;
+        self.store.close_snapshot(snapshot, by).await
     }
 
     async fn watch(&self, prefix: &str, from: Revision, by: Instant) -> Result<ChangeStream, Error> {

@@ -7,8 +7,10 @@
 //! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline; watches;
 //! - `object` (feature `store-object`): an object store or a local directory as a store, one key at a time;
 //! - `etcd` (feature `store-etcd`): an etcd as a store;
+//! - [`nodes`]: query nodes as the cluster knows them;
 //! - [`secret`]: the cluster secret, read from a file and never shown;
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
+//! - [`warehouse`]: namespaces whose tables live in a place of their own;
 //! - [`follow`]: all there is under a prefix and every change after it, over any store that watches;
 //! - `transfer` (feature `transfer`): everything that a store holds, into a data file and out of one into any other store;
 //! - `cache` (feature `cache`): table pointers cached with moka, so that a query needs no metadata call;
@@ -33,6 +35,7 @@ pub mod follow;
 pub mod memory;
 #[cfg(feature = "cache")]
 pub mod metadata;
+pub mod nodes;
 #[cfg(feature = "store-object")]
 pub mod object;
 pub mod remote;
@@ -40,6 +43,7 @@ pub mod secret;
 pub mod store;
 #[cfg(feature = "transfer")]
 pub mod transfer;
+pub mod warehouse;
 
 pub use catalog::Catalog;
 pub use store::{Applied, Consistency, Error, MetaStore, ReadOptions, SharedStore};

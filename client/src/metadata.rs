@@ -2,20 +2,25 @@
 //!
 //! ```text
 //!   Metadata ------ table pointers: the cache ----------------------.
-//!    |    `-------- namespaces: a copy that follows the changes -----+--> store
+//!    |    `-------- namespaces, nodes: copies that follow changes --+--> store
 //!    |                                                               |
 //!   MetadataWriter: changes, by compare-and-set ---- every reply ----'
 //!                                                        |
 //!                                                        `--> its revision, to the cache: `notice`
 //! ```
-//! Reading waits for nothing that is known: [`Metadata::cached`] and [`Metadata::namespaces`] look at what is in memory.
+//! Reading waits for nothing that is known: [`Metadata::cached`], [`Metadata::namespaces`] and [`Metadata::nodes`] look at what is
+//! in memory.
 //! Changing is the narrower handle's, [`Metadata::writer`]: what it did, this process sees from then on.
 //!
 //! Whatever revision a reply mentions, the cache learns of it ([`PointerCache::notice`]); so a change that somebody else
 //! made is not missed for long, also without a watch, and nobody polls.
 //!
-//! The copy of the namespaces is what the store held at one revision. It has [`MAX_NAMESPACES`] at most: where there are
-//! more, there is none. Both end with the last handle, or with [`Metadata::close`].
+//! The copies are what the store held at one revision ([`copies`]). All of it ends with the last handle, or with
+//! [`Metadata::close`].
+//!
+//! Over a store whose revisions are each key's own (library mode) nothing is kept: every question is a read.
+
+pub mod copies;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,29 +29,31 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use bytes::Bytes;
+use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{KeyValue, Revision, Txn};
-use lake_proto::watch::Changes;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use self::copies::{Namespaces, Nodes, follow};
+use crate::backoff::Backoff;
 use crate::cache::counters::{Counters, Counting, Reason};
 use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
+use crate::catalog::appends::{Handed, Outcome, Settling};
 use crate::catalog::{
-    Catalog, CatalogError, NAMESPACES, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned,
+    Catalog, CatalogError, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned, one_key,
 };
 use crate::clock;
-use crate::follow::{Follower, Told};
+use crate::follow::Follower;
 use crate::store::{
     Applied, Capabilities, ChangeStream, Committed, Error, Lease, MetaStore, Page, Read, ReadOptions, SharedStore,
     Snapshot,
 };
+use crate::warehouse::Warehouses;
 
-/// Most namespaces that a process keeps a copy of.
-pub const MAX_NAMESPACES: usize = 100_000;
-/// The pause after the copy's watch was lost.
-const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
 /// How often a change is made again on what another one left, before the deadline ends it.
 const MAX_RACES: u32 = 64;
+/// How long another's claim on the next turn is waited for, before it counts as left behind.
+const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 type Result<T, E = CatalogError> = std::result::Result<T, E>;
 
@@ -56,13 +63,7 @@ pub struct Metadata {
     pointers: PointerCache,
     catalog: Catalog,
     namespaces: Arc<ArcSwapOption<Namespaces>>,
-}
-
-/// All namespaces, as they were at one revision.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Namespaces {
-    pub revision: Revision,
-    pub names: BTreeSet<Namespace>,
+    nodes: Arc<ArcSwapOption<Nodes>>,
 }
 
 /// Why [`MetadataWriter::read_modify_write`] made no change.
@@ -77,17 +78,19 @@ pub enum ModifyError<E> {
 }
 
 impl Metadata {
-    /// Over a store whose revisions are the store's (`consistent_listing`): inside a tokio runtime.
+    /// Inside a tokio runtime.
     pub fn new(store: SharedStore, config: CacheConfig) -> Self {
+        let store = one_key::over(store);
         let counting = Arc::new(Counting::default());
         let pointers = PointerCache::build(store.clone(), config, counting.clone(), rand::random());
         let noticing = Noticing { store, pointers: pointers.downgrade(), counting };
         let noticing: SharedStore = Arc::new(noticing);
-        let namespaces = Arc::new(ArcSwapOption::empty());
+        let (namespaces, nodes) = (Arc::new(ArcSwapOption::empty()), Arc::new(ArcSwapOption::empty()));
         if noticing.capabilities().watch {
-            pointers.spawn(follow_namespaces(noticing.clone(), namespaces.clone()));
+            pointers.spawn(follow(noticing.clone(), namespaces.clone()));
+            pointers.spawn(follow(noticing.clone(), nodes.clone()));
         }
-        Self { pointers, catalog: Catalog::new(noticing), namespaces }
+        Self { pointers, catalog: Catalog::new(noticing), namespaces, nodes }
     }
 
     /// A table's pointer, if it is cached and fit for use: without a wait.
@@ -147,6 +150,36 @@ impl Metadata {
         Ok(pointers)
     }
 
+    /// Holds the present state for a while, for [`Metadata::read_tables_at`]. Whoever opens it closes it.
+    ///
+    /// # Errors
+    /// The store's; it may have no snapshots.
+    pub async fn open_snapshot(&self, deadline: Instant) -> Result<Snapshot> {
+        Ok(self.catalog.store().open_snapshot(ReadOptions::default(), deadline).await?.value)
+    }
+
+    /// Lets go of what [`Metadata::open_snapshot`] holds, before its time.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn close_snapshot(&self, snapshot: Snapshot, deadline: Instant) -> Result<()> {
+        self.catalog.store().close_snapshot(snapshot, deadline).await.map(drop).map_err(Into::into)
+    }
+
+    /// The pointers of several tables as they were when this snapshot was opened, in the order asked for. The cache learns
+    /// nothing of them.
+    ///
+    /// # Errors
+    /// `Store(SnapshotExpired)` if it is no longer held; the catalog's.
+    pub async fn read_tables_at(
+        &self,
+        snapshot: Snapshot,
+        tables: &[TableIdent],
+        deadline: Instant,
+    ) -> Result<Vec<Option<Versioned<TablePointer>>>> {
+        Ok(self.catalog.load_tables(tables, ReadOptions::at(snapshot), deadline).await?.1)
+    }
+
     /// A view's pointer as it is now; `None`: there is no such view.
     ///
     /// # Errors
@@ -171,6 +204,12 @@ impl Metadata {
     /// All namespaces as the changes were told, without a wait; `None` before the first telling, or if there is no copy.
     pub fn namespaces(&self) -> Option<Arc<Namespaces>> {
         self.namespaces.load_full()
+    }
+
+    /// The query nodes that are registered, as the changes were told, without a wait; `None` before the first telling, or if
+    /// there is no copy.
+    pub fn nodes(&self) -> Option<Arc<Nodes>> {
+        self.nodes.load_full()
     }
 
     /// All namespaces as they are now, in key order.
@@ -209,12 +248,31 @@ impl Metadata {
         self.catalog.list_tables(namespace, deadline).await
     }
 
+    /// The warehouses that there are now.
+    ///
+    /// # Errors
+    /// The store's; `Damaged`.
+    pub async fn warehouses(&self, deadline: Instant) -> Result<Warehouses> {
+        self.catalog.warehouses(deadline).await
+    }
+
+    /// Tells when the warehouses change; `None` over a store that does not watch.
+    pub fn follow_warehouses(&self) -> Option<Follower> {
+        let store = self.catalog.store();
+        store.capabilities().watch.then(|| Follower::new(store.clone(), crate::warehouse::KEY))
+    }
+
     /// Who is next to swap a table's pointer, if somebody has claimed that.
     ///
     /// # Errors
     /// The store's.
     pub async fn turn(&self, table: Uuid, deadline: Instant) -> Result<Option<Revision>> {
         self.catalog.turn(table, deadline).await
+    }
+
+    /// Somebody has told that the metadata has this revision: what is cached of an earlier one is renewed when it is next used.
+    pub fn notice(&self, revision: Revision) {
+        self.pointers.notice(revision);
     }
 
     /// The latest revision that this process knows of.
@@ -288,6 +346,94 @@ impl MetadataWriter {
         self.metadata.catalog.forget_outcomes(domain, old, deadline).await
     }
 
+    /// [`Catalog::hands_over`].
+    pub fn hands_over(&self) -> bool {
+        self.metadata.catalog.hands_over()
+    }
+
+    /// A lease of this process, alive for at least half of `ttl` from now on: `held` renewed if that is needed, or a new one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn lease(&self, held: Option<Lease>, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease> {
+        let store = self.metadata.catalog.store();
+        if let Some(lease) = held {
+            if lease.held_until > clock::now() + ttl / 2 {
+                return Ok(lease);
+            }
+            if let Some(lease) = store.renew_lease(lease, deadline).await? {
+                return Ok(lease);
+            }
+        }
+        Ok(store.grant_lease(ttl, holder, deadline).await?)
+    }
+
+    /// [`Catalog::hand_over`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn hand_over(
+        &self,
+        table: Uuid,
+        id: Uuid,
+        value: Bytes,
+        lease: LeaseId,
+        deadline: Instant,
+    ) -> Result<Option<Revision>> {
+        self.metadata.catalog.hand_over(table, id, value, lease, deadline).await
+    }
+
+    /// [`Catalog::handed`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn handed(&self, table: Uuid, most: u32, deadline: Instant) -> Result<Vec<Handed>> {
+        self.metadata.catalog.handed(table, most, deadline).await
+    }
+
+    /// [`Catalog::append_outcome`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn append_outcome(&self, id: Uuid, deadline: Instant) -> Result<Option<Outcome>> {
+        self.metadata.catalog.append_outcome(id, deadline).await
+    }
+
+    /// [`Catalog::withdraw`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn withdraw(&self, table: Uuid, id: Uuid, outcome: Bytes, deadline: Instant) -> Result<Bytes> {
+        self.metadata.catalog.withdraw(table, id, outcome, deadline).await
+    }
+
+    /// [`Catalog::forget_appends`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn forget_appends(&self, read: &[(Uuid, Revision)], deadline: Instant) -> Result<()> {
+        self.metadata.catalog.forget_appends(read, deadline).await
+    }
+
+    /// [`Catalog::swap_table_settling`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn swap_table_settling(
+        &self,
+        table: &TableIdent,
+        expected: Revision,
+        new: &TablePointer,
+        turn: Option<Revision>,
+        settling: &Settling,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let at = clock::now();
+        let catalog = &self.metadata.catalog;
+        let swapped = catalog.swap_table_settling(table, expected, new, turn, settling, deadline).await;
+        self.note(table, swapped, at)
+    }
+
     /// [`Catalog::create_view`].
     ///
     /// # Errors
@@ -345,8 +491,21 @@ impl MetadataWriter {
         changes: &[TableChange],
         deadline: Instant,
     ) -> Result<Vec<Versioned<TablePointer>>> {
+        self.change_tables_while(changes, &[], deadline).await
+    }
+
+    /// [`Catalog::change_tables_while`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn change_tables_while(
+        &self,
+        changes: &[TableChange],
+        unchanged: &[(TableIdent, Revision)],
+        deadline: Instant,
+    ) -> Result<Vec<Versioned<TablePointer>>> {
         let at = clock::now();
-        let changed = self.metadata.catalog.change_tables(changes, deadline).await;
+        let changed = self.metadata.catalog.change_tables_while(changes, unchanged, deadline).await;
         match &changed {
             Ok(pointers) => {
                 for (change, pointer) in changes.iter().zip(pointers) {
@@ -377,6 +536,19 @@ impl MetadataWriter {
     /// Its.
     pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
         self.metadata.catalog.drop_namespace(namespace, deadline).await
+    }
+
+    /// [`Catalog::drop_namespace_and_contents`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
+        let tables = self.metadata.catalog.list_tables(namespace, deadline).await?;
+        let dropped = self.metadata.catalog.drop_namespace_and_contents(namespace, deadline).await;
+        for name in tables {
+            self.metadata.pointers.invalidate(&TableIdent::new(namespace.clone(), name)?);
+        }
+        dropped
     }
 
     /// [`Catalog::update_namespace`].
@@ -464,10 +636,13 @@ impl MetadataWriter {
     }
 
     /// Changes a table's pointer to what `change` makes of it; `Ok(None)` leaves it as it is. `change` runs again whenever
-    /// another writer was first, on what that one left. Returns the pointer as it then is.
+    /// another writer was first, on what that one left, and before it has the last word on a pointer that was cached, on
+    /// one that is read. Returns the pointer as it then is. It waits for its turn if another writer has claimed the next
+    /// one, and ends a claim that stays for a second.
     ///
     /// # Errors
-    /// `TableNotFound`; the closure's own; those of [`Catalog::swap_table`], `Conflict` if others were first for too long.
+    /// `TableNotFound`; the closure's own; those of [`Catalog::swap_table`], `Conflict` or `NotYourTurn` if others were
+    /// first until the deadline.
     pub async fn read_modify_write<E>(
         &self,
         table: &TableIdent,
@@ -476,20 +651,64 @@ impl MetadataWriter {
     ) -> std::result::Result<Versioned<TablePointer>, ModifyError<E>> {
         // What is cached is good enough to begin with: the swap compares.
         let cached = self.metadata.cached(table).and_then(|resolved| resolved.pointer().cloned());
+        let mut was_read = cached.is_none();
         let mut current = match cached {
             Some(pointer) => Some(pointer),
             None => self.metadata.read_table(table, deadline).await?,
         };
+        let mut backoff = Backoff::default();
         let mut races = 0;
         loop {
             let Some(base) = current else { return Err(CatalogError::TableNotFound(table.clone()).into()) };
-            let Some(next) = change(&base.value).map_err(ModifyError::Refused)? else { return Ok(base) };
-            races += 1;
-            current = match self.swap_table(table, base.mod_revision, &next, None, deadline).await {
-                Ok(pointer) => return Ok(pointer),
-                Err(CatalogError::Conflict { current, resent: false, .. }) if races < MAX_RACES => current,
-                Err(error) => return Err(error.into()),
+            let next = match change(&base.value) {
+                Ok(Some(next)) => next,
+                // It may be so no longer.
+                _ if !was_read => {
+                    current = self.metadata.read_table(table, deadline).await?;
+                    was_read = true;
+                    continue;
+                }
+                Ok(None) => return Ok(base),
+                Err(error) => return Err(ModifyError::Refused(error)),
             };
+            races += 1;
+            let error = match self.swap_table(table, base.mod_revision, &next, None, deadline).await {
+                Ok(pointer) => return Ok(pointer),
+                Err(error) => error,
+            };
+            let goes_on = races < MAX_RACES
+                && match &error {
+                    CatalogError::Conflict { resent: false, .. } => backoff.wait(deadline).await,
+                    CatalogError::NotYourTurn { turn, resent: false, .. } => {
+                        self.await_turn(next.uuid, *turn, deadline).await?
+                    }
+                    _ => false,
+                };
+            current = match error {
+                CatalogError::Conflict { current, .. } if goes_on => current,
+                CatalogError::NotYourTurn { .. } if goes_on => Some(base),
+                error => return Err(error.into()),
+            };
+            // The swap has shown that it is, or was so a moment ago.
+            was_read = true;
+        }
+    }
+
+    /// Waits until another's claim has ended, and ends it if it stays too long. False: the deadline comes first.
+    async fn await_turn(&self, table: Uuid, claim: Revision, deadline: Instant) -> Result<bool> {
+        let until = clock::now() + TURN_LIMIT;
+        let mut backoff = Backoff::default();
+        loop {
+            if !backoff.wait(deadline).await {
+                return Ok(false);
+            }
+            if self.metadata.turn(table, deadline).await? != Some(claim) {
+                return Ok(true);
+            }
+            if clock::now() >= until {
+                self.end_turn(table, claim, deadline).await?;
+                return Ok(true);
+            }
         }
     }
 
@@ -536,51 +755,6 @@ impl MetadataWriter {
             // It may have been done.
             error if error.applied() == Applied::Unknown => self.metadata.pointers.invalidate(table),
             _ => {}
-        }
-    }
-}
-
-/// Keeps the copy of the namespaces until it is dropped.
-async fn follow_namespaces(store: SharedStore, copy: Arc<ArcSwapOption<Namespaces>>) {
-    let mut follower = Follower::new(store, NAMESPACES);
-    let mut namespaces = Namespaces::default();
-    loop {
-        match follower.next().await {
-            Ok(told) => {
-                namespaces.take(told);
-                copy.store((namespaces.names.len() <= MAX_NAMESPACES).then(|| Arc::new(namespaces.clone())));
-            }
-            Err(Error::Refused { .. }) => {
-                // Nobody will tell of changes: a copy would grow old unnoticed.
-                copy.store(None);
-                return;
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the watch of namespaces was lost");
-                tokio::time::sleep(FOLLOW_PAUSE).await;
-            }
-        }
-    }
-}
-
-impl Namespaces {
-    fn take(&mut self, told: Told) {
-        // A key that is none of lake's names no namespace.
-        match told {
-            Told::Reset(all) => {
-                self.revision = all.revision;
-                self.names = all.value.iter().filter_map(|entry| Namespace::from_key(&entry.key).ok()).collect();
-            }
-            Told::Changes(Changes { changes, progress }) => {
-                self.revision = progress;
-                for event in changes.into_iter().flat_map(|change| change.events) {
-                    let Ok(namespace) = Namespace::from_key(&event.key) else { continue };
-                    match event.entry {
-                        Some(_) => self.names.insert(namespace),
-                        None => self.names.remove(&namespace),
-                    };
-                }
-            }
         }
     }
 }
@@ -668,7 +842,7 @@ impl MetaStore for Noticing {
         self.store.renew_lease(lease, by).await
     }
 
-    async fn revoke_lease(&self, id: lake_proto::coordination::LeaseId, by: Instant) -> Result<bool, Error> {
+    async fn revoke_lease(&self, id: LeaseId, by: Instant) -> Result<bool, Error> {
         self.store.revoke_lease(id, by).await
     }
 }
@@ -680,6 +854,7 @@ mod tests {
     use super::*;
     use crate::faulty::{FaultyStore, soon};
     use crate::memory::MemoryStore;
+    use crate::store::Token;
 
     fn pointer(location: &str) -> TablePointer {
         TablePointer { uuid: Uuid::nil(), metadata_location: location.to_owned(), previous_location: None }
@@ -753,6 +928,155 @@ mod tests {
         assert_eq!(refused, ModifyError::Refused("no"));
         let kept = two.writer().read_modify_write(&table(), soon(), |_| Ok::<_, String>(None)).await.unwrap();
         assert_eq!(kept.mod_revision, changed.mod_revision);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_changes_elsewhere_leaves_the_set_of_namespaces_as_it_is() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        let at = async |revision: Revision| loop {
+            match one.namespaces() {
+                Some(namespaces) if namespaces.revision >= revision => return namespaces,
+                _ => tokio::task::yield_now().await,
+            }
+        };
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let before = at(one.seen()).await;
+        let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        let after = at(created.mod_revision).await;
+        assert!(Arc::ptr_eq(&before.names, &after.names) && after.names.len() == 1);
+        one.writer().create_namespace(&"m".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        assert_eq!((at(one.seen()).await.names.len(), after.names.len()), (2, 1), "a copy that somebody has stays");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn too_many_namespaces_are_not_kept_and_fewer_are_again() {
+        let store = MemoryStore::shared();
+        let catalog = Catalog::new(store.clone());
+        let copy: Arc<ArcSwapOption<Namespaces>> = Arc::default();
+        let names: [Namespace; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
+        let following = tokio::spawn(copies::follow_at_most(store, copy.clone(), 2));
+        let has = async |many: Option<usize>| {
+            while copy.load().as_ref().map(|namespaces| namespaces.names.len()) != many {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        for (name, many) in names.iter().zip([Some(1), Some(2), None]) {
+            catalog.create_namespace(name, Default::default(), soon()).await.unwrap();
+            has(many).await;
+        }
+        catalog.drop_namespace(&names[0], soon()).await.unwrap();
+        has(Some(2)).await;
+        following.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nodes_are_seen_as_they_register_and_go() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        let put = async |name: &str, token: Option<Token>, value: &str| {
+            let key = format!("/lake/node/{name}");
+            store.cas(&key, token, value.to_owned().into(), soon()).await.unwrap().result.revision
+        };
+        let record = |process: &str, epoch: &str| {
+            let rest = r#""lease":7,"roles":["query"],"flight_address":"a:1","rest_address":"","version":"1""#;
+            format!(r#"{{"process":"{process}",{epoch}{rest},"superseded":["x"]}}"#)
+        };
+        let at = async |revision| loop {
+            match one.nodes() {
+                Some(nodes) if nodes.revision >= revision => return nodes,
+                _ => tokio::task::yield_now().await,
+            }
+        };
+        let first = put("n", None, &record("p", "")).await;
+        let nodes = at(first).await;
+        let known = nodes.nodes["n"].clone();
+        assert_eq!((known.process.as_str(), known.epoch, known.lease), ("p", first, 7));
+        assert_eq!((known.roles, known.flight_address.as_str()), (vec!["query".to_owned()], "a:1"));
+        // Another entry of the same process; something that no registry wrote; another node's.
+        let again = put("n", Some(Token::at(first)), &record("p", &format!(r#""epoch":{first},"#))).await;
+        let other = put("other", None, "up").await;
+        let after = at(other).await;
+        assert!(Arc::ptr_eq(&nodes.nodes, &after.nodes) && after.nodes.len() == 1, "nothing of it has changed");
+        let key = "/lake/node/n";
+        let gone = store.cas_delete(key, Token::at(again), soon()).await.unwrap().result.revision;
+        assert!(at(gone).await.nodes.is_empty());
+        one.close().await;
+    }
+
+    #[cfg(feature = "store-object")]
+    #[tokio::test]
+    async fn over_a_directory_every_question_is_a_read_and_changes_are_seen_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            let store: SharedStore = Arc::new(crate::object::ObjectMetaStore::local(dir.path()).unwrap());
+            Metadata::new(store, CacheConfig::default())
+        };
+        let (one, two) = (open(), open());
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        for at in 2..6 {
+            let add = |now: &TablePointer| Ok::<_, String>(Some(pointer(&format!("{}{at}", now.metadata_location))));
+            let writer = if at % 2 == 0 { &two } else { &one };
+            writer.writer().read_modify_write(&table(), soon(), add).await.unwrap();
+        }
+        let missing = TableIdent::new("n".parse().unwrap(), "missing").unwrap();
+        for metadata in [&one, &two] {
+            assert!(metadata.cached(&table()).is_none());
+            let want = Want::by(soon()).at_least(created.mod_revision);
+            let resolved = metadata.tables(&[table(), missing.clone()], want).await.unwrap();
+            let pointer = resolved[0].pointer().unwrap();
+            assert_eq!(pointer.value.metadata_location, "12345");
+            assert_eq!(resolved[0].valid_through, pointer.mod_revision);
+            assert!(resolved[1].pointer().is_none() && !resolved[0].metasrv_away);
+            let read = metadata.read_table(&table(), soon()).await.unwrap().unwrap();
+            assert_eq!((&read.value, metadata.seen()), (&pointer.value, 0));
+            assert!(metadata.namespaces().is_none() && metadata.wait_for_version(1, soon()).await.is_err());
+            metadata.close().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_was_left_behind_is_ended() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        one.writer().create_table(&table(), &pointer("a"), soon()).await.unwrap();
+        // Whoever claimed it is gone.
+        one.writer().claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
+        let change = |_: &TablePointer| Ok::<_, String>(Some(pointer("b")));
+        let at_once = clock::now() + TURN_LIMIT / 2;
+        let error = one.writer().read_modify_write(&table(), at_once, change).await.unwrap_err();
+        assert!(matches!(error, ModifyError::Catalog(CatalogError::NotYourTurn { .. })), "{error}");
+        let changed = one.writer().read_modify_write(&table(), soon(), change).await.unwrap();
+        assert_eq!(changed.value, pointer("b"));
+        assert_eq!(one.turn(Uuid::nil(), soon()).await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_pointer_does_not_decide_that_nothing_is_to_be_done() {
+        // Nothing is told here: watches are refused.
+        let shared: SharedStore = Arc::new(FaultyStore::default());
+        let (one, two) = (
+            Metadata::new(shared.clone(), CacheConfig::default()),
+            Metadata::new(shared.clone(), CacheConfig::default()),
+        );
+        one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+        let mut last = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+        type Decline = fn(&TablePointer) -> std::result::Result<Option<TablePointer>, &'static str>;
+        let declines: [Decline; 2] = [|_| Ok(None), |_| Err("not of this one")];
+        for decline in declines {
+            let old = two.table(&table(), Want::by(soon())).await.unwrap().pointer().unwrap().value.clone();
+            let next = pointer(&format!("{}1", old.metadata_location));
+            one.writer().swap_table(&table(), last.mod_revision, &next, None, soon()).await.unwrap();
+            assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, old, "it is cached still");
+            let change = |now: &TablePointer| match now == &old {
+                true => decline(now),
+                false => Ok(Some(pointer(&format!("{}2", now.metadata_location)))),
+            };
+            last = two.writer().read_modify_write(&table(), soon(), change).await.unwrap();
+            assert_eq!(last.value.metadata_location, format!("{}2", next.metadata_location));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -399,7 +399,7 @@ impl Error {
     }
 }
 
-/// The attempts of a call that ended without an answer: what its error is made of.
+/// The attempts of a call that ended without a result: what its error is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InVain {
     pub doing: String,
@@ -412,6 +412,12 @@ pub struct InVain {
 }
 
 impl InVain {
+    /// What the last one failed with, and how many there were, in which time, and who leads.
+    pub fn told(&self) -> String {
+        let Self { attempts, elapsed, leader, last, .. } = self;
+        format!("{last} ({attempts} attempts in {:.1} s{leader})", elapsed.as_secs_f64())
+    }
+
     /// Nobody at these endpoints has answered.
     pub fn unavailable(self, endpoints: Vec<String>, applied: Applied) -> Error {
         let Self { doing, attempts, elapsed, leader, last } = self;

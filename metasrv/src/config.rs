@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lake_client::nodes::Rhythm;
 use lake_client::remote::MAX_ENDPOINTS;
 use lake_client::secret::Secret;
 use serde::Deserialize;
@@ -17,7 +18,7 @@ use crate::state::FEATURE_LEVEL;
 
 /// The environment variable that may hold the cluster secret itself, instead of a file.
 pub const SECRET_VARIABLE: &str = "LAKE_METASRV_SECRET";
-/// How long the pages of a listing, and snapshots that callers open, are held.
+/// How long the pages of a listing are held after the last one was asked for, and snapshots that callers open.
 pub const PAGE_LIFE: Duration = Duration::from_secs(60);
 
 /// A peer's options as flags, environment variables and TOML give them. All are optional here.
@@ -86,6 +87,12 @@ pub struct Options {
     /// Size of each half of the journal, which is written in full when a data directory is made [default: 8388608]
     #[arg(long, env = "LAKE_METASRV_JOURNAL_BYTES", value_name = "BYTES")]
     pub journal_bytes: Option<u64>,
+    /// How often query nodes send heartbeats to the leader, in milliseconds [default: 3000]
+    #[arg(long, env = "LAKE_METASRV_NODE_HEARTBEAT_MS", value_name = "MS")]
+    pub node_heartbeat_ms: Option<u64>,
+    /// How long a query node may be silent before what it owns is another's, in milliseconds [default: 10000]
+    #[arg(long, env = "LAKE_METASRV_NODE_LEASE_MS", value_name = "MS")]
+    pub node_lease_ms: Option<u64>,
 }
 
 /// Smallest half of a journal: about fifteen small batches.
@@ -125,7 +132,9 @@ pub struct Config {
     pub insecure_open_network: bool,
     pub timing: Timing,
     pub storage: StorageConfig,
-    /// How long the pages of a listing, and snapshots, are held. No option: a seam for tests, as is the next.
+    /// The times that query nodes keep.
+    pub rhythm: Rhythm,
+    /// As [`PAGE_LIFE`]. No option: a seam for tests, as is the next.
     pub page_life: Duration,
     pub free_space: FreeSpace,
     /// The highest feature level that the peer says it can apply. No option either.
@@ -208,6 +217,8 @@ impl Options {
             purge_margin_entries: self.purge_margin_entries.or(base.purge_margin_entries),
             disk_reserve_bytes: self.disk_reserve_bytes.or(base.disk_reserve_bytes),
             journal_bytes: self.journal_bytes.or(base.journal_bytes),
+            node_heartbeat_ms: self.node_heartbeat_ms.or(base.node_heartbeat_ms),
+            node_lease_ms: self.node_lease_ms.or(base.node_lease_ms),
         }
     }
 }
@@ -230,6 +241,7 @@ impl Config {
             insecure_open_network: false,
             timing: Timing::default(),
             storage: StorageConfig::default(),
+            rhythm: Rhythm::default(),
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
             feature_level: FEATURE_LEVEL,
@@ -257,6 +269,7 @@ impl Config {
         };
         let timing = Timing::default();
         let storage = StorageConfig::default();
+        let rhythm = Rhythm::default();
         let millis = |value: Option<u64>, default: Duration| value.map_or(default, Duration::from_millis);
         let config = Self {
             id: options.id.ok_or_else(|| wrong("id", "every peer needs one, a number above 0"))?,
@@ -281,6 +294,10 @@ impl Config {
                 purge_margin_entries: options.purge_margin_entries.unwrap_or(storage.purge_margin_entries),
                 disk_reserve_bytes: options.disk_reserve_bytes.unwrap_or(storage.disk_reserve_bytes),
                 journal_bytes: options.journal_bytes.unwrap_or(storage.journal_bytes),
+            },
+            rhythm: Rhythm {
+                interval: millis(options.node_heartbeat_ms, rhythm.interval),
+                lease: millis(options.node_lease_ms, rhythm.lease),
             },
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
@@ -311,6 +328,10 @@ impl Config {
         if t.election_timeout_max > Duration::from_secs(60) {
             return Err(wrong("election_timeout_max_ms", "must be at most 60000"));
         }
+        if self.rhythm.interval < Rhythm::LEAST_INTERVAL {
+            return Err(wrong("node_heartbeat_ms", format!("must be at least {}", Rhythm::LEAST_INTERVAL.as_millis())));
+        }
+        self.rhythm.check().map_err(|problem| wrong("node_lease_ms", problem))?;
         if self.storage.snapshot_entries == 0 {
             return Err(wrong("snapshot_entries", "must be above 0"));
         }
@@ -443,6 +464,9 @@ mod tests {
         assert!(with(|o| o.join = vec!["host".into()]).starts_with("join:"));
         assert!(with(|o| o.heartbeat_ms = Some(300)).starts_with("election_timeout_min_ms:"));
         assert!(with(|o| o.election_timeout_max_ms = Some(100)).starts_with("election_timeout_max_ms:"));
+        assert!(with(|o| o.node_heartbeat_ms = Some(50)).starts_with("node_heartbeat_ms:"));
+        assert!(with(|o| o.node_heartbeat_ms = Some(4000)).starts_with("node_lease_ms:"));
+        assert!(with(|o| o.node_lease_ms = Some(60_001)).starts_with("node_lease_ms:"));
         assert!(with(|o| o.snapshot_entries = Some(0)).starts_with("snapshot_entries:"));
         assert!(with(|o| o.journal_bytes = Some(4096)).starts_with("journal_bytes:"));
         assert!(with(|o| o.secret_file = Some("/does/not/exist".into())).starts_with("secret_file:"));

@@ -8,7 +8,11 @@
 //!
 //! Nothing here needs the cluster secret and nothing here can change anything; keys and values do not appear. Listens
 //! only where `http_listen` says.
+//!
+//! Limits: [`MAX_CONNECTIONS`], of which each host has its part ([`crate::peer::shares`]); one more is closed at once.
 
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -16,23 +20,59 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::TcpListener;
+use axum::serve::Listener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use crate::accepting::Counted;
 use crate::metrics;
 use crate::peer::Peer;
+use crate::peer::shares::{Callers, Pool, Resource};
+
+/// Connections at once.
+pub const MAX_CONNECTIONS: usize = 256;
+
+/// Whoever asks, each with its share.
+struct Probes {
+    listener: TcpListener,
+    callers: Callers,
+    pool: Pool,
+}
+
+impl Listener for Probes {
+    type Io = Counted<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            let (io, address) = Listener::accept(&mut self.listener).await;
+            match self.pool.take(&self.callers.at(Some(address)), 1) {
+                Ok(share) => return (Counted::new(io, share), address),
+                Err(refused) => {
+                    tracing::debug!(%address, "{refused} has as many connections for probes as it may have")
+                }
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
 
 /// Serves until it is told to stop.
 ///
 /// # Errors
 /// The listener fails.
-pub async fn serve(peer: Arc<Peer>, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
+pub async fn serve(peer: Arc<Peer>, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
+    let pool = Pool::new(Resource::Probes, MAX_CONNECTIONS);
+    let probes = Probes { listener, callers: peer.callers.clone(), pool };
     let router = Router::new()
         .route("/live", get(live))
         .route("/ready", get(ready))
         .route("/metrics", get(report))
         .with_state(peer);
-    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+    axum::serve(probes, router).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
 async fn live(State(peer): State<Arc<Peer>>) -> Response {

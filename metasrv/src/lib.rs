@@ -17,12 +17,13 @@
 //! - [`raft`]: openraft's types, storage and network on top of them;
 //! - [`peer`]: a peer's life: fresh, founded, serving; reads, transactions, listings;
 //! - [`http`], [`metrics`]: what a peer says of itself to probes and Prometheus;
-//! - [`services`], [`server`]: the same over gRPC; [`embedded`]: the same inside one process;
+//! - [`services`], [`server`]: the same over gRPC, [`accepting`] connections; [`embedded`]: the same inside one process;
 //! - [`rescue`]: saved snapshots, directories of stopped peers, and clusters that have lost their majority;
 //! - [`planted`]: bugs on purpose, in builds that are to have one;
 //! - [`config`], [`error`]: what goes in, and why it does not start; [`files`], [`blocking`]: a few helpers around the disk.
 #![warn(clippy::disallowed_methods)]
 
+pub mod accepting;
 pub mod blocking;
 pub mod config;
 pub mod directory;

@@ -116,6 +116,11 @@ fn raft(figures: &Figures, peer: &Peer, member: &Member) -> Result<()> {
         member.log.busy_for(),
     )?;
     figures.gauge("commands_in_flight", "Commands proposed here and not answered yet", member.in_flight() as u64)?;
+    figures.counter(
+        "read_index_rounds_total",
+        "Rounds in which a quorum confirmed the leader for the reads and keep-alives that waited here",
+        member.reads.rounds(),
+    )?;
     if let Some(staleness) = member.reads.staleness() {
         figures.time(
             "read_index_age_seconds",
@@ -190,5 +195,12 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         "commands_overloaded_total",
         "Commands refused because their caller had its part of what may be in flight",
         c.overloaded.get(),
+    )?;
+    figures.gauge("nodes_connected", "Query nodes whose stream is open here", member.nodes.connected() as u64)?;
+    figures.counter("nodes_registered_total", "Processes registered here as query nodes", c.nodes_registered.get())?;
+    figures.counter(
+        "nodes_superseded_total",
+        "Processes told that another one was registered as their node since",
+        c.nodes_superseded.get(),
     )
 }

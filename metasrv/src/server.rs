@@ -14,6 +14,7 @@ use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::v1::cluster_server::ClusterServer;
 use lake_proto::v1::kv_server::KvServer;
 use lake_proto::v1::leases_server::LeasesServer;
+use lake_proto::v1::nodes_server::NodesServer;
 use lake_proto::v1::quotas_server::QuotasServer;
 use lake_proto::v1::raft_server::RaftServer;
 use lake_proto::v1::scopes_server::ScopesServer;
@@ -28,15 +29,18 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::{Connected, TcpIncoming};
 use tonic_health::ServingStatus;
 
+use crate::accepting;
 use crate::config::Config;
 use crate::error::Error;
 use crate::http;
+use crate::peer::shares::{Pool, Resource};
 use crate::peer::{Opened, Peer, Settings, joining};
 use crate::raft::network::Transport;
 use crate::services::CheckSecret;
 use crate::services::cluster::ClusterService;
 use crate::services::kv::KvService;
 use crate::services::leases::LeasesService;
+use crate::services::nodes::NodesService;
 use crate::services::quotas::QuotasService;
 use crate::services::raft::RaftService;
 use crate::services::scopes::ScopesService;
@@ -143,6 +147,10 @@ impl Server {
             ))
             .add_service(ScopesServer::with_interceptor(ScopesService::new(peer.clone()), secret.clone()))
             .add_service(QuotasServer::with_interceptor(QuotasService::new(peer.clone()), secret.clone()))
+            .add_service(NodesServer::with_interceptor(
+                NodesService::new(peer.clone(), streams.clone()),
+                secret.clone(),
+            ))
             .add_service(InterceptedService::new(WatchServer::new(peer.clone()), secret.clone()))
             .add_service(SnapshotsServer::with_interceptor(
                 SnapshotsService::new(peer.clone(), streams.clone()),
@@ -157,8 +165,12 @@ impl Server {
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let peer_services = builder().add_service(InterceptedService::new(raft_service, secret));
         let ended = watch::Sender::new(None);
-        tasks.spawn(serve("clients", client_services, clients.incoming, stop.clone(), ended.clone()));
-        tasks.spawn(serve("peers", peer_services, peers.incoming, stop.clone(), ended.clone()));
+        let pool = Pool::new(Resource::Connections, accepting::max_connections());
+        let clients = accepting::accept("clients", clients.incoming, peer.callers.clone(), pool);
+        tasks.spawn(serve("clients", client_services, clients, stop.clone(), ended.clone()));
+        let pool = Pool::new(Resource::PeerConnections, accepting::MAX_PEER_CONNECTIONS);
+        let peers = accepting::accept("other peers", peers.incoming, peer.callers.clone(), pool);
+        tasks.spawn(serve("peers", peer_services, peers, stop.clone(), ended.clone()));
         tasks.spawn(report_health(peer.clone(), health.clone(), stop.clone()));
         tasks.spawn(watch_failure(peer.failed(), ended.clone(), stop.clone()));
         tasks.spawn(end_streams(streams, stop.clone()));

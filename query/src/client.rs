@@ -2,6 +2,7 @@
 //! Flight SQL needs for that stays in this crate.
 
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -19,7 +20,9 @@ use uuid::Uuid;
 
 use crate::error::{Kind, Position};
 use crate::flight::ticket::StatementTicket;
+use crate::flight::transactions::put_settings;
 use crate::flight::{STALE_HEADER, TIMEOUT_HEADER, status};
+use crate::sql::session::Settings;
 use crate::sql::statement::Command;
 
 /// How long one connection attempt may take.
@@ -66,6 +69,8 @@ pub struct SqlClient {
     endpoint: String,
     flight: FlightServiceClient<Channel>,
     bearer: Option<MetadataValue<Ascii>>,
+    /// Of this client's session. Clones share it.
+    settings: Arc<Mutex<Settings>>,
 }
 
 /// The rows of a statement, as they come.
@@ -122,7 +127,9 @@ impl SqlClient {
                     let flight = FlightServiceClient::new(channel)
                         .max_decoding_message_size(usize::MAX)
                         .max_encoding_message_size(usize::MAX);
-                    return Ok(Self { endpoint: endpoint.clone(), flight, bearer });
+                    let settings = Settings { kept: true, ..Settings::default() };
+                    let settings = Arc::new(Mutex::new(settings));
+                    return Ok(Self { endpoint: endpoint.clone(), flight, bearer, settings });
                 }
                 Err(error) => last = crate::error::with_sources(&error),
             }
@@ -140,10 +147,25 @@ impl SqlClient {
         self.execute_as(Uuid::new_v4(), sql, timeout).await
     }
 
-    /// Runs a statement as operation `id`: a change asked for twice under one id, of one node, is made once.
+    /// What this client's statements are run with.
+    pub fn settings(&self) -> Settings {
+        self.lock().clone()
+    }
+
+    /// Goes on with the session of another client, which had to be given up.
+    pub fn resume(&self, settings: Settings) {
+        *self.lock() = settings;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a statement with this ticket's id: a change asked for twice by one id, of one node, is made once.
     pub async fn execute_as(&self, id: Uuid, sql: &str, timeout: Option<Duration>) -> Result<Rows, SqlError> {
         let ticket = StatementTicket { id, ..StatementTicket::new(sql) };
         let mut request = Request::new(ticket.encode()?);
+        put_settings(&self.settings(), request.metadata_mut()).map_err(|e| SqlError::from(status::from_error(&e)))?;
         if let Some(bearer) = &self.bearer {
             request.metadata_mut().insert("authorization", bearer.clone());
         }
@@ -168,8 +190,14 @@ impl SqlClient {
         let mut batches = FlightRecordBatchStream::new_from_flight_data(data);
         // The schema comes with the first message.
         let first = batches.next().await.transpose().map_err(|e| lost(&self.endpoint, e.into(), UNKNOWN_OUTCOME))?;
-        let schema = batches.schema().cloned().unwrap_or_else(|| std::sync::Arc::new(Schema::empty()));
+        let schema = batches.schema().cloned().unwrap_or_else(|| Arc::new(Schema::empty()));
         let command = schema.metadata().get(Command::METADATA_KEY).cloned();
+        if let Some(json) = schema.metadata().get(Settings::METADATA_KEY) {
+            match serde_json::from_str(json) {
+                Ok(settings) => self.resume(settings),
+                Err(error) => tracing::warn!(%error, "the settings that an answer brings cannot be read"),
+            }
+        }
         let endpoint = self.endpoint.clone();
         Ok(Rows { schema, notices: notices.into_iter().collect(), command, endpoint, first, batches })
     }
@@ -208,7 +236,8 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-async fn open(endpoint: &str) -> Result<Channel, tonic::transport::Error> {
+/// A connection to a node.
+pub(crate) async fn open(endpoint: &str) -> Result<Channel, tonic::transport::Error> {
     let uri = match endpoint.contains("://") {
         true => endpoint.to_owned(),
         false => format!("http://{endpoint}"),

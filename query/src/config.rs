@@ -9,7 +9,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lake_client::nodes::validate_node;
 use lake_client::secret::Secret;
+use lake_client::warehouse::root_uri;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -22,9 +24,12 @@ pub struct Options {
     #[arg(long = "config", env = "LAKE_QUERY_CONFIG", value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
-    /// This node's name, unique in the cluster [default: query-<port>]
+    /// This node's name, unique in the cluster [default: query-<host>-<port>]
     #[arg(long, env = "LAKE_QUERY_ID")]
     pub id: Option<String>,
+    /// What this node is there for: query, worker, or both [default: query,worker]
+    #[arg(long, env = "LAKE_QUERY_ROLES", value_name = "ROLE,...", value_delimiter = ',')]
+    pub roles: Option<Vec<String>>,
     /// Directory for spill files and logs [default: ./lake-query]
     #[arg(long, env = "LAKE_QUERY_DIR", value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -40,7 +45,7 @@ pub struct Options {
     /// Whether the REST catalog answers reads from cached table pointers, as SQL does, not from the metadata cluster [default: false]
     #[arg(long, env = "LAKE_QUERY_REST_CACHED_READS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub rest_cached_reads: Option<bool>,
-    /// The metadata peers
+    /// The metadata peers; or a store that holds the metadata without them: etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX, file:///DIR
     #[arg(long, env = "LAKE_QUERY_META", value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub meta: Option<Vec<String>>,
     /// Where tables live: file:///dir or s3://bucket/prefix
@@ -105,7 +110,10 @@ pub struct Options {
 /// What a query node runs with.
 #[derive(Debug, Clone)]
 pub struct Config {
-    pub id: String,
+    /// `None`: made of the host's name and the port that is bound ([`default_id`]).
+    pub id: Option<String>,
+    /// At least one, none twice.
+    pub roles: Vec<NodeRole>,
     /// Spill files are under `<dir>/spill`.
     pub dir: PathBuf,
     /// Where Flight SQL is served; port 0 takes a free one.
@@ -115,7 +123,8 @@ pub struct Config {
     /// Where the REST catalog is served, if it is; port 0 takes a free one.
     pub rest_listen: Option<SocketAddr>,
     pub rest_cached_reads: bool,
-    /// Endpoints of the metadata peers (`host:port`). The node itself is given a store; this is for who makes it.
+    /// Endpoints of the metadata peers (`host:port`), or where else the metadata is. The node itself is given a store; this is
+    /// for who makes it.
     pub meta: Vec<String>,
     /// URI of the warehouse, without a trailing slash.
     pub warehouse: String,
@@ -160,7 +169,7 @@ impl Credential {
     }
 
     /// Reads the first line of `path`.
-    fn from_file(field: &str, path: &Path) -> Result<Self> {
+    pub(crate) fn from_file(field: &str, path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .map_err(|e| Error::invalid(format!("{field}: reading {}: {e}", path.display())))?;
         let value = text.lines().next().unwrap_or_default().trim();
@@ -188,7 +197,7 @@ impl Options {
     pub fn over(self, below: Options) -> Options {
         let top = self;
         over!(top, below;
-            config, id, dir, listen, advertise, rest_listen, rest_cached_reads, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
+            config, id, roles, dir, listen, advertise, rest_listen, rest_cached_reads, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
             s3_access_key_file, s3_secret_key_file, memory_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, target_partitions,
             target_file_bytes, allow_local_files, secret_file, insecure_open_network,
@@ -246,7 +255,8 @@ impl Config {
         };
         let path_style = options.s3_path_style.unwrap_or(options.s3_endpoint.is_some());
         Ok(Config {
-            id: options.id.unwrap_or_else(|| format!("query-{}", listen.port())),
+            id: options.id.map(node_id).transpose()?,
+            roles: roles(options.roles)?,
             dir: options.dir.unwrap_or_else(|| PathBuf::from("lake-query")),
             listen,
             advertise: options.advertise,
@@ -295,6 +305,54 @@ impl Config {
     }
 }
 
+/// What a node is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeRole {
+    /// Statements of clients.
+    Query,
+    /// Chores that touch objects, when the leader asks for them.
+    Worker,
+}
+
+impl NodeRole {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            NodeRole::Query => "query",
+            NodeRole::Worker => "worker",
+        }
+    }
+}
+
+fn roles(named: Option<Vec<String>>) -> Result<Vec<NodeRole>> {
+    let all = [NodeRole::Query, NodeRole::Worker];
+    let Some(named) = named else { return Ok(all.to_vec()) };
+    if let Some(unknown) = named.iter().find(|name| all.iter().all(|role| role.as_str() != name.as_str())) {
+        return Err(Error::invalid(format!("roles: {unknown:?} is no role; there are query and worker")));
+    }
+    let roles: Vec<NodeRole> = all.into_iter().filter(|role| named.iter().any(|name| name == role.as_str())).collect();
+    match roles.is_empty() {
+        true => Err(Error::invalid("roles: a node needs at least one; there are query and worker")),
+        false => Ok(roles),
+    }
+}
+
+fn node_id(id: String) -> Result<String> {
+    validate_node(&id).map_err(|e| Error::invalid(format!("id: {e}")))?;
+    Ok(id)
+}
+
+/// The name of a node that was given none, and serves on this port: another one for each host and port.
+pub fn default_id(port: u16) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String =
+        host.trim().chars().filter(|c| c.is_ascii_alphanumeric() || "-._".contains(*c)).take(64).collect();
+    match host.is_empty() {
+        true => format!("query-{port}"),
+        false => format!("query-{host}-{port}"),
+    }
+}
+
 fn credential_from(field: &str, path: Option<PathBuf>) -> Result<Option<Credential>> {
     path.map(|path| Credential::from_file(field, &path)).transpose()
 }
@@ -316,26 +374,13 @@ fn resolve_address(field: &str, text: &str) -> Result<SocketAddr> {
 
 /// A `file:` warehouse is made absolute; either kind loses its trailing slash.
 fn warehouse_uri(text: &str) -> Result<String> {
-    let wrong = |why: &str| Error::invalid(format!("warehouse: {text:?} {why}; use file:///dir or s3://bucket/prefix"));
-    let trimmed = text.trim_end_matches('/');
-    if let Some(rest) = trimmed.strip_prefix("s3://") {
-        return match rest.split('/').next() {
-            Some(bucket) if !bucket.is_empty() => Ok(trimmed.to_owned()),
-            _ => Err(wrong("names no bucket")),
-        };
+    let wrong = |why: String| Error::invalid(format!("warehouse: {text:?} {why}"));
+    if text.is_empty() || text.contains("://") {
+        return root_uri(text).map_err(wrong);
     }
-    let path = match trimmed.split_once("://") {
-        Some(("file", path)) if path.starts_with('/') => PathBuf::from(path),
-        Some(("file", _)) => return Err(wrong("names a host")),
-        Some((scheme, _)) => return Err(wrong(&format!("has the scheme {scheme}, which is not supported"))),
-        None if text.is_empty() => return Err(wrong("is empty")),
-        None => std::path::absolute(trimmed).map_err(|e| wrong(&e.to_string()))?,
-    };
-    let path = path.to_str().ok_or_else(|| wrong("is not UTF-8"))?;
-    match path.split('/').any(|part| part == "." || part == "..") {
-        true => Err(wrong("must hold neither . nor ..")),
-        false => Ok(format!("file://{path}")),
-    }
+    let path = std::path::absolute(text).map_err(|e| wrong(e.to_string()))?;
+    let path = path.to_str().ok_or_else(|| wrong("is not UTF-8".to_owned()))?;
+    root_uri(&format!("file://{path}")).map_err(wrong)
 }
 
 fn half_of_memory() -> usize {
@@ -360,6 +405,9 @@ mod tests {
         let config = Config::new(options()).unwrap();
         assert!(config.listen.ip().is_loopback() && config.allow_local_files && config.secret.is_none());
         assert_eq!(config.warehouse, "file:///w");
+        assert_eq!(config.roles, [NodeRole::Query, NodeRole::Worker]);
+        assert!(default_id(9393).starts_with("query-") && default_id(9393).ends_with("-9393"));
+        assert!(validate_node(&default_id(9393)).is_ok());
     }
 
     #[test]
@@ -386,7 +434,7 @@ mod tests {
         std::fs::write(&path, "id = 'a'\nwarehouse = 's3://b/p'\nread_timeout_secs = 5\n").unwrap();
         let config =
             Config::new(Options { config: Some(path.clone()), id: Some("b".into()), ..Options::default() }).unwrap();
-        assert_eq!((config.id.as_str(), config.warehouse.as_str()), ("b", "s3://b/p"));
+        assert_eq!((config.id.as_deref().unwrap(), config.warehouse.as_str()), ("b", "s3://b/p"));
         assert_eq!(config.read_timeout, Duration::from_secs(5));
         std::fs::write(&path, "wharehouse = 's3://b/p'\n").unwrap();
         let error = Config::new(Options { config: Some(path), ..Options::default() }).unwrap_err();
@@ -401,6 +449,8 @@ mod tests {
             (Options { warehouse: None, ..options() }, "warehouse"),
             (Options { listen: Some("nonsense".into()), ..options() }, "listen"),
             (Options { max_statements: Some(0), ..options() }, "max_statements"),
+            (Options { id: Some("a/b".into()), ..options() }, "id"),
+            (Options { roles: Some(vec!["query".into(), "leader".into()]), ..options() }, "roles"),
             (Options { secret_file: Some("/does/not/exist".into()), ..options() }, "secret_file"),
         ] {
             let error = Config::new(wrong).unwrap_err();

@@ -63,6 +63,35 @@ pub enum Kind {
     Internal,
 }
 
+/// Kinds by name. A defect is whatever has none of these.
+const KIND_NAMES: [(Kind, &str); 13] = [
+    (Kind::Invalid, "invalid"),
+    (Kind::NotSupported, "not-supported"),
+    (Kind::NotFound, "not-found"),
+    (Kind::AlreadyExists, "already-exists"),
+    (Kind::Denied, "denied"),
+    (Kind::Conflict, "conflict"),
+    (Kind::Unavailable, "unavailable"),
+    (Kind::Unknown, "unknown-outcome"),
+    (Kind::Deadline, "deadline"),
+    (Kind::Exhausted, "exhausted"),
+    (Kind::Corrupt, "corrupt"),
+    (Kind::Storage, "storage"),
+    (Kind::Cancelled, "cancelled"),
+];
+
+impl Kind {
+    /// As it is told to others and kept.
+    pub fn as_str(self) -> &'static str {
+        KIND_NAMES.iter().find(|(kind, _)| *kind == self).map_or("internal", |(_, name)| name)
+    }
+
+    /// The kind of that name.
+    pub fn named(name: &str) -> Self {
+        KIND_NAMES.iter().find(|(_, known)| *known == name).map_or(Kind::Internal, |(kind, _)| *kind)
+    }
+}
+
 /// An error with its kind, its words and its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]

@@ -17,17 +17,21 @@
 //! - [`storage`]: objects on a file system or S3, and the cache of parsed metadata;
 //! - [`table`]: Iceberg tables: types, data files, versions, and the commit;
 //! - [`scan`]: a table version as DataFusion reads it, and INSERT's sink;
+//! - [`outcomes`]: what is kept of operations that a client may ask for again;
 //! - [`sql`]: a statement from text to rows or a change;
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;
+//! - [`cluster`]: what the leader is told of this process, and has it do;
 //! - [`node`]: all of it started, served and stopped;
 //! - [`client`]: the other end, for the shell and tests.
 
 pub mod client;
+pub mod cluster;
 pub mod config;
 pub mod error;
 pub mod flight;
 pub mod node;
+pub mod outcomes;
 pub mod rest;
 pub mod scan;
 pub mod sql;

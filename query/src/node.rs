@@ -1,8 +1,12 @@
 //! A query node: everything wired together, served, and stopped in order.
 //!
 //! States: starting (nothing is served; any error ends it) -> serving -> stopping (no statement begins; changes under
-//! way end, for at most [`SHUTDOWN_PATIENCE`]; connections close) -> stopped.
+//! way end, for at most [`SHUTDOWN_PATIENCE`]; the node leaves its cluster; connections close) -> stopped.
+//!
+//! In a metadata cluster the node registers itself, beside serving: a cluster that is away keeps no query from cached pointers. Once
+//! another process was registered under its name, it has failed ([`QueryNode::failed`]).
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +14,8 @@ use std::time::Duration;
 use arrow_flight::flight_service_server::FlightServiceServer;
 use lake_client::cache::CacheConfig;
 use lake_client::metadata::Metadata;
+use lake_client::remote::RemoteStore;
+use lake_client::remote::node::NodeKeeper;
 use lake_client::secret::Secret;
 use lake_client::store::SharedStore;
 use tokio::net::TcpListener;
@@ -20,18 +26,24 @@ use tonic::service::Interceptor;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Status};
 
-use crate::config::Config;
+use crate::cluster::ThisNode;
+use crate::config::{Config, default_id};
 use crate::error::{Error, Result};
 use crate::flight::MAX_REQUEST_BYTES;
 use crate::flight::operations::Operations;
 use crate::flight::service::LakeFlight;
+use crate::outcomes;
 use crate::rest::{self, Rest};
-use crate::sql::Engine;
+use crate::sql::session::Sessions;
+use crate::sql::transactions::Transactions;
+use crate::sql::{Engine, once};
 use crate::storage::Storage;
-use crate::table::Tables;
+use crate::table::{TRANSACTIONS, Tables};
 
 /// How long stopping waits for changes under way, and then for connections.
 pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long stopping waits for the leader to take the node out of the registry.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
 /// An idle connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
@@ -43,8 +55,11 @@ pub struct QueryNode {
     advertised: String,
     engine: Arc<Engine>,
     operations: Arc<Operations>,
+    transactions: Arc<Transactions>,
     stop: CancellationToken,
     server: JoinHandle<()>,
+    /// In a metadata cluster: what keeps the node registered.
+    registered: Option<NodeKeeper>,
     failed: watch::Receiver<Option<Error>>,
 }
 
@@ -54,6 +69,18 @@ impl QueryNode {
     /// # Errors
     /// A warehouse that cannot be written, an address that cannot be had, a directory that cannot be made: each named.
     pub async fn start(config: Config, store: SharedStore) -> Result<QueryNode> {
+        Self::start_over(config, store, None).await
+    }
+
+    /// Starts a node of a metadata cluster.
+    ///
+    /// # Errors
+    /// As [`QueryNode::start`].
+    pub async fn start_in_cluster(config: Config, cluster: RemoteStore) -> Result<QueryNode> {
+        Self::start_over(config, Arc::new(cluster.clone()), Some(cluster)).await
+    }
+
+    async fn start_over(config: Config, store: SharedStore, cluster: Option<RemoteStore>) -> Result<QueryNode> {
         let storage = Storage::new(config.warehouse.clone(), config.s3.clone());
         storage.check().await?;
         let ages = CacheConfig {
@@ -67,7 +94,7 @@ impl QueryNode {
         };
         let metadata = Metadata::new(store, ages);
         let tables = Tables::new(storage, config.metadata_cache_bytes, metadata, config.target_file_bytes);
-        let engine = Arc::new(Engine::new(&config, tables)?);
+        let engine = Arc::new(Engine::new(&config, tables)?.in_cluster(cluster.clone()));
         let operations = Arc::new(Operations::default());
         let (listener, address) = bind("listen", config.listen).await?;
         let rest = match config.rest_listen {
@@ -75,20 +102,40 @@ impl QueryNode {
             None => None,
         };
         let rest_address = rest.as_ref().map(|(_, address)| *address);
-        let service = LakeFlight::new(engine.clone(), operations.clone())?;
+        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
+        let transactions = Arc::new(Transactions::new(engine.tables().clone(), advertised.clone()));
+        let sessions = Arc::new(Sessions::new(engine.clone(), transactions.clone()));
+        let service = LakeFlight::new(sessions, operations.clone())?;
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
         let rest = match rest {
             Some((listener, _)) => Some((listener, Arc::new(Rest::new(&config, engine.tables().clone())?))),
             None => None,
         };
-        let server = tokio::spawn(serve(listener, service, config.secret, rest, stop.clone(), report));
-        let advertised = config.advertise.unwrap_or_else(|| address.to_string());
-        tracing::info!(id = %config.id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
+        let chores = chores(engine.tables().clone(), transactions.clone());
+        let server = tokio::spawn(serve(listener, service, config.secret.clone(), rest, chores, stop.clone(), report));
+        let id = config.id.clone().unwrap_or_else(|| default_id(address.port()));
+        tracing::info!(%id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
+        let registered = cluster.map(|cluster| {
+            let rest_address = rest_address.map(|address| address.to_string());
+            let node = ThisNode::new(&config, advertised.clone(), rest_address, engine.clone());
+            NodeKeeper::start(cluster, &id, Arc::new(node))
+        });
         if let Some(address) = rest_address {
             tracing::info!(%address, "the query node serves the Iceberg REST catalog");
         }
-        Ok(QueryNode { address, rest_address, advertised, engine, operations, stop, server, failed })
+        Ok(QueryNode {
+            address,
+            rest_address,
+            advertised,
+            engine,
+            operations,
+            transactions,
+            stop,
+            server,
+            registered,
+            failed,
+        })
     }
 
     /// Where Flight SQL is served.
@@ -114,10 +161,27 @@ impl QueryNode {
     /// Returns when the node can serve no longer, with the reason. Cancel-safe.
     pub async fn failed(&self) -> Error {
         let mut failed = self.failed.clone();
-        match failed.wait_for(Option::is_some).await {
-            Ok(error) => error.clone().unwrap_or_else(|| Error::internal("the server ended")),
-            Err(_) => Error::internal("the server ended"),
+        let server = async {
+            match failed.wait_for(Option::is_some).await {
+                Ok(error) => error.clone().unwrap_or_else(|| Error::internal("the server ended")),
+                Err(_) => Error::internal("the server ended"),
+            }
+        };
+        let superseded = async {
+            match &self.registered {
+                Some(registered) => Error::unavailable(registered.superseded().await),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            error = server => error,
+            error = superseded => error,
         }
+    }
+
+    /// What keeps the node registered, in a metadata cluster.
+    pub fn registered(&self) -> Option<&NodeKeeper> {
+        self.registered.as_ref()
     }
 
     /// Stops: no statement begins, changes under way end (for at most [`SHUTDOWN_PATIENCE`]), connections close.
@@ -125,10 +189,14 @@ impl QueryNode {
         self.engine.close();
         let changes = async {
             self.operations.close().await;
+            self.transactions.close().await;
             self.engine.tables().close().await;
         };
         if tokio::time::timeout(SHUTDOWN_PATIENCE, changes).await.is_err() {
             tracing::warn!("changes were still under way when the query node stopped; whether they are made is open");
+        }
+        if let Some(registered) = self.registered.take() {
+            registered.leave(LEAVE_PATIENCE).await;
         }
         self.stop.cancel();
         if tokio::time::timeout(SHUTDOWN_PATIENCE, &mut self.server).await.is_err() {
@@ -160,12 +228,23 @@ async fn bind(field: &str, wanted: SocketAddr) -> Result<(TcpListener, SocketAdd
     Ok((listener, address))
 }
 
+/// What has to be looked after from time to time, until it is dropped.
+async fn chores(tables: Arc<Tables>, transactions: Arc<Transactions>) -> Infallible {
+    let outcomes = outcomes::sweep(&tables.writer, &[once::DOMAIN, TRANSACTIONS], outcomes::LIFETIME);
+    tokio::select! {
+        never = transactions.watch() => never,
+        never = outcomes => never,
+        never = tables.follow_warehouses() => never,
+    }
+}
+
 /// Serves all that the node serves until it is told to stop, or one of it fails.
 async fn serve(
     listener: TcpListener,
     service: LakeFlight,
     secret: Option<Secret>,
     rest: Option<(TcpListener, Arc<Rest>)>,
+    chores: impl Future<Output = Infallible>,
     stop: CancellationToken,
     report: watch::Sender<Option<Error>>,
 ) {
@@ -193,7 +272,11 @@ async fn serve(
             None => Ok(()),
         }
     };
-    let reason = match tokio::try_join!(flight, rest) {
+    let served = tokio::select! {
+        served = async { tokio::try_join!(flight, rest) } => served,
+        never = chores => match never {},
+    };
+    let reason = match served {
         Err(error) => error,
         Ok(_) => Error::unavailable("the query node was stopped"),
     };

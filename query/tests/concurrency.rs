@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use common::*;
 use lake_client::memory::MemoryStore;
 use lake_client::store::{
-    Applied, Capabilities, Committed, Error, Leader, MetaStore, Page, Read, ReadOptions, SharedStore,
+    Applied, Capabilities, Committed, Error, Leader, MetaStore, Page, Read, ReadOptions, SharedStore, Snapshot,
 };
 use lake_proto::kv::{KeyValue, Txn};
 use lake_query::{Kind, Options};
@@ -25,6 +25,8 @@ struct Faulty {
     commits: AtomicU64,
     away: AtomicBool,
     calls: AtomicU64,
+    /// Snapshots are gone as soon as they are opened.
+    short_snapshots: AtomicBool,
 }
 
 impl Faulty {
@@ -35,6 +37,7 @@ impl Faulty {
             commits: AtomicU64::new(0),
             away: AtomicBool::new(false),
             calls: AtomicU64::new(0),
+            short_snapshots: AtomicBool::new(false),
         })
     }
 
@@ -69,6 +72,18 @@ impl MetaStore for Faulty {
     async fn get(&self, key: &str, options: ReadOptions, deadline: Instant) -> Result<Read<Option<KeyValue>>, Error> {
         self.reach(deadline).await?;
         self.inner.get(key, options, deadline).await
+    }
+
+    async fn open_snapshot(&self, options: ReadOptions, deadline: Instant) -> Result<Read<Snapshot>, Error> {
+        self.reach(deadline).await?;
+        match self.short_snapshots.load(Ordering::Relaxed) {
+            true => Ok(Read { value: Snapshot::from_wire(u64::MAX).unwrap(), revision: 0 }),
+            false => self.inner.open_snapshot(options, deadline).await,
+        }
+    }
+
+    async fn close_snapshot(&self, snapshot: Snapshot, deadline: Instant) -> Result<bool, Error> {
+        self.inner.close_snapshot(snapshot, deadline).await
     }
 
     async fn batch_get(
@@ -165,6 +180,70 @@ async fn lost_answers_neither_lose_nor_repeat_rows() {
     store.lose_every.store(0, Ordering::Relaxed);
     every_row_once(&cluster, 90).await;
     run(&cluster.client(0).await, "DROP TABLE t").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_answers_neither_lose_nor_repeat_operations_and_transactions() {
+    let store = Faulty::new();
+    let cluster = Cluster::over(store.clone() as SharedStore, 2, |options| options).await;
+    let clients = [cluster.client(0).await, cluster.client(1).await];
+    for table in ["t", "u", "v"] {
+        run(&clients[0], &format!("CREATE TABLE {table} (x BIGINT)")).await;
+    }
+    store.lose_every.store(3, Ordering::Relaxed);
+    let writers = clients.iter().enumerate().map(|(i, client)| async move {
+        for n in 0..8 {
+            let value = n * 2 + i;
+            run(client, &format!("SET lake.operation_id = '{value}'")).await;
+            // As a client would that has lost the answer: here every answer is taken for lost once.
+            for _ in 0..2 {
+                let settings = client.settings();
+                run(client, &format!("INSERT INTO t VALUES ({value})")).await;
+                client.resume(settings);
+            }
+            run(client, "SET lake.operation_id = DEFAULT").await;
+            run(client, "BEGIN").await;
+            for table in ["u", "v"] {
+                run(client, &format!("INSERT INTO {table} VALUES ({value})")).await;
+            }
+            let settings = client.settings();
+            run(client, "COMMIT").await;
+            client.resume(settings);
+            run(client, "COMMIT").await;
+        }
+    });
+    futures::future::join_all(writers).await;
+    store.lose_every.store(0, Ordering::Relaxed);
+    // Read within a transaction, which sees what is there now.
+    run(&clients[0], "BEGIN").await;
+    for table in ["t", "u", "v"] {
+        let values = numbers(&clients[0], &format!("SELECT x FROM {table} ORDER BY x")).await;
+        assert_eq!(values, (0..16).collect::<Vec<_>>(), "{table}");
+    }
+    run(&clients[0], "ROLLBACK").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_without_a_snapshot_sees_one_moment_or_says_that_it_cannot() {
+    let store = Faulty::new();
+    store.short_snapshots.store(true, Ordering::Relaxed);
+    let cluster = Cluster::over(store.clone() as SharedStore, 2, |options| options).await;
+    let (a, b) = (cluster.client(0).await, cluster.client(1).await);
+    for table in ["t", "u"] {
+        run(&a, &format!("CREATE TABLE {table} AS SELECT 1 AS x")).await;
+    }
+    run(&a, "BEGIN").await;
+    assert_eq!(number(&a, "SELECT count(*) FROM t").await, 1);
+    run(&b, "INSERT INTO u VALUES (2)").await;
+    assert_eq!(number(&a, "SELECT count(*) FROM u").await, 2, "the first table is as it was: of this moment as well");
+    run(&a, "ROLLBACK").await;
+    run(&a, "BEGIN").await;
+    assert_eq!(number(&a, "SELECT count(*) FROM t").await, 1);
+    run(&b, "INSERT INTO t VALUES (2)").await;
+    run(&b, "INSERT INTO u VALUES (3)").await;
+    let error = refused(&a, "SELECT * FROM u").await;
+    assert!(error.kind == Kind::Conflict && error.message.contains("no moment"), "{error}");
+    run(&a, "ROLLBACK").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -83,6 +83,27 @@ async fn files_are_refused_where_they_are_not_allowed() {
     let cluster = Cluster::over(store, 1, |options| Options { allow_local_files: Some(false), ..options }).await;
     let error = refused(&cluster.client(0).await, "SELECT * FROM '/etc/x.parquet'").await;
     assert!(error.kind == Kind::Denied && error.message.contains("allow_local_files"), "{error}");
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let outside = cluster.dir.path().join("x.csv");
+    let warehouse = cluster.dir.path().join("warehouse");
+    let around = format!("{}/../x.csv", warehouse.display());
+    for path in [&outside.display().to_string(), &around, "/etc/passwd", "s3://elsewhere/x.csv"] {
+        for sql in [
+            format!("COPY t TO '{path}' (FORMAT csv)"),
+            format!("COPY t FROM '{path}' (FORMAT csv)"),
+            format!("CREATE VIEW v AS SELECT * FROM '{path}/x.csv'"),
+        ] {
+            let error = refused(&client, &sql).await;
+            assert!(matches!(error.kind, Kind::Denied | Kind::Invalid), "{sql}: {:?} {error}", error.kind);
+        }
+    }
+    assert!(!outside.exists());
+    // Inside of the warehouse everybody may.
+    let inside = format!("{}/exports/x.csv", warehouse.display());
+    assert_eq!(number(&client, &format!("COPY t TO '{inside}'")).await, 1);
+    assert_eq!(number(&client, &format!("COPY t FROM '{inside}'")).await, 1);
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

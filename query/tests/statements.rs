@@ -1,6 +1,8 @@
 //! Statements from end to end: a client, Flight SQL, a node, a warehouse.
 
 mod common;
+#[path = "sqllogic/mod.rs"]
+mod sqllogic;
 
 use common::*;
 use lake_query::Kind;

@@ -1,7 +1,10 @@
 //! `lake bench`: the load generators behind the figures in docs/.
 //!
-//! - [`meta`]: a metadata cluster, lake's own or an etcd.
+//! - [`meta`]: a metadata cluster, lake's own or an etcd;
+//! - [`append`]: small appends of many clients to one table.
 
+#[cfg(feature = "query")]
+mod append;
 mod meta;
 
 use anyhow::Result;
@@ -17,6 +20,9 @@ pub struct Args {
 enum Command {
     /// Load on a running metadata cluster, each client waiting for its answer before it asks again
     Meta(meta::Args),
+    /// Many clients that append to one table, together and one by one
+    #[cfg(feature = "query")]
+    Append(append::Args),
 }
 
 /// Runs a load and prints what came of it.
@@ -26,5 +32,7 @@ enum Command {
 pub async fn run(args: Args) -> Result<()> {
     match args.command {
         Command::Meta(args) => meta::run(args).await,
+        #[cfg(feature = "query")]
+        Command::Append(args) => append::run(args).await,
     }
 }

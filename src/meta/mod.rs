@@ -5,7 +5,7 @@
 //!
 //! - [`status`], [`settings`], [`members`], [`init`]: the cluster itself;
 //! - [`get`], [`list`] with [`entries`], [`write`], [`txn`] with [`txn_document`], [`watch`]: the map;
-//! - [`lease`], [`scope`]: coordination;
+//! - [`lease`], [`scope`], [`nodes`]: coordination; [`warehouse`]: where tables live;
 //! - [`transfer`]: everything from one store to another; [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
 //!   a state is told;
 //! - [`cluster`]: which cluster, which peer, how long; [`peers`]: asking each peer; [`value`]: what is given; [`output`]:
@@ -29,6 +29,7 @@ mod lease;
 mod list;
 mod listing;
 mod members;
+mod nodes;
 mod offline;
 mod output;
 mod peers;
@@ -42,6 +43,7 @@ mod transfer;
 mod txn;
 mod txn_document;
 mod value;
+mod warehouse;
 mod watch;
 mod write;
 
@@ -105,6 +107,8 @@ enum Command {
     /// Scopes: claims on paths
     #[command(subcommand)]
     Scope(scope::Command),
+    /// The query nodes, as the leader knows them
+    Nodes(nodes::Args),
     /// The members of the cluster
     #[command(subcommand)]
     Members(members::Command),
@@ -113,6 +117,9 @@ enum Command {
     /// Quotas and the feature level
     #[command(subcommand)]
     Settings(settings::Command),
+    /// Places for tables, besides the one that query nodes are configured with
+    #[command(subcommand)]
+    Warehouse(warehouse::Command),
     /// Write everything that a store holds to a data file, or to another store
     Export(transfer::ExportArgs),
     /// Fill a store from a data file, or from another store; safe to repeat after it was stopped
@@ -163,13 +170,18 @@ impl Command {
     /// Whether it changes nothing, neither in the cluster nor in a file.
     fn only_reads(&self) -> bool {
         match self {
-            Self::Status(_) | Self::Get(_) | Self::List(_) | Self::Watch(_) | Self::Inspect(_) | Self::Verify(_) => {
-                true
-            }
+            Self::Status(_)
+            | Self::Get(_)
+            | Self::List(_)
+            | Self::Watch(_)
+            | Self::Nodes(_)
+            | Self::Inspect(_)
+            | Self::Verify(_) => true,
             Self::Lease(command) => command.only_reads(),
             Self::Scope(command) => command.only_reads(),
             Self::Members(command) => command.only_reads(),
             Self::Settings(command) => command.only_reads(),
+            Self::Warehouse(command) => command.only_reads(),
             Self::Snapshot(command) => command.only_reads(),
             Self::Init(_)
             | Self::Export(_)
@@ -215,9 +227,11 @@ async fn dispatch(args: Args) -> Result<u8> {
         Command::Watch(args) => watch::run(cluster, args).await,
         Command::Lease(command) => lease::run(cluster, command).await,
         Command::Scope(command) => scope::run(cluster, command).await,
+        Command::Nodes(args) => nodes::run(cluster, args).await,
         Command::Members(command) => members::run(cluster, command).await,
         Command::TransferLeader(args) => members::transfer_leader(cluster, args).await,
         Command::Settings(command) => settings::run(cluster, command).await,
+        Command::Warehouse(command) => warehouse::run(cluster, command).await,
         Command::Export(args) => until_told(STAYS, transfer::export(cluster, args)).await,
         Command::Import(args) => until_told(STAYS, transfer::import(cluster, args)).await,
         Command::Snapshot(command) => until_told(REMOVED, snapshot::run(cluster, command)).await,

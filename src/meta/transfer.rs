@@ -6,8 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use lake_client::etcd::EtcdStore;
-use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_client::store::SharedStore;
 use lake_client::transfer::file::{Described, Sum};
 use lake_client::transfer::{self, Between, Error, Existing, Imported, Progress, Step};
@@ -17,6 +15,7 @@ use super::cluster::Cluster;
 use super::output::{Format, moment, or_dash, print, print_json, size};
 use super::{EXIT_NO, EXIT_UNKNOWN};
 use crate::columns::columns;
+use crate::place;
 
 /// How long one call to a store may take unless told otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,53 +25,29 @@ const TOLD_EVERY: Duration = Duration::from_secs(5);
 /// Where entries come from, or go to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
-    /// A metadata cluster; without endpoints the one that `--at` and so on name.
-    Cluster(Vec<String>),
-    Etcd {
-        endpoints: Vec<String>,
-        root: String,
-    },
-    Bucket {
-        bucket: String,
-        root: String,
-    },
-    Directory(PathBuf),
+    /// The cluster that `--at` and so on name.
+    Cluster,
+    Store(place::Place),
     DataFile(PathBuf),
 }
 
-const PLACES: &str =
-    "a data file, cluster, lake://HOST:PORT,..., etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX or file:///DIRECTORY";
-
 fn place(text: &str) -> Result<Place, String> {
-    let endpoints = |list: &str| list.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect::<Vec<_>>();
-    let (scheme, rest) = match text.split_once("://") {
-        Some(parts) => parts,
-        None if text == "cluster" => return Ok(Place::Cluster(vec![])),
-        None if text.is_empty() => return Err(format!("it is {PLACES}")),
-        None => return Ok(Place::DataFile(text.into())),
-    };
-    let (first, root) = rest.split_once('/').unwrap_or((rest, ""));
-    let root = root.trim_end_matches('/');
-    match (scheme, first) {
-        ("lake", first) if !first.is_empty() && root.is_empty() => Ok(Place::Cluster(endpoints(first))),
-        ("etcd", first) if !first.is_empty() => {
-            let root = if root.is_empty() { String::new() } else { format!("/{root}") };
-            Ok(Place::Etcd { endpoints: endpoints(first), root })
-        }
-        ("s3", bucket) if !bucket.is_empty() => Ok(Place::Bucket { bucket: bucket.to_owned(), root: root.to_owned() }),
-        ("file", "") if rest.len() > 1 => Ok(Place::Directory(rest.into())),
-        _ => Err(format!("it is {PLACES}")),
+    match text {
+        "" => Err(format!("it is a data file, cluster, {}", place::PLACES)),
+        "cluster" => Ok(Place::Cluster),
+        text if text.contains("://") => match text.parse() {
+            Ok(store) => Ok(Place::Store(store)),
+            Err(_) => Err(format!("it is a data file, cluster, {}", place::PLACES)),
+        },
+        path => Ok(Place::DataFile(path.into())),
     }
 }
 
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Cluster(endpoints) if endpoints.is_empty() => f.write_str("cluster"),
-            Self::Cluster(endpoints) => write!(f, "lake://{}", endpoints.join(",")),
-            Self::Etcd { endpoints, root } => write!(f, "etcd://{}{root}", endpoints.join(",")),
-            Self::Bucket { bucket, root } => write!(f, "s3://{bucket}/{root}"),
-            Self::Directory(path) => write!(f, "file://{}", path.display()),
+            Self::Cluster => f.write_str("cluster"),
+            Self::Store(store) => write!(f, "{store}"),
             Self::DataFile(path) => write!(f, "{}", path.display()),
         }
     }
@@ -220,31 +195,12 @@ async fn run(cluster: &Cluster, from: Place, to: Place, how: How) -> Result<u8> 
 }
 
 async fn open(cluster: &Cluster, place: &Place, patience: Duration) -> Result<SharedStore> {
-    Ok(match place {
-        Place::Cluster(endpoints) if endpoints.is_empty() => Arc::new(cluster.store()?),
-        Place::Cluster(endpoints) => {
-            let config = RemoteConfig { endpoints: endpoints.clone(), secret: cluster.secret()? };
-            Arc::new(RemoteStore::connect(config)?)
-        }
-        Place::Etcd { endpoints, root } => Arc::new(EtcdStore::connect(endpoints.clone(), root)?),
-        Place::Bucket { .. } | Place::Directory(_) => objects(place, patience).await?,
+    match place {
+        Place::Cluster => Ok(Arc::new(cluster.store()?)),
+        Place::Store(store @ place::Place::Cluster(_)) => store.open(cluster.secret()?, patience).await,
+        Place::Store(store) => store.open(None, patience).await,
         Place::DataFile(path) => bail!("{} is a data file and no store", path.display()),
-    })
-}
-
-#[cfg(feature = "store-object")]
-async fn objects(place: &Place, patience: Duration) -> Result<SharedStore> {
-    use lake_client::object::ObjectMetaStore;
-    Ok(match place {
-        Place::Bucket { bucket, root } => Arc::new(ObjectMetaStore::s3(bucket, root, Instant::now() + patience).await?),
-        Place::Directory(path) => Arc::new(ObjectMetaStore::local(path)?),
-        _ => bail!("{place} is no object store"),
-    })
-}
-
-#[cfg(not(feature = "store-object"))]
-async fn objects(place: &Place, _: Duration) -> Result<SharedStore> {
-    bail!("{place}: this build of lake has no object stores; build it with `--features store-object`")
+    }
 }
 
 /// Says now and then how far it is.
@@ -349,27 +305,18 @@ mod tests {
 
     #[test]
     fn places_are_told_apart() {
-        let of = |endpoints: &[&str]| endpoints.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>();
-        let etcd = |root: &str| Place::Etcd { endpoints: of(&["a:1", "b:2"]), root: root.into() };
-        let bucket = |root: &str| Place::Bucket { bucket: "b".into(), root: root.into() };
+        let store = |text: &str| Place::Store(text.parse().unwrap());
         for (text, expected) in [
-            ("cluster", Place::Cluster(vec![])),
+            ("cluster", Place::Cluster),
             ("./cluster", Place::DataFile("./cluster".into())),
             ("a/b.data", Place::DataFile("a/b.data".into())),
-            ("lake://a:1,b:2", Place::Cluster(of(&["a:1", "b:2"]))),
-            ("etcd://a:1,b:2", etcd("")),
-            ("etcd://a:1,b:2/", etcd("")),
-            ("etcd://a:1,b:2/x/y/", etcd("/x/y")),
-            ("s3://b", bucket("")),
-            ("s3://b/x/y", bucket("x/y")),
-            ("file:///d/e", Place::Directory("/d/e".into())),
+            ("lake://a:1,b:2", store("lake://a:1,b:2")),
+            ("file:///d/e", store("file:///d/e")),
         ] {
             assert_eq!(place(text), Ok(expected.clone()), "{text}");
             assert_eq!(place(&expected.to_string()), Ok(expected), "{text}: it is told as it is written");
         }
-        for wrong in
-            ["", "lake://", "lake://a:1/x", "etcd:///x", "s3:///x", "file://", "file:///", "file://d", "gs://b/x"]
-        {
+        for wrong in ["", "lake://", "file://d", "gs://b/x"] {
             assert!(place(wrong).is_err(), "{wrong}");
         }
     }

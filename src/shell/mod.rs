@@ -40,6 +40,9 @@ const DEFAULT_LIMIT: usize = 1_000;
 /// How long a connection to a query node may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long rolling back may take at the end.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// What to run, if not a prompt.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ShellArgs {
@@ -92,6 +95,23 @@ impl Shell {
     /// # Errors
     /// The file or standard input cannot be read, standard output cannot be written. Failed statements are no error here.
     pub async fn run(&mut self, args: &ShellArgs, console: &Console, interrupts: &mut Interrupts) -> Result<Ended> {
+        let ended = self.run_all(args, console, interrupts).await;
+        self.leave().await;
+        ended
+    }
+
+    /// Rolls back the transaction that is open at the end: nobody can go on with it.
+    async fn leave(&self) {
+        if self.client.settings().transaction.is_none() {
+            return;
+        }
+        match self.client.query("ROLLBACK", Some(LEAVE_TIMEOUT)).await {
+            Ok(_) => eprintln!("the open transaction was rolled back"),
+            Err(e) => eprintln!("the open transaction is rolled back by its node later: {e}"),
+        }
+    }
+
+    async fn run_all(&mut self, args: &ShellArgs, console: &Console, interrupts: &mut Interrupts) -> Result<Ended> {
         if let Some(path) = &args.file {
             let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
             return self.run_text(&text, interrupts).await;
@@ -172,7 +192,12 @@ impl Shell {
         let mut editor = Editor::start(console)?;
         let mut input = Input::default();
         loop {
-            let line = editor.line(if input.is_empty() { "lake> " } else { "   -> " }).await;
+            let prompt = match (input.is_empty(), self.client.settings().transaction.is_some()) {
+                (true, false) => "lake> ",
+                (true, true) => "lake*> ",
+                (false, _) => "   -> ",
+            };
+            let line = editor.line(prompt).await;
             match line {
                 Line::Text(line) => {
                     let items = input.feed(&line);
@@ -226,7 +251,10 @@ impl Shell {
     async fn statement(&mut self, sql: &str, interrupts: &mut Interrupts) -> Result<Ended> {
         if self.reconnect {
             match connect(&self.endpoints, self.secret.as_ref()).await {
-                Ok(client) => (self.client, self.reconnect) = (client, false),
+                Ok(client) => {
+                    client.resume(self.client.settings());
+                    (self.client, self.reconnect) = (client, false);
+                }
                 Err(e) => {
                     eprintln!("error: {e:#}");
                     return Ok(Ended::Failed);

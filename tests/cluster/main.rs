@@ -8,7 +8,10 @@ mod bad_input;
 mod common;
 mod docs;
 mod engines;
+mod hot;
 mod leader_dies;
+mod library;
+mod nodes;
 mod object_storage;
 mod power;
 #[path = "../../query/tests/rest/python.rs"]

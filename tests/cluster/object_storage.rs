@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::{Scratch, TestCluster};
+use crate::library::Library;
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -33,6 +34,14 @@ async fn tables_live_on_s3_as_well() {
         cluster.until_rows(node, "SELECT count(*) FROM nation WHERE n_nationkey >= 100", &[25]).await;
     }
     cluster.stop().await;
+    let access = [
+        ("AWS_ENDPOINT_URL", s3.endpoint.as_str()),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+        ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
+    ];
+    let library = Library::new("s3://lake-test/library/meta", "s3://lake-test/library/tables").with(&access);
+    library.holds_what_processes_write_that_know_of_nobody().await;
     for secret in [ACCESS_KEY, SECRET_KEY] {
         let logs = walk(&scratch.path("lake-data")).into_iter().filter(|p| p.extension().is_some_and(|e| e == "log"));
         for log in logs {

@@ -205,9 +205,12 @@ impl Layout {
             program,
             args: args.into_iter().map(Into::into).collect(),
             env: match name.role {
-                Role::Metasrv => self.spec.metasrv_env.iter().map(|(n, v)| (n.clone(), of_peer(v, name.id))).collect(),
-                Role::Query => Vec::new(),
-            },
+                Role::Metasrv => &self.spec.metasrv_env,
+                Role::Query => &self.spec.query_env,
+            }
+            .iter()
+            .map(|(variable, value)| (variable.clone(), of_process(value, name.id)))
+            .collect(),
             output: self.output(name),
             append: self.spec.peer_logs.is_some(),
         }
@@ -322,7 +325,7 @@ fn query_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Pa
 }
 
 /// A value in which `{id}` stands for the peer's id.
-fn of_peer(value: &OsStr, id: u64) -> OsString {
+fn of_process(value: &OsStr, id: u64) -> OsString {
     value.to_str().map_or_else(|| value.to_owned(), |text| text.replace("{id}", &id.to_string()).into())
 }
 

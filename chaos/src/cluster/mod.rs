@@ -68,6 +68,8 @@ pub struct Spec {
     pub peer_logs: Option<PathBuf>,
     /// Added to the environment of every peer; `{id}` in a value stands for its id.
     pub metasrv_env: Vec<(OsString, OsString)>,
+    /// The same for every query node.
+    pub query_env: Vec<(OsString, OsString)>,
     /// How peers reach each other, and are reached by clients. `None`: directly, on loopback.
     pub network: Option<Network>,
     pub policy: Policy,
@@ -90,6 +92,7 @@ impl Spec {
             query_args: Vec::new(),
             peer_logs: None,
             metasrv_env: Vec::new(),
+            query_env: Vec::new(),
             network: None,
             policy: Policy::default(),
             start_timeout: Duration::from_secs(60),

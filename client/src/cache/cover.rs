@@ -34,13 +34,18 @@ pub struct Entry {
     pub read_at: Instant,
     /// Somebody has asked for its renewal.
     pub renewing: AtomicBool,
-    /// Somebody has reason to think that it is not so any more.
-    pub doubted: AtomicBool,
+    /// When somebody had reason to think that it is not so any more.
+    pub doubted: Option<Instant>,
 }
 
 impl Entry {
     pub fn new(pointer: Option<Versioned<TablePointer>>, revision: Revision, read_at: Instant) -> Self {
-        Self { pointer, revision, read_at, renewing: AtomicBool::new(false), doubted: AtomicBool::new(false) }
+        Self { pointer, revision, read_at, renewing: AtomicBool::new(false), doubted: None }
+    }
+
+    /// The same, of which somebody doubted then that it is still so.
+    pub fn doubted_at(self, doubted: Instant) -> Self {
+        Self { doubted: Some(doubted), ..self }
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Ledger {
     bars: u64,
     /// The tables that are being loaded.
     loading: HashMap<TableIdent, Loading>,
+    /// Loads that bring several tables as of one moment, by these, in order: whom to wait for rather than ask again.
+    together: HashMap<Arc<[TableIdent]>, Flight>,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +42,17 @@ struct Loading {
     barred: u64,
     /// Whom to wait for rather than ask again, and which of its answers is this table's.
     shared: Option<(Flight, usize)>,
+    /// The same for who wants a revision that only its callers know of. It may never come: nobody else waits for it.
+    ahead: Option<(Flight, usize)>,
+}
+
+impl Loading {
+    /// Nobody waits for this load any more who has not begun to; `None`: for none.
+    fn unshare(&mut self, flight: Option<&Flight>) {
+        for shared in [&mut self.shared, &mut self.ahead] {
+            shared.take_if(|(shared, _)| flight.is_none_or(|flight| shared.is(flight)));
+        }
+    }
 }
 
 /// What was known when a question was asked.
@@ -79,25 +92,31 @@ impl Ledger {
         Asked { seen: self.seen(), bars: self.bars }
     }
 
-    /// A load of the tables begins; each needs an [`Ledger::end`]. Others may wait for it if it is given.
-    pub fn begin(&mut self, tables: &[TableIdent], shared: Option<&Flight>) {
+    /// A load of the tables begins, for which others may wait; each needs an [`Ledger::end`].
+    pub fn begin(&mut self, tables: &[TableIdent], flight: &Flight) {
+        let ahead = flight.min_revision > self.seen();
         for (at, table) in tables.iter().enumerate() {
             let loading = self.loading.entry(table.clone()).or_default();
             loading.loads += 1;
-            if let Some(flight) = shared {
-                loading.shared = Some((flight.clone(), at));
-            }
+            let shared = if ahead { &mut loading.ahead } else { &mut loading.shared };
+            *shared = Some((flight.clone(), at));
         }
+    }
+
+    /// The load that has begun brings just these tables, which are in order, as of one moment.
+    pub fn begin_together(&mut self, tables: Arc<[TableIdent]>, flight: &Flight) {
+        self.together.insert(tables, flight.clone());
     }
 
     /// The load has brought what it was to bring: whoever comes from now on may know of later changes than it does.
     pub fn landed(&mut self, tables: &[TableIdent], flight: &Flight) {
         for table in tables {
-            if let Some(loading) = self.loading.get_mut(table)
-                && loading.shared.as_ref().is_some_and(|(shared, _)| shared.is(flight))
-            {
-                loading.shared = None;
+            if let Some(loading) = self.loading.get_mut(table) {
+                loading.unshare(Some(flight));
             }
+        }
+        if self.together.get(tables).is_some_and(|shared| shared.is(flight)) {
+            self.together.remove(tables);
         }
     }
 
@@ -112,15 +131,31 @@ impl Ledger {
         }
     }
 
-    /// The load of this table that others may wait for, and which of its answers is the table's.
-    pub fn shared(&self, table: &TableIdent) -> Option<(Flight, usize)> {
-        self.loading.get(table)?.shared.clone()
+    /// The load of this table to wait for if a state of `min_revision` is wanted, and which of its answers is the table's.
+    pub fn shared(&self, table: &TableIdent, min_revision: Revision) -> Option<(Flight, usize)> {
+        let loading = self.loading.get(table)?;
+        match min_revision > self.seen() {
+            false => loading.shared.clone(),
+            true => loading.ahead.clone().filter(|(flight, _)| flight.min_revision >= min_revision),
+        }
+    }
+
+    /// The same of just these tables, which are in order, as of one moment.
+    pub fn shared_together(&self, tables: &[TableIdent], min_revision: Revision) -> Option<Flight> {
+        let flight = self.together.get(tables)?;
+        let seen = self.seen();
+        let awaits = |revision: Revision| if revision > seen { revision } else { 0 };
+        let fits = match awaits(min_revision) {
+            0 => awaits(flight.min_revision) == 0,
+            wanted => awaits(flight.min_revision) >= wanted,
+        };
+        fits.then(|| flight.clone())
     }
 
     /// Nothing is being loaded.
     #[cfg(test)]
     pub fn is_idle(&self) -> bool {
-        self.loading.is_empty()
+        self.loading.is_empty() && self.together.is_empty()
     }
 
     /// The table's state from this revision on is known.
@@ -136,7 +171,8 @@ impl Ledger {
         self.bars += 1;
         if let Some(loading) = self.loading.get_mut(table) {
             loading.barred = self.bars;
-            loading.shared = None;
+            loading.unshare(None);
+            self.together.retain(|tables, _| tables.binary_search(table).is_err());
         }
     }
 
@@ -169,7 +205,7 @@ mod tests {
     fn an_answer_from_before_what_became_known_is_refused() {
         let (mut ledger, tables, flight) = (Ledger::default(), tables(), flight());
         ledger.see(10);
-        ledger.begin(&tables, Some(&flight));
+        ledger.begin(&tables, &flight);
         let asked = ledger.ask();
         assert_eq!(ledger.judge(&tables, asked, 9), Err(Refused::Behind));
         ledger.see(20);
@@ -186,14 +222,38 @@ mod tests {
     #[test]
     fn what_was_asked_before_a_bar_is_refused_and_nobody_joins_it() {
         let (mut ledger, tables, flight) = (Ledger::default(), tables(), flight());
-        ledger.begin(&tables, Some(&flight));
+        ledger.begin(&tables, &flight);
+        ledger.begin_together(tables.clone().into(), &flight);
+        assert!(ledger.shared_together(&tables, 0).is_some_and(|shared| shared.is(&flight)));
         let before = ledger.ask();
         ledger.bar(&tables[0]);
         assert_eq!(ledger.judge(&tables, before, 100), Err(Refused::Overtaken));
         assert_eq!(ledger.judge(&tables, ledger.ask(), 0), Ok(()));
-        assert!(ledger.shared(&tables[0]).is_none());
-        assert!(ledger.shared(&tables[1]).is_some_and(|(shared, at)| shared.is(&flight) && at == 1));
+        assert!(ledger.shared(&tables[0], 0).is_none() && ledger.shared_together(&tables, 0).is_none());
+        assert!(ledger.shared(&tables[1], 0).is_some_and(|(shared, at)| shared.is(&flight) && at == 1));
         ledger.landed(&tables, &flight);
-        assert!(ledger.shared(&tables[1]).is_none(), "it may lack what was told since");
+        assert!(ledger.shared(&tables[1], 0).is_none(), "it may lack what was told since");
+    }
+
+    #[test]
+    fn a_load_that_waits_for_a_revision_is_joined_by_who_waits_for_it_too() {
+        let (mut ledger, tables) = (Ledger::default(), tables());
+        ledger.see(10);
+        let mut ahead = flight();
+        ahead.min_revision = 20;
+        ledger.begin(&tables, &ahead);
+        ledger.begin_together(tables.clone().into(), &ahead);
+        let joins = |ledger: &Ledger, min_revision| {
+            let alone = ledger.shared(&tables[0], min_revision).is_some();
+            assert_eq!(alone, ledger.shared_together(&tables, min_revision).is_some());
+            alone
+        };
+        assert!(joins(&ledger, 11) && joins(&ledger, 20));
+        assert!(
+            !joins(&ledger, 21) && !joins(&ledger, 10) && !joins(&ledger, 0),
+            "it brings less, or may bring nothing"
+        );
+        ledger.end(&tables, &ahead);
+        assert!(!joins(&ledger, 20) && ledger.is_idle());
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::counters::{Reason, count};
 use super::cover::Entry;
-use super::ledger::{Asked, Refused};
+use super::ledger::{Asked, Ledger, Refused};
 use super::{Shared, is_away};
 use crate::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use crate::clock;
@@ -28,6 +28,8 @@ type Outcome = Result<Arc<[Arc<Entry>]>, CatalogError>;
 pub struct Flight {
     /// What it brings was current then, or later.
     pub started: Instant,
+    /// ... and at this revision.
+    pub min_revision: Revision,
     outcome: watch::Receiver<Option<Outcome>>,
 }
 
@@ -54,11 +56,13 @@ pub struct Load {
     pub min_revision: Revision,
 }
 
-/// Takes the tables off the ledger when a load ends, however it does.
-struct Registered {
+/// A load that others may wait for. It takes the tables off the ledger when it ends, however it does, and so must not be
+/// dropped under the ledger's lock.
+pub struct Registered {
     shared: Arc<Shared>,
     tables: Vec<TableIdent>,
     flight: Flight,
+    report: watch::Sender<Option<Outcome>>,
 }
 
 impl Drop for Registered {
@@ -68,6 +72,10 @@ impl Drop for Registered {
 }
 
 impl Registered {
+    pub fn flight(&self) -> &Flight {
+        &self.flight
+    }
+
     async fn load(&self, load: Load, until: Instant) -> Outcome {
         let (shared, tables) = (&self.shared, &self.tables);
         let mut backoff = shared.backoff();
@@ -140,16 +148,23 @@ impl Registered {
 impl Shared {
     /// Begins to load the tables together, as one read.
     pub fn begin_load(self: &Arc<Self>, tables: Vec<TableIdent>, load: Load) -> Flight {
+        let registered = self.register_load(&mut self.lock(), tables, load);
+        self.run_load(registered, load)
+    }
+
+    /// Says that the tables are about to be loaded together; [`Shared::run_load`] does it.
+    pub fn register_load(self: &Arc<Self>, ledger: &mut Ledger, tables: Vec<TableIdent>, load: Load) -> Registered {
         let (report, outcome) = watch::channel(None);
-        let flight = Flight { started: clock::now(), outcome };
+        let flight = Flight { started: clock::now(), min_revision: load.min_revision, outcome };
+        ledger.begin(&tables, &flight);
+        Registered { shared: self.clone(), tables, flight, report }
+    }
+
+    /// Runs a load as a task of the cache's.
+    pub fn run_load(self: &Arc<Self>, registered: Registered, load: Load) -> Flight {
+        let flight = registered.flight.clone();
         let until = flight.started + self.config.away_patience;
-        {
-            let mut ledger = self.lock();
-            // A revision that only the caller knows of may be one that never comes: nobody else waits for it.
-            let shareable = load.min_revision <= ledger.seen();
-            ledger.begin(&tables, shareable.then_some(&flight));
-        }
-        let registered = Registered { shared: self.clone(), tables, flight: flight.clone() };
+        let report = registered.report.clone();
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
             let outcome = tokio::select! {
@@ -170,6 +185,8 @@ impl Shared {
             if cached.revision > entry.revision {
                 return cached;
             }
+            // A doubt is about what was so before it.
+            entry.doubted = cached.doubted.filter(|doubted| entry.read_at < *doubted);
             // What was current at a revision before this one was so at that time; so is what came after it.
             entry.read_at = entry.read_at.max(self.cover.load().know(cached).as_of);
         }
@@ -215,6 +232,6 @@ pub mod tests {
 
     /// One that brings nothing.
     pub fn flight() -> Flight {
-        Flight { started: clock::now(), outcome: watch::channel(None).1 }
+        Flight { started: clock::now(), min_revision: 0, outcome: watch::channel(None).1 }
     }
 }

@@ -45,12 +45,14 @@
 //!
 //! # Bounds
 //!
-//! `max_tables` entries, dropped after `keep_for` without use. Loads: one per table for those who can share it, each ended
-//! by `away_patience`; one confirmation, one renewal of up to 256 tables at a time, [`RENEWALS_WAITING`] waiting. All tasks
+//! `max_tables` entries, dropped after `keep_for` without use. Loads: one per table, or per set of tables that are wanted as
+//! of one moment, for those who can share it (who wants a revision that nobody here has seen shares with those who want it,
+//! too), each ended by `away_patience`; one confirmation, one renewal of up to 256 tables at a time, [`RENEWALS_WAITING`] waiting. All tasks
 //! are the cache's and end with it ([`PointerCache::close`], or its last handle).
 //!
-//! It needs a store whose revisions are the store's (`consistent_listing`). Without `watch` it works as said, each table
-//! being renewed by itself.
+//! Without `watch` it works as said, each table being renewed by itself. Where revisions are each key's own (a store without
+//! `consistent_listing`: library mode) nothing says until when a pointer is current, or of which moment several are: nothing is
+//! cached there, and each question is a read of its tables as they are now.
 
 pub mod counters;
 mod cover;
@@ -59,6 +61,8 @@ mod load;
 #[cfg(test)]
 mod model;
 mod sync;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -74,7 +78,7 @@ use tokio_util::task::TaskTracker;
 use crate::backoff::Backoff;
 use crate::catalog::{Catalog, CatalogError, TableIdent, TablePointer, Versioned};
 use crate::clock;
-use crate::store::{Error, SharedStore};
+use crate::store::{Error, ReadOptions, SharedStore};
 use counters::{Counters, Counting, Reason, count};
 use cover::{Cover, Entry, Known, one_moment};
 use ledger::Ledger;
@@ -179,6 +183,8 @@ struct Shared {
     store: SharedStore,
     catalog: Catalog,
     config: CacheConfig,
+    /// The store's revisions are its own; else nothing is cached.
+    caches: bool,
     entries: moka::sync::Cache<TableIdent, Arc<Entry>>,
     cover: ArcSwap<Cover>,
     /// Held wherever an entry is put in another's place.
@@ -223,6 +229,7 @@ impl PointerCache {
         let ledger = Ledger::default();
         let shared = Arc::new(Shared {
             catalog: Catalog::new(store.clone()),
+            caches: store.capabilities().consistent_listing,
             store,
             config,
             entries: moka::sync::Cache::builder().max_capacity(config.max_tables).time_to_idle(config.keep_for).build(),
@@ -261,11 +268,13 @@ impl PointerCache {
 
     fn hit(&self, table: &TableIdent, min_revision: Revision) -> Option<Resolved> {
         let shared = &self.shared;
+        // Before the cover, whose progress has come so far.
+        let least = shared.least(min_revision);
         // Before the entry: that holds every change up to this cover's progress.
         let cover = shared.cover();
         let known = cover.know(shared.entries.get(table)?);
         let now = clock::now();
-        if !shared.fits(&known, now, min_revision) {
+        if !shared.fits(&known, now, least) {
             return None;
         }
         count(&shared.counting.hits);
@@ -291,18 +300,20 @@ impl PointerCache {
     /// As [`PointerCache::get`].
     pub async fn resolve(&self, tables: &[TableIdent], want: Want) -> Result<Vec<Resolved>, CatalogError> {
         let shared = &self.shared;
+        if !shared.caches {
+            return shared.read(tables, want).await;
+        }
         let began = clock::now();
         // They have been found to be of several moments.
         let mut together = false;
         let mut waited = false;
         let mut behind = None;
         loop {
+            let least = shared.least(want.min_revision);
             let cover = shared.cover();
             let mut known: Vec<Option<Known>> =
                 tables.iter().map(|table| shared.entries.get(table).map(|entry| cover.know(entry))).collect();
-            let fits = |known: &Option<Known>| {
-                known.as_ref().is_some_and(|known| shared.fits(known, began, want.min_revision))
-            };
+            let fits = |known: &Option<Known>| known.as_ref().is_some_and(|known| shared.fits(known, began, least));
             let mut missing: Vec<usize> = (0..tables.len()).filter(|&at| !fits(&known[at])).collect();
             if missing.is_empty() && one_moment(known.iter().flatten()) {
                 if !waited {
@@ -336,7 +347,13 @@ impl PointerCache {
             };
             let load = Load { reason, min_revision: want.min_revision };
             let asked: Vec<TableIdent> = missing.iter().map(|&at| tables[at].clone()).collect();
-            let error = match shared.fetch(asked, load, together, began, want.deadline).await {
+            // A load that metasrv does not answer ends a little earlier, and says more.
+            let until = want.deadline.min(clock::now() + shared.config.away_patience + LOAD_PAUSE);
+            let fetched = match together {
+                true => shared.fetch_together(&asked, load, began, until).await,
+                false => shared.fetch(asked, load, began, until).await,
+            };
+            let error = match fetched {
                 Ok(entries) => {
                     for (&at, entry) in missing.iter().zip(entries) {
                         known[at] = Some(cover.know(entry));
@@ -387,7 +404,8 @@ impl PointerCache {
         let mut ledger = self.shared.lock();
         ledger.bar(table);
         if let Some(cached) = self.shared.peek(table) {
-            cached.doubted.store(true, Ordering::Release);
+            let doubted = Entry::new(cached.pointer.clone(), cached.revision, cached.read_at).doubted_at(clock::now());
+            self.shared.entries.insert(table.clone(), Arc::new(doubted));
         }
     }
 
@@ -400,9 +418,13 @@ impl PointerCache {
     /// Waits until the watch has told of every change up to this revision. Whatever is shown from then on is current at it.
     ///
     /// # Errors
-    /// `Unavailable` if that is not so by the deadline.
+    /// `Unavailable` if that is not so by the deadline. `Refused` where revisions are each key's own.
     pub async fn wait_for_version(&self, revision: Revision, deadline: Instant) -> Result<Revision, CatalogError> {
         let began = clock::now();
+        if !self.shared.caches {
+            let why = "this store has no revision of its own; what is read is as it is now";
+            return Err(Error::cannot(format!("waiting for revision {revision}"), why).into());
+        }
         let mut version = self.subscribe();
         let told = match tokio::time::timeout_at(deadline.into(), version.wait_for(|told| *told >= revision)).await {
             Ok(Ok(told)) => *told,
@@ -507,16 +529,19 @@ impl Shared {
         });
     }
 
+    /// The revision at which whatever is shown must be current.
+    fn least(&self, min_revision: Revision) -> Revision {
+        min_revision.max(self.required.load(Ordering::Acquire))
+    }
+
     /// Whether a query that began then may get this.
-    fn fits(&self, known: &Known, began: Instant, min_revision: Revision) -> bool {
+    fn fits(&self, known: &Known, began: Instant, least: Revision) -> bool {
         let bound = match known.entry.pointer {
             Some(_) => self.config.fresh_for,
             None => self.config.absent_for,
         };
         let age = began.saturating_duration_since(known.as_of);
-        let required = self.required.load(Ordering::Acquire);
-        let doubted = known.entry.doubted.load(Ordering::Acquire);
-        !doubted && known.through >= min_revision.max(required) && (age < bound || age.is_zero())
+        known.entry.doubted.is_none() && known.through >= least && (age < bound || age.is_zero())
     }
 
     /// Has an entry renewed that was used, if it is time.
@@ -551,46 +576,85 @@ impl Shared {
         }
     }
 
+    /// Whether a query that began then may wait for this load.
+    fn began_late_enough(&self, flight: &load::Flight, began: Instant) -> bool {
+        began.saturating_duration_since(flight.started) < self.config.fresh_for
+    }
+
+    /// Waits for one load of all the tables: another's of just these that is on its way and began late enough, or its own.
+    async fn fetch_together(
+        self: &Arc<Self>,
+        tables: &[TableIdent],
+        load: Load,
+        began: Instant,
+        until: Instant,
+    ) -> Result<Vec<Arc<Entry>>, CatalogError> {
+        let mut wanted = tables.to_vec();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let wanted: Arc<[TableIdent]> = wanted.into();
+        let (flight, registered) = {
+            let mut ledger = self.lock();
+            let shared = ledger.shared_together(&wanted, load.min_revision);
+            match shared.filter(|flight| self.began_late_enough(flight, began)) {
+                Some(flight) => (flight, None),
+                None => {
+                    let registered = self.register_load(&mut ledger, wanted.to_vec(), load);
+                    ledger.begin_together(wanted.clone(), registered.flight());
+                    (registered.flight().clone(), Some(registered))
+                }
+            }
+        };
+        if let Some(registered) = registered {
+            self.run_load(registered, load);
+        }
+        let entries = flight.outcome(until).await?;
+        let of = |table: &TableIdent| wanted.binary_search(table).ok().and_then(|at| entries.get(at).cloned());
+        Ok(tables.iter().map(|table| of(table).expect("a load brings an entry for each of its tables")).collect())
+    }
+
     /// Waits for loads of the tables: others' that are on their way and began late enough, and one of its own for the rest.
     async fn fetch(
         self: &Arc<Self>,
         tables: Vec<TableIdent>,
         load: Load,
-        together: bool,
         began: Instant,
-        deadline: Instant,
+        until: Instant,
     ) -> Result<Vec<Arc<Entry>>, CatalogError> {
-        // A load that metasrv does not answer ends a little earlier, and says more.
-        let until = deadline.min(clock::now() + self.config.away_patience + LOAD_PAUSE);
         let mut waiting = Vec::with_capacity(tables.len());
         let mut own = Vec::new();
-        {
-            let ledger = self.lock();
+        let least = self.least(load.min_revision);
+        let cover = self.cover();
+        let registered = {
+            // Looked and begun under one lock: of two who come at once the second finds what the first has begun, or brought.
+            let mut ledger = self.lock();
             for table in tables {
-                let recent =
-                    |flight: &load::Flight| began.saturating_duration_since(flight.started) < self.config.fresh_for;
-                match ledger.shared(&table).filter(|(flight, _)| !together && recent(flight)) {
-                    Some(shared) => waiting.push((table, Some(shared))),
-                    None => {
-                        own.push(table.clone());
-                        waiting.push((table, None));
-                    }
+                let brought = || self.peek(&table).filter(|entry| self.fits(&cover.know(entry.clone()), began, least));
+                let shared = ledger.shared(&table, load.min_revision);
+                let awaited = match shared.filter(|(flight, _)| self.began_late_enough(flight, began)) {
+                    Some((flight, at)) => Some(Awaited::Other(flight, at)),
+                    None => brought().map(Awaited::Brought),
+                };
+                if awaited.is_none() {
+                    own.push(table.clone());
                 }
+                waiting.push((table, awaited.unwrap_or(Awaited::Own)));
             }
-        }
-        let own = (!own.is_empty()).then(|| self.begin_load(own, load));
-        let own = match own {
-            Some(flight) => Some(flight.outcome(until).await?),
+            (!own.is_empty()).then(|| self.register_load(&mut ledger, own, load))
+        };
+        let own = match registered {
+            Some(registered) => Some(self.run_load(registered, load).outcome(until).await?),
             None => None,
         };
         let mut own = own.iter().flat_map(|entries| entries.iter());
         let mut entries = Vec::with_capacity(waiting.len());
-        for (table, shared) in waiting {
-            let entry = match shared {
-                None => own.next().cloned(),
-                Some((flight, at)) => match flight.outcome(until).await {
+        for (table, awaited) in waiting {
+            let entry = match awaited {
+                Awaited::Own => own.next().cloned(),
+                Awaited::Brought(entry) => Some(entry),
+                Awaited::Other(flight, at) => match flight.outcome(until).await {
                     Ok(entries) => entries.get(at).cloned(),
-                    Err(error) if is_away(&error) => return Err(error),
+                    Err(error) if is_away(&error) || matches!(error, CatalogError::Behind { .. }) => return Err(error),
                     // It may be about another table of that load.
                     Err(_) => self.begin_load(vec![table], load).outcome(until).await?.first().cloned(),
                 },
@@ -610,9 +674,10 @@ impl Shared {
     ) -> Result<Vec<Resolved>, CatalogError> {
         let now = clock::now();
         let error = error.unwrap_or_else(|| load::unanswered("looking up tables", Duration::ZERO).into());
+        let least = self.least(want.min_revision);
         let mut resolved = Vec::with_capacity(tables.len());
         for (table, known) in tables.iter().zip(known) {
-            let Some(known) = known.clone().filter(|known| known.through >= want.min_revision) else {
+            let Some(known) = known.clone().filter(|known| known.through >= least) else {
                 return Err(error);
             };
             let age = now.saturating_duration_since(known.as_of);
@@ -631,6 +696,22 @@ impl Shared {
         Ok(resolved)
     }
 
+    /// The tables' pointers as they are now, from a store of which nothing is cached. A revision that somebody has seen of one of
+    /// them is in that.
+    async fn read(&self, tables: &[TableIdent], want: Want) -> Result<Vec<Resolved>, CatalogError> {
+        let at = clock::now();
+        self.counting.misses.fetch_add(tables.len() as u64, Ordering::Relaxed);
+        self.counting.call(Reason::Miss);
+        let (_, pointers) = self.catalog.load_tables(tables, ReadOptions::default(), want.deadline).await?;
+        let now = clock::now();
+        let resolved = pointers.into_iter().map(|pointer| {
+            let through = pointer.as_ref().map_or(0, |pointer| pointer.mod_revision);
+            let entry = Arc::new(Entry::new(pointer, through, at));
+            Resolved::of(Known { entry, through, as_of: at }, now, false)
+        });
+        Ok(resolved.collect())
+    }
+
     /// The table's state at `revision`, and since `since` if that is known, by a commit or read that began at `at`.
     fn note(
         &self,
@@ -640,6 +721,9 @@ impl Shared {
         pointer: Option<Versioned<TablePointer>>,
         at: Instant,
     ) {
+        if !self.caches {
+            return;
+        }
         let mut ledger = self.lock();
         ledger.see(revision);
         ledger.raise(table, since.unwrap_or(revision));
@@ -652,7 +736,7 @@ impl Shared {
     }
 
     fn notice(&self, revision: Revision) {
-        if revision > self.seen.load(Ordering::Acquire) {
+        if self.caches && revision > self.seen.load(Ordering::Acquire) {
             self.lock().see(revision);
         }
     }
@@ -666,214 +750,16 @@ impl Shared {
     }
 }
 
-fn is_away(error: &CatalogError) -> bool {
-    matches!(error, CatalogError::Store(Error::Unavailable { .. }))
+/// What a query waits for, of one of its tables.
+enum Awaited {
+    /// The load that it begins itself.
+    Own,
+    /// Another's, and which of its answers.
+    Other(load::Flight, usize),
+    /// Nothing: it came meanwhile.
+    Brought(Arc<Entry>),
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use uuid::Uuid;
-
-    use super::*;
-    use crate::catalog::Namespace;
-    use crate::faulty::{FaultyStore, soon};
-
-    fn pointer(location: &str) -> TablePointer {
-        TablePointer { uuid: Uuid::new_v4(), metadata_location: location.into(), previous_location: None }
-    }
-
-    struct Setup {
-        store: Arc<FaultyStore>,
-        catalog: Catalog,
-        cache: PointerCache,
-        tables: Vec<TableIdent>,
-    }
-
-    /// Tables a and b, nothing cached.
-    async fn setup(store: FaultyStore, config: CacheConfig) -> Setup {
-        let store = Arc::new(store);
-        let catalog = Catalog::new(store.clone());
-        let namespace: Namespace = "n".parse().unwrap();
-        catalog.create_namespace(&namespace, BTreeMap::new(), soon()).await.unwrap();
-        let tables: Vec<_> = ["a", "b"].iter().map(|n| TableIdent::new(namespace.clone(), *n).unwrap()).collect();
-        for t in &tables {
-            catalog.create_table(t, &pointer("1"), soon()).await.unwrap();
-        }
-        let cache = PointerCache::new(store.clone(), config);
-        Setup { store, catalog, cache, tables }
-    }
-
-    impl Setup {
-        /// Another process's change; the revision.
-        async fn swap(&self, at: usize, location: &str) -> Versioned<TablePointer> {
-            let now = self.catalog.load_table(&self.tables[at], soon()).await.unwrap().unwrap();
-            let next = pointer(location);
-            self.catalog.swap_table(&self.tables[at], now.mod_revision, &next, None, soon()).await.unwrap()
-        }
-
-        async fn resolve(&self, tables: &[TableIdent]) -> Vec<Resolved> {
-            self.cache.resolve(tables, Want::by(soon())).await.unwrap()
-        }
-
-        /// Calls for a table's sake.
-        fn loads(&self) -> u64 {
-            let counters = self.cache.counters();
-            [Reason::Miss, Reason::Expired, Reason::Refresh, Reason::Moment].iter().map(|r| counters.calls(*r)).sum()
-        }
-    }
-
-    fn location(resolved: &Resolved) -> &str {
-        resolved.pointer().map_or("none", |pointer| &pointer.value.metadata_location)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_fresh_pointer_needs_no_call_and_a_missing_table_is_cached_too() {
-        let s = setup(FaultyStore::default(), CacheConfig::default()).await;
-        let missing = TableIdent::new(s.tables[0].namespace.clone(), "missing").unwrap();
-        for _ in 0..3 {
-            let r = s.resolve(&[s.tables[0].clone(), missing.clone()]).await;
-            assert_eq!((location(&r[0]), location(&r[1])), ("1", "none"));
-        }
-        assert_eq!(s.loads(), 1);
-        tokio::time::advance(CacheConfig::default().absent_for).await;
-        assert!(s.cache.cached(&s.tables[0]).is_some() && s.cache.cached(&missing).is_none());
-        let counters = s.cache.counters();
-        assert_eq!((counters.hits, counters.misses), (5, 2));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn two_pointers_of_different_moments_are_read_again_together() {
-        let s = setup(FaultyStore::default(), CacheConfig::default()).await;
-        s.resolve(&s.tables[..1]).await;
-        s.swap(1, "2").await;
-        // b, loaded now, changed after a was read: one more read settles both.
-        for _ in 0..2 {
-            assert_eq!(location(&s.resolve(&s.tables).await[1]), "2");
-            assert_eq!(s.loads(), 3);
-        }
-        assert_eq!(s.cache.counters().calls(Reason::Moment), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_old_pointer_is_used_and_marked_while_metasrv_is_away_up_to_the_limit() {
-        let config = CacheConfig { stale_limit: Duration::from_secs(60), ..CacheConfig::default() };
-        let s = setup(FaultyStore::default(), config).await;
-        assert!(!s.resolve(&s.tables).await[0].metasrv_away);
-        s.store.away.store(true, Ordering::SeqCst);
-        tokio::time::advance(config.fresh_for).await;
-        let old = s.resolve(&s.tables).await;
-        assert!(old.iter().all(|r| r.metasrv_away && r.pointer().is_some() && r.age >= config.fresh_for));
-        assert_eq!(s.cache.counters().stale, 2);
-        let unknown = TableIdent::new(s.tables[0].namespace.clone(), "c").unwrap();
-        let at_once = Want::by(clock::now() + Duration::from_millis(50));
-        assert!(s.cache.get(&unknown, at_once).await.is_err());
-        tokio::time::advance(config.stale_limit).await;
-        let error = s.cache.get(&s.tables[0], Want::by(soon())).await.unwrap_err();
-        assert!(matches!(error, CatalogError::TooOld { .. }), "{error}");
-
-        s.store.away.store(false, Ordering::SeqCst);
-        s.swap(0, "back").await;
-        let r = s.resolve(&s.tables[..1]).await.remove(0);
-        assert_eq!((location(&r), r.metasrv_away), ("back", false));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_was_committed_here_is_seen_and_never_replaced_by_something_older() {
-        let s = setup(FaultyStore::default(), CacheConfig::default()).await;
-        let old = s.resolve(&s.tables[..1]).await[0].pointer().unwrap().clone();
-        let began = clock::now();
-        let new = s.swap(0, "2").await;
-        s.cache.note_committed(&s.tables[0], new.clone(), began);
-        s.cache.note_committed(&s.tables[0], old, began);
-        assert_eq!(location(&s.cache.cached(&s.tables[0]).unwrap()), "2");
-        assert_eq!(s.cache.seen(), new.mod_revision);
-        let gone = s.catalog.drop_table(&s.tables[0], new.mod_revision, soon()).await.unwrap();
-        s.cache.note_dropped(&s.tables[0], gone, began);
-        assert_eq!(location(&s.resolve(&s.tables[..1]).await[0]), "none");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_another_node_has_seen_is_waited_for() {
-        let s = setup(FaultyStore::default(), CacheConfig::default()).await;
-        s.resolve(&s.tables).await;
-        let changed = s.swap(0, "2").await.mod_revision;
-        assert_eq!(location(&s.cache.cached(&s.tables[0]).unwrap()), "1");
-        let want = Want::by(soon()).at_least(changed);
-        assert_eq!(location(&s.cache.get(&s.tables[0], want).await.unwrap()), "2");
-        // A revision that nobody has heard of fails the one who asks for it, and nobody else.
-        let error = s.cache.get(&s.tables[0], Want::by(soon()).at_least(1000)).await.unwrap_err();
-        assert!(matches!(error, CatalogError::Behind { seen: 1000, .. }), "{error}");
-        assert_eq!(location(&s.resolve(&s.tables).await[0]), "2");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_watch_brings_changes_and_one_confirmation_renews_every_entry() {
-        let store = FaultyStore::default();
-        store.watches.store(true, Ordering::SeqCst);
-        let s = setup(store, CacheConfig::default()).await;
-        let mut version = s.cache.subscribe();
-        // The watch begins after what there is.
-        while !s.cache.shared.cover().live {
-            tokio::task::yield_now().await;
-        }
-        s.resolve(&s.tables).await;
-        let changed = s.swap(0, "2").await.mod_revision;
-        version.wait_for(|known| *known >= changed).await.unwrap();
-        assert_eq!(location(&s.cache.cached(&s.tables[0]).unwrap()), "2");
-        for _ in 0..10 {
-            tokio::time::advance(Duration::from_millis(600)).await;
-            let before = s.cache.counters().calls(Reason::Confirm);
-            assert!(s.resolve(&s.tables).await.iter().all(|r| !r.metasrv_away && r.valid_through >= changed));
-            while s.cache.counters().calls(Reason::Confirm) == before
-                || s.cache.shared.confirming.load(Ordering::SeqCst)
-            {
-                tokio::task::yield_now().await;
-            }
-        }
-        assert_eq!(s.loads(), 1, "{:?}", s.cache.counters());
-        assert_eq!(s.cache.counters().told, 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_thousand_who_miss_ask_once() {
-        let s = setup(FaultyStore::default(), CacheConfig::default()).await;
-        let asking = (0..1000).map(|_| s.cache.get(&s.tables[0], Want::by(soon())));
-        for resolved in futures::future::join_all(asking).await {
-            assert_eq!(location(&resolved.unwrap()), "1");
-        }
-        assert_eq!(s.loads(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_doubted_is_asked_for_and_used_only_while_metasrv_is_away() {
-        let s = setup(FaultyStore::default(), CacheConfig::default()).await;
-        s.resolve(&s.tables).await;
-        s.swap(0, "2").await;
-        s.cache.invalidate(&s.tables[0]);
-        assert!(s.cache.cached(&s.tables[0]).is_none() && s.cache.cached(&s.tables[1]).is_some());
-        s.store.away.store(true, Ordering::SeqCst);
-        let old = s.resolve(&s.tables[..1]).await.remove(0);
-        assert_eq!((location(&old), old.metasrv_away), ("1", true));
-        s.store.away.store(false, Ordering::SeqCst);
-        // Asking found out that it was away, and it takes a question to find out that it is back.
-        while s.resolve(&s.tables[..1]).await[0].metasrv_away {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        assert_eq!(location(&s.cache.cached(&s.tables[0]).unwrap()), "2");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn closing_ends_every_task_and_what_is_cached_stays() {
-        let store = FaultyStore::default();
-        store.watches.store(true, Ordering::SeqCst);
-        let s = setup(store, CacheConfig::default()).await;
-        s.resolve(&s.tables).await;
-        s.cache.close().await;
-        assert_eq!(s.cache.shared.tasks.len(), 0);
-        assert!(s.cache.cached(&s.tables[0]).is_some());
-        tokio::time::advance(CacheConfig::default().fresh_for).await;
-        assert!(s.resolve(&s.tables).await[0].metasrv_away, "it is old, and says so");
-    }
+fn is_away(error: &CatalogError) -> bool {
+    matches!(error, CatalogError::Store(Error::Unavailable { .. }))
 }

@@ -9,6 +9,7 @@
 //! - true: the state is the one at the revision that it claims to be valid through, and it was current at the age reported;
 //! - not backwards: not older than what any call showed, or this node committed, that ended before this one began;
 //! - fresh: current when the call began, or at most the bound before (unless metasrv is away, or a peer lagged);
+//! - not of before a doubt (`invalidate`) that was there when the call began (unless metasrv is away, or a peer lagged);
 //! - of one moment, several at once (unless metasrv is away);
 //! - not earlier than the revision asked for.
 //!
@@ -70,6 +71,8 @@ struct Ended {
     min_revision: Revision,
     /// By table: what had been shown.
     shown: [Revision; TABLES],
+    /// By table: when it had last been doubted.
+    doubted: [Option<Instant>; TABLES],
     outcome: Result<Vec<Resolved>, CatalogError>,
 }
 
@@ -81,6 +84,8 @@ struct World {
     ended: Vec<Ended>,
     /// By table: the revision of the latest state that was shown or committed here.
     shown: [Revision; TABLES],
+    /// By table: when it was last doubted.
+    doubted: [Option<Instant>; TABLES],
     calls: usize,
 }
 
@@ -170,6 +175,9 @@ impl World {
             let Some((_, until)) = end.filter(|_| !lagged) else { continue };
             if until < call.ended - resolved.age {
                 return wrong(format!("said to have been current {:?} ago, and was not", resolved.age));
+            }
+            if !resolved.metasrv_away && call.doubted[table].is_some_and(|doubted| until < doubted) {
+                return wrong(format!("ended {:?} before the call, and was doubted since", call.began - until));
             }
             let bound = match (resolved.metasrv_away, shown) {
                 (true, _) => CONFIG.stale_limit,
@@ -268,7 +276,10 @@ impl Schedule {
         let (cache, world) = (self.cache.clone(), self.world.clone());
         tokio::spawn(async move {
             let began = clock::now();
-            let shown = world.lock().unwrap().shown;
+            let (shown, doubted) = {
+                let world = world.lock().unwrap();
+                (world.shown, world.doubted)
+            };
             let idents: Vec<TableIdent> = tables.iter().map(|table| ident(*table)).collect();
             let want = Want::by(began + Duration::from_secs(4)).at_least(min_revision);
             let outcome = match &idents[..] {
@@ -281,7 +292,7 @@ impl Schedule {
                 world.shown[table] = world.shown[table].max(world.state(table, through).0);
             }
             world.calls -= 1;
-            world.ended.push(Ended { tables, began, ended: clock::now(), min_revision, shown, outcome });
+            world.ended.push(Ended { tables, began, ended: clock::now(), min_revision, shown, doubted, outcome });
         });
     }
 
@@ -297,7 +308,11 @@ impl Schedule {
                     cache.note_committed(&ident(table), Versioned { value, mod_revision, valid_through }, at);
                 }
                 Ok(Versioned { value: None, mod_revision, .. }) => cache.note_dropped(&ident(table), mod_revision, at),
-                Err(_) => return cache.invalidate(&ident(table)),
+                Err(_) => {
+                    cache.invalidate(&ident(table));
+                    world.lock().unwrap().doubted[table] = Some(clock::now());
+                    return;
+                }
             }
             let mut world = world.lock().unwrap();
             world.shown[table] = world.shown[table].max(since);
@@ -394,7 +409,10 @@ impl Schedule {
             }
             84..85 => self.tell(None),
             85..89 => self.cache.evict(&ident(table)),
-            89..90 => self.cache.invalidate(&ident(table)),
+            89..90 => {
+                self.cache.invalidate(&ident(table));
+                self.world.lock().unwrap().doubted[table] = Some(clock::now());
+            }
             90..91 => self.cache.notice(revision),
             _ => {}
         }

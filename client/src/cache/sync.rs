@@ -192,8 +192,9 @@ impl Shared {
                 }
             };
             // It is not known when it happened; what it replaces was current no later than that.
+            let doubted = cached.doubted;
             let read_at = self.cover().know(cached).as_of;
-            self.entries.insert(table, Arc::new(Entry::new(pointer, change.revision, read_at)));
+            self.entries.insert(table, Arc::new(Entry { doubted, ..Entry::new(pointer, change.revision, read_at) }));
         }
     }
 }

@@ -175,13 +175,13 @@ pub(super) async fn call<T>(
         Err(_) => Failure::silent(timeout),
     };
     let last = describe(&failure.status);
+    let in_vain = InVain { doing, attempts: 1, elapsed: clock::since(started), leader: Leader::Without, last };
     let applied = if unanswered == Applied::No { Applied::No } else { failure.applied };
     match failure.kind() {
-        None | Some(Kind::Unavailable) => {
-            let in_vain = InVain { doing, attempts: 1, elapsed: clock::since(started), leader: Leader::Without, last };
-            Err(in_vain.unavailable(vec![endpoint.to_owned()], applied))
+        None | Some(Kind::Unavailable) => Err(in_vain.unavailable(vec![endpoint.to_owned()], applied)),
+        Some(_) if applied == Applied::Unknown => {
+            Err(Error::Internal { message: in_vain.told(), doing: in_vain.doing, applied })
         }
-        Some(_) if applied == Applied::Unknown => Err(Error::Internal { doing, message: last, applied }),
-        Some(_) => Err(Error::Refused { doing, message: last }),
+        Some(_) => Err(Error::Refused { message: in_vain.told(), doing: in_vain.doing }),
     }
 }

@@ -96,7 +96,7 @@ impl Failure {
     /// Whether it tells what the first sending of a stamped request came to: refusals of the state machine are kept, as
     /// results are.
     fn is_first_result(&self) -> bool {
-        matches!(self.kind(), Some(Kind::QuotaExceeded | Kind::LimitReached))
+        status::detail(&self.status).is_some_and(|detail| detail.kept)
     }
 }
 
@@ -153,29 +153,27 @@ impl RemoteStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        self.on_peer(None, doing, deadline, rules, send).await
+        self.on_peer(None, &mut Attempts::new(doing, deadline), rules, send).await
     }
 
     /// The same on the peer at an endpoint and no other; `None`: on whoever leads. The only place where an operation is
-    /// attempted again.
-    async fn on_peer<T, F>(
+    /// attempted again. `attempts` may have been made before, of a request that certainly was not applied.
+    pub(super) async fn on_peer<T, F>(
         &self,
         at: Option<&At>,
-        doing: &str,
-        deadline: Instant,
+        attempts: &mut Attempts,
         rules: Rules,
         send: impl Fn(String, Duration) -> F,
     ) -> Result<(T, bool), Error>
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let mut attempts = Attempts::new(doing, deadline);
         let mut in_doubt = false;
         let mut redirects = 0;
         loop {
             let address = match at {
                 Some(at) => Some(at.endpoint.to_string()),
-                None => self.leader_address(&mut attempts).await,
+                None => self.leader_address(attempts).await,
             };
             let Some(address) = address else {
                 return Err(self.unavailable(attempts, applied(in_doubt)));
@@ -192,14 +190,19 @@ impl RemoteStore {
                 Err(_) => Failure::silent(timeout),
             };
             attempts.last = format!("{address}: {}", describe(&failure.status));
-            tracing::debug!(doing, attempt = attempts.count, error = attempts.last, "an attempt failed");
+            tracing::debug!(
+                doing = attempts.doing,
+                attempt = attempts.count,
+                error = attempts.last,
+                "an attempt failed"
+            );
             in_doubt |= failure.applied == Applied::Unknown && rules.resend != Resend::Freely;
             if rules.resend == Resend::ExactlyOnce && failure.is_first_result() {
                 in_doubt = false;
             }
             let queued = rules.waits_its_turn && failure.kind() == Some(Kind::ChangeUnderWay);
             if !failure.retry && !queued {
-                return Err(self.ended(attempts, failure, in_doubt));
+                return Err(self.ended(attempts, &failure, in_doubt));
             }
             match at {
                 // Also before giving up: the next call must not go to the same silent peer.
@@ -234,7 +237,7 @@ impl RemoteStore {
         F: Future<Output = Result<T, Status>>,
     {
         let at = self.reads_at.as_ref();
-        match self.on_peer(at, &doing, deadline, Rules::READ, send).await {
+        match self.on_peer(at, &mut Attempts::new(&doing, deadline), Rules::READ, send).await {
             Ok((answer, _)) => Ok(answer),
             Err(mut error) => {
                 if let (Some(at), Error::Unavailable { endpoints, .. }) = (at, &mut error) {
@@ -266,23 +269,45 @@ impl RemoteStore {
         }
     }
 
-    pub(super) fn unavailable(&self, attempts: Attempts, applied: Applied) -> Error {
+    pub(super) fn unavailable(&self, attempts: &Attempts, applied: Applied) -> Error {
         self.in_vain(attempts).unavailable(self.endpoints(), applied)
     }
 
-    fn in_vain(&self, attempts: Attempts) -> InVain {
+    pub(super) fn in_vain(&self, attempts: &Attempts) -> InVain {
         InVain {
-            doing: attempts.doing,
+            doing: attempts.doing.clone(),
             attempts: attempts.count,
             elapsed: clock::since(attempts.started),
             leader: self.inner.lock().view.leading(),
-            last: attempts.last,
+            last: attempts.last.clone(),
+        }
+    }
+
+    /// The error of an operation whose last attempt no other attempt can mend.
+    fn ended(&self, attempts: &Attempts, failure: &Failure, in_doubt: bool) -> Error {
+        let in_vain = InVain { last: describe(&failure.status), ..self.in_vain(attempts) };
+        match in_doubt && !matches!(failure.kind(), Some(Kind::Internal) | None) {
+            true => in_vain.in_doubt(),
+            false => ended(in_vain, failure, in_doubt),
         }
     }
 }
 
 fn applied(in_doubt: bool) -> Applied {
     if in_doubt { Applied::Unknown } else { Applied::No }
+}
+
+/// A request that had not left when the time that its answer may take, which is this, was nearly over, and never will.
+#[derive(Debug, thiserror::Error)]
+#[error("it could not be sent within {:.1} s", .0.as_secs_f64())]
+pub(super) struct NotSent(pub Duration);
+
+impl From<NotSent> for Status {
+    fn from(not_sent: NotSent) -> Self {
+        let mut status = Status::deadline_exceeded(not_sent.to_string());
+        status.set_source(std::sync::Arc::new(not_sent));
+        status
+    }
 }
 
 /// What a failed attempt means.
@@ -304,11 +329,14 @@ pub(super) fn classify(status: Status) -> Failure {
     Failure { applied, retry, redirected, broken: false, status }
 }
 
-/// Whether the request never left because no connection could be made, and whether it was merely not answered in the time
-/// that it named.
+/// Whether the request never left, because no connection could be made or took it on, and whether its caller was in too much of
+/// a hurry for that, or for an answer, to say something of the connection.
 pub(crate) fn transport_error(status: &Status) -> (bool, bool) {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
+        if let Some(late) = error.downcast_ref::<NotSent>() {
+            return (true, late.0 < ATTEMPT_TIMEOUT);
+        }
         if let Some(io) = error.downcast_ref::<std::io::Error>() {
             return (matches!(io.kind(), std::io::ErrorKind::ConnectionRefused), false);
         }
@@ -338,20 +366,10 @@ pub(crate) fn describe(status: &Status) -> String {
     reason
 }
 
-impl RemoteStore {
-    /// The error of an operation whose last attempt no other attempt can mend.
-    fn ended(&self, attempts: Attempts, failure: Failure, in_doubt: bool) -> Error {
-        if in_doubt && !matches!(failure.kind(), Some(Kind::Internal) | None) {
-            return InVain { last: describe(&failure.status), ..self.in_vain(attempts) }.in_doubt();
-        }
-        ended(&attempts.doing, &failure, in_doubt)
-    }
-}
-
-/// The error of an attempt that no other attempt can mend.
-pub(super) fn ended(doing: &str, failure: &Failure, in_doubt: bool) -> Error {
-    let message = describe(&failure.status);
-    let doing = doing.to_owned();
+/// The error of an attempt that no other attempt can mend, which was the last of these.
+pub(super) fn ended(in_vain: InVain, failure: &Failure, in_doubt: bool) -> Error {
+    let message = in_vain.told();
+    let doing = in_vain.doing;
     match failure.kind() {
         Some(Kind::SnapshotExpired) => Error::SnapshotExpired { prefix: doing },
         Some(Kind::Compacted) => {
@@ -372,6 +390,7 @@ mod tests {
 
     use super::*;
     use crate::remote::RemoteConfig;
+    use crate::store::Leader;
 
     #[test]
     fn what_another_attempt_can_mend_is_tried_again_and_nothing_else() {
@@ -382,7 +401,7 @@ mod tests {
         for kind in [Kind::InvalidArgument, Kind::LimitReached, Kind::QuotaExceeded, Kind::SessionExpired] {
             let failure = failed(kind, WireApplied::NotApplied);
             assert!(!failure.retry && failure.applied == Applied::No, "{kind:?}");
-            let error = ended("opening a session", &failure, false);
+            let error = ended(vain(&failure), &failure, false);
             let typed = match kind {
                 Kind::SessionExpired => matches!(error, Error::SessionExpired { .. }),
                 _ => matches!(error, Error::Refused { .. }),
@@ -394,7 +413,20 @@ mod tests {
         assert!(proxy.retry && proxy.broken && proxy.applied == Applied::Unknown);
         let elsewhere = classify(Status::unimplemented(""));
         assert!(!elsewhere.retry && elsewhere.applied == Applied::No, "nothing there ran it");
-        assert!(ended("a test", &elsewhere, false).to_string().contains("something else than a metadata peer"));
+        let error = ended(vain(&elsewhere), &elsewhere, false).to_string();
+        assert!(error.contains("something else than a metadata peer"), "{error}");
+        assert!(error.contains("3 attempts in 1.2 s, no leader known in term 6"), "{error}");
+    }
+
+    /// Three attempts, of which the last one ended so.
+    fn vain(failure: &Failure) -> InVain {
+        InVain {
+            doing: "a test".to_owned(),
+            attempts: 3,
+            elapsed: Duration::from_millis(1200),
+            leader: Leader::Unknown { term: 6 },
+            last: describe(&failure.status),
+        }
     }
 
     #[test]
@@ -402,6 +434,10 @@ mod tests {
         let hurried = Failure::silent(Duration::from_millis(50));
         assert!(!hurried.broken && hurried.retry && hurried.applied == Applied::Unknown);
         assert!(Failure::silent(ATTEMPT_TIMEOUT).broken);
+        for (within, broken) in [(Duration::from_millis(50), false), (ATTEMPT_TIMEOUT, true)] {
+            let unsent = classify(NotSent(within).into());
+            assert!(unsent.retry && unsent.applied == Applied::No && unsent.broken == broken, "{within:?}");
+        }
     }
 
     #[tokio::test]
@@ -429,7 +465,29 @@ mod tests {
         assert!(asked.load(Ordering::SeqCst) < 100, "{asked:?}");
     }
 
-    /// What comes of an operation whose attempts fail so, one after the other.
+    #[tokio::test]
+    async fn a_leader_that_has_too_much_to_do_is_not_asked_about() {
+        let endpoints = vec!["127.0.0.1:1".to_owned(), "127.0.0.1:2".to_owned()];
+        let store = RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap();
+        let member = v1::Member { id: 1, grpc_address: "127.0.0.1:1".to_owned(), ..v1::Member::default() };
+        store.inner.lock().view.learn(5, Some(&member));
+        let asked = AtomicU32::new(0);
+        let send = async |address: String, _| {
+            assert!(address.ends_with(":1"), "{address}");
+            match asked.fetch_add(1, Ordering::SeqCst) {
+                0..3 => Err(status::status(Kind::Overloaded, WireApplied::NotApplied, "too much")),
+                _ => Ok(()),
+            }
+        };
+        let deadline = clock::now() + Duration::from_secs(30);
+        let (_, in_doubt) = store.on_leader("a test", deadline, Rules::STAMPED, send).await.unwrap();
+        assert!(!in_doubt && asked.load(Ordering::SeqCst) == 4);
+        let view = &store.inner.lock().view;
+        assert_eq!(view.leader().map(|leader| leader.id), Some(1));
+        assert_eq!(view.question(clock::now()).wait, Duration::ZERO);
+    }
+
+    /// What comes of an operation whose attempts fail so, one after the other. What a quota refuses, the state machine keeps.
     async fn after(rules: Rules, failures: &[(Kind, WireApplied)]) -> Error {
         let store = RemoteStore::connect(RemoteConfig { endpoints: vec!["127.0.0.1:1".to_owned()], secret: None });
         let store = store.unwrap();
@@ -443,6 +501,7 @@ mod tests {
             let detail = v1::ErrorDetail {
                 kind: kind as i32,
                 applied: applied as i32,
+                kept: kind == Kind::QuotaExceeded,
                 term: 6 + n as u64,
                 leader: Some(v1::Member { grpc_address: "127.0.0.1:2".to_owned(), ..member.clone() }),
                 ..Default::default()
@@ -456,7 +515,7 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_after_a_lost_answer_leaves_the_doubt() {
         use WireApplied::{NotApplied, Unknown};
-        for kind in [Kind::SessionExpired, Kind::InvalidArgument, Kind::WrongIdentity] {
+        for kind in [Kind::SessionExpired, Kind::InvalidArgument, Kind::WrongIdentity, Kind::LimitReached] {
             let error = after(Rules::STAMPED, &[(Kind::Unavailable, Unknown), (kind, NotApplied)]).await;
             assert!(matches!(error, Error::InDoubt { attempts: 2, .. }), "{kind:?}: {error:?}");
             assert_eq!(error.applied(), Applied::Unknown);

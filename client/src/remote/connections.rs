@@ -31,7 +31,7 @@ use tonic::{Request, Status};
 use super::attempts::{Failure, describe};
 use super::leader::{Question, Round, View};
 use super::pipe::Pipe;
-use super::session::Sessions;
+use super::session::{self, Sessions};
 use super::{MAX_ENDPOINTS, RemoteConfig};
 use crate::clock;
 use crate::dial::Dialer;
@@ -92,6 +92,19 @@ impl Shared {
         self.channels.remove(address);
         self.pipes.remove(address);
         self.answered_at.retain(|_, endpoint| endpoint != address);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Some(id) = self.sessions.open() else { return };
+        let channel = {
+            let shared = self.lock();
+            shared.view.leader().and_then(|leader| shared.channels.get(&leader.address).cloned())
+        };
+        if let Some(channel) = channel {
+            session::leave(id, channel, |within| self.request(v1::CloseSessionRequest { id }, within));
+        }
     }
 }
 
@@ -167,12 +180,16 @@ impl Inner {
         Ok(pipe)
     }
 
-    /// Takes in what a failed attempt, which began at that time, says of its peer and of the leader.
+    /// Takes in what a failed attempt, which began at that time, says of its peer and of the leader. One that has too much
+    /// to do leads as before: to ask all peers who does would only give them more of it. One that cannot reach a quorum
+    /// names itself, and is left all the same.
     pub fn after_failure(&self, address: &str, began: Instant, failure: &Failure) {
         let mut shared = self.lock();
         let detail = status::detail(&failure.status);
         let now = clock::now();
-        shared.view.forget(address, began, now);
+        if failure.broken || failure.kind() != Some(Kind::Overloaded) {
+            shared.view.forget(address, began, now);
+        }
         if let Some(d) = detail {
             let leader = d.leader.map(|l| Self::reachable(&shared, l)).filter(|l| l.grpc_address != address);
             shared.view.learn_at(now, d.term, leader.as_ref());
@@ -199,7 +216,7 @@ impl Inner {
         let endpoints = self.endpoints();
         let mut round = Round::new(endpoints.len());
         let question = self.lock().view.question(clock::now());
-        let mut answers: FuturesUnordered<_> = endpoints.iter().map(|e| self.ask_one(e, question)).collect();
+        let mut answers: FuturesUnordered<_> = endpoints.iter().map(|e| self.ask_one(e, question, true)).collect();
         let mut until = tokio::time::Instant::now() + question.wait + ASK_TIMEOUT;
         while !round.decided() {
             match tokio::time::timeout_at(until, answers.next()).await {
@@ -264,7 +281,8 @@ impl Inner {
 
     async fn ask_members(self: Arc<Self>, leader: KnownLeader) {
         let question = Question { wait: Duration::ZERO, besides: None };
-        let answer = self.ask_one(&leader.address, question).await;
+        // Calls are under way on that connection, and find out whether it is broken.
+        let answer = self.ask_one(&leader.address, question, false).await;
         match answer.and_then(|(address, answer)| self.of_our_cluster(address, answer)) {
             // Only a leader's word: the members that an old one knows are of the past.
             Ok(answer) if answer.leader.as_ref().is_some_and(|l| l.id == answer.peer_id) => {
@@ -303,7 +321,13 @@ impl Inner {
         }
     }
 
-    async fn ask_one<'a>(&self, address: &'a str, question: Question) -> Result<(&'a str, v1::LeaderResponse), String> {
+    /// `alone`: nobody else would find out that the connection has fallen silent.
+    async fn ask_one<'a>(
+        &self,
+        address: &'a str,
+        question: Question,
+        alone: bool,
+    ) -> Result<(&'a str, v1::LeaderResponse), String> {
         let timeout = question.wait + ASK_TIMEOUT;
         let (besides_id, besides_term) = question.besides.unwrap_or_default();
         let wait_ms = u32::try_from(question.wait.as_millis()).unwrap_or(u32::MAX);
@@ -319,7 +343,9 @@ impl Inner {
                 Err(format!("{address}: {}", describe(&status)))
             }
             Err(_) => {
-                self.lock().forget_connection(address);
+                if alone {
+                    self.lock().forget_connection(address);
+                }
                 Err(format!("{address}: no answer within {:.1} s", timeout.as_secs_f64()))
             }
         }

@@ -1,8 +1,8 @@
 //! Leases, sessions, scopes and quotas of the cluster, typed (semantics, sections 4 to 6).
 //!
-//! Granting and revoking a lease are requests of this client's session, as transactions are ([`super::session`]). Opening a
-//! session is sent again when an answer was lost: at worst that leaves one that nobody knows and that ends by itself. Closing
-//! one and setting a quota may be sent twice without harm; `existed` is then false if the first attempt did it.
+//! Granting and revoking a lease and setting a quota are requests of this client's session, as transactions are
+//! ([`super::session`]). Opening a session is sent again when an answer was lost: at worst that leaves one that nobody knows and
+//! that ends by itself. Closing one may be sent twice without harm; `existed` is then false if the first attempt did it.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use lake_proto::v1::quotas_client::QuotasClient;
 use lake_proto::v1::scopes_client::ScopesClient;
 use lake_proto::v1::sessions_client::SessionsClient;
 
-use super::attempts::Rules;
+use super::attempts::{Attempts, Rules};
 use super::{RemoteStore, doing, revision, txn_answer, txn_result, wire_options};
 use crate::clock;
 pub use crate::store::Lease;
@@ -200,22 +200,22 @@ impl RemoteStore {
     /// # Errors
     /// `Invalid` for a time to live or a name beyond the limits; as every call.
     pub async fn open_session(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<SessionId, Error> {
-        self.open_session_for("opening a session", ttl, holder, Rules::RESENDABLE, deadline).await
+        let mut attempts = Attempts::new("opening a session", deadline);
+        self.open_session_for(&mut attempts, ttl, holder, Rules::RESENDABLE).await
     }
 
     pub(super) async fn open_session_for(
         &self,
-        doing: &str,
+        attempts: &mut Attempts,
         ttl: Duration,
         holder: &str,
         rules: Rules,
-        deadline: Instant,
     ) -> Result<SessionId, Error> {
         validate_session_ttl(millis(ttl))?;
         validate_holder(holder)?;
         let message = v1::OpenSessionRequest { ttl_ms: millis(ttl), holder: holder.to_owned() };
         let (answer, _) = self
-            .on_leader(doing, deadline, rules, async |address, timeout| {
+            .on_peer(None, attempts, rules, async |address, timeout| {
                 let request = self.inner.request(message.clone(), timeout)?;
                 Ok(SessionsClient::new(self.inner.channel(&address)?).open(request).await?.into_inner())
             })
@@ -314,13 +314,13 @@ impl RemoteStore {
     /// # Errors
     /// As every call.
     pub async fn set_quota(&self, prefix: &str, bytes: Option<u64>, deadline: Instant) -> Result<(), Error> {
-        let message = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes };
-        let doing = format!("setting the quota of {prefix:?}");
-        self.on_leader(&doing, deadline, Rules::RESENDABLE, async |address, timeout| {
-            let request = self.inner.request(message.clone(), timeout)?;
+        let set = async |stamp: Option<Stamp>, address: String, timeout| {
+            let message = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes, stamp: stamp.map(Into::into) };
+            let request = self.inner.request(message, timeout)?;
             Ok(QuotasClient::new(self.inner.channel(&address)?).set(request).await?.into_inner())
-        })
-        .await?;
+        };
+        // Without a session it is not sent again: that might undo what another client has set since.
+        self.mutate(&format!("setting the quota of {prefix:?}"), deadline, Rules::ONCE, set).await?;
         Ok(())
     }
 

@@ -18,7 +18,7 @@
 //! Reads may also be made of one peer that is named (`get_from`, `batch_get_from`), which then answers for itself.
 //!
 //! [`attempts`] runs an operation and sorts its failures, [`session`] and [`window`] number the mutations, [`connections`] has what the attempts go over, [`leader`] what is
-//! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`scope`] holds scopes by one,
+//! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`node`] a query node registered, [`scope`] holds scopes by one,
 //! [`snapshots`] saves the state.
 //!
 //! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints,
@@ -34,6 +34,7 @@ mod window;
 pub mod admin;
 pub mod coordination;
 pub mod keeper;
+pub mod node;
 mod peer;
 pub mod scope;
 pub mod snapshots;
@@ -124,13 +125,13 @@ impl RemoteStore {
         let mut attempts = Attempts::new("asking who leads", deadline);
         loop {
             attempts.count += 1;
-            self.inner.ask().await;
+            let asked = tokio::time::timeout_at(deadline.into(), self.inner.ask()).await;
             if let Some(l) = self.inner.lock().view.leader() {
                 return Ok((l.id, l.address.clone()));
             }
-            attempts.last = "no peer names a leader".to_owned();
+            attempts.last = asked.ok().flatten().unwrap_or_else(|| "no peer names a leader".to_owned());
             if !attempts.wait().await {
-                return Err(self.unavailable(attempts, Applied::No));
+                return Err(self.unavailable(&attempts, Applied::No));
             }
         }
     }
@@ -307,7 +308,13 @@ impl MetaStore for RemoteStore {
             0 => self.batch_get(&[], ReadOptions::default(), deadline).await?.revision + 1,
             from => from,
         };
-        Ok(Box::pin(self.watch(prefix, from)?))
+        let mut attempts = Attempts::new(&format!("watching {prefix:?} from revision {from} on"), deadline);
+        let mut watch = self.watch(prefix, from)?;
+        if watch.opened(deadline).await {
+            return Ok(Box::pin(watch));
+        }
+        attempts.last = "no peer has taken the watch on".to_owned();
+        Err(self.unavailable(&attempts, Applied::No))
     }
 
     async fn grant_lease(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<Lease, Error> {
@@ -329,7 +336,8 @@ impl MetaStore for RemoteStore {
         loop {
             let committed = self.commit_once(&txn, deadline).await?;
             let result = &committed.result;
-            let changed_nothing = !result.succeeded && !txn.otherwise.iter().any(Op::is_write);
+            let ran = if result.succeeded { &txn.then } else { &txn.otherwise };
+            let changed_nothing = ran.iter().all(|op| matches!(op, Op::Get { .. } | Op::List { .. }));
             // Its first answer was too large to be kept: asked for as a new request, there is a whole one.
             if result.reduced.is_none() || !changed_nothing || clock::now() >= deadline {
                 return Ok(committed);

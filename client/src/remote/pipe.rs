@@ -5,7 +5,8 @@
 //! be reached; all that wait are then told why, and a new pipe is opened by the next call.
 //!
 //! Limits: [`MAX_OUTSTANDING`] calls unanswered and as many queued, beyond which callers wait within their deadlines;
-//! [`MESSAGE_BYTES`] in one message. A caller that gives up is forgotten; its call runs its course at the peer, if it has left.
+//! [`MESSAGE_BYTES`] in one message. A caller that gives up is forgotten; its call runs its course at the peer, if it has left. One
+//! that has not left when its time is nearly over is taken back, and its caller told that it was not made ([`NotSent`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,12 +25,14 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::attempts::describe;
+use super::attempts::{NotSent, describe};
 
 /// Calls on one pipe that are unanswered; the peer allows no more.
 const MAX_OUTSTANDING: usize = 1000;
 /// A message takes up no more calls once it has this many bytes.
 const MESSAGE_BYTES: usize = 1 << 20;
+/// How long before its time is over a call that has not left is taken back, at the most: its caller is to hear of it in time.
+const TAKEN_BACK_BEFORE: Duration = Duration::from_millis(20);
 /// Messages that wait for the connection.
 const MESSAGES_WAITING: usize = 2;
 
@@ -39,6 +42,8 @@ struct Call {
     request: Request,
     timeout: Duration,
     answer: oneshot::Sender<Answer>,
+    /// Set by who sends it, or by its caller who takes it back: whoever is first.
+    taken: Arc<AtomicBool>,
 }
 
 /// A stream to one peer. Cheap to clone; the last clone ends it.
@@ -76,11 +81,21 @@ impl Pipe {
 
     /// Makes a call. The peer is told how long the answer may take; the caller keeps to that by itself.
     pub async fn call(&self, request: Request, timeout: Duration) -> Answer {
-        let (answer, answered) = oneshot::channel();
+        let (answer, mut answered) = oneshot::channel();
+        let taken = Arc::new(AtomicBool::new(false));
         let ended = || Status::unavailable("the stream to the peer has ended");
-        let queued = self.calls.send(Call { request, timeout, answer }).await;
-        queued.map_err(|_| never_sent(&ended()))?;
-        answered.await.unwrap_or_else(|_| Err(ended()))
+        let until = tokio::time::Instant::now() + timeout - TAKEN_BACK_BEFORE.min(timeout / 20);
+        let call = Call { request, timeout, answer, taken: taken.clone() };
+        match tokio::time::timeout_at(until, self.calls.send(call)).await {
+            Ok(queued) => queued.map_err(|_| never_sent(&ended()))?,
+            Err(_) => return Err(NotSent(timeout).into()),
+        }
+        let answer = match tokio::time::timeout_at(until, &mut answered).await {
+            Ok(answer) => answer,
+            Err(_) if !taken.swap(true, Ordering::AcqRel) => return Err(NotSent(timeout).into()),
+            Err(_) => answered.await,
+        };
+        answer.unwrap_or_else(|_| Err(ended()))
     }
 }
 
@@ -152,7 +167,7 @@ impl Task {
         let mut next = self.first.take().or_else(|| self.queued.try_recv().ok());
         while let Some(call) = next {
             // Who has given up is not asked for: a peer that is behind has enough to do.
-            if !call.answer.is_closed() {
+            if !call.answer.is_closed() && !call.taken.swap(true, Ordering::AcqRel) {
                 let id = self.next_id;
                 self.next_id += 1;
                 let timeout_ms = u64::try_from(call.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -228,6 +243,7 @@ mod tests {
     use tonic::{Response as Answered, Streaming};
 
     use super::*;
+    use crate::remote::attempts::classify;
 
     /// A peer that reads no requests while it is not rid of its answers.
     struct Talkative {
@@ -374,7 +390,7 @@ mod tests {
         let call = |key: &str| {
             let (answer, answered) = oneshot::channel();
             let request = Request::Get(v1::GetRequest { key: key.into(), options: None });
-            (Call { request, timeout: Duration::from_secs(1), answer }, answered)
+            (Call { request, timeout: Duration::from_secs(1), answer, taken: Arc::default() }, answered)
         };
         let (wanted, _answered) = call("/kv/a");
         task.first = Some(wanted);
@@ -383,6 +399,24 @@ mod tests {
         drop(answered);
         task.first = Some(given_up);
         assert!(task.gather().requests.is_empty());
+        let (taken_back, _answered) = call("/kv/c");
+        taken_back.taken.store(true, Ordering::Release);
+        task.first = Some(taken_back);
+        assert!(task.gather().requests.is_empty());
         assert_eq!(task.waiting.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_call_that_could_not_be_sent_in_time_was_not_applied() {
+        // Connections are made, and nobody answers: the stream is never opened.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let channel = Channel::from_shared(format!("http://{}", silent.local_addr().unwrap())).unwrap().connect_lazy();
+        let pipe = Pipe::open(channel, |outgoing| Ok(tonic::Request::new(outgoing)));
+        let within = Duration::from_millis(200);
+        let get = Request::Get(v1::GetRequest { key: "/kv/a".into(), options: None });
+        let unsent =
+            tokio::time::timeout(within, pipe.call(get, within)).await.expect("a little before its time is over");
+        let failure = classify(unsent.unwrap_err());
+        assert!(failure.applied == crate::store::Applied::No && failure.retry && !failure.broken);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A guard has a lease of its own, which owns the scopes and is kept alive. They go with it: at once when the guard is
 //! released or dropped, and after its time to live when its process dies, or the cluster cannot be reached. That a guard
-//! exists protects nothing by itself: what is done under it carries its compares ([`ScopeGuard::compares`]).
+//! exists protects nothing by itself: what is done under it carries its compares ([`ScopeGuard::commit`] puts them there).
 //!
 //! Who finds a scope taken is told so ([`ScopeGuard::acquire`]), or waits for it ([`ScopeGuard::wait_for`]): with reads, which
 //! cost the log nothing. Whoever comes first after a release has it; there is no queue.
@@ -16,10 +16,19 @@ use super::RemoteStore;
 use super::keeper::LeaseKeeper;
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::store::{Error, MetaStore, ReadOptions};
+use crate::store::{Committed, Error, MetaStore, ReadOptions};
 
 /// How long the release of a guard that was dropped is tried. Its lease ends by itself after that.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
+
+/// What came of a transaction under scopes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fenced {
+    /// They were held: its own compares decided.
+    Ran(Committed),
+    /// They are held no more, and nothing was done.
+    Lost,
+}
 
 /// Scopes that are held. Dropping it, inside a tokio runtime, gives them back in the background.
 #[derive(Debug)]
@@ -135,7 +144,34 @@ impl ScopeGuard {
     /// What a transaction carries that is to take effect only while the scopes are held.
     pub fn compares(&self) -> Vec<Compare> {
         let scopes = self.paths.iter().map(|path| Compare::scope_free(path.clone(), Some(self.owner())));
-        std::iter::once(Compare::lease_alive(self.keeper.id())).chain(scopes).collect()
+        std::iter::once(self.keeper.compare()).chain(scopes).collect()
+    }
+
+    /// Runs a transaction that takes effect only while the scopes are held: with [`ScopeGuard::compares`] before its own.
+    ///
+    /// # Errors
+    /// `Refused` if it writes in `otherwise`, which would run when the scopes are lost; as every commit.
+    pub async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Fenced, Error> {
+        let store = &self.leaving.store;
+        if txn.otherwise.iter().any(Op::is_write) {
+            return Err(Error::Refused {
+                doing: format!("committing under {}", self.paths.join(", ")),
+                message:
+                    "what is written in `otherwise` would be written although the scopes are lost; write in `then`"
+                        .to_owned(),
+            });
+        }
+        let when = self.compares().into_iter().chain(txn.when).collect();
+        let done = store.commit(Txn { when, ..txn }, deadline).await?;
+        if done.result.succeeded {
+            return Ok(Fenced::Ran(done));
+        }
+        // Nothing was written. Was it for these compares, or for its own?
+        let held = Txn { when: self.compares(), ..Txn::default() };
+        Ok(match store.commit(held, deadline).await?.result.succeeded {
+            true => Fenced::Ran(done),
+            false => Fenced::Lost,
+        })
     }
 
     /// The lease, for waiting until it may be lost, or working only until then.

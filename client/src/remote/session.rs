@@ -13,7 +13,8 @@
 //! a compare on that very key, which its first application makes false; the answer then says `resent`.
 //!
 //! One task, ended with the store. It is away from the leader for as long as it is: that the session is over is the
-//! leader's to say.
+//! leader's to say. With the last clone of the store the session is closed, in the background and once ([`leave`]): it ends by
+//! itself where that fails, or where no runtime is left to do it.
 //!
 //! Limits: one session for all clones, [`SESSION_WINDOW`] requests of it unanswered ([`super::window`]); further ones wait
 //! until their deadlines, [`MAX_WAITING`] of them, beyond which one is refused at once.
@@ -29,7 +30,8 @@ use lake_proto::v1;
 use lake_proto::v1::leases_client::LeasesClient;
 use lake_proto::v1::sessions_client::SessionsClient;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::{Response, Status, Streaming};
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
 
 use super::RemoteStore;
 use super::attempts::{Attempts, Rules};
@@ -46,8 +48,12 @@ const PER_TTL: u32 = 3;
 const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// Most mutations that wait for a number, or for a session to be opened. Far more than a cluster does in one second.
 const MAX_WAITING: usize = 50_000;
+/// How long the closing of a session that nobody needs any more is waited for.
+const LEFT_WITHIN: Duration = Duration::from_secs(2);
 /// Sessions that one mutation may find to be over before it says so.
 const MAX_LOST: u32 = 4;
+
+type Closing = Request<v1::CloseSessionRequest>;
 
 /// The session of a store.
 #[derive(Debug, Default)]
@@ -102,6 +108,11 @@ impl Sessions {
         }
     }
 
+    /// The session that is open, if there is one.
+    pub fn open(&self) -> Option<SessionId> {
+        self.lock().current.as_ref().filter(|window| !window.is_closed()).map(|window| window.session())
+    }
+
     fn ttl(&self) -> Duration {
         self.lock().ttl.unwrap_or(TTL)
     }
@@ -139,15 +150,16 @@ impl RemoteStore {
     where
         F: Future<Output = Result<T, Status>>,
     {
+        // Of the whole call, whatever sessions it takes.
+        let mut attempts = Attempts::new(doing, deadline);
         let mut lost = 0;
         loop {
-            let Some(ticket) = self.ticket(doing, deadline).await? else {
-                return self
-                    .on_leader(doing, deadline, otherwise, |address, timeout| send(None, address, timeout))
-                    .await;
+            let Some(ticket) = self.ticket(&mut attempts).await? else {
+                let unstamped = |address, timeout| send(None, address, timeout);
+                return self.on_peer(None, &mut attempts, otherwise, unstamped).await;
             };
             let stamped = |address, timeout| send(Some(ticket.stamp()), address, timeout);
-            match self.on_leader(doing, deadline, Rules::STAMPED, stamped).await {
+            match self.on_peer(None, &mut attempts, Rules::STAMPED, stamped).await {
                 Ok((answer, _)) => {
                     ticket.window().spoke();
                     return Ok((answer, false));
@@ -163,36 +175,36 @@ impl RemoteStore {
     }
 
     /// The next number of the session; `None`: do without.
-    async fn ticket(&self, doing: &str, deadline: Instant) -> Result<Option<Ticket>, Error> {
-        let started = clock::now();
+    async fn ticket(&self, attempts: &mut Attempts) -> Result<Option<Ticket>, Error> {
         let Some(_waiting) = Waiting::begin(&self.inner.sessions.waiting) else {
-            let message = format!("{MAX_WAITING} changes of this client wait to be sent, which is the most");
-            return Err(Error::Overloaded { doing: doing.to_owned(), message });
+            attempts.last = format!("{MAX_WAITING} changes of this client wait to be sent, which is the most");
+            let message = self.in_vain(attempts).told();
+            return Err(Error::Overloaded { doing: attempts.doing.clone(), message });
         };
         loop {
-            let Some(window) = self.window(doing, deadline).await? else { return Ok(None) };
-            match tokio::time::timeout_at(deadline.into(), window.enter()).await {
+            let Some(window) = self.window(attempts).await? else { return Ok(None) };
+            match tokio::time::timeout_at(attempts.deadline.into(), window.enter()).await {
                 Ok(Some(ticket)) => return Ok(Some(ticket)),
                 // It ended meanwhile.
                 Ok(None) => {}
                 Err(_) => {
-                    let what = format!("{SESSION_WINDOW} changes of this client are unanswered, which is the most");
-                    return Err(self.not_sent(doing, started, what));
+                    attempts.last =
+                        format!("{SESSION_WINDOW} changes of this client are unanswered, which is the most");
+                    return Err(self.unavailable(attempts, Applied::No));
                 }
             }
         }
     }
 
     /// The session that is open, opened if there is none; `None`: do without.
-    async fn window(&self, doing: &str, deadline: Instant) -> Result<Option<Arc<Window>>, Error> {
-        let started = clock::now();
+    async fn window(&self, attempts: &mut Attempts) -> Result<Option<Arc<Window>>, Error> {
         let sessions = &self.inner.sessions;
         if let Some(current) = sessions.current() {
             return Ok(current);
         }
-        let Ok(_turn) = tokio::time::timeout_at(deadline.into(), sessions.opening.lock()).await else {
-            let what = "another call of this client tries to open a session, and has not been answered".to_owned();
-            return Err(self.not_sent(doing, started, what));
+        let Ok(_turn) = tokio::time::timeout_at(attempts.deadline.into(), sessions.opening.lock()).await else {
+            attempts.last = "another call of this client tries to open a session, and has not been answered".to_owned();
+            return Err(self.unavailable(attempts, Applied::No));
         };
         if let Some(current) = sessions.current() {
             return Ok(current);
@@ -204,7 +216,7 @@ impl RemoteStore {
         };
         let ttl = sessions.ttl();
         // One that is opened and whose answer is lost ends by itself. Whatever becomes of it, the mutation was not sent.
-        match self.open_session_for(doing, ttl, &holder, Rules::READ, deadline).await {
+        match self.open_session_for(attempts, ttl, &holder, Rules::READ).await {
             Ok(id) => {
                 tracing::debug!(session = id, "opened a session");
                 let window = Arc::new(Window::new(id));
@@ -218,12 +230,6 @@ impl RemoteStore {
             }
             Err(e) => Err(e),
         }
-    }
-
-    fn not_sent(&self, doing: &str, started: Instant, last: String) -> Error {
-        let mut attempts = Attempts::new(doing, started);
-        (attempts.started, attempts.last) = (started, last);
-        self.unavailable(attempts, Applied::No)
     }
 
     /// Says on a stream of its own that the session is wanted. False: it is over.
@@ -256,6 +262,19 @@ fn one_message(id: u64) -> impl Stream<Item = v1::KeepAliveRequest> + Send + 'st
 async fn the_answer(stream: Response<Streaming<v1::KeepAliveResponse>>) -> Result<v1::KeepAliveResponse, Status> {
     let answer = stream.into_inner().message().await?;
     answer.ok_or_else(|| Status::unavailable("the peer closed the stream without an answer"))
+}
+
+/// Has the leader behind `channel` close a session that nobody needs any more. Nobody waits for it: it ends in time by itself.
+pub(super) fn leave(session: SessionId, channel: Channel, request: impl FnOnce(Duration) -> Result<Closing, Status>) {
+    let (Ok(runtime), Ok(request)) = (tokio::runtime::Handle::try_current(), request(LEFT_WITHIN)) else { return };
+    runtime.spawn(async move {
+        let mut client = SessionsClient::new(channel);
+        match tokio::time::timeout(LEFT_WITHIN, client.close(request)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(e)) => tracing::debug!(session, "a session is left to end by itself: {e}"),
+            Err(_) => tracing::debug!(session, "a session is left to end by itself: its leader does not answer"),
+        }
+    });
 }
 
 /// Keeps a session open until it is over, or the store is gone. It is heard at least every `quiet`.

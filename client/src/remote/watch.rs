@@ -6,6 +6,7 @@
 //! | what happens                              | what follows                                                       |
 //! |-------------------------------------------|--------------------------------------------------------------------|
 //! | connection or peer lost, overloaded       | the next endpoint, after a wait                                    |
+//! | something else answers there              | the same; the end, if that is so of one endpoint after the other   |
 //! | no peer serves for [`PATIENCE`]           | `Unavailable`, the end                                             |
 //! | the changes are no longer kept            | `Compacted`, the end: list again, watch from the revision after it |
 //! | the caller does not take its messages     | the peer's stream is let go, and taken up again from that place    |
@@ -21,12 +22,13 @@ use std::time::{Duration, Instant};
 
 use futures::Stream;
 use lake_proto::kv::{Revision, validate_prefix};
+use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::watch_client::WatchClient;
 use lake_proto::watch::Changes;
 use lake_proto::{MAX_WATCH_MESSAGE_BYTES, v1};
 use rand::Rng;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tonic::Status;
 
@@ -52,10 +54,21 @@ const SETTLED: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Watch {
     messages: mpsc::Receiver<Result<Changes, Error>>,
+    opened: Option<oneshot::Receiver<()>>,
     task: JoinHandle<()>,
 }
 
 impl Watch {
+    /// Waits until a peer has taken the watch on, or it has ended. False: neither is so by the deadline.
+    pub async fn opened(&mut self, deadline: Instant) -> bool {
+        let Some(opened) = &mut self.opened else { return true };
+        let in_time = tokio::time::timeout_at(deadline.into(), opened).await.is_ok();
+        if in_time {
+            self.opened = None;
+        }
+        in_time
+    }
+
     /// The next message; `None` after an error.
     pub async fn next(&mut self) -> Option<Result<Changes, Error>> {
         self.messages.recv().await
@@ -87,6 +100,7 @@ impl RemoteStore {
     pub fn watch(&self, prefix: &str, from: Revision) -> Result<Watch, Error> {
         validate_prefix(prefix)?;
         let (sender, messages) = mpsc::channel(MESSAGES_WAITING);
+        let (open, opened) = oneshot::channel();
         let follower = Follower {
             inner: self.inner.clone(),
             prefix: prefix.to_owned(),
@@ -94,11 +108,13 @@ impl RemoteStore {
             cluster_id: None,
             failing_since: None,
             opened: None,
+            tell_opened: Some(open),
             backoff: Backoff::default(),
             attempts: 0,
+            refused: 0,
             messages: sender,
         };
-        Ok(Watch { messages, task: tokio::spawn(follower.run()) })
+        Ok(Watch { messages, opened: Some(opened), task: tokio::spawn(follower.run()) })
     }
 }
 
@@ -113,9 +129,13 @@ struct Follower {
     failing_since: Option<Instant>,
     /// When the stream that is followed was opened.
     opened: Option<Instant>,
+    /// Who waits for the first one to be.
+    tell_opened: Option<oneshot::Sender<()>>,
     backoff: Backoff,
     /// Since a peer served last.
     attempts: u32,
+    /// Endpoints in a row that said that they will never serve it.
+    refused: usize,
     messages: mpsc::Sender<Result<Changes, Error>>,
 }
 
@@ -131,7 +151,10 @@ enum Ended {
 impl Follower {
     async fn run(mut self) {
         let mut turn = rand::rng().random_range(0..super::MAX_ENDPOINTS);
-        self.inner.ask().await;
+        // The peers need not be asked who leads, but for what comes with the answer: the cluster's id and its members.
+        if self.inner.lock().view.leader().is_none() {
+            self.inner.ask().await;
+        }
         loop {
             let endpoints = self.inner.endpoints();
             let address = &endpoints[turn % endpoints.len()];
@@ -154,15 +177,18 @@ impl Follower {
                 self.inner.lock().forget_connection(address);
             }
             let failing_for = clock::since(*self.failing_since.get_or_insert_with(clock::now));
-            let end = if !failure.retry {
-                ended(&self.doing(), &failure, false)
+            self.refused = if failure.retry { 0 } else { self.refused + 1 };
+            // Another peer says the same of what was asked; of who was asked, each speaks for itself.
+            let by_all = matches!(failure.kind(), Some(Kind::Compacted | Kind::InvalidArgument));
+            let end = if by_all || self.refused >= endpoints.len() {
+                ended(self.in_vain(last, failing_for), &failure, false)
             } else if failing_for >= PATIENCE {
-                self.unavailable(endpoints, last, failing_for)
+                self.in_vain(last, failing_for).unavailable(endpoints, Applied::No)
             } else {
                 turn += 1;
                 tokio::time::sleep(self.backoff.next_wait()).await;
-                if turn % endpoints.len() == 0 {
-                    // Members that were not known may have come.
+                if (self.attempts as usize).is_multiple_of(endpoints.len()) {
+                    // None of them serves: members that were not known may have come.
                     self.inner.ask().await;
                 }
                 continue;
@@ -184,6 +210,10 @@ impl Follower {
             }
         };
         self.opened = Some(clock::now());
+        if let Some(waiting) = self.tell_opened.take() {
+            // Whoever waited may have given up.
+            let _ = waiting.send(());
+        }
         loop {
             let message = tokio::select! {
                 () = self.messages.closed() => return Ended::Dropped,
@@ -242,18 +272,92 @@ impl Follower {
     }
 
     fn served(&mut self) {
-        self.failing_since = None;
+        (self.failing_since, self.refused) = (None, 0);
         self.backoff = Backoff::default();
         self.attempts = 0;
     }
 
-    fn doing(&self) -> String {
-        format!("watching {:?} from revision {} on", self.prefix, self.next)
+    fn in_vain(&self, last: String, elapsed: Duration) -> InVain {
+        let doing = format!("watching {:?} from revision {} on", self.prefix, self.next);
+        let leader = self.inner.lock().view.leading();
+        InVain { doing, attempts: self.attempts, elapsed, leader, last }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use lake_proto::v1::watch_server::{Watch as Watching, WatchServer};
+    use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+    use tonic::service::Routes;
+    use tonic::transport::Server;
+    use tonic::{Request, Response};
+
+    use super::*;
+    use crate::remote::RemoteConfig;
+    use crate::store::MetaStore;
+
+    /// A peer that tells of one progress, and of nothing after it.
+    struct Quiet;
+
+    #[tonic::async_trait]
+    impl Watching for Quiet {
+        type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
+
+        async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+            let (sender, messages) = mpsc::channel(1);
+            sender
+                .try_send(Ok(v1::WatchResponse { progress_revision: 5, ..Default::default() }))
+                .expect("there is room");
+            tokio::spawn(async move { sender.closed().await });
+            Ok(Response::new(ReceiverStream::new(messages)))
+        }
     }
 
-    fn unavailable(&self, endpoints: Vec<String>, last: String, elapsed: Duration) -> Error {
-        let leader = self.inner.lock().view.leading();
-        InVain { doing: self.doing(), attempts: self.attempts, elapsed, leader, last }
-            .unavailable(endpoints, Applied::No)
+    async fn serving(routes: Routes) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        // It ends with the test's runtime.
+        tokio::spawn(Server::builder().add_routes(routes).serve_with_incoming(TcpListenerStream::new(listener)));
+        address
+    }
+
+    fn store(endpoints: &[SocketAddr]) -> RemoteStore {
+        let endpoints = endpoints.iter().map(ToString::to_string).collect();
+        RemoteStore::connect(RemoteConfig { endpoints, secret: None }).unwrap()
+    }
+
+    fn soon() -> Instant {
+        clock::now() + Duration::from_secs(30)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_endpoint_where_something_else_answers_ends_no_watch() {
+        let peer = serving(Routes::new(WatchServer::new(Quiet))).await;
+        let other = serving(Routes::default()).await;
+        // Which endpoint is first is chance.
+        for _ in 0..16 {
+            let mut watch = store(&[peer, other]).watch("/kv/", 6).unwrap();
+            let told = tokio::time::timeout_at(soon().into(), watch.next()).await.expect("in time");
+            assert_eq!(told.unwrap().unwrap().progress, 5);
+        }
+        let mut watch = store(&[other]).watch("/kv/", 6).unwrap();
+        let told = tokio::time::timeout_at(soon().into(), watch.next()).await.expect("in time").unwrap();
+        assert!(told.unwrap_err().to_string().contains("something else than a metadata peer"));
+        assert!(watch.next().await.is_none());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_watch_that_nobody_takes_on_is_not_said_to_be_one() {
+        // Connections are made, and nobody answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let store = store(&[silent.local_addr().unwrap()]);
+        let by = clock::now() + Duration::from_millis(300);
+        let Err(error) = MetaStore::watch(&store, "/kv/", 6, by).await else { panic!("nobody is there") };
+        assert!(error.is_unavailable() && clock::now() >= by, "{error}");
+        let peer = serving(Routes::new(WatchServer::new(Quiet))).await;
+        let store = self::store(&[peer]);
+        assert!(MetaStore::watch(&store, "/kv/", 6, soon()).await.is_ok());
     }
 }

@@ -22,7 +22,7 @@ use super::countdowns::Renewal;
 use super::duties::Mortal;
 use super::failure::Failure;
 use super::member::{Member, misanswered};
-use super::shares::{Call, Caller};
+use super::shares::{Call, Caller, Held};
 use crate::log::lock;
 use crate::state::command::{Action, Outcome};
 use crate::state::quotas::Quota;
@@ -82,7 +82,8 @@ impl Member {
     /// Grants a lease.
     ///
     /// # Errors
-    /// As [`Member::propose`]. A grant of which nobody knows leaves at most a lease that expires by itself.
+    /// As [`Member::propose`]; Overloaded also when the caller has its part of all leases. A grant of which nobody knows leaves
+    /// at most a lease that expires by itself.
     pub async fn grant_lease(
         &self,
         ttl_ms: u64,
@@ -91,8 +92,9 @@ impl Member {
         call: &Call,
     ) -> Result<LeaseId, Failure> {
         validate_lease_ttl(ttl_ms).and_then(|()| validate_holder(&holder)).map_err(Failure::invalid)?;
+        let room = self.room(Mortal::Lease, &call.caller)?;
         let granted = self.propose(Action::GrantLease { ttl_ms, holder }, stamp, call).await?;
-        let id = self.began(Mortal::Lease, ttl_ms, granted)?;
+        let id = self.began(Mortal::Lease, ttl_ms, granted, room)?;
         self.counters.leases_granted.add(1);
         Ok(id)
     }
@@ -115,11 +117,13 @@ impl Member {
     /// Opens a session.
     ///
     /// # Errors
-    /// As [`Member::propose`]. An opening of which nobody knows leaves at most a session that ends by itself.
+    /// As [`Member::propose`]; Overloaded also when the caller has its part of all sessions. An opening of which nobody knows
+    /// leaves at most a session that ends by itself.
     pub async fn open_session(&self, ttl_ms: u64, holder: String, call: &Call) -> Result<SessionId, Failure> {
         validate_session_ttl(ttl_ms).and_then(|()| validate_holder(&holder)).map_err(Failure::invalid)?;
+        let room = self.room(Mortal::Session, &call.caller)?;
         let opened = self.propose(Action::OpenSession { ttl_ms, holder }, None, call).await?;
-        let id = self.began(Mortal::Session, ttl_ms, opened)?;
+        let id = self.began(Mortal::Session, ttl_ms, opened, room)?;
         self.counters.sessions_opened.add(1);
         Ok(id)
     }
@@ -135,9 +139,15 @@ impl Member {
         Ok((revision, existed))
     }
 
-    fn began(&self, kind: Mortal, ttl_ms: u64, outcome: Outcome) -> Result<Revision, Failure> {
+    /// Room for one more of a caller's.
+    fn room(&self, kind: Mortal, caller: &Caller) -> Result<Vec<Held>, Failure> {
+        self.duties.ledger(kind).room(caller, 1, &self.published.current().state)
+    }
+
+    fn began(&self, kind: Mortal, ttl_ms: u64, outcome: Outcome, room: Vec<Held>) -> Result<Revision, Failure> {
         let Outcome::Granted { id } = outcome else { return Err(misanswered(&outcome)) };
         lock(self.duties.of(kind)).began(id, Duration::from_millis(ttl_ms), clock::now());
+        room.into_iter().for_each(|held| self.duties.ledger(kind).put_down(id, held));
         Ok(id)
     }
 
@@ -151,7 +161,7 @@ impl Member {
     ) -> Result<(Revision, bool), Failure> {
         match self.propose(action, stamp, call).await? {
             Outcome::Ended { revision, existed } => {
-                lock(self.duties.of(kind)).ended(id);
+                self.duties.ended(kind, id);
                 Ok((revision, existed))
             }
             other => Err(misanswered(&other)),
@@ -173,8 +183,25 @@ impl Member {
             let what = format!("{} ids are to be kept alive by one message; at most {MAX_IDS} can be", ids.len());
             return Err(Failure::invalid(what));
         }
+        let term = self.confirmed_on_duty(caller).await?;
+        let kept = self.renew(kind, term, ids, arrived).ok_or_else(|| self.leads_no_more(term))?;
+        let state = &self.published.current().state;
+        self.duties.ledger(kind).kept_alive(kept.alive.iter().copied(), caller, state);
+        self.counters.renewed.add(kept.alive.len() as u64);
+        self.counters.not_renewed.add(kept.expired.len() as u64);
+        Ok(kept)
+    }
+
+    /// Waits until a quorum has confirmed, since this call, that this peer leads the term in which it is on duty, and what was
+    /// committed before is applied. Says which term.
+    ///
+    /// # Errors
+    /// NotLeader, Unavailable without a quorum, Overloaded.
+    pub(super) async fn confirmed_on_duty(&self, caller: &Caller) -> Result<u64, Failure> {
+        // As a reader that waits, until it is answered.
+        let place = self.reads.wait(caller)?;
         let term = self.term_on_duty().await?;
-        let point = self.reads.next_round(caller).await?;
+        let point = self.reads.round_for(&place).await?;
         if point.term != term {
             return Err(self.leads_no_more(term));
         }
@@ -193,15 +220,12 @@ impl Member {
             }
         }
         self.reads.confirm(point);
-        let kept = self.renew(kind, term, ids, arrived).ok_or_else(|| self.leads_no_more(term))?;
-        self.counters.renewed.add(kept.alive.len() as u64);
-        self.counters.not_renewed.add(kept.expired.len() as u64);
-        Ok(kept)
+        Ok(term)
     }
 
     /// Renews what is alive, if this peer still counts in `term`. What has ended leaves the state first and the countdowns
     /// then, so the state is looked at with the countdowns held: a lease cannot end in between and begin here again.
-    fn renew(&self, kind: Mortal, term: u64, ids: &[Revision], arrived: Instant) -> Option<KeptAlive> {
+    pub(super) fn renew(&self, kind: Mortal, term: u64, ids: &[Revision], arrived: Instant) -> Option<KeptAlive> {
         let mut countdowns = lock(self.duties.of(kind));
         let applied = self.published.current();
         let mut kept = KeptAlive { revision: applied.state.revision(), ..KeptAlive::default() };
@@ -242,7 +266,7 @@ impl Member {
         }
     }
 
-    fn leads_no_more(&self, term: u64) -> Failure {
+    pub(super) fn leads_no_more(&self, term: u64) -> Failure {
         let failure = self.view.not_leader();
         let message =
             format!("peer {} no longer leads term {term}: nothing was renewed, ask the leader", self.identity.id);
@@ -296,13 +320,19 @@ impl Member {
     ///
     /// # Errors
     /// As [`Member::propose`]; InvalidArgument for what is no prefix of keys.
-    pub async fn set_quota(&self, prefix: String, bytes: Option<u64>, call: &Call) -> Result<Revision, Failure> {
+    pub async fn set_quota(
+        &self,
+        prefix: String,
+        bytes: Option<u64>,
+        stamp: Option<Stamp>,
+        call: &Call,
+    ) -> Result<Revision, Failure> {
         check_length(&prefix)?;
         if !prefix.is_empty() && !prefix.starts_with('/') {
             let what = format!("{prefix:?} is no prefix of keys: it is empty, for the whole map, or begins with `/`");
             return Err(Failure::invalid(what));
         }
-        match self.propose(Action::SetQuota { prefix, bytes }, None, call).await? {
+        match self.propose(Action::SetQuota { prefix, bytes }, stamp, call).await? {
             Outcome::Set { revision } => Ok(revision),
             other => Err(misanswered(&other)),
         }

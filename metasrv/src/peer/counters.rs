@@ -35,6 +35,10 @@ pub struct Counters {
     pub fences_refused: Counter,
     /// Commands refused because their caller had its part of what may be in flight.
     pub overloaded: Counter,
+    /// Processes registered as query nodes.
+    pub nodes_registered: Counter,
+    /// Processes told that another one was registered as their node since.
+    pub nodes_superseded: Counter,
 }
 
 /// One count.

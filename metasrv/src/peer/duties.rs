@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::countdowns::{Countdowns, LONGEST_SLEEP};
 use super::failure::Failure;
+use super::ledger::{Ledger, Ledgers};
 use super::member::Member;
 use super::shares::{Call, Caller};
 use crate::log::lock;
@@ -116,13 +117,16 @@ impl Mortal {
 pub struct Duties {
     leases: Mutex<Countdowns>,
     sessions: Mutex<Countdowns>,
+    /// Who has what of what this leader knows.
+    pub(super) ledgers: Ledgers,
     /// The term in which this peer is on duty; 0: it is not.
     term: watch::Sender<u64>,
 }
 
 impl Default for Duties {
     fn default() -> Self {
-        Self { leases: Mutex::default(), sessions: Mutex::default(), term: watch::Sender::new(0) }
+        let ledgers = Ledgers::default();
+        Self { leases: Mutex::default(), sessions: Mutex::default(), ledgers, term: watch::Sender::new(0) }
     }
 }
 
@@ -133,6 +137,20 @@ impl Duties {
             Mortal::Lease => &self.leases,
             Mortal::Session => &self.sessions,
         }
+    }
+
+    /// Who has what of one kind.
+    pub(super) fn ledger(&self, kind: Mortal) -> &Ledger<Revision> {
+        match kind {
+            Mortal::Lease => &self.ledgers.leases,
+            Mortal::Session => &self.ledgers.sessions,
+        }
+    }
+
+    /// Something has ended: nothing counts for it any more.
+    pub(super) fn ended(&self, kind: Mortal, id: Revision) {
+        lock(self.of(kind)).ended(id);
+        self.ledger(kind).ended(&id);
     }
 
     /// The term in which this peer is on duty, and every later one; 0: it is not.
@@ -147,6 +165,8 @@ impl Duties {
 
     fn begin(&self, term: u64, state: &State) {
         let now = clock::now();
+        // What was put down since this peer led last.
+        self.ledgers.clear();
         for kind in [Mortal::Lease, Mortal::Session] {
             let alive = kind.began_after(state, 0);
             lock(self.of(kind)).lead(term, now, alive.into_iter());
@@ -159,6 +179,7 @@ impl Duties {
         for kind in [Mortal::Lease, Mortal::Session] {
             lock(self.of(kind)).stop();
         }
+        self.ledgers.clear();
     }
 }
 
@@ -169,8 +190,13 @@ pub(super) async fn run(member: Weak<Member>, stop: CancellationToken) {
         () = whenever_it_leads(&member) => {}
     }
     if let Some(member) = member.upgrade() {
-        member.duties.end();
+        end(&member);
     }
+}
+
+fn end(member: &Member) {
+    member.duties.end();
+    member.nodes.stop();
 }
 
 /// Ends with the member, which is held for one look at a time.
@@ -183,7 +209,7 @@ async fn whenever_it_leads(member: &Weak<Member>) {
             tracing::debug!(term, "on duty as the leader");
             Lead { term, seen, warned: HashSet::new(), looked_around: None }.run(member).await;
             if let Some(member) = member.upgrade() {
-                member.duties.end();
+                end(&member);
             }
         }
         tokio::time::sleep(LONGEST_SLEEP / 2).await;
@@ -202,6 +228,8 @@ async fn begin(member: &Member, term: u64) -> Option<Revision> {
         Ok(Ok(applied)) => applied.state.clone(),
         Ok(Err(_)) | Err(_) => return None,
     };
+    // Before the term is told: whoever waits for it finds the registry ready.
+    member.nodes.lead(term);
     member.duties.begin(term, &state);
     Some(state.revision())
 }
@@ -281,7 +309,10 @@ impl Lead {
                     break;
                 }
                 let (alive, gone): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| kind.ttl(state, *id).is_some());
-                gone.into_iter().for_each(|id| countdowns.ended(id));
+                for id in gone {
+                    countdowns.ended(id);
+                    member.duties.ledger(kind).ended(&id);
+                }
                 let (alive, later) = kind.at_once(state, alive);
                 // They are due still.
                 countdowns.again(&later, now);
@@ -313,7 +344,6 @@ impl Lead {
 
 /// What came of a proposal to end something.
 fn expired(member: &Member, kind: Mortal, ids: &[Revision], result: Result<usize, Failure>) {
-    let mut countdowns = lock(member.duties.of(kind));
     match result {
         Ok(scopes) => {
             tracing::info!(?kind, count = ids.len(), first = ids.first(), "silent for too long: ended");
@@ -323,11 +353,11 @@ fn expired(member: &Member, kind: Mortal, ids: &[Revision], result: Result<usize
                 Mortal::Lease => counters.leases_expired.add(ids.len() as u64),
                 Mortal::Session => counters.sessions_expired.add(ids.len() as u64),
             }
-            ids.iter().for_each(|id| countdowns.ended(*id));
+            ids.iter().for_each(|id| member.duties.ended(kind, *id));
         }
         Err(failure) => {
             tracing::debug!(?kind, count = ids.len(), "proposing an end again: {}", failure.message);
-            countdowns.again(ids, clock::now() + PROPOSE_AGAIN);
+            lock(member.duties.of(kind)).again(ids, clock::now() + PROPOSE_AGAIN);
         }
     }
 }
@@ -375,4 +405,82 @@ async fn supported_by(member: &Member, other: v1::Member) -> Option<u32> {
     let mut client = member.network.transport.client(other.id, &other.raft_address).ok()?;
     let answer = tokio::time::timeout(ASK, client.identity(v1::IdentityRequest {})).await.ok()?.ok()?.into_inner();
     (answer.incarnation == other.incarnation).then(|| answer.supported_feature_level.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::log::memory::MemoryDisk;
+    use crate::peer::{Opened, Peer, Settings, founding};
+    use crate::raft::network::Transport;
+    use crate::raft::state_machine::{Applied, Observe};
+    use crate::raft::types::{Answer, Entry};
+
+    /// Holds up the applying of what comes behind an index.
+    #[derive(Debug)]
+    struct Gate {
+        upto: AtomicU64,
+    }
+
+    impl Observe for Gate {
+        fn applied(&self, entry: &Entry, _: &Answer, _: &State) {
+            tokio::task::block_in_place(|| {
+                while entry.log_id.index > self.upto.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+
+        fn installed(&self, _: &Applied) {}
+    }
+
+    async fn until(what: &str, look: impl Fn() -> bool) {
+        let patience = clock::now() + Duration::from_secs(30);
+        while !look() {
+            assert!(clock::now() < patience, "waited in vain for {what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn a_leader_begins_its_duties_once_everything_before_its_term_is_applied() {
+        let (dir, settings) = (tempfile::tempdir().unwrap(), Settings::default());
+        let disk = MemoryDisk::new(1, "ab".repeat(16), 1, Duration::from_millis(2));
+        let gate = Arc::new(Gate { upto: AtomicU64::new(u64::MAX) });
+        let start = async || {
+            let opened = Opened::in_memory(&disk, dir.path().to_owned(), &settings, gate.clone()).unwrap();
+            let transport = Transport::new(HashMap::new(), None);
+            Peer::start(opened, String::new(), String::new(), settings.clone(), transport).await.unwrap()
+        };
+        let peer = start().await;
+        let member = founding::found_alone(&peer).await.unwrap();
+        member.recovered().wait_for(|recovered| *recovered).await.unwrap();
+        let call = &Call::own(clock::now() + Duration::from_secs(30));
+        let ttl = Duration::from_secs(1);
+        let lease = member.grant_lease(1000, String::new(), None, call).await.unwrap();
+        let granted = member.log.bounds().1.unwrap().index;
+        // Something behind it, so that the lease itself is applied.
+        member.propose(Action::SetQuota { prefix: "/kv/".into(), bytes: Some(1 << 20) }, None, call).await.unwrap();
+        peer.shutdown().await;
+        drop((member, peer));
+
+        gate.upto.store(granted, Ordering::SeqCst);
+        let peer = start().await;
+        let member = peer.member().unwrap();
+        until("it to lead", || member.view.confirmed_term().is_some()).await;
+        let (leads_since, proposed) = (clock::now(), member.log.bounds().1);
+        until("the lease's time to be over", || clock::since(leads_since) > ttl + ttl / 4).await;
+        assert_eq!(*member.duties.term().borrow(), 0, "it is not on duty");
+        assert_eq!(member.log.bounds().1, proposed, "it has proposed something");
+
+        let opened = clock::now();
+        gate.upto.store(u64::MAX, Ordering::SeqCst);
+        until("its duties to begin", || *member.duties.term().borrow() != 0).await;
+        until("the lease to end", || !member.published.current().state.has_lease(lease)).await;
+        assert!(clock::since(opened) >= ttl, "it had its full time: {:?}", clock::since(opened));
+        peer.shutdown().await;
+    }
 }

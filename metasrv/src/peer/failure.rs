@@ -16,12 +16,22 @@ pub struct Failure {
     pub leader: Option<v1::Member>,
     /// With Compacted: the first revision that can be watched from.
     pub oldest_revision: u64,
+    /// The state machine's answer, which it keeps for the request's session.
+    pub kept: bool,
 }
 
 impl Failure {
     /// A failure after which nothing was proposed.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, applied: Applied::NotApplied, message: message.into(), term: 0, leader: None, oldest_revision: 0 }
+        Self {
+            kind,
+            applied: Applied::NotApplied,
+            message: message.into(),
+            term: 0,
+            leader: None,
+            oldest_revision: 0,
+            kept: false,
+        }
     }
 
     /// Peer `id` does not lead `term`; `leader` does, as far as it knows. One that names the peer itself says nothing.
@@ -58,7 +68,12 @@ impl Failure {
             | Refusal::AnswerTooLarge { .. }
             | Refusal::ComparesTooMuch { .. } => Kind::InvalidArgument,
         };
-        Self::new(kind, refusal.to_string())
+        // The others say that the request was not looked at.
+        let kept = !matches!(
+            refusal,
+            Refusal::SessionExpired { .. } | Refusal::SequenceAnswered { .. } | Refusal::WindowFull { .. }
+        );
+        Self { kept, ..Self::new(kind, refusal.to_string()) }
     }
 
     /// The same failure, of a change that was made before it and that goes on.
@@ -80,6 +95,7 @@ impl Failure {
             term: self.term,
             leader: self.leader,
             oldest_revision: self.oldest_revision,
+            kept: self.kept,
         };
         (detail, self.message)
     }

@@ -32,6 +32,7 @@ use super::counters::{Counters, Guards};
 use super::duties::{self, Duties};
 use super::failure::Failure;
 use super::latencies::{self, Latencies};
+use super::nodes::Nodes;
 use super::pages::{Page, Pages};
 use super::reads::{self, ReadIndex};
 use super::shares::{Call, Held, Pool, Refused, Resource};
@@ -77,6 +78,7 @@ pub struct Member {
     pub succession: Succession,
     pub snapshots: SnapshotStore,
     pub duties: Duties,
+    pub nodes: Nodes,
     pub counters: Counters,
     pub latencies: Latencies,
     /// The highest feature level that this peer can apply.
@@ -179,6 +181,7 @@ impl Member {
             succession,
             snapshots,
             duties: Duties::default(),
+            nodes: Nodes::new(settings.rhythm),
             counters: Counters::default(),
             latencies,
             feature_level: settings.feature_level,
@@ -384,13 +387,15 @@ impl Member {
     /// # Errors
     /// Unavailable when that takes longer than the deadline allows; as [`Watches::watch`].
     pub async fn watch(&self, prefix: &str, from: u64, call: &Call) -> Result<Watcher, Failure> {
+        // Who waits has its share already.
+        let share = self.watches.share(&call.caller)?;
         let mut recovered = self.recovered.clone();
         let recovered = tokio::time::timeout_at(call.deadline.into(), recovered.wait_for(|recovered| *recovered)).await;
         if !matches!(recovered, Ok(Ok(_))) {
             let what = format!("peer {}: the watch could not begin{}", self.identity.id, self.why_slow());
             return Err(Failure::unavailable(what));
         }
-        self.watches.watch(prefix, from, &call.caller)
+        self.watches.watch(prefix, from, share)
     }
 
     // ---- commands ---------------------------------------------------------------------------------------------
@@ -398,13 +403,19 @@ impl Member {
     /// Runs a transaction through the log.
     ///
     /// # Errors
-    /// As [`Member::propose`]; and the refusals of the contract, after which nothing was changed.
+    /// As [`Member::propose`]; Overloaded also when the caller has its part of all scopes; and the refusals of the contract, after
+    /// which nothing was changed.
     pub async fn commit(&self, txn: Txn, stamp: Option<Stamp>, call: &Call) -> Result<TxnResult, Failure> {
         txn.validate().map_err(Failure::invalid)?;
         let guards = Guards::of(&txn);
+        let ledgers = &self.duties.ledgers;
+        let scopes = ledgers.scopes_of(&txn, &call.caller, || self.published.current())?;
         match self.propose(Action::Txn(txn), stamp, call).await? {
             Outcome::Txn(result) => {
                 self.counters.transaction(&guards, &result, &self.published.current().state);
+                if let Some(scopes) = scopes {
+                    scopes.done(&result, ledgers);
+                }
                 Ok(result)
             }
             other => Err(misanswered(&other)),
@@ -532,8 +543,12 @@ impl Member {
     }
 
     /// Runs what must not end with whoever asked for it; stopping the member waits for it.
+    /// Once it stops, nothing is begun any more.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = crate::log::lock(&self.tasks);
+        if self.stop.is_cancelled() {
+            return;
+        }
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task);
     }
@@ -566,9 +581,16 @@ impl Member {
             return;
         };
         tracing::info!(successor, "handing the leadership over");
-        if let Err(e) = self.raft().trigger().transfer_leader(successor).await {
-            tracing::warn!("handing the leadership over: {e}");
-            return;
+        // A core that waits for its disk takes no orders.
+        match tokio::time::timeout(HANDOVER, self.raft().trigger().transfer_leader(successor)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => return tracing::warn!("handing the leadership over: {e}"),
+            Err(_) => {
+                return tracing::warn!(
+                    successor,
+                    "the consensus core is busy: stopping without handing the leadership over"
+                );
+            }
         }
         let id = self.identity.id;
         let other_leads = |metrics: &openraft::RaftMetrics<TypeConfig>| metrics.current_leader.is_some_and(|l| l != id);

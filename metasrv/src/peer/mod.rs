@@ -12,10 +12,10 @@
 //! - [`membership`], [`changes`]: a leader adds, promotes, removes and replaces peers; [`standing`]: a removed one learns it;
 //! - [`member`]: reads and transactions; [`watches`]: changes as they happen;
 //! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
-//!   does for them; [`counters`], [`latencies`]: how often what happened, and how long it took;
+//!   does for them; [`nodes`]: the query nodes that it coordinates; [`counters`], [`latencies`]: how often what happened, and how long it took;
 //! - [`succession`]: what a voter does whose leader's connection broke;
 //! - [`agreement`]: whether the peers still hold the same state;
-//! - [`shares`]: what all callers share, in parts;
+//! - [`shares`]: what all callers share, in parts; [`ledger`]: the same for what stands in the state;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member; [`disk`]: the room it takes;
 //! - [`failure`]: why a call failed.
 
@@ -31,8 +31,10 @@ pub mod failure;
 pub mod founding;
 pub(crate) mod joining;
 pub mod latencies;
+pub mod ledger;
 pub mod member;
 pub mod membership;
+pub mod nodes;
 pub mod pages;
 pub mod reads;
 pub mod shares;
@@ -49,6 +51,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
+use lake_client::nodes::Rhythm;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use tokio::sync::{Mutex, watch};
@@ -108,6 +111,8 @@ pub struct Settings {
     pub free_space: FreeSpace,
     /// The highest feature level that the peer can apply.
     pub feature_level: u32,
+    /// The times that query nodes keep.
+    pub rhythm: Rhythm,
 }
 
 impl From<&Config> for Settings {
@@ -118,6 +123,7 @@ impl From<&Config> for Settings {
             page_life: config.page_life,
             free_space: config.free_space.clone(),
             feature_level: config.feature_level,
+            rhythm: config.rhythm,
         }
     }
 }
@@ -130,6 +136,7 @@ impl Default for Settings {
             page_life: crate::config::PAGE_LIFE,
             free_space: FreeSpace::default(),
             feature_level: FEATURE_LEVEL,
+            rhythm: Rhythm::default(),
         }
     }
 }

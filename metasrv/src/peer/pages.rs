@@ -4,9 +4,10 @@
 //! The first page of a listing that has more puts the state it was read from here; a later page names it. A snapshot is
 //! the same for any key and prefix. Clones of the state are cheap, but they keep alive what is deleted meanwhile, so they
 //! are bounded: [`MAX_HELD`] listings, where the caller's oldest goes for a new one, and [`MAX_SNAPSHOTS`] snapshots, beyond which
-//! none is opened until one is closed or ends; of both each caller has its part ([`super::shares`]). Each for
-//! [`crate::config::Config::page_life`]. After that: SnapshotExpired,
-//! and the client starts again.
+//! none is opened until one is closed or ends; of both each caller has its part ([`super::shares`]). A snapshot is held for
+//! [`crate::config::Config::page_life`]; a listing for as long since its last page was asked for, and for [`LIVES`] times that in
+//! all, so that one takes the time it needs and an abandoned one goes soon. After that: SnapshotExpired, and the client starts
+//! again.
 //!
 //! A page's token is `id/last key`: asking for the same page twice gives the same page.
 
@@ -29,13 +30,28 @@ use crate::raft::state_machine::Applied;
 pub const MAX_HELD: usize = 256;
 /// Snapshots held at once.
 pub const MAX_SNAPSHOTS: usize = 256;
+/// A listing whose pages are asked for one after the other is held for so many times the life of one that is not: an hour.
+const LIVES: u32 = 60;
 
 struct Held {
     applied: Arc<Applied>,
     /// Of the listing; `None` for a snapshot.
     prefix: Option<String>,
     since: Instant,
+    /// When a page of it was last asked for. A snapshot does not live longer for being used.
+    used: Instant,
     share: shares::Held,
+}
+
+impl Held {
+    fn new(applied: Arc<Applied>, prefix: Option<String>, share: shares::Held) -> Self {
+        let now = clock::now();
+        Self { applied, prefix, since: now, used: now, share }
+    }
+
+    fn is_alive(&self, life: Duration) -> bool {
+        clock::since(self.used) <= life && clock::since(self.since) <= life * LIVES
+    }
 }
 
 type Table = HashMap<u64, Held>;
@@ -78,7 +94,7 @@ impl Pages {
                 }
             };
             if let Some(share) = share {
-                held.insert(id, Held { applied, prefix: Some(prefix.to_owned()), since: clock::now(), share });
+                held.insert(id, Held::new(applied, Some(prefix.to_owned()), share));
             }
         }
         page
@@ -101,7 +117,7 @@ impl Pages {
         };
         let share = self.snapshots.take(caller, 1).map_err(overloaded)?;
         let snapshot = snapshot.ok_or_else(|| overloaded(Refused::Full))?;
-        held.insert(snapshot.to_wire(), Held { applied, prefix: None, since: clock::now(), share });
+        held.insert(snapshot.to_wire(), Held::new(applied, None, share));
         Ok(snapshot)
     }
 
@@ -110,7 +126,7 @@ impl Pages {
         let mut table = lock(&self.held);
         let id = snapshot.to_wire();
         let Some(held) = table.get(&id).filter(|held| held.prefix.is_none()) else { return false };
-        let alive = clock::since(held.since) <= self.life;
+        let alive = held.is_alive(self.life);
         table.remove(&id);
         alive
     }
@@ -145,8 +161,11 @@ impl Pages {
 
     /// What is held under an id, if it is not too old, and whether it is of the wanted kind.
     fn find(&self, id: u64, wanted: impl Fn(Option<&str>) -> bool) -> Option<(Arc<Applied>, bool)> {
-        let held = lock(&self.held);
-        let held = held.get(&id).filter(|held| clock::since(held.since) <= self.life)?;
+        let mut held = lock(&self.held);
+        let held = held.get_mut(&id).filter(|held| held.is_alive(self.life))?;
+        if held.prefix.is_some() {
+            held.used = clock::now();
+        }
         Some((held.applied.clone(), wanted(held.prefix.as_deref())))
     }
 
@@ -176,7 +195,10 @@ impl Pages {
 
     /// Lets go of what is too old.
     pub fn expire(&self) {
-        lock(&self.held).retain(|_, held| clock::since(held.since) <= self.life);
+        let too_old = |_: &u64, held: &mut Held| !held.is_alive(self.life);
+        let gone: Vec<(u64, Held)> = lock(&self.held).extract_if(too_old).collect();
+        // What only these versions of the state still had goes here, and nobody waits for that.
+        drop(gone);
     }
 
     /// How many listings and snapshots are held.
@@ -190,7 +212,7 @@ impl Pages {
 fn let_go(table: &mut Table, caller: &Caller) -> bool {
     let oldest = |wanted: &dyn Fn(&shares::Held) -> bool| {
         let listings = table.iter().filter(|(_, held)| held.prefix.is_some() && wanted(&held.share));
-        listings.min_by_key(|(_, held)| held.since).map(|(id, _)| *id)
+        listings.min_by_key(|(_, held)| held.used).map(|(id, _)| *id)
     };
     let of_caller = oldest(&|share| share.is_of(caller, false));
     let of_host = || oldest(&|share| share.is_of(caller, true));
@@ -303,6 +325,26 @@ mod tests {
         assert!(!short.close_snapshot(snapshot), "it has ended");
         let no_listing = Snapshot::from_wire(u64::from_str_radix(&listing[..16], 16).unwrap()).unwrap();
         assert!(pages.snapshot(no_listing, 0).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_that_goes_on_is_held_and_not_for_ever() {
+        let life = Duration::from_secs(60);
+        let pages = Pages::new(life);
+        let listing = || pages.first(applied(3), "/kv/", 1, &Caller::own()).next.unwrap();
+        let next = |token: &str| pages.next(token, "/kv/", 1, 0).map(drop).map_err(|e| e.kind);
+        let (used, left, snapshot) = (listing(), listing(), pages.open_snapshot(applied(3), &Caller::own()).unwrap());
+        for _ in 0..LIVES {
+            tokio::time::advance(life - Duration::from_millis(1)).await;
+            pages.expire();
+            assert_eq!(next(&used), Ok(()));
+            // Used, too, and for nothing.
+            let _ = pages.snapshot(snapshot, 0);
+        }
+        assert_eq!(next(&left), Err(Kind::SnapshotExpired));
+        assert_eq!(pages.snapshot(snapshot, 0).map(drop).unwrap_err().kind, Kind::SnapshotExpired);
+        tokio::time::advance(life / 2).await;
+        assert_eq!(next(&used), Err(Kind::SnapshotExpired), "it has been held for long enough");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use openraft::errors::{LinearizableReadError, RaftError};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::counters::Counter;
 use super::failure::Failure;
 use super::shares::{Caller, Held, Pool, Refused, Resource};
 use super::view::View;
@@ -49,6 +50,8 @@ type Answer = oneshot::Sender<Result<ReadPoint, Failure>>;
 pub struct ReadIndex {
     waiting: mpsc::Sender<Answer>,
     readers: Pool,
+    /// Rounds that confirmed the leadership: many readers may share one.
+    rounds: Arc<Counter>,
     /// When the newest round began that this peer also applied.
     confirmed: Mutex<Option<Instant>>,
 }
@@ -57,14 +60,20 @@ impl ReadIndex {
     /// The readers' side, and the task that runs the rounds until it is cancelled.
     pub fn new(view: View, network: Network, stop: CancellationToken) -> (Arc<Self>, impl Future<Output = ()>) {
         let (waiting, readers) = mpsc::channel(MAX_WAITING);
-        let this =
-            Arc::new(Self { waiting, readers: Pool::new(Resource::Reads, MAX_WAITING), confirmed: Mutex::new(None) });
-        (this, async move {
+        let pool = Pool::new(Resource::Reads, MAX_WAITING);
+        let confirmed_rounds = Arc::new(Counter::default());
+        let this = Self { waiting, readers: pool, rounds: confirmed_rounds.clone(), confirmed: Mutex::new(None) };
+        (Arc::new(this), async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = rounds(view, network, readers) => {}
+                () = rounds(view, network, readers, &confirmed_rounds) => {}
             }
         })
+    }
+
+    /// How many rounds confirmed the leadership so far.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.get()
     }
 
     /// Waits for a round that begins after this call.
@@ -117,7 +126,7 @@ fn overloaded(refused: Refused) -> Failure {
     Failure::new(Kind::Overloaded, what)
 }
 
-async fn rounds(view: View, network: Network, mut readers: mpsc::Receiver<Answer>) {
+async fn rounds(view: View, network: Network, mut readers: mpsc::Receiver<Answer>, confirmed: &Counter) {
     let mut waiting = Vec::new();
     while readers.recv_many(&mut waiting, MAX_WAITING).await > 0 {
         waiting.retain(|answer| !answer.is_closed());
@@ -126,7 +135,10 @@ async fn rounds(view: View, network: Network, mut readers: mpsc::Receiver<Answer
         }
         let began = clock::now();
         let result = match tokio::time::timeout(ROUND_TIMEOUT, round(&view, &network)).await {
-            Ok(result) => result.map(|id| ReadPoint { index: id.index, term: id.leader_id.term, began }),
+            Ok(result) => {
+                confirmed.add(u64::from(result.is_ok()));
+                result.map(|id| ReadPoint { index: id.index, term: id.leader_id.term, began })
+            }
             Err(_) => Err(Failure {
                 leader: view.leader(),
                 term: view.term(),

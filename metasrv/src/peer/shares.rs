@@ -1,7 +1,8 @@
 //! What all callers of a peer share, in parts that no caller can take from the others.
 //!
-//! Commands in flight, their bytes, reads that wait, listings and snapshots that are held, and watches each have a limit for the
-//! whole peer ([`Pool`]).
+//! Connections, commands in flight, their bytes, reads that wait, listings and snapshots that are held, watches, streams and
+//! states that are being saved each have a limit for the whole peer ([`Pool`]); so have the leases, sessions and scopes that
+//! the state holds ([`super::ledger`]).
 //! A caller is a connection, and belongs to the host that it comes from. Nobody may take more than is still free:
 //!
 //! - the connections of a host together no more than what is free of the pool: alone a host gets half, and of `n` hosts that
@@ -43,9 +44,17 @@ pub enum Resource {
     Listings,
     Snapshots,
     Watches,
+    Connections,
+    PeerConnections,
+    Probes,
+    Streams,
+    Saves,
+    Leases,
+    Sessions,
+    Scopes,
 }
 
-const RESOURCES: usize = 6;
+const RESOURCES: usize = 14;
 
 /// How much of each resource is taken.
 #[derive(Debug, Default)]
@@ -210,11 +219,21 @@ impl Pool {
             self.taken.fetch_sub(amount, Ordering::Relaxed);
             return Err(refused);
         }
+        Ok(self.held(caller, amount))
+    }
+
+    /// Notes what a caller has already, however much that is.
+    pub fn note(&self, caller: &Caller, amount: usize) -> Held {
+        self.taken.fetch_add(amount, Ordering::Relaxed);
+        self.held(caller, amount)
+    }
+
+    fn held(&self, caller: &Caller, amount: usize) -> Held {
         if let Some(connection) = &caller.0 {
             connection.taken.of(self.resource).fetch_add(amount, Ordering::Relaxed);
             connection.host.of(self.resource).fetch_add(amount, Ordering::Relaxed);
         }
-        Ok(Held { pool: self.clone(), caller: caller.clone(), amount })
+        Held { pool: self.clone(), caller: caller.clone(), amount }
     }
 
     /// The pool's own limit is kept to; what a caller has may change while it is looked at, by what others begin then.
@@ -317,6 +336,28 @@ mod tests {
         assert!(pool.take(&at(&callers, 1, 2), 900).is_ok());
         assert!(pool.take(&at(&callers, 2, 1), 900).is_ok());
         assert_eq!(pool.take(&at(&callers, 2, 1), 2041).unwrap_err(), Refused::Full, "there is not so much");
+    }
+
+    #[test]
+    fn of_two_one_host_gets_one() {
+        let (pool, callers) = (Pool::new(Resource::Saves, 2), Callers::default());
+        let first = pool.take(&at(&callers, 1, 1), 1).unwrap();
+        assert_eq!(pool.take(&at(&callers, 1, 2), 1).unwrap_err(), Refused::Host);
+        let _second = pool.take(&at(&callers, 2, 1), 1).unwrap();
+        assert_eq!(pool.take(&at(&callers, 3, 1), 1).unwrap_err(), Refused::Full);
+        drop(first);
+        assert!(pool.take(&at(&callers, 3, 1), 1).is_ok());
+    }
+
+    #[test]
+    fn what_somebody_has_already_counts_though_it_is_more_than_its_part() {
+        let (pool, callers) = (Pool::new(Resource::Leases, 100), Callers::default());
+        let much = at(&callers, 1, 1);
+        let held = pool.note(&much, 60);
+        assert_eq!(pool.take(&much, 1).unwrap_err(), Refused::Host);
+        assert!(pool.take(&at(&callers, 2, 1), 1).is_ok());
+        drop(held);
+        assert!(pool.take(&much, 1).is_ok() && pool.taken() == 0);
     }
 
     #[test]

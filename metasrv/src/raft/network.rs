@@ -52,6 +52,8 @@ use crate::snapshot::SnapshotData;
 pub const PING_EVERY: Duration = Duration::from_millis(500);
 /// How long such a try may take.
 pub const PING_TIMEOUT: Duration = Duration::from_millis(500);
+/// Connections that are kept: more than there can be members, but whoever is asked to join may say anything of where it is.
+const MAX_CHANNELS: usize = 64;
 /// How long connecting may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Chunks in which a snapshot is sent.
@@ -136,6 +138,10 @@ impl Transport {
         let channel = match channels.get(&id) {
             Some((known, channel)) if known == address => channel.clone(),
             _ => {
+                if channels.len() >= MAX_CHANNELS {
+                    // Who is still talked to is connected to again.
+                    channels.clear();
+                }
                 let endpoint = Endpoint::from_shared(format!("http://{address}"))
                     .map_err(|e| {
                         io::Error::new(io::ErrorKind::InvalidInput, format!("peer {id}'s address {address:?}: {e}"))
@@ -496,6 +502,19 @@ mod tests {
         stalled.await.unwrap();
         drop(accepted);
         Duration::from_secs(began.elapsed().as_secs())
+    }
+
+    #[tokio::test]
+    async fn connections_are_bounded_whoever_is_asked_for() {
+        let transport = Transport::new(HashMap::new(), None);
+        let known = || lock(&transport.inner.channels).len();
+        for id in 1..=10 * MAX_CHANNELS as u64 {
+            transport.client(id, "127.0.0.1:1").unwrap();
+            assert!(known() <= MAX_CHANNELS);
+        }
+        let before = known();
+        transport.client(10 * MAX_CHANNELS as u64, "127.0.0.1:1").unwrap();
+        assert_eq!(known(), before, "one that is there is taken again");
     }
 
     #[tokio::test(start_paused = true)]

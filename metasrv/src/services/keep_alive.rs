@@ -45,7 +45,7 @@ pub fn open(
     let member = serving(peer, request.metadata())?;
     let caller = peer.callers.at(request.remote_addr());
     let requests = request.into_inner();
-    Ok(Response::new(streams.open(|answers| serve(member, caller, kind, requests, answers))?))
+    Ok(Response::new(streams.open(&caller.clone(), |answers| serve(member, caller, kind, requests, answers))?))
 }
 
 /// Serves one stream.

@@ -139,7 +139,9 @@ impl Kv for KvService {
     ) -> Result<Response<Self::PipelineStream>, Status> {
         let member = self.member(request.metadata())?;
         let caller = self.peer.callers.at(request.remote_addr());
-        let stream = self.streams.open(|answers| pipeline::serve(member, caller, request.into_inner(), answers))?;
+        let stream = self
+            .streams
+            .open(&caller.clone(), |answers| pipeline::serve(member, caller, request.into_inner(), answers))?;
         Ok(Response::new(stream))
     }
 }

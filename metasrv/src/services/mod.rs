@@ -2,6 +2,7 @@
 //!
 //! - [`kv`] with [`pipeline`], [`watch`], [`cluster`], [`snapshots`]: for clients; [`raft`]: for the other peers;
 //! - [`leases`], [`sessions`] with [`keep_alive`], [`scopes`], [`quotas`]: for clients, too;
+//! - [`nodes`]: for query nodes;
 //! - [`streams`]: who serves a stream of answers, and for how long;
 //! - this file: the secret's check, who calls and until when, and the member that serves.
 
@@ -9,6 +10,7 @@ pub mod cluster;
 pub mod keep_alive;
 pub mod kv;
 pub mod leases;
+pub mod nodes;
 pub mod pipeline;
 pub mod quotas;
 pub mod raft;

@@ -3,8 +3,9 @@
 //! One task serves one stream. It starts every request of a message at once, and sends the answers in whatever order they
 //! come, as many in one message as there are by then. It holds no logic: each request is the call of the same name.
 //!
-//! Limits: [`MAX_IN_FLIGHT`] requests of one stream, more are answered Overloaded at once; answers of about
-//! [`MESSAGE_BYTES`] in one message; a caller that does not read its answers is not read from.
+//! Limits: [`MAX_IN_FLIGHT`] requests of one stream, more are answered Overloaded at once, and a message with more than that
+//! ends the stream; answers of about [`MESSAGE_BYTES`] in one message; a caller that does not read its answers is not read
+//! from.
 //! It ends when the caller closes its side and has been answered, when the caller goes, and when the server stops.
 
 use std::sync::Arc;
@@ -49,6 +50,14 @@ pub async fn serve(
                 return answers.end(Failure::unknown(format!("peer {} is stopping", member.identity.id)));
             }
             message = requests.message(), if open => match message {
+                Ok(Some(message)) if message.requests.len() > MAX_IN_FLIGHT => {
+                    let what = format!(
+                        "a message has {} requests; a stream has at most {MAX_IN_FLIGHT} in flight: none of these was begun, and \
+                         what became of those before them is not told",
+                        message.requests.len()
+                    );
+                    return answers.end(Failure::invalid(what).after_all());
+                }
                 Ok(Some(message)) => {
                     for request in message.requests {
                         if in_flight.len() < MAX_IN_FLIGHT {

@@ -28,7 +28,8 @@ impl Quotas for QuotasService {
         let call = call(&self.peer, &request);
         let member = serving(&self.peer, request.metadata())?;
         let request = request.into_inner();
-        let revision = member.set_quota(request.prefix, request.bytes, &call).await?;
+        let stamp = request.stamp.map(Into::into);
+        let revision = member.set_quota(request.prefix, request.bytes, stamp, &call).await?;
         Ok(Response::new(v1::SetQuotaResponse { header: Some(member.header(revision)) }))
     }
 

@@ -4,8 +4,9 @@
 //! a chunk at a time, when the connection has taken the ones before, in a task that gives way between chunks: a caller that is
 //! slow holds up nobody but itself.
 //!
-//! Limits: [`MAX_SAVES`] at once, since each keeps its version of the state in memory; chunks of about [`CHUNK_BYTES`]; a
-//! caller that takes none for [`MAX_STALL`], or is not done within [`MAX_SAVE`], is cut off.
+//! Limits: [`MAX_SAVES`] at once, since each keeps its version of the state in memory, and one to each host
+//! ([`crate::peer::shares`]); chunks of about [`CHUNK_BYTES`]; a caller that takes none for [`MAX_STALL`], or is not done within
+//! [`MAX_SAVE`], is cut off.
 //! Failure cases: a stream that ends early lacks its end, which whoever reads the file notices.
 
 use std::sync::Arc;
@@ -14,7 +15,6 @@ use std::time::Duration;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::snapshots_server::Snapshots;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -23,11 +23,12 @@ use super::streams::{Messages, Streams};
 use super::{call, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
+use crate::peer::shares::{Held, Pool, Resource};
 use crate::raft::state_machine::Applied;
 use crate::snapshot::Encoder;
 
-/// Snapshots that one peer sends to callers at once.
-pub const MAX_SAVES: usize = 1;
+/// Snapshots that one peer sends to callers at once. Whoever takes one slowly keeps nobody of another host out.
+pub const MAX_SAVES: usize = 2;
 /// About how much is sent in one message; a record is never cut.
 pub const CHUNK_BYTES: usize = 64 << 10;
 /// How long a caller may take no chunk.
@@ -39,13 +40,13 @@ pub const MAX_SAVE: Duration = Duration::from_secs(3600);
 pub struct SnapshotsService {
     peer: Arc<Peer>,
     streams: Streams,
-    turns: Arc<Semaphore>,
+    turns: Pool,
 }
 
 impl SnapshotsService {
     /// Of this peer.
     pub fn new(peer: Arc<Peer>, streams: Streams) -> Self {
-        Self { peer, streams, turns: Arc::new(Semaphore::new(MAX_SAVES)) }
+        Self { peer, streams, turns: Pool::new(Resource::Saves, MAX_SAVES) }
     }
 }
 
@@ -56,9 +57,9 @@ impl Snapshots for SnapshotsService {
     async fn save(&self, request: Request<v1::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
         let (call, member) = (call(&self.peer, &request), serving(&self.peer, request.metadata())?);
         let options = read_options(request.into_inner().options)?;
-        let turn = self.turns.clone().try_acquire_owned().map_err(|_| {
+        let turn = self.turns.take(&call.caller, 1).map_err(|refused| {
             let what = format!(
-                "peer {} is sending a snapshot to somebody else, and sends {MAX_SAVES} at a time: ask another peer, or ask \
+                "peer {}: {refused} has as many snapshots on their way as it may have, of {MAX_SAVES}: ask another peer, or ask \
                  again later",
                 self.peer.identity.id
             );
@@ -66,18 +67,13 @@ impl Snapshots for SnapshotsService {
         })?;
         let applied = member.read(options, &call).await?;
         let cluster_id = member.cluster_id.clone();
-        let stream = self.streams.open(|messages| send(applied, cluster_id, messages, turn))?;
+        let stream = self.streams.open(&call.caller, |messages| send(applied, cluster_id, messages, turn))?;
         Ok(Response::new(stream))
     }
 }
 
 /// Sends a state to a caller.
-async fn send(
-    applied: Arc<Applied>,
-    cluster_id: String,
-    messages: Messages<v1::SaveResponse>,
-    _turn: OwnedSemaphorePermit,
-) {
+async fn send(applied: Arc<Applied>, cluster_id: String, messages: Messages<v1::SaveResponse>, _turn: Held) {
     let sending = tokio::time::timeout(MAX_SAVE, send_all(&applied, &cluster_id, &messages));
     let failure = tokio::select! {
         () = messages.stopped() => Some("the peer is stopping: save from another one".to_owned()),

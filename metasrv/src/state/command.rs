@@ -122,9 +122,9 @@ fn quota_name(prefix: &str) -> String {
 }
 
 /// The kinds of thing whose number is limited, as they are named in [`Refusal::TooMany`].
-pub(super) const LEASES: &str = "leases";
-pub(super) const SESSIONS: &str = "sessions";
-pub(super) const SCOPES: &str = "scopes";
+pub(crate) const LEASES: &str = "leases";
+pub(crate) const SESSIONS: &str = "sessions";
+pub(crate) const SCOPES: &str = "scopes";
 pub(super) const QUOTAS: &str = "quotas";
 pub(super) const HANGING: &str = "keys and scopes on one lease";
 

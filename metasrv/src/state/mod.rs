@@ -48,6 +48,9 @@ use self::roster::Roster;
 use self::scopes::Scopes;
 use self::sessions::Sessions;
 
+pub use self::scopes::MAX_SCOPES;
+pub use self::sessions::MAX_SESSIONS;
+
 /// The feature level that this build writes at, and the highest it can apply (semantics, section 1). It covers the
 /// limits, the formats of commands and snapshots, and what is hashed how.
 pub const FEATURE_LEVEL: u32 = 1;
@@ -244,6 +247,11 @@ impl State {
     /// The live scopes whose path begins with a prefix, behind a path, in order.
     pub fn scopes<'a>(&'a self, prefix: &'a str, after: &'a str) -> impl Iterator<Item = Scope> + 'a {
         self.scopes.list(prefix, after)
+    }
+
+    /// Whether a scope is held.
+    pub fn has_scope(&self, path: &str) -> bool {
+        self.scopes.is_held(path)
     }
 
     /// Whether a session is open.

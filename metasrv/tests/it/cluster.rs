@@ -141,7 +141,8 @@ async fn a_follower_that_was_away_too_long_gets_a_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_of_a_listing_see_one_revision_and_expire() {
-    let mut cluster = TestCluster::founded(1, |config| config.page_life = Duration::from_millis(500)).await;
+    const LIFE: Duration = Duration::from_millis(500);
+    let mut cluster = TestCluster::founded(1, |config| config.page_life = LIFE).await;
     for i in 0..30 {
         cluster.put(&format!("/kv/{i:02}"), "1").await;
     }
@@ -154,7 +155,12 @@ async fn pages_of_a_listing_see_one_revision_and_expire() {
     let second = list(&first.next_page).await.unwrap();
     assert_eq!(second.entries[5].value, "1", "a later page does not see what changed meanwhile");
     assert_eq!(first.header.unwrap().revision, second.header.clone().unwrap().revision);
-    let error = eventually("the listing to expire", async || list(&second.next_page).await.err()).await;
+    // It lives for as long as it is asked for.
+    let left_alone = async || {
+        tokio::time::sleep(2 * LIFE).await;
+        list(&second.next_page).await.err()
+    };
+    let error = eventually("the listing to expire", left_alone).await;
     assert_eq!(kind(&error), Kind::SnapshotExpired);
     cluster.stop_all().await;
 }
@@ -281,6 +287,40 @@ async fn many_calls_at_once_share_a_stream_and_none_is_forgotten() {
     for reader in reading.collect::<Vec<_>>() {
         reader.await.unwrap();
     }
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_share_their_confirmations_and_keep_no_write_waiting() {
+    const READS: u64 = 256;
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    for i in 0..100 {
+        cluster.put(&format!("/kv/{i:02}"), "1").await;
+    }
+    let leader = cluster.leader().await;
+    for at in 1..=3 {
+        let member = cluster.running[&at].peer().member().unwrap();
+        let before = member.reads.rounds();
+        let client = cluster.kv(at);
+        let reading = (0..READS).map(|i| {
+            let mut kv = client.clone();
+            async move { kv.get(v1::GetRequest { key: format!("/kv/{:02}", i % 100), options: None }).await }
+        });
+        for answer in futures::future::join_all(reading).await {
+            assert!(answer.unwrap().into_inner().entry.is_some());
+        }
+        let rounds = member.reads.rounds() - before;
+        assert!((1..=READS / 4).contains(&rounds), "{rounds} rounds for {READS} reads at peer {at}");
+    }
+
+    // Somebody is in the middle of reading everything: what is written meanwhile neither waits for that nor shows in it.
+    let read = cluster.running[&leader].peer().member().unwrap().published.current();
+    let mut entries = read.state.iter();
+    let first = entries.next().unwrap();
+    cluster.put(&first.key, "2").await;
+    cluster.put("/kv/99", "2").await;
+    let rest: Vec<_> = entries.collect();
+    assert!(first.value == "1" && rest.len() == 99 && rest.iter().all(|entry| entry.value == "1"));
     cluster.stop_all().await;
 }
 

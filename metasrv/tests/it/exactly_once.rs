@@ -8,6 +8,7 @@ use crate::support::hurt::{Hurt, previous, put};
 use crate::support::processes::Processes;
 use crate::support::{PATIENCE, TestCluster, eventually};
 use lake_client::store::{Applied, Error, MetaStore, ReadOptions};
+use lake_proto::kv::{Compare, Op, Txn};
 use lake_proto::limits::SESSION_WINDOW;
 
 fn soon() -> Instant {
@@ -35,8 +36,19 @@ async fn an_answer_that_was_cut_off_is_asked_for_again() {
     });
     let entry = hurt.applied("/kv/n", "2").await;
     hurt.applied("/lake/a", "1").await;
-    let leases = async || hurt.cluster.client().all_leases(ReadOptions::default(), soon()).await.unwrap().value;
+    let quota = tokio::spawn({
+        let store = store.clone();
+        async move { store.set_quota("/kv/q/", Some(1000), soon()).await }
+    });
+    let direct = hurt.cluster.client();
+    let leases = async || direct.all_leases(ReadOptions::default(), soon()).await.unwrap().value;
     eventually("a lease", async || (leases().await.len() == 1).then_some(())).await;
+    let quotas = async || {
+        let quotas = direct.quotas(ReadOptions::default(), soon()).await.unwrap().value;
+        quotas.into_iter().find(|quota| quota.prefix == "/kv/q/").map(|quota| quota.limit_bytes)
+    };
+    eventually("a quota", async || (quotas().await == Some(1000)).then_some(())).await;
+    direct.set_quota("/kv/q/", Some(2000), soon()).await.unwrap();
     hurt.reset(leader).await;
 
     let blind = blind.await.unwrap().unwrap();
@@ -47,6 +59,8 @@ async fn an_answer_that_was_cut_off_is_asked_for_again() {
     assert!(guarded.result.succeeded && !guarded.resent, "{guarded:?}");
     let lease = lease.await.unwrap().unwrap();
     assert_eq!(leases().await.iter().map(|lease| lease.id).collect::<Vec<_>>(), [lease.id]);
+    quota.await.unwrap().unwrap();
+    assert_eq!(quotas().await, Some(2000), "what another has set since stays");
     assert_eq!(hurt.applied("/kv/n", "2").await, entry, "nothing was done twice");
     hurt.end().await;
 }
@@ -67,6 +81,30 @@ async fn the_next_leader_gives_the_first_answer() {
     assert_eq!(previous(&answer).unwrap().mod_revision, first.result.revision);
     assert_eq!((entry.version, entry.mod_revision), (2, answer.result.revision));
     assert_eq!(hurt.applied("/kv/n", "2").await, entry, "nothing was done twice");
+    hurt.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_too_large_to_be_kept_comes_whole_all_the_same() {
+    const KEYS: usize = 20;
+    let hurt = Hurt::founded().await;
+    let keys: Vec<String> = (0..KEYS).map(|n| format!("/kv/{n}")).collect();
+    let then = keys.iter().map(|key| Op::put(key, vec![7; 1024])).collect();
+    hurt.store.commit(Txn { then, ..Txn::default() }, soon()).await.unwrap();
+    let leader = hurt.cluster.leader().await;
+    let proposed = async || hurt.cluster.status(leader).await.last_log_index;
+    let before = proposed().await;
+    hurt.mute(leader);
+    let sent = tokio::spawn({
+        let (store, when) = (hurt.store.clone(), keys.iter().map(Compare::absent).collect());
+        async move { store.commit(Txn { when, then: vec![Op::put("/kv/new", "1")], otherwise: vec![] }, soon()).await }
+    });
+    eventually("the request to be proposed", async || (proposed().await > before).then_some(())).await;
+    hurt.reset(leader).await;
+    let result = sent.await.unwrap().unwrap().result;
+    assert!(!result.succeeded && result.reduced.is_none());
+    assert_eq!(result.observed.len(), KEYS);
+    assert!(result.observed.iter().all(|entry| entry.value.len() == 1024));
     hurt.end().await;
 }
 
@@ -135,6 +173,11 @@ async fn a_session_is_kept_open_while_its_store_lives_and_no_longer() {
     drop(store);
     eventually("the session of a store that is gone to end", async || (revision().await == before + 2).then_some(()))
         .await;
+    // One that would live for an hour is not waited for.
+    let store = cluster.client().with_session_ttl(Duration::from_secs(3600)).unwrap();
+    let done = store.commit(put("/kv/n", "3"), soon()).await.unwrap().result.revision;
+    drop(store);
+    eventually("the session to be closed", async || (revision().await == done + 1).then_some(())).await;
     cluster.stop_all().await;
 }
 

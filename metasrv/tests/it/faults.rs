@@ -262,7 +262,10 @@ fn socket_that_takes_nothing() -> Full {
 async fn a_connection_that_falls_silent_is_given_up_in_about_a_second() {
     let hurt = Hurt::founded().await;
     let mut took = Vec::new();
-    for n in 0..3 {
+    for n in 0..10 {
+        if took.len() == 3 {
+            break;
+        }
         // The connection is there, and has been used.
         hurt.store.commit(put("/kv/n", &format!("{n}")), soon()).await.unwrap();
         let leader = hurt.cluster.leader().await;
@@ -274,16 +277,18 @@ async fn a_connection_that_falls_silent_is_given_up_in_about_a_second() {
             let store = hurt.store.clone();
             async move { store.get("/kv/n", ReadOptions::default(), soon()).await }
         });
-        eventually("a new connection", async || {
-            (hurt.fabric.counts()[&paths[0]].held_connections > before.held_connections).then_some(())
-        })
-        .await;
-        took.push(began.elapsed());
-        assert!(hurt.fabric.counts()[&paths[0]].held_bytes > before.held_bytes, "the call met the silence");
+        let again = || hurt.fabric.counts()[&paths[0]].held_connections > before.held_connections;
+        // Answered all the same, another peer leads by now, and it was not this connection's to be given up.
+        eventually("a new connection", async || (again() || call.is_finished()).then_some(())).await;
+        if again() {
+            took.push(began.elapsed());
+            assert!(hurt.fabric.counts()[&paths[0]].held_bytes > before.held_bytes, "the call met the silence");
+        }
         hurt.fabric.set(Conditions::new());
         assert!(call.await.unwrap().is_ok());
     }
     println!("a silent connection was given up after {took:?}");
+    assert_eq!(took.len(), 3, "the lead moved again and again");
     // An attempt takes no longer than 4 s: that is not what ended it.
     assert!(took.iter().min().unwrap() < &Duration::from_millis(2500), "{took:?}");
     hurt.end().await;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::support::{PATIENCE, TestCluster, eventually};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::keeper::LeaseKeeper;
-use lake_client::remote::scope::{Acquired, ScopeGuard};
-use lake_client::store::MetaStore;
+use lake_client::remote::scope::{Acquired, Fenced, ScopeGuard};
+use lake_client::store::{Error, MetaStore};
 use lake_proto::coordination::{Scope, ScopeOwner};
 use lake_proto::kv::{Compare, Op, Txn};
 
@@ -32,9 +32,22 @@ async fn scopes_are_held_all_or_none_until_their_guard_goes() {
         let taken: Vec<_> = taken.iter().map(|scope| (scope.path.as_str(), scope.owner.clone())).collect();
         assert_eq!(taken, [(in_the_way, guard.owner())]);
     }
-    let under_it = Txn { when: guard.compares(), then: vec![Op::put("/kv/a", "1")], otherwise: vec![] };
-    assert!(store.commit(under_it.clone(), soon()).await.unwrap().result.succeeded);
-    assert!(guard.release(soon()).await.unwrap());
+    let put = |when| Txn { when, then: vec![Op::put("/kv/a", "1")], otherwise: vec![] };
+    let Fenced::Ran(done) = guard.commit(put(vec![Compare::absent("/kv/a")]), soon()).await.unwrap() else {
+        panic!("they are held")
+    };
+    assert!(done.result.succeeded);
+    let Fenced::Ran(done) = guard.commit(put(vec![Compare::absent("/kv/a")]), soon()).await.unwrap() else {
+        panic!("they are held, whatever else is so")
+    };
+    assert!(!done.result.succeeded);
+    let unfenced = Txn { otherwise: vec![Op::put("/kv/b", "1")], ..Txn::default() };
+    let refused = guard.commit(unfenced, soon()).await.unwrap_err();
+    assert!(matches!(refused, Error::Refused { .. }), "{refused}");
+    let under_it = put(guard.compares());
+    assert!(store.revoke_lease(guard.lease().id(), soon()).await.unwrap());
+    assert_eq!(guard.commit(put(vec![]), soon()).await.unwrap(), Fenced::Lost);
+    assert!(!guard.release(soon()).await.unwrap(), "there is nothing to give back");
     assert!(!store.commit(under_it, soon()).await.unwrap().result.succeeded, "it is held no more");
 
     let dropped = acquire(&store, &["/a"], 1).await.expect("it was given back");
@@ -100,8 +113,6 @@ async fn work_under_a_lease_ends_when_the_lease_may_be_lost() {
     cluster.stop_all().await;
     let until = keeper.held_until();
     let lost = keeper.while_held(std::future::pending::<()>()).await.unwrap_err();
-    let late = Instant::now().saturating_duration_since(keeper.held_until());
     assert!(keeper.held_until() >= until && !keeper.is_held());
-    assert!(late < Duration::from_millis(500), "told {late:?} after it may have been lost");
     assert!(lost.contains(&lease.id.to_string()), "{lost}");
 }

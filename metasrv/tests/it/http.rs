@@ -1,9 +1,12 @@
 //! What probes and Prometheus are told.
 
+use std::io::ErrorKind::WouldBlock;
 use std::net::SocketAddr;
 
 use crate::support::{TestCluster, eventually, http_get as get};
+use lake_metasrv::http::MAX_CONNECTIONS;
 use lake_metasrv::state::FEATURE_LEVEL;
+use tokio::net::TcpStream;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn live_and_ready_are_told_apart() {
@@ -55,6 +58,23 @@ async fn live_and_ready_are_told_apart() {
     }
     assert!(after.contains("lake_metasrv_commit_seconds_bucket{le=\"0.001\"}"), "{after}");
     assert_eq!(get(address(&cluster, leader), "/else").await.0, 404);
+
+    // Whoever only connects keeps no other probe out for long: it has its part, and what is more is closed.
+    let mut idle = Vec::new();
+    for _ in 0..300 {
+        idle.push(TcpStream::connect(address(&cluster, leader)).await.unwrap());
+    }
+    eventually("more than a host's part to be closed", async || {
+        let open = |connection: &TcpStream| connection.try_read(&mut [0; 1]).is_err_and(|e| e.kind() == WouldBlock);
+        (idle.iter().filter(|connection| open(connection)).count() <= MAX_CONNECTIONS / 2).then_some(())
+    })
+    .await;
+    drop(idle);
+    eventually("probes to be answered again", async || {
+        let answered = tokio::spawn(get(address(&cluster, leader), "/live")).await;
+        answered.is_ok_and(|(code, _)| code == 200).then_some(())
+    })
+    .await;
 
     // Without a quorum a peer is alive, and not ready: a restart would not help it.
     for id in (1..=3).filter(|id| *id != leader) {

@@ -20,7 +20,11 @@ struct Peers {
 
 impl Peers {
     async fn founded() -> Self {
-        let processes = Processes::founded(100_000).await;
+        Self::founded_by(3).await
+    }
+
+    async fn founded_by(count: u64) -> Self {
+        let processes = Processes::founded_by(count, 100_000).await;
         let store = processes.store();
         Self { processes, store }
     }
@@ -97,4 +101,22 @@ async fn a_leader_that_was_paused_and_woke_ends_nothing_that_its_successor_keeps
     let later = Instant::now() + lease.ttl;
     eventually("more renewals", async || (keeper.held_until() > later).then_some(())).await;
     assert!(keeper.is_held() && peers.is_there("/kv/kept").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_was_paused_and_not_deposed_gives_every_lease_its_full_time() {
+    // Nobody else can lead.
+    let peers = Peers::founded_by(1).await;
+    let ttl = Duration::from_millis(2500);
+    let lease = peers.store.grant_lease(ttl, "silent", soon()).await.unwrap();
+    peers.hang("/kv/silent", lease.id).await;
+    peers.processes.signal(1, Signal::STOP);
+    let over = Instant::now() + ttl + Duration::from_millis(200);
+    eventually("the lease's time to be over", async || (Instant::now() > over).then_some(())).await;
+    let woken = Instant::now();
+    peers.processes.signal(1, Signal::CONT);
+    assert!(peers.is_there("/kv/silent").await, "whoever kept it alive meanwhile could not be heard");
+    eventually("the lease to end", async || (!peers.is_there("/kv/silent").await).then_some(())).await;
+    let lived = woken.elapsed();
+    assert!(lived >= ttl, "it ended {lived:?} after its leader woke");
 }

@@ -22,6 +22,7 @@ mod leases;
 mod listings;
 mod membership;
 mod membership_kills;
+mod nodes;
 mod overload;
 mod power_cut;
 mod refusals;

@@ -11,7 +11,7 @@ use crate::support::load::Load;
 use crate::support::processes::Processes;
 use crate::support::{PATIENCE, eventually};
 use lake_client::remote::RemoteStore;
-use lake_client::store::MetaStore;
+use lake_client::store::{Error, MetaStore};
 use lake_proto::kv::{Expected, Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::kv_client::KvClient;
@@ -121,6 +121,77 @@ async fn leaders_are_killed_while_voters_are_swapped() {
         total += load.finish().await;
     }
     println!("five swaps, {caught_in_the_middle} looks at a survivor in the middle of one, {total} writes");
+}
+
+/// Whether the answer came at last; another change under way, or a leader that is gone, is asked again.
+fn at_last<T>(answer: Result<T, Error>, until: Instant) -> Option<T> {
+    match answer {
+        Ok(answer) => Some(answer),
+        Err(error) => {
+            assert!(Instant::now() < until, "{error}");
+            None
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_are_killed_while_peers_join_are_promoted_and_removed() {
+    let mut processes = Processes::founded(300).await;
+    let fresh = 4;
+    processes.spawn(fresh);
+    let load = Load::start(Arc::new(processes.store()), 4, "growth");
+    load.grows_by(30).await;
+    let mut removed = 0;
+    // Each change begins at a leader that is killed as soon as that shows; it is asked for until it is done.
+    for change in ["join", "promote", "remove"] {
+        let leader = processes.leader().await;
+        if change == "remove" {
+            removed = (1..=3).find(|id| *id != leader).unwrap();
+        }
+        let (store, named) = (processes.store(), processes.named(fresh));
+        let changing = tokio::spawn(async move {
+            let until = Instant::now() + CHANGE;
+            loop {
+                let done = match change {
+                    "join" => at_last(store.join(named.clone(), until).await, until).map(drop),
+                    // That it has not caught up is an answer, too.
+                    "promote" => at_last(store.promote(fresh, until).await, until).filter(|p| p.voter).map(drop),
+                    _ => at_last(store.remove(removed, false, until).await, until).map(drop),
+                };
+                if done.is_some() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        eventually(&format!("the {change} to show at the leader"), async || {
+            let status = processes.status(leader).await?;
+            let shows = match change {
+                "join" => ids(&status.learners).contains(&fresh),
+                "promote" => ids(&status.voters).contains(&fresh),
+                _ => !ids(&status.voters).contains(&removed),
+            };
+            shows.then_some(())
+        })
+        .await;
+        processes.kill(leader);
+        let ended = tokio::time::timeout(CHANGE, changing).await;
+        assert!(ended.is_ok_and(|ended| ended.is_ok()), "the {change} does not end");
+        processes.spawn(leader);
+        load.grows_by(30).await;
+    }
+    let voters: BTreeSet<u64> = (1..=4).filter(|id| *id != removed).collect();
+    for id in &voters {
+        eventually(&format!("peer {id} to see the voters {voters:?}"), async || {
+            let status = processes.status(*id).await?;
+            (ids(&status.voters) == voters && status.learners.is_empty() && !status.changing_voters).then_some(())
+        })
+        .await;
+    }
+    // The one that was removed is told, and ends.
+    processes.peers.ended(removed, PATIENCE).await.unwrap_or_else(|e| panic!("{e}"));
+    load.grows_by(30).await;
+    load.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

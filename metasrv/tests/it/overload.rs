@@ -1,8 +1,8 @@
 //! A greedy caller and a modest one: the first is told that it asks for too much, the second does not notice.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::support::{TestCluster, eventually, kind};
+use crate::support::{PATIENCE, TestCluster, eventually, kind};
 use futures::StreamExt;
 use lake_metasrv::config::Config;
 use lake_proto::kv::{Op, Txn};
@@ -10,9 +10,11 @@ use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::pipeline_request::Request as Wanted;
 use lake_proto::v1::pipeline_response::Response as Got;
+use lake_proto::v1::sessions_client::SessionsClient;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
 
 /// How many requests there are on each of the greedy caller's connections, and how many connections.
 const REQUESTS: u64 = 1000;
@@ -102,7 +104,7 @@ async fn a_greedy_caller_is_refused_and_a_modest_one_gets_in() {
     let in_flight = || cluster.running[&leader].peer().member().unwrap().in_flight() as u64;
 
     // Nothing is committed now: all that is taken in stays in flight.
-    let mut greedy = Vec::new();
+    let (mut greedy, mut quickest) = (Vec::new(), Duration::MAX);
     for n in 0..GREEDY {
         let caller = Caller::new(&cluster, leader).await;
         caller.ask(REQUESTS, |id| put(format!("/kv/greedy/{n}/{id}"))).await;
@@ -119,6 +121,20 @@ async fn a_greedy_caller_is_refused_and_a_modest_one_gets_in() {
     .await;
     let taken = all - refused;
     assert!(taken >= 1000 && refused >= 1000, "{taken} taken in, {refused} refused");
+
+    // What is refused waits for nothing: not for its deadline, nor for those that are in flight.
+    {
+        let mut greedy = greedy.lock().await;
+        let one = &mut greedy[0];
+        for n in 0..20 {
+            let asked = Instant::now();
+            one.ask(1, |_| put(format!("/kv/greedy/more/{n}"))).await;
+            let answer = tokio::time::timeout(PATIENCE, one.answers.recv()).await.expect("an answer");
+            assert_eq!(answer.unwrap(), Err(Kind::Overloaded));
+            quickest = quickest.min(asked.elapsed());
+        }
+    }
+    assert!(quickest < Duration::from_millis(100), "the quickest refusal of 20 took {quickest:?}");
 
     let modest = Caller::new(&cluster, leader).await;
     modest.ask(MODEST, |id| put(format!("/kv/modest/{id}"))).await;
@@ -217,5 +233,47 @@ async fn reads_that_wait_for_what_never_comes_are_bounded_and_keep_nobody_out() 
     for caller in greedy.into_inner() {
         caller.task.abort();
     }
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_of_a_greedy_caller_leave_room_for_another_on_the_same_host() {
+    let mut cluster = TestCluster::founded(1, |_| {}).await;
+    let open = async |mut sessions: SessionsClient<Channel>| {
+        let request = v1::OpenSessionRequest { ttl_ms: 3_600_000, holder: String::new() };
+        sessions.open(request).await.map(|opened| opened.into_inner().id)
+    };
+    let greedy = SessionsClient::new(cluster.channel(1));
+    let (mut opened, mut refused) = (Vec::new(), None);
+    // A connection may have a quarter of the 10,000 that there are, or a little less.
+    while refused.is_none() && opened.len() < 5_000 {
+        for answer in futures::future::join_all((0..128).map(|_| open(greedy.clone()))).await {
+            match answer {
+                Ok(id) => opened.push(id),
+                Err(status) => refused = Some(status),
+            }
+        }
+    }
+    let refused = refused.expect("somebody has its part");
+    assert!(opened.len() > 1_500 && kind(&refused) == Kind::Overloaded, "{} opened, then {refused:?}", opened.len());
+    assert!(refused.message().starts_with("this connection has as many sessions as it may have"), "{refused:?}");
+    open(SessionsClient::new(cluster.channel(1))).await.unwrap();
+
+    // What it closes it may open again.
+    for id in opened.drain(..10) {
+        let close = v1::CloseSessionRequest { id };
+        assert!(greedy.clone().close(close).await.unwrap().into_inner().existed);
+    }
+    let again = futures::future::join_all((0..20).map(|_| open(greedy.clone()))).await;
+    let opened_again = again.iter().filter(|answer| answer.is_ok()).count();
+    assert!((1..=12).contains(&opened_again), "{opened_again} of 20 after 10 were closed");
+
+    // More in one message than a stream may have in flight: each would have to be answered.
+    let requests = (0..1_025).map(|id| v1::PipelineRequest { id, timeout_ms: 1_000, request: Some(get()) }).collect();
+    let (asks, messages) = mpsc::channel(1);
+    asks.send(v1::PipelineRequests { requests }).await.unwrap();
+    let mut answers = cluster.kv(1).pipeline(ReceiverStream::new(messages)).await.unwrap().into_inner();
+    let refused = answers.message().await.unwrap_err();
+    assert!(kind(&refused) == Kind::InvalidArgument && refused.message().contains("1025 requests"), "{refused:?}");
     cluster.stop_all().await;
 }

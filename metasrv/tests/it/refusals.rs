@@ -1,6 +1,9 @@
 //! What a peer says when it cannot start: each time the thing that is wrong, by name.
 
-use crate::support::{TestCluster, eventually, kind};
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use crate::support::{PATIENCE, TestCluster, eventually, kind};
 use lake_client::secret::Secret;
 use lake_metasrv::config::Config;
 use lake_metasrv::server::Server;
@@ -135,5 +138,40 @@ async fn the_cluster_secret_is_asked_for_by_everything_but_health() {
         (status == tonic_health::ServingStatus::Serving as i32).then_some(())
     })
     .await;
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_that_is_met_while_the_peer_runs_ends_it_and_is_named() {
+    // All of the log stays, and most of it is neither among the newest entries in memory nor in the store's cache.
+    let mut cluster = TestCluster::founded(1, |config| {
+        config.storage.snapshot_entries = 100_000;
+        config.storage.snapshot_bytes = 1 << 40;
+    })
+    .await;
+    for n in 0..96u8 {
+        cluster.put(&format!("/kv/{}", n % 4), vec![n; 1 << 20]).await;
+    }
+    let db = cluster.configs[&1].dir.join("log/db");
+    let file = std::fs::File::options().read(true).write(true).open(&db).unwrap();
+    let mut byte = [0];
+    for at in (1 << 20..file.metadata().unwrap().len() / 2).step_by(4096) {
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+    }
+    // What is in memory is served on.
+    assert_eq!(cluster.get(1, "/kv/3").await.unwrap().value, vec![95; 1 << 20]);
+
+    // A learner needs the log from its beginning.
+    let failed = cluster.running[&1].failed();
+    cluster.prepare(2, |_| {});
+    cluster.start(2).await;
+    let client = cluster.client();
+    let joining = client.join(cluster.named(2), Instant::now() + PATIENCE);
+    let why = tokio::select! {
+        why = async { joining.await.ok(); failed.await } => why.to_string(),
+        () = tokio::time::sleep(2 * PATIENCE) => panic!("it goes on"),
+    };
+    assert!(why.contains(&db.parent().unwrap().display().to_string()) && why.contains("damaged"), "{why}");
     cluster.stop_all().await;
 }

@@ -139,7 +139,7 @@ async fn a_slow_caller_holds_up_only_the_next_one_who_saves() {
     let mut slow = snapshots::save(&endpoint, None, Consistency::Linearizable, PATIENCE).await.unwrap();
     let mut came = slow.next().await.unwrap().unwrap().len();
     let refused = snapshots::save(&endpoint, None, Consistency::Linearizable, PATIENCE).await.unwrap_err();
-    assert!(refused.to_string().contains("sending a snapshot to somebody else"), "{refused}");
+    assert!(refused.to_string().contains("this host has as many snapshots on their way"), "{refused}");
     // Writes go on, and do not show in what was begun before.
     let load = Load::start(Arc::new(cluster.client()), 2, "meanwhile");
     load.grows_by(20).await;
@@ -245,8 +245,9 @@ async fn a_restored_cluster_is_a_new_one_and_grows_to_three() {
     let mut new = TestCluster::fresh(0, |_| {}).await;
     new.prepare(1, |_| {});
     let (_, made) = restore(&file, &new.configs[&1].dir, 1).await.unwrap();
-    // The client that was granted the lease has a session of its own.
-    assert_eq!((made.dropped.sessions, made.dropped.leases, made.dropped.keys, made.dropped.scopes), (2, 1, 1, 1));
+    // One was opened here; that of the client which was granted the lease is closed behind it, sooner or later.
+    assert!((1..=2).contains(&made.dropped.sessions), "{}", made.dropped.sessions);
+    assert_eq!((made.dropped.leases, made.dropped.keys, made.dropped.scopes), (1, 1, 1));
     assert_eq!(made.state.revision, saved.applied.state.revision() + REVISION_GAP);
     let again = restore(&file, &new.configs[&1].dir, 1).await.unwrap_err().to_string();
     assert!(again.contains("exists already"), "{again}");

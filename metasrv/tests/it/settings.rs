@@ -50,7 +50,7 @@ async fn a_quota_is_told_before_it_refuses_and_deletes_go_on() {
 
     let mut quotas = QuotasClient::new(cluster.channel(leader));
     for prefix in ["kv/", &"/".repeat(5000)] {
-        let wrong = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes: Some(1) };
+        let wrong = v1::SetQuotaRequest { prefix: prefix.to_owned(), bytes: Some(1), stamp: None };
         assert_eq!(kind(&quotas.set(wrong).await.unwrap_err()), Kind::InvalidArgument);
     }
     cluster.stop_all().await;

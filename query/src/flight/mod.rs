@@ -5,6 +5,10 @@
 //! - A change: GetFlightInfo changes nothing (drivers send DML through it); DoGet runs it, once per operation id however
 //!   often the ticket is redeemed on this node ([`operations`]), and answers with one row, `count`. DoPut runs it and
 //!   answers with the count.
+//! - An operation id in the header `lake-operation-id`: the change is made once by it, whichever node is asked
+//!   ([`crate::sql::once`]).
+//! - Transactions: BeginTransaction and EndTransaction, and statements with a transaction's id. It names its node; others send on
+//!   what concerns it ([`transactions`]).
 //! - Deadlines: the header `lake-timeout-ms`, else `grpc-timeout` less a margin, so that our words reach the client and
 //!   not the transport's; else the configuration's. A client that goes away stops its query; a change goes on to its end.
 //! - Errors: a status whose code says what can be done ([`status`]), with `lake-error-position` where there is a place.
@@ -16,6 +20,7 @@ pub mod rows;
 pub mod service;
 pub mod status;
 pub mod ticket;
+pub mod transactions;
 
 use std::time::Duration;
 
@@ -29,6 +34,12 @@ pub const STALE_HEADER: &str = "lake-stale-ms";
 pub const POSITION_HEADER: &str = "lake-error-position";
 /// The kind of an error, finer than its code.
 pub const KIND_HEADER: &str = "lake-error-kind";
+/// The operation id of a change, or of the transaction that is begun: it is made once.
+pub const OPERATION_HEADER: &str = "lake-operation-id";
+/// `serializable` or `snapshot`: the isolation of an INSERT, or of the transaction that is begun.
+pub const ISOLATION_HEADER: &str = "lake-isolation";
+/// Says that another node has sent this on: it is not sent on again.
+pub const FORWARDED_HEADER: &str = "lake-forwarded";
 /// Largest message taken from a client: a statement, with room for what is around it.
 pub const MAX_REQUEST_BYTES: usize = crate::sql::MAX_STATEMENT_BYTES + (1 << 20);
 

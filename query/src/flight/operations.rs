@@ -2,7 +2,7 @@
 //!
 //! The first to ask starts it in a task of its own, which runs to its end whether somebody waits or not; everybody who
 //! asks gets the one outcome. Outcomes are kept for [`KEPT_FOR`], at most [`MAX_OPERATIONS`] of them; running ones are
-//! never forgotten. They do not outlive the node.
+//! never forgotten. They do not outlive the node: what must, has an operation id ([`crate::sql::once`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,13 +13,14 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::sql::session::Changed;
 
 /// How long an outcome is remembered.
 pub const KEPT_FOR: Duration = Duration::from_secs(3600);
 /// Most operations remembered.
 pub const MAX_OPERATIONS: usize = 10_000;
 
-type Outcome = watch::Receiver<Option<Result<u64>>>;
+type Outcome = watch::Receiver<Option<Result<Changed>>>;
 
 /// The operations of this node.
 #[derive(Debug, Default)]
@@ -65,9 +66,9 @@ impl Known {
 
 impl Operations {
     /// The outcome of operation `id`. `change` makes it, if this is the first time it is asked for.
-    pub async fn run<F>(self: &Arc<Self>, id: Uuid, change: impl FnOnce() -> F) -> Result<u64>
+    pub async fn run<F>(self: &Arc<Self>, id: Uuid, change: impl FnOnce() -> F) -> Result<Changed>
     where
-        F: Future<Output = Result<u64>> + Send + 'static,
+        F: Future<Output = Result<Changed>> + Send + 'static,
     {
         let mut outcome = {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,6 +106,10 @@ mod tests {
 
     use super::*;
 
+    fn count(count: u64) -> Changed {
+        Changed { count, settings: None }
+    }
+
     #[tokio::test]
     async fn an_operation_runs_once() {
         let operations = Arc::new(Operations::default());
@@ -114,11 +119,11 @@ mod tests {
             let runs = runs.clone();
             operations.run(id, move || async move {
                 tokio::task::yield_now().await;
-                Ok(runs.fetch_add(1, Ordering::Relaxed) + 10)
+                Ok(count(runs.fetch_add(1, Ordering::Relaxed) + 10))
             })
         };
         let (a, b) = tokio::join!(ask(), ask());
-        assert_eq!((a, b, ask().await), (Ok(10), Ok(10), Ok(10)));
+        assert_eq!((a, b, ask().await), (Ok(count(10)), Ok(count(10)), Ok(count(10))));
         assert_eq!(runs.load(Ordering::Relaxed), 1);
     }
 
@@ -129,7 +134,7 @@ mod tests {
         let counted = runs.clone();
         let mut asking = Box::pin(operations.run(Uuid::new_v4(), move || async move {
             tokio::task::yield_now().await;
-            Ok(counted.fetch_add(1, Ordering::Relaxed))
+            Ok(count(counted.fetch_add(1, Ordering::Relaxed)))
         }));
         assert!(futures::poll!(&mut asking).is_pending());
         drop(asking);
@@ -141,7 +146,7 @@ mod tests {
     async fn only_so_many_are_remembered() {
         let operations = Arc::new(Operations::default());
         for _ in 0..MAX_OPERATIONS + 10 {
-            operations.run(Uuid::new_v4(), || async { Ok(0) }).await.unwrap();
+            operations.run(Uuid::new_v4(), || async { Ok(count(0)) }).await.unwrap();
         }
         assert!(operations.known.lock().unwrap().outcomes.len() <= MAX_OPERATIONS);
     }

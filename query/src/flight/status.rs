@@ -5,29 +5,28 @@ use tonic::{Code, Status};
 use super::{KIND_HEADER, POSITION_HEADER};
 use crate::error::{Error, Kind, Position};
 
-const KINDS: [(Kind, Code, &str); 13] = [
-    (Kind::Invalid, Code::InvalidArgument, "invalid"),
-    (Kind::NotSupported, Code::Unimplemented, "not-supported"),
-    (Kind::NotFound, Code::NotFound, "not-found"),
-    (Kind::AlreadyExists, Code::AlreadyExists, "already-exists"),
-    (Kind::Denied, Code::PermissionDenied, "denied"),
-    (Kind::Conflict, Code::Aborted, "conflict"),
-    (Kind::Unavailable, Code::Unavailable, "unavailable"),
-    (Kind::Unknown, Code::Unknown, "unknown-outcome"),
-    (Kind::Deadline, Code::DeadlineExceeded, "deadline"),
-    (Kind::Exhausted, Code::ResourceExhausted, "exhausted"),
-    (Kind::Corrupt, Code::DataLoss, "corrupt"),
-    (Kind::Storage, Code::Internal, "storage"),
-    (Kind::Cancelled, Code::Cancelled, "cancelled"),
+const CODES: [(Kind, Code); 13] = [
+    (Kind::Invalid, Code::InvalidArgument),
+    (Kind::NotSupported, Code::Unimplemented),
+    (Kind::NotFound, Code::NotFound),
+    (Kind::AlreadyExists, Code::AlreadyExists),
+    (Kind::Denied, Code::PermissionDenied),
+    (Kind::Conflict, Code::Aborted),
+    (Kind::Unavailable, Code::Unavailable),
+    (Kind::Unknown, Code::Unknown),
+    (Kind::Deadline, Code::DeadlineExceeded),
+    (Kind::Exhausted, Code::ResourceExhausted),
+    (Kind::Corrupt, Code::DataLoss),
+    (Kind::Storage, Code::Internal),
+    (Kind::Cancelled, Code::Cancelled),
 ];
 
 /// The status that tells a client about an error.
 pub fn from_error(error: &Error) -> Status {
-    let known = KINDS.iter().find(|(kind, ..)| *kind == error.kind);
-    let (code, name) = known.map_or((Code::Internal, "internal"), |(_, code, name)| (*code, *name));
+    let code = CODES.iter().find(|(kind, _)| *kind == error.kind).map_or(Code::Internal, |(_, code)| *code);
     let mut status = Status::new(code, &error.message);
     let headers = status.metadata_mut();
-    headers.insert(KIND_HEADER, tonic::metadata::MetadataValue::from_static(name));
+    headers.insert(KIND_HEADER, tonic::metadata::MetadataValue::from_static(error.kind.as_str()));
     if let Some(value) = error.position.and_then(|position| position.to_string().parse().ok()) {
         headers.insert(POSITION_HEADER, value);
     }
@@ -37,11 +36,10 @@ pub fn from_error(error: &Error) -> Status {
 /// The error that a status tells about.
 pub fn to_error(status: &Status) -> Error {
     let text = |name: &str| status.metadata().get(name).and_then(|value| value.to_str().ok());
-    let named = text(KIND_HEADER);
-    let kind = KINDS
-        .iter()
-        .find(|(_, code, name)| named.map_or(*code == status.code(), |named| named == *name))
-        .map_or(Kind::Internal, |(kind, ..)| *kind);
+    let kind = match text(KIND_HEADER) {
+        Some(named) => Kind::named(named),
+        None => CODES.iter().find(|(_, code)| *code == status.code()).map_or(Kind::Internal, |(kind, _)| *kind),
+    };
     let position = text(POSITION_HEADER).and_then(|text| text.parse::<Position>().ok());
     Error { kind, message: status.message().to_owned(), position }
 }
@@ -52,7 +50,7 @@ mod tests {
 
     #[test]
     fn errors_come_back() {
-        for (kind, ..) in KINDS {
+        for (kind, _) in CODES {
             let error = Error::new(kind, "words").at(Some(Position { line: 3, column: 14 }));
             assert_eq!(to_error(&from_error(&error)), error);
         }

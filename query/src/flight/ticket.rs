@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use tonic::Status;
 use uuid::Uuid;
 
+use crate::sql::session::Settings;
+
 /// A statement to be run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatementTicket {
@@ -16,12 +18,15 @@ pub struct StatementTicket {
     /// The deadline asked for when the ticket was made, for clients that say it only then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
+    /// What it is run with.
+    #[serde(default)]
+    pub settings: Settings,
 }
 
 impl StatementTicket {
     /// A ticket for a new operation.
     pub fn new(sql: impl Into<String>) -> Self {
-        Self { id: Uuid::new_v4(), sql: sql.into(), timeout_ms: None }
+        Self { id: Uuid::new_v4(), sql: sql.into(), timeout_ms: None, settings: Settings::default() }
     }
 
     /// As it travels in DoGet.

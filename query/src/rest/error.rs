@@ -172,7 +172,9 @@ impl From<CatalogError> for RestError {
             CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) | CatalogError::ViewExists(_) => {
                 Self::exists(message)
             }
-            CatalogError::NamespaceNotEmpty(_) => Self::new(StatusCode::CONFLICT, kind::NAMESPACE_NOT_EMPTY, message),
+            CatalogError::NamespaceNotEmpty(_) | CatalogError::IsWarehouse(_) => {
+                Self::new(StatusCode::CONFLICT, kind::NAMESPACE_NOT_EMPTY, message)
+            }
             CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Self::lost(message),
             CatalogError::ScopeHeld { .. } | CatalogError::Behind { .. } | CatalogError::TooOld { .. } => {
                 Self::unavailable(message)

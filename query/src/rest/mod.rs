@@ -27,7 +27,6 @@ mod tables;
 mod transactions;
 mod views;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,8 +63,8 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 /// How long a request waits for its turn, and its body may take to come.
 const ADMISSION: Duration = Duration::from_secs(5);
 const BODY_WITHIN: Duration = Duration::from_secs(20);
-/// What the one warehouse is called, and what paths begin with behind the version.
-pub const WAREHOUSE: &str = "lake";
+/// What a node's own warehouse is called. The name of a warehouse is what paths begin with behind the version.
+pub const WAREHOUSE: &str = lake_client::warehouse::DEFAULT;
 
 /// What serves the requests.
 #[derive(Debug)]
@@ -76,8 +75,6 @@ pub struct Rest {
     cached_reads: bool,
     /// Whether tables may be registered that live outside the warehouse.
     outside_warehouse: bool,
-    /// What clients need to know to reach the objects. No secrets.
-    client_config: BTreeMap<String, String>,
     requests: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
     metrics: Metrics,
@@ -87,24 +84,11 @@ impl Rest {
     /// # Errors
     /// The metrics cannot be made, which is a defect.
     pub fn new(config: &Config, tables: Arc<Tables>) -> crate::error::Result<Self> {
-        let mut client_config = BTreeMap::new();
-        if config.warehouse.starts_with("s3://") {
-            let mut set = |name: &str, value: String| client_config.insert(name.to_owned(), value);
-            if let Some(endpoint) = &config.s3.endpoint {
-                set("s3.endpoint", endpoint.clone());
-            }
-            if let Some(region) = &config.s3.region {
-                set("s3.region", region.clone());
-                set("client.region", region.clone());
-            }
-            set("s3.path-style-access", config.s3.path_style.to_string());
-        }
         Ok(Self {
             tables,
             secret: config.secret.clone(),
             cached_reads: config.rest_cached_reads,
             outside_warehouse: config.allow_local_files,
-            client_config,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bodies: Arc::new(Semaphore::new(BODIES_BYTES)),
             metrics: Metrics::new()?,
@@ -120,12 +104,22 @@ impl Rest {
     }
 
     /// Whether a client may name this location.
-    fn allowed(&self, field: &str, location: &str) -> Result<()> {
-        let warehouse = self.tables.storage.warehouse();
-        let inside = location.strip_prefix(warehouse).is_some_and(|rest| rest.starts_with('/'));
-        match inside || self.outside_warehouse {
+    async fn allowed(&self, field: &str, location: &str, deadline: Instant) -> Result<()> {
+        self.tables.find_bucket(location, deadline).await.map_err(RestError::of_a_change)?;
+        match self.tables.storage.is_in_warehouse(location) || self.outside_warehouse {
             true => Ok(()),
-            false => Err(RestError::bad(field, format!("{location} is outside the warehouse {warehouse}"))),
+            false => Err(RestError::bad(field, format!("{location} is outside of every warehouse"))),
+        }
+    }
+
+    /// The warehouse that a path begins with; `None`: the node's own.
+    async fn warehouse(&self, prefix: &str, deadline: Instant) -> Result<Option<String>> {
+        if prefix == WAREHOUSE {
+            return Ok(None);
+        }
+        match self.tables.has_warehouse(prefix, deadline).await.map_err(RestError::of_a_change)? {
+            true => Ok(Some(prefix.to_owned())),
+            false => Err(no_such_warehouse(prefix)),
         }
     }
 
@@ -142,19 +136,29 @@ impl Rest {
         }
     }
 
-    fn config(&self, call: &Call) -> Result<Response> {
-        let warehouse = call.parameter("warehouse").unwrap_or_default().trim_end_matches('/');
-        if !["", WAREHOUSE, self.tables.storage.warehouse()].contains(&warehouse) {
-            return Err(RestError::not_found(
-                kind::NO_SUCH_WAREHOUSE,
-                format!("warehouse {warehouse:?} does not exist; there is {WAREHOUSE:?}"),
-            ));
-        }
+    async fn config(&self, call: &Call) -> Result<Response> {
+        let asked = call.parameter("warehouse").unwrap_or_default().trim_end_matches('/');
+        let storage = &self.tables.storage;
+        let (name, root) = match ["", WAREHOUSE, storage.warehouse()].contains(&asked) {
+            true => (WAREHOUSE.to_owned(), storage.warehouse().to_owned()),
+            false => {
+                let known = self.tables.has_warehouse(asked, call.deadline).await.map_err(RestError::of_a_read)?;
+                let profiles = storage.warehouses();
+                let there = profiles.profiles.iter().find(|(name, profile)| *name == asked || profile.root == asked);
+                match there {
+                    Some((name, profile)) => (name.clone(), profile.root.clone()),
+                    None if known => {
+                        return Err(RestError::unavailable(format!("warehouse {asked:?} is being removed")));
+                    }
+                    None => return Err(no_such_warehouse(asked)),
+                }
+            }
+        };
         let of_the_protocol = ENDPOINTS.iter().filter(|endpoint| endpoint.of_the_protocol());
         let endpoints: Vec<String> = of_the_protocol.map(Endpoint::advertised).collect();
         let body = json!({
-            "defaults": self.client_config,
-            "overrides": {"prefix": WAREHOUSE},
+            "defaults": storage.client_config(&root),
+            "overrides": {"prefix": name},
             "endpoints": endpoints,
             "idempotency-key-lifetime": once::ADVERTISED_LIFETIME,
         });
@@ -162,17 +166,11 @@ impl Rest {
     }
 
     async fn run(&self, endpoint: &Endpoint, call: &Call) -> Result<Response> {
-        if endpoint.path.contains("{prefix}") && call.captures.get("prefix") != WAREHOUSE {
-            return Err(RestError::not_found(
-                kind::NO_SUCH_WAREHOUSE,
-                format!("there is no warehouse {:?} here; there is {WAREHOUSE:?}", call.captures.get("prefix")),
-            ));
-        }
         match endpoint.operation {
             Operation::Index => Ok(openapi::page()),
             Operation::OpenApi => Ok(openapi::document()),
             Operation::Metrics => Ok(self.metrics.report()),
-            Operation::GetConfig => self.config(call),
+            Operation::GetConfig => self.config(call).await,
             Operation::ListNamespaces => namespaces::list(self, call).await,
             Operation::CreateNamespace => namespaces::create(self, call).await,
             Operation::LoadNamespace => namespaces::load(self, call).await,
@@ -263,7 +261,7 @@ async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Resp
         rest.authorize(&parts.headers)?;
     }
     let busy = |what: &str| RestError::unavailable(format!("{what}; nothing was done: try again"));
-    let _admitted = tokio::time::timeout(ADMISSION, rest.requests.acquire())
+    let admitted = tokio::time::timeout(ADMISSION, rest.requests.clone().acquire_owned())
         .await
         .ok()
         .and_then(|permit| permit.ok())
@@ -274,7 +272,7 @@ async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Resp
     if length > MAX_BODY_BYTES {
         return Err(too_large());
     }
-    let _room = tokio::time::timeout(ADMISSION, rest.bodies.acquire_many(length as u32))
+    let room = tokio::time::timeout(ADMISSION, rest.bodies.clone().acquire_many_owned(length as u32))
         .await
         .ok()
         .and_then(|permit| permit.ok())
@@ -287,12 +285,20 @@ async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Resp
         body,
         deadline: Instant::now() + DEADLINE,
         key: None,
+        warehouse: None,
     };
+    if endpoint.path.contains("{prefix}") {
+        call.warehouse = rest.warehouse(call.captures.get("prefix"), call.deadline).await?;
+    }
     call.key = once::Key::of(endpoint, parts.uri.path(), &call)?;
-    // A task of its own: a client that goes away leaves no change half made, and a defect is one request's.
+    // A task of its own: a client that goes away leaves no change half made, and a defect is one request's. What it was
+    // admitted with it keeps to its end, so that clients that go away do not make room for more.
     let work = {
         let rest = rest.clone();
-        async move { rest.run_once(endpoint, &call).await }
+        async move {
+            let _admitted = (admitted, room);
+            rest.run_once(endpoint, &call).await
+        }
     };
     match rest.tables.tasks.spawn(work).await {
         Ok(outcome) => outcome,
@@ -321,6 +327,13 @@ async fn read(body: Body) -> Result<Bytes> {
             ))
         }
     }
+}
+
+fn no_such_warehouse(name: &str) -> RestError {
+    RestError::not_found(
+        kind::NO_SUCH_WAREHOUSE,
+        format!("warehouse {name:?} does not exist; there is {WAREHOUSE:?}, and what `lake meta warehouse list` shows"),
+    )
 }
 
 fn too_large() -> RestError {

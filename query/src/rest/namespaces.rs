@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::Rest;
 use super::error::{RestError, Result, json_response};
-use super::request::{Call, levels, namespace_of};
+use super::request::Call;
 
 #[derive(Debug, Deserialize)]
 struct Create {
@@ -30,7 +30,10 @@ struct Update {
 /// The namespaces directly under `parent`, or those that are under none.
 pub async fn list(rest: &Rest, call: &Call) -> Result<Response> {
     let parent = call.parameter("parent").filter(|text| !text.is_empty());
-    let parent = parent.map(|text| levels(text, "parent")).transpose()?;
+    let parent = match parent {
+        Some(text) => Some(call.levels(text, "parent")?),
+        None => call.root()?,
+    };
     let all = rest.tables.metadata.list_namespaces(call.deadline).await?;
     if let Some(parent) = &parent
         && !all.contains(parent)
@@ -39,13 +42,13 @@ pub async fn list(rest: &Rest, call: &Call) -> Result<Response> {
     }
     let children = all.into_iter().filter(|namespace| namespace.parent() == parent).collect();
     let (page, next) = call.page(children, |namespace: &Namespace| namespace.levels().join("\u{1f}"))?;
-    let namespaces: Vec<_> = page.iter().map(Namespace::levels).collect();
+    let namespaces: Vec<_> = page.iter().map(|namespace| call.told(namespace)).collect();
     Ok(ok(json!({"namespaces": namespaces, "next-page-token": next})))
 }
 
 pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Create = call.json()?;
-    let namespace = namespace_of(body.namespace, "namespace")?;
+    let namespace = call.namespace_of(body.namespace, "namespace")?;
     let properties = body.properties.unwrap_or_default();
     rest.writer(call, StatusCode::OK, None)?.create_namespace(&namespace, properties, call.deadline).await?;
     created(call)
@@ -61,7 +64,7 @@ pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
     let namespace = call.namespace()?;
     let properties = rest.tables.metadata.namespace_properties(&namespace, call.deadline).await?;
     let properties = properties.ok_or_else(|| CatalogError::NamespaceNotFound(namespace.clone()))?;
-    Ok(ok(json!({"namespace": namespace.levels(), "properties": properties})))
+    Ok(ok(json!({"namespace": call.told(&namespace), "properties": properties})))
 }
 
 pub async fn exists(rest: &Rest, call: &Call) -> Result<Response> {

@@ -7,7 +7,7 @@
 //! A key is good for [`LIFETIME`], which clients are told, and is kept twice as long.
 
 use std::convert::Infallible;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -21,6 +21,7 @@ use super::endpoint::{Endpoint, Operation};
 use super::error::{RestError, Result, kind};
 use super::request::Call;
 use super::{Rest, namespaces, tables, views};
+use crate::outcomes::{self, fingerprint, now_ms};
 
 /// The header.
 pub const KEY_HEADER: &str = "idempotency-key";
@@ -28,10 +29,6 @@ pub const KEY_HEADER: &str = "idempotency-key";
 pub const LIFETIME: Duration = Duration::from_secs(30 * 60);
 /// [`LIFETIME`] as the configuration says it.
 pub const ADVERTISED_LIFETIME: &str = "PT30M";
-/// From one look for outcomes that have been kept long enough to the next.
-const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);
-/// How long one may take.
-const SWEEP_WITHIN: Duration = Duration::from_secs(60);
 /// What the outcomes are filed under.
 const DOMAIN: &str = "rest";
 
@@ -151,47 +148,5 @@ impl Rest {
 
 /// Forgets outcomes that have been kept long enough, until it is dropped.
 pub async fn sweep(rest: &Rest) -> Infallible {
-    // Nodes that were started together do not look together.
-    let mut pause = SWEEP_EVERY.mul_f64(rand::random_range(0.1..1.0));
-    loop {
-        tokio::time::sleep(pause).await;
-        pause = SWEEP_EVERY;
-        let old = |kept: &[u8]| {
-            serde_json::from_slice::<Outcome>(kept)
-                .is_ok_and(|outcome| now_ms().saturating_sub(outcome.at_ms) > 2 * LIFETIME.as_millis() as u64)
-        };
-        let by = std::time::Instant::now() + SWEEP_WITHIN;
-        match rest.tables.writer.forget_outcomes(DOMAIN, old, by).await {
-            Ok(0) => {}
-            Ok(forgotten) => tracing::debug!(forgotten, "outcomes of requests were kept long enough"),
-            Err(error) => tracing::debug!(%error, "outcomes of requests could not be looked through"),
-        }
-    }
-}
-
-/// FNV-1a, with the parts' lengths: the same on every node and in every release.
-fn fingerprint(parts: &[&[u8]]) -> u64 {
-    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    let mut take = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    for part in parts {
-        (part.len() as u64).to_le_bytes().into_iter().for_each(&mut take);
-        part.iter().copied().for_each(&mut take);
-    }
-    hash
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_fingerprint_stays_and_tells_requests_apart() {
-        assert_eq!(fingerprint(&[b"POST", b"/v1/lake/namespaces", b"{}"]), 0x8983_e203_e574_729d);
-        assert_ne!(fingerprint(&[b"ab", b"c"]), fingerprint(&[b"a", b"bc"]));
-    }
+    outcomes::sweep(&rest.tables.writer, &[DOMAIN], LIFETIME).await
 }

@@ -34,6 +34,8 @@ pub struct Call {
     pub deadline: Instant,
     /// By which a request that is sent again is known.
     pub key: Option<Key>,
+    /// The warehouse that it is about, unless that is the node's own: namespaces are told and named without that level.
+    pub warehouse: Option<String>,
 }
 
 /// A name in a body.
@@ -44,13 +46,6 @@ pub struct Identifier {
     pub name: String,
 }
 
-impl Identifier {
-    pub fn table(self, field: &str) -> Result<TableIdent> {
-        let namespace = namespace_of(self.namespace, &format!("{field}.namespace"))?;
-        table_of(namespace, self.name, &format!("{field}.name"))
-    }
-}
-
 impl Call {
     /// A parameter of the query, if it is there.
     pub fn parameter(&self, name: &str) -> Option<&str> {
@@ -59,7 +54,42 @@ impl Call {
 
     /// The namespace that the path names.
     pub fn namespace(&self) -> Result<Namespace> {
-        levels(self.captures.get("namespace"), "namespace")
+        self.levels(self.captures.get("namespace"), "namespace")
+    }
+
+    /// A namespace out of a path or a query, its levels joined.
+    pub fn levels(&self, text: &str, field: &str) -> Result<Namespace> {
+        self.namespace_of(text.split(LEVEL_SEPARATOR).map(str::to_owned).collect(), field)
+    }
+
+    /// A namespace out of a body.
+    pub fn namespace_of(&self, levels: Vec<String>, field: &str) -> Result<Namespace> {
+        // Judged without the warehouse, of which the client knows nothing.
+        let named = Namespace::new(levels).map_err(|e| RestError::bad(field, e))?;
+        match &self.warehouse {
+            None => Ok(named),
+            Some(warehouse) => {
+                let levels = std::iter::once(warehouse).chain(named.levels());
+                Namespace::new(levels).map_err(|e| RestError::bad(field, e))
+            }
+        }
+    }
+
+    /// The table or view that a body names.
+    pub fn identifier(&self, named: Identifier, field: &str) -> Result<TableIdent> {
+        let namespace = self.namespace_of(named.namespace, &format!("{field}.namespace"))?;
+        table_of(namespace, named.name, &format!("{field}.name"))
+    }
+
+    /// The namespace that the warehouse is, if it is not the node's own.
+    pub fn root(&self) -> Result<Option<Namespace>> {
+        let root = self.warehouse.as_ref().map(|warehouse| Namespace::new([warehouse]));
+        root.transpose().map_err(|e| RestError::bad("prefix", e))
+    }
+
+    /// A namespace's levels as the client knows them.
+    pub fn told<'a>(&self, namespace: &'a Namespace) -> &'a [String] {
+        &namespace.levels()[usize::from(self.warehouse.is_some())..]
     }
 
     /// The table that the path names.
@@ -78,7 +108,7 @@ impl Call {
     /// 400.
     pub fn names(&self, body: &Value, ident: &TableIdent) -> Result<()> {
         let Some(named) = body.get("identifier").filter(|named| !named.is_null()) else { return Ok(()) };
-        let named = part::<Identifier>(named.clone(), "identifier")?.table("identifier")?;
+        let named = self.identifier(part(named.clone(), "identifier")?, "identifier")?;
         match named == *ident {
             true => Ok(()),
             false => Err(RestError::bad("identifier", format!("it is {named}, and {ident} in the path"))),
@@ -88,7 +118,7 @@ impl Call {
     /// The page that is asked for of what a namespace holds.
     pub fn identifiers(&self, namespace: &Namespace, names: Vec<String>) -> Result<Response> {
         let (page, next) = self.page(names, String::clone)?;
-        let levels = namespace.levels();
+        let levels = self.told(namespace);
         let identifiers: Vec<_> = page.iter().map(|name| json!({"namespace": levels, "name": name})).collect();
         let body = json!({"identifiers": identifiers, "next-page-token": next});
         Ok(json_response(StatusCode::OK, body.to_string()))
@@ -128,16 +158,6 @@ impl Call {
         let next = names.last().filter(|_| more).map(name);
         Ok((names, next))
     }
-}
-
-/// A namespace out of a path or a query, its levels joined.
-pub fn levels(text: &str, field: &str) -> Result<Namespace> {
-    namespace_of(text.split(LEVEL_SEPARATOR).map(str::to_owned).collect(), field)
-}
-
-/// A namespace out of a body.
-pub fn namespace_of(levels: Vec<String>, field: &str) -> Result<Namespace> {
-    Namespace::new(levels).map_err(|e| RestError::bad(field, e))
 }
 
 /// A table's name out of a path or a body.
@@ -189,6 +209,7 @@ mod tests {
             body: Bytes::copy_from_slice(body.as_bytes()),
             deadline: Instant::now() + Duration::from_secs(1),
             key: None,
+            warehouse: None,
         }
     }
 
@@ -220,9 +241,19 @@ mod tests {
 
     #[test]
     fn wrong_names_say_where() {
-        assert_eq!(levels("a\u{1f}b", "namespace").unwrap().levels(), ["a", "b"]);
-        assert!(levels("a//b", "parent").unwrap_err().message.starts_with("parent: "));
+        let own = call("", "");
+        assert_eq!(own.levels("a\u{1f}b", "namespace").unwrap().levels(), ["a", "b"]);
+        assert!(own.levels("a//b", "parent").unwrap_err().message.starts_with("parent: "));
         let identifier = Identifier { namespace: vec!["a".into()], name: "a/b".into() };
-        assert!(identifier.table("source").unwrap_err().message.starts_with("source.name: "));
+        assert!(own.identifier(identifier, "source").unwrap_err().message.starts_with("source.name: "));
+    }
+
+    #[test]
+    fn names_in_a_warehouse_are_told_without_it() {
+        let there = Call { warehouse: Some("w".into()), ..call("", "") };
+        let namespace = there.levels("a\u{1f}b", "namespace").unwrap();
+        assert_eq!(namespace.levels(), ["w", "a", "b"]);
+        assert_eq!(there.told(&namespace), ["a", "b"]);
+        assert!(there.namespace_of(vec![], "namespace").is_err());
     }
 }

@@ -19,6 +19,7 @@ use super::commit::{self, no_such_table};
 use super::error::{RestError, Result, json_response, kind};
 use super::evolve::{Change, no_version_3, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
+use crate::table::warehouses::Place;
 use crate::table::{new_table_properties, version};
 
 #[derive(Debug, Deserialize)]
@@ -57,7 +58,8 @@ pub async fn list(rest: &Rest, call: &Call) -> Result<Response> {
 pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Create = call.json()?;
     let ident = table_of(call.namespace()?, body.name.clone(), "name")?;
-    let metadata = plan(rest, &ident, &body)?;
+    let place = rest.tables.new_place(&ident, call.deadline).await.map_err(RestError::of_a_change)?;
+    let metadata = plan(&ident, &place, &body)?;
     if body.stage_create == Some(true) {
         if !rest.tables.metadata.namespace_exists(&ident.namespace, call.deadline).await? {
             return Err(CatalogError::NamespaceNotFound(ident.namespace).into());
@@ -77,9 +79,9 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
 }
 
 /// The first version of a table that a client asks for.
-fn plan(rest: &Rest, ident: &TableIdent, body: &Create) -> Result<TableMetadata> {
+fn plan(ident: &TableIdent, place: &Place, body: &Create) -> Result<TableMetadata> {
     let uuid = Uuid::new_v4();
-    let location = rest.tables.new_location(ident, uuid);
+    let location = place.of(uuid);
     if let Some(asked) = &body.location {
         return Err(no_location(asked));
     }
@@ -219,7 +221,8 @@ pub async fn create_by_commit(
     };
     let there = there.map_err(RestError::of_a_change)?;
     change.check(there.as_ref().map(|table| &*table.metadata))?;
-    let metadata = change.found(|uuid| rest.tables.new_location(ident, uuid))?;
+    let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
+    let metadata = change.found(|uuid| place.of(uuid))?;
     match publish(rest, ident, metadata, call, status).await {
         Err(error) if error.kind == kind::ALREADY_EXISTS => Err(RestError::lost(error.message)),
         outcome => outcome,
@@ -232,7 +235,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
     let ident = table_of(call.namespace()?, body.name, "name")?;
     let location = body.metadata_location;
     let deadline = call.deadline;
-    rest.allowed("metadata-location", &location)?;
+    rest.allowed("metadata-location", &location, deadline).await?;
     let metadata = rest.tables.cache.table(&location).await;
     let metadata = metadata.map_err(|e| match e.kind {
         crate::error::Kind::NotFound | crate::error::Kind::Corrupt | crate::error::Kind::Invalid => {
@@ -240,7 +243,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         }
         _ => RestError::of_a_change(e),
     })?;
-    rest.allowed("the table's location", metadata.location())?;
+    rest.allowed("the table's location", metadata.location(), deadline).await?;
     if metadata.format_version() == FormatVersion::V3 {
         return Err(no_version_3("metadata-location"));
     }
@@ -259,7 +262,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
 
 pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Rename = call.json()?;
-    let (from, to) = (body.source.table("source")?, body.destination.table("destination")?);
+    let (from, to) = (call.identifier(body.source, "source")?, call.identifier(body.destination, "destination")?);
     rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_table(&from, &to, call.deadline).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -340,7 +343,9 @@ fn loaded(rest: &Rest, location: Option<&str>, metadata: &TableMetadata, snapsho
     }
     body.extend_from_slice(b"\"metadata\":");
     body.append(&mut bytes);
-    body.extend_from_slice(format!(",\"config\":{}}}", json!(rest.client_config)).as_bytes());
+    body.extend_from_slice(
+        format!(",\"config\":{}}}", json!(rest.tables.storage.client_config(metadata.location()))).as_bytes(),
+    );
     let response = json_response(StatusCode::OK, body);
     match location {
         Some(location) => with_tag(response, &entity_tag(location, snapshots)),

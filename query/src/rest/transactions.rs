@@ -17,7 +17,7 @@ use super::Rest;
 use super::commit::{self, Backoff, Doubt, Verdict, await_turn, no_such_table, remove_expired, verdict};
 use super::error::{RestError, Result};
 use super::evolve::{Change, Evolved};
-use super::request::{Call, Identifier, part};
+use super::request::{Call, part};
 use super::tables;
 use crate::error::Kind;
 use crate::table::version;
@@ -47,7 +47,7 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
         let field = format!("table-changes[{i}]");
         let at = |e: RestError| RestError { message: format!("{field}.{}", e.message), ..e };
         let named = entry.get("identifier").cloned().unwrap_or_default();
-        let named = part::<Identifier>(named, "identifier").and_then(|named| named.table("identifier")).map_err(at)?;
+        let named = part(named, "identifier").and_then(|named| call.identifier(named, "identifier")).map_err(at)?;
         if changes.iter().any(|(other, _)| *other == named) {
             return Err(RestError::bad(&field, format!("table {named} is changed twice")));
         }
@@ -77,7 +77,7 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
             }
         }
         doubts = open;
-        let made = match attempt(rest, &changes, current).await {
+        let made = match attempt(rest, call, &changes, current).await {
             Ok(made) => made,
             Err(error) => return Err(ended(!doubts.is_empty(), error)),
         };
@@ -157,12 +157,13 @@ async fn settled(rest: &Rest, current: Option<&Versioned<TablePointer>>, doubt: 
 /// Writes what each table becomes of what it is now.
 async fn attempt(
     rest: &Rest,
+    call: &Call,
     changes: &[(TableIdent, Change)],
     current: Vec<Option<Versioned<TablePointer>>>,
 ) -> Result<Vec<Made>> {
     let mut made: Vec<Made> = Vec::new();
     for ((ident, change), current) in changes.iter().zip(current) {
-        match one(rest, ident, change, current).await {
+        match one(rest, call, ident, change, current).await {
             Ok(Some(one)) => made.push(one),
             Ok(None) => {}
             Err(error) => {
@@ -177,6 +178,7 @@ async fn attempt(
 
 async fn one(
     rest: &Rest,
+    call: &Call,
     ident: &TableIdent,
     change: &Change,
     current: Option<Versioned<TablePointer>>,
@@ -200,7 +202,10 @@ async fn one(
             Evolved::Unchanged => return Ok(None),
             Evolved::Next(next) => (next.metadata, next.expired.into_iter().map(|entry| entry.metadata_file).collect()),
         },
-        _ => (change.found(|uuid| rest.tables.new_location(ident, uuid))?, Vec::new()),
+        _ => {
+            let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
+            (change.found(|uuid| place.of(uuid))?, Vec::new())
+        }
     };
     let base_location = current.as_ref().map(|current| current.value.metadata_location.clone());
     let location = version::metadata_location(metadata.location(), base_location.as_deref());

@@ -1,4 +1,5 @@
-//! Views: what a query is called, and its text for one or more engines. lake keeps them; its own SQL does not run them.
+//! Views: what a query is called, and its text for one or more engines. SQL in lake runs those in its own dialect
+//! ([`crate::sql::views`]).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +17,7 @@ use super::error::{RestError, Result, json_response, kind};
 use super::evolve::{entries, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
 use crate::error::Kind;
-use crate::table::version;
+use crate::table::view;
 
 /// How often a change is made again on what another one left, before the deadline ends it.
 const MAX_RACES: u32 = 64;
@@ -67,7 +68,8 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
     let schema: Schema = part(body.schema, "schema")?;
     let view_version: ViewVersion = part(body.view_version, "view-version")?;
     let uuid = Uuid::new_v4();
-    let location = rest.tables.new_location(&ident, uuid);
+    let place = rest.tables.new_place(&ident, call.deadline).await.map_err(RestError::of_a_change)?;
+    let location = place.of(uuid);
     let properties: HashMap<String, String> = body.properties.unwrap_or_default().into_iter().collect();
     let field = "schema or view-version";
     let built = unpanicked(field, || {
@@ -135,7 +137,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Register = call.json()?;
     let ident = table_of(call.namespace()?, body.name, "name")?;
     let location = body.metadata_location;
-    rest.allowed("metadata-location", &location)?;
+    rest.allowed("metadata-location", &location, call.deadline).await?;
     let metadata = read(rest, &location).await.map_err(|e| match e.kind {
         Kind::NotFound | Kind::Corrupt | Kind::Invalid => RestError::bad("metadata-location", e),
         _ => RestError::of_a_change(e),
@@ -147,7 +149,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
 
 pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Rename = call.json()?;
-    let (from, to) = (body.source.table("source")?, body.destination.table("destination")?);
+    let (from, to) = (call.identifier(body.source, "source")?, call.identifier(body.destination, "destination")?);
     rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_view(&from, &to, call.deadline).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -198,17 +200,12 @@ async fn pointer(rest: &Rest, ident: &TableIdent, call: &Call) -> Result<Version
 }
 
 async fn read(rest: &Rest, location: &str) -> crate::error::Result<ViewMetadata> {
-    let bytes = rest.tables.storage.read(location).await?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| crate::Error::corrupt(format!("{location}: not the metadata of an Iceberg view: {e}")))
+    view::read(&rest.tables.storage, location).await
 }
 
 /// Writes the metadata that follows what is at `previous`. Returns where it is.
 async fn write(rest: &Rest, metadata: &ViewMetadata, previous: Option<&str>) -> Result<String> {
-    let location = version::metadata_location(metadata.location(), previous);
-    let bytes = to_json(metadata).map_err(|e| RestError::of_a_change(crate::Error::internal(e)))?;
-    rest.tables.storage.write_new(&location, bytes.into()).await.map_err(RestError::of_a_change)?;
-    Ok(location)
+    view::write(&rest.tables.storage, metadata, previous).await.map_err(RestError::of_a_change)
 }
 
 /// The error of a change for which metadata was written; that goes, if it is certain that nothing was done.
@@ -219,20 +216,9 @@ async fn undone(rest: &Rest, location: String, error: CatalogError) -> RestError
     error.into()
 }
 
-/// The metadata as JSON, in the order of its ids.
-fn to_json(metadata: &ViewMetadata) -> serde_json::Result<Vec<u8>> {
-    let mut json = serde_json::to_value(metadata)?;
-    for (list, key) in [("versions", "version-id"), ("schemas", "schema-id")] {
-        if let Some(entries) = json.get_mut(list).and_then(Value::as_array_mut) {
-            entries.sort_by_key(|entry| entry.get(key).and_then(Value::as_i64));
-        }
-    }
-    serde_json::to_vec(&json)
-}
-
 fn loaded(location: &str, metadata: &ViewMetadata) -> Result<Response> {
     let failed = |e: serde_json::Error| RestError::of_a_read(crate::Error::internal(format!("writing JSON: {e}")));
-    let metadata: Value = serde_json::from_slice(&to_json(metadata).map_err(failed)?).map_err(failed)?;
+    let metadata: Value = serde_json::from_slice(&view::to_json(metadata).map_err(failed)?).map_err(failed)?;
     let body = json!({"metadata-location": location, "metadata": metadata, "config": {}});
     Ok(json_response(StatusCode::OK, body.to_string()))
 }

@@ -35,7 +35,7 @@ use crate::table::Table;
 use crate::table::types::{FIELD_ID, field_id};
 
 /// The property with the ids that names have in files without ids.
-const NAME_MAPPING: &str = "schema.name-mapping.default";
+pub const NAME_MAPPING: &str = "schema.name-mapping.default";
 /// Names of the parts of lists and maps in a name mapping.
 const ELEMENT: &str = "element";
 const KEY: &str = "key";
@@ -111,6 +111,23 @@ impl Rules {
         FieldIdAdapterFactory { rules: self.clone(), constants }
     }
 
+    /// The columns of a file of these columns, with ids, if the table's can be read from it.
+    ///
+    /// # Errors
+    /// As reading the file would fail.
+    pub fn check_file(
+        self: &Arc<Self>,
+        logical: SchemaRef,
+        physical: SchemaRef,
+        constants: HashMap<i32, ScalarValue>,
+    ) -> Result<Fields> {
+        let adapter = self.for_files(Arc::new(constants)).adapter(logical.clone(), physical)?;
+        for (place, column) in logical.fields().iter().enumerate() {
+            adapter.column(&Column::new(column.name(), place))?;
+        }
+        Ok(adapter.stored)
+    }
+
     fn refused(&self, what: impl fmt::Display) -> Error {
         Error::not_supported(format!("table {} cannot be read: {what}", self.table))
     }
@@ -163,12 +180,18 @@ pub struct FieldIdAdapterFactory {
 
 impl PhysicalExprAdapterFactory for FieldIdAdapterFactory {
     fn create(&self, logical: SchemaRef, physical: SchemaRef) -> DfResult<Arc<dyn PhysicalExprAdapter>> {
+        Ok(Arc::new(self.adapter(logical, physical).map_err(Error::into_datafusion)?))
+    }
+}
+
+impl FieldIdAdapterFactory {
+    fn adapter(&self, logical: SchemaRef, physical: SchemaRef) -> Result<FieldIdAdapter> {
         let stored = match physical.fields().iter().any(has_ids) {
             true => physical.fields().clone(),
             false => {
                 let Some(names) = &self.rules.names else {
                     let what = format!("a data file has no field ids, and the table has no {NAME_MAPPING}");
-                    return Err(self.rules.refused(what).into_datafusion());
+                    return Err(self.rules.refused(what));
                 };
                 let mapped = |field: &FieldRef| {
                     let mapping = names.fields().iter().find(|mapping| mapping.names().contains(field.name()));
@@ -179,7 +202,7 @@ impl PhysicalExprAdapterFactory for FieldIdAdapterFactory {
         };
         let by_id = stored.iter().enumerate().filter_map(|(i, field)| Some((field_id(field)?, i))).collect();
         let (rules, constants) = (self.rules.clone(), self.constants.clone());
-        Ok(Arc::new(FieldIdAdapter { rules, constants, logical, stored, by_id }))
+        Ok(FieldIdAdapter { rules, constants, logical, stored, by_id })
     }
 }
 

@@ -31,16 +31,15 @@ use parquet::arrow::{ParquetRecordBatchStreamBuilder, ProjectionMask};
 use parquet::file::metadata::ParquetMetaData;
 use roaring::RoaringTreemap;
 
-use super::plan::{DELETE_PATH_ID, DELETE_POSITION_ID, DeleteFile, DeleteKind};
+use super::plan::{DeleteFile, DeleteKind};
 use super::reader::CheckedReaders;
 use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::storage::Storage;
+use crate::table::deletes::{PATH_ID, POSITION_ID, VECTOR_MAGIC};
 use crate::table::types::field_id;
 
 /// The most that the deletes of one file may take in memory.
 pub const MAX_LOADED_BYTES: usize = 1 << 30;
-/// What begins the bitmap of a deletion vector.
-const VECTOR_MAGIC: [u8; 4] = [0xd1, 0xd3, 0x39, 0x64];
 /// Length, magic and checksum of a deletion vector.
 const VECTOR_FRAME_BYTES: usize = 12;
 /// About what a position takes at most, in a bitmap of few.
@@ -186,7 +185,7 @@ impl DeleteReader {
 
     async fn read_positions(&self, delete: &DeleteFile) -> Result<Positions> {
         let builder = self.open(delete).await?;
-        let wanted = [(DELETE_PATH_ID, "file_path"), (DELETE_POSITION_ID, "pos")];
+        let wanted = [(PATH_ID, "file_path"), (POSITION_ID, "pos")];
         let places = wanted.map(|(id, name)| {
             let fields = builder.schema().fields();
             let by_id = fields.iter().position(|field| field_id(field) == Some(id));
@@ -437,11 +436,7 @@ mod tests {
     #[test]
     fn a_deletion_vector_is_checked() {
         let positions: RoaringTreemap = [3, 5, 1 << 40].into_iter().collect();
-        let mut body = VECTOR_MAGIC.to_vec();
-        positions.serialize_into(&mut body).unwrap();
-        let mut vector = u32::try_from(body.len()).unwrap().to_be_bytes().to_vec();
-        vector.extend(&body);
-        vector.extend(crc32fast::hash(&body).to_be_bytes());
+        let vector = crate::table::deletes::encode_vector(&positions).unwrap();
         assert_eq!(decode_vector(&vector), Some(positions));
         for damaged in 0..vector.len() {
             let mut bytes = vector.clone();

@@ -44,6 +44,7 @@ use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfigBuilder, FileSource, ParquetSource};
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::datasource::source::DataSourceExec;
+use datafusion::execution::cache::cache_manager::FileMetadataCache;
 use datafusion::execution::object_store::ObjectStoreUrl;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
@@ -52,7 +53,8 @@ use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{ExecutionPlan, project_schema};
 use datafusion_datasource::TableSchema;
 use iceberg::spec::{
-    BlobMetadata, DataFile, NestedField, Schema as IcebergSchema, SchemaRef as IcebergSchemaRef, SnapshotRef, Transform,
+    BlobMetadata, DataFile, Literal, NestedField, Schema as IcebergSchema, SchemaRef as IcebergSchemaRef, SnapshotRef,
+    Transform,
 };
 use parquet::arrow::RowNumber;
 
@@ -90,6 +92,8 @@ pub struct LakeTable {
     /// The columns, and those for a row's place if it has them.
     schema: SchemaRef,
     has_places: bool,
+    /// What a column holds that INSERT gives no value, by name.
+    defaults: HashMap<String, Expr>,
     /// Which data files are read, if not all.
     wanted: Option<Wanted>,
     /// Until when an INSERT into it must be done.
@@ -125,7 +129,16 @@ impl LakeTable {
         deadline: Instant,
     ) -> Result<Self> {
         let schema = arrow_schema(&columns).map_err(|e| e.while_doing(format_args!("table {}", table.ident)))?;
-        Ok(Self { tables, table, snapshot, columns, schema, has_places: false, wanted: None, deadline })
+        let fields = columns.as_struct().fields().iter().zip(schema.fields());
+        let defaults = fields.filter_map(|(column, field)| match &column.write_default {
+            Some(Literal::Primitive(literal)) => {
+                let value = values::literal_scalar(literal, field.data_type())?;
+                Some((column.name.clone(), Expr::Literal(value, None)))
+            }
+            _ => None,
+        });
+        let defaults = defaults.collect();
+        Ok(Self { tables, table, snapshot, columns, schema, has_places: false, defaults, wanted: None, deadline })
     }
 
     /// The same with a row's place as two more columns, [`FILE_COLUMN`] and [`POSITION_COLUMN`]: what a position delete
@@ -166,6 +179,11 @@ impl LakeTable {
         &self.table
     }
 
+    /// A reader of what is deleted.
+    pub fn delete_reader(&self, footers: Arc<FileMetadataCache>) -> DeleteReader {
+        DeleteReader { storage: self.tables.storage.clone(), cache: self.tables.deletes.clone(), footers }
+    }
+
     /// The snapshot that is read.
     pub fn snapshot(&self) -> Option<&SnapshotRef> {
         self.snapshot.as_ref()
@@ -186,6 +204,10 @@ impl TableProvider for LakeTable {
 
     fn table_type(&self) -> TableType {
         TableType::Base
+    }
+
+    fn get_column_default(&self, column: &str) -> Option<&Expr> {
+        self.defaults.get(column)
     }
 
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> DfResult<Vec<TableProviderFilterPushDown>> {
@@ -328,8 +350,7 @@ impl LakeTable {
         let source = ParquetSource::new(schema)
             .with_table_parquet_options(options)
             .with_parquet_file_reader_factory(Arc::new(readers));
-        let deletes =
-            DeleteReader { storage: self.tables.storage.clone(), cache: self.tables.deletes.clone(), footers };
+        let deletes = self.delete_reader(footers);
         let source: Arc<dyn FileSource> = Arc::new(LakeSource::new(source, read.rules.clone(), deletes, read.pruned));
         let partitioned = files.iter().map(|file| self.partitioned(file, &read.columns)).collect::<Result<Vec<_>>>()?;
         let mut statistics = total(&table_schema, files, &partitioned, read.exact);

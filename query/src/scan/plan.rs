@@ -16,22 +16,19 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 use iceberg::spec::{
-    DataContentType, DataFile, DataFileFormat, Datum, Manifest, ManifestContentType, ManifestEntryRef, ManifestFile,
-    PrimitiveLiteral, Snapshot, Struct,
+    DataContentType, DataFile, DataFileFormat, Manifest, ManifestContentType, ManifestEntryRef, ManifestFile, Snapshot,
+    Struct,
 };
 
 use super::prune::Pruning;
 use crate::error::{Error, Result};
 use crate::storage::cache::MetadataCache;
 use crate::table::Table;
+use crate::table::deletes::{DeletePlace, Named, names};
 use crate::table::version::has_live_files;
 
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
-/// Field id of the paths in a file of position deletes.
-pub const DELETE_PATH_ID: i32 = i32::MAX - 101;
-/// Field id of the positions in a file of position deletes.
-pub const DELETE_POSITION_ID: i32 = i32::MAX - 102;
 
 /// The files of a version in which rows may match.
 #[derive(Debug, Default)]
@@ -64,6 +61,19 @@ pub struct DeleteFile {
     pub size_bytes: u64,
     pub rows: u64,
     pub kind: DeleteKind,
+    /// Whether it names rows of one data file and of no other.
+    pub of_one_file: bool,
+}
+
+impl DeleteFile {
+    /// Which entry of a manifest it is.
+    pub fn place(&self) -> DeletePlace {
+        let offset = match self.kind {
+            DeleteKind::Vector { offset, .. } => offset,
+            _ => 0,
+        };
+        (self.location.clone(), offset)
+    }
 }
 
 /// How a delete file names rows.
@@ -203,8 +213,8 @@ struct DeleteIndex {
 
 struct Positions {
     sequence_number: i64,
-    /// Between which the paths of the data files are that are named, if that is known.
-    paths: Option<(String, String)>,
+    /// Which data files, as far as that is known.
+    named: Named,
     file: Arc<DeleteFile>,
 }
 
@@ -222,6 +232,7 @@ impl DeleteIndex {
                 size_bytes: file.file_size_in_bytes(),
                 rows: file.record_count(),
                 kind,
+                of_one_file: file.referenced_data_file().is_some(),
             })
         };
         match (file.content_type(), file.file_format()) {
@@ -239,16 +250,10 @@ impl DeleteIndex {
             }
             (DataContentType::PositionDeletes, DataFileFormat::Parquet) => {
                 let described = described(DeleteKind::Positions);
-                match file.referenced_data_file() {
-                    Some(of) => self.positions_of_file.entry(of).or_default().push((sequence_number, described)),
-                    None => {
-                        let bound = |datum: Option<&Datum>| match datum?.literal() {
-                            PrimitiveLiteral::String(path) => Some(path.clone()),
-                            _ => None,
-                        };
-                        let lower = bound(file.lower_bounds().get(&DELETE_PATH_ID));
-                        let paths = lower.zip(bound(file.upper_bounds().get(&DELETE_PATH_ID)));
-                        let positions = Positions { sequence_number, paths, file: described };
+                match names(file) {
+                    Named::One(of) => self.positions_of_file.entry(of).or_default().push((sequence_number, described)),
+                    named => {
+                        let positions = Positions { sequence_number, named, file: described };
                         self.positions.entry(partition()).or_default().push(positions);
                     }
                 }
@@ -292,8 +297,7 @@ impl DeleteIndex {
                 found.extend(of_file.filter(|(of, _)| sequence_number <= *of).map(|(_, file)| file.clone()));
                 let of_partition = self.positions.get(&partition).into_iter().flatten();
                 let applies = |positions: &&Positions| {
-                    sequence_number <= positions.sequence_number
-                        && positions.paths.as_ref().is_none_or(|(lower, upper)| may_name(lower, upper, path))
+                    sequence_number <= positions.sequence_number && positions.named.may_be(path)
                 };
                 found.extend(of_partition.filter(applies).map(|positions| positions.file.clone()));
             }
@@ -302,12 +306,6 @@ impl DeleteIndex {
         found.extend(equality.filter(|(of, _)| sequence_number < *of).map(|(_, file)| file.clone()));
         found
     }
-}
-
-/// Whether `path` may be among paths between these bounds. A bound may have been cut, and the upper one by somebody who
-/// did not round it up.
-fn may_name(lower: &str, upper: &str, path: &str) -> bool {
-    lower <= path && (path <= upper || path.starts_with(upper))
 }
 
 #[cfg(test)]
@@ -350,12 +348,5 @@ mod tests {
         assert_eq!(of(0, 5), ["PositionDeletes-0"], "rows of the same commit are not deleted by value");
         assert!(of(0, 6).is_empty(), "newer files are not touched");
         assert_eq!(of(1, 4), ["EqualityDeletes-1", "EqualityDeletes-0"], "positions are of their own partition");
-    }
-
-    #[test]
-    fn bounds_of_paths_leave_out_only_what_is_certainly_not_named() {
-        assert!(may_name("s3://b/a", "s3://b/c", "s3://b/b"));
-        assert!(may_name("s3://b/da", "s3://b/da", "s3://b/data.parquet"), "a bound that was cut");
-        assert!(!may_name("s3://b/a", "s3://b/c", "s3://b/d"));
     }
 }

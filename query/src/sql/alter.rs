@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::datatypes::{Field, FieldRef};
+use datafusion::common::ScalarValue;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::{DdlStatement, LogicalPlan};
 use datafusion::sql::parser::Statement as Parsed;
@@ -16,17 +17,21 @@ use datafusion::sql::sqlparser::ast::{
     MySQLColumnPosition, ObjectName, ObjectNamePart, SqlOption, Statement, Value,
     helpers::stmt_create_table::CreateTableBuilder,
 };
-use iceberg::spec::{NestedField, NestedFieldRef, PrimitiveType, Schema, TableMetadata, TableMetadataBuilder, Type};
+use iceberg::spec::{Schema, TableMetadata, TableMetadataBuilder};
 
+use super::add_files;
+use super::columns::{Columns, shown};
+use super::procedures::constant;
 use super::statement::{normalize, place, refused};
 use crate::error::{Error, Result};
+use crate::scan::adapter::NAME_MAPPING;
+use crate::table::FORMAT_VERSION;
 use crate::table::layout::Layout;
-use crate::table::types;
 use crate::table::version::Edit;
 
 /// Properties that say what the metadata says elsewhere.
 const RESERVED: [&str; 10] = [
-    "format-version",
+    FORMAT_VERSION,
     "uuid",
     "snapshot-count",
     "current-snapshot-id",
@@ -41,12 +46,15 @@ const RESERVED: [&str; 10] = [
 /// The property that a table's comment is kept in.
 pub const COMMENT: &str = "comment";
 
-/// One thing that is to be altered.
+/// One thing that is to be altered. Names of columns are paths ([`super::columns`]).
 #[derive(Debug, Clone)]
 pub enum Alteration {
     AddColumn {
+        /// Its name is a path.
         column: FieldRef,
+        required: bool,
         comment: Option<String>,
+        default: Option<ScalarValue>,
         place: Option<Place>,
         if_not_exists: bool,
     },
@@ -64,6 +72,11 @@ pub enum Alteration {
     },
     DropNotNull {
         name: String,
+    },
+    /// What rows hold from now on that are written without a value.
+    SetDefault {
+        name: String,
+        value: Option<ScalarValue>,
     },
     CommentColumn {
         name: String,
@@ -105,24 +118,26 @@ pub async fn alterations(state: &SessionState, alter: &AlterTable) -> Result<Vec
 async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Result<Vec<Alteration>> {
     Ok(match operation {
         AlterTableOperation::AddColumn { if_not_exists, column_def, column_position, .. } => {
-            let mut comment = None;
+            let (mut comment, mut default, mut required) = (None, None, false);
             for option in &column_def.options {
                 match &option.option {
                     ColumnOption::Null => {}
                     ColumnOption::Comment(text) => comment = Some(text.clone()),
-                    ColumnOption::NotNull => {
-                        let words = "a column that is NOT NULL and that existing rows do not have";
-                        return Err(refused(words).at(place(&column_def.name)));
-                    }
+                    ColumnOption::NotNull => required = true,
+                    ColumnOption::Default(value) => default = Some(constant(state, value).await?),
                     other => return Err(refused(&format!("{other} on a column")).at(place(&column_def.name))),
                 }
+            }
+            if required && default.as_ref().is_none_or(ScalarValue::is_null) {
+                let words = "a column that is NOT NULL and that existing rows do not have";
+                return Err(refused(words).at(place(&column_def.name)));
             }
             let place = column_position.as_ref().map(|position| match position {
                 MySQLColumnPosition::First => Place::First,
                 MySQLColumnPosition::After(name) => Place::After(normalize(name)),
             });
             let column = column(state, column_def).await?;
-            vec![Alteration::AddColumn { column, comment, place, if_not_exists: *if_not_exists }]
+            vec![Alteration::AddColumn { column, required, comment, default, place, if_not_exists: *if_not_exists }]
         }
         AlterTableOperation::DropColumn { column_names, if_exists, drop_behavior: None, .. } => {
             let drop = |name| Alteration::DropColumn { name: normalize(name), if_exists: *if_exists };
@@ -135,6 +150,16 @@ async fn alteration(state: &SessionState, operation: &AlterTableOperation) -> Re
             let name = normalize(column_name);
             match op {
                 AlterColumnOperation::DropNotNull => vec![Alteration::DropNotNull { name }],
+                AlterColumnOperation::SetNotNull => {
+                    let why = "rows of earlier versions, to which the table can go back, may have none";
+                    let what = format!("column {} cannot become NOT NULL: {why}", shown(&name));
+                    return Err(Error::invalid(what).at(place(column_name)));
+                }
+                AlterColumnOperation::SetDefault { value } => {
+                    let value = constant(state, value).await?;
+                    vec![Alteration::SetDefault { name, value: Some(value).filter(|value| !value.is_null()) }]
+                }
+                AlterColumnOperation::DropDefault => vec![Alteration::SetDefault { name, value: None }],
                 AlterColumnOperation::SetDataType { data_type, using: None, .. } => {
                     let definition =
                         ColumnDef { name: column_name.clone(), data_type: data_type.clone(), options: Vec::new() };
@@ -200,6 +225,22 @@ pub fn comment(object: &CommentObject, name: &ObjectName, text: Option<String>) 
 /// # Errors
 /// `Invalid` for a value that is no literal, and for a reserved name.
 pub fn properties(options: &[SqlOption]) -> Result<HashMap<String, String>> {
+    let properties = pairs(options)?;
+    properties.keys().try_for_each(|name| check_property(name))?;
+    Ok(properties)
+}
+
+/// [`properties`] of a table that is to be created, which may say in which format version.
+///
+/// # Errors
+/// As [`properties`].
+pub fn properties_of_new(options: &[SqlOption]) -> Result<HashMap<String, String>> {
+    let properties = pairs(options)?;
+    properties.keys().filter(|name| *name != FORMAT_VERSION).try_for_each(|name| check_property(name))?;
+    Ok(properties)
+}
+
+fn pairs(options: &[SqlOption]) -> Result<HashMap<String, String>> {
     let mut properties = HashMap::new();
     for option in options {
         let SqlOption::KeyValue { key, value } = option else {
@@ -213,7 +254,6 @@ pub fn properties(options: &[SqlOption]) -> Result<HashMap<String, String>> {
             },
             other => return Err(Error::invalid(format!("property {key}: {other} is no text, number or boolean"))),
         };
-        check_property(&key.value)?;
         properties.insert(key.value.clone(), text);
     }
     Ok(properties)
@@ -254,31 +294,43 @@ fn apply(
     mut builder: TableMetadataBuilder,
 ) -> Result<TableMetadataBuilder> {
     let schema = base.current_schema();
-    let mut columns = Columns {
-        fields: schema.as_struct().fields().to_vec(),
-        identifiers: schema.identifier_field_ids().collect(),
-        last_id: base.last_column_id(),
-        base,
-    };
+    let mut columns = Columns::new(base);
     for alteration in alterations {
         match alteration {
-            Alteration::AddColumn { column, comment, place, if_not_exists } => {
-                if columns.position(column.name()).is_some() && *if_not_exists {
+            Alteration::AddColumn { column, required, comment, default, place, if_not_exists } => {
+                if *if_not_exists && columns.find(column.name()).is_ok() {
                     continue;
                 }
-                columns.add(column, comment.as_deref(), place.as_ref())?;
+                let mut field = columns.new_field(column)?;
+                field.doc = comment.clone();
+                field.required = *required;
+                if let Some(value) = default {
+                    field.write_default = columns.default(&field, value)?;
+                    field.initial_default = field.write_default.clone();
+                }
+                columns.add(column.name(), field, place.as_ref())?;
             }
-            Alteration::DropColumn { name, if_exists } => match columns.position(name) {
-                None if *if_exists => {}
+            Alteration::DropColumn { name, if_exists } => match columns.find(name) {
+                Err(_) if *if_exists => {}
                 _ => columns.drop(name)?,
             },
             Alteration::RenameColumn { from, to } => columns.rename(from, to)?,
             Alteration::SetType { name, column } => columns.set_type(name, column)?,
-            Alteration::DropNotNull { name } => columns.change(name, |field| {
+            Alteration::DropNotNull { name } => columns.change(name, &mut |field| {
                 field.required = false;
                 Ok(())
             })?,
-            Alteration::CommentColumn { name, comment } => columns.change(name, |field| {
+            Alteration::SetDefault { name, value } => {
+                let default = match value {
+                    Some(value) => columns.default(columns.find(name)?, value)?,
+                    None => None,
+                };
+                columns.change(name, &mut |field| {
+                    field.write_default = default.clone();
+                    Ok(())
+                })?;
+            }
+            Alteration::CommentColumn { name, comment } => columns.change(name, &mut |field| {
                 field.doc = comment.clone();
                 Ok(())
             })?,
@@ -314,113 +366,14 @@ fn apply(
     if columns.fields == schema.as_struct().fields() {
         return Ok(builder);
     }
+    if let Some(mapping) = base.properties().get(NAME_MAPPING) {
+        let mapping = add_files::extend_name_mapping(mapping, &columns.fields)?;
+        builder = builder.set_properties([(NAME_MAPPING.to_owned(), mapping)].into())?;
+    }
     let changed = Schema::builder()
         .with_schema_id(base.schemas_iter().map(|schema| schema.schema_id()).max().unwrap_or(0) + 1)
         .with_fields(columns.fields)
         .with_identifier_field_ids(columns.identifiers)
         .build()?;
     Ok(builder.add_current_schema(changed)?)
-}
-
-/// The columns of a table while they are altered.
-struct Columns<'a> {
-    fields: Vec<NestedFieldRef>,
-    identifiers: Vec<i32>,
-    last_id: i32,
-    base: &'a TableMetadata,
-}
-
-impl Columns<'_> {
-    fn position(&self, name: &str) -> Option<usize> {
-        self.fields.iter().position(|field| field.name == name)
-    }
-
-    fn find(&self, name: &str) -> Result<usize> {
-        self.position(name).ok_or_else(|| Error::not_found(format!("the table has no column {name}")))
-    }
-
-    /// Names that differ in case only would be one to most engines.
-    fn check_free(&self, name: &str, but: Option<usize>) -> Result<()> {
-        let taken = |(i, field): (usize, &NestedFieldRef)| Some(i) != but && field.name.eq_ignore_ascii_case(name);
-        match self.fields.iter().enumerate().any(taken) {
-            true => Err(Error::already_exists(format!("the table has a column {name} already"))),
-            false => Ok(()),
-        }
-    }
-
-    fn add(&mut self, column: &Field, comment: Option<&str>, place: Option<&Place>) -> Result<()> {
-        self.check_free(column.name(), None)?;
-        let mut field = Arc::unwrap_or_clone(types::new_field(column, &mut self.last_id)?);
-        field.doc = comment.map(str::to_owned);
-        let at = match place {
-            None => self.fields.len(),
-            Some(Place::First) => 0,
-            Some(Place::After(name)) => self.find(name)? + 1,
-        };
-        self.fields.insert(at, Arc::new(field));
-        Ok(())
-    }
-
-    fn drop(&mut self, name: &str) -> Result<()> {
-        let at = self.find(name)?;
-        let id = self.fields[at].id;
-        let refused = |why: &str| Err(Error::invalid(format!("column {name} cannot be dropped: {why}")));
-        if self.base.default_partition_spec().fields().iter().any(|field| field.source_id == id) {
-            return refused("the table is partitioned by it");
-        }
-        if self.base.default_sort_order().fields.iter().any(|field| field.source_id == id) {
-            return refused("the table is sorted by it");
-        }
-        if self.identifiers.contains(&id) {
-            return refused("it identifies rows");
-        }
-        if self.fields.len() == 1 {
-            return refused("it is the only one");
-        }
-        self.fields.remove(at);
-        Ok(())
-    }
-
-    fn rename(&mut self, from: &str, to: &str) -> Result<()> {
-        let at = self.find(from)?;
-        self.check_free(to, Some(at))?;
-        self.change(from, |field| {
-            field.name = to.to_owned();
-            Ok(())
-        })
-    }
-
-    fn set_type(&mut self, name: &str, column: &Field) -> Result<()> {
-        let mut unused = 0;
-        let wanted = types::new_field(column, &mut unused)?;
-        self.change(name, |field| {
-            let (from, to) = (field.field_type.as_ref(), wanted.field_type.as_ref());
-            if !is_promotion(from, to) {
-                return Err(Error::invalid(format!(
-                    "column {name} is {from} and cannot become {to}: int becomes long, float double, and a decimal one of more \
-                     digits and the same scale"
-                )));
-            }
-            field.field_type = wanted.field_type.clone();
-            Ok(())
-        })
-    }
-
-    fn change(&mut self, name: &str, change: impl FnOnce(&mut NestedField) -> Result<()>) -> Result<()> {
-        let at = self.find(name)?;
-        change(Arc::make_mut(&mut self.fields[at]))
-    }
-}
-
-/// Types under which what is written already reads the same.
-fn is_promotion(from: &Type, to: &Type) -> bool {
-    let (Type::Primitive(from), Type::Primitive(to)) = (from, to) else { return false };
-    match (from, to) {
-        (from, to) if from == to => true,
-        (PrimitiveType::Int, PrimitiveType::Long) | (PrimitiveType::Float, PrimitiveType::Double) => true,
-        (PrimitiveType::Decimal { precision: p, scale: s }, PrimitiveType::Decimal { precision: q, scale: t }) => {
-            p <= q && s == t
-        }
-        _ => false,
-    }
 }

@@ -1,12 +1,13 @@
 //! The catalog of one statement: the tables it names, as they were when their pointers were resolved, all at once.
 //!
-//! Everything else in the metadata is listed only for statements that look at listings (SHOW TABLES,
+//! The tables of the schema `system` are read from the leader ([`system`]). Everything else in the metadata is listed only for statements that look at listings (SHOW TABLES,
 //! information_schema), and then loaded table by table as the statement gets to it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrow::datatypes::SchemaRef;
 use async_trait::async_trait;
 use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, TableProvider};
 use datafusion::common::{Result as DfResult, TableReference};
@@ -16,19 +17,21 @@ use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
 use super::as_of::Name;
 use super::statement::position_of;
-use super::{CATALOG, DEFAULT_SCHEMA, Engine, files};
+use super::{CATALOG, DEFAULT_SCHEMA, Engine, files, system, views};
 use crate::error::{Error, Kind, Position, Result};
 use crate::scan::LakeTable;
 use crate::scan::listing::ListingTable;
 use crate::table::{Table, Tables, catalog_error};
 
 /// The schema whose tables are listings.
-const INFORMATION_SCHEMA: &str = "information_schema";
+pub const INFORMATION_SCHEMA: &str = "information_schema";
 
 /// What a statement's names mean.
 pub struct Found {
     pub catalogs: Arc<dyn CatalogProviderList>,
     pub stale: Option<Duration>,
+    /// The views that the statement leads to.
+    pub views: HashSet<TableIdent>,
     /// Names that mean no table. They may still be something else, or not be needed.
     missing: Vec<(TableReference, Option<Position>)>,
 }
@@ -48,6 +51,19 @@ impl Found {
             }
         }
         error
+    }
+
+    /// The columns of the files that a statement names so.
+    ///
+    /// # Errors
+    /// `Internal`: it does not name them.
+    pub async fn columns(&self, file: &str) -> Result<SchemaRef> {
+        let schema = self.catalogs.catalog(CATALOG).and_then(|catalog| catalog.schema(DEFAULT_SCHEMA));
+        let table = match schema {
+            Some(schema) => schema.table(file).await?,
+            None => None,
+        };
+        table.map(|table| table.schema()).ok_or_else(|| Error::internal("the file to be copied was not found"))
     }
 }
 
@@ -73,6 +89,7 @@ pub fn namespace(schema: &str) -> Result<Namespace> {
 /// Finds what the statement's names mean; `now`: at this moment, and not as the cache may still know it.
 pub async fn resolve(
     engine: &Engine,
+    tables: &Arc<Tables>,
     statement: &Parsed,
     references: &[TableReference],
     now: bool,
@@ -87,6 +104,9 @@ pub async fn resolve(
         if files::is_file(reference) {
             let file = files::table(engine, reference.table()).await.map_err(|e| e.at(place()))?;
             schemas.entry(DEFAULT_SCHEMA.to_owned()).or_default().add(reference.table(), Entry::Loaded(file));
+        } else if system::is_system(reference) {
+            let nodes = system::table(engine, deadline).await.map_err(|e| e.at(place()))?;
+            schemas.entry(system::SYSTEM.to_owned()).or_default().add(reference.table(), Entry::Loaded(nodes));
         } else if reference.schema() == Some(INFORMATION_SCHEMA) {
             listings = true;
         } else {
@@ -103,28 +123,68 @@ pub async fn resolve(
         }
     }
     let idents: Vec<TableIdent> = named.iter().map(|(_, ident)| ident.clone()).collect();
-    let loaded = match now {
-        true => engine.tables.load_now(&idents, deadline).await?,
-        false => engine.tables.load(&idents, deadline).await?,
+    let load = async |idents: &[TableIdent]| match now {
+        true => tables.load_now(idents, deadline).await,
+        false => tables.load(idents, deadline).await,
     };
-    for ((reference, _), table) in named.into_iter().zip(loaded.tables) {
+    let mut loaded = load(&idents).await?;
+    // What is no table may be a view. What that is made of is of one moment with all the rest.
+    let names: Vec<TableIdent> = idents
+        .iter()
+        .zip(&loaded.tables)
+        .filter(|(_, table)| table.is_none())
+        .map(|(ident, _)| ident.clone())
+        .collect();
+    let expansion = views::expand(engine, tables, &names, deadline).await?;
+    if !expansion.tables.is_empty() {
+        let within = expansion.tables.iter().map(|(_, ident)| ident.clone());
+        loaded = load(&idents.iter().cloned().chain(within).collect::<Vec<_>>()).await?;
+    }
+    let within = loaded.tables.split_off(idents.len());
+    for ((reference, ident), table) in expansion.tables.iter().zip(within) {
+        let table =
+            table.ok_or_else(|| Error::not_found(format!("table {ident}, which a view reads, does not exist")))?;
+        let table = provider(tables, table, &Name::parse(reference.table()), deadline)?;
+        let schema = reference.schema().unwrap_or(DEFAULT_SCHEMA).to_owned();
+        schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(table));
+    }
+    let view_names = expansion.idents();
+    for ((reference, ident), table) in named.into_iter().zip(loaded.tables) {
         let place = position_of(statement, &reference);
         match table {
             Some(table) => {
                 let name = Name::parse(reference.table());
-                let table = provider(&engine.tables, table, &name, deadline).map_err(|e| e.at(place))?;
+                let table = provider(tables, table, &name, deadline).map_err(|e| e.at(place))?;
                 let schema = reference.schema().unwrap_or(DEFAULT_SCHEMA).to_owned();
                 schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(table));
+            }
+            None if view_names.contains(&ident) && Name::parse(reference.table()).table != reference.table() => {
+                return Err(
+                    Error::invalid(format!("{ident} is a view: it has no versions and no metadata tables")).at(place)
+                );
             }
             None => missing.push((reference, place)),
         }
     }
-    if listings {
-        list(&engine.tables, &mut schemas, deadline).await?;
+    for (schema, file) in &expansion.files {
+        let table = files::table(engine, file).await?;
+        schemas.entry(schema.clone()).or_default().add(file, Entry::Loaded(table));
     }
+    listings |= expansion.listings;
+    if listings {
+        list(tables, &mut schemas, deadline).await?;
+    }
+    for view in &expansion.views {
+        let table = view.table(engine, catalogs(schemas.clone())).await?;
+        let schema = view.ident.namespace.to_string();
+        schemas.entry(schema).or_default().add(&view.ident.name, Entry::Loaded(Arc::new(table)));
+    }
+    Ok(Found { catalogs: catalogs(schemas), stale: loaded.stale, views: view_names, missing })
+}
+
+fn catalogs(schemas: BTreeMap<String, StatementSchema>) -> Arc<dyn CatalogProviderList> {
     let schemas = schemas.into_iter().map(|(name, schema)| (name, Arc::new(schema))).collect();
-    let catalogs = Arc::new(StatementCatalogs { lake: Arc::new(StatementCatalog { schemas }) });
-    Ok(Found { catalogs, stale: loaded.stale, missing })
+    Arc::new(StatementCatalogs { lake: Arc::new(StatementCatalog { schemas }) })
 }
 
 /// What is asked for of a table: rows or a listing, of the current version or of an earlier one.
@@ -151,10 +211,15 @@ async fn list(tables: &Arc<Tables>, schemas: &mut BTreeMap<String, StatementSche
             schema.tables.entry(name).or_insert(Entry::Listed { ident, tables: tables.clone(), deadline });
         }
     }
+    for ident in tables.list_views(deadline).await? {
+        let schema = schemas.entry(ident.namespace.to_string()).or_default();
+        let name = ident.name.clone();
+        schema.tables.entry(name).or_insert(Entry::ListedView { ident, tables: tables.clone(), deadline });
+    }
     Ok(())
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Entry {
     Loaded(Arc<dyn TableProvider>),
     /// Known by name; loaded when somebody asks.
@@ -163,9 +228,15 @@ enum Entry {
         tables: Arc<Tables>,
         deadline: Instant,
     },
+    /// A view that is known by name. Whoever looks at listings sees its columns, and no rows.
+    ListedView {
+        ident: TableIdent,
+        tables: Arc<Tables>,
+        deadline: Instant,
+    },
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct StatementSchema {
     tables: HashMap<String, Entry>,
 }
@@ -200,11 +271,19 @@ impl SchemaProvider for StatementSchema {
                 let table = load.await.map_err(Error::into_datafusion)?;
                 Ok(table.map(|table| Arc::new(table) as Arc<dyn TableProvider>))
             }
+            Some(Entry::ListedView { ident, tables, deadline }) => {
+                let listed = views::listed(tables, ident, *deadline).await.map_err(Error::into_datafusion)?;
+                Ok(listed.map(|view| Arc::new(view) as Arc<dyn TableProvider>))
+            }
         }
     }
 
     async fn table_type(&self, name: &str) -> DfResult<Option<TableType>> {
-        Ok(self.tables.contains_key(name).then_some(TableType::Base))
+        Ok(self.tables.get(name).map(|entry| match entry {
+            Entry::Loaded(table) => table.table_type(),
+            Entry::Listed { .. } => TableType::Base,
+            Entry::ListedView { .. } => TableType::View,
+        }))
     }
 
     fn table_exist(&self, name: &str) -> bool {

@@ -145,13 +145,28 @@ fn closing(tokens: &[&TokenWithSpan], open: usize) -> Option<usize> {
 }
 
 /// The byte that a place begins at.
-fn offset(sql: &str, place: Location) -> usize {
+/// Whether the first word of a text is one of these, in capitals: asked before a long text is taken apart.
+pub(super) fn begins_with(sql: &str, words: &[&str]) -> bool {
+    let mut rest = sql.trim_start();
+    loop {
+        let comment = match rest.get(..2) {
+            Some("--") => rest.find('\n').map(|end| end + 1),
+            Some("/*") => rest.find("*/").map(|end| end + 2),
+            _ => break,
+        };
+        rest = comment.and_then(|end| rest.get(end..)).unwrap_or_default().trim_start();
+    }
+    let first = rest.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+    words.iter().any(|word| first.eq_ignore_ascii_case(word))
+}
+
+pub(super) fn offset(sql: &str, place: Location) -> usize {
     let line: usize = sql.split_inclusive('\n').take((place.line as usize).saturating_sub(1)).map(str::len).sum();
     let rest = sql.get(line..).unwrap_or_default();
     line + rest.chars().take((place.column as usize).saturating_sub(1)).map(char::len_utf8).sum::<usize>()
 }
 
-fn blank(text: &mut String, range: Range<usize>) {
+pub(super) fn blank(text: &mut String, range: Range<usize>) {
     let blanked: String = text[range.clone()].bytes().map(|b| if b == b'\n' { '\n' } else { ' ' }).collect();
     text.replace_range(range, &blanked);
 }
@@ -208,6 +223,14 @@ fn partition_column(expr: &Expr) -> Result<(String, Transform)> {
         }
         _ => Err(odd()),
     }
+}
+
+/// Columns that rows are sorted by: `a, b DESC NULLS LAST`.
+///
+/// # Errors
+/// `Invalid` for what is none; `NotSupported` for what is no column.
+pub fn sort_order(text: &str) -> Result<Vec<SortColumn>> {
+    sort_columns(text, |e| Error::invalid(format!("the order {text:?} cannot be understood: {e}")))
 }
 
 fn sort_columns(text: &str, wrong: impl Fn(ParserError) -> Error) -> Result<Vec<SortColumn>> {

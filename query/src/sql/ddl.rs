@@ -1,4 +1,4 @@
-//! CREATE, ALTER and DROP. Each is one change of the catalog; with AS, the rows are written first and the table appears with
+//! CREATE, ALTER and DROP (of schemas: [`schemas`], of views: [`views`]). Each is one change of the catalog; with AS, the rows are written first and the table appears with
 //! all of them or not at all. A table that is replaced keeps its identity and its history.
 
 use std::collections::BTreeMap;
@@ -6,19 +6,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::datatypes::{Field, Schema};
-use datafusion::common::{SchemaReference, TableReference};
+use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::{DdlStatement, LogicalPlan};
 use datafusion::sql::parser::Statement as Parsed;
 use datafusion::sql::sqlparser::ast::{AlterTableOperation, ObjectName, RenameTableNameKind, Statement};
 use iceberg::spec::TableMetadata;
-use lake_client::catalog::{CatalogError, Namespace, TableIdent};
+use lake_client::catalog::{CatalogError, TableIdent};
 
 use super::alter::{self, Alteration};
-use super::catalog::{ident, namespace};
+use super::catalog::ident;
 use super::clauses::AlterLayout;
+use super::schemas::{self, SchemaStatement};
 use super::statement::{Action, normalize};
-use super::{CATALOG, DEFAULT_SCHEMA, dml, files};
+use super::views::{self, ViewChange};
+use super::{DEFAULT_SCHEMA, dml, files};
 use crate::error::{Error, Kind, Result};
 use crate::table::layout::Layout;
 use crate::table::writer::DataFiles;
@@ -29,9 +31,9 @@ pub enum Ddl {
     CreateTable(NewTable),
     AlterTable { ident: TableIdent, if_exists: bool, alterations: Vec<Alteration> },
     RenameTable { from: TableIdent, to: TableIdent, if_exists: bool },
-    CreateSchema { namespace: Namespace, if_not_exists: bool },
     DropTable { ident: TableIdent, if_exists: bool },
-    DropSchema { namespace: Namespace, if_exists: bool },
+    Schema(SchemaStatement),
+    View(Box<ViewChange>),
 }
 
 /// A table to be created.
@@ -44,9 +46,6 @@ pub struct NewTable {
     properties: BTreeMap<String, String>,
     rows: Option<Box<LogicalPlan>>,
 }
-
-/// The schema that describes the others.
-const INFORMATION_SCHEMA: &str = "information_schema";
 
 /// The change that a plan of DataFusion's stands for.
 pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
@@ -79,24 +78,7 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
                 rows: as_query.is_some().then(|| Box::new(Arc::unwrap_or_clone(create.input))),
             }))
         }
-        DdlStatement::CreateCatalogSchema(create) => {
-            let name = create.schema_name.strip_prefix("lake.").unwrap_or(&create.schema_name);
-            if name == INFORMATION_SCHEMA {
-                return Err(Error::invalid(format!("{name} is the name of a schema that is always there")));
-            }
-            Ok(Ddl::CreateSchema { namespace: namespace(name)?, if_not_exists: create.if_not_exists })
-        }
         DdlStatement::DropTable(drop) => Ok(Ddl::DropTable { ident: ident(&drop.name)?, if_exists: drop.if_exists }),
-        DdlStatement::DropCatalogSchema(drop) => {
-            let schema = match drop.name {
-                SchemaReference::Bare { schema } => schema,
-                SchemaReference::Full { schema, catalog } if catalog.as_ref() == CATALOG => schema,
-                SchemaReference::Full { catalog, .. } => {
-                    return Err(Error::not_found(format!("catalog {catalog} does not exist; there is only {CATALOG}")));
-                }
-            };
-            Ok(Ddl::DropSchema { namespace: namespace(&schema)?, if_exists: drop.if_exists })
-        }
         other => Err(Error::not_supported(format!("{} is not supported yet; nothing was done", other.name()))),
     }
 }
@@ -114,26 +96,18 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
             };
             tables.edit(&table, alter::edit(alterations), deadline).await.map(|()| 0)
         }
-        Ddl::RenameTable { from, to, if_exists } => match tables.writer.rename_table(&from, &to, deadline).await {
-            Ok(_) => Ok(0),
-            Err(CatalogError::TableNotFound(_)) if if_exists => Ok(0),
-            Err(e) => Err(catalog_error(&format!("renaming table {from}"), e)),
-        },
-        Ddl::CreateSchema { namespace, if_not_exists } => {
-            match tables.writer.create_namespace(&namespace, Default::default(), deadline).await {
-                Ok(()) => Ok(0),
-                Err(CatalogError::NamespaceExists(_)) if if_not_exists => Ok(0),
-                Err(e) => Err(catalog_error(&format!("creating schema {namespace}"), e)),
+        Ddl::RenameTable { from, to, if_exists } => {
+            match tables.recording()?.rename_table(&from, &to, deadline).await {
+                Ok(_) => Ok(0),
+                Err(CatalogError::TableNotFound(_)) if if_exists => Ok(0),
+                Err(e) => Err(catalog_error(&format!("renaming table {from}"), e)),
             }
         }
+        Ddl::Schema(statement) => schemas::run(tables, statement, deadline).await,
+        Ddl::View(change) => views::run(tables, *change, deadline).await,
         Ddl::DropTable { ident, if_exists } => match tables.drop_table(&ident, deadline).await {
             Err(error) if error.kind == Kind::NotFound && if_exists => Ok(0),
             other => other.map(|()| 0),
-        },
-        Ddl::DropSchema { namespace, if_exists } => match tables.writer.drop_namespace(&namespace, deadline).await {
-            Ok(()) => Ok(0),
-            Err(CatalogError::NamespaceNotFound(_)) if if_exists => Ok(0),
-            Err(e) => Err(catalog_error(&format!("dropping schema {namespace}"), e)),
         },
     }
 }
@@ -175,7 +149,7 @@ pub fn plan_layout(alter: AlterLayout) -> Result<Ddl> {
     Ok(Ddl::AlterTable { ident, if_exists: alter.if_exists, alterations: vec![alteration] })
 }
 
-fn table_reference(name: &ObjectName) -> Result<TableReference> {
+pub(super) fn table_reference(name: &ObjectName) -> Result<TableReference> {
     let parts: Option<Vec<String>> = name.0.iter().map(|part| part.as_ident().map(normalize)).collect();
     match parts.as_deref() {
         Some([table]) => Ok(TableReference::bare(table.as_str())),
@@ -198,6 +172,7 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
                 let (metadata, edit) = tables.plan_replace(&table, &columns, &layout, properties)?;
                 let files = write(tables, state, &metadata, rows, deadline).await?;
                 let count = files.as_ref().map_or(0, |files| files.rows);
+                tables.will_answer(count);
                 return tables.replace(&table, metadata, edit, files, deadline).await.map(|()| count);
             }
             // Dropped since.
@@ -216,9 +191,11 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
         let namespace = &ident.namespace;
         return Err(Error::not_found(format!("schema {namespace} does not exist; CREATE SCHEMA {namespace} makes it")));
     }
-    let metadata = tables.plan_create(ident, &columns, &layout, properties)?;
+    let place = tables.new_place(ident, deadline).await?;
+    let metadata = tables.plan_create(&place, &columns, &layout, properties)?;
     let files = write(tables, state, &metadata, rows, deadline).await?;
     let count = files.as_ref().map_or(0, |files| files.rows);
+    tables.will_answer(count);
     match tables.create(ident, metadata, files, deadline).await {
         Ok(()) => Ok(count),
         Err(error) if error.kind == Kind::AlreadyExists && if_not_exists => Ok(0),

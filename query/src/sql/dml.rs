@@ -4,8 +4,9 @@
 //! plan of the statement -> the same plan over a scan that tells each row's place ([`LakeTable::places`])
 //!                       -> rows: new values, file, position, and what is to be done
 //!                       -> which rows go (a bit each, by file); new rows into new data files
-//!                       -> what is left of each file that lost rows, written anew (copy-on-write)
-//!                       -> one snapshot: those files out, the new ones in
+//!                       -> copy-on-write: what is left of each file that lost rows, written anew
+//!                          merge-on-read: delete files that name the rows ([`crate::table::deletes`])
+//!                       -> one snapshot: files that are done with out, the new ones in
 //! ```
 //! What DataFusion hands to a table provider for these statements is not relied on: for a condition with a subquery its
 //! filters may be empty, or another query's. The condition is taken from the logical plan, where it is what SELECT
@@ -37,15 +38,17 @@ use datafusion::logical_expr::{
 use datafusion::physical_optimizer::pruning::PruningPredicateBuilder;
 use datafusion::physical_plan::execute_stream;
 use futures::StreamExt;
-use iceberg::spec::{DataFile, Operation, Struct, TableMetadata};
+use iceberg::spec::{DataFile, Operation, SortOrder, Struct, TableMetadata};
 
+use super::row_set::RowSet;
 use super::{CATALOG, DEFAULT_SCHEMA, name_files};
 use crate::error::{Error, Result};
-use crate::scan::plan::PlannedFile;
+use crate::scan::plan::{DeleteKind, PlannedFile};
 use crate::scan::sink::write_rows;
 use crate::scan::{FILE_COLUMN, LakeTable, POSITION_COLUMN, Wanted, plan, values};
 use crate::table::conflict::{Isolation, Reads, Scope};
-use crate::table::layout;
+use crate::table::deletes::{self, Deleted, Granularity, Mode};
+use crate::table::layout::{self, Partitioner};
 use crate::table::version::Removed;
 use crate::table::writer::{DataFiles, DataWriter};
 use crate::table::{Table, Tables};
@@ -129,35 +132,82 @@ async fn insert(
     let table = target.table();
     let metadata = &table.metadata;
     let isolation = Isolation::of(metadata, "overwrite")?;
-    let partitioned = !metadata.default_partition_spec().is_unpartitioned();
-    if overwrite && partitioned && metadata.partition_specs_iter().len() > 1 {
-        return Err(Error::not_supported(format!(
-            "INSERT OVERWRITE of table {}, whose partitioning was changed, is not supported yet; nothing was done",
-            table.ident
-        )));
-    }
-    let files = write_plan(tables, state, metadata, &dml.input, deadline).await?;
+    let mut files = write_plan(tables, state, metadata, &dml.input, deadline).await?;
     let count = files.rows;
+    tables.will_answer(count);
     if !overwrite {
         return tables.append(table, files, deadline).await.map(|()| count);
     }
     // Of a partitioned table those partitions are replaced that new rows are in.
+    let partitioned = !metadata.default_partition_spec().is_unpartitioned();
     let partitions: Arc<HashSet<Struct>> = Arc::new(files.files.iter().map(|file| file.partition().clone()).collect());
-    let replaced = move |file: &DataFile| !partitioned || partitions.contains(file.partition());
+    let spec_id = metadata.default_partition_spec_id();
     let before = data_files(tables, table).await?;
-    let removed = before.iter().map(PlannedFile::data_file).filter(|file| replaced(file));
-    let removed: HashSet<String> = removed.map(|file| file.file_path().to_owned()).collect();
+    let (of_spec, older): (Vec<_>, Vec<_>) =
+        before.into_iter().partition(|file| !partitioned || file.spec_id == spec_id);
+    let replaced = {
+        let partitions = partitions.clone();
+        move |file: &DataFile| !partitioned || partitions.contains(file.partition())
+    };
+    let mut removed: HashSet<String> = of_spec.iter().filter(|file| replaced(file.data_file())).map(path_of).collect();
+    let mut scope = Scope::Files(Arc::new(replaced));
+    if !older.is_empty() && !partitions.is_empty() {
+        let found = take_rows_of(tables, state, target, &older, &partitions, deadline).await?;
+        files.take_over(found.added);
+        removed.extend(found.removed);
+    }
     if removed.is_empty() && files.files.is_empty() {
         return Ok(0);
     }
-    let scope = Scope::Files(Arc::new(replaced));
-    // What the query reads of the target is not known to be in those partitions.
-    let scope = if reads_besides(dml)? { Scope::Everything } else { scope };
-    let reads = Reads { snapshot: metadata.current_snapshot_id(), scope, isolation };
+    // What the query reads of the target is not known to be in those partitions, and of a file partitioned otherwise nobody can
+    // tell.
+    if reads_besides(dml)? || !older.is_empty() {
+        scope = Scope::Everything;
+    }
+    let removed = Arc::new(removed);
+    let snapshot = metadata.current_snapshot_id();
+    let reads = Reads { snapshot, scope, files: removed.clone(), isolation, only_deletes: false };
     tables
-        .change(table, Operation::Overwrite, files, Removed::Files(Arc::new(removed)), Some(reads), deadline)
+        .change(table, Operation::Overwrite, files, Removed::Files(removed), Some(reads), deadline)
         .await
         .map(|()| count)
+}
+
+/// Files that are partitioned otherwise than the table is now, without the rows that are in some of today's partitions.
+async fn take_rows_of(
+    tables: &Arc<Tables>,
+    state: &SessionState,
+    target: &LakeTable,
+    files: &[PlannedFile],
+    partitions: &HashSet<Struct>,
+    deadline: Instant,
+) -> Result<Changed> {
+    let Some(partitioner) = Partitioner::new(&target.table().metadata)? else {
+        return Err(Error::internal("a table without partitions has files of some"));
+    };
+    let paths: HashSet<String> = files.iter().map(path_of).collect();
+    let source = target.places(Arc::new(move |file: &DataFile| paths.contains(file.file_path())))?;
+    let scan = LogicalPlanBuilder::scan("older", provider_as_source(Arc::new(source)), None)?.build()?;
+    let work = async {
+        let mut work = Work::new(tables, state, target, files, false)?;
+        let physical = state.create_physical_plan(&scan).await?;
+        let mut rows = execute_stream(physical.clone(), state.task_ctx())?;
+        while let Some(batch) = rows.next().await {
+            let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
+            let file = batch.column(work.columns).as_string::<i32>();
+            let position = batch.column(work.columns + 1).as_primitive::<Int64Type>();
+            for (rows, partition) in partitioner.runs(&batch)? {
+                if partitions.contains(&partition) {
+                    for row in rows {
+                        work.removed.add(file.value(row), position.value(row), &work.reservation)?;
+                    }
+                }
+            }
+        }
+        drop(rows);
+        work.keep_the_rest(state, target, files).await
+    };
+    tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| Err(rows_deadline()))
 }
 
 /// Writes the rows of a query into data files of a table, laid out as it asks for.
@@ -168,10 +218,26 @@ pub async fn write_plan(
     plan: &LogicalPlan,
     deadline: Instant,
 ) -> Result<DataFiles> {
+    write_sorted(tables, state, metadata, None, plan, deadline).await
+}
+
+/// [`write_plan`] in another order than the table's, if one is given.
+pub(super) async fn write_sorted(
+    tables: &Arc<Tables>,
+    state: &SessionState,
+    metadata: &TableMetadata,
+    order: Option<&SortOrder>,
+    plan: &LogicalPlan,
+    deadline: Instant,
+) -> Result<DataFiles> {
     let physical = state.create_physical_plan(plan).await?;
-    let physical = layout::cluster(physical, metadata)?;
+    let physical = layout::cluster_by(physical, metadata, order.unwrap_or(metadata.default_sort_order()))?;
     let rows = execute_stream(physical.clone(), state.task_ctx())?;
-    let written = write_rows(tables.data_writer(metadata)?, rows, deadline).await;
+    let mut writer = tables.data_writer(metadata)?;
+    if order.is_some_and(|order| order.fields != metadata.default_sort_order().fields) {
+        writer = writer.in_no_order();
+    }
+    let written = write_rows(writer, rows, deadline).await;
     written.map_err(|e| name_files(e, &physical))
 }
 
@@ -183,7 +249,13 @@ async fn change_rows(
     deadline: Instant,
 ) -> Result<u64> {
     let table = target.table();
-    let isolation = Isolation::of(&table.metadata, property_kind(&dml.op))?;
+    let kind = property_kind(&dml.op);
+    let isolation = Isolation::of(&table.metadata, kind)?;
+    // What a transaction writes is of versions that nobody sees yet, whose files a delete file would have to name.
+    let mode = match tables.scope.is_staged() {
+        true => Mode::CopyOnWrite,
+        false => Mode::of(&table.metadata, kind)?,
+    };
     let scope = scope(state, target, dml)?;
     let files = data_files(tables, table).await?;
     let wanted: Wanted = {
@@ -191,19 +263,8 @@ async fn change_rows(
         Arc::new(move |file: &DataFile| scope.covers(file))
     };
     let logical = row_plan(target, dml, wanted)?;
-    let rows_of = files.iter().map(|file| (path_of(file), file.data_file().record_count())).collect();
-    let rows_of: Arc<HashMap<String, u64>> = Arc::new(rows_of);
     let work = async {
-        let reservation = MemoryConsumer::new("rows to be changed").register(&state.runtime_env().memory_pool);
-        let mut work = Work {
-            columns: table.arrow_schema()?.fields().len(),
-            removed: RowSet::new(rows_of.clone()),
-            seen: RowSet::new(rows_of),
-            reservation,
-            writer: tables.data_writer(&table.metadata)?,
-            count: 0,
-            merge: matches!(dml.op, WriteOp::MergeInto(_)),
-        };
+        let mut work = Work::new(tables, state, target, &files, matches!(dml.op, WriteOp::MergeInto(_)))?;
         let mut physical = state.create_physical_plan(&logical).await?;
         // DELETE writes no rows here.
         if dml.op != WriteOp::Delete {
@@ -215,12 +276,15 @@ async fn change_rows(
             work.take(&batch).await?;
         }
         drop(rows);
-        work.keep_the_rest(state, target, &files).await
+        match mode {
+            Mode::CopyOnWrite => work.keep_the_rest(state, target, &files).await,
+            Mode::MergeOnRead => work.name_the_rows(tables, state, target, &files).await,
+        }
     };
-    let (added, removed, count) = tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| {
-        Err(Error::deadline("the rows were not written before the deadline; nothing was committed"))
-    })?;
-    let operation = match (added.files.is_empty(), removed.is_empty()) {
+    let Changed { added, removed, count } =
+        tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| Err(rows_deadline()))?;
+    tables.will_answer(count);
+    let operation = match (added.files.is_empty(), removed.is_empty() && added.deletes.is_empty()) {
         (true, true) => return Ok(0),
         (true, false) => Operation::Delete,
         (false, true) => Operation::Append,
@@ -230,58 +294,31 @@ async fn change_rows(
         true => Removed::Nothing,
         false => Removed::Files(Arc::new(removed)),
     };
-    let reads = Reads { snapshot: table.metadata.current_snapshot_id(), scope, isolation };
+    let read = match &scope {
+        Scope::Files(_) => files.iter().filter(|file| scope.covers(file.data_file())).map(path_of).collect(),
+        Scope::Nothing | Scope::Everything => HashSet::new(),
+    };
+    let reads = Reads {
+        snapshot: table.metadata.current_snapshot_id(),
+        scope,
+        files: Arc::new(read),
+        isolation,
+        only_deletes: mode == Mode::MergeOnRead && dml.op == WriteOp::Delete && !reads_besides(dml)?,
+    };
     tables.change(table, operation, added, removed, Some(reads), deadline).await.map(|()| count)
 }
 
-/// Writes small data files of a partition together as few larger ones, where there are at least `min_input_files` of them; no
-/// row changes. Returns how many files were rewritten.
-pub async fn rewrite_data_files(
-    tables: &Arc<Tables>,
-    state: &SessionState,
-    table: &Table,
-    min_input_files: u64,
-    deadline: Instant,
-) -> Result<u64> {
-    table.check_writable()?;
-    let files = data_files(tables, table).await?;
-    let small = tables.target_file_bytes(&table.metadata) as u64 / 4 * 3;
-    let mut by_partition: HashMap<&Struct, Vec<&DataFile>> = HashMap::new();
-    for file in files.iter().map(PlannedFile::data_file).filter(|file| file.file_size_in_bytes() < small) {
-        by_partition.entry(file.partition()).or_default().push(file);
-    }
-    let groups = by_partition.into_values().filter(|group| group.len() as u64 >= min_input_files && group.len() > 1);
-    let chosen: Vec<&DataFile> = groups.flatten().collect();
-    if chosen.is_empty() {
-        return Ok(0);
-    }
-    let rows: u64 = chosen.iter().map(|file| file.record_count()).sum();
-    let count = chosen.len() as u64;
-    let removed: Arc<HashSet<String>> = Arc::new(chosen.iter().map(|file| file.file_path().to_owned()).collect());
-    let wanted: Wanted = {
-        let removed = removed.clone();
-        Arc::new(move |file: &DataFile| removed.contains(file.file_path()))
-    };
-    let source = LakeTable::new(tables.clone(), table.clone(), deadline)?.places(wanted)?;
-    let columns: Vec<usize> = (0..table.arrow_schema()?.fields().len()).collect();
-    let scan = LogicalPlanBuilder::scan("files", provider_as_source(Arc::new(source)), Some(columns))?.build()?;
-    let written = write_plan(tables, state, &table.metadata, &scan, deadline).await?;
-    if written.rows > rows {
-        return Err(Error::internal(format!("rewriting made {} rows of {rows}", written.rows)));
-    }
-    // Rows are the same as before, so that only what happened to these very files matters.
-    let reads =
-        Reads { snapshot: table.metadata.current_snapshot_id(), scope: Scope::Nothing, isolation: Isolation::Snapshot };
-    let removed = Removed::Files(removed);
-    tables.change(table, Operation::Replace, written, removed, Some(reads), deadline).await.map(|()| count)
+fn rows_deadline() -> Error {
+    Error::deadline("the rows were not written before the deadline; nothing was committed")
 }
 
-async fn data_files(tables: &Tables, table: &Table) -> Result<Vec<PlannedFile>> {
+/// The data files of the current version, with what is deleted from them.
+pub(super) async fn data_files(tables: &Tables, table: &Table) -> Result<Vec<PlannedFile>> {
     let snapshot = table.metadata.current_snapshot().map(AsRef::as_ref);
     Ok(plan::files(&tables.cache, table, snapshot, None).await?.files)
 }
 
-fn path_of(file: &PlannedFile) -> String {
+pub(super) fn path_of(file: &PlannedFile) -> String {
     file.data_file().file_path().to_owned()
 }
 
@@ -307,7 +344,36 @@ struct Work {
     merge: bool,
 }
 
+/// What is to be committed, and how many rows are changed by it.
+struct Changed {
+    added: DataFiles,
+    /// Data files that go.
+    removed: HashSet<String>,
+    count: u64,
+}
+
 impl Work {
+    fn new(
+        tables: &Tables,
+        state: &SessionState,
+        target: &LakeTable,
+        files: &[PlannedFile],
+        merge: bool,
+    ) -> Result<Self> {
+        let table = target.table();
+        let rows_of = files.iter().map(|file| (path_of(file), file.data_file().record_count())).collect();
+        let rows_of: Arc<HashMap<String, u64>> = Arc::new(rows_of);
+        Ok(Work {
+            columns: table.arrow_schema()?.fields().len(),
+            removed: RowSet::new(rows_of.clone()),
+            seen: RowSet::new(rows_of),
+            reservation: MemoryConsumer::new("rows to be changed").register(&state.runtime_env().memory_pool),
+            writer: tables.data_writer(&table.metadata)?,
+            count: 0,
+            merge,
+        })
+    }
+
     async fn take(&mut self, batch: &RecordBatch) -> Result<()> {
         let wrong = || Error::internal("the rows to be changed came without their place");
         let column = |name: &str| batch.column_by_name(name).ok_or_else(wrong);
@@ -354,13 +420,13 @@ impl Work {
         self.writer.write(&chosen.map_err(Error::internal)?).await
     }
 
-    /// Writes what is left of the files that lose rows. Returns the files added, those removed, and how many rows changed.
+    /// Writes what is left of the files that lose rows.
     async fn keep_the_rest(
         mut self,
         state: &SessionState,
         target: &LakeTable,
         files: &[PlannedFile],
-    ) -> Result<(DataFiles, HashSet<String>, u64)> {
+    ) -> Result<Changed> {
         let removed_of = |file: &PlannedFile| self.removed.count(file.data_file().file_path());
         let lose = || files.iter().filter(|file| removed_of(file) > 0);
         let removed: HashSet<String> = lose().map(path_of).collect();
@@ -383,55 +449,52 @@ impl Work {
                 self.write(&batch, &kept).await?;
             }
         }
-        Ok((self.writer.finish().await?, removed, self.count))
-    }
-}
-
-/// Rows by file and position: a bit for each row of a file that has any.
-struct RowSet {
-    rows_of: Arc<HashMap<String, u64>>,
-    marked: HashMap<String, Marked>,
-}
-
-/// The rows of one file.
-struct Marked {
-    words: Vec<u64>,
-    count: u64,
-}
-
-impl RowSet {
-    fn new(rows_of: Arc<HashMap<String, u64>>) -> Self {
-        Self { rows_of, marked: HashMap::new() }
+        Ok(Changed { added: self.writer.finish().await?, removed, count: self.count })
     }
 
-    /// `false` if the row is there already.
-    fn add(&mut self, file: &str, position: i64, memory: &MemoryReservation) -> Result<bool> {
-        let rows = self.rows_of.get(file).copied().unwrap_or(0);
-        let Some(row) = u64::try_from(position).ok().filter(|row| *row < rows) else {
-            return Err(Error::corrupt(format!(
-                "{file} has a row {position}, and by the table's metadata {rows} rows"
-            )));
-        };
-        if !self.marked.contains_key(file) {
-            let words = rows.div_ceil(64) as usize;
-            memory.try_grow(words * size_of::<u64>() + file.len())?;
-            self.marked.insert(file.to_owned(), Marked { words: vec![0; words], count: 0 });
+    /// Names the rows that go in delete files. A file of which no row is left is taken out.
+    async fn name_the_rows(
+        self,
+        tables: &Tables,
+        state: &SessionState,
+        target: &LakeTable,
+        files: &[PlannedFile],
+    ) -> Result<Changed> {
+        let metadata = &target.table().metadata;
+        let granularity = Granularity::of(metadata)?;
+        let reader = target.delete_reader(state.runtime_env().cache_manager.get_file_metadata_cache());
+        let (mut removed, mut replaced) = (HashSet::new(), HashSet::new());
+        let mut deleted = Vec::new();
+        for file in files.iter().filter(|file| self.removed.count(file.data_file().file_path()) > 0) {
+            let (path, rows) = (file.data_file().file_path(), file.data_file().record_count());
+            let mut positions = self.removed.positions(path);
+            let known = file.deletes.iter().filter(|delete| !matches!(delete.kind, DeleteKind::Equality(_)));
+            // What is known already is named again, in the place of what names it now.
+            for delete in known.filter(|_| granularity == Granularity::File) {
+                if let Some(known) = reader.positions(delete, path).await? {
+                    positions |= known.as_ref();
+                }
+                if delete.of_one_file {
+                    replaced.insert(delete.place());
+                }
+            }
+            positions.remove_range(rows..);
+            match positions.len() == rows {
+                true => {
+                    removed.insert(path.to_owned());
+                }
+                false => deleted.push(Deleted {
+                    data_file: path.to_owned(),
+                    spec_id: file.spec_id,
+                    partition: file.data_file().partition().clone(),
+                    positions,
+                }),
+            }
         }
-        let Some(marked) = self.marked.get_mut(file) else { return Ok(false) };
-        let (word, bit) = ((row / 64) as usize, 1 << (row % 64));
-        let is_new = marked.words[word] & bit == 0;
-        marked.words[word] |= bit;
-        marked.count += u64::from(is_new);
-        Ok(is_new)
-    }
-
-    fn contains(&self, file: &str, position: i64) -> bool {
-        let word = self.marked.get(file).and_then(|marked| marked.words.get((position / 64) as usize));
-        word.is_some_and(|word| word >> (position % 64) & 1 == 1)
-    }
-
-    fn count(&self, file: &str) -> u64 {
-        self.marked.get(file).map_or(0, |marked| marked.count)
+        let mut added = self.writer.finish().await?;
+        deletes::write(&tables.storage, metadata, granularity, deleted, &mut added).await?;
+        added.replaced_deletes = Arc::new(replaced);
+        Ok(Changed { added, removed, count: self.count })
     }
 }
 
@@ -551,7 +614,9 @@ fn merge_plan(dml: &DmlStatement, merge: &MergeIntoOp, target: Arc<dyn TableSour
                         true => columns.index_of(field.name()).ok(),
                         false => names.iter().position(|name| name == field.name()),
                     };
-                    place.and_then(|place| values.get(place)).cloned().unwrap_or_else(|| lit(ScalarValue::Null))
+                    let default = || dml.target.get_column_default(field.name()).cloned();
+                    let given = place.and_then(|place| values.get(place)).cloned();
+                    given.or_else(default).unwrap_or_else(|| lit(ScalarValue::Null))
                 }
             };
             values.push((clause().eq(lit(index as i32)), value.cast_to(field.data_type(), chosen.schema())?));

@@ -7,6 +7,8 @@
 //!      -> a query: a stream of rows          ([`Engine::query`])
 //!         a change: done once, a row count   ([`Engine::change`]; of rows in [`dml`], of the catalog in [`ddl`])
 //! ```
+//! What a client's statements have in common (settings, operation ids, transactions) is above that, in [`session`].
+//!
 //! Planning changes nothing, so that a client may ask what a statement would return. Each statement has a session of its
 //! own with its own catalog: two references to a table in one statement see the same version, and nothing a statement
 //! does to its session outlives it.
@@ -14,17 +16,30 @@
 //! Limits: [`crate::config::Config`]'s memory pool (more spills to disk), its number of statements at a time (more wait until
 //! their deadline), its deadlines. A panic in planning or running becomes an `Internal` error.
 
+pub mod add_files;
 pub mod alter;
 pub mod as_of;
 pub mod catalog;
 pub mod clauses;
+pub mod columns;
+pub mod copy;
 pub mod ddl;
 pub mod dml;
+pub mod faults;
 pub mod files;
 pub mod floats;
+pub mod once;
 pub mod procedures;
+pub mod rewrite;
+mod row_set;
+pub mod schemas;
+pub mod session;
 pub mod statement;
+pub mod system;
 pub mod tpch;
+pub mod transactions;
+pub mod values;
+pub mod views;
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -48,6 +63,7 @@ use datafusion::sql::parser::Statement as ParsedStatement;
 use datafusion::sql::sqlparser::ast::Statement;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
+use lake_client::remote::RemoteStore;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Config;
@@ -55,6 +71,7 @@ use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::scan::guard::NameDamagedFiles;
 use crate::table::Tables;
 use ddl::Ddl;
+use faults::Faults;
 use procedures::Procedure;
 use statement::{Action, Command};
 
@@ -75,6 +92,9 @@ pub struct Engine {
     tables: Arc<Tables>,
     template: SessionState,
     slots: Arc<Semaphore>,
+    max_statements: usize,
+    /// The metadata cluster, if the metadata is in one.
+    cluster: Option<RemoteStore>,
     read_timeout: Duration,
     write_timeout: Duration,
     allow_local_files: bool,
@@ -88,6 +108,10 @@ pub struct Planned {
     /// The age of the oldest table pointer used because the metadata cluster is away.
     pub stale: Option<Duration>,
     pub deadline: Instant,
+    /// On whose behalf.
+    tables: Arc<Tables>,
+    /// What can go wrong with single rows.
+    faults: Arc<Faults>,
     state: SessionState,
     work: Work,
     slot: OwnedSemaphorePermit,
@@ -98,6 +122,7 @@ enum Work {
     ChangeRows(Box<DmlStatement>),
     Ddl(Box<Ddl>),
     Call(Box<Procedure>),
+    CopyTo(Box<LogicalPlan>),
 }
 
 impl Planned {
@@ -147,10 +172,23 @@ impl Engine {
             tables,
             template,
             slots: Arc::new(Semaphore::new(config.max_statements)),
+            max_statements: config.max_statements,
+            cluster: None,
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
             allow_local_files: config.allow_local_files,
         })
+    }
+
+    /// The same in a metadata cluster, whose nodes it can list.
+    #[must_use]
+    pub fn in_cluster(self, cluster: Option<RemoteStore>) -> Self {
+        Self { cluster, ..self }
+    }
+
+    /// How many statements run now.
+    pub fn running(&self) -> usize {
+        self.max_statements.saturating_sub(self.slots.available_permits())
     }
 
     /// The tables it works on.
@@ -167,10 +205,15 @@ impl Engine {
     ///
     /// `timeout` is what the client asks for, from now on; else the configuration's for its kind of statement.
     pub async fn plan(&self, sql: &str, timeout: Option<Duration>) -> Result<Planned> {
+        self.plan_in(sql, timeout, &self.tables).await
+    }
+
+    /// The same on somebody's behalf: of the tables as [`Tables::within`] shows them.
+    pub async fn plan_in(&self, sql: &str, timeout: Option<Duration>, tables: &Arc<Tables>) -> Result<Planned> {
         let (parsed, action) = statement::parse(&self.template, sql)?;
         let default = if action.is_change() { self.write_timeout } else { self.read_timeout };
         let deadline = Instant::now() + timeout.unwrap_or(default);
-        let planning = self.plan_parsed(parsed, action, deadline);
+        let planning = self.plan_parsed(parsed, action, deadline, tables.clone());
         match tokio::time::timeout_at(deadline.into(), AssertUnwindSafe(planning).catch_unwind()).await {
             Ok(Ok(planned)) => planned,
             Ok(Err(panic)) => Err(panicked("planning the statement", panic.as_ref())),
@@ -178,18 +221,37 @@ impl Engine {
         }
     }
 
-    async fn plan_parsed(&self, parsed: ParsedStatement, action: Action, deadline: Instant) -> Result<Planned> {
+    /// Until when a change that begins now must be made.
+    pub fn write_deadline(&self, timeout: Option<Duration>) -> Instant {
+        Instant::now() + timeout.unwrap_or(self.write_timeout)
+    }
+
+    async fn plan_parsed(
+        &self,
+        parsed: ParsedStatement,
+        action: Action,
+        deadline: Instant,
+        tables: Arc<Tables>,
+    ) -> Result<Planned> {
         let slot = tokio::time::timeout_at(deadline.into(), self.slots.clone().acquire_owned())
             .await
             .map_err(|_| Error::exhausted("too many statements are running on this node (max_statements); try again"))?
             .map_err(|_| Error::unavailable("this node is shutting down; nothing was done"))?;
+        if let Action::Session(_) = action {
+            let command = action.command().as_str();
+            return Err(Error::not_supported(format!(
+                "{command} is for clients that keep a session; nothing was done"
+            )));
+        }
+        let faults = Arc::new(Faults::of(&parsed));
         let references = self.template.resolve_table_references(&parsed)?;
         // A change is waited for as long as its client wants; a query that cannot be planned says so soon.
         let patience = match action.is_change() {
             true => deadline,
             false => deadline.min(Instant::now() + METADATA_PATIENCE),
         };
-        let found = catalog::resolve(self, &parsed, &references, action.changes_what_is_there(), patience).await?;
+        let found =
+            catalog::resolve(self, &tables, &parsed, &references, action.changes_what_is_there(), patience).await?;
         let mut state = SessionStateBuilder::new_from_existing(self.template.clone())
             .with_session_id(uuid::Uuid::new_v4().to_string())
             .with_catalog_list(found.catalogs.clone())
@@ -207,28 +269,56 @@ impl Engine {
                 schema: count_schema(command),
                 stale: found.stale,
                 deadline,
+                tables,
+                faults,
                 state,
                 work,
                 slot,
             });
+        }
+        if let Action::Schema(statement) = action {
+            let command = statement.command();
+            let work = Work::Ddl(Box::new(Ddl::Schema(*statement)));
+            let schema = count_schema(command);
+            return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
+        }
+        if let Action::View(statement) = action {
+            let command = statement.command();
+            let plan = match statement.has_query() {
+                true => Some(state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?),
+                false => None,
+            };
+            let change = views::plan(*statement, plan.as_ref().map(|plan| (plan, &found.views)))?;
+            let work = Work::Ddl(Box::new(Ddl::View(Box::new(change))));
+            let schema = count_schema(command);
+            return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
         }
         if action == Action::Call {
             let ParsedStatement::Statement(statement) = &parsed else { return Err(Error::internal("CALL of nothing")) };
             let Statement::Call(call) = statement.as_ref() else { return Err(Error::internal("CALL of nothing")) };
             let (command, schema) = (Command::Call, count_schema(Command::Call));
             let work = Work::Call(Box::new(procedures::plan(self, &state, call).await?));
-            return Ok(Planned { command, schema, stale: found.stale, deadline, state, work, slot });
+            return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
         }
-        let plan = state.statement_to_plan(parsed.clone()).await.map_err(|e| found.explain(e.into()))?;
+        let parsed = match &action {
+            Action::CopyFrom(copy) => {
+                let columns = found.columns(copy.source()).await?;
+                statement::parse(&self.template, &copy.insert(Some(&columns)))?.0
+            }
+            _ => parsed,
+        };
+        let plan = state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?;
+        let plan = values::without_ids(plan)?;
         let command = action.command();
         let (schema, work) = match action {
             Action::Query => {
                 check_reads_only(&plan)?;
                 let plan = Self::explained(plan)?;
-                let plan = state.optimize(&plan).map_err(Error::from)?;
+                let plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
                 (Arc::new(plan.schema().as_arrow().clone()), Work::Query(Box::new(plan)))
             }
-            Action::ChangeRows(_) => {
+            Action::CopyTo => (count_schema(command), Work::CopyTo(Box::new(plan))),
+            Action::ChangeRows(_) | Action::CopyFrom(_) => {
                 check_dml(&plan)?;
                 let LogicalPlan::Dml(dml) = plan else { return Err(Error::internal("a change without a target")) };
                 (count_schema(command), Work::ChangeRows(Box::new(dml)))
@@ -237,10 +327,12 @@ impl Engine {
             | Action::Alter(_)
             | Action::AlterLayout(_)
             | Action::Call
-            | Action::CreateSchema
-            | Action::Drop(_) => (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?))),
+            | Action::Schema(_)
+            | Action::View(_)
+            | Action::Session(_)
+            | Action::DropTable => (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?))),
         };
-        Ok(Planned { command, schema, stale: found.stale, deadline, state, work, slot })
+        Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot })
     }
 
     /// Runs a query. Dropping the stream stops it.
@@ -248,7 +340,7 @@ impl Engine {
     /// # Errors
     /// In the stream too: after an error it ends.
     pub async fn query(&self, planned: Planned) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
-        let Planned { state, work, deadline, slot, .. } = planned;
+        let Planned { faults, state, work, deadline, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {
             let physical = state.create_physical_plan(&plan).await?;
@@ -256,18 +348,18 @@ impl Engine {
             Ok::<_, Error>((physical, stream))
         });
         let (physical, stream) = match tokio::time::timeout_at(deadline.into(), starting.catch_unwind()).await {
-            Ok(Ok(started)) => started?,
+            Ok(Ok(started)) => started.map_err(|e| faults.explain(e))?,
             Ok(Err(panic)) => return Err(panicked("planning the query", panic.as_ref())),
             Err(_) => return Err(read_deadline()),
         };
         let schema = stream.schema();
-        let rows = futures::stream::unfold(Some((stream, physical, slot)), move |running| async move {
-            let (mut stream, physical, slot) = running?;
+        let rows = futures::stream::unfold(Some((stream, physical, slot, faults)), move |running| async move {
+            let (mut stream, physical, slot, faults) = running?;
             let next = AssertUnwindSafe(stream.next()).catch_unwind();
             let error = match tokio::time::timeout_at(deadline.into(), next).await {
-                Ok(Ok(Some(Ok(batch)))) => return Some((Ok(batch), Some((stream, physical, slot)))),
+                Ok(Ok(Some(Ok(batch)))) => return Some((Ok(batch), Some((stream, physical, slot, faults)))),
                 Ok(Ok(None)) => return None,
-                Ok(Ok(Some(Err(error)))) => name_files(error.into(), &physical),
+                Ok(Ok(Some(Err(error)))) => faults.explain(name_files(error.into(), &physical)),
                 Ok(Err(panic)) => panicked("running the query", panic.as_ref()),
                 Err(_) => read_deadline(),
             };
@@ -279,18 +371,19 @@ impl Engine {
     /// Makes a change and returns how many rows were written. Its commit, once begun, runs to its end even if this
     /// future is dropped.
     pub async fn change(&self, planned: Planned) -> Result<u64> {
-        let Planned { state, work, deadline, slot: _slot, .. } = planned;
+        let Planned { tables, faults, state, work, deadline, slot: _slot, .. } = planned;
         let changing = AssertUnwindSafe(async {
             match work {
-                Work::ChangeRows(dml) => dml::run(&self.tables, &state, &dml, deadline).await,
-                Work::Call(call) => procedures::run(&self.tables, &state, *call, deadline).await,
-                Work::Ddl(ddl) => ddl::run(&self.tables, &state, *ddl, deadline).await,
+                Work::ChangeRows(dml) => dml::run(&tables, &state, &dml, deadline).await,
+                Work::Call(call) => procedures::run(&tables, &state, *call, deadline).await,
+                Work::CopyTo(plan) => copy::run(self, &state, &plan, deadline).await,
+                Work::Ddl(ddl) => ddl::run(&tables, &state, *ddl, deadline).await,
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }
         });
         let changed = changing.catch_unwind().await;
         let changed = changed.unwrap_or_else(|panic| Err(panicked("making the change", panic.as_ref())));
-        changed.map_err(Error::of_a_change)
+        changed.map_err(|e| faults.explain(e).of_a_change())
     }
 
     /// EXPLAIN of a statement that changes rows shows how they are found.

@@ -16,28 +16,30 @@ use datafusion::sql::sqlparser::ast::{
 };
 use lake_client::catalog::TableIdent;
 
+use super::add_files;
 use super::catalog::ident;
-use super::dml;
+use super::rewrite::{self, Strategy};
 use super::statement::{normalize, refused};
+use super::system::SYSTEM;
 use super::{CATALOG, Engine};
 use crate::error::{Error, Result};
-use crate::table::{Table, Tables, maintenance};
-
-/// The schema that procedures are in.
-const SYSTEM: &str = "system";
+use crate::table::{Table, Tables, history, maintenance};
 
 /// A procedure and what it is called with.
 #[derive(Debug)]
 pub enum Procedure {
     RollbackToSnapshot { table: TableIdent, snapshot: i64 },
     SetCurrentSnapshot { table: TableIdent, snapshot: i64 },
+    CherrypickSnapshot { table: TableIdent, snapshot: i64 },
+    FastForward { table: TableIdent, branch: String, to: String },
     CreateRef { table: TableIdent, name: String, snapshot: Option<i64>, branch: bool },
     DropRef { table: TableIdent, name: String, branch: bool },
     ExpireSnapshots { table: TableIdent, older_than_ms: Option<i64>, retain_last: Option<u64> },
-    RewriteDataFiles { table: TableIdent, min_input_files: u64 },
+    RewriteDataFiles { table: TableIdent, strategy: Strategy },
     RewriteManifests { table: TableIdent },
     RemoveOrphanFiles { table: TableIdent, older_than: Duration, dry_run: bool },
     RegisterTable { table: TableIdent, metadata_file: String },
+    AddFiles { table: TableIdent, source: String, dry_run: bool },
 }
 
 /// What CALL asks for.
@@ -57,14 +59,16 @@ pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Res
         }
     };
     let parameters: &[&str] = match name.as_str() {
-        "rollback_to_snapshot" | "set_current_snapshot" => &["table", "snapshot_id"],
+        "rollback_to_snapshot" | "set_current_snapshot" | "cherrypick_snapshot" => &["table", "snapshot_id"],
+        "fast_forward" => &["table", "branch", "to"],
         "create_tag" | "create_branch" => &["table", "name", "snapshot_id"],
         "drop_tag" | "drop_branch" => &["table", "name"],
         "expire_snapshots" => &["table", "older_than", "retain_last"],
-        "rewrite_data_files" => &["table", "min_input_files"],
+        "rewrite_data_files" => &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold"],
         "rewrite_manifests" => &["table"],
         "remove_orphan_files" => &["table", "older_than_hours", "dry_run"],
         "register_table" => &["table", "metadata_file"],
+        "add_files" => &["table", "source", "dry_run"],
         _ => return Err(Error::not_found(format!("there is no procedure {SYSTEM}.{name}"))),
     };
     let args = arguments(state, &name, parameters, call).await?;
@@ -76,6 +80,12 @@ pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Res
         }
         "set_current_snapshot" => {
             Procedure::SetCurrentSnapshot { table, snapshot: args.required_number("snapshot_id")? }
+        }
+        "cherrypick_snapshot" => {
+            Procedure::CherrypickSnapshot { table, snapshot: args.required_number("snapshot_id")? }
+        }
+        "fast_forward" => {
+            Procedure::FastForward { table, branch: args.required_text("branch")?, to: args.required_text("to")? }
         }
         "create_tag" | "create_branch" => Procedure::CreateRef {
             table,
@@ -91,10 +101,13 @@ pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Res
             older_than_ms: args.timestamp_ms("older_than")?,
             retain_last: args.count("retain_last")?,
         },
-        "rewrite_data_files" => Procedure::RewriteDataFiles {
-            table,
-            min_input_files: args.count("min_input_files")?.unwrap_or(maintenance::MIN_INPUT_FILES).max(1),
-        },
+        "rewrite_data_files" => {
+            let (strategy, order) = (args.text("strategy")?, args.text("sort_order")?);
+            let (files, deletes) = (args.count("min_input_files")?, args.count("delete_file_threshold")?);
+            let strategy = Strategy::new(strategy.as_deref(), order, files, deletes);
+            let strategy = strategy.map_err(|e| e.while_doing(format_args!("{SYSTEM}.{name}")))?;
+            Procedure::RewriteDataFiles { table, strategy }
+        }
         "rewrite_manifests" => Procedure::RewriteManifests { table },
         "remove_orphan_files" => {
             let hours = args.count("older_than_hours")?;
@@ -108,17 +121,27 @@ pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Res
             }
             Procedure::RemoveOrphanFiles { table, older_than, dry_run: args.boolean("dry_run")?.unwrap_or(true) }
         }
+        "add_files" => {
+            let source = args.required_text("source")?;
+            check_readable(engine, &source)?;
+            Procedure::AddFiles { table, source, dry_run: args.boolean("dry_run")?.unwrap_or(false) }
+        }
         _ => {
             let metadata_file = args.required_text("metadata_file")?;
-            let warehouse = format!("{}/", engine.tables.storage.warehouse());
-            if !metadata_file.starts_with(&warehouse) && !engine.allows_files() {
-                return Err(Error::denied(format!(
-                    "{metadata_file} is outside of the warehouse {warehouse}, and this node may not read there (allow_local_files)"
-                )));
-            }
+            check_readable(engine, &metadata_file)?;
             Procedure::RegisterTable { table, metadata_file }
         }
     })
+}
+
+/// What lies in the warehouse may be read, and elsewhere what the configuration allows.
+fn check_readable(engine: &Engine, location: &str) -> Result<()> {
+    match engine.tables.storage.is_in_warehouse(location) || engine.allows_files() {
+        true => Ok(()),
+        false => Err(Error::denied(format!(
+            "{location} is outside of every warehouse, and this node may not read there (allow_local_files)"
+        ))),
+    }
 }
 
 /// Does it and returns the count.
@@ -133,6 +156,13 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
             let edit = maintenance::set_current(snapshot, false);
             tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
         }
+        Procedure::CherrypickSnapshot { table, snapshot } => {
+            history::cherrypick_snapshot(tables, &load(table).await?, snapshot, deadline).await.map(|()| 0)
+        }
+        Procedure::FastForward { table, branch, to } => {
+            let edit = history::fast_forward(branch, to);
+            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+        }
         Procedure::CreateRef { table, name, snapshot, branch } => {
             let edit = maintenance::create_ref(name, snapshot, branch);
             tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
@@ -144,8 +174,8 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
         Procedure::ExpireSnapshots { table, older_than_ms, retain_last } => {
             maintenance::expire_snapshots(tables, &load(table).await?, older_than_ms, retain_last, deadline).await
         }
-        Procedure::RewriteDataFiles { table, min_input_files } => {
-            dml::rewrite_data_files(tables, state, &load(table).await?, min_input_files, deadline).await
+        Procedure::RewriteDataFiles { table, strategy } => {
+            rewrite::rewrite_data_files(tables, state, &load(table).await?, &strategy, deadline).await
         }
         Procedure::RewriteManifests { table } => {
             maintenance::rewrite_manifests(tables, &load(table).await?, deadline).await
@@ -155,6 +185,10 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
         }
         Procedure::RegisterTable { table, metadata_file } => {
             maintenance::register_table(tables, &table, &metadata_file, deadline).await.map(|()| 0)
+        }
+        Procedure::AddFiles { table, source, dry_run } => {
+            let footers = state.runtime_env().cache_manager.get_file_metadata_cache();
+            add_files::add_files(tables, footers.as_ref(), &load(table).await?, &source, dry_run, deadline).await
         }
     }
 }
@@ -209,7 +243,7 @@ async fn arguments(
 }
 
 /// The value of an expression without columns.
-async fn constant(state: &SessionState, expr: &Expr) -> Result<ScalarValue> {
+pub(super) async fn constant(state: &SessionState, expr: &Expr) -> Result<ScalarValue> {
     let empty = LogicalPlanBuilder::empty(true).build()?;
     let expr = state.create_logical_expr(&expr.to_string(), empty.schema())?;
     let plan = LogicalPlanBuilder::from(empty).project([expr])?.build()?;

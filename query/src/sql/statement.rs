@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use datafusion::common::TableReference;
+use datafusion::common::{DataFusionError, TableReference};
 use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::{DFParserBuilder, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::helpers::attached_token::AttachedToken;
@@ -18,9 +18,14 @@ use datafusion::sql::sqlparser::ast::{
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::Parser;
-use datafusion::sql::sqlparser::tokenizer::Token;
+use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer, Word};
 
 use super::clauses::{self, AlterLayout};
+use super::columns::SEPARATOR;
+use super::copy::{self, Copy, CopyFrom};
+use super::schemas::{self, SchemaStatement};
+use super::session::{self, SessionChange};
+use super::views::{self, ViewStatement};
 use super::{CATALOG, MAX_STATEMENT_BYTES, alter, as_of};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
@@ -42,7 +47,16 @@ pub enum Command {
     Call,
     CreateSchema,
     DropTable,
+    AlterSchema,
     DropSchema,
+    CreateView,
+    AlterView,
+    DropView,
+    Copy,
+    Begin,
+    Commit,
+    Rollback,
+    Set,
 }
 
 impl Command {
@@ -65,7 +79,16 @@ impl Command {
             Command::Call => "CALL",
             Command::CreateSchema => "CREATE SCHEMA",
             Command::DropTable => "DROP TABLE",
+            Command::AlterSchema => "ALTER SCHEMA",
             Command::DropSchema => "DROP SCHEMA",
+            Command::CreateView => "CREATE VIEW",
+            Command::AlterView => "ALTER VIEW",
+            Command::DropView => "DROP VIEW",
+            Command::Copy => "COPY",
+            Command::Begin => "BEGIN",
+            Command::Commit => "COMMIT",
+            Command::Rollback => "ROLLBACK",
+            Command::Set => "SET",
         }
     }
 }
@@ -88,16 +111,17 @@ pub enum Action {
     AlterLayout(Box<AlterLayout>),
     /// CALL of a procedure.
     Call,
-    CreateSchema,
-    /// A table or a schema.
-    Drop(ObjectKind),
-}
-
-/// What can be dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ObjectKind {
-    Table,
-    Schema,
+    /// CREATE, ALTER or DROP SCHEMA.
+    Schema(Box<SchemaStatement>),
+    /// CREATE, ALTER or DROP VIEW.
+    View(Box<ViewStatement>),
+    DropTable,
+    /// COPY of files into a table.
+    CopyFrom(Box<CopyFrom>),
+    /// COPY of a table or a query into a file.
+    CopyTo,
+    /// BEGIN, COMMIT, ROLLBACK or SET.
+    Session(SessionChange),
 }
 
 impl Action {
@@ -119,9 +143,11 @@ impl Action {
             Action::Alter(command) => *command,
             Action::AlterLayout(_) => Command::AlterTable,
             Action::Call => Command::Call,
-            Action::CreateSchema => Command::CreateSchema,
-            Action::Drop(ObjectKind::Table) => Command::DropTable,
-            Action::Drop(ObjectKind::Schema) => Command::DropSchema,
+            Action::Schema(schema) => schema.command(),
+            Action::View(view) => view.command(),
+            Action::DropTable => Command::DropTable,
+            Action::CopyFrom(_) | Action::CopyTo => Command::Copy,
+            Action::Session(change) => change.command(),
         }
     }
 }
@@ -137,6 +163,24 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
             sql.len()
         )));
     }
+    if let Some((view, query)) = views::take(sql)? {
+        let parsed = match query {
+            None => parse_one(state, NOTHING)?,
+            Some(query) => parse_query(state, &query, "a view is made of a query")?,
+        };
+        return Ok((parsed, Action::View(Box::new(view))));
+    }
+    if let Some(schema) = schemas::take(sql)? {
+        return Ok((parse_one(state, NOTHING)?, Action::Schema(Box::new(schema))));
+    }
+    match copy::take(sql)? {
+        None => {}
+        Some(Copy::From(copy)) => return Ok((parse_one(state, &copy.insert(None))?, Action::CopyFrom(Box::new(copy)))),
+        Some(Copy::To(copy, query)) => {
+            let query = parse_query(state, &query, "COPY writes the rows of a query or of a table")?;
+            return Ok((copy.statement(query)?, Action::CopyTo));
+        }
+    }
     let (sql, versions) = as_of::take(sql)?;
     let (sql, layout) = clauses::take_layout(&sql)?;
     if let Some(alter) = clauses::alter_layout(&sql)? {
@@ -145,7 +189,10 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
     }
     let mut statement = match unset_properties(&sql) {
         Some(statement) => statement,
-        None => parse_one(state, &sql)?,
+        None => match alter_parts(&sql)? {
+            Some(statement) => statement,
+            None => parse_one(state, &sql)?,
+        },
     };
     as_of::put(&mut statement, versions)?;
     let mut statement = match rewrite(&statement)? {
@@ -163,6 +210,17 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
     }
     exponents_are_floats(&mut statement);
     Ok((statement, action))
+}
+
+/// A statement that names no table, for those that need none parsed.
+const NOTHING: &str = "SELECT 1";
+
+/// A query that is a part of another statement.
+fn parse_query(state: &SessionState, sql: &str, otherwise: &str) -> Result<Parsed> {
+    match parse(state, sql)? {
+        (parsed, Action::Query) => Ok(parsed),
+        _ => Err(Error::invalid(otherwise)),
+    }
 }
 
 /// A number with an exponent is a float, as in other databases; without one it is a decimal.
@@ -243,6 +301,59 @@ fn unset_properties(sql: &str) -> Option<Parsed> {
     Some(alter_table(name, if_exists, vec![operation]))
 }
 
+/// ALTER TABLE of parts of columns (`a.b`), for which the parser expects one name: they become one, with [`SEPARATOR`] in it.
+fn alter_parts(sql: &str) -> Result<Option<Parsed>> {
+    // What is no SQL at all the parser tells best.
+    let Ok(tokens) = Tokenizer::new(&GenericDialect {}, sql).tokenize_with_location() else { return Ok(None) };
+    let mut tokens: Vec<TokenWithSpan> =
+        tokens.into_iter().filter(|token| !matches!(token.token, Token::Whitespace(_))).collect();
+    let is = |tokens: &[TokenWithSpan], i: usize, keywords: &[Keyword]| matches!(tokens.get(i).map(|t| &t.token), Some(Token::Word(w)) if w.quote_style.is_none() && keywords.contains(&w.keyword));
+    if !is(&tokens, 0, &[Keyword::ALTER]) || !is(&tokens, 1, &[Keyword::TABLE]) {
+        return Ok(None);
+    }
+    let mut found = false;
+    let mut i = 2;
+    while i < tokens.len() {
+        let begins = is(&tokens, i, &[Keyword::ADD, Keyword::DROP, Keyword::ALTER, Keyword::RENAME]);
+        i += 1;
+        // A table may be called like that.
+        if !begins || tokens[i - 2].token == Token::Period || tokens.get(i).is_some_and(|t| t.token == Token::Period) {
+            continue;
+        }
+        while is(&tokens, i, &[Keyword::COLUMN, Keyword::IF, Keyword::NOT, Keyword::EXISTS]) {
+            i += 1;
+        }
+        let (mut names, mut end) = (Vec::new(), i);
+        while let Some(Token::Word(word)) = tokens.get(end).map(|token| &token.token) {
+            names.push(match word.quote_style {
+                Some(_) => word.value.clone(),
+                None => word.value.to_lowercase(),
+            });
+            end += 1;
+            match tokens.get(end).map(|token| &token.token) {
+                Some(Token::Period) => end += 1,
+                _ => break,
+            }
+        }
+        if names.len() > 1 {
+            let value = names.join(&SEPARATOR.to_string());
+            let path = Token::Word(Word { value, quote_style: Some('"'), keyword: Keyword::NoKeyword });
+            let span = tokens[i].span.union(&tokens[end - 1].span);
+            tokens.splice(i..end, [TokenWithSpan { token: path, span }]);
+            found = true;
+        }
+    }
+    if !found {
+        return Ok(None);
+    }
+    let wrong = |e| Error::from(DataFusionError::SQL(Box::new(e), None));
+    let mut parser = Parser::new(&GenericDialect {}).with_tokens_with_locations(tokens);
+    let statement = parser.parse_statement().map_err(wrong)?;
+    let _ = parser.consume_token(&Token::SemiColon);
+    parser.expect_token(&Token::EOF).map_err(wrong)?;
+    Ok(Some(Parsed::Statement(Box::new(statement))))
+}
+
 fn alter_table(name: ObjectName, if_exists: bool, operations: Vec<AlterTableOperation>) -> Parsed {
     Parsed::Statement(Box::new(Statement::AlterTable(AlterTable {
         name,
@@ -289,22 +400,22 @@ fn classify(statement: &mut Parsed) -> Result<Action> {
         Statement::AlterTable(_) => Ok(Action::Alter(Command::AlterTable)),
         Statement::Call(_) => Ok(Action::Call),
         Statement::Comment { .. } => Ok(Action::Alter(Command::Comment)),
-        Statement::CreateSchema { .. } => Ok(Action::CreateSchema),
         Statement::Drop { object_type, names, cascade, purge, temporary, .. } => {
-            let kind = match object_type {
-                ObjectType::Table => ObjectKind::Table,
-                ObjectType::Schema => ObjectKind::Schema,
-                other => return Err(refused(&format!("DROP {other}"))),
-            };
+            if *object_type != ObjectType::Table {
+                return Err(refused(&format!("DROP {object_type}")));
+            }
             match (*cascade, *purge, *temporary, names.len()) {
                 (true, ..) => Err(refused("DROP ... CASCADE")),
                 (_, true, ..) => Err(refused("DROP ... PURGE")),
                 (_, _, true, _) => Err(refused("DROP TEMPORARY")),
-                (_, _, _, 1) => Ok(Action::Drop(kind)),
+                (_, _, _, 1) => Ok(Action::DropTable),
                 _ => Err(refused("DROP of several things at once")),
             }
         }
-        other => Err(refused(&leading_words(&other.to_string()))),
+        other => match session::parse(other)? {
+            Some(change) => Ok(Action::Session(change)),
+            None => Err(refused(&leading_words(&other.to_string()))),
+        },
     }
 }
 
@@ -452,7 +563,7 @@ fn create_table(table: &mut CreateTable) -> Result<Action> {
         CreateTableOptions::None => Default::default(),
         CreateTableOptions::With(options)
         | CreateTableOptions::Options(options)
-        | CreateTableOptions::TableProperties(options) => alter::properties(&options)?,
+        | CreateTableOptions::TableProperties(options) => alter::properties_of_new(&options)?,
         CreateTableOptions::Plain(options) => {
             for option in options {
                 match option {
@@ -507,6 +618,13 @@ fn rewrite(statement: &Parsed) -> Result<Option<String>> {
             Ok(Some(format!(
                 "SELECT table_schema, table_name FROM {CATALOG}.information_schema.tables \
                  WHERE table_schema <> 'information_schema'{of_schema}{like} ORDER BY 1, 2"
+            )))
+        }
+        Statement::ShowViews { show_options, terse: false, materialized: false } if show_options.show_in.is_none() => {
+            let like = like(show_options, "table_name", "SHOW VIEWS")?;
+            Ok(Some(format!(
+                "SELECT table_schema, table_name FROM {CATALOG}.information_schema.tables \
+                 WHERE table_type = 'VIEW' AND table_schema <> 'information_schema'{like} ORDER BY 1, 2"
             )))
         }
         _ => Ok(None),
@@ -603,7 +721,16 @@ mod tests {
             ("CALL system.rewrite_manifests('t')", Command::Call),
             ("CREATE SCHEMA IF NOT EXISTS s", Command::CreateSchema),
             ("DROP TABLE IF EXISTS t", Command::DropTable),
-            ("DROP SCHEMA s", Command::DropSchema),
+            ("DROP SCHEMA s CASCADE", Command::DropSchema),
+            ("ALTER SCHEMA s SET TBLPROPERTIES ('a' = 'b')", Command::AlterSchema),
+            ("CREATE OR REPLACE VIEW v AS SELECT * FROM t FOR VERSION AS OF 'a'", Command::CreateView),
+            ("ALTER VIEW v RENAME TO w", Command::AlterView),
+            ("DROP VIEW v", Command::DropView),
+            ("COPY t FROM 'x.csv' (HEADER false)", Command::Copy),
+            ("COPY (SELECT 1 AS x) TO 'x.parquet'", Command::Copy),
+            ("BEGIN", Command::Begin),
+            ("COMMIT;", Command::Commit),
+            ("SET lake.operation_id = 'a'", Command::Set),
         ] {
             assert_eq!(parse(sql).map(|(_, action)| action.command()), Ok(command), "{sql}");
         }
@@ -614,10 +741,10 @@ mod tests {
         for (sql, words) in [
             ("UPDATE t SET st.a = 1", "a part of a column"),
             ("UPDATE t SET a = 1 FROM s, u", "several tables"),
-            ("COPY t TO 'x.parquet'", "COPY"),
-            ("SET x = 1", "SET"),
-            ("BEGIN", "BEGIN"),
-            ("CREATE VIEW v AS SELECT 1", "CREATE VIEW"),
+            ("COPY t TO 'x.avro' (FORMAT avro)", "format avro"),
+            ("ROLLBACK TO SAVEPOINT a", "ROLLBACK"),
+            ("USE s", "USE"),
+            ("CREATE MATERIALIZED VIEW v AS SELECT 1", "VIEW"),
             ("CREATE TABLE t (a INT PRIMARY KEY)", "PRIMARY on column a"),
             ("CREATE TABLE t (a INT DEFAULT 1)", "DEFAULT on column a"),
             ("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'x'", "CREATE EXTERNAL TABLE"),

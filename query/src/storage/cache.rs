@@ -7,12 +7,13 @@
 use std::sync::Arc;
 
 use iceberg::io::FileIO;
-use iceberg::spec::{Manifest, ManifestFile, ManifestList, Snapshot, TableMetadata};
+use iceberg::spec::{Manifest, ManifestFile, ManifestList, Snapshot, TableMetadata, ViewMetadata};
 use moka::future::Cache;
 
 use super::Storage;
 use super::io::LakeIo;
 use crate::error::{Error, Result};
+use crate::table::view;
 
 /// What a parsed object takes, against its size on disk (Avro and JSON are compact; maps and strings are not).
 const PARSED_FACTOR: u64 = 6;
@@ -27,13 +28,16 @@ pub struct MetadataCache {
     tables: Weighed<TableMetadata>,
     lists: Weighed<ManifestList>,
     manifests: Weighed<Manifest>,
+    views: Weighed<ViewMetadata>,
 }
 
 impl MetadataCache {
     pub fn new(storage: Arc<Storage>, capacity_bytes: u64) -> Self {
         let file_io = LakeIo::new(storage.clone()).file_io();
         let third = capacity_bytes / 3;
-        Self { storage, file_io, tables: weighed(third), lists: weighed(third), manifests: weighed(third) }
+        // Views are small, and few.
+        let views = weighed(capacity_bytes / 100);
+        Self { storage, file_io, tables: weighed(third), lists: weighed(third), manifests: weighed(third), views }
     }
 
     /// The table metadata at `location`.
@@ -57,9 +61,23 @@ impl MetadataCache {
         get(&self.tables, location, load).await
     }
 
+    /// What it takes now, about, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.tables.weighted_size() + self.lists.weighted_size() + self.manifests.weighted_size()
+    }
+
     /// Puts metadata that this node has just committed.
     pub async fn put_table(&self, location: &str, metadata: Arc<TableMetadata>, bytes: usize) {
         self.tables.insert(location.to_owned(), (metadata, weight(bytes as u64))).await;
+    }
+
+    /// The metadata of the view at `location`.
+    ///
+    /// # Errors
+    /// As [`view::read`].
+    pub async fn view(&self, location: &str) -> Result<Arc<ViewMetadata>> {
+        let load = async { Ok((Arc::new(view::read(&self.storage, location).await?), weight(0))) };
+        get(&self.views, location, load).await
     }
 
     /// The manifests of `snapshot`.

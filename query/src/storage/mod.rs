@@ -9,6 +9,7 @@
 //!   are synced to disk. A pointer is swapped only after that.
 //! - Locations are taken literally: Iceberg paths are never percent-decoded.
 //! - Keys and secrets reach neither log nor error.
+//! - A bucket is reached as its warehouse says, or as the node's own configuration does.
 //!
 //! Limits: metadata objects of at most [`MAX_METADATA_BYTES`]; at most [`MAX_BUCKETS`] buckets at a time.
 
@@ -18,18 +19,20 @@ pub mod io;
 use std::collections::HashMap;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use datafusion::execution::object_store::ObjectStoreUrl;
+use lake_client::catalog::Namespace;
+use lake_client::warehouse::{self, SecretRef, Warehouses};
 use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig};
 use url::Url;
 
-use crate::config::S3Config;
+use crate::config::{Credential, S3Config};
 use crate::error::{Error, Kind, Result};
 
 /// Largest metadata object (metadata.json, manifest list, manifest) that is read.
@@ -44,17 +47,69 @@ const CHECK_ATTEMPT: Duration = Duration::from_secs(15);
 /// ... and how many there are.
 const CHECK_ATTEMPTS: usize = 3;
 
+/// How S3 is reached, with no bucket named: what the configuration says, and else the environment.
+pub fn s3_settings(config: &S3Config) -> AmazonS3Builder {
+    let mut builder = AmazonS3Builder::from_env().with_virtual_hosted_style_request(!config.path_style);
+    if let Some(endpoint) = &config.endpoint {
+        builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
+    }
+    if let Some(region) = &config.region {
+        builder = builder.with_region(region);
+    }
+    if let (Some(key), Some(secret)) = (&config.access_key, &config.secret_key) {
+        builder = builder.with_access_key_id(key.expose()).with_secret_access_key(secret.expose());
+    }
+    builder
+}
+
 /// The object stores, by location.
 #[derive(Debug)]
 pub struct Storage {
     warehouse: String,
     s3: S3Config,
     local: Arc<LocalFileSystem>,
+    /// The other warehouses. Changed only while `buckets` is locked.
+    warehouses: RwLock<Arc<Warehouses>>,
     buckets: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
     /// Metadata objects read so far.
     metadata_reads: AtomicU64,
     /// Directories whose own entry in their parent is known to be on disk.
     durable_dirs: Mutex<std::collections::HashSet<PathBuf>>,
+    dir_syncs: Arc<DirSyncs>,
+}
+
+/// Syncs of directories: those who wait for one share the next.
+#[derive(Debug, Default)]
+struct DirSyncs(Mutex<HashMap<PathBuf, Arc<DirSync>>>);
+
+#[derive(Debug, Default)]
+struct DirSync {
+    /// How many have begun.
+    begun: AtomicU64,
+    /// The number of the last one that went well, held while one is under way.
+    done: Mutex<u64>,
+}
+
+impl DirSyncs {
+    /// Returns once the directory, as it is now, is on disk. Blocks.
+    fn sync(&self, dir: &FsPath) -> std::io::Result<()> {
+        let of_dir = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.len() > MAX_DURABLE_DIRS {
+                all.clear();
+            }
+            all.entry(dir.to_path_buf()).or_default().clone()
+        };
+        // One that begins later has what is in the directory now.
+        let before = of_dir.begun.load(Ordering::SeqCst);
+        let mut done = of_dir.done.lock().unwrap_or_else(PoisonError::into_inner);
+        if *done <= before {
+            let number = of_dir.begun.fetch_add(1, Ordering::SeqCst) + 1;
+            std::fs::File::open(dir)?.sync_all()?;
+            *done = number;
+        }
+        Ok(())
+    }
 }
 
 /// A location, taken apart.
@@ -72,15 +127,101 @@ impl Storage {
             warehouse: warehouse.into(),
             s3,
             local: Arc::new(LocalFileSystem::new()),
+            warehouses: RwLock::default(),
             buckets: Mutex::default(),
             metadata_reads: AtomicU64::new(0),
             durable_dirs: Mutex::default(),
+            dir_syncs: Arc::default(),
         })
     }
 
     /// URI under which tables are created, without a trailing slash.
     pub fn warehouse(&self) -> &str {
         &self.warehouse
+    }
+
+    /// The other warehouses, as far as this node knows.
+    pub fn warehouses(&self) -> Arc<Warehouses> {
+        self.warehouses.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes note of the other warehouses. What is older than what is known changes nothing.
+    pub fn learn(&self, now: Warehouses) {
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.warehouses();
+        if now.revision < before.revision {
+            return;
+        }
+        if now.profiles != before.profiles {
+            buckets.retain(|bucket, _| profile_of(&now, bucket) == profile_of(&before, bucket));
+        }
+        *self.warehouses.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(now);
+    }
+
+    /// Under which URI what is made in a namespace is to live.
+    ///
+    /// # Errors
+    /// `Invalid` if its warehouse has the place of this node's own.
+    pub fn root_of(&self, namespace: &Namespace) -> Result<String> {
+        let warehouses = self.warehouses();
+        let Some(profile) = warehouses.of(namespace) else { return Ok(self.warehouse.clone()) };
+        let own = &self.warehouse;
+        if warehouse::overlap(&profile.root, own) {
+            return Err(Error::invalid(format!(
+                "{namespace}: the root of its warehouse, {}, and this node's own, {own}, overlap; give the warehouse another",
+                profile.root
+            )));
+        }
+        if profile.s3.is_some() && profile.bucket() == warehouse::bucket(own) {
+            return Err(Error::invalid(format!(
+                "{namespace}: the root of its warehouse, {}, is in the bucket of this node's own, which is reached as the node \
+                 is configured: let the warehouse not say how",
+                profile.root
+            )));
+        }
+        Ok(profile.root.clone())
+    }
+
+    /// Whether a location is inside of a warehouse that this node knows.
+    pub fn is_in_warehouse(&self, location: &str) -> bool {
+        !location.split('/').any(|part| part == "..")
+            && (warehouse::is_under(location, &self.warehouse)
+                || self.warehouses().profiles.values().any(|profile| profile.holds(location)))
+    }
+
+    /// Whether a warehouse says how a bucket is reached, as far as this node knows.
+    pub fn knows_bucket(&self, bucket: &str) -> bool {
+        warehouse::bucket(&self.warehouse) == Some(bucket)
+            || self.warehouses().profiles.values().any(|profile| profile.bucket() == Some(bucket))
+    }
+
+    /// How clients reach the objects at a location, in the words of the REST protocol. No secrets.
+    pub fn client_config(&self, location: &str) -> std::collections::BTreeMap<String, String> {
+        let mut config = std::collections::BTreeMap::new();
+        let Some(bucket) = warehouse::bucket(location) else { return config };
+        let warehouses = self.warehouses();
+        let (endpoint, region, path_style) = match self.other_s3(&warehouses, bucket) {
+            Some(s3) => (&s3.endpoint, &s3.region, s3.path_style),
+            None => (&self.s3.endpoint, &self.s3.region, self.s3.path_style),
+        };
+        let mut set = |name: &str, value: String| config.insert(name.to_owned(), value);
+        if let Some(endpoint) = endpoint {
+            set("s3.endpoint", endpoint.clone());
+        }
+        if let Some(region) = region {
+            set("s3.region", region.clone());
+            set("client.region", region.clone());
+        }
+        set("s3.path-style-access", path_style.to_string());
+        config
+    }
+
+    /// How another warehouse says that this bucket is reached.
+    fn other_s3<'a>(&self, warehouses: &'a Warehouses, bucket: &str) -> Option<&'a warehouse::S3> {
+        match warehouse::bucket(&self.warehouse) == Some(bucket) {
+            true => None,
+            false => profile_of(warehouses, bucket),
+        }
     }
 
     /// Writes and removes a small object, so that a wrong warehouse is found at start and not at the first INSERT. A request
@@ -146,19 +287,14 @@ impl Storage {
         if buckets.len() >= MAX_BUCKETS {
             return Err(Error::exhausted(format!("bucket {bucket}: {MAX_BUCKETS} buckets are in use already")));
         }
-        let mut builder = AmazonS3Builder::from_env()
+        let warehouses = self.warehouses();
+        let config = match self.other_s3(&warehouses, bucket) {
+            Some(s3) => reached(bucket, s3)?,
+            None => self.s3.clone(),
+        };
+        let builder = s3_settings(&config)
             .with_retry(RetryConfig { max_retries: 5, retry_timeout: RETRY_FOR, ..RetryConfig::default() })
-            .with_bucket_name(bucket)
-            .with_virtual_hosted_style_request(!self.s3.path_style);
-        if let Some(endpoint) = &self.s3.endpoint {
-            builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
-        }
-        if let Some(region) = &self.s3.region {
-            builder = builder.with_region(region);
-        }
-        if let (Some(key), Some(secret)) = (&self.s3.access_key, &self.s3.secret_key) {
-            builder = builder.with_access_key_id(key.expose()).with_secret_access_key(secret.expose());
-        }
+            .with_bucket_name(bucket);
         let store: Arc<dyn ObjectStore> = Arc::new(
             builder.build().map_err(|e| Error::object_store("opening the bucket", &format!("s3://{bucket}"), &e))?,
         );
@@ -209,7 +345,8 @@ impl Storage {
             let durable = self.durable_dirs.lock().unwrap_or_else(PoisonError::into_inner);
             path.parent().is_some_and(|dir| durable.contains(dir))
         };
-        let dirs = tokio::task::spawn_blocking(move || sync_to_disk(&path, known))
+        let syncs = self.dir_syncs.clone();
+        let dirs = tokio::task::spawn_blocking(move || sync_to_disk(&path, known, &syncs))
             .await
             .map_err(|e| Error::internal(format!("syncing {location}: {e}")))?
             .map_err(|e| {
@@ -273,15 +410,43 @@ impl Storage {
     }
 }
 
+/// How the warehouses say that a bucket is reached: those that share one agree.
+fn profile_of<'a>(warehouses: &'a Warehouses, bucket: &str) -> Option<&'a warehouse::S3> {
+    warehouses.profiles.values().find(|profile| profile.bucket() == Some(bucket))?.s3.as_ref()
+}
+
+/// The configuration that a profile stands for, with its secrets.
+///
+/// # Errors
+/// `Invalid`, with where a secret was looked for.
+fn reached(bucket: &str, s3: &warehouse::S3) -> Result<S3Config> {
+    let secret = |field: &str, reference: &Option<SecretRef>| match reference {
+        None => Ok(None),
+        Some(SecretRef::File(path)) => Credential::from_file(field, FsPath::new(path)).map(Some),
+        Some(SecretRef::Env(name)) => match std::env::var(name) {
+            Ok(value) if !value.is_empty() => Ok(Some(Credential::new(value))),
+            _ => Err(Error::invalid(format!("{field}: the environment variable {name} of this node is not set"))),
+        },
+    };
+    let opened = |e: Error| e.while_doing(format_args!("opening the bucket {bucket} as its warehouse says"));
+    Ok(S3Config {
+        endpoint: s3.endpoint.clone(),
+        region: s3.region.clone(),
+        path_style: s3.path_style,
+        access_key: secret("s3-access-key", &s3.access_key).map_err(opened)?,
+        secret_key: secret("s3-secret-key", &s3.secret_key).map_err(opened)?,
+    })
+}
+
 /// Most directories remembered as durable. Forgetting them costs a few syncs.
 const MAX_DURABLE_DIRS: usize = 100_000;
 
 /// Syncs the file, its directory, and, unless those are `known` to be durable, the directories above.
-fn sync_to_disk(path: &FsPath, known: bool) -> std::io::Result<Vec<PathBuf>> {
+fn sync_to_disk(path: &FsPath, known: bool, syncs: &DirSyncs) -> std::io::Result<Vec<PathBuf>> {
     std::fs::File::open(path)?.sync_all()?;
     let mut synced = Vec::new();
     for dir in path.ancestors().skip(1) {
-        match std::fs::File::open(dir).and_then(|dir| dir.sync_all()) {
+        match syncs.sync(dir) {
             Ok(()) => synced.push(dir.to_path_buf()),
             // The file's own directory must be synced. One far above that may not be read is not ours.
             Err(_) if synced.len() > 1 => break,
@@ -371,6 +536,30 @@ mod tests {
         at(1).await.unwrap();
         let error = at(usize::MAX).await.unwrap_err();
         assert!(error.message.contains("s3://bucket/warehouse cannot be written: no answer within 2 s"), "{error}");
+    }
+
+    #[test]
+    fn those_who_wait_for_a_directory_share_a_sync() {
+        const WAITING: u64 = 16;
+        let dir = tempfile::tempdir().unwrap();
+        let syncs = DirSyncs::default();
+        syncs.sync(dir.path()).unwrap();
+        let of_dir = syncs.0.lock().unwrap()[dir.path()].clone();
+        std::thread::scope(|scope| {
+            let held = of_dir.done.lock().unwrap();
+            let waiting: Vec<_> = (0..WAITING).map(|_| scope.spawn(|| syncs.sync(dir.path()).unwrap())).collect();
+            // Each holds the directory's entry once it has looked it up.
+            while (Arc::strong_count(&of_dir) as u64) < WAITING + 2 {
+                std::thread::yield_now();
+            }
+            drop(held);
+            waiting.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        let begun = of_dir.begun.load(Ordering::SeqCst);
+        assert!(begun > 1 && begun < 1 + WAITING, "{begun} syncs");
+        syncs.sync(dir.path()).unwrap();
+        assert_eq!(of_dir.begun.load(Ordering::SeqCst), begun + 1, "nobody was before it");
+        assert!(syncs.sync(&dir.path().join("gone")).is_err());
     }
 
     #[test]

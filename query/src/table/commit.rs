@@ -18,21 +18,27 @@
 //! A commit that has lost twice claims the table's next turn, so that no writer is passed over for ever; others wait for
 //! a claim at most [`TURN_LIMIT`], then end it.
 //!
+//! Appends that wait together ([`super::append`]) are a [`Batch`] besides: every attempt takes along what other nodes have handed
+//! over, and leaves an outcome for each append in its transaction, by which doubts are settled instead. One that has lost
+//! hands its batch over, waits, and commits by itself if nobody has taken it along ([`super::handing`]).
+//!
 //! Only at the deadline, or for a reason that trying again cannot mend, is an error returned. It says "nothing was
 //! committed", and then the files are removed; or that this is unknown, and then they stay for the orphan sweep.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use iceberg::spec::{Operation, TableMetadata};
+use iceberg::spec::{MetadataLog, Operation, TableMetadata};
+use lake_client::catalog::appends::Outcome;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
 
 use super::conflict::{self, Reads};
+use super::handing::{self, Batch, Given, Handing, Joined};
 use super::queue::Turn;
 use super::version::{self, Change, Edit, NextVersion, Removed};
 use super::writer::DataFiles;
-use super::{Table, Tables, catalog_error, check_writable, unreachable_words};
+use super::{Table, Tables, catalog_error, check_writable, steps, unreachable_words};
 use crate::error::{Error, Kind, Result};
 use crate::storage::io::LakeIo;
 
@@ -57,17 +63,19 @@ pub struct Proposal {
     pub reads: Option<Reads>,
     /// The schema that the added rows were written with, which must still be the current one.
     pub schema_id: Option<i32>,
+    /// The change as another node could make it.
+    pub batch: Option<Batch>,
 }
 
 impl Proposal {
     /// Rows that are added by a statement which has read `metadata`, whatever others do.
     pub fn change(change: Change, reads: Option<Reads>, metadata: &TableMetadata) -> Self {
-        Self { change: Some(change), edit: None, reads, schema_id: Some(metadata.current_schema_id()) }
+        Self { change: Some(change), edit: None, reads, schema_id: Some(metadata.current_schema_id()), batch: None }
     }
 
     /// A change of the metadata alone.
     pub fn edit(edit: Edit) -> Self {
-        Self { change: None, edit: Some(edit), reads: None, schema_id: None }
+        Self { change: None, edit: Some(edit), reads: None, schema_id: None, batch: None }
     }
 
     fn snapshot_id(&self) -> Option<i64> {
@@ -99,6 +107,14 @@ struct Commit<'a> {
     losses: u32,
     /// The claim on the next turn, if this commit has it.
     turn: Option<u64>,
+    /// Whether the batch is handed over.
+    given: Given,
+    /// It has been tried, and is not again.
+    gave: bool,
+    /// Nothing of others is taken along any more: what they have handed over was in the way.
+    alone: bool,
+    /// Why it ended.
+    why: Option<(Kind, String)>,
 }
 
 /// What the current version says about a commit.
@@ -118,7 +134,7 @@ pub async fn commit(
     mut files: DataFiles,
     deadline: Instant,
 ) -> Result<Versioned<TablePointer>> {
-    if let Some(added) = proposal.change.as_ref().and_then(|change| change.added.as_ref()) {
+    for added in proposal.change.iter().flat_map(Change::manifests) {
         files.add_object(added.manifest_path.clone());
     }
     let Some(mut turn) = tables.queues.enter(table.metadata.uuid(), deadline).await else {
@@ -140,16 +156,25 @@ pub async fn commit(
         contended: false,
         losses: 0,
         turn: None,
+        given: Given::No,
+        gave: false,
+        alone: false,
+        why: None,
     };
-    let outcome = commit.run(&mut turn).await;
+    let mut outcome = commit.run(&mut turn).await;
     commit.give_up_turn();
+    if let (Err(error), Some(batch)) = (&outcome, &proposal.batch)
+        && commit.in_doubt()
+    {
+        outcome = commit.withdraw(batch, error.clone()).await;
+    }
     match outcome {
         Ok(pointer) => {
             files.keep();
             turn.leave(pointer.clone(), commit.contended);
             Ok(pointer)
         }
-        Err(error) if commit.doubts.is_empty() => {
+        Err(error) if !commit.in_doubt() => {
             files.discard().await;
             Err(error)
         }
@@ -162,10 +187,16 @@ pub async fn commit(
 
 impl Commit<'_> {
     async fn run(&mut self, turn: &mut Turn) -> Result<Versioned<TablePointer>> {
+        if self.tables.handing.is_giving(self.table.metadata.uuid())
+            && let Some(pointer) = self.give().await?
+        {
+            return Ok(pointer);
+        }
         let hint = turn.hint();
         // With others at work a look costs less than an attempt that is bound to fail.
         let mut known = match turn.contended() {
             true => None,
+            false if self.given != Given::No => None,
             false => hint.clone().or_else(|| Some(self.table.pointer.clone())),
         };
         loop {
@@ -180,16 +211,20 @@ impl Commit<'_> {
                 let holds = conflict::validate(&self.tables.cache, &metadata, change, reads).await;
                 holds.map_err(|e| self.failed(e.kind, e))?;
             }
+            let joined = self.join(&metadata).await;
             let next = version::write_next(
                 &self.tables.storage,
                 &self.tables.cache,
                 &metadata,
                 Some(&base.value.metadata_location),
                 proposal.edit.as_ref(),
-                proposal.change.as_ref(),
+                joined.change.as_ref().or(proposal.change.as_ref()),
             )
             .await
             .map_err(|e| self.failed(e.kind, e))?;
+            if joined.change.is_some() {
+                steps::reached("version-written");
+            }
             // As it is to be already.
             let Some(next) = next else { return Ok(base) };
             let pointer = TablePointer {
@@ -197,16 +232,24 @@ impl Commit<'_> {
                 metadata_location: next.location.clone(),
                 previous_location: Some(base.value.metadata_location.clone()),
             };
-            let writer = &self.tables.writer;
-            let swapped =
-                writer.swap_table(&self.table.ident, base.mod_revision, &pointer, self.turn, self.deadline).await;
+            let writer = self.tables.recording().map_err(|e| self.failed(e.kind, e))?;
+            let (ident, expected) = (&self.table.ident, base.mod_revision);
+            let settling = joined.settling(&next.location);
+            let swap = writer.swap_table_settling(ident, expected, &pointer, self.turn, &settling, self.deadline);
+            let swapped = swap.await;
             match swapped {
                 Ok(committed) => {
+                    if joined.change.is_some() {
+                        steps::reached("swapped");
+                    }
+                    if let Some(batch) = &proposal.batch {
+                        self.forget(batch, committed.mod_revision);
+                    }
                     // Ended by the swap itself.
                     self.turn = None;
                     self.settle(Some(&next.location)).await;
                     self.tables.cache.put_table(&next.location, next.metadata.clone(), next.metadata_bytes).await;
-                    self.remove_expired(next);
+                    remove_expired(self.tables, &next.metadata, next.expired);
                     return Ok(committed);
                 }
                 Err(CatalogError::Conflict { current, resent, .. }) => {
@@ -216,7 +259,18 @@ impl Commit<'_> {
                         // Gone. The look says so, or finds what was created in its place.
                         continue;
                     }
+                    if known.as_ref().is_some_and(|known| known.mod_revision == expected) {
+                        // What was handed over is not there any more, or was made before.
+                        self.alone = true;
+                    }
                     self.losses += 1;
+                    if let Some(pointer) = self.give().await? {
+                        return Ok(pointer);
+                    }
+                    if self.given != Given::No {
+                        // Others have gone on meanwhile.
+                        known = None;
+                    }
                     self.claim_turn().await;
                     if self.turn.is_none() {
                         self.pause().await?;
@@ -268,6 +322,9 @@ impl Commit<'_> {
                 Err(error) if error.kind == Kind::NotFound => continue,
                 Err(error) => return Err(self.failed(error.kind, error)),
             };
+            if let Some(made) = self.made_before(&current).await? {
+                return Ok(Look::Done(made));
+            }
             let location = &current.value.metadata_location;
             let is_ours = |location: &str| self.doubts.iter().any(|doubt| doubt.metadata_location == location);
             let committed_as = match is_ours(location) {
@@ -289,8 +346,142 @@ impl Commit<'_> {
         Err(self.failed(Kind::Corrupt, format_args!("the current metadata of table {ident} does not exist")))
     }
 
+    /// What this attempt makes: the batch and what others have handed over, if there is a batch.
+    async fn join(&mut self, metadata: &TableMetadata) -> Joined {
+        let (Some(batch), Some(own)) = (&self.proposal.batch, &self.proposal.change) else { return Joined::default() };
+        if !self.tables.writer.hands_over() {
+            return Joined::new(batch, own, metadata, None, &[]);
+        }
+        // One more, which may be the own one.
+        let most = handing::MAX_TAKEN as u32 + 1;
+        let handed = self.tables.writer.handed(self.table.metadata.uuid(), most, self.deadline).await;
+        let handed = handed.unwrap_or_else(|error| {
+            tracing::debug!(table = %self.table.ident, %error, "looking for what other nodes have handed over failed");
+            Vec::new()
+        });
+        let own_record = handed.iter().find(|handed| handed.id == batch.id).map(|handed| handed.revision);
+        let others = if self.alone { &[][..] } else { &handed[..] };
+        let joined = Joined::new(batch, own, metadata, own_record, others);
+        if joined.change.is_some() {
+            steps::reached("joined");
+        }
+        joined
+    }
+
+    /// Hands the batch over, once, and waits for another node to take it along. `None`: nobody has, or there was no way.
+    async fn give(&mut self) -> Result<Option<Versioned<TablePointer>>> {
+        let Some(batch) = &self.proposal.batch else { return Ok(None) };
+        if self.gave || !self.doubts.is_empty() || !self.tables.writer.hands_over() {
+            return Ok(None);
+        }
+        self.gave = true;
+        let until = self.deadline.min(Instant::now() + handing::TAKEN_WITHIN);
+        let table = self.table.metadata.uuid();
+        steps::reached("append-written");
+        self.given = self.tables.handing.give(&self.tables.writer, table, batch, until).await;
+        if self.given == Given::No {
+            return Ok(None);
+        }
+        steps::reached("handed");
+        let mut revisions = self.tables.metadata.subscribe();
+        loop {
+            let asked_by = self.deadline.min(until + handing::TAKEN_WITHIN);
+            match self.tables.writer.append_outcome(batch.id, asked_by).await {
+                Ok(Some(outcome)) => {
+                    let made = self.made(batch, &outcome).await?;
+                    steps::reached("taken");
+                    self.tables.handing.set_giving(table, true);
+                    return Ok(Some(made));
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(table = %self.table.ident, %error, "asking for the outcome of an append failed")
+                }
+            }
+            let now = Instant::now();
+            if now >= until {
+                self.tables.handing.set_giving(table, false);
+                return Ok(None);
+            }
+            let look_again = until.min(now + handing::TAKEN_POLL);
+            // Woken by the change of a pointer, of this table as a rule.
+            if let Ok(Err(_)) = tokio::time::timeout_at(look_again.into(), revisions.changed()).await {
+                tokio::time::sleep_until(look_again.into()).await;
+            }
+        }
+    }
+
+    /// The pointer, if the batch was made by an attempt of this commit or by another node; `current` was read before.
+    async fn made_before(&mut self, current: &Versioned<TablePointer>) -> Result<Option<Versioned<TablePointer>>> {
+        let Some(batch) = self.proposal.batch.as_ref().filter(|_| self.attempts > 1 || self.gave) else {
+            return Ok(None);
+        };
+        let outcome = match self.tables.writer.append_outcome(batch.id, self.deadline).await {
+            Ok(outcome) => outcome,
+            Err(error) => return Err(self.catalog_failed(error)),
+        };
+        match outcome {
+            Some(outcome) if outcome.revision <= current.mod_revision => {
+                self.made(batch, &outcome).await?;
+                Ok(Some(current.clone()))
+            }
+            Some(outcome) => self.made(batch, &outcome).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The batch is in: the pointer as it is now, so that a reader here sees it.
+    async fn made(&mut self, batch: &Batch, outcome: &Outcome) -> Result<Versioned<TablePointer>> {
+        let location = handing::made_in(&outcome.value)?;
+        self.settle(location.as_deref()).await;
+        self.forget(batch, outcome.revision);
+        self.given = Given::No;
+        match self.tables.metadata.read_table(&self.table.ident, self.deadline).await {
+            Ok(Some(current)) => Ok(current),
+            // Dropped since, or out of reach: what was asked for is done.
+            Ok(None) | Err(_) => Ok(self.table.pointer.clone()),
+        }
+    }
+
+    /// The outcome is of no use any more, unless handing the batch over may still come late: then it must be found.
+    fn forget(&self, batch: &Batch, revision: u64) {
+        if self.given != Given::Perhaps {
+            Handing::forget(self.tables, batch.id, revision);
+        }
+    }
+
+    /// Ends a batch that failed and may still be made: so that it cannot be, if that can be reached.
+    async fn withdraw(&mut self, batch: &Batch, error: Error) -> Result<Versioned<TablePointer>> {
+        let table = self.table.metadata.uuid();
+        match Handing::withdraw(&self.tables.writer, table, batch).await {
+            Ok(None) => {
+                for doubt in std::mem::take(&mut self.doubts) {
+                    self.tables.storage.discard(&doubt.objects).await;
+                }
+                self.given = Given::No;
+                let (kind, why) = self.why.take().unwrap_or((error.kind, error.message));
+                Err(self.failed(kind, why))
+            }
+            Ok(Some(location)) => {
+                self.settle(Some(&location)).await;
+                self.given = Given::No;
+                self.tables.metadata.invalidate(&self.table.ident);
+                Ok(self.table.pointer.clone())
+            }
+            Err(withdrawing) => {
+                tracing::debug!(table = %self.table.ident, error = %withdrawing, "appends could not be withdrawn");
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether it may be, or may still come to be, committed.
+    fn in_doubt(&self) -> bool {
+        !self.doubts.is_empty() || self.given != Given::No
+    }
+
     /// Whether the rows, as they were written, fit this version.
-    fn check(&self, metadata: &TableMetadata) -> Result<()> {
+    fn check(&mut self, metadata: &TableMetadata) -> Result<()> {
         let ident = &self.table.ident;
         if self.proposal.schema_id.is_some() {
             check_writable(ident, metadata).map_err(|e| self.failed(e.kind, e))?;
@@ -344,29 +535,14 @@ impl Commit<'_> {
         }
     }
 
-    /// Waits until another's claim has ended, and ends it if that takes too long.
-    async fn await_turn(&self, claim: u64) -> Result<()> {
-        let (writer, table) = (&self.tables.writer, self.table.metadata.uuid());
-        let until = Instant::now() + TURN_LIMIT;
-        let mut seen = Some(claim);
-        while seen == Some(claim) && claim != 0 {
-            if Instant::now() >= self.deadline {
+    async fn await_turn(&mut self, claim: u64) -> Result<()> {
+        match await_turn(self.tables, self.table.metadata.uuid(), claim, self.deadline).await {
+            true => Ok(()),
+            false => {
                 let ident = &self.table.ident;
-                return Err(self.failed(Kind::Conflict, format_args!("it was the turn of other writers of {ident}")));
-            }
-            // Before either, so that a store that refuses at once is not asked without a pause.
-            tokio::time::sleep(TURN_POLL).await;
-            let looked = match Instant::now() >= until {
-                true => writer.end_turn(table, claim, self.deadline).await.map(|()| None),
-                false => self.tables.metadata.turn(table, self.deadline).await,
-            };
-            match looked {
-                Ok(now) => seen = now,
-                // Without an answer the claim counts as it was, until the deadline above.
-                Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
+                Err(self.failed(Kind::Conflict, format_args!("it was the turn of other writers of {ident}")))
             }
         }
-        Ok(())
     }
 
     /// Ends a claim that this commit has and will not use. Whoever waits for it would do so in the end.
@@ -384,12 +560,13 @@ impl Commit<'_> {
     async fn pause(&mut self) -> Result<()> {
         let pause = rand::random_range(self.backoff / 2..=self.backoff);
         self.backoff = (self.backoff * 2).min(BACKOFF_MOST);
+        let attempts = self.attempts;
         if Instant::now() + pause >= self.deadline {
             return Err(self.failed(
                 Kind::Conflict,
                 format_args!(
                     "other writers of table {} were first, {} times until the deadline",
-                    self.table.ident, self.attempts
+                    self.table.ident, attempts
                 ),
             ));
         }
@@ -397,33 +574,23 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Metadata files that fell out of the log are removed, if the table is set up so.
-    fn remove_expired(&self, next: NextVersion) {
-        let properties = next.metadata.properties();
-        let enabled = properties.get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
-        if !enabled || next.expired.is_empty() {
-            return;
-        }
-        let storage = self.tables.storage.clone();
-        let expired: Vec<String> = next.expired.into_iter().map(|entry| entry.metadata_file).collect();
-        self.tables.tasks.spawn(async move { storage.discard(&expired).await });
-    }
-
-    fn catalog_failed(&self, error: CatalogError) -> Error {
+    fn catalog_failed(&mut self, error: CatalogError) -> Error {
         match &error {
             CatalogError::Store(store) if store.is_unavailable() => {
                 self.failed(Kind::Unavailable, unreachable_words(&error))
             }
             CatalogError::TableNotFound(_) => self.failed(Kind::NotFound, error),
+            CatalogError::AlreadyDone(_) => self.failed(Kind::Conflict, error),
             CatalogError::Damaged { .. } => self.failed(Kind::Corrupt, error),
             _ => self.failed(Kind::Internal, error),
         }
     }
 
     /// The error that ends this commit, with what is known about its outcome.
-    fn failed(&self, kind: Kind, why: impl fmt::Display) -> Error {
+    fn failed(&mut self, kind: Kind, why: impl fmt::Display) -> Error {
         let ident = &self.table.ident;
-        match (self.doubts.is_empty(), self.proposal.snapshot_id()) {
+        self.why = Some((kind, why.to_string()));
+        match (!self.in_doubt(), self.proposal.snapshot_id()) {
             (true, _) => Error::new(kind, format!("writing table {ident}: {why}; nothing was committed")),
             (false, Some(snapshot)) => Error::unknown(format!(
                 "writing table {ident}: {why}; whether the rows were committed is unknown: look for snapshot {snapshot} \
@@ -435,6 +602,41 @@ impl Commit<'_> {
             )),
         }
     }
+}
+
+/// Waits until another's claim on a table's next turn has ended, and ends it if that takes too long. `false`: the deadline
+/// came first.
+pub(super) async fn await_turn(tables: &Tables, table: uuid::Uuid, claim: u64, deadline: Instant) -> bool {
+    let until = Instant::now() + TURN_LIMIT;
+    let mut seen = Some(claim);
+    while seen == Some(claim) && claim != 0 {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        // Before either, so that a store that refuses at once is not asked without a pause.
+        tokio::time::sleep(TURN_POLL).await;
+        let looked = match Instant::now() >= until {
+            true => tables.writer.end_turn(table, claim, deadline).await.map(|()| None),
+            false => tables.metadata.turn(table, deadline).await,
+        };
+        match looked {
+            Ok(now) => seen = now,
+            // Without an answer the claim counts as it was, until the deadline above.
+            Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
+        }
+    }
+    true
+}
+
+/// Metadata files that fell out of the log are removed, if the table is set up so.
+pub(super) fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<MetadataLog>) {
+    let enabled = metadata.properties().get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
+    if !enabled || expired.is_empty() {
+        return;
+    }
+    let storage = tables.storage.clone();
+    let expired: Vec<String> = expired.into_iter().map(|entry| entry.metadata_file).collect();
+    tables.tasks.spawn(async move { storage.discard(&expired).await });
 }
 
 /// Creates a table with `files`.
@@ -452,7 +654,9 @@ pub async fn create(
             false => {
                 let io = LakeIo::new(tables.storage.clone());
                 let operation = Operation::Append;
-                let change = version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                let mut change =
+                    version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                change.notes.extend(tables.scope.notes());
                 change.added.iter().for_each(|manifest| files.add_object(manifest.manifest_path.clone()));
                 Some(change)
             }
@@ -465,7 +669,7 @@ pub async fn create(
         files.add_object(object.clone());
     }
     let pointer = TablePointer { uuid, metadata_location: next.location.clone(), previous_location: None };
-    let mut created = tables.writer.create_table(ident, &pointer, deadline).await;
+    let mut created = tables.recording()?.create_table(ident, &pointer, deadline).await;
     if matches!(&created, Err(e) if e.applied() == Applied::Unknown) {
         // The uuid is ours alone. While the table is not there, the lost attempt may still be on its way.
         if let Ok(Some(current)) = tables.metadata.read_table(ident, deadline).await {
@@ -514,7 +718,7 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) 
             // What was to be dropped is gone; another table has its name.
             return Ok(());
         }
-        match tables.writer.drop_table(ident, current.mod_revision, deadline).await {
+        match tables.recording()?.drop_table(ident, current.mod_revision, deadline).await {
             Ok(_) => {
                 tracing::info!(table = %ident, %uuid, metadata = %current.value.metadata_location, "dropped a table; its objects stay");
                 return Ok(());

@@ -2,8 +2,10 @@
 //!
 //! As in Iceberg, what decides is what the statement read and what it removes, not that the pointer moved:
 //! - A plain append reads nothing and removes nothing: it fits every version.
-//! - A file that the change removes must still be there, whatever removed it, and no row of it may have been deleted since:
-//!   else rows would come back, or be there twice. This is so under both kinds of isolation.
+//! - A file that the change removes, or deletes rows of, must still be there, whatever removed it, and no row of it may have been
+//!   deleted since: else rows would come back, or be there twice. This is so under both kinds of isolation.
+//! - Of that, deleted rows matter nothing to a DELETE that names rows in delete files and looks at each row by itself: a row may
+//!   be deleted twice. Only a deletion vector cannot be there twice for one file.
 //! - Serialisable (the default): no file came or went in between that may hold rows which the statement would have read
 //!   ([`Scope`]). Rewrites that change no row do not count. Under snapshot isolation this is left out.
 //!
@@ -15,9 +17,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use iceberg::spec::{
-    DataContentType, DataFile, ManifestContentType, ManifestStatus, Operation, SnapshotRef, TableMetadata,
+    DataFile, DataFileFormat, ManifestContentType, ManifestStatus, Operation, SnapshotRef, TableMetadata,
 };
 
+use super::deletes::{Named, names};
 use super::version::{Change, Removed};
 use crate::error::{Error, Result};
 use crate::storage::cache::MetadataCache;
@@ -31,7 +34,12 @@ pub struct Reads {
     /// The snapshot; `None` if the table had none.
     pub snapshot: Option<i64>,
     pub scope: Scope,
+    /// The data files in the scope, as they were read. Needed where the scope is [`Scope::Files`].
+    pub files: Arc<HashSet<String>>,
     pub isolation: Isolation,
+    /// Rows that others delete make no difference: the statement deletes rows as well, each by what is in that row alone,
+    /// and without rewriting files.
+    pub only_deletes: bool,
 }
 
 /// How much of what others did in between a statement puts up with.
@@ -100,12 +108,13 @@ pub async fn validate(cache: &MetadataCache, base: &TableMetadata, change: &Chan
         Removed::Files(paths) => paths.as_ref(),
         Removed::Nothing | Removed::Everything => &none,
     };
+    let touched = change.deletes.of.as_ref();
     let conflict = |what: String| Err(Error::conflict(format!("another writer has meanwhile {what}; run it again")));
     for snapshot in since(base, reads.snapshot)? {
         let id = snapshot.snapshot_id();
         let rewrite = snapshot.summary().operation == Operation::Replace;
-        let in_scope =
-            |file: &DataFile| !rewrite && reads.isolation == Isolation::Serializable && reads.scope.covers(file);
+        let serializable = !rewrite && reads.isolation == Isolation::Serializable;
+        let in_scope = |file: &DataFile| serializable && reads.scope.covers(file);
         let list = cache.manifest_list(base, &snapshot).await?;
         for file in list.entries().iter().filter(|file| file.added_snapshot_id == id) {
             let manifest = cache.manifest(file).await?;
@@ -117,18 +126,31 @@ pub async fn validate(cache: &MetadataCache, base: &TableMetadata, change: &Chan
                     (ManifestStatus::Added, ManifestContentType::Data) if in_scope(data_file) => {
                         return conflict(format!("added rows that the statement would have read (in {path})"));
                     }
-                    (ManifestStatus::Deleted, ManifestContentType::Data) if removed.contains(path) => {
+                    (ManifestStatus::Deleted, ManifestContentType::Data)
+                        if removed.contains(path) || touched.contains(path) =>
+                    {
                         return conflict(format!(
                             "removed or rewritten a data file that the statement changes ({path})"
                         ));
                     }
-                    (ManifestStatus::Deleted, ManifestContentType::Data) if in_scope(data_file) => {
+                    (ManifestStatus::Deleted, ManifestContentType::Data)
+                        if !reads.only_deletes && in_scope(data_file) =>
+                    {
                         return conflict(format!("deleted rows that the statement has read (in {path})"));
                     }
-                    (ManifestStatus::Added, ManifestContentType::Deletes)
-                        if deletes_from(data_file, removed) || (!rewrite && deletes_in_scope(reads)) =>
-                    {
-                        return conflict(format!("deleted rows that the statement has read (by {path})"));
+                    (ManifestStatus::Added, ManifestContentType::Deletes) => {
+                        let named = names(data_file);
+                        let is_vector = data_file.file_format() == DataFileFormat::Puffin;
+                        let of_any = |paths: &HashSet<String>| paths.iter().any(|path| named.may_be(path));
+                        let in_the_way = match reads.only_deletes {
+                            true => is_vector && of_any(touched),
+                            false => {
+                                of_any(removed) || of_any(touched) || (serializable && reads.may_have_read(&named))
+                            }
+                        };
+                        if in_the_way {
+                            return conflict(format!("deleted rows that the statement has read (by {path})"));
+                        }
                     }
                     _ => {}
                 }
@@ -138,18 +160,19 @@ pub async fn validate(cache: &MetadataCache, base: &TableMetadata, change: &Chan
     Ok(())
 }
 
-/// Whether a delete file may delete rows of one of these data files.
-fn deletes_from(delete_file: &DataFile, data_files: &HashSet<String>) -> bool {
-    match (delete_file.content_type(), delete_file.referenced_data_file()) {
-        (DataContentType::PositionDeletes, Some(path)) => data_files.contains(&path),
-        // It may name any file of its partition.
-        _ => !data_files.is_empty(),
+impl Reads {
+    /// Whether rows of data files may have been read that a delete file names.
+    fn may_have_read(&self, named: &Named) -> bool {
+        match self.scope {
+            Scope::Nothing => false,
+            Scope::Everything => true,
+            // Rows of files that came later are looked at where those came.
+            Scope::Files(_) => match named {
+                Named::One(path) => self.files.contains(path),
+                named => self.files.iter().any(|path| named.may_be(path)),
+            },
+        }
     }
-}
-
-/// Bounds of a delete file say nothing of the deleted rows.
-fn deletes_in_scope(reads: &Reads) -> bool {
-    reads.isolation == Isolation::Serializable && !matches!(reads.scope, Scope::Nothing)
 }
 
 /// The snapshots of `base` that came after `read`, newest first.

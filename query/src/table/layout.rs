@@ -237,7 +237,7 @@ impl Partitioner {
 }
 
 /// A value of a column as Iceberg has it.
-fn datum(column: &ArrayRef, row: usize, data_type: &PrimitiveType) -> Result<Option<Datum>> {
+pub fn datum(column: &ArrayRef, row: usize, data_type: &PrimitiveType) -> Result<Option<Datum>> {
     if column.is_null(row) {
         return Ok(None);
     }
@@ -278,6 +278,15 @@ fn datum(column: &ArrayRef, row: usize, data_type: &PrimitiveType) -> Result<Opt
 
 /// The plan with its rows clustered by partition and sorted, as the table asks for; its first columns are the table's.
 pub fn cluster(plan: Arc<dyn ExecutionPlan>, metadata: &TableMetadata) -> Result<Arc<dyn ExecutionPlan>> {
+    cluster_by(plan, metadata, metadata.default_sort_order())
+}
+
+/// [`cluster`] with the rows of a partition in this order.
+pub fn cluster_by(
+    plan: Arc<dyn ExecutionPlan>,
+    metadata: &TableMetadata,
+    sort: &SortOrder,
+) -> Result<Arc<dyn ExecutionPlan>> {
     let schema = plan.schema();
     let column = |place: usize| -> Arc<dyn PhysicalExpr> { Arc::new(Column::new(schema.field(place).name(), place)) };
     let mut order = Vec::new();
@@ -286,7 +295,7 @@ pub fn cluster(plan: Arc<dyn ExecutionPlan>, metadata: &TableMetadata) -> Result
         let key = PartitionKey { partitioner, columns };
         order.push(PhysicalSortExpr::new(Arc::new(key), SortOptions::default()));
     }
-    for field in &metadata.default_sort_order().fields {
+    for field in &sort.fields {
         let Some((place, _)) = column_of(metadata.current_schema(), field.source_id) else { continue };
         let options = SortOptions {
             descending: field.direction == SortDirection::Descending,

@@ -25,8 +25,6 @@ use crate::error::{Error, Kind, Result};
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
 
-/// Fewer small files than this in a partition are left as they are.
-pub const MIN_INPUT_FILES: u64 = 5;
 /// How old a file must be to be taken for an orphan, unless said otherwise ...
 pub const ORPHAN_AGE: Duration = Duration::from_secs(72 * 3600);
 /// ... and at least: a younger one may belong to a statement that is running.
@@ -54,7 +52,7 @@ pub fn set_current(snapshot: i64, ancestor: bool) -> Edit {
     })
 }
 
-fn branch_retention() -> SnapshotRetention {
+pub(super) fn branch_retention() -> SnapshotRetention {
     SnapshotRetention::Branch { min_snapshots_to_keep: None, max_snapshot_age_ms: None, max_ref_age_ms: None }
 }
 
@@ -93,7 +91,7 @@ pub fn drop_ref(name: String, branch: bool) -> Edit {
     })
 }
 
-fn reference(base: &TableMetadata, name: &str) -> Result<Option<SnapshotReference>> {
+pub(super) fn reference(base: &TableMetadata, name: &str) -> Result<Option<SnapshotReference>> {
     Ok(references(base)?.into_iter().find(|(of, _)| of == name).map(|(_, reference)| reference))
 }
 
@@ -106,7 +104,7 @@ fn references(base: &TableMetadata) -> Result<Vec<(String, SnapshotReference)>> 
 }
 
 /// A snapshot and what it comes from, newest first.
-fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterator<Item = &SnapshotRef> {
+pub(super) fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterator<Item = &SnapshotRef> {
     let first = from.and_then(|id| base.snapshot_by_id(id));
     std::iter::successors(first, |snapshot| base.snapshot_by_id(snapshot.parent_snapshot_id()?))
 }
@@ -122,11 +120,12 @@ pub async fn expire_snapshots(
 ) -> Result<u64> {
     let expired: Arc<Mutex<(Vec<Snapshot>, Option<TableMetadata>)>> = Arc::default();
     let edit: Edit = {
-        let expired = expired.clone();
+        let (expired, tables) = (expired.clone(), tables.clone());
         Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
             let kept = retained(base, older_than_ms, retain_last)?;
             let gone: Vec<Snapshot> =
                 base.snapshots().filter(|s| !kept.contains(&s.snapshot_id())).map(|s| s.as_ref().clone()).collect();
+            tables.will_answer(gone.len() as u64);
             let ids: Vec<i64> = gone.iter().map(|snapshot| snapshot.snapshot_id()).collect();
             *expired.lock().unwrap_or_else(PoisonError::into_inner) = (gone, Some(base.clone()));
             Ok(builder.remove_snapshots(&ids))
@@ -155,12 +154,21 @@ pub async fn expire_snapshots(
         .await
 }
 
+/// How long snapshots of a table are kept, in milliseconds.
+pub(super) fn snapshot_age_ms(base: &TableMetadata) -> i64 {
+    let asked = base.properties().get("history.expire.max-snapshot-age-ms").and_then(|text| text.parse().ok());
+    asked.unwrap_or(SNAPSHOT_AGE_MS)
+}
+
 /// The ids of the snapshots that stay.
-fn retained(base: &TableMetadata, older_than_ms: Option<i64>, retain_last: Option<u64>) -> Result<HashSet<i64>> {
+pub(super) fn retained(
+    base: &TableMetadata,
+    older_than_ms: Option<i64>,
+    retain_last: Option<u64>,
+) -> Result<HashSet<i64>> {
     let property = |name: &str| base.properties().get(name).and_then(|text| text.parse::<i64>().ok());
     let now = version::now_ms();
-    let age = property("history.expire.max-snapshot-age-ms").unwrap_or(SNAPSHOT_AGE_MS);
-    let default_cutoff = older_than_ms.unwrap_or(now.saturating_sub(age));
+    let default_cutoff = older_than_ms.unwrap_or(now.saturating_sub(snapshot_age_ms(base)));
     let least = property("history.expire.min-snapshots-to-keep").and_then(|n| u64::try_from(n).ok());
     let default_least = retain_last.or(least).unwrap_or(1).max(1);
     let mut kept = HashSet::new();
@@ -187,7 +195,7 @@ fn retained(base: &TableMetadata, older_than_ms: Option<i64>, retain_last: Optio
 }
 
 /// Removes what the snapshots `gone` of `base` refer to and no snapshot of `current` does.
-async fn remove_unreferenced(
+pub(super) async fn remove_unreferenced(
     tables: &Tables,
     base: &TableMetadata,
     current: &TableMetadata,
@@ -240,6 +248,7 @@ pub async fn rewrite_manifests(tables: &Arc<Tables>, table: &Table, deadline: In
     if before < 2 {
         return Ok(0);
     }
+    tables.will_answer(before as u64);
     let (tables, table) = (tables.clone(), table.clone());
     let owner = tables.clone();
     owner
@@ -361,7 +370,7 @@ pub async fn register_table(tables: &Arc<Tables>, ident: &TableIdent, file: &str
     let doing = format!("registering table {ident}");
     let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
     let pointer = TablePointer { uuid: metadata.uuid(), metadata_location: file.to_owned(), previous_location: None };
-    match tables.writer.create_table(ident, &pointer, deadline).await {
+    match tables.recording()?.create_table(ident, &pointer, deadline).await {
         Ok(current) if current.value == pointer => Ok(()),
         Ok(_) => Err(Error::already_exists(format!("table {ident} exists already"))),
         Err(error) => match catalog_error(&doing, error) {

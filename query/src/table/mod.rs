@@ -7,29 +7,41 @@
 //!                   -> <location>/metadata/<uuid>-m0.avro       a manifest: data files with counts and bounds
 //!                        -> <location>/data/<uuid>.parquet      rows
 //! ```
-//! The location is `<warehouse>/<namespace>/<name>-<table uuid>`, so that a table created under a name used before
+//! The location is `<root of the warehouse>/<namespace>/<name>-<table uuid>` ([`warehouses`]), so that a table created under a name used before
 //! shares nothing with the old one.
 //!
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
 //! In reading order: [`types`] (Arrow and Iceberg types), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
-//! (data files), [`version`] (manifests,
-//! lists, metadata.json), [`conflict`] (does a change hold on a newer version), [`commit`] (the swap, lost races, unknown
-//! outcomes), [`queue`] (one writer of a node at a time per table), [`maintenance`] (history, manifests, orphans), and
-//! [`Tables`] here, which is what the rest of the crate uses.
+//! (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
+//! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
+//! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
+//! [`staged`] (transactions over several tables), [`expiry`] (snapshots that expire by themselves), [`history`] and [`maintenance`]
+//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), [`view`] (views), [`warehouses`] (where tables live),
+//! and [`Tables`] here, which is what the rest of the crate uses.
 //!
-//! What is written: format version 2. A table that another engine has made otherwise is refused by name
-//! ([`Table::check_writable`]), never half written.
+//! What is written: format version 2, and tables of version 3 that other engines have made. What cannot be written is refused by
+//! name ([`Table::check_writable`]), never half written.
 
+pub mod append;
 pub mod commit;
 pub mod conflict;
+pub mod deletes;
+pub mod expiry;
+pub mod handing;
+pub mod history;
 pub mod layout;
 pub mod maintenance;
 pub mod queue;
+pub mod scope;
+pub mod staged;
 pub mod stats;
+mod steps;
 pub mod types;
 pub mod version;
+pub mod view;
+pub mod warehouses;
 pub mod writer;
 
 use std::collections::HashMap;
@@ -38,7 +50,7 @@ use std::time::{Duration, Instant};
 
 use arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
 use futures::{StreamExt, TryStreamExt};
-use iceberg::spec::{FormatVersion, MAIN_BRANCH, Operation, TableMetadata, TableMetadataBuilder};
+use iceberg::spec::{FormatVersion, Literal, MAIN_BRANCH, Operation, TableMetadata, TableMetadataBuilder};
 use lake_client::cache::Want;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::{Metadata, MetadataWriter};
@@ -51,21 +63,31 @@ use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
+use append::Appends;
 use commit::Proposal;
 use conflict::Reads;
+use handing::Handing;
 use layout::Layout;
 use queue::CommitQueues;
+use scope::Scope;
 use version::{Edit, Removed};
+use warehouses::{LastLook, Place};
 use writer::{DataFiles, DataWriter};
 
 /// Metadata files beyond this many versions are removed after a commit, by the properties that new tables get.
 const PREVIOUS_VERSIONS: &str = "100";
 
+/// The property by which a table is created in another format version than 2.
+pub const FORMAT_VERSION: &str = "format-version";
+
 /// Namespaces listed at a time.
 const LISTINGS_IN_FLIGHT: usize = 8;
 
-/// Everything about tables that a node shares between statements.
-#[derive(Debug)]
+/// What the outcomes of transactions are filed under.
+pub const TRANSACTIONS: &str = "transaction";
+
+/// Everything about tables that a node shares between statements, and on whose behalf it is used. Cheap to clone.
+#[derive(Debug, Clone)]
 pub struct Tables {
     pub storage: Arc<Storage>,
     pub cache: MetadataCache,
@@ -74,9 +96,13 @@ pub struct Tables {
     pub metadata: Metadata,
     pub(crate) writer: MetadataWriter,
     pub(crate) queues: CommitQueues,
+    pub(crate) appends: Appends,
+    pub(crate) handing: Arc<Handing>,
     /// Commits and clean-ups under way; shutdown waits for them.
     pub(crate) tasks: TaskTracker,
     target_file_bytes: usize,
+    last_look: LastLook,
+    pub(crate) scope: Scope,
 }
 
 /// One version of a table, as a statement sees it.
@@ -111,9 +137,39 @@ impl Tables {
             writer: metadata.writer(),
             metadata,
             queues: CommitQueues::default(),
+            appends: Appends::default(),
+            handing: Arc::default(),
             tasks: TaskTracker::new(),
             target_file_bytes,
+            last_look: LastLook::default(),
+            scope: Scope::Plain,
         })
+    }
+
+    /// The same on somebody's behalf.
+    pub fn within(&self, scope: Scope) -> Arc<Self> {
+        Arc::new(Self { scope, ..self.clone() })
+    }
+
+    /// What changes are made with: where they are one operation, its outcome is left with the first.
+    ///
+    /// # Errors
+    /// `Invalid` if the operation's id cannot be one; `NotSupported` inside of a transaction, which makes its changes itself.
+    pub(crate) fn recording(&self) -> Result<MetadataWriter> {
+        match &self.scope {
+            Scope::Plain => Ok(self.writer.clone()),
+            Scope::Once(once) => Ok(self.writer.within(once.record(None)?)),
+            Scope::Within(_) => {
+                Err(Error::not_supported("inside of a transaction this statement is not supported; nothing was done"))
+            }
+        }
+    }
+
+    /// What the statement will answer, said before it commits: it is kept with the outcome of its operation.
+    pub(crate) fn will_answer(&self, count: u64) {
+        if let Scope::Once(once) = &self.scope {
+            once.will_answer(count);
+        }
     }
 
     /// Loads the tables of one statement, their pointers all at once.
@@ -124,7 +180,9 @@ impl Tables {
     /// The same with pointers that are current now, for a statement that changes what it reads: on an older version it
     /// would conflict with what was done before it.
     pub async fn load_now(&self, idents: &[TableIdent], deadline: Instant) -> Result<Loaded> {
-        let Some(first) = idents.first() else { return Ok(Loaded::default()) };
+        let Some(first) = idents.first().filter(|_| !matches!(self.scope, Scope::Within(_))) else {
+            return self.load_since(idents, 0, deadline).await;
+        };
         let read = self.metadata.read_table(first, deadline).await;
         let now = read.map_err(|e| catalog_error("looking up tables", e))?.map_or(0, |pointer| pointer.valid_through);
         self.load_since(idents, now, deadline).await
@@ -133,6 +191,9 @@ impl Tables {
     async fn load_since(&self, idents: &[TableIdent], revision: u64, deadline: Instant) -> Result<Loaded> {
         if idents.is_empty() {
             return Ok(Loaded::default());
+        }
+        if let Scope::Within(staged) = &self.scope {
+            return staged.load(self, idents, deadline).await;
         }
         let failed = |e| catalog_error("looking up tables", e);
         let resolved = self.metadata.tables(idents, Want::by(deadline).at_least(revision)).await.map_err(failed)?;
@@ -167,6 +228,24 @@ impl Tables {
             .await
     }
 
+    /// The views of all namespaces, by name.
+    pub async fn list_views(&self, deadline: Instant) -> Result<Vec<TableIdent>> {
+        let failed = |e| catalog_error("listing views", e);
+        let namespaces = self.metadata.list_namespaces(deadline).await.map_err(failed)?;
+        let lists = futures::stream::iter(namespaces).map(|namespace| async move {
+            let names = match self.metadata.list_views(&namespace, deadline).await {
+                Ok(names) => names,
+                // Dropped in between.
+                Err(CatalogError::NamespaceNotFound(_)) => Vec::new(),
+                Err(error) => return Err(failed(error)),
+            };
+            let idents = names.into_iter().map(|name| TableIdent::new(namespace.clone(), name));
+            idents.collect::<Result<Vec<_>, _>>().map_err(failed)
+        });
+        let listed: Vec<Vec<TableIdent>> = lists.buffered(LISTINGS_IN_FLIGHT).try_collect().await?;
+        Ok(listed.concat())
+    }
+
     /// Loads the version that `pointer` names. If its metadata is gone because newer versions have long replaced it,
     /// the pointer is read anew.
     pub(crate) async fn load_version(
@@ -176,6 +255,7 @@ impl Tables {
         deadline: Instant,
     ) -> Result<Option<Table>> {
         let loading = |e: Error| e.while_doing(format_args!("loading table {ident}"));
+        self.find_bucket(&pointer.value.metadata_location, deadline).await.map_err(loading)?;
         match self.cache.table(&pointer.value.metadata_location).await {
             Ok(metadata) => Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
             Err(error) if error.kind == Kind::NotFound => {
@@ -194,9 +274,12 @@ impl Tables {
     }
 
     /// A table that nothing points at yet, with these columns and, besides those of every new table, these properties.
+    ///
+    /// # Errors
+    /// `Invalid` for a format version that is not written, and what cannot be laid out so.
     pub fn plan_create(
         &self,
-        ident: &TableIdent,
+        place: &Place,
         schema: &ArrowSchema,
         layout: &Layout,
         more: impl IntoIterator<Item = (String, String)>,
@@ -206,16 +289,14 @@ impl Tables {
         let uuid = Uuid::new_v4();
         let mut properties = new_table_properties();
         properties.extend(more);
-        let built = TableMetadataBuilder::new(
-            schema,
-            spec,
-            order,
-            self.new_location(ident, uuid),
-            FormatVersion::V2,
-            properties,
-        )?
-        .assign_uuid(uuid)
-        .build()?;
+        let version = match properties.remove(FORMAT_VERSION).as_deref() {
+            None | Some("2") => FormatVersion::V2,
+            Some("3") => FormatVersion::V3,
+            Some(other) => return Err(Error::invalid(format!("{FORMAT_VERSION} is {other:?}, and must be 2 or 3"))),
+        };
+        let built = TableMetadataBuilder::new(schema, spec, order, place.of(uuid), version, properties)?
+            .assign_uuid(uuid)
+            .build()?;
         Ok(built.metadata)
     }
 
@@ -232,6 +313,9 @@ impl Tables {
         let schema = types::iceberg_schema_after(schema, last_column_id)?;
         let (spec, order) = (layout.spec(&schema)?, layout.order(&schema)?);
         let properties: HashMap<String, String> = more.into_iter().collect();
+        if properties.contains_key(FORMAT_VERSION) {
+            return Err(Error::invalid("a table that is replaced keeps its format version"));
+        }
         let edit: Edit = Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
             if base.last_column_id() != last_column_id {
                 return Err(Error::conflict("another writer has meanwhile added columns or replaced it; run it again"));
@@ -250,16 +334,6 @@ impl Tables {
         Ok((metadata, edit))
     }
 
-    /// Names may hold what paths should not; the uuid keeps locations apart anyway.
-    pub(crate) fn new_location(&self, ident: &TableIdent, uuid: Uuid) -> String {
-        let clean = |name: &str| -> String {
-            let safe = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' };
-            name.chars().take(64).map(safe).collect()
-        };
-        let namespace: Vec<String> = ident.namespace.levels().iter().map(|level| clean(level)).collect();
-        format!("{}/{}/{}-{uuid}", self.storage.warehouse(), namespace.join("/"), clean(&ident.name))
-    }
-
     /// At which size a data file of a table ends.
     pub fn target_file_bytes(&self, metadata: &TableMetadata) -> usize {
         let asked =
@@ -272,14 +346,18 @@ impl Tables {
         DataWriter::new(self.storage.clone(), self.tasks.clone(), metadata, self.target_file_bytes(metadata))
     }
 
-    /// Appends data files to a table. Runs to its end even if the caller goes away.
+    /// Appends data files to a table, together with what else is appended to it at the same time unless the table says
+    /// otherwise. Runs to its end even if the caller goes away.
     ///
     /// # Errors
     /// See [`commit`]; the error's kind and words say whether something was or may have been committed.
     pub async fn append(self: &Arc<Self>, table: &Table, files: DataFiles, deadline: Instant) -> Result<()> {
-        match files.files.is_empty() {
-            true => Ok(()),
-            false => self.change(table, Operation::Append, files, Removed::Nothing, None, deadline).await,
+        // An operation's outcome is a part of its own commit, and a transaction makes its changes itself.
+        let merges = matches!(self.scope, Scope::Plain) && append::merges(&table.metadata);
+        match (files.files.is_empty(), merges) {
+            (true, _) => Ok(()),
+            (false, true) => self.appends.append(self, table, files, deadline).await,
+            (false, false) => self.change(table, Operation::Append, files, Removed::Nothing, None, deadline).await,
         }
     }
 
@@ -299,8 +377,12 @@ impl Tables {
     ) -> Result<()> {
         let (tables, table) = (self.clone(), table.clone());
         self.owned(async move {
+            if let Scope::Within(staged) = &tables.scope {
+                return staged.stage(&tables, &table, operation, files, removed, reads).await;
+            }
             let io = LakeIo::new(tables.storage.clone());
-            let change = version::write_change(&io, &table.metadata, operation, &files.files, removed).await?;
+            let mut change = version::write_files(&io, &table.metadata, operation, &files, removed).await?;
+            change.notes.extend(tables.scope.notes());
             let proposal = Proposal::change(change, reads, &table.metadata);
             commit::commit(&tables, &table, proposal, files, deadline).await.map(drop)
         })
@@ -358,7 +440,9 @@ impl Tables {
             if !files.files.is_empty() {
                 let io = LakeIo::new(tables.storage.clone());
                 let operation = Operation::Append;
-                let change = version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                let mut change =
+                    version::write_change(&io, &metadata, operation, &files.files, Removed::Nothing).await?;
+                change.notes.extend(tables.scope.notes());
                 proposal.change = Some(change);
             }
             commit::commit(&tables, &table, proposal, files, deadline).await.map(drop)
@@ -420,8 +504,14 @@ pub(crate) fn new_table_properties() -> HashMap<String, String> {
 
 fn check_writable(ident: &TableIdent, metadata: &TableMetadata) -> Result<()> {
     let refused = |what: String| Err(Error::not_supported(format!("table {ident} cannot be written yet: {what}")));
-    if metadata.format_version() != FormatVersion::V2 {
-        return refused(format!("it has format version {}, and only 2 is written", metadata.format_version() as u8));
+    if metadata.format_version() < FormatVersion::V2 {
+        return refused("it has format version 1, and 2 and 3 are written".into());
+    }
+    let fields = metadata.current_schema().as_struct().fields();
+    if let Some(odd) =
+        fields.iter().find(|field| matches!(&field.write_default, Some(l) if !matches!(l, Literal::Primitive(_))))
+    {
+        return refused(format!("the default of column {} is nested", odd.name));
     }
     if let Some(why) = layout::unsupported(metadata) {
         return refused(why);
@@ -444,7 +534,7 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
             Error::already_exists(error)
         }
         CatalogError::ScopeHeld { .. } | CatalogError::AlreadyDone(_) => Error::conflict(error),
-        CatalogError::NamespaceNotEmpty(_) => Error::invalid(error),
+        CatalogError::NamespaceNotEmpty(_) | CatalogError::IsWarehouse(_) => Error::invalid(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),
         CatalogError::Damaged { .. } => Error::corrupt(error),

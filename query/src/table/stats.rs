@@ -6,7 +6,7 @@
 //! NaNs there are is counted while writing ([`NanCounter`]), because the footer does not say.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Float32Type, Float64Type};
@@ -45,7 +45,7 @@ impl NanCounter {
     }
 }
 
-/// The manifest's description of a file, but for what depends on how the table is laid out.
+/// The manifest's description of a file that was just written, but for what depends on how the table is laid out.
 pub fn data_file(
     location: &str,
     size_bytes: u64,
@@ -53,21 +53,40 @@ pub fn data_file(
     footer: &ParquetMetaData,
     nans: NanCounter,
 ) -> Result<DataFileBuilder> {
+    let mut ids = Vec::new();
+    for column in footer.file_metadata().schema_descr().columns() {
+        let info = column.self_type().get_basic_info();
+        if !info.has_id() {
+            return Err(Error::internal(format!(
+                "{location}: column {} was written without a field id",
+                column.path()
+            )));
+        }
+        ids.push(Some(info.id()));
+    }
+    let bounded = schema.as_struct().fields().iter().map(|field| field.id).collect();
+    Ok(describe(location, size_bytes, schema, footer, &ids, &bounded, nans))
+}
+
+/// The same for any file: `ids` are those of its leaves, in order, if they are of the table; `bounded` the columns of which the
+/// file keeps values as lake would.
+pub fn describe(
+    location: &str,
+    size_bytes: u64,
+    schema: &Schema,
+    footer: &ParquetMetaData,
+    ids: &[Option<i32>],
+    bounded: &HashSet<i32>,
+    nans: NanCounter,
+) -> DataFileBuilder {
     let columns = footer.file_metadata().schema_descr().columns();
     let mut sizes: HashMap<i32, u64> = HashMap::new();
     let mut values: HashMap<i32, u64> = HashMap::new();
     let mut nulls: HashMap<i32, u64> = HashMap::new();
     let mut bounds: HashMap<i32, Bounds> = HashMap::new();
     for row_group in footer.row_groups() {
-        for (column, chunk) in columns.iter().zip(row_group.columns()) {
-            let info = column.self_type().get_basic_info();
-            if !info.has_id() {
-                return Err(Error::internal(format!(
-                    "{location}: column {} was written without a field id",
-                    column.path()
-                )));
-            }
-            let id = info.id();
+        for ((column, chunk), id) in columns.iter().zip(row_group.columns()).zip(ids) {
+            let Some(id) = *id else { continue };
             *sizes.entry(id).or_default() += u64::try_from(chunk.compressed_size()).unwrap_or(0);
             *values.entry(id).or_default() += u64::try_from(chunk.num_values()).unwrap_or(0);
             let statistics = chunk.statistics();
@@ -76,7 +95,8 @@ pub fn data_file(
             {
                 *nulls.entry(id).or_default() += count;
             }
-            if let Some(field) = schema.as_struct().field_by_id(id)
+            if bounded.contains(&id)
+                && let Some(field) = schema.as_struct().field_by_id(id)
                 && let Type::Primitive(primitive) = field.field_type.as_ref()
             {
                 let all_null =
@@ -112,7 +132,7 @@ pub fn data_file(
         .lower_bounds(lower)
         .upper_bounds(upper)
         .split_offsets(Some(offsets.collect()));
-    Ok(described)
+    described
 }
 
 /// Bounds over several row groups.

@@ -7,6 +7,7 @@
 //! A [`DataFiles`] that is dropped without [`DataFiles::keep`] removes what it names: a statement that fails or is
 //! cancelled leaves nothing behind.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrow::array::{Array, RecordBatch};
@@ -21,6 +22,7 @@ use parquet::file::properties::WriterProperties;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::deletes::DeletePlace;
 use super::layout::Partitioner;
 use super::stats::{NanCounter, data_file};
 use super::types::arrow_schema;
@@ -38,6 +40,12 @@ const UPLOAD_BUFFER_BYTES: usize = 8 << 20;
 #[derive(Debug)]
 pub struct DataFiles {
     pub files: Vec<DataFile>,
+    /// Delete files, each with the partition spec that it belongs to.
+    pub deletes: Vec<(i32, DataFile)>,
+    /// The data files whose rows those delete.
+    pub deleted_from: Arc<HashSet<String>>,
+    /// Delete files of the table that are not needed any more once these are committed.
+    pub replaced_deletes: Arc<HashSet<DeletePlace>>,
     pub rows: u64,
     /// Every object written so far for the commit to come, data files first.
     objects: Vec<String>,
@@ -47,12 +55,36 @@ pub struct DataFiles {
 
 impl DataFiles {
     pub fn new(storage: Arc<Storage>, tasks: TaskTracker) -> Self {
-        Self { files: Vec::new(), rows: 0, objects: Vec::new(), storage, tasks }
+        let (deleted_from, replaced_deletes) = Default::default();
+        Self {
+            files: Vec::new(),
+            deletes: Vec::new(),
+            deleted_from,
+            replaced_deletes,
+            rows: 0,
+            objects: Vec::new(),
+            storage,
+            tasks,
+        }
+    }
+
+    /// Takes over the data files of another.
+    pub fn take_over(&mut self, mut other: Self) {
+        self.files.append(&mut other.files);
+        self.rows += other.rows;
+        self.objects.append(&mut other.objects);
     }
 
     /// Also removed if nothing comes of it.
     pub fn add_object(&mut self, location: String) {
         self.objects.push(location);
+    }
+
+    /// Takes over what `other` has written, for one commit of both.
+    pub fn absorb(&mut self, mut other: DataFiles) {
+        self.rows += other.rows;
+        self.files.append(&mut other.files);
+        self.objects.append(&mut other.objects);
     }
 
     /// A snapshot refers to the files, or may: they stay.
@@ -70,7 +102,8 @@ impl DataFiles {
 impl Drop for DataFiles {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects);
-        if objects.is_empty() {
+        // A panic says nothing of what was committed: then they stay, for the orphan sweep.
+        if objects.is_empty() || std::thread::panicking() {
             return;
         }
         let storage = self.storage.clone();
@@ -125,6 +158,11 @@ impl DataWriter {
         })
     }
 
+    /// The same for rows that do not come in the table's order.
+    pub fn in_no_order(self) -> Self {
+        Self { sort_order_id: None, ..self }
+    }
+
     /// Adds a batch whose columns are the table's, in order.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
@@ -171,20 +209,8 @@ impl DataWriter {
 
     fn begin(&mut self, partition: Struct) -> Result<OpenFile> {
         let location = format!("{}/{}.parquet", self.directory, Uuid::now_v7());
-        let object = self.storage.resolve(&location)?;
         self.done.add_object(location.clone());
-        let level = ZstdLevel::try_new(3).map_err(|e| Error::internal(e.to_string()))?;
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(level))
-            .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
-            .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
-            .set_created_by(concat!("lake ", env!("CARGO_PKG_VERSION")).to_owned())
-            .build();
-        // Without the Arrow schema in the footer every reader sees the types Iceberg names.
-        let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
-        let upload = BufWriter::with_capacity(object.store, object.path, UPLOAD_BUFFER_BYTES);
-        let writer = AsyncArrowWriter::try_new_with_options(upload, self.arrow_schema.clone(), options)
-            .map_err(|e| write_failed(&location, &e))?;
+        let writer = parquet_writer(&self.storage, &location, self.arrow_schema.clone())?;
         Ok(OpenFile { location, partition, writer, nans: NanCounter::default() })
     }
 
@@ -206,7 +232,27 @@ impl DataWriter {
     }
 }
 
-fn write_failed(location: &str, error: &parquet::errors::ParquetError) -> Error {
+/// A writer of a new Parquet file, whose fields carry ids.
+pub(super) fn parquet_writer(
+    storage: &Storage,
+    location: &str,
+    schema: SchemaRef,
+) -> Result<AsyncArrowWriter<BufWriter>> {
+    let object = storage.resolve(location)?;
+    let level = ZstdLevel::try_new(3).map_err(|e| Error::internal(e.to_string()))?;
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(level))
+        .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
+        .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
+        .set_created_by(concat!("lake ", env!("CARGO_PKG_VERSION")).to_owned())
+        .build();
+    // Without the Arrow schema in the footer every reader sees the types Iceberg names.
+    let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+    let upload = BufWriter::with_capacity(object.store, object.path, UPLOAD_BUFFER_BYTES);
+    AsyncArrowWriter::try_new_with_options(upload, schema, options).map_err(|e| write_failed(location, &e))
+}
+
+pub(super) fn write_failed(location: &str, error: &parquet::errors::ParquetError) -> Error {
     let source = object_store::Error::Generic { store: "Parquet", source: with_sources(error).into() };
     Error::object_store("writing", location, &source)
 }

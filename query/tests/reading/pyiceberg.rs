@@ -201,3 +201,32 @@ async fn pyiceberg_reads_hand_made_deletes_as_we_do() {
     assert_eq!(ours, theirs);
     assert_eq!(ours.iter().map(Vec::len).collect::<Vec<_>>(), [306, 306]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pyiceberg_reads_the_deletes_that_we_write() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let catalog = Catalog::new(cluster.store.clone());
+    let modes = "'write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read'";
+    let (mut locations, mut ours) = (Vec::new(), Vec::new());
+    for (name, layout) in [
+        ("of_files", format!("WITH ({modes})")),
+        ("of_partitions", format!("PARTITIONED BY (p) WITH ({modes}, 'write.delete.granularity' = 'partition')")),
+        ("vectors", format!("PARTITIONED BY (p) WITH ({modes}, 'format-version' = '3')")),
+    ] {
+        run(&client, &format!("CREATE TABLE {name} (p BIGINT, id BIGINT) {layout}")).await;
+        for start in [0, 1000] {
+            let rows = format!("SELECT value % 2, value FROM generate_series({start}, {})", start + 499);
+            run(&client, &format!("INSERT INTO {name} {rows}")).await;
+        }
+        assert_eq!(number(&client, &format!("DELETE FROM {name} WHERE id % 7 = 0")).await, 144);
+        assert_eq!(number(&client, &format!("UPDATE {name} SET id = -id WHERE id BETWEEN 10 AND 20")).await, 10);
+        assert_eq!(number(&client, &format!("DELETE FROM {name} WHERE id > 1490 AND p = 1")).await, 4);
+        let pointer = catalog.load_table(&ident(name), deadline()).await.unwrap().unwrap();
+        locations.push(pointer.value.metadata_location);
+        ours.push(numbers(&client, &format!("SELECT id FROM {name} ORDER BY id")).await);
+    }
+    let theirs: Vec<Vec<i64>> = serde_json::from_value(script(READ, locations).await).unwrap();
+    assert_eq!(ours, theirs);
+    assert!(ours.iter().all(|ids| ids.len() == 852), "{:?}", ours.iter().map(Vec::len).collect::<Vec<_>>());
+}

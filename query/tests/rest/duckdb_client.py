@@ -9,6 +9,10 @@ import duckdb_extension_httpfs
 import duckdb_extension_iceberg
 
 
+# Of tables on S3: warehouse, endpoint, access key and secret key, as arguments that are `name=value`.
+PROPERTIES = dict(argument.split("=", 1) for argument in sys.argv if "=" in argument)
+
+
 def connect(uri):
     con = duckdb.connect()
     con.execute("SET autoinstall_known_extensions = false; SET autoload_known_extensions = false")
@@ -16,7 +20,16 @@ def connect(uri):
         name = package.__name__.rsplit("_", 1)[1]
         found = list(pathlib.Path(package.__file__).parent.rglob(f"{name}.duckdb_extension"))
         con.execute(f"LOAD '{found[0]}'")
-    con.execute(f"ATTACH 'lake' AS lake (TYPE iceberg, ENDPOINT '{uri}', AUTHORIZATION_TYPE 'none')")
+    if "endpoint" in PROPERTIES:
+        address = PROPERTIES["endpoint"].removeprefix("http://")
+        con.execute(
+            f"CREATE SECRET (TYPE s3, KEY_ID '{PROPERTIES['access']}', SECRET '{PROPERTIES['secret']}', REGION 'us-east-1',"
+            f" ENDPOINT '{address}', URL_STYLE 'path', USE_SSL false)"
+        )
+    # The catalog lends no keys: DuckDB's own secret counts.
+    own = ", ACCESS_DELEGATION_MODE 'none'" if "endpoint" in PROPERTIES else ""
+    warehouse = PROPERTIES.get("warehouse", "lake")
+    con.execute(f"ATTACH '{warehouse}' AS lake (TYPE iceberg, ENDPOINT '{uri}', AUTHORIZATION_TYPE 'none'{own})")
     return con
 
 
@@ -77,4 +90,4 @@ def drops(uri):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    globals()[sys.argv[1]](*(argument for argument in sys.argv[2:] if "=" not in argument))

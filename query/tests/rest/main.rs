@@ -13,6 +13,7 @@ mod s3;
 #[path = "../../../client/tests/support/mod.rs"]
 mod support;
 mod views;
+mod warehouses;
 mod wire;
 
 use std::sync::Arc;

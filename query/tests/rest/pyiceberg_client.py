@@ -27,7 +27,7 @@ PROPERTIES = dict(argument.split("=", 1) for argument in sys.argv if "=" in argu
 
 
 def connect(uri, **more):
-    return load_catalog("it", type="rest", uri=uri, warehouse="lake", **PROPERTIES, **more)
+    return load_catalog("it", type="rest", uri=uri, **{"warehouse": "lake"} | PROPERTIES, **more)
 
 
 def refused(error, action):

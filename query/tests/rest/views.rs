@@ -28,6 +28,46 @@ fn set(name: &str, value: &str) -> Value {
     json!({"action": "set-properties", "updates": {name: value}})
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn views_of_sql_are_those_of_rest() {
+    use crate::common::{number, refused, run};
+    let cluster = cluster(2).await;
+    let (rest, client) = (rest(&cluster, 0), cluster.client(1).await);
+    namespace(&rest).await;
+    run(&client, "CREATE TABLE n.t AS SELECT CAST(7 AS BIGINT) AS id").await;
+    run(&client, "CREATE VIEW n.v (number COMMENT 'the id') COMMENT 'of t' AS SELECT id FROM n.t").await;
+    let view = rest.get(&format!("{NAMESPACE}/views/v")).await.expect(200).json();
+    let metadata = &view["metadata"];
+    let representation = &metadata["versions"][0]["representations"][0];
+    assert_eq!(representation["dialect"], "datafusion");
+    assert!(representation["sql"].as_str().unwrap().contains("SELECT id FROM n.t"), "{representation}");
+    let column = &metadata["schemas"][0]["fields"][0];
+    assert_eq!(
+        (&column["name"], &column["type"], &column["doc"]),
+        (&json!("number"), &json!("long"), &json!("the id"))
+    );
+    assert_eq!(metadata["properties"]["comment"], "of t");
+    assert_eq!(number(&client, "SELECT number FROM n.v").await, 7);
+
+    // Another engine's, in its dialect and then in ours; its names are of its own namespace.
+    let views = format!("{NAMESPACE}/views");
+    let foreign = json!({"name": "w", "schema": schema(), "view-version": version("SELECT id FROM t")});
+    let created = rest.post(&views, foreign).await.expect(200).json();
+    let error = refused(&client, "SELECT * FROM n.w").await;
+    assert!(error.message.contains("only in: spark"), "{error}");
+    let mut ours = version("SELECT id, id + 1 AS more FROM t");
+    ours["representations"][0]["dialect"] = json!("datafusion");
+    let replace = json!({"requirements": [{"type": "assert-view-uuid", "uuid": created["metadata"]["view-uuid"]}],
+        "updates": [{"action": "add-view-version", "view-version": ours},
+            {"action": "set-current-view-version", "view-version-id": -1}]});
+    rest.post(&format!("{views}/w"), replace).await.expect(200);
+    assert_eq!(number(&client, "SELECT * FROM n.w").await, 7, "the columns are the view's");
+    run(&client, "DROP VIEW n.w").await;
+    rest.get(&format!("{views}/w")).await.refused(404, "NoSuchViewException");
+    run(&client, "DROP SCHEMA n CASCADE").await;
+    rest.get(&format!("{views}/v")).await.refused(404, "NoSuchViewException");
+}
+
 #[tokio::test]
 async fn views_share_the_names_of_tables() {
     let cluster = cluster(2).await;

@@ -310,7 +310,7 @@ async fn a_table_is_registered_by_its_metadata() {
     let closed = over(cluster.store.clone(), 1, |o| Options { allow_local_files: Some(false), ..o }).await;
     let body = json!({"name": "u", "metadata-location": first});
     let outside = crate::rest(&closed, 0).post("/v1/lake/namespaces/n/register", body).await;
-    assert!(outside.refused(400, "BadRequestException").contains("outside the warehouse"));
+    assert!(outside.refused(400, "BadRequestException").contains("outside of every warehouse"));
 }
 
 #[tokio::test]
@@ -448,4 +448,81 @@ async fn a_node_that_stops_ends_what_it_has_begun() {
     let node = cluster.nodes.remove(0);
     tokio::time::timeout(Duration::from_secs(15), node.shutdown()).await.unwrap();
     assert!(tokio::net::TcpStream::connect(rest.address).await.is_err());
+}
+
+/// A store whose listings begin and never end, once it holds.
+#[derive(Debug)]
+struct Holding {
+    inner: lake_client::store::SharedStore,
+    begun: std::sync::atomic::AtomicUsize,
+}
+
+#[async_trait::async_trait]
+impl lake_client::MetaStore for Holding {
+    fn capabilities(&self) -> lake_client::store::Capabilities {
+        lake_client::store::Capabilities { watch: false, ..self.inner.capabilities() }
+    }
+
+    async fn get(
+        &self,
+        key: &str,
+        options: lake_client::ReadOptions,
+        by: std::time::Instant,
+    ) -> Result<lake_client::store::Read<Option<lake_proto::kv::KeyValue>>, lake_client::Error> {
+        self.inner.get(key, options, by).await
+    }
+
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: lake_client::ReadOptions,
+        by: std::time::Instant,
+    ) -> Result<lake_client::store::Read<Vec<lake_proto::kv::KeyValue>>, lake_client::Error> {
+        self.inner.batch_get(keys, options, by).await
+    }
+
+    async fn list(
+        &self,
+        _: &str,
+        _: Option<&str>,
+        _: u32,
+        _: lake_client::ReadOptions,
+        _: std::time::Instant,
+    ) -> Result<lake_client::store::Read<lake_client::store::Page>, lake_client::Error> {
+        self.begun.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        std::future::pending().await
+    }
+
+    async fn commit(
+        &self,
+        txn: lake_proto::kv::Txn,
+        by: std::time::Instant,
+    ) -> Result<lake_client::store::Committed, lake_client::Error> {
+        self.inner.commit(txn, by).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_go_away_make_no_room_for_more_than_a_node_serves() {
+    const SERVED: usize = 256;
+    let begun = |store: &Holding| store.begun.load(std::sync::atomic::Ordering::SeqCst);
+    let inner: lake_client::store::SharedStore = std::sync::Arc::new(lake_client::memory::MemoryStore::new());
+    let store = std::sync::Arc::new(Holding { inner, begun: 0.into() });
+    let cluster = over(store.clone(), 1, |options| options).await;
+    let rest = rest(&cluster, 0);
+    let ask = || async {
+        let sent = rest.get("/v1/lake/namespaces");
+        // The connection is closed once the request is being served.
+        let before = begun(&store);
+        tokio::select! {
+            answer = sent => panic!("answered: {answer:?}"),
+            () = async { while begun(&store) == before { tokio::task::yield_now().await } } => {}
+        }
+    };
+    for _ in 0..SERVED {
+        ask().await;
+    }
+    let message = rest.get("/v1/lake/namespaces").await.refused(503, "ServiceUnavailableException");
+    assert!(message.contains("nothing was done"), "{message}");
+    assert_eq!(begun(&store), SERVED);
 }

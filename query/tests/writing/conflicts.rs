@@ -117,9 +117,7 @@ enum Outcome {
 async fn what_was_read_and_changed_decides_and_not_that_the_pointer_moved() {
     use Outcome::{Conflict, Done};
     let pair = Pair::start().await;
-    let (a, b) = (pair.cluster.client(0).await, pair.cluster.client(1).await);
-    // Two files: 1 to 10, and 101 to 110.
-    let cases: [(&str, &str, &str, Outcome, &[i64]); 18] = [
+    let cases: [Case; 18] = [
         ("", "INSERT INTO t VALUES (50)", "INSERT INTO t VALUES (51)", Done, &[50, 51]),
         ("", "INSERT INTO t VALUES (50)", "DELETE FROM t WHERE id = 1", Done, &[50, -1]),
         ("", "INSERT INTO t VALUES (50)", "TRUNCATE TABLE t", Done, &[-1000, -1001, 50]),
@@ -163,10 +161,70 @@ async fn what_was_read_and_changed_decides_and_not_that_the_pointer_moved() {
             &[-1001],
         ),
     ];
+    check(&pair, "copy-on-write", cases).await;
+}
+
+/// Rows are named in delete files: a row may be deleted twice, and files that lose rows stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_deleted_meanwhile_matter_to_whoever_has_read_them() {
+    use Outcome::{Conflict, Done};
+    const REWRITE: &str = "CALL system.rewrite_data_files('t', 2)";
+    let pair = Pair::start().await;
+    let cases: [Case; 15] = [
+        ("", "DELETE FROM t WHERE id = 1", "DELETE FROM t WHERE id = 2", Done, &[-1, -2]),
+        ("snapshot", "DELETE FROM t WHERE id = 1", "DELETE FROM t WHERE id = 2", Done, &[-1, -2]),
+        ("", "DELETE FROM t WHERE id = 1", "DELETE FROM t WHERE id <= 2", Done, &[-1, -2]),
+        ("", "DELETE FROM t WHERE id = 1", "UPDATE t SET id = 60 WHERE id = 2", Done, &[-1, -2, 60]),
+        ("", "DELETE FROM t WHERE id < 3", "UPDATE t SET id = 2 WHERE id = 109", Conflict("added rows"), &[-109, 2]),
+        ("", "DELETE FROM t WHERE id = 1", "TRUNCATE TABLE t", Conflict("data file that"), &[-1000, -1001]),
+        ("", "DELETE FROM t WHERE id = 1", REWRITE, Conflict("data file that"), &[]),
+        ("snapshot", REWRITE, "DELETE FROM t WHERE id = 1", Conflict("deleted rows"), &[-1]),
+        ("", "UPDATE t SET id = -id WHERE id = 1", "DELETE FROM t WHERE id = 2", Conflict("deleted rows"), &[-2]),
+        (
+            "snapshot",
+            "UPDATE t SET id = -id WHERE id = 1",
+            "DELETE FROM t WHERE id = 2",
+            Conflict("deleted rows"),
+            &[-2],
+        ),
+        ("", "UPDATE t SET id = -id WHERE id = 1", "DELETE FROM t WHERE id = 102", Done, &[-1, -102]),
+        ("", "UPDATE t SET id = -id WHERE id = 1", "DELETE FROM t WHERE id > 100", Done, &[-1, -1001]),
+        ("", "UPDATE t SET id = -id WHERE id = 1", REWRITE, Conflict("data file that"), &[]),
+        (
+            "",
+            "DELETE FROM t WHERE id = 1 AND id IN (SELECT id FROM t)",
+            "DELETE FROM t WHERE id = 102",
+            Conflict("deleted rows"),
+            &[-102],
+        ),
+        (
+            "",
+            "MERGE INTO t USING (SELECT 1 AS k) AS s ON t.id = s.k WHEN MATCHED THEN DELETE",
+            "DELETE FROM t WHERE id = 102",
+            Conflict("deleted rows"),
+            &[-102],
+        ),
+    ];
+    check(&pair, "merge-on-read", cases).await;
+}
+
+/// Isolation, what the first and the second writer do, what becomes of the first, and the rows that come and go. There are two files:
+/// 1 to 10, and 101 to 110.
+type Case = (&'static str, &'static str, &'static str, Outcome, &'static [i64]);
+
+async fn check(pair: &Pair, mode: &str, cases: impl IntoIterator<Item = Case>) {
+    use Outcome::{Conflict, Done};
+    let (a, b) = (pair.cluster.client(0).await, pair.cluster.client(1).await);
     for (isolation, first, second, expected, changes) in cases {
-        let what = format!("{first} / {second} {isolation}");
+        let what = format!("{first} / {second} {isolation} {mode}");
         run(&b, "CREATE TABLE t AS SELECT value AS id FROM generate_series(1, 10)").await;
         run(&b, "INSERT INTO t SELECT value FROM generate_series(101, 110)").await;
+        // The other one is the default.
+        if mode == "merge-on-read" {
+            for kind in ["delete", "update", "merge"] {
+                set_property(&pair.cluster, "t", &format!("write.{kind}.mode"), mode).await;
+            }
+        }
         if !isolation.is_empty() {
             for kind in ["delete", "update", "merge", "overwrite"] {
                 set_property(&pair.cluster, "t", &format!("write.{kind}.isolation-level"), isolation).await;

@@ -4,10 +4,15 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adopt;
 mod conflicts;
+mod hot;
+mod merge_on_read;
 mod model;
+mod nested;
 mod partitions;
 mod procedures;
 mod rows;
+mod sessions;
 mod table;
 mod tables;

@@ -108,17 +108,17 @@ impl Random {
     }
 }
 
-async fn play(seed: u64, steps: usize) {
+async fn play(seed: u64, steps: usize, properties: &str) {
     // Every pointer is looked at anew, so that a node sees what the other has just done.
     let store = Arc::new(MemoryStore::new());
     let cluster = Cluster::over(store, 2, |options| Options { pointer_ttl_ms: Some(0), ..options }).await;
     let clients = [cluster.client(0).await, cluster.client(1).await];
-    run(&clients[0], "CREATE TABLE t (id BIGINT, a INT, b VARCHAR, f DOUBLE)").await;
+    run(&clients[0], &format!("CREATE TABLE t (id BIGINT, a INT, b VARCHAR, f DOUBLE) {properties}")).await;
     let mut model = Model::new().await;
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut played = Vec::new();
     for _ in 0..steps {
-        let sql = match random.below(16) {
+        let sql = match random.below(17) {
             0..=5 => {
                 let rows = random.rows();
                 model.set(&format!("SELECT * FROM t UNION ALL SELECT * FROM (VALUES {rows}) AS v(id, a, b, f)")).await;
@@ -175,6 +175,7 @@ async fn play(seed: u64, steps: usize) {
                 model.set("SELECT * FROM t WHERE id < 20").await;
                 "INSERT OVERWRITE t SELECT * FROM t WHERE id < 20".to_owned()
             }
+            15 => "CALL system.rewrite_data_files('t', 2)".to_owned(),
             _ => {
                 let kept = random.below(4) > 0;
                 model.set(&format!("SELECT * FROM t WHERE {kept}")).await;
@@ -191,15 +192,23 @@ async fn play(seed: u64, steps: usize) {
         expected.sort();
         let mut found = text(client, "SELECT * FROM t").await;
         found.sort();
-        assert_eq!(found, expected, "seed {seed}, after\n{}", played.join(";\n"));
+        assert_eq!(found, expected, "seed {seed} {properties}, after\n{}", played.join(";\n"));
         let count = number(client, "SELECT count(*) FROM t").await;
-        assert_eq!(count as usize, expected.len(), "seed {seed}, after\n{}", played.join(";\n"));
+        assert_eq!(count as usize, expected.len(), "seed {seed} {properties}, after\n{}", played.join(";\n"));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_statements_leave_what_they_leave_in_memory() {
-    for seed in 1..=4 {
-        play(seed, 40).await;
+    let merge_on_read = "'write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read', \
+         'write.merge.mode' = 'merge-on-read'";
+    for (seed, properties) in [
+        (1, String::new()),
+        (2, "WITH ('format-version' = '3')".to_owned()),
+        (3, format!("WITH ({merge_on_read})")),
+        (4, format!("WITH ({merge_on_read}, 'write.delete.granularity' = 'partition')")),
+        (5, format!("WITH ({merge_on_read}, 'format-version' = '3')")),
+    ] {
+        play(seed, 40, &properties).await;
     }
 }

@@ -2,26 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use iceberg::io::FileIO;
-use iceberg::spec::{DataFile, ManifestList, TableMetadata};
+use iceberg::spec::DataFile;
 use lake_query::Kind;
 
 use crate::common::*;
-use crate::table::metadata;
-
-/// The live data files of the current snapshot.
-async fn files(metadata: &TableMetadata) -> Vec<DataFile> {
-    let io = FileIO::new_with_fs();
-    let Some(snapshot) = metadata.current_snapshot() else { return Vec::new() };
-    let list = std::fs::read(snapshot.manifest_list().strip_prefix("file://").unwrap()).unwrap();
-    let mut files = Vec::new();
-    for file in ManifestList::parse_with_version(&list, metadata.format_version()).unwrap().entries() {
-        let manifest = file.load_manifest(&io).await.unwrap();
-        let alive = manifest.entries().iter().filter(|entry| entry.is_alive());
-        files.extend(alive.map(|entry| entry.data_file().clone()));
-    }
-    files
-}
+use crate::table::{files, metadata};
 
 fn partition(file: &DataFile) -> String {
     format!("{:?}", file.partition().fields())
@@ -96,6 +81,28 @@ async fn overwriting_replaces_the_partitions_that_new_rows_are_in() {
     run(&client, "CREATE OR REPLACE TABLE t AS SELECT 1 AS b").await;
     assert!(metadata(&cluster, "t").await.default_partition_spec().is_unpartitioned());
     assert_eq!(number(&client, "DELETE FROM t").await, 1);
+}
+
+/// Files of an earlier partitioning lose the rows that are in the partitions of today which are replaced.
+#[tokio::test(flavor = "multi_thread")]
+async fn overwriting_replaces_rows_of_partitions_that_were_others_before() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT value % 3 AS p, value AS v FROM generate_series(0, 8)").await;
+    run(&client, "ALTER TABLE t SET PARTITIONED BY (truncate(10, v))").await;
+    run(&client, "INSERT INTO t VALUES (0, 9), (0, 10)").await;
+    run(&client, "ALTER TABLE t SET PARTITIONED BY (p)").await;
+    run(&client, "INSERT INTO t VALUES (0, 11), (1, 12)").await;
+    assert_eq!(number(&client, "INSERT OVERWRITE t VALUES (0, 100), (7, 700)").await, 2);
+    assert_eq!(
+        text(&client, "SELECT p, count(*), max(v) FROM t GROUP BY p ORDER BY p").await,
+        [["0", "1", "100"], ["1", "4", "12"], ["2", "3", "8"], ["7", "1", "700"]]
+    );
+    assert_eq!(number(&client, "INSERT OVERWRITE t SELECT * FROM t WHERE false").await, 0);
+    // Today's partitions go as a whole.
+    assert_eq!(number(&client, "INSERT OVERWRITE t VALUES (7, 701)").await, 1);
+    assert_eq!(numbers(&client, "SELECT v FROM t WHERE p = 7").await, [701]);
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 9);
 }
 
 /// Rows come in an order in which hardly two that follow each other are of one partition.

@@ -51,6 +51,88 @@ async fn snapshots_are_named_and_gone_back_to() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_snapshot_has_added_is_picked_once() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let first = current(&metadata(&cluster, "t").await);
+    run(&client, "INSERT INTO t VALUES (2)").await;
+    let second = current(&metadata(&cluster, "t").await);
+    run(&client, "DELETE FROM t WHERE x = 2").await;
+    let deleting = current(&metadata(&cluster, "t").await);
+    let pick = |snapshot: i64| format!("CALL system.cherrypick_snapshot('t', {snapshot})");
+    let error = refused(&client, &pick(second)).await;
+    assert!(error.kind == Kind::Invalid && error.message.contains("comes from it already"), "{error}");
+    // What directly follows becomes current itself.
+    run(&client, &format!("CALL system.rollback_to_snapshot('t', {first})")).await;
+    run(&client, &pick(second)).await;
+    assert_eq!(current(&metadata(&cluster, "t").await), second);
+    run(&client, &format!("CALL system.rollback_to_snapshot('t', {first})")).await;
+    run(&client, "INSERT INTO t VALUES (3)").await;
+    run(&client, &pick(second)).await;
+    assert_eq!(numbers(&client, "SELECT x FROM t ORDER BY x").await, [1, 2, 3]);
+    let table = metadata(&cluster, "t").await;
+    assert_eq!(operation(&table), "append");
+    assert_eq!(summary(&table, "source-snapshot-id"), Some(second.to_string()));
+    assert_eq!(summary(&table, "total-records").as_deref(), Some("3"));
+    for (snapshot, words) in [(second, "picked already"), (deleting, "more than append"), (5, "no snapshot 5")] {
+        let error = refused(&client, &pick(snapshot)).await;
+        assert!(error.message.contains(words) && error.message.contains("nothing was committed"), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn branches_are_moved_on() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let first = current(&metadata(&cluster, "t").await);
+    run(&client, "CALL system.create_branch('t', 'b')").await;
+    run(&client, "INSERT INTO t VALUES (2)").await;
+    let second = current(&metadata(&cluster, "t").await);
+    let error = refused(&client, "CALL system.fast_forward('t', 'main', 'b')").await;
+    assert!(error.kind == Kind::Invalid && error.message.contains("cannot be moved on"), "{error}");
+    for branch in ["b", "made"] {
+        run(&client, &format!("CALL system.fast_forward('t', '{branch}', 'main')")).await;
+        assert_eq!(metadata(&cluster, "t").await.snapshot_for_ref(branch).unwrap().snapshot_id(), second);
+    }
+    run(&client, &format!("CALL system.rollback_to_snapshot('t', {first})")).await;
+    run(&client, "CALL system.fast_forward('t', 'main', 'b')").await;
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 2);
+    run(&client, "CALL system.create_tag('t', 'fixed')").await;
+    let error = refused(&client, "CALL system.fast_forward('t', 'fixed', 'main')").await;
+    assert!(error.message.contains("fixed is no branch"), "{error}");
+    let error = refused(&client, "CALL system.fast_forward('t', 'main', 'nope')").await;
+    assert!(error.kind == Kind::NotFound && error.message.contains("no reference nope"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_rewritten_in_order() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (a BIGINT, b BIGINT)").await;
+    for start in [0, 7] {
+        run(
+            &client,
+            &format!("INSERT INTO t SELECT (value * 5) % 14, value FROM generate_series({start}, {})", start + 6),
+        )
+        .await;
+    }
+    let error = refused(&client, "CALL system.rewrite_data_files('t', strategy => 'sort')").await;
+    assert!(error.kind == Kind::Invalid && error.message.contains("has no order"), "{error}");
+    let error = refused(&client, "CALL system.rewrite_data_files('t', strategy => 'zorder')").await;
+    assert!(error.message.contains("no strategy"), "{error}");
+    assert_eq!(number(&client, "CALL system.rewrite_data_files('t', sort_order => 'a DESC')").await, 2);
+    assert_eq!(numbers(&client, "SELECT a FROM t").await, (0..14).rev().collect::<Vec<_>>());
+    let order = |files: &[iceberg::spec::DataFile]| files.iter().map(|file| file.sort_order_id()).collect::<Vec<_>>();
+    assert_eq!(order(&crate::table::files(&metadata(&cluster, "t").await).await), [None], "not the table's order");
+    run(&client, "ALTER TABLE t SET SORTED BY (b)").await;
+    assert_eq!(number(&client, "CALL system.rewrite_data_files('t', strategy => 'sort')").await, 1);
+    assert_eq!(numbers(&client, "SELECT b FROM t").await, (0..14).collect::<Vec<_>>());
+    assert_eq!(order(&crate::table::files(&metadata(&cluster, "t").await).await), [Some(1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_only_expired_snapshots_need_goes() {
     let cluster = Cluster::start(1).await;
     let client = cluster.client(0).await;

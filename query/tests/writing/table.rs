@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use iceberg::io::FileIO;
-use iceberg::spec::{ManifestList, ManifestStatus, TableMetadata};
+use iceberg::spec::{DataFile, ManifestList, ManifestStatus, TableMetadata};
 use lake_client::Catalog;
 use lake_client::catalog::{TableIdent, TablePointer, Versioned};
 
@@ -48,6 +48,20 @@ pub async fn entries(metadata: &TableMetadata) -> Vec<Entry> {
         }));
     }
     entries
+}
+
+/// The live files of the current snapshot, of data and of deletes.
+pub async fn files(metadata: &TableMetadata) -> Vec<DataFile> {
+    let io = FileIO::new_with_fs();
+    let Some(snapshot) = metadata.current_snapshot() else { return Vec::new() };
+    let list = std::fs::read(snapshot.manifest_list().strip_prefix("file://").unwrap()).unwrap();
+    let mut files = Vec::new();
+    for file in ManifestList::parse_with_version(&list, metadata.format_version()).unwrap().entries() {
+        let manifest = file.load_manifest(&io).await.unwrap();
+        let alive = manifest.entries().iter().filter(|entry| entry.is_alive());
+        files.extend(alive.map(|entry| entry.data_file().clone()));
+    }
+    files
 }
 
 /// The summary of the current snapshot.

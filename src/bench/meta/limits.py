@@ -123,7 +123,7 @@ class Cluster:
     def snapshots(self):
         """When each snapshot of each peer was being written, in seconds since 1970."""
         written = []
-        for log in self.directory.glob("peer-*.log"):
+        for log in self.directory.glob("peer-*/lake.log"):
             for line in log.read_text().splitlines():
                 line = re.sub(r"\x1b\[[0-9;]*m", "", line)
                 if "snapshot written" in line:

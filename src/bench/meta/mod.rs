@@ -21,6 +21,7 @@ use futures::StreamExt;
 use futures::future::try_join_all;
 use hdrhistogram::Histogram;
 use lake_chaos::Role;
+use lake_client::store::Consistency;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 use tokio::task::JoinSet;
@@ -35,6 +36,8 @@ const MAX_CLIENTS: usize = 4096;
 const MAX_KEYS: usize = 20_000_000;
 /// How long one call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How old a bounded read may be.
+const BOUNDED_BY: Duration = Duration::from_secs(1);
 /// Keys written in one transaction before the measurement.
 const LOAD_BATCH: usize = 100;
 /// Such transactions in flight.
@@ -87,6 +90,8 @@ pub enum Load {
     Txn,
     /// Read a key, confirmed by a quorum
     Get,
+    /// Read a key that is at most a second old
+    GetBounded,
     /// Read a key from whatever the peer has
     GetLocal,
     /// Write a key, and wait until a watch on it has told of that
@@ -102,6 +107,7 @@ impl Load {
             Load::Cas => "cas",
             Load::Txn => "txn",
             Load::Get => "get",
+            Load::GetBounded => "get-bounded",
             Load::GetLocal => "get-local",
             Load::Watch => "watch",
             Load::Mixed => "mixed",
@@ -292,11 +298,12 @@ async fn client(
                 }
                 done
             }
-            Load::Get | Load::Mixed => target.get(key(n), false, deadline).await.map(|()| revision),
+            Load::Get | Load::Mixed => target.get(key(n), Consistency::Linearizable, deadline).await.map(|()| revision),
             Load::Watch => {
                 write_and_see(&*target, watch.as_mut(), key(n), value(&mut rng, value_bytes), deadline).await
             }
-            Load::GetLocal => target.get(key(n), true, deadline).await.map(|()| revision),
+            Load::GetBounded => target.get(key(n), Consistency::Bounded(BOUNDED_BY), deadline).await.map(|()| revision),
+            Load::GetLocal => target.get(key(n), Consistency::Local, deadline).await.map(|()| revision),
         };
         let ended = Instant::now();
         match done {

@@ -27,7 +27,7 @@ pub trait Target: Send + Sync + 'static {
     /// Writes keys, each of which must be at a revision. Gives the new one.
     async fn cas(&self, writes: Vec<(String, u64, Bytes)>, deadline: Instant) -> Result<u64>;
     /// Reads a key that is there.
-    async fn get(&self, key: String, local: bool, deadline: Instant) -> Result<()>;
+    async fn get(&self, key: String, consistency: Consistency, deadline: Instant) -> Result<()>;
     /// Watches a key. Gives the revisions at which it is changed from now on, once the watch is on.
     async fn watch(&self, key: String, deadline: Instant) -> Result<Revisions>;
 }
@@ -78,8 +78,7 @@ impl Target for LakeTarget {
         self.commit(txn, deadline).await
     }
 
-    async fn get(&self, key: String, local: bool, deadline: Instant) -> Result<()> {
-        let consistency = if local { Consistency::Local } else { Consistency::Linearizable };
+    async fn get(&self, key: String, consistency: Consistency, deadline: Instant) -> Result<()> {
         let read = self.store.get(&key, ReadOptions { consistency, ..ReadOptions::default() }, deadline).await?;
         ensure!(read.value.is_some(), "{key} is not there");
         Ok(())
@@ -163,9 +162,16 @@ impl Target for EtcdTarget {
         self.txn(request, deadline).await
     }
 
-    async fn get(&self, key: String, local: bool, deadline: Instant) -> Result<()> {
+    async fn get(&self, key: String, consistency: Consistency, deadline: Instant) -> Result<()> {
         let mut kv = self.kv.clone();
-        let request = etcd::RangeRequest { key: key.into(), serializable: local, ..etcd::RangeRequest::default() };
+        let serializable = match consistency {
+            Consistency::Linearizable => false,
+            Consistency::Local => true,
+            Consistency::Bounded(_) => {
+                bail!("etcd has no reads that may be so old and no older: take get, or get-local")
+            }
+        };
+        let request = etcd::RangeRequest { key: key.into(), serializable, ..etcd::RangeRequest::default() };
         let response = tokio::time::timeout_at(deadline.into(), kv.range(request)).await??.into_inner();
         ensure!(response.kvs.len() == 1, "a key is not there");
         Ok(())

@@ -12,6 +12,9 @@ use tokio::task::JoinSet;
 
 use super::{PATIENCE, Sql, TestCluster, numbers, until};
 
+/// The pause after an INSERT that failed.
+const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+
 /// How an INSERT ended for its client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -95,6 +98,10 @@ async fn insert(client: i64, sql: Sql, deadline: Duration, log: Arc<Mutex<Vec<In
             Err(e) => Outcome::Failed { message: e.message },
         };
         let ended = Instant::now();
+        if outcome != Outcome::Acknowledged {
+            // A node that is down refuses at once.
+            tokio::time::sleep(REFUSED_PAUSE).await;
+        }
         log.lock().unwrap().push(Insert { client, number, outcome, ended, took: ended - started });
         number += 1;
     }

@@ -22,8 +22,8 @@ use super::pace::UNCHANGED_AFTER;
 use super::{MESSAGE_BYTES, SCAN_EVENTS};
 use crate::state::changes::Change;
 
-/// Watchers that are woken together.
-pub const SHARD: usize = 64;
+/// Watchers that are woken together: so many messages are handed out before whoever else has something to do has a turn.
+pub const SHARD: usize = 16;
 /// Signals that a watcher may be behind before it has to look at the kept changes.
 const SIGNALS: usize = 8;
 

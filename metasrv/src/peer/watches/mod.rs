@@ -1,7 +1,7 @@
 //! Watches: changes as they happen (semantics, section 7).
 //!
 //! ```text
-//!   state machine -- Published --> hub (one task) -- signals --> shards (watchers of one prefix, at most 64)
+//!   state machine -- Published --> hub (one task) -- signals --> shards (watchers of one prefix, at most 16)
 //!                        \                                          |  woken
 //!                         \______ kept changes of the state ______  v
 //!                                                                watcher: its place, and nothing else
@@ -33,6 +33,9 @@ mod groups;
 mod hub;
 mod message;
 mod pace;
+mod position;
+#[cfg(test)]
+mod properties;
 mod watcher;
 
 use std::sync::{Arc, Mutex};
@@ -49,7 +52,7 @@ pub use self::watcher::Watcher;
 
 use self::groups::Groups;
 use super::failure::Failure;
-use super::shares::{Caller, Pool, Resource};
+use super::shares::{Caller, Held, Pool, Resource};
 use super::view::View;
 use crate::log::lock;
 use crate::raft::state_machine::Published;
@@ -92,20 +95,27 @@ impl Watches {
         })
     }
 
-    /// Watches a prefix from a revision on; from the next one if that is 0. The peer has recovered.
+    /// A caller's share of all watches, for one.
     ///
     /// # Errors
-    /// InvalidArgument, Overloaded, Unavailable while stopping.
-    pub fn watch(self: &Arc<Self>, prefix: &str, from: Revision, caller: &Caller) -> Result<Watcher, Failure> {
-        validate_prefix(prefix).map_err(Failure::invalid)?;
-        let share = self.shares.take(caller, 1).map_err(|refused| {
+    /// Overloaded.
+    pub fn share(&self, caller: &Caller) -> Result<Held, Failure> {
+        self.shares.take(caller, 1).map_err(|refused| {
             let what = format!(
                 "peer {}: {refused} has as many watches as it may have, of {MAX_WATCHERS}; end some of them, or watch at \
                  another peer",
                 self.view.id()
             );
             Failure::new(Kind::Overloaded, what)
-        })?;
+        })
+    }
+
+    /// Watches a prefix from a revision on; from the next one if that is 0. The peer has recovered.
+    ///
+    /// # Errors
+    /// InvalidArgument, Unavailable while stopping.
+    pub fn watch(self: &Arc<Self>, prefix: &str, from: Revision, share: Held) -> Result<Watcher, Failure> {
+        validate_prefix(prefix).map_err(Failure::invalid)?;
         let joined = {
             let mut groups = lock(&self.groups);
             if self.ended.is_cancelled() {

@@ -1,4 +1,4 @@
-//! One watcher: its place in the changes.
+//! One watcher: its place in the changes, and how it waits.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
 use super::Watches;
-use super::groups::{Joined, Place, Signal, What};
-use super::message::{Message, look};
-use super::pace::MARK_EVERY;
+use super::groups::{Joined, Signal};
+use super::message::Message;
+use super::position::Position;
 use crate::log::lock;
 use crate::peer::failure::Failure;
 use crate::peer::shares::Held;
@@ -27,21 +27,16 @@ const LOOK_AGAIN_MS: RangeInclusive<u64> = 1..=20;
 /// A watch. Dropping it ends it.
 pub struct Watcher {
     watches: Arc<Watches>,
-    prefix: Arc<str>,
     shard: u64,
     signals: Receiver<Signal>,
-    /// The first revision that has yet to be told.
-    next: Revision,
-    /// It has to look at the kept changes.
-    behind: bool,
-    told_at: Option<Instant>,
+    position: Position,
     _share: Held,
 }
 
 impl Watcher {
     pub(super) fn new(watches: Arc<Watches>, joined: Joined, next: Revision, share: Held) -> Self {
         let Joined { prefix, shard, signals } = joined;
-        Self { watches, prefix, shard, signals, next, behind: true, told_at: None, _share: share }
+        Self { watches, shard, signals, position: Position::new(prefix, next), _share: share }
     }
 
     /// The next message. Its first one, once it has caught up, comes at once, even if nothing has changed.
@@ -53,74 +48,45 @@ impl Watcher {
             if self.watches.ended.is_cancelled() {
                 return Err(self.watches.stopping());
             }
-            if self.behind
-                && let Some(message) = self.look().await?
-            {
-                return Ok(message);
-            }
-            if self.behind {
-                continue;
-            }
-            let signal = match self.signals.recv().await {
-                Ok(signal) => signal,
-                Err(RecvError::Lagged(_)) => {
-                    self.behind = true;
-                    continue;
+            if self.position.is_behind() {
+                match self.look().await? {
+                    Some(message) => return Ok(message),
+                    None => continue,
                 }
-                Err(RecvError::Closed) => return Err(self.watches.stopping()),
-            };
-            match (signal.place(self.next), signal.what) {
-                (Place::Skip, _) => {}
-                (Place::Take, What::Message { message, first }) => match message.upgrade() {
-                    Some(message) => {
-                        self.next = signal.upto + 1;
-                        if first.is_some() || self.may_mark() {
-                            self.told_at = Some(Instant::now());
-                            return Ok(Message::clone(&message));
-                        }
+            }
+            match self.signals.recv().await {
+                Ok(signal) => {
+                    if let Some(message) = self.position.signalled(signal, Instant::now()) {
+                        return Ok(Message::clone(&message));
                     }
-                    None => self.behind = true,
-                },
-                (Place::Take | Place::Look, _) => self.behind = true,
+                }
+                Err(RecvError::Lagged(_)) => self.position.missed(),
+                Err(RecvError::Closed) => return Err(self.watches.stopping()),
             }
         }
     }
 
-    /// Whether progress alone may be told now.
-    fn may_mark(&self) -> bool {
-        self.told_at.is_none_or(|at| at.elapsed() >= MARK_EVERY)
-    }
-
-    /// Looks at the kept changes, once. It is still behind afterwards if there is more to look at.
+    /// Looks at the kept changes, once, and gives way to others if there is nothing to tell.
     async fn look(&mut self) -> Result<Option<Message>, Failure> {
-        let watches = self.watches.clone();
-        let found = {
+        let (found, revision) = {
+            let watches = self.watches.clone();
             let _alone = watches.turn_to_look().await;
             let applied = self.watches.published.current();
-            if applied.state.revision() + 1 < self.next {
-                self.behind = false;
-                return Ok(None);
-            }
-            look(&applied.state, &self.prefix, self.next).map(|found| (found, applied.state.revision()))
+            (self.position.look(&applied.state, Instant::now()), applied.state.revision())
         };
-        let (found, revision) = found.map_err(|compacted| self.compacted(compacted))?;
-        let after = self.next - 1;
-        self.next = found.upto + 1;
-        self.behind = found.upto < revision;
-        if found.changes.is_empty() && (self.behind || !self.may_mark()) {
+        let Some(found) = found.map_err(|compacted| self.compacted(compacted))? else {
             tokio::task::yield_now().await;
             return Ok(None);
-        }
-        self.told_at = Some(Instant::now());
-        Ok(Some(Message::new(self.watches.header(revision), found.changes, after, found.upto)))
+        };
+        Ok(Some(Message::new(self.watches.header(revision), found.changes, found.after, found.upto)))
     }
 
     fn compacted(&self, Compacted { oldest }: Compacted) -> Failure {
         let what = format!(
             "peer {}: the changes under {:?} from revision {} on are no longer kept; the first that can be watched from is {oldest}: list again, and watch from the revision after the listing's",
             self.watches.view.id(),
-            self.prefix,
-            self.next
+            self.position.prefix(),
+            self.position.next()
         );
         Failure { oldest_revision: oldest, ..Failure::new(Kind::Compacted, what) }
     }
@@ -142,6 +108,6 @@ impl Watches {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        lock(&self.watches.groups).leave(&self.prefix, self.shard);
+        lock(&self.watches.groups).leave(self.position.prefix(), self.shard);
     }
 }

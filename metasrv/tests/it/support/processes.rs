@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use lake_chaos::peers::{Peers, Place};
+use lake_client::nodes::Rhythm;
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_metasrv::config::Config;
 use lake_metasrv::server::Server;
@@ -29,6 +31,8 @@ async fn run_one_peer() {
     config.raft_listen = parts[3].parse().unwrap();
     config.storage.snapshot_entries = parts[4].parse().unwrap();
     config.http_listen = Some(parts[5].parse().unwrap());
+    let ms = |part: &str| Duration::from_millis(part.parse().unwrap());
+    config.rhythm = Rhythm { interval: ms(parts[6]), lease: ms(parts[7]) };
     config.storage.purge_margin_entries = config.storage.snapshot_entries / 4;
     config.storage.disk_reserve_bytes = 0;
     let server = Server::start(config).await.unwrap();
@@ -41,6 +45,7 @@ async fn run_one_peer() {
 pub struct Processes {
     pub peers: Peers,
     snapshot_entries: u64,
+    rhythm: Rhythm,
     /// Where each serves its figures.
     http: BTreeMap<u64, SocketAddr>,
     dirs: tempfile::TempDir,
@@ -59,15 +64,32 @@ fn said(root: &Path) -> PathBuf {
 }
 
 impl Processes {
+    /// Query nodes of these peers are heard a few times a second.
+    pub const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_secs(10) };
+
     /// Three peers, founded, with a leader, which take a snapshot after so many entries.
     pub async fn founded(snapshot_entries: u64) -> Self {
+        Self::founded_so(3, snapshot_entries, Self::RHYTHM).await
+    }
+
+    /// So many.
+    pub async fn founded_by(count: u64, snapshot_entries: u64) -> Self {
+        Self::founded_so(count, snapshot_entries, Self::RHYTHM).await
+    }
+
+    /// Three with other times for query nodes.
+    pub async fn with_rhythm(rhythm: Rhythm) -> Self {
+        Self::founded_so(3, 100_000, rhythm).await
+    }
+
+    async fn founded_so(count: u64, snapshot_entries: u64, rhythm: Rhythm) -> Self {
         let dirs = tempfile::tempdir().unwrap();
-        let mut this =
-            Self { peers: Peers::new(dirs.path().to_owned()), snapshot_entries, http: BTreeMap::new(), dirs };
-        for id in 1..=3 {
+        let peers = Peers::new(dirs.path().to_owned());
+        let mut this = Self { peers, snapshot_entries, rhythm, http: BTreeMap::new(), dirs };
+        for id in 1..=count {
             this.spawn(id);
         }
-        let founders: Vec<_> = (1..=3).map(|id| this.named(id)).collect();
+        let founders: Vec<_> = (1..=count).map(|id| this.named(id)).collect();
         eventually("the founding", async || {
             this.cluster(1).init(v1::InitRequest { founders: founders.clone() }).await.ok()
         })
@@ -84,6 +106,7 @@ impl Processes {
     /// Starts a peer, where it was before if it is known.
     pub fn spawn(&mut self, id: u64) {
         let (snapshot_entries, said) = (self.snapshot_entries, said(self.dirs.path()));
+        let (interval, lease) = (self.rhythm.interval.as_millis(), self.rhythm.lease.as_millis());
         let http = *self.http.entry(id).or_insert_with(free_port);
         let this_binary = |place: &Place| {
             let said = std::fs::File::options().create(true).append(true).open(said).unwrap();
@@ -91,7 +114,7 @@ impl Processes {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command
                 .args(["--exact", "support::processes::run_one_peer", "--nocapture"])
-                .env(PEER, format!("{id}|{dir}|{grpc}|{raft}|{snapshot_entries}|{http}"))
+                .env(PEER, format!("{id}|{dir}|{grpc}|{raft}|{snapshot_entries}|{http}|{interval}|{lease}"))
                 .stdout(Stdio::null())
                 .stderr(said);
             command

@@ -22,24 +22,37 @@
 //! asked for one after the other, and reads each entry. Limits: [`MAX_LISTINGS_HELD`] listings under way whose names are
 //! kept; [`READS_AT_ONCE`] objects read at once; values as everywhere; keys whose object's name is not too long
 //! ([`NAME_BYTES`], [`FILE_NAME_BYTES`]).
+//!
+//! `names` has how a key becomes a name, `stored` what an object holds, `local` the lock and the file in the place of another,
+//! `failure` what errors mean.
 
-use std::fs::{File, TryLockError};
-use std::io::Write;
+mod failure;
+mod local;
+mod names;
+mod stored;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use async_trait::async_trait;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use lake_proto::kv::{Condition, KeyValue, Op, Revision, Txn, TxnResult, validate_key, validate_keys, validate_prefix};
 use lake_proto::limits::{MAX_PAGE_BYTES, MAX_VALUE_BYTES, page_limit};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig, UpdateVersion};
 use uuid::Uuid;
 
+use self::failure::{failed, innermost, is_final, is_lost, is_precondition, late, refused};
+use self::local::{LOCK_FILE, lock, make_dir, replace};
+use self::names::{decode, encode};
+use self::stored::{HEADER_BYTES, ID_BYTES, IDS_KEPT, Stored, ids_kept};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::memory::State;
@@ -47,13 +60,6 @@ use crate::store::{Applied, Capabilities, Committed, Error, InVain, Leader, Meta
 
 /// Objects of one call that are read at once.
 const READS_AT_ONCE: usize = 16;
-/// What the object of an entry begins with.
-const MAGIC: &[u8; 8] = b"LAKEKV01";
-/// Magic, count, revision of creation, version. The ids of the last changes follow, the newest first.
-const HEADER_BYTES: usize = 8 + 8 + 8 + 8;
-/// Changes of a key whose ids are kept.
-const IDS_KEPT: usize = 16;
-const ID_BYTES: usize = 16;
 /// Longest name of an object, as S3 has it.
 const NAME_BYTES: usize = 1024;
 /// Longest name of a file and of a directory on the usual file systems, less what a file has that is not finished.
@@ -62,8 +68,6 @@ const FILE_NAME_BYTES: usize = 253;
 const MAX_LISTINGS_HELD: usize = 4;
 /// One with more names asks for them again at each page.
 const MAX_NAMES_HELD: usize = 500_000;
-/// Whoever holds a lock on this file changes the entries of a local directory.
-const LOCK_FILE: &str = "lock";
 
 /// A store of objects that changes one key at a time.
 #[derive(Debug)]
@@ -103,18 +107,8 @@ enum Put {
     /// The same, or the put was made nevertheless: the object store's client may send one twice by itself, and tell only what
     /// came of the second.
     Lost,
-}
-
-/// The object of a key, as it was read.
-#[derive(Debug, Clone)]
-struct Stored {
-    /// Of the key's changes, deletes too.
-    count: Revision,
-    /// Of the last changes, the newest first.
-    ids: Vec<Uuid>,
-    /// `None`: deleted.
-    entry: Option<KeyValue>,
-    version: UpdateVersion,
+    /// It was not made: the lock was not to be had.
+    Locked(object_store::Error),
 }
 
 impl ObjectMetaStore {
@@ -137,7 +131,17 @@ impl ObjectMetaStore {
     /// # Errors
     /// `Refused` for settings that make no sense; as [`ObjectMetaStore::open`].
     pub async fn s3(bucket: &str, root: &str, deadline: Instant) -> Result<Self, Error> {
-        let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+        Self::s3_as(AmazonS3Builder::from_env(), bucket, root, deadline).await
+    }
+
+    /// The same with settings of the caller's.
+    ///
+    /// # Errors
+    /// As it.
+    pub async fn s3_as(settings: AmazonS3Builder, bucket: &str, root: &str, deadline: Instant) -> Result<Self, Error> {
+        // What is tried again is tried here, where it is known what an earlier attempt may have done.
+        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let mut builder = settings.with_bucket_name(bucket).with_retry(retry);
         if builder.get_config_value(&AmazonS3ConfigKey::Endpoint).is_some_and(|url| url.starts_with("http://")) {
             builder = builder.with_allow_http(true);
         }
@@ -164,14 +168,37 @@ impl ObjectMetaStore {
     }
 
     async fn prove_conditions(&self, deadline: Instant) -> Result<(), Error> {
-        let (doing, started) = ("trying whether conditional puts are honoured", clock::now());
+        let doing = "trying whether conditional puts are honoured";
+        let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
+        loop {
+            attempts += 1;
+            match self.honours_conditions(deadline).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {
+                    let message = format!(
+                        "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a                          service that honours them",
+                        self.name
+                    );
+                    return Err(refused(doing, message));
+                }
+                Err(e) if is_final(&e) => return Err(refused(doing, e)),
+                Err(e) if !backoff.wait(deadline).await => {
+                    return Err(self.unavailable(doing, started, attempts, &e, Applied::No));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Tries it on an object of its own.
+    async fn honours_conditions(&self, deadline: Instant) -> object_store::Result<bool> {
         let path = self.root.clone().join(format!("probe-{}", Uuid::new_v4()));
         let put = async |mode| {
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = self.objects.put_opts(&path, Bytes::from_static(b"probe").into(), options);
             tokio::time::timeout_at(deadline.into(), put).await.unwrap_or_else(|_| Err(late()))
         };
-        let first = put(PutMode::Create).await.map_err(|e| self.failed(doing, started, &e))?;
+        let first = put(PutMode::Create).await?;
         let second = put(PutMode::Create).await;
         let other = UpdateVersion { e_tag: Some("\"00000000000000000000000000000000\"".to_owned()), version: None };
         let third = put(PutMode::Update(other)).await;
@@ -183,16 +210,8 @@ impl ObjectMetaStore {
         }
         let honoured = is_lost(&second) && is_lost(&third) && fourth.is_ok();
         match [second, third, fourth].into_iter().find_map(|put| put.err().filter(|e| !is_precondition(e))) {
-            _ if honoured => Ok(()),
-            Some(e) => Err(self.failed(doing, started, &e)),
-            None => Err(Error::Refused {
-                doing: doing.to_owned(),
-                message: format!(
-                    "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a \
-                     service that honours them",
-                    self.name
-                ),
-            }),
+            Some(e) if !honoured => Err(e),
+            _ => Ok(honoured),
         }
     }
 
@@ -273,7 +292,10 @@ impl ObjectMetaStore {
                 }
             }
             Swaps::Locked { dir, files } => {
-                let lock = lock(&dir.join(LOCK_FILE), by).await?;
+                let lock = match lock(&dir.join(LOCK_FILE), by).await {
+                    Ok(lock) => lock,
+                    Err(e) => return Ok(Put::Locked(e)),
+                };
                 let file = files.path_to_filesystem(&path)?;
                 let (key, count) = (key.to_owned(), before.map(|stored| stored.count));
                 // Runs to its end with the lock, whether its caller waits or not.
@@ -299,13 +321,19 @@ impl ObjectMetaStore {
         deadline: Instant,
     ) -> Result<Vec<String>, Error> {
         let dir = self.dir(prefix.rsplit_once('/').map(|(dirs, _)| dirs));
-        let started = clock::now();
-        let names = self.objects.list((!dir.as_ref().is_empty()).then_some(&dir)).try_collect::<Vec<_>>();
-        let names = tokio::time::timeout_at(deadline.into(), names).await.unwrap_or_else(|_| Err(late()));
-        let names = match names {
-            Ok(names) => names,
-            Err(object_store::Error::NotFound { .. }) => Vec::new(),
-            Err(e) => return Err(self.failed(doing, started, &e)),
+        let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
+        let names = loop {
+            attempts += 1;
+            let names = self.objects.list((!dir.as_ref().is_empty()).then_some(&dir)).try_collect::<Vec<_>>();
+            match tokio::time::timeout_at(deadline.into(), names).await.unwrap_or_else(|_| Err(late())) {
+                Ok(names) => break names,
+                Err(object_store::Error::NotFound { .. }) => break Vec::new(),
+                Err(e) if is_final(&e) => return Err(refused(doing, e)),
+                Err(e) if !backoff.wait(deadline).await => {
+                    return Err(self.unavailable(doing, started, attempts, &e, Applied::No));
+                }
+                Err(_) => {}
+            }
         };
         let mut keys: Vec<_> = names.into_iter().filter_map(|object| self.key(&object.location)).collect();
         keys.retain(|key| key.starts_with(prefix) && after.is_none_or(|after| key.as_str() > after));
@@ -342,14 +370,6 @@ impl ObjectMetaStore {
         in_vain.unavailable(vec![self.name.clone()], applied)
     }
 
-    /// The error of what is not tried again, and has changed nothing.
-    fn failed(&self, doing: &str, started: Instant, error: &object_store::Error) -> Error {
-        match is_final(error) {
-            true => refused(doing, error),
-            false => self.unavailable(doing, started, 1, error, Applied::No),
-        }
-    }
-
     /// Refuses a key for whose object there is no name.
     fn check_name(&self, doing: &str, key: &str) -> Result<(), Error> {
         let path = self.path(key);
@@ -374,54 +394,6 @@ impl ObjectMetaStore {
             _ => Ok(()),
         }
     }
-}
-
-impl Stored {
-    fn encode(count: Revision, ids: &[Uuid], entry: Option<&KeyValue>) -> Bytes {
-        let value = entry.map_or(&[][..], |entry| &entry.value);
-        let mut bytes = BytesMut::with_capacity(HEADER_BYTES + ids.len() * ID_BYTES + value.len());
-        bytes.put_slice(MAGIC);
-        bytes.put_u64(count);
-        bytes.put_u64(entry.map_or(0, |entry| entry.create_revision));
-        // An entry has a version from 1 on: 0 is a key that was deleted.
-        bytes.put_u64(entry.map_or(0, |entry| entry.version));
-        ids.iter().for_each(|id| bytes.put_slice(id.as_bytes()));
-        bytes.put_slice(value);
-        bytes.freeze()
-    }
-
-    fn decode(key: &str, bytes: &Bytes, version: UpdateVersion) -> Result<Self, &'static str> {
-        const SHORT: &str = "it is too short";
-        let (header, rest) = bytes.split_at_checked(HEADER_BYTES).ok_or(SHORT)?;
-        if &header[..8] != MAGIC {
-            return Err("it begins with something else");
-        }
-        let number = |at: usize| header[at..at + 8].try_into().map(u64::from_be_bytes).map_err(|_| SHORT);
-        let (count, create_revision, times) = (number(8)?, number(16)?, number(24)?);
-        let ids_bytes = ids_kept(count) * ID_BYTES;
-        let ids = rest.get(..ids_bytes).ok_or(SHORT)?;
-        let ids = ids.chunks(ID_BYTES).map(|id| Uuid::from_slice(id).map_err(|_| SHORT)).collect::<Result<_, _>>()?;
-        let entry = (times > 0).then(|| KeyValue {
-            key: key.to_owned(),
-            value: bytes.slice(HEADER_BYTES + ids_bytes..),
-            version: times,
-            create_revision,
-            mod_revision: count,
-            lease: None,
-        });
-        Ok(Self { count, ids, entry, version })
-    }
-
-    /// The id of the change that raised the key's count to this; `None`: it is not named any more.
-    fn id_of(&self, count: Revision) -> Option<Uuid> {
-        let age = self.count.checked_sub(count)?;
-        self.ids.get(usize::try_from(age).ok()?).copied()
-    }
-}
-
-/// Of how many changes an entry names the ids.
-fn ids_kept(count: Revision) -> usize {
-    usize::try_from(count).unwrap_or(IDS_KEPT).min(IDS_KEPT)
 }
 
 /// A transaction's only key; `None` if it names none.
@@ -592,6 +564,10 @@ impl MetaStore for ObjectMetaStore {
             let after = Stored::encode(result.revision, &ids, state.get(&key));
             match self.put(&key, before.as_ref(), after, deadline).await {
                 Ok(Put::Done) => return Ok(Committed { result, resent: false }),
+                Ok(Put::Locked(e)) => {
+                    let applied = if on_its_way { Applied::Unknown } else { Applied::No };
+                    return Err(self.unavailable(&doing, started, attempts, &e, applied));
+                }
                 Ok(lost) => {
                     crowded = attempts > 1;
                     // One that is on its way since before may have been made.
@@ -604,377 +580,6 @@ impl MetaStore for ObjectMetaStore {
                         return Err(self.unavailable(&doing, started, attempts, &e, Applied::Unknown));
                     }
                 }
-            }
-        }
-    }
-}
-
-/// Puts a file in the place of one with this count, and syncs it.
-fn replace(file: &FsPath, key: &str, count: Option<Revision>, after: &[u8]) -> std::io::Result<Put> {
-    let damaged = |why| std::io::Error::other(format!("{}: it is no entry of lake's metadata: {why}", file.display()));
-    let found = match std::fs::read(file) {
-        Ok(bytes) => {
-            let version = UpdateVersion { e_tag: None, version: None };
-            Some(Stored::decode(key, &bytes.into(), version).map_err(damaged)?.count)
-        }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-        Err(e) => return Err(e),
-    };
-    if found != count {
-        return Ok(Put::Another);
-    }
-    let dir = file.parent().ok_or_else(|| damaged("it has no directory"))?;
-    make_dir(dir)?;
-    let mut aside = file.as_os_str().to_owned();
-    // A listing leaves out what is named so.
-    aside.push("#1");
-    let mut unfinished = File::create(&aside)?;
-    unfinished.write_all(after)?;
-    unfinished.sync_all()?;
-    std::fs::rename(&aside, file)?;
-    File::open(dir)?.sync_all()?;
-    Ok(Put::Done)
-}
-
-/// Makes a directory and those above it, and syncs the names of those that were not there.
-fn make_dir(dir: &FsPath) -> std::io::Result<()> {
-    let made: Vec<_> = dir.ancestors().take_while(|dir| !dir.exists()).map(FsPath::to_owned).collect();
-    std::fs::create_dir_all(dir)?;
-    for above in made.iter().filter_map(|dir| dir.parent()) {
-        File::open(above)?.sync_all()?;
-    }
-    Ok(())
-}
-
-/// Locks a file until the handle is dropped.
-async fn lock(path: &FsPath, by: Instant) -> object_store::Result<File> {
-    let file = File::options().append(true).open(path).map_err(failed)?;
-    let mut backoff = Backoff::default();
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::Error(e)) => return Err(failed(e)),
-            Err(TryLockError::WouldBlock) => {}
-        }
-        if !backoff.wait(by).await {
-            return Err(failed(format!("{} is locked by others all the time", path.display())));
-        }
-    }
-}
-
-fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object_store::Error {
-    object_store::Error::Generic { store: "metadata", source: error.into() }
-}
-
-fn late() -> object_store::Error {
-    failed("no answer by the deadline")
-}
-
-fn is_precondition(error: &object_store::Error) -> bool {
-    matches!(error, object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
-}
-
-fn is_lost<T>(put: &object_store::Result<T>) -> bool {
-    put.as_ref().is_err_and(is_precondition)
-}
-
-/// Whether trying again cannot help, and nothing was done.
-fn is_final(error: &object_store::Error) -> bool {
-    use object_store::Error::*;
-    matches!(
-        error,
-        PermissionDenied { .. }
-            | Unauthenticated { .. }
-            | NotSupported { .. }
-            | NotImplemented { .. }
-            | InvalidPath { .. }
-            | UnknownConfigurationKey { .. }
-    )
-}
-
-fn refused(doing: &str, error: impl std::fmt::Display) -> Error {
-    Error::Refused { doing: doing.to_owned(), message: error.to_string() }
-}
-
-fn innermost(error: &object_store::Error) -> String {
-    let mut reason = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        reason = error.to_string();
-        source = error.source();
-    }
-    reason
-}
-
-fn encode(part: &str) -> String {
-    let mut encoded = String::with_capacity(part.len());
-    for byte in part.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => encoded.push(byte as char),
-            _ => encoded.push_str(&format!("={byte:02X}")),
-        }
-    }
-    encoded
-}
-
-fn decode(encoded: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(encoded.len());
-    let mut rest = encoded.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first != b'=' {
-            bytes.push(*first);
-            continue;
-        }
-        let (digits, tail) = rest.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
-        rest = tail;
-    }
-    String::from_utf8(bytes).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-    use std::time::Duration;
-
-    use futures::stream::BoxStream;
-    use lake_proto::kv::OpResult;
-    use object_store::memory::InMemory;
-    use object_store::{
-        CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions,
-    };
-    use object_store::{PutPayload, PutResult};
-
-    use super::*;
-    use crate::conformance;
-
-    fn soon() -> Instant {
-        clock::now() + Duration::from_secs(10)
-    }
-
-    #[tokio::test]
-    async fn an_object_store_does_what_a_store_does() {
-        let store = ObjectMetaStore::open(Arc::new(InMemory::new()), "some/where", soon()).await.unwrap();
-        conformance::run(Arc::new(store)).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_local_directory_does_what_a_store_does() {
-        let dir = tempfile::tempdir().unwrap();
-        conformance::run(Arc::new(ObjectMetaStore::local(dir.path().join("new")).unwrap())).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn two_stores_in_one_directory_lose_no_update() {
-        let dir = tempfile::tempdir().unwrap();
-        let count = async |store: ObjectMetaStore| {
-            for _ in 0..50 {
-                let txn = Txn { then: vec![Op::put("/kv/n", "x")], ..Txn::default() };
-                assert!(store.commit(txn, soon()).await.unwrap().result.succeeded);
-            }
-        };
-        let [one, other] = [(); 2].map(|()| ObjectMetaStore::local(dir.path()).unwrap());
-        tokio::join!(count(one), count(other));
-        let store = ObjectMetaStore::local(dir.path()).unwrap();
-        let entry = store.get("/kv/n", ReadOptions::default(), soon()).await.unwrap().value.unwrap();
-        assert_eq!((entry.version, entry.mod_revision), (100, 100));
-    }
-
-    #[tokio::test]
-    async fn a_file_that_lake_did_not_write_is_named_and_left() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = ObjectMetaStore::local(dir.path()).unwrap();
-        let file = dir.path().join("d/dkv/fa");
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        std::fs::write(&file, "something else").unwrap();
-        let by = clock::now() + Duration::from_millis(100);
-        let error = store.get("/kv/a", ReadOptions::default(), by).await.unwrap_err().to_string();
-        assert!(error.contains("d/dkv/fa") && error.contains("no entry"), "{error}");
-        assert_eq!(std::fs::read(&file).unwrap(), b"something else");
-    }
-
-    #[test]
-    fn any_key_has_a_path_of_its_own_and_comes_back() {
-        let swaps = Swaps::Conditional;
-        let store = ObjectMetaStore {
-            objects: Arc::new(InMemory::new()),
-            root: "r".into(),
-            name: String::new(),
-            swaps,
-            listings: Mutex::default(),
-        };
-        let keys = ["/kv/a", "/kv/a/", "/kv//a", "/kv/../a", "/kv/.", "/kv/a b", "/kv/a=20b", "/kv/ä%2F#1", "a", "/"];
-        let mut paths = std::collections::BTreeSet::new();
-        for key in keys {
-            let path = store.path(key);
-            assert_eq!(Path::parse(path.as_ref()).unwrap(), path, "{key}");
-            assert_eq!(store.key(&path).as_deref(), Some(key), "{path}");
-            paths.insert(path);
-        }
-        assert_eq!(paths.len(), keys.len());
-    }
-
-    /// An object store whose conditions, or answers to puts, are as bad as it is told.
-    #[derive(Debug, Default)]
-    struct Bad {
-        objects: InMemory,
-        ignores_conditions: bool,
-        /// So many puts are made and their answers lost.
-        lose: AtomicU32,
-        /// So many others write right after a put whose answer is lost.
-        overwritten: Revision,
-        /// A put whose answer is lost is made again by the client itself, which is told that it lost.
-        repeats: bool,
-        /// Every put is told that it lost.
-        always_lost: AtomicBool,
-    }
-
-    impl std::fmt::Display for Bad {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a bad store")
-        }
-    }
-
-    #[async_trait]
-    impl ObjectStore for Bad {
-        async fn put_opts(&self, at: &Path, bytes: PutPayload, options: PutOptions) -> object_store::Result<PutResult> {
-            if self.ignores_conditions {
-                return self.objects.put(at, bytes).await;
-            }
-            let lost = || object_store::Error::Precondition { path: at.to_string(), source: "lost".into() };
-            if self.always_lost.load(Ordering::SeqCst) {
-                return Err(lost());
-            }
-            let put = self.objects.put_opts(at, bytes.clone(), options).await?;
-            if self.lose.load(Ordering::SeqCst) == 0 || at.as_ref().contains("probe") {
-                return Ok(put);
-            }
-            self.lose.fetch_sub(1, Ordering::SeqCst);
-            let bytes: Bytes = bytes.into();
-            let mut stored = Stored::decode("/kv/n", &bytes, UpdateVersion { e_tag: None, version: None }).unwrap();
-            for _ in 0..self.overwritten {
-                stored.count += 1;
-                stored.ids.insert(0, Uuid::new_v4());
-                stored.ids.truncate(IDS_KEPT);
-                let other = Stored::encode(stored.count, &stored.ids, stored.entry.as_ref());
-                self.objects.put(at, other.into()).await?;
-            }
-            if self.repeats {
-                return Err(lost());
-            }
-            Err(failed("the connection broke"))
-        }
-
-        async fn put_multipart_opts(
-            &self,
-            at: &Path,
-            options: PutMultipartOptions,
-        ) -> object_store::Result<Box<dyn MultipartUpload>> {
-            self.objects.put_multipart_opts(at, options).await
-        }
-
-        async fn get_opts(&self, at: &Path, options: GetOptions) -> object_store::Result<GetResult> {
-            self.objects.get_opts(at, options).await
-        }
-
-        fn delete_stream(
-            &self,
-            paths: BoxStream<'static, object_store::Result<Path>>,
-        ) -> BoxStream<'static, object_store::Result<Path>> {
-            self.objects.delete_stream(paths)
-        }
-
-        fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
-            self.objects.list(prefix)
-        }
-
-        async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
-            self.objects.list_with_delimiter(prefix).await
-        }
-
-        async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> object_store::Result<()> {
-            self.objects.copy_opts(from, to, options).await
-        }
-    }
-
-    #[tokio::test]
-    async fn a_service_that_ignores_conditions_is_refused() {
-        let bad = Bad { ignores_conditions: true, ..Bad::default() };
-        let error = ObjectMetaStore::open(Arc::new(bad), "", soon()).await.unwrap_err();
-        assert!(matches!(&error, Error::Refused { message, .. } if message.contains("If-None-Match")), "{error}");
-    }
-
-    fn put(value: &str) -> Txn {
-        let op = Op::Put { key: "/kv/n".into(), value: value.to_owned().into(), return_previous: true, lease: None };
-        Txn { then: vec![op], ..Txn::default() }
-    }
-
-    #[tokio::test]
-    async fn a_put_whose_answer_was_lost_is_found_again() {
-        let bad = Arc::new(Bad::default());
-        let store = ObjectMetaStore::open(bad.clone(), "", soon()).await.unwrap();
-        store.commit(put("1"), soon()).await.unwrap();
-        bad.lose.store(1, Ordering::SeqCst);
-        let done = store.commit(put("2"), soon()).await.unwrap();
-        let OpResult::Put { previous: Some(previous) } = &done.result.results[0] else { panic!("{done:?}") };
-        assert_eq!((&previous.value[..], done.result.revision, done.resent), (&b"1"[..], 2, false));
-        let entry = store.get("/kv/n", ReadOptions::default(), soon()).await.unwrap().value.unwrap();
-        assert_eq!((&entry.value[..], entry.version), (&b"2"[..], 2));
-    }
-
-    /// What comes of a second put whose answer is lost.
-    async fn second_put(bad: Bad) -> (Result<Committed, Error>, KeyValue) {
-        let bad = Arc::new(bad);
-        let store = ObjectMetaStore::open(bad.clone(), "", soon()).await.unwrap();
-        store.commit(put("1"), soon()).await.unwrap();
-        bad.lose.store(1, Ordering::SeqCst);
-        let done = store.commit(put("2"), soon()).await;
-        (done, store.get("/kv/n", ReadOptions::default(), soon()).await.unwrap().value.unwrap())
-    }
-
-    #[tokio::test]
-    async fn a_put_that_was_lost_and_overwritten_is_found_behind_the_others() {
-        for repeats in [false, true] {
-            for overwritten in [0, 1, IDS_KEPT as Revision - 1] {
-                let (done, entry) = second_put(Bad { overwritten, repeats, ..Bad::default() }).await;
-                assert_eq!(done.unwrap().result.revision, 2);
-                assert_eq!(entry.mod_revision, 2 + overwritten, "nothing on top of the others");
-            }
-            let overwritten = IDS_KEPT as Revision;
-            let (done, entry) = second_put(Bad { overwritten, repeats, ..Bad::default() }).await;
-            let error = done.unwrap_err();
-            assert!(matches!(error, Error::InDoubt { .. }), "{error}");
-            assert_eq!(entry.mod_revision, 2 + overwritten, "nothing on top of the others");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_put_that_loses_all_the_time_ends_with_its_deadline() {
-        let bad = Arc::new(Bad::default());
-        let store = ObjectMetaStore::open(bad.clone(), "", soon()).await.unwrap();
-        bad.always_lost.store(true, Ordering::SeqCst);
-        let by = clock::now() + Duration::from_millis(300);
-        let ended = tokio::time::timeout(Duration::from_secs(5), store.commit(put("1"), by)).await.expect("it ends");
-        let error = ended.unwrap_err();
-        assert!(error.is_unavailable() && error.applied() == Applied::Unknown, "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_key_that_no_object_can_be_named_for_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let local = ObjectMetaStore::local(dir.path()).unwrap();
-        let objects = ObjectMetaStore::open(Arc::new(InMemory::new()), "root", soon()).await.unwrap();
-        let key = |bytes| format!("/kv/{}", "k".repeat(bytes));
-        for (store, most) in [(&local, FILE_NAME_BYTES - 1), (&objects, NAME_BYTES - "root/d/dkv/f".len())] {
-            store.cas(&key(most), None, "v".into(), soon()).await.unwrap();
-            let longer = key(most + 1);
-            for error in [
-                store.cas(&longer, None, "v".into(), soon()).await.unwrap_err(),
-                store.get(&longer, ReadOptions::default(), soon()).await.unwrap_err(),
-                store.batch_get(&[longer], ReadOptions::default(), soon()).await.unwrap_err(),
-            ] {
-                assert!(matches!(error, Error::Refused { .. }) && error.applied() == Applied::No, "{error}");
             }
         }
     }

@@ -1,0 +1,198 @@
+//! Copies of what is small and asked for often: the namespaces, and the nodes that are registered. Each is what the store held at
+//! one revision, and every change after it ([`Follower`]).
+//!
+//! A copy has a maximum ([`MAX_NAMESPACES`], [`MAX_NODES`]): where there are more, there is none, and nothing of them is kept; they
+//! are looked at again every [`TOO_MANY_PAUSE`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use lake_proto::coordination::LeaseId;
+use lake_proto::kv::{KeyValue, Revision};
+use lake_proto::watch::{Changes, Event};
+use serde::Deserialize;
+
+use crate::catalog::{NAMESPACES, Namespace};
+use crate::follow::{Follower, Told};
+use crate::store::{Error, SharedStore};
+
+/// Most namespaces that a process keeps a copy of.
+pub const MAX_NAMESPACES: usize = 100_000;
+/// Most nodes that a process keeps a copy of.
+pub const MAX_NODES: usize = 10_000;
+/// Keys of what the map has of a node begin so (semantics, section 11).
+const NODES: &str = "/lake/node/";
+/// The pause after a copy's watch was lost.
+const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after there was too much for a copy.
+const TOO_MANY_PAUSE: Duration = Duration::from_secs(60);
+
+/// What a process keeps a copy of.
+pub(super) trait Copied: Clone + Default + Send + Sync + 'static {
+    /// Its keys begin so.
+    const PREFIX: &'static str;
+    /// Most entries.
+    const MOST: usize;
+
+    fn len(&self) -> usize;
+
+    /// All of it, in the place of what there is.
+    fn reset(&mut self, revision: Revision, entries: &[KeyValue]);
+
+    /// One change. Cheap for one that leaves what is copied as it is.
+    fn change(&mut self, event: Event);
+
+    /// Every change up to this revision was told.
+    fn progress(&mut self, revision: Revision);
+}
+
+/// Keeps a copy until it is dropped.
+pub(super) async fn follow<C: Copied>(store: SharedStore, copy: Arc<ArcSwapOption<C>>) {
+    follow_at_most(store, copy, C::MOST).await;
+}
+
+/// The same of at most so much.
+pub(super) async fn follow_at_most<C: Copied>(store: SharedStore, copy: Arc<ArcSwapOption<C>>, most: usize) {
+    let mut follower = Follower::new(store.clone(), C::PREFIX);
+    let mut now = C::default();
+    loop {
+        match follower.next().await {
+            Ok(told) => {
+                match told {
+                    Told::Reset(all) => now.reset(all.revision, &all.value),
+                    Told::Changes(Changes { changes, progress }) => {
+                        changes.into_iter().flat_map(|change| change.events).for_each(|event| now.change(event));
+                        now.progress(progress);
+                    }
+                }
+                if now.len() > most {
+                    tracing::warn!(prefix = C::PREFIX, most, "there is more than this process keeps a copy of");
+                    copy.store(None);
+                    (now, follower) = (C::default(), Follower::new(store.clone(), C::PREFIX));
+                    tokio::time::sleep(TOO_MANY_PAUSE).await;
+                    continue;
+                }
+                copy.store(Some(Arc::new(now.clone())));
+            }
+            Err(Error::Refused { .. }) => {
+                // Nobody will tell of changes: a copy would grow old unnoticed.
+                copy.store(None);
+                return;
+            }
+            Err(error) => {
+                tracing::debug!(%error, prefix = C::PREFIX, "a copy's watch was lost");
+                tokio::time::sleep(FOLLOW_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// All namespaces, as they were at one revision.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Namespaces {
+    pub revision: Revision,
+    /// The same set for as long as none is created or dropped.
+    pub names: Arc<BTreeSet<Namespace>>,
+}
+
+impl Copied for Namespaces {
+    const PREFIX: &'static str = NAMESPACES;
+    const MOST: usize = MAX_NAMESPACES;
+
+    fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    fn reset(&mut self, revision: Revision, entries: &[KeyValue]) {
+        self.revision = revision;
+        // A key that is none of lake's names no namespace.
+        self.names = Arc::new(entries.iter().filter_map(|entry| Namespace::from_key(&entry.key).ok()).collect());
+    }
+
+    fn change(&mut self, event: Event) {
+        let Ok(namespace) = Namespace::from_key(&event.key) else { return };
+        // Properties that change leave the set as it is.
+        if event.entry.is_some() == self.names.contains(&namespace) {
+            return;
+        }
+        let names = Arc::make_mut(&mut self.names);
+        match event.entry {
+            Some(_) => names.insert(namespace),
+            None => names.remove(&namespace),
+        };
+    }
+
+    fn progress(&mut self, revision: Revision) {
+        self.revision = revision;
+    }
+}
+
+/// The query nodes that are registered, as they were at one revision: what the map keeps of each. Whether one lives is its
+/// leader's to say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Nodes {
+    pub revision: Revision,
+    /// By their names; the same for as long as none of them changes.
+    pub nodes: Arc<BTreeMap<String, Node>>,
+}
+
+/// A node that is registered.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Node {
+    /// The process that is registered as the node.
+    pub process: String,
+    /// Of the process: the revision of its registration.
+    #[serde(default)]
+    pub epoch: Revision,
+    /// What the node owns, it owns while this lives.
+    pub lease: LeaseId,
+    pub roles: Vec<String>,
+    /// Where it serves Flight SQL, `host:port`; empty: nowhere.
+    pub flight_address: String,
+    /// The same of the Iceberg REST catalog.
+    pub rest_address: String,
+    pub version: String,
+}
+
+impl Node {
+    /// What an entry says; `None`: nothing that a registry wrote. The entry of a process's first registration leaves out its
+    /// epoch, which is that entry's revision.
+    fn of(entry: &KeyValue) -> Option<Self> {
+        let mut node: Self = serde_json::from_slice(&entry.value).ok()?;
+        if node.epoch == 0 {
+            node.epoch = entry.mod_revision;
+        }
+        Some(node)
+    }
+}
+
+impl Copied for Nodes {
+    const PREFIX: &'static str = NODES;
+    const MOST: usize = MAX_NODES;
+
+    fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    fn reset(&mut self, revision: Revision, entries: &[KeyValue]) {
+        self.revision = revision;
+        let node = |entry: &KeyValue| Some((entry.key.strip_prefix(NODES)?.to_owned(), Node::of(entry)?));
+        self.nodes = Arc::new(entries.iter().filter_map(node).collect());
+    }
+
+    fn change(&mut self, event: Event) {
+        let Some(name) = event.key.strip_prefix(NODES) else { return };
+        match event.entry.as_ref().and_then(Node::of) {
+            Some(node) if self.nodes.get(name) == Some(&node) => {}
+            Some(node) => drop(Arc::make_mut(&mut self.nodes).insert(name.to_owned(), node)),
+            None if self.nodes.contains_key(name) => drop(Arc::make_mut(&mut self.nodes).remove(name)),
+            None => {}
+        }
+    }
+
+    fn progress(&mut self, revision: Revision) {
+        self.revision = revision;
+    }
+}

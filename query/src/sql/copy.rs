@@ -1,0 +1,285 @@
+//! COPY: rows of a file into a table, and of a table or a query into a file.
+//!
+//! `COPY t FROM 'file'` is an INSERT: columns of Parquet and JSON go by name, those of CSV in order; what is written in CSV is
+//! text, and is read as the column's type. `COPY t TO 'file'` writes a file that is not there yet, or into a directory that has
+//! none; what a failed one has written is removed.
+//!
+//! Which files may be read and written: [`files`].
+
+use std::time::Instant;
+
+use datafusion::arrow::array::AsArray;
+use datafusion::arrow::datatypes::{SchemaRef, UInt64Type};
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::collect;
+use datafusion::sql::parser::{CopyToSource, CopyToStatement, Statement as Parsed};
+use datafusion::sql::sqlparser::ast::{Ident, ObjectName, Statement, Value};
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::keywords::Keyword;
+use datafusion::sql::sqlparser::parser::{Parser, ParserError};
+use datafusion::sql::sqlparser::tokenizer::Token;
+use object_store::ObjectStoreExt;
+
+use super::Engine;
+use super::clauses::{begins_with, blank, offset};
+use super::files::{self, FileOptions, Format};
+use super::statement::refused;
+use crate::error::{Error, Kind, Position, Result};
+
+/// COPY t FROM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyFrom {
+    table: ObjectName,
+    columns: Vec<Ident>,
+    /// The files, as a table's name.
+    source: String,
+    by_name: bool,
+}
+
+/// COPY ... TO, but for its query.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyTo {
+    target: String,
+    options: FileOptions,
+}
+
+/// A COPY, as it was taken from a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Copy {
+    From(CopyFrom),
+    /// With the query's text, each word in its place.
+    To(CopyTo, String),
+}
+
+/// The COPY that a text is; `None` if it is another statement.
+///
+/// # Errors
+/// `Invalid`, with its place; `NotSupported` for options that lake does not have.
+pub fn take(sql: &str) -> Result<Option<Copy>> {
+    if !begins_with(sql, &["COPY"]) {
+        return Ok(None);
+    }
+    let Ok(mut parser) = Parser::new(&GenericDialect {}).try_with_sql(sql) else { return Ok(None) };
+    parser.next_token();
+    let at = parser.peek_token().span.start;
+    match copy(&mut parser, sql) {
+        Ok(taken) => taken.map(Some),
+        Err(error) => {
+            let error = Error::from(datafusion::common::DataFusionError::SQL(Box::new(error), None));
+            Err(error.at(Some(Position { line: at.line, column: at.column })))
+        }
+    }
+}
+
+fn copy(parser: &mut Parser<'_>, sql: &str) -> Result<Result<Copy>, ParserError> {
+    if parser.peek_token().token == Token::LParen {
+        let query = inner(parser, sql)?;
+        parser.expect_keyword(Keyword::TO)?;
+        return Ok(target(parser)?.map(|to| Copy::To(to, query)));
+    }
+    let table = parser.parse_object_name(false)?;
+    let mut columns = Vec::new();
+    if parser.consume_token(&Token::LParen) {
+        columns = parser.parse_comma_separated(Parser::parse_identifier)?;
+        parser.expect_token(&Token::RParen)?;
+    }
+    if parser.parse_keyword(Keyword::TO) {
+        let names: Vec<String> = columns.iter().map(ToString::to_string).collect();
+        let names = if names.is_empty() { "*".to_owned() } else { names.join(", ") };
+        return Ok(target(parser)?.map(|to| Copy::To(to, format!("SELECT {names} FROM {table}"))));
+    }
+    parser.expect_keyword(Keyword::FROM)?;
+    let (path, options) = match file(parser)? {
+        Ok(file) => file,
+        Err(error) => return Ok(Err(error)),
+    };
+    let by_name = options.format != Format::Csv;
+    let options = FileOptions { as_text: !by_name, ..options };
+    Ok(Ok(Copy::From(CopyFrom { table, columns, source: files::named(&path, &options), by_name })))
+}
+
+/// The text in parentheses that comes next, with all before it blanked.
+fn inner(parser: &mut Parser<'_>, sql: &str) -> Result<String, ParserError> {
+    let start = offset(sql, parser.next_token().span.end);
+    let mut depth = 1;
+    loop {
+        let token = parser.next_token();
+        match token.token {
+            Token::LParen => depth += 1,
+            Token::RParen => depth -= 1,
+            Token::EOF => return parser.expected("the end of the query", token),
+            _ => {}
+        }
+        if depth == 0 {
+            let mut text = sql[..offset(sql, token.span.start)].to_owned();
+            blank(&mut text, 0..start);
+            return Ok(text);
+        }
+    }
+}
+
+fn target(parser: &mut Parser<'_>) -> Result<Result<CopyTo>, ParserError> {
+    Ok(file(parser)?.map(|(target, options)| CopyTo { target, options }))
+}
+
+/// A path and options, up to the end.
+fn file(parser: &mut Parser<'_>) -> Result<Result<(String, FileOptions)>, ParserError> {
+    let path = parser.parse_literal_string()?;
+    let mut options = FileOptions::of(&path);
+    if parser.parse_keywords(&[Keyword::STORED, Keyword::AS]) {
+        let format = parser.parse_identifier()?.value;
+        if let Err(error) = options.set("format", Some(format)) {
+            return Ok(Err(error));
+        }
+    }
+    let _ = parser.parse_one_of_keywords(&[Keyword::WITH, Keyword::OPTIONS]);
+    if parser.consume_token(&Token::LParen) {
+        let set = parser.parse_comma_separated(|parser| {
+            let key = match parser.next_token().token {
+                Token::Word(word) => word.value,
+                Token::SingleQuotedString(text) => text,
+                other => return Err(ParserError::ParserError(format!("{other} is no option"))),
+            };
+            let _ = parser.consume_token(&Token::Eq);
+            let value = match parser.peek_token().token {
+                Token::Comma | Token::RParen => None,
+                _ => Some(match parser.parse_value()?.value {
+                    Value::SingleQuotedString(text) => text,
+                    other => other.to_string(),
+                }),
+            };
+            Ok((key, value))
+        })?;
+        parser.expect_token(&Token::RParen)?;
+        for (key, value) in set {
+            if let Err(error) = options.set(&key.to_ascii_lowercase(), value) {
+                return Ok(Err(error));
+            }
+        }
+    }
+    let _ = parser.consume_token(&Token::SemiColon);
+    parser.expect_token(&Token::EOF)?;
+    Ok(Ok((path, options)))
+}
+
+impl CopyFrom {
+    /// The files, as a table's name.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// As the INSERT that it is, of a file with these columns; before they are known, of all.
+    pub fn insert(&self, columns: Option<&SchemaRef>) -> String {
+        let source = Ident::with_quote('"', &self.source);
+        let quote = |name: &str| Ident::with_quote('"', name).to_string();
+        let own: Vec<String> = match (columns, self.columns.as_slice()) {
+            (Some(columns), []) if self.by_name => columns.fields().iter().map(|field| quote(field.name())).collect(),
+            _ => self.columns.iter().map(ToString::to_string).collect(),
+        };
+        let into = if own.is_empty() { String::new() } else { format!(" ({})", own.join(", ")) };
+        let select = if self.by_name && !own.is_empty() { own.join(", ") } else { "*".to_owned() };
+        format!("INSERT INTO {}{into} SELECT {select} FROM {source} AS copied", self.table)
+    }
+}
+
+impl CopyTo {
+    /// The statement, as DataFusion has it.
+    ///
+    /// # Errors
+    /// `Invalid` if what is to be copied is no query; `NotSupported`.
+    pub fn statement(&self, query: Parsed) -> Result<Parsed> {
+        let Parsed::Statement(statement) = query else { return Err(refused("COPY of EXPLAIN")) };
+        let Statement::Query(query) = *statement else {
+            return Err(Error::invalid("COPY writes the rows of a query or of a table"));
+        };
+        Ok(Parsed::CopyTo(CopyToStatement {
+            source: CopyToSource::Query(query),
+            target: self.target.clone(),
+            partitioned_by: Vec::new(),
+            stored_as: Some(self.options.format.to_string()),
+            options: self.options.for_writing()?,
+        }))
+    }
+}
+
+/// Writes the file. Returns how many rows.
+///
+/// # Errors
+/// `Denied`; `AlreadyExists`; those of the query, and of the store.
+pub async fn run(engine: &Engine, state: &SessionState, plan: &LogicalPlan, deadline: Instant) -> Result<u64> {
+    let LogicalPlan::Copy(copy) = plan else { return Err(Error::internal("COPY was planned as something else")) };
+    let doing = format!("writing {}", copy.output_url);
+    let target = files::Place::of(engine, &copy.output_url).map_err(|e| e.while_doing(&doing))?;
+    state.runtime_env().register_object_store(&target.url, target.store.clone());
+    let there = target.objects(1).await.map_err(|e| e.while_doing(&doing))?;
+    if !there.is_empty() {
+        return Err(Error::already_exists(format!("{doing}: it is there already; nothing was written")));
+    }
+    let write = async {
+        let physical = state.create_physical_plan(plan).await?;
+        let batches = collect(physical.clone(), state.task_ctx()).await;
+        let batches = batches.map_err(|e| super::name_files(e.into(), &physical))?;
+        let counts = batches.first().and_then(|batch| batch.column(0).as_primitive_opt::<UInt64Type>());
+        Ok(counts.filter(|counts| !counts.is_empty()).map_or(0, |counts| counts.value(0)))
+    };
+    let written = tokio::time::timeout_at(deadline.into(), write)
+        .await
+        .unwrap_or_else(|_| Err(Error::deadline("the rows were not written before the deadline")));
+    if written.is_err() {
+        // It was not there before: whatever is there now is of this statement.
+        remove(&target).await;
+    }
+    written.map_err(|e: Error| match e.kind {
+        Kind::Denied => e,
+        _ => e.while_doing(doing),
+    })
+}
+
+/// Removes what a failed COPY has written.
+async fn remove(target: &files::Place) {
+    let left = match target.objects(usize::MAX).await {
+        Ok(left) => left,
+        Err(error) => return tracing::warn!(%error, "what a failed COPY has written could not be found"),
+    };
+    for path in left {
+        if let Err(error) = target.store.delete(&path).await {
+            tracing::warn!(%path, %error, "what a failed COPY has written could not be removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_understood() {
+        let Some(Copy::From(copy)) = take("COPY s.t (a, \"B\") FROM '/x.csv' (HEADER false, DELIMITER ';')").unwrap()
+        else {
+            panic!()
+        };
+        let (path, options) = files::split(copy.source());
+        assert_eq!(
+            (path, options.header, options.delimiter, options.as_text),
+            ("/x.csv", Some(false), Some(b';'), true)
+        );
+        assert!(copy.insert(None).starts_with("INSERT INTO s.t (a, \"B\") SELECT * FROM \"/x.csv"));
+        let Some(Copy::To(to, query)) = take("COPY (SELECT (1) AS x) TO 'y' STORED AS JSON;").unwrap() else {
+            panic!()
+        };
+        assert_eq!((to.target.as_str(), to.options.format, query.trim()), ("y", Format::Json, "SELECT (1) AS x"));
+        let Some(Copy::To(_, query)) = take("COPY t (a) TO '/d/y.parquet'").unwrap() else { panic!() };
+        assert_eq!(query, "SELECT a FROM t");
+        assert_eq!(take("SELECT 'COPY'").unwrap(), None);
+        for wrong in [
+            "COPY t",
+            "COPY t FROM x",
+            "COPY (SELECT 1 TO 'x'",
+            "COPY t FROM 'x.csv' (NOPE 1)",
+            "COPY t TO 'x' STORED AS AVRO",
+        ] {
+            assert!(take(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Which expression it was: errors of single rows (division by zero, overflow, a value that is none of a type) come from deep
+//! within the execution, without a word of where. The statement's expressions that can fail so are remembered when it is
+//! planned, and named when one has: with its place, if there is only one.
+
+use std::ops::ControlFlow;
+
+use datafusion::sql::parser::{CopyToSource, Statement as Parsed};
+use datafusion::sql::sqlparser::ast::{BinaryOperator, CastKind, Expr, Spanned, UnaryOperator, visit_expressions};
+
+use crate::error::{Error, Kind, Position};
+
+/// Most expressions of a kind that are told apart.
+const MOST: usize = 4;
+/// Longest text of an expression that is shown.
+const LONGEST: usize = 60;
+
+/// How a row can fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Division,
+    Overflow,
+    Cast,
+}
+
+impl Fault {
+    /// What the execution says of it.
+    fn of(message: &str) -> Option<Self> {
+        let lower = message.to_ascii_lowercase();
+        let says = |words: &str| lower.contains(words);
+        if says("divide by zero") {
+            Some(Fault::Division)
+        } else if says("overflow") {
+            Some(Fault::Overflow)
+        } else if says("cannot cast") || says("error parsing") {
+            Some(Fault::Cast)
+        } else {
+            None
+        }
+    }
+
+    fn can_be(self, expr: &Expr) -> bool {
+        match (self, expr) {
+            (Fault::Division, Expr::BinaryOp { op, .. }) => {
+                matches!(op, BinaryOperator::Divide | BinaryOperator::Modulo)
+            }
+            (Fault::Overflow, Expr::BinaryOp { op, .. }) => matches!(
+                op,
+                BinaryOperator::Plus | BinaryOperator::Minus | BinaryOperator::Multiply | BinaryOperator::Divide
+            ),
+            (Fault::Overflow, Expr::UnaryOp { op, .. }) => *op == UnaryOperator::Minus,
+            (Fault::Cast, Expr::Cast { kind, .. }) => matches!(kind, CastKind::Cast | CastKind::DoubleColon),
+            _ => false,
+        }
+    }
+}
+
+/// The expressions of a statement that can fail for a row.
+#[derive(Debug, Default)]
+pub struct Faults {
+    known: Vec<(Fault, String, Option<Position>)>,
+}
+
+impl Faults {
+    pub fn of(statement: &Parsed) -> Self {
+        let mut faults = Self::default();
+        let visit = |expr: &Expr| {
+            for fault in [Fault::Division, Fault::Overflow, Fault::Cast] {
+                if fault.can_be(expr) {
+                    faults.add(fault, expr);
+                }
+            }
+            ControlFlow::<()>::Continue(())
+        };
+        // Every expression is visited: nothing breaks off.
+        let _ = match statement {
+            Parsed::Statement(statement) => visit_expressions(statement.as_ref(), visit),
+            Parsed::CopyTo(copy) => match &copy.source {
+                CopyToSource::Query(query) => visit_expressions(query.as_ref(), visit),
+                CopyToSource::Relation(_) => ControlFlow::Continue(()),
+            },
+            _ => ControlFlow::Continue(()),
+        };
+        faults
+    }
+
+    fn add(&mut self, fault: Fault, expr: &Expr) {
+        if self.known.iter().filter(|(other, ..)| *other == fault).count() > MOST {
+            return;
+        }
+        let mut text = expr.to_string();
+        if text.chars().count() > LONGEST {
+            text = text.chars().take(LONGEST).chain("...".chars()).collect();
+        }
+        let start = expr.span().start;
+        let place = (start.line > 0).then_some(Position { line: start.line, column: start.column });
+        self.known.push((fault, text, place));
+    }
+
+    /// The error, with what it is about.
+    pub fn explain(&self, error: Error) -> Error {
+        let fault = match error.kind {
+            Kind::Invalid => Fault::of(&error.message),
+            _ => None,
+        };
+        let Some(fault) = fault else { return error };
+        let known: Vec<_> = self.known.iter().filter(|(other, ..)| *other == fault).collect();
+        let (message, place) = match known.as_slice() {
+            [] => return error,
+            [(_, text, place)] => (format!("{} (in {text})", error.message), *place),
+            some if some.len() <= MOST => {
+                let texts: Vec<&str> = some.iter().map(|(_, text, _)| text.as_str()).collect();
+                (format!("{} (in one of: {})", error.message, texts.join("; ")), None)
+            }
+            _ => return error,
+        };
+        Error { message, ..error }.at(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::sql::parser::DFParser;
+
+    use super::*;
+
+    fn of(sql: &str) -> Faults {
+        Faults::of(&DFParser::parse_sql(sql).unwrap()[0])
+    }
+
+    #[test]
+    fn the_expression_is_named() {
+        let faults = of("SELECT a + 1,\n  10 / x FROM t");
+        let error = faults.explain(Error::invalid("Divide by zero error"));
+        assert_eq!(error.message, "Divide by zero error (in 10 / x)");
+        assert_eq!(error.position, Some(Position { line: 2, column: 3 }));
+        let several = of("UPDATE t SET a = b / c WHERE d % e = 1").explain(Error::invalid("Divide by zero error"));
+        assert_eq!(several.message, "Divide by zero error (in one of: b / c; d % e)");
+        assert_eq!(several.position, None);
+        let cast = of("SELECT CAST(a AS BIGINT), TRY_CAST(b AS INT)").explain(Error::invalid("Cannot cast string 'x'"));
+        assert_eq!(cast.message, "Cannot cast string 'x' (in CAST(a AS BIGINT))");
+        let other = Error::invalid("table t does not exist");
+        assert_eq!(faults.explain(other.clone()), other);
+        let many = of("SELECT 1/a, 2/a, 3/a, 4/a, 5/a, 6/a").explain(Error::invalid("Divide by zero error"));
+        assert_eq!(many.message, "Divide by zero error");
+    }
+}

@@ -1,0 +1,439 @@
+//! Statements of a client that has a session: settings, operation ids and transactions.
+//!
+//! A node keeps no sessions. What one consists of ([`Settings`]) is the client's: it sends them with each statement, and takes
+//! those that the answer brings. So a session lives on at another node, but for an open transaction, whose node its handle
+//! names.
+//!
+//! ```text
+//! BEGIN, COMMIT, ROLLBACK, SET    -> other settings
+//! with a transaction              -> on its tables ([`super::transactions`])
+//! a change with an operation id   -> once ([`super::once`])
+//! INSERT, serialisable            -> a transaction of its own
+//! anything else                   -> by itself
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use datafusion::sql::sqlparser::ast::{
+    Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel, TransactionMode, Value,
+};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use serde::{Deserialize, Serialize};
+
+use super::statement::{Action, Command, normalize, refused};
+use super::transactions::{End, Handle, Open, Transactions};
+use super::{Engine, once};
+use crate::error::{Error, Result};
+use crate::table::conflict::Isolation;
+use crate::table::scope::Once;
+
+/// What a client's statements are run with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// The handle of the open transaction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transaction: Option<String>,
+    /// The operation id of the next change, or of the next transaction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
+    /// Whether INSERT, and transactions that do not say otherwise, are serialisable.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub serializable: bool,
+    /// Whether the client keeps what the answer brings.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kept: bool,
+}
+
+impl Settings {
+    /// Under which key the schema of an answer brings the settings that follow.
+    pub const METADATA_KEY: &'static str = "lake.settings";
+
+    fn handle(&self) -> Result<Option<Handle>> {
+        self.transaction.as_deref().map(str::parse).transpose()
+    }
+
+    fn isolation(&self) -> Isolation {
+        match self.serializable {
+            true => Isolation::Serializable,
+            false => Isolation::Snapshot,
+        }
+    }
+}
+
+/// A statement about the session itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionChange {
+    Begin(Option<Isolation>),
+    End(End),
+    /// `None`: the next change has none.
+    SetOperation(Option<String>),
+    SetIsolation(Isolation),
+}
+
+impl SessionChange {
+    pub fn command(&self) -> Command {
+        match self {
+            SessionChange::Begin(_) => Command::Begin,
+            SessionChange::End(End::Commit) => Command::Commit,
+            SessionChange::End(End::RollBack) => Command::Rollback,
+            SessionChange::SetOperation(_) | SessionChange::SetIsolation(_) => Command::Set,
+        }
+    }
+}
+
+/// What BEGIN, COMMIT, ROLLBACK and SET ask for; `None` for other statements.
+///
+/// # Errors
+/// `NotSupported` for forms that lake does not have, `Invalid` for values that cannot be set.
+pub fn parse(statement: &Statement) -> Result<Option<SessionChange>> {
+    Ok(Some(match statement {
+        Statement::StartTransaction { modes, modifier: None, statements, exception: None, .. }
+            if statements.is_empty() =>
+        {
+            SessionChange::Begin(isolation_of(modes)?)
+        }
+        Statement::Commit { chain: false, modifier: None, .. } => SessionChange::End(End::Commit),
+        Statement::Rollback { chain: false, savepoint: None } => SessionChange::End(End::RollBack),
+        Statement::StartTransaction { .. } => return Err(refused("this form of BEGIN")),
+        Statement::Commit { .. } => return Err(refused("this form of COMMIT")),
+        Statement::Rollback { .. } => return Err(refused("ROLLBACK to a savepoint, or with AND CHAIN,")),
+        Statement::Set(Set::SingleAssignment { scope: None, hivevar: false, variable, values }) => {
+            let name: Vec<String> = variable.0.iter().filter_map(|part| part.as_ident().map(normalize)).collect();
+            let name = name.join(".");
+            let value = match values.as_slice() {
+                [value] => value,
+                _ => return Err(Error::invalid(format!("SET {name} takes one value"))),
+            };
+            set(&name, value)?
+        }
+        Statement::Set(_) => return Err(refused("this form of SET")),
+        _ => return Ok(None),
+    }))
+}
+
+fn set(name: &str, value: &Expr) -> Result<SessionChange> {
+    let text = match value {
+        Expr::Value(value) => match &value.value {
+            Value::SingleQuotedString(text) => Some(text.clone()),
+            Value::Null => None,
+            _ => return Err(Error::invalid(format!("SET {name} takes a text in single quotes, or DEFAULT"))),
+        },
+        Expr::Identifier(word) => match normalize(word).as_str() {
+            "default" => None,
+            word => Some(word.to_owned()),
+        },
+        _ => return Err(Error::invalid(format!("SET {name} takes a text in single quotes, or DEFAULT"))),
+    };
+    match name {
+        "lake.operation_id" => {
+            text.as_deref().map(once::check_id).transpose()?;
+            Ok(SessionChange::SetOperation(text))
+        }
+        "lake.isolation" => match text.as_deref().map(str::to_ascii_lowercase).as_deref() {
+            None | Some("snapshot") => Ok(SessionChange::SetIsolation(Isolation::Snapshot)),
+            Some("serializable") => Ok(SessionChange::SetIsolation(Isolation::Serializable)),
+            Some(other) => Err(Error::invalid(format!("lake.isolation is snapshot or serializable, not {other:?}"))),
+        },
+        other => Err(Error::invalid(format!(
+            "there is no setting {other}; there are lake.operation_id and lake.isolation; nothing was done"
+        ))),
+    }
+}
+
+/// Weaker levels than snapshot are given as snapshot.
+fn isolation_of(modes: &[TransactionMode]) -> Result<Option<Isolation>> {
+    let mut isolation = None;
+    for mode in modes {
+        match mode {
+            TransactionMode::IsolationLevel(TransactionIsolationLevel::Serializable) => {
+                isolation = Some(Isolation::Serializable);
+            }
+            TransactionMode::IsolationLevel(_) => isolation = Some(Isolation::Snapshot),
+            TransactionMode::AccessMode(TransactionAccessMode::ReadWrite) => {}
+            TransactionMode::AccessMode(TransactionAccessMode::ReadOnly) => return Err(refused("BEGIN READ ONLY")),
+        }
+    }
+    Ok(isolation)
+}
+
+/// Rows as they come.
+pub type Rows = BoxStream<'static, Result<RecordBatch>>;
+
+/// What a change has come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changed {
+    pub count: u64,
+    /// What the next statements are run with, if that is other than before.
+    pub settings: Option<Settings>,
+}
+
+/// Runs the statements of clients with sessions.
+#[derive(Debug)]
+pub struct Sessions {
+    engine: Arc<Engine>,
+    transactions: Arc<Transactions>,
+}
+
+impl Sessions {
+    pub fn new(engine: Arc<Engine>, transactions: Arc<Transactions>) -> Self {
+        Self { engine, transactions }
+    }
+
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub fn transactions(&self) -> &Arc<Transactions> {
+        &self.transactions
+    }
+
+    /// The transaction of these settings, if it belongs to another node.
+    ///
+    /// # Errors
+    /// `Invalid`: it is no transaction at all.
+    pub fn elsewhere(&self, settings: &Settings) -> Result<Option<Handle>> {
+        let handle = settings.handle()?;
+        Ok(handle.filter(|handle| handle.node != self.transactions.node() && !self.transactions.has(handle)))
+    }
+
+    /// What kind of statement it is. Inside of a transaction, one that is none aborts it.
+    ///
+    /// # Errors
+    /// Those of parsing.
+    pub fn classify(&self, sql: &str, settings: &Settings) -> Result<Action> {
+        let action = self.engine.classify(sql);
+        if let (Err(error), Some(handle)) = (&action, settings.handle()?) {
+            self.transactions.fail(&handle, error);
+        }
+        action
+    }
+
+    /// What a statement would return. Nothing is changed.
+    ///
+    /// # Errors
+    /// Those of planning.
+    pub async fn describe(
+        &self,
+        sql: &str,
+        settings: &Settings,
+        timeout: Option<Duration>,
+    ) -> Result<(SchemaRef, Option<Duration>)> {
+        let action = self.classify(sql, settings)?;
+        if let Action::Session(change) = action {
+            return Ok((super::count_schema(change.command()), None));
+        }
+        let planned = match settings.handle()? {
+            None => self.engine.plan(sql, timeout).await?,
+            Some(handle) => {
+                let plan = |tables| async move { self.engine.plan_in(sql, timeout, &tables).await };
+                self.transactions.look(&handle, plan).await?
+            }
+        };
+        Ok((planned.schema, planned.stale))
+    }
+
+    /// Runs a query. Besides its rows: the age of the oldest pointer used because the metadata cluster is away.
+    ///
+    /// # Errors
+    /// Those of [`Engine::query`]; inside of a transaction they abort it, also those in the stream.
+    pub async fn query(
+        &self,
+        sql: &str,
+        settings: &Settings,
+        timeout: Option<Duration>,
+    ) -> Result<(SchemaRef, Rows, Option<Duration>)> {
+        let Some(handle) = settings.handle()? else {
+            let planned = self.engine.plan(sql, timeout).await?;
+            let stale = planned.stale;
+            let (schema, rows) = self.engine.query(planned).await?;
+            return Ok((schema, rows, stale));
+        };
+        let run = |tables| async move {
+            let planned = self.engine.plan_in(sql, timeout, &tables).await?;
+            self.engine.query(planned).await
+        };
+        let (schema, rows) = self.transactions.statement(&handle, sql, run).await?;
+        let transactions = self.transactions.clone();
+        let rows = rows.inspect(move |batch| {
+            if let Err(error) = batch {
+                transactions.fail(&handle, error);
+            }
+        });
+        Ok((schema, rows.boxed(), None))
+    }
+
+    /// Makes a change, of tables or of the session.
+    ///
+    /// # Errors
+    /// The statement's.
+    pub async fn change(&self, sql: &str, settings: &Settings, timeout: Option<Duration>) -> Result<Changed> {
+        let deadline = self.engine.write_deadline(timeout);
+        let action = self.classify(sql, settings)?;
+        let handle = settings.handle()?;
+        let count = match (&action, handle) {
+            (Action::Session(change), handle) => {
+                let next = self.change_session(change, settings, handle, deadline).await?;
+                return Ok(Changed { count: 0, settings: Some(next) });
+            }
+            (_, Some(handle)) => {
+                let run = |tables| async move {
+                    if !may_be_staged(&action) {
+                        let command = action.command().as_str();
+                        return Err(Error::not_supported(format!(
+                            "{command} inside of a transaction is not supported; nothing was done"
+                        )));
+                    }
+                    let planned = self.engine.plan_in(sql, timeout, &tables).await?;
+                    self.engine.change(planned).await
+                };
+                self.transactions.statement(&handle, sql, run).await?
+            }
+            (Action::ChangeRows(Command::Insert) | Action::CopyFrom(_), None) if settings.serializable => {
+                self.insert_serializable(sql, settings.operation.as_deref(), timeout, deadline).await?
+            }
+            (_, None) => match &settings.operation {
+                Some(id) => once::run(&self.engine, id, sql, timeout).await?,
+                None => {
+                    let planned = self.engine.plan(sql, timeout).await?;
+                    self.engine.change(planned).await?
+                }
+            },
+        };
+        // An operation id is for one change.
+        let used = settings.operation.is_some() && settings.transaction.is_none();
+        let next = used.then(|| Settings { operation: None, ..settings.clone() });
+        Ok(Changed { count, settings: next })
+    }
+
+    async fn change_session(
+        &self,
+        change: &SessionChange,
+        settings: &Settings,
+        handle: Option<Handle>,
+        deadline: Instant,
+    ) -> Result<Settings> {
+        if !settings.kept {
+            let command = change.command().as_str();
+            return Err(Error::not_supported(format!(
+                "{command} needs a client that keeps a session, as lake's shell does; others begin and end transactions by the calls \
+                 of their driver (autocommit off), and name an operation in the header {}; nothing was done",
+                crate::flight::OPERATION_HEADER
+            )));
+        }
+        let mut next = settings.clone();
+        match (change, handle) {
+            (SessionChange::Begin(_), Some(handle)) => {
+                let error = Error::invalid("a transaction is open already");
+                self.transactions.fail(&handle, &error);
+                return Err(error);
+            }
+            (SessionChange::Begin(isolation), None) => {
+                let isolation = isolation.unwrap_or(settings.isolation());
+                let handle = self.transactions.begin(isolation, settings.operation.as_deref())?;
+                (next.transaction, next.operation) = (Some(handle.to_string()), None);
+            }
+            (SessionChange::End(_), None) => {
+                return Err(Error::invalid("there is no transaction to be ended: BEGIN begins one"));
+            }
+            (SessionChange::End(end), Some(handle)) => {
+                self.transactions.end(&handle, *end, deadline).await?;
+                next.transaction = None;
+            }
+            (SessionChange::SetOperation(_), Some(handle)) => {
+                let error = Error::invalid("the operation id of a transaction is set before BEGIN");
+                self.transactions.fail(&handle, &error);
+                return Err(error);
+            }
+            (SessionChange::SetOperation(id), None) => next.operation = id.clone(),
+            (SessionChange::SetIsolation(isolation), _) => next.serializable = *isolation == Isolation::Serializable,
+        }
+        Ok(next)
+    }
+
+    /// INSERT that is made only if every table it has read is still as it was.
+    async fn insert_serializable(
+        &self,
+        sql: &str,
+        operation: Option<&str>,
+        timeout: Option<Duration>,
+        deadline: Instant,
+    ) -> Result<u64> {
+        let tables = self.engine.tables();
+        let statement = once::statement(sql);
+        let operation = match operation {
+            None => None,
+            Some(id) => {
+                once::check_id(id)?;
+                let once = Arc::new(Once::new(once::DOMAIN, id, statement));
+                if let Some(first) = once::find(&tables.writer, &once, deadline).await? {
+                    return once::answer(&once, &first);
+                }
+                Some(once)
+            }
+        };
+        let open = Open::new(Isolation::Serializable, operation.clone());
+        let inserted = async {
+            let planned = self.engine.plan_in(sql, timeout, &open.tables(tables)).await?;
+            let count = self.engine.change(planned).await?;
+            if let Some(operation) = &operation {
+                operation.will_answer(count);
+            }
+            open.commit(tables, statement, deadline).await.map(|()| count)
+        };
+        match (inserted.await, &operation) {
+            (inserted, None) => inserted,
+            (inserted, Some(operation)) => once::settle(&tables.writer, operation, inserted, deadline).await,
+        }
+    }
+}
+
+/// What a transaction can hold back until it is committed.
+fn may_be_staged(action: &Action) -> bool {
+    matches!(action, Action::ChangeRows(_) | Action::CopyFrom(_) | Action::CopyTo)
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::sql::sqlparser::dialect::GenericDialect;
+    use datafusion::sql::sqlparser::parser::Parser;
+
+    use super::*;
+    use crate::error::Kind;
+
+    fn of(sql: &str) -> Result<Option<SessionChange>> {
+        parse(&Parser::parse_sql(&GenericDialect {}, sql).unwrap()[0])
+    }
+
+    #[test]
+    fn statements_about_the_session_are_understood() {
+        for (sql, change) in [
+            ("BEGIN", SessionChange::Begin(None)),
+            ("BEGIN TRANSACTION ISOLATION LEVEL SERIALIZABLE", SessionChange::Begin(Some(Isolation::Serializable))),
+            ("START TRANSACTION ISOLATION LEVEL READ COMMITTED", SessionChange::Begin(Some(Isolation::Snapshot))),
+            ("COMMIT", SessionChange::End(End::Commit)),
+            ("COMMIT WORK", SessionChange::End(End::Commit)),
+            ("ROLLBACK", SessionChange::End(End::RollBack)),
+            ("SET lake.operation_id = 'order 1'", SessionChange::SetOperation(Some("order 1".into()))),
+            ("SET lake.operation_id = DEFAULT", SessionChange::SetOperation(None)),
+            ("SET lake.isolation = serializable", SessionChange::SetIsolation(Isolation::Serializable)),
+            ("SET LAKE.ISOLATION TO 'snapshot'", SessionChange::SetIsolation(Isolation::Snapshot)),
+        ] {
+            assert_eq!(of(sql), Ok(Some(change)), "{sql}");
+        }
+        assert_eq!(of("SELECT 1"), Ok(None));
+        for (sql, kind) in [
+            ("SET lake.operation_id = 'a/b'", Kind::Invalid),
+            ("SET lake.isolation = 'dirty'", Kind::Invalid),
+            ("SET x = 1", Kind::Invalid),
+            ("SET lake.nope = 'x'", Kind::Invalid),
+            ("ROLLBACK TO SAVEPOINT a", Kind::NotSupported),
+            ("BEGIN READ ONLY", Kind::NotSupported),
+        ] {
+            assert_eq!(of(sql).unwrap_err().kind, kind, "{sql}");
+        }
+    }
+}

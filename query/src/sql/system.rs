@@ -1,0 +1,88 @@
+//! The tables of the schema `system`, which show the cluster: they are read from the leader when a statement names them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Field, Schema};
+use datafusion::catalog::{MemTable, TableProvider};
+use datafusion::common::TableReference;
+use lake_client::nodes::NodeStatus;
+
+use super::{CATALOG, Engine};
+use crate::error::{Error, Result};
+
+/// The schema of what is the cluster's own.
+pub const SYSTEM: &str = "system";
+const NODES: &str = "nodes";
+
+/// Whether a name is one of these tables.
+pub fn is_system(table: &TableReference) -> bool {
+    table.schema() == Some(SYSTEM) && table.catalog().is_none_or(|catalog| catalog == CATALOG) && table.table() == NODES
+}
+
+/// The table of that name, as it is now.
+///
+/// # Errors
+/// `Unavailable` without a leader; `NotSupported` where there is no cluster.
+pub async fn table(engine: &Engine, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
+    let Some(cluster) = &engine.cluster else {
+        return Err(Error::not_supported(
+            "system.nodes lists the nodes of a metadata cluster, and this node's metadata is not in one",
+        ));
+    };
+    let nodes = cluster.nodes(deadline).await.map_err(|e| Error::unavailable(format!("reading system.nodes: {e}")))?;
+    let batch = rows(&nodes.value)?;
+    Ok(Arc::new(MemTable::try_new(batch.schema(), vec![vec![batch]])?))
+}
+
+fn rows(nodes: &[NodeStatus]) -> Result<RecordBatch> {
+    type Text = fn(&NodeStatus) -> Option<String>;
+    type Number = fn(&NodeStatus) -> Option<i64>;
+    let texts: [(&str, Text); 7] = [
+        ("node", |n| Some(n.node.clone())),
+        ("state", |n| Some(n.state().as_str().to_owned())),
+        ("roles", |n| Some(n.info.roles.join(","))),
+        ("flight_address", |n| address(&n.info.flight_address)),
+        ("rest_address", |n| address(&n.info.rest_address)),
+        ("version", |n| Some(n.info.version.clone())),
+        ("process", |n| Some(n.process.clone())),
+    ];
+    let numbers: [(&str, Number); 11] = [
+        ("epoch", |n| Some(whole(n.epoch))),
+        ("lease", |n| Some(whole(n.lease))),
+        ("lease_left_ms", |n| n.remaining.map(millis)),
+        ("silent_ms", |n| n.silent.map(millis)),
+        ("running_statements", |n| n.load.as_ref().map(|load| i64::from(load.running_statements))),
+        ("cache_bytes", |n| n.load.as_ref().map(|load| whole(load.cache_bytes))),
+        ("cpu_millicores", |n| n.load.as_ref().map(|load| i64::from(load.cpu_millicores))),
+        ("observed_revision", |n| n.load.as_ref().map(|load| whole(load.observed_revision))),
+        ("cores", |n| n.load.as_ref().map(|_| i64::from(n.info.cores))),
+        ("memory_bytes", |n| n.load.as_ref().map(|_| whole(n.info.memory_bytes))),
+        ("max_statements", |n| n.load.as_ref().map(|_| i64::from(n.info.max_statements))),
+    ];
+    let mut fields = Vec::new();
+    let mut columns: Vec<ArrayRef> = Vec::new();
+    for (name, of) in texts {
+        fields.push(Field::new(name, DataType::Utf8, true));
+        columns.push(Arc::new(nodes.iter().map(of).collect::<StringArray>()));
+    }
+    for (name, of) in numbers {
+        fields.push(Field::new(name, DataType::Int64, true));
+        columns.push(Arc::new(nodes.iter().map(of).collect::<Int64Array>()));
+    }
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+        .map_err(|e| Error::internal(format!("listing the nodes: {e}")))
+}
+
+fn address(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+fn whole(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+fn millis(d: Duration) -> i64 {
+    i64::try_from(d.as_millis()).unwrap_or(i64::MAX)
+}

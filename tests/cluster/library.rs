@@ -1,0 +1,83 @@
+//! Library mode: tables whose metadata is in a directory or a bucket, and no process of lake's that has to run.
+
+use std::process::Output;
+
+use crate::common::{LAKE, Scratch};
+
+/// Tables, as a process finds them that knows of nobody else.
+pub struct Library {
+    meta: String,
+    warehouse: String,
+    variables: Vec<(String, String)>,
+}
+
+impl Library {
+    pub fn new(meta: impl Into<String>, warehouse: impl Into<String>) -> Self {
+        Self { meta: meta.into(), warehouse: warehouse.into(), variables: Vec::new() }
+    }
+
+    /// The same, with these environment variables for each process.
+    pub fn with(mut self, variables: &[(&str, &str)]) -> Self {
+        self.variables.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        self
+    }
+
+    /// What a process comes to that runs these statements.
+    async fn run(&self, statements: &str) -> Output {
+        let mut command = tokio::process::Command::new(LAKE);
+        command.args([
+            "sql",
+            "--meta",
+            &self.meta,
+            "--warehouse",
+            &self.warehouse,
+            "--format",
+            "csv",
+            "-c",
+            statements,
+        ]);
+        command.envs(self.variables.iter().cloned()).kill_on_drop(true);
+        command.output().await.unwrap()
+    }
+
+    /// What it prints, without the line that names the columns.
+    async fn done(&self, statements: &str) -> Vec<String> {
+        let output = self.run(statements).await;
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{statements}: {told}");
+        String::from_utf8(output.stdout).unwrap().lines().skip(1).map(str::to_owned).collect()
+    }
+
+    async fn refused(&self, statement: &str, why: &str) {
+        let output = self.run(statement).await;
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && told.contains(why), "{statement}: {told}");
+    }
+
+    pub async fn holds_what_processes_write_that_know_of_nobody(&self) {
+        const WRITERS: usize = 3;
+        self.done("CREATE SCHEMA s; CREATE TABLE s.t (writer BIGINT, n BIGINT);").await;
+        let writers = (0..WRITERS).map(|writer| async move {
+            let inserts: String = (0..4).map(|n| format!("INSERT INTO s.t VALUES ({writer}, {n});")).collect();
+            self.done(&inserts).await;
+        });
+        futures::future::join_all(writers).await;
+        let rows = self.done("SELECT writer, count(*), sum(n) FROM s.t GROUP BY writer ORDER BY writer;").await;
+        assert_eq!(rows, (0..WRITERS).map(|writer| format!("{writer},4,6")).collect::<Vec<_>>());
+        self.done("DELETE FROM s.t WHERE writer = 1; CREATE TABLE s.u AS SELECT * FROM s.t;").await;
+        assert_eq!(self.done("SELECT count(*) FROM s.u JOIN s.t USING (writer, n);").await, ["8"]);
+        self.refused("ALTER TABLE s.t RENAME TO s.v;", "one key at a time").await;
+        self.refused("DROP SCHEMA s;", "one key at a time").await;
+        self.done("DROP TABLE s.t;").await;
+        self.refused("SELECT * FROM s.t;", "s.t").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_need_no_process() {
+    let scratch = Scratch::new();
+    let url = |name: &str| format!("file://{}", scratch.path(name).display());
+    Library::new(url("meta"), url("tables")).holds_what_processes_write_that_know_of_nobody().await;
+    let nowhere = Library::new("nowhere", url("tables"));
+    nowhere.refused("SELECT 1;", "meta: ").await;
+}
