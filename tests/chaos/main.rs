@@ -277,6 +277,7 @@ fn how_it_goes_is_told_while_it_runs() {
     let run = Run::new();
     let output = run.go("--workload session --nemesis kill:one --time 12s --rate 100 --clients 4");
     assert_code(&output, 0);
+    jepsen::assert_readable(&std::fs::read_to_string(run.out().join(file::FILE_NAME)).unwrap());
     let told = told(&String::from_utf8_lossy(&output.stdout));
     assert!(told.len() >= 3 && told.is_sorted_by_key(|(seconds, ok, ..)| (*seconds, *ok)), "{told:?}");
     let (seconds, ok, ..) = told[told.len() - 1];
@@ -292,7 +293,7 @@ fn how_it_goes_is_told_while_it_runs() {
 #[test]
 fn a_terminal_has_one_line_that_is_written_over() {
     let run = Run::new();
-    // Gives what it starts a terminal; its own output is what arrived there.
+    // Of util-linux: gives what it starts a terminal, and tells what arrives there.
     let command = format!("{LAKE} chaos run --nemesis none --time 5s --rate 50 --seed 7 --out {}", run.out().display());
     let output = Command::new("script").args(["-qefc", &command, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
     assert_code(&output, 0);
