@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Cores that one run should have for itself, its peers and clients together.
 const CORES_PER_RUN: usize = 2;
 /// Runs at a time on a machine with hardly any.
-const LEAST_RUNS: usize = 4;
+const LEAST_RUNS: usize = 3;
 
 /// How many runs are under way.
 static RUNS: Mutex<usize> = Mutex::new(0);
