@@ -161,31 +161,47 @@ fn told(out: &str) -> Vec<(u64, u64, String, String)> {
 }
 
 #[test]
-fn registers_survive_kills_and_partitions() {
-    let run = Run::new();
-    let history = run.holds("--workload register --time 30s --rate 150 --clients 8", &["kill", "partition"]);
-    // Reads were spread over the peers, and say who answered.
-    let peers: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
-    assert_eq!(peers, BTreeSet::from([1, 2, 3]));
-    let facts = run.record().facts.unwrap();
-    assert!(facts.looked_for > 0 && facts.not_found.is_empty(), "{facts:?}");
-    let hashes: BTreeSet<String> = facts.peers.iter().map(|peer| peer.state.clone().unwrap().hash).collect();
-    assert_eq!((hashes.len(), facts.peers.len()), (1, 3));
+fn registers_and_changes_survive_dead_leaders_and_lost_answers() {
+    fn registers() {
+        let run = Run::new();
+        let history = run.holds("--workload register --time 30s --rate 150 --clients 8", &["kill", "partition"]);
+        // Reads were spread over the peers, and say who answered.
+        let peers: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
+        assert_eq!(peers, BTreeSet::from([1, 2, 3]));
+        let facts = run.record().facts.unwrap();
+        assert!(facts.looked_for > 0 && facts.not_found.is_empty(), "{facts:?}");
+        let hashes: BTreeSet<String> = facts.peers.iter().map(|peer| peer.state.clone().unwrap().hash).collect();
+        assert_eq!((hashes.len(), facts.peers.len()), (1, 3));
+    }
+    fn changes() {
+        let run = Run::new();
+        let faults = ["kill:leader", "endpoint:minority"];
+        let history = run.holds("--workload idempotency --time 30s --rate 100 --clients 6", &faults);
+        // Of some changes several answers arrived, which the checker has compared.
+        let results = run.results();
+        let once = results.checks.iter().find(|outcome| outcome.checker == "exactly once").unwrap();
+        assert!(once.figures["changes answered more than once"] > 0, "{once:?}");
+        let lost = history.calls().iter().filter(|call| call.outcome == Outcome::Unknown);
+        let lost = lost.filter(|call| matches!(history.action(call), Action::Idempotency(Idempotency::Apply { .. })));
+        assert!(lost.count() > 0, "no answer was lost");
+    }
+    side_by_side([registers, changes]);
 }
 
 #[test]
-fn transfers_keep_their_total_on_a_bad_network_and_under_pauses() {
-    let run = Run::new();
-    run.holds("--workload bank --time 30s --rate 150 --clients 6", &["pause:one", "slow:leader", "reorder"]);
-}
-
-#[test]
-fn a_set_loses_nothing_while_peers_lose_everything() {
-    let run = Run::new();
-    run.holds("--workload set --time 30s --rate 100 --clients 4", &["wipe", "lossy:all"]);
-    let peers: Vec<u64> = run.record().facts.unwrap().peers.iter().map(|peer| peer.id).collect();
-    assert_eq!(peers.len(), 3);
-    assert!(peers.iter().any(|id| *id > 3), "{peers:?}");
+fn banks_and_sets_survive_bad_networks_and_lost_directories() {
+    fn bank() {
+        let run = Run::new();
+        run.holds("--workload bank --time 30s --rate 150 --clients 6", &["pause:one", "slow:leader", "reorder"]);
+    }
+    fn set() {
+        let run = Run::new();
+        run.holds("--workload set --time 30s --rate 100 --clients 4", &["wipe", "lossy:all"]);
+        let peers: Vec<u64> = run.record().facts.unwrap().peers.iter().map(|peer| peer.id).collect();
+        assert_eq!(peers.len(), 3);
+        assert!(peers.iter().any(|id| *id > 3), "{peers:?}");
+    }
+    side_by_side([bank, set]);
 }
 
 /// What a peer did with a damaged file is seen, or the fault has not taken effect.
@@ -235,20 +251,6 @@ fn registers_survive_snapshots_that_are_sent_and_locks_have_one_holder() {
 }
 
 #[test]
-fn changes_are_made_once_though_leaders_die_and_answers_are_lost() {
-    let run = Run::new();
-    let faults = ["kill:leader", "endpoint:minority"];
-    let history = run.holds("--workload idempotency --time 30s --rate 100 --clients 6", &faults);
-    // Of some changes several answers arrived, which the checker has compared.
-    let results = run.results();
-    let once = results.checks.iter().find(|outcome| outcome.checker == "exactly once").unwrap();
-    assert!(once.figures["changes answered more than once"] > 0, "{once:?}");
-    let lost = history.calls().iter().filter(|call| call.outcome == Outcome::Unknown);
-    let lost = lost.filter(|call| matches!(history.action(call), Action::Idempotency(Idempotency::Apply { .. })));
-    assert!(lost.count() > 0, "no answer was lost");
-}
-
-#[test]
 fn a_peer_that_dies_by_itself_is_part_of_the_verdict() {
     let run = Run::new();
     let child = run.command("--workload session --nemesis none --time 10s --rate 100 --clients 4").spawn().unwrap();
@@ -275,6 +277,7 @@ fn how_it_goes_is_told_while_it_runs() {
     let run = Run::new();
     let output = run.go("--workload session --nemesis kill:one --time 12s --rate 100 --clients 4");
     assert_code(&output, 0);
+    jepsen::assert_readable(&std::fs::read_to_string(run.out().join(file::FILE_NAME)).unwrap());
     let told = told(&String::from_utf8_lossy(&output.stdout));
     assert!(told.len() >= 3 && told.is_sorted_by_key(|(seconds, ok, ..)| (*seconds, *ok)), "{told:?}");
     let (seconds, ok, ..) = told[told.len() - 1];
@@ -290,7 +293,7 @@ fn how_it_goes_is_told_while_it_runs() {
 #[test]
 fn a_terminal_has_one_line_that_is_written_over() {
     let run = Run::new();
-    // Gives what it starts a terminal; its own output is what arrived there.
+    // Of util-linux: gives what it starts a terminal, and tells what arrives there.
     let command = format!("{LAKE} chaos run --nemesis none --time 5s --rate 50 --seed 7 --out {}", run.out().display());
     let output = Command::new("script").args(["-qefc", &command, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
     assert_code(&output, 0);
