@@ -854,7 +854,9 @@ mod tests {
     use super::*;
     use crate::faulty::{FaultyStore, soon};
     use crate::memory::MemoryStore;
+    use crate::nodes::Record;
     use crate::store::Token;
+    use lake_proto::v1::NodeInfo;
 
     fn pointer(location: &str) -> TablePointer {
         TablePointer { uuid: Uuid::nil(), metadata_location: location.to_owned(), previous_location: None }
@@ -974,30 +976,31 @@ mod tests {
     async fn nodes_are_seen_as_they_register_and_go() {
         let store = MemoryStore::shared();
         let one = node(&store).await;
-        let put = async |name: &str, token: Option<Token>, value: &str| {
+        let put = async |name: &str, token: Option<Token>, value: Bytes| {
             let key = format!("/lake/node/{name}");
-            store.cas(&key, token, value.to_owned().into(), soon()).await.unwrap().result.revision
+            store.cas(&key, token, value, soon()).await.unwrap().result.revision
         };
-        let record = |process: &str, epoch: &str| {
-            let rest = r#""lease":7,"roles":["query"],"flight_address":"a:1","rest_address":"","version":"1""#;
-            format!(r#"{{"process":"{process}",{epoch}{rest},"superseded":["x"]}}"#)
-        };
+        let info = NodeInfo { flight_address: "a:1".to_owned(), ..NodeInfo::default() };
         let at = async |revision| loop {
             match one.nodes() {
                 Some(nodes) if nodes.revision >= revision => return nodes,
                 _ => tokio::task::yield_now().await,
             }
         };
-        let first = put("n", None, &record("p", "")).await;
+        let record = Record::next("p", 7, &info, None);
+        let first = put("n", None, record.to_bytes()).await;
         let nodes = at(first).await;
         let known = nodes.nodes["n"].clone();
-        assert_eq!((known.process.as_str(), known.epoch, known.lease), ("p", first, 7));
-        assert_eq!((known.roles, known.flight_address.as_str()), (vec!["query".to_owned()], "a:1"));
-        // Another entry of the same process; something that no registry wrote; another node's.
-        let again = put("n", Some(Token::at(first)), &record("p", &format!(r#""epoch":{first},"#))).await;
-        let other = put("other", None, "up").await;
+        assert_eq!((known.record.flight_address.as_str(), known.epoch), ("a:1", first));
+        assert_eq!(known.record, record);
+        // Something that no registry wrote is no node; another process is.
+        let other = put("other", None, "up".into()).await;
         let after = at(other).await;
         assert!(Arc::ptr_eq(&nodes.nodes, &after.nodes) && after.nodes.len() == 1, "nothing of it has changed");
+        let next = Record::next("q", 8, &info, Some((record, known.epoch)));
+        let again = put("n", Some(Token::at(first)), next.to_bytes()).await;
+        let later = at(again).await.nodes["n"].clone();
+        assert_eq!((later.record, later.epoch), (next, again));
         let key = "/lake/node/n";
         let gone = store.cas_delete(key, Token::at(again), soon()).await.unwrap().result.revision;
         assert!(at(gone).await.nodes.is_empty());

@@ -9,21 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{KeyValue, Revision};
 use lake_proto::watch::{Changes, Event};
-use serde::Deserialize;
 
 use crate::catalog::{NAMESPACES, Namespace};
 use crate::follow::{Follower, Told};
+use crate::nodes::{MAX_NODES, NODES, Record};
 use crate::store::{Error, SharedStore};
 
 /// Most namespaces that a process keeps a copy of.
 pub const MAX_NAMESPACES: usize = 100_000;
-/// Most nodes that a process keeps a copy of.
-pub const MAX_NODES: usize = 10_000;
-/// Keys of what the map has of a node begin so (semantics, section 11).
-const NODES: &str = "/lake/node/";
 /// The pause after a copy's watch was lost.
 const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
 /// The pause after there was too much for a copy.
@@ -139,32 +134,19 @@ pub struct Nodes {
 }
 
 /// A node that is registered.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// The process that is registered as the node.
-    pub process: String,
-    /// Of the process: the revision of its registration.
-    #[serde(default)]
+    pub record: Record,
+    /// Of its process: the revision of its registration.
     pub epoch: Revision,
-    /// What the node owns, it owns while this lives.
-    pub lease: LeaseId,
-    pub roles: Vec<String>,
-    /// Where it serves Flight SQL, `host:port`; empty: nowhere.
-    pub flight_address: String,
-    /// The same of the Iceberg REST catalog.
-    pub rest_address: String,
-    pub version: String,
 }
 
 impl Node {
-    /// What an entry says; `None`: nothing that a registry wrote. The entry of a process's first registration leaves out its
-    /// epoch, which is that entry's revision.
+    /// What an entry says; `None`: nothing that a registry wrote.
     fn of(entry: &KeyValue) -> Option<Self> {
-        let mut node: Self = serde_json::from_slice(&entry.value).ok()?;
-        if node.epoch == 0 {
-            node.epoch = entry.mod_revision;
-        }
-        Some(node)
+        let record = Record::of(entry)?;
+        let epoch = record.epoch(entry.mod_revision);
+        Some(Self { record, epoch })
     }
 }
 
