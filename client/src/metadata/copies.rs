@@ -16,14 +16,11 @@ use serde::Deserialize;
 
 use crate::catalog::{NAMESPACES, Namespace};
 use crate::follow::{Follower, Told};
+use crate::nodes::{MAX_NODES, NODES};
 use crate::store::{Error, SharedStore};
 
 /// Most namespaces that a process keeps a copy of.
 pub const MAX_NAMESPACES: usize = 100_000;
-/// Most nodes that a process keeps a copy of.
-pub const MAX_NODES: usize = 10_000;
-/// Keys of what the map has of a node begin so (semantics, section 11).
-const NODES: &str = "/lake/node/";
 /// The pause after a copy's watch was lost.
 const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
 /// The pause after there was too much for a copy.
