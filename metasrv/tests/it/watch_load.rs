@@ -39,7 +39,9 @@ struct Received {
 
 fn watchers(count: usize, address: &str, received: &Arc<Received>) -> tokio::runtime::Runtime {
     // Not the lowest: the connections' pings have to be answered.
-    let last = || drop(rustix::process::nice(10).unwrap());
+    let last = || {
+        rustix::process::nice(10).unwrap();
+    };
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(1).on_thread_start(last).enable_all().build().unwrap();
     let _inside = runtime.enter();
