@@ -174,7 +174,8 @@ pub fn complete(line: &str, cursor: usize, names: &[String]) -> (usize, Vec<Stri
     let last = before[..start].split_whitespace().next_back().unwrap_or_default().to_uppercase();
     let wants_name = BEFORE_NAMES.contains(&last.as_str());
     let mut candidates: Vec<String> = names.iter().filter(|name| begins(name)).cloned().collect();
-    if !word.is_empty() && !(wants_name && !candidates.is_empty()) {
+    let names_alone = wants_name && !candidates.is_empty();
+    if !word.is_empty() && !names_alone {
         let lower = word.chars().all(|c| !c.is_uppercase());
         let keywords = KEYWORDS.iter().filter(|keyword| begins(keyword));
         candidates.extend(keywords.map(|keyword| if lower { keyword.to_lowercase() } else { (*keyword).to_owned() }));
