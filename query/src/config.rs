@@ -69,6 +69,12 @@ pub struct Options {
     /// Memory for running statements, in bytes; more spills to disk [default: half of the machine's]
     #[arg(long, env = "LAKE_QUERY_MEMORY_LIMIT_BYTES", value_name = "BYTES")]
     pub memory_limit_bytes: Option<usize>,
+    /// Memory for one statement, in bytes [default: memory_limit_bytes]
+    #[arg(long, env = "LAKE_QUERY_STATEMENT_MEMORY_BYTES", value_name = "BYTES")]
+    pub statement_memory_bytes: Option<usize>,
+    /// Room for spill files, in bytes [default: 68719476736]
+    #[arg(long, env = "LAKE_QUERY_SPILL_LIMIT_BYTES", value_name = "BYTES")]
+    pub spill_limit_bytes: Option<u64>,
     /// Memory for cached table metadata, delete files and footers of data files, in bytes [default: 268435456]
     #[arg(long, env = "LAKE_QUERY_METADATA_CACHE_BYTES", value_name = "BYTES")]
     pub metadata_cache_bytes: Option<u64>,
@@ -90,6 +96,18 @@ pub struct Options {
     /// How many statements run at a time; more wait [default: 64]
     #[arg(long, env = "LAKE_QUERY_MAX_STATEMENTS", value_name = "N")]
     pub max_statements: Option<usize>,
+    /// How many statements wait for others to end; more are refused [default: 256]
+    #[arg(long, env = "LAKE_QUERY_MAX_QUEUED_STATEMENTS", value_name = "N")]
+    pub max_queued_statements: Option<usize>,
+    /// Longest wait for others to end, in seconds [default: 30]
+    #[arg(long, env = "LAKE_QUERY_MAX_QUEUE_WAIT_SECS", value_name = "SECS")]
+    pub max_queue_wait_secs: Option<u64>,
+    /// Most rows that a query may return [default: no limit]
+    #[arg(long, env = "LAKE_QUERY_MAX_RESULT_ROWS", value_name = "N")]
+    pub max_result_rows: Option<u64>,
+    /// Most bytes that a query may return, as they are in memory [default: no limit]
+    #[arg(long, env = "LAKE_QUERY_MAX_RESULT_BYTES", value_name = "BYTES")]
+    pub max_result_bytes: Option<u64>,
     /// How many parts of one query run in parallel [default: the machine's cores]
     #[arg(long, env = "LAKE_QUERY_TARGET_PARTITIONS", value_name = "N")]
     pub target_partitions: Option<usize>,
@@ -130,6 +148,9 @@ pub struct Config {
     pub warehouse: String,
     pub s3: S3Config,
     pub memory_limit_bytes: usize,
+    /// At most `memory_limit_bytes`.
+    pub statement_memory_bytes: usize,
+    pub spill_limit_bytes: u64,
     pub metadata_cache_bytes: u64,
     pub pointer_cache_entries: u64,
     pub pointer_ttl: Duration,
@@ -137,6 +158,10 @@ pub struct Config {
     pub read_timeout: Duration,
     pub write_timeout: Duration,
     pub max_statements: usize,
+    pub max_queued_statements: usize,
+    pub max_queue_wait: Duration,
+    pub max_result_rows: Option<u64>,
+    pub max_result_bytes: Option<u64>,
     pub target_partitions: usize,
     pub target_file_bytes: usize,
     pub allow_local_files: bool,
@@ -198,8 +223,10 @@ impl Options {
         let top = self;
         over!(top, below;
             config, id, roles, dir, listen, advertise, rest_listen, rest_cached_reads, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
-            s3_access_key_file, s3_secret_key_file, memory_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
-            pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, target_partitions,
+            s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
+            spill_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
+            pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, max_queued_statements,
+            max_queue_wait_secs, max_result_rows, max_result_bytes, target_partitions,
             target_file_bytes, allow_local_files, secret_file, insecure_open_network,
         )
     }
@@ -272,6 +299,13 @@ impl Config {
                 secret_key: credential_from("s3_secret_key_file", options.s3_secret_key_file)?,
             },
             memory_limit_bytes: memory,
+            statement_memory_bytes: at_least(
+                "statement_memory_bytes",
+                options.statement_memory_bytes.unwrap_or(memory),
+                1 << 20,
+            )?
+            .min(memory),
+            spill_limit_bytes: options.spill_limit_bytes.unwrap_or(64 << 30),
             metadata_cache_bytes: options.metadata_cache_bytes.unwrap_or(256 << 20),
             pointer_cache_entries: at_least(
                 "pointer_cache_entries",
@@ -291,6 +325,10 @@ impl Config {
                 1,
             )?),
             max_statements: at_least("max_statements", options.max_statements.unwrap_or(64), 1)?,
+            max_queued_statements: options.max_queued_statements.unwrap_or(256),
+            max_queue_wait: Duration::from_secs(options.max_queue_wait_secs.unwrap_or(30)),
+            max_result_rows: options.max_result_rows,
+            max_result_bytes: options.max_result_bytes,
             target_partitions: at_least(
                 "target_partitions",
                 options
@@ -449,6 +487,7 @@ mod tests {
             (Options { warehouse: None, ..options() }, "warehouse"),
             (Options { listen: Some("nonsense".into()), ..options() }, "listen"),
             (Options { max_statements: Some(0), ..options() }, "max_statements"),
+            (Options { statement_memory_bytes: Some(5), ..options() }, "statement_memory_bytes"),
             (Options { id: Some("a/b".into()), ..options() }, "id"),
             (Options { roles: Some(vec!["query".into(), "leader".into()]), ..options() }, "roles"),
             (Options { secret_file: Some("/does/not/exist".into()), ..options() }, "secret_file"),

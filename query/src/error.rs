@@ -159,6 +159,9 @@ impl Error {
     }
 }
 
+/// What DataFusion says when spill files take more than they may.
+const SPILL_LIMIT: &str = "disk space during the spilling process has exceeded";
+
 fn is_disk_full(text: &str) -> bool {
     text.contains("No space left on device") || text.contains("os error 28") || text.contains("Disk quota exceeded")
 }
@@ -235,6 +238,11 @@ fn find_ours(error: &DataFusionError) -> Option<&Error> {
 }
 
 fn classify(error: &DataFusionError, message: &str) -> Error {
+    if message.contains(SPILL_LIMIT) {
+        return Error::exhausted(
+            "the statement's spill files need more room than spill_limit_bytes allows; raise it or ask for less",
+        );
+    }
     match error {
         DataFusionError::Diagnostic(_, inner) | DataFusionError::Context(_, inner) => classify(inner, message),
         DataFusionError::Shared(inner) => classify(inner, message),
@@ -257,7 +265,7 @@ fn classify(error: &DataFusionError, message: &str) -> Error {
             Error::not_supported(tidy(message).replacen("This feature is not implemented: ", "not supported yet: ", 1))
         }
         DataFusionError::ResourcesExhausted(_) => {
-            Error::exhausted(format!("{}; raise memory_limit or ask for less", tidy(message)))
+            Error::exhausted(format!("{}; raise memory_limit_bytes or ask for less", tidy(message)))
         }
         DataFusionError::ObjectStore(inner) => Error::object_store("reading", "an object", inner),
         DataFusionError::ParquetError(_) => Error::corrupt(tidy(message)),

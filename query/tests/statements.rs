@@ -232,3 +232,23 @@ async fn a_node_that_cannot_start_says_why() {
     let error = QueryNode::start(config, store()).await.unwrap_err();
     assert!(error.message.contains(&format!("the warehouse {warehouse} cannot be written")), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn explain_analyze_says_what_was_left_out_and_what_caches_had() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (day INT, x BIGINT) PARTITIONED BY (day)").await;
+    run(&client, "INSERT INTO t VALUES (1, 10), (2, 20), (3, 30)").await;
+    let analyzed = async || pretty(&run(&client, "EXPLAIN ANALYZE SELECT x FROM t WHERE day = 2").await);
+    let (cold, warm) = (analyzed().await, analyzed().await);
+    for figure in ["files_left_out=2", "manifests_left_out=0", "bytes_scanned=", "pointer_age_ms="] {
+        assert!(warm.contains(figure), "{figure} is not in {warm}");
+    }
+    let had = |plan: &str, figure: &str| {
+        let value = plan.split(&format!("{figure}=")).nth(1).unwrap_or_else(|| panic!("no {figure} in {plan}"));
+        value.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse::<u64>().unwrap()
+    };
+    assert!(had(&cold, "footer_cache_misses") > 0, "{cold}");
+    assert!(had(&warm, "footer_cache_hits") > 0 && had(&warm, "footer_cache_misses") == 0, "{warm}");
+    assert!(had(&warm, "manifest_cache_hits") > 0 && had(&warm, "manifest_cache_misses") == 0, "{warm}");
+}

@@ -10,7 +10,7 @@ Statements end with a semicolon and may span lines.
   \\timing        show elapsed times, or no longer
   \\?             this help
   \\q             quit (also Ctrl-D, and Ctrl-C at an empty prompt)
-Ctrl-C drops the statement being typed, or stops the one that runs.";
+Tab completes keywords and names. Ctrl-C drops the statement being typed, or stops the one that runs.";
 
 /// A command of the shell.
 #[derive(Debug, Clone, PartialEq, Eq)]

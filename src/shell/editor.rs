@@ -14,9 +14,11 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use rustyline::error::ReadlineError;
 use rustyline::history::DefaultHistory;
 use rustyline::{
-    Cmd, ConditionalEventHandler, Config, Event, EventContext, EventHandler, ExternalPrinter, KeyEvent, RepeatCount,
+    Cmd, CompletionType, ConditionalEventHandler, Config, Event, EventContext, EventHandler, ExternalPrinter, KeyEvent,
+    RepeatCount,
 };
 
+use super::complete::{Completion, Names};
 use crate::console::Console;
 
 /// Lines kept in the history file.
@@ -55,16 +57,18 @@ impl Editor {
     ///
     /// # Errors
     /// The terminal cannot be used.
-    pub fn start(console: &Console) -> Result<Self> {
+    pub fn start(console: &Console, names: Names) -> Result<Self> {
         let terminal = TerminalGuard::take()?;
         let config = Config::builder()
             .max_history_size(MAX_HISTORY)
             .and_then(|c| c.history_ignore_dups(true))
             .context("configuring the line editor")?
             .history_ignore_space(true)
+            .completion_type(CompletionType::List)
             .build();
         let mut editor =
-            rustyline::Editor::<(), DefaultHistory>::with_config(config).context("opening the terminal")?;
+            rustyline::Editor::<Completion, DefaultHistory>::with_config(config).context("opening the terminal")?;
+        editor.set_helper(Some(Completion { names }));
         let typed = Arc::new(AtomicBool::new(false));
         let look = EventHandler::Conditional(Box::new(LookAtLine { typed: typed.clone() }));
         editor.bind_sequence(KeyEvent::ctrl('C'), look);
@@ -146,7 +150,7 @@ impl ConditionalEventHandler for LookAtLine {
     }
 }
 
-fn remember(editor: &mut rustyline::Editor<(), DefaultHistory>, file: Option<&std::path::Path>, entry: &str) {
+fn remember(editor: &mut rustyline::Editor<Completion, DefaultHistory>, file: Option<&std::path::Path>, entry: &str) {
     if entry.trim().is_empty() {
         return;
     }

@@ -8,10 +8,11 @@
 //! - [`input`]: lines put together to statements and commands;
 //! - [`table`], [`output`]: a result as a table, CSV or JSON;
 //! - [`caret`]: an error under its place in the statement;
-//! - [`editor`]: the line editor, on a thread of its own.
+//! - [`complete`], [`editor`]: what completes a line, and the line editor, on a thread of its own.
 
 mod caret;
 mod command;
+mod complete;
 mod editor;
 mod input;
 mod output;
@@ -28,6 +29,7 @@ use lake_query::client::{SqlClient, SqlError};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use self::command::Command;
+use self::complete::Names;
 use self::editor::{Editor, Line};
 use self::input::{Input, Item};
 use crate::console::Console;
@@ -37,6 +39,8 @@ pub use self::output::Format;
 
 /// Rows printed of a result at the prompt, unless told otherwise.
 const DEFAULT_LIMIT: usize = 1_000;
+/// How long reading the names for completion may take.
+const NAMES_WITHIN: Duration = Duration::from_secs(10);
 /// How long a connection to a query node may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -78,6 +82,8 @@ pub struct Shell {
     format: Format,
     limit: Option<usize>,
     timing: bool,
+    /// What the prompt completes, once there is one.
+    names: Option<Names>,
 }
 
 impl Shell {
@@ -87,7 +93,7 @@ impl Shell {
     /// None does.
     pub async fn connect(endpoints: Vec<String>, secret: Option<Secret>, format: Format) -> Result<Self> {
         let client = connect(&endpoints, secret.as_ref()).await?;
-        Ok(Self { endpoints, secret, client, reconnect: false, format, limit: None, timing: true })
+        Ok(Self { endpoints, secret, client, reconnect: false, format, limit: None, timing: true, names: None })
     }
 
     /// Runs what `args` say: statements, a file, what comes from a pipe, or a prompt.
@@ -189,7 +195,10 @@ impl Shell {
     async fn prompt(&mut self, console: &Console, interrupts: &mut Interrupts) -> Result<Ended> {
         self.limit = Some(DEFAULT_LIMIT);
         eprintln!("lake {}, at {}. \\? for help, \\q to quit.", env!("CARGO_PKG_VERSION"), self.client.endpoint());
-        let mut editor = Editor::start(console)?;
+        let names = Names::default();
+        let mut editor = Editor::start(console, names.clone())?;
+        self.names = Some(names);
+        self.learn_names();
         let mut input = Input::default();
         loop {
             let prompt = match (input.is_empty(), self.client.settings().transaction.is_some()) {
@@ -288,8 +297,24 @@ impl Shell {
         }
     }
 
+    /// Has the names of tables read in the background, for completion; beside the session, which this is no part of.
+    fn learn_names(&self) {
+        let Some(names) = self.names.clone() else { return };
+        let (endpoint, secret) = ([self.client.endpoint().to_owned()], self.secret.clone());
+        // It ends by itself, soon; without names only keywords are completed.
+        tokio::spawn(async move {
+            let sql =
+                format!("SELECT table_schema, table_name FROM information_schema.tables LIMIT {}", complete::MAX_NAMES);
+            let Ok(client) = SqlClient::connect(&endpoint, secret.as_ref()).await else { return };
+            if let Ok(batches) = client.query(&sql, Some(NAMES_WITHIN)).await {
+                names.set(&output::pairs(&batches));
+            }
+        });
+    }
+
     async fn execute(&self, sql: &str, started: Instant) -> Result<(), output::Failure> {
         let rows = self.client.execute(sql, None).await?;
+        let is_change = rows.command.is_some();
         for notice in &rows.notices {
             eprintln!("note: {notice}");
         }
@@ -297,6 +322,9 @@ impl Shell {
         let summary = output::print(rows, self.format, self.limit, &mut out).await?;
         out.flush()?;
         eprintln!("{}", summary.describe(self.timing.then(|| started.elapsed())));
+        if is_change {
+            self.learn_names();
+        }
         Ok(())
     }
 }

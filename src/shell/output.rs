@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
+use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::util::display::ArrayFormatter;
@@ -86,6 +86,18 @@ impl From<ArrowError> for Failure {
             other => Failure::Show(other.into()),
         }
     }
+}
+
+/// The texts of the first two columns.
+pub fn pairs(batches: &[RecordBatch]) -> Vec<(String, String)> {
+    let mut pairs = Vec::new();
+    for batch in batches {
+        let column = |index: usize| batch.columns().get(index).and_then(|column| column.as_string_opt::<i32>());
+        if let (Some(first), Some(second)) = (column(0), column(1)) {
+            pairs.extend(first.iter().zip(second).filter_map(|(a, b)| Some((a?.to_owned(), b?.to_owned()))));
+        }
+    }
+    pairs
 }
 
 /// Prints a result, or what a change changed. With a limit, a result is read no further than that.

@@ -1,12 +1,14 @@
 //! Two writers of one table, through different query nodes, at the same moment.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use lake_chaos::ProcessName;
 use tokio::task::JoinSet;
 
-use crate::common::{Scratch, TestCluster};
+use crate::common::{PATIENCE, Scratch, TestCluster, until};
 
 /// Rounds of two INSERTs at once.
 const ROUNDS: i64 = 25;
@@ -37,7 +39,40 @@ async fn no_row_is_lost_when_two_nodes_write_one_table_at_once() {
     for node in [&a, &b] {
         cluster.until_rows(node, "SELECT v FROM t ORDER BY v", &expected).await;
     }
+    a_killed_node_leaves_no_half_of_a_write(&cluster, &expected).await;
     cluster.stop().await;
+}
+
+/// A node is killed while it writes files for a table: what others see of the table is what was there.
+async fn a_killed_node_leaves_no_half_of_a_write(cluster: &TestCluster, expected: &[i64]) {
+    let [a, b] = [cluster.sql(0).await, cluster.sql(1).await];
+    let warehouse = cluster.processes.dir().join("warehouse");
+    let before = files(&warehouse);
+    let large = "INSERT INTO t SELECT l_orderkey FROM tpch('lineitem', 100)";
+    let writing = tokio::spawn(async move { a.run(large).await });
+    until("a file of the large INSERT", PATIENCE, || async {
+        let now = files(&warehouse);
+        if now > before { Ok(()) } else { Err(format!("{now} files")) }
+    })
+    .await;
+    let victim = ProcessName::query(1);
+    cluster.processes.process(victim).unwrap().kill().await.unwrap();
+    let error = writing.await.unwrap().unwrap_err();
+    assert!(error.message.contains("unknown"), "{error}");
+    cluster.until_rows(&b, "SELECT v FROM t ORDER BY v", expected).await;
+    cluster.processes.start_one(victim).await.unwrap();
+    let a = cluster.sql(0).await;
+    a.run("INSERT INTO t VALUES (-1)").await.unwrap();
+    let expected: Vec<i64> = std::iter::once(-1).chain(expected.iter().copied()).collect();
+    for node in [&a, &b] {
+        cluster.until_rows(node, "SELECT v FROM t ORDER BY v", &expected).await;
+    }
+}
+
+/// How many files there are below a directory.
+fn files(dir: &Path) -> usize {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { 1 }).sum()
 }
 
 /// Two writers through each of two nodes, for as long as one has not made its share.

@@ -66,9 +66,7 @@ pub async fn read(
     cache: &FileMetadataCache,
     with_page_index: bool,
 ) -> Result<Arc<ParquetMetaData>> {
-    if let Some(cached) = cached(file, cache)
-        && (!with_page_index || cached.offset_index().is_some() || page_index_range(&cached).is_none())
-    {
+    if let Some(cached) = usable(file, cache, with_page_index) {
         return Ok(cached);
     }
     let tail_start = file.size.saturating_sub(TAIL_BYTES);
@@ -96,6 +94,18 @@ pub async fn read(
     let entry = CachedFileMetadataEntry::new(file.clone(), Arc::new(CachedParquetMetaData::new(metadata.clone())));
     cache.put(&file.location, entry);
     Ok(metadata)
+}
+
+/// Whether [`read`] reads nothing.
+pub fn is_cached(file: &ObjectMeta, cache: &FileMetadataCache, with_page_index: bool) -> bool {
+    usable(file, cache, with_page_index).is_some()
+}
+
+fn usable(file: &ObjectMeta, cache: &FileMetadataCache, with_page_index: bool) -> Option<Arc<ParquetMetaData>> {
+    let whole = |cached: &ParquetMetaData| {
+        !with_page_index || cached.offset_index().is_some() || page_index_range(cached).is_none()
+    };
+    cached(file, cache).filter(|cached| whole(cached))
 }
 
 /// Where the page indexes of all columns lie, with what is between them.

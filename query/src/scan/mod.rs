@@ -31,7 +31,7 @@ pub mod values;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
@@ -49,6 +49,7 @@ use datafusion::execution::object_store::ObjectStoreUrl;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
 use datafusion::physical_plan::empty::EmptyExec;
+use datafusion::physical_plan::metrics::MetricBuilder;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{ExecutionPlan, project_schema};
 use datafusion_datasource::TableSchema;
@@ -98,6 +99,8 @@ pub struct LakeTable {
     wanted: Option<Wanted>,
     /// Until when an INSERT into it must be done.
     deadline: Instant,
+    /// How old its pointer was.
+    pointer_age: Option<Duration>,
 }
 
 impl fmt::Debug for LakeTable {
@@ -138,7 +141,18 @@ impl LakeTable {
             _ => None,
         });
         let defaults = defaults.collect();
-        Ok(Self { tables, table, snapshot, columns, schema, has_places: false, defaults, wanted: None, deadline })
+        Ok(Self {
+            tables,
+            table,
+            snapshot,
+            columns,
+            schema,
+            has_places: false,
+            defaults,
+            wanted: None,
+            deadline,
+            pointer_age: None,
+        })
     }
 
     /// The same with a row's place as two more columns, [`FILE_COLUMN`] and [`POSITION_COLUMN`]: what a position delete
@@ -173,6 +187,11 @@ impl LakeTable {
     pub fn places(&self, wanted: Wanted) -> Result<Self> {
         let places = Self::new(self.tables.clone(), self.table.clone(), self.deadline)?.with_places()?;
         Ok(Self { wanted: Some(wanted), ..places })
+    }
+
+    /// The same whose pointer was this old, for EXPLAIN ANALYZE.
+    pub fn with_pointer_age(self, age: Option<Duration>) -> Self {
+        Self { pointer_age: age, ..self }
     }
 
     pub fn table(&self) -> &Table {
@@ -351,6 +370,10 @@ impl LakeTable {
             .with_table_parquet_options(options)
             .with_parquet_file_reader_factory(Arc::new(readers));
         let deletes = self.delete_reader(footers);
+        if let Some(age) = self.pointer_age {
+            let age = usize::try_from(age.as_millis()).unwrap_or(usize::MAX);
+            MetricBuilder::new(source.metrics()).global_gauge("pointer_age_ms").set(age);
+        }
         let source: Arc<dyn FileSource> = Arc::new(LakeSource::new(source, read.rules.clone(), deletes, read.pruned));
         let partitioned = files.iter().map(|file| self.partitioned(file, &read.columns)).collect::<Result<Vec<_>>>()?;
         let mut statistics = total(&table_schema, files, &partitioned, read.exact);

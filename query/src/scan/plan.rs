@@ -38,11 +38,14 @@ pub struct Planned {
     pub pruned: Pruned,
 }
 
-/// How much was left out.
+/// How much was left out, and how the rest was come by.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Pruned {
     pub manifests: usize,
     pub files: usize,
+    /// Of the manifests that were looked at, how many were in the cache, and how many had to be read.
+    pub manifests_cached: usize,
+    pub manifests_read: usize,
 }
 
 /// A data file and the deletes that apply to it.
@@ -136,6 +139,10 @@ pub async fn files(
     };
     let mut loads = Vec::with_capacity(matching.len());
     for manifest in &matching {
+        match cache.has_manifest(manifest) {
+            true => pruned.manifests_cached += 1,
+            false => pruned.manifests_read += 1,
+        }
         loads.push(cache.manifest(manifest));
     }
     let loaded: Vec<Arc<Manifest>> = futures::stream::iter(loads)

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use datafusion::common::Result as DfResult;
 use datafusion::datasource::listing::PartitionedFile;
 use datafusion::execution::cache::cache_manager::FileMetadataCache;
-use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
+use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder};
 use datafusion_datasource_parquet::{DefaultParquetFileReaderFactory, ParquetFileReaderFactory};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -46,6 +46,8 @@ impl ParquetFileReaderFactory for CheckedReaders {
             store: self.store.clone(),
             footers: self.footers.clone(),
             file: file.object_meta.clone(),
+            hits: MetricBuilder::new(metrics).counter("footer_cache_hits", partition),
+            misses: MetricBuilder::new(metrics).counter("footer_cache_misses", partition),
             plain: self.plain.create_reader(partition, file, metadata_size_hint, metrics)?,
             metadata: None,
         }))
@@ -60,6 +62,9 @@ struct CheckedReader {
     plain: Box<dyn AsyncFileReader + Send>,
     /// Once it was asked for.
     metadata: Option<Arc<ParquetMetaData>>,
+    /// Footers that the cache had, and had not.
+    hits: Count,
+    misses: Count,
 }
 
 impl CheckedReader {
@@ -109,6 +114,10 @@ impl AsyncFileReader for CheckedReader {
     ) -> BoxFuture<'a, Result<Arc<ParquetMetaData>>> {
         async move {
             let with_page_index = options.is_some_and(|o| o.column_index_policy() != PageIndexPolicy::Skip);
+            match footer::is_cached(&self.file, self.footers.as_ref(), with_page_index) {
+                true => self.hits.add(1),
+                false => self.misses.add(1),
+            }
             let read = footer::read(self.store.as_ref(), &self.file, self.footers.as_ref(), with_page_index).await;
             let metadata = read.map_err(|error| match error.kind {
                 // The table's metadata says that it is there.

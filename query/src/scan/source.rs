@@ -28,7 +28,7 @@ use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::projection::{ProjectionExpr, ProjectionExprs};
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr, PhysicalSortExpr};
 use datafusion::physical_plan::filter_pushdown::FilterPushdownPropagation;
-use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder};
 use datafusion::physical_plan::{DisplayFormatType, SortOrderPushdownResult};
 use datafusion_datasource::TableSchema;
 use datafusion_datasource::morsel::{Morsel, MorselPlan, MorselPlanner, Morselizer};
@@ -69,6 +69,12 @@ pub struct LakeSource {
 
 impl LakeSource {
     pub fn new(plain: ParquetSource, rules: Arc<Rules>, deletes: DeleteReader, pruned: Pruned) -> Self {
+        let figure =
+            |name: &'static str, value: usize| MetricBuilder::new(plain.metrics()).global_counter(name).add(value);
+        figure("files_left_out", pruned.files);
+        figure("manifests_left_out", pruned.manifests);
+        figure("manifest_cache_hits", pruned.manifests_cached);
+        figure("manifest_cache_misses", pruned.manifests_read);
         Self { inner: Arc::new(plain.clone()), plain: Arc::new(plain), rules, deletes, pruned, batch_size: None }
     }
 
@@ -164,7 +170,7 @@ impl FileSource for LakeSource {
 
     fn fmt_extra(&self, kind: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt_extra(kind, f)?;
-        let Pruned { manifests, files } = self.pruned;
+        let Pruned { manifests, files, .. } = self.pruned;
         match kind {
             DisplayFormatType::Default | DisplayFormatType::Verbose if manifests + files > 0 => {
                 write!(f, ", manifests_left_out={manifests}, files_left_out={files}")

@@ -140,11 +140,12 @@ pub async fn resolve(
         let within = expansion.tables.iter().map(|(_, ident)| ident.clone());
         loaded = load(&idents.iter().cloned().chain(within).collect::<Vec<_>>()).await?;
     }
+    let age = loaded.age;
     let within = loaded.tables.split_off(idents.len());
     for ((reference, ident), table) in expansion.tables.iter().zip(within) {
         let table =
             table.ok_or_else(|| Error::not_found(format!("table {ident}, which a view reads, does not exist")))?;
-        let table = provider(tables, table, &Name::parse(reference.table()), deadline)?;
+        let table = provider(tables, table, &Name::parse(reference.table()), age, deadline)?;
         let schema = reference.schema().unwrap_or(DEFAULT_SCHEMA).to_owned();
         schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(table));
     }
@@ -154,7 +155,7 @@ pub async fn resolve(
         match table {
             Some(table) => {
                 let name = Name::parse(reference.table());
-                let table = provider(tables, table, &name, deadline).map_err(|e| e.at(place))?;
+                let table = provider(tables, table, &name, age, deadline).map_err(|e| e.at(place))?;
                 let schema = reference.schema().unwrap_or(DEFAULT_SCHEMA).to_owned();
                 schemas.entry(schema).or_default().add(reference.table(), Entry::Loaded(table));
             }
@@ -188,11 +189,17 @@ fn catalogs(schemas: BTreeMap<String, StatementSchema>) -> Arc<dyn CatalogProvid
 }
 
 /// What is asked for of a table: rows or a listing, of the current version or of an earlier one.
-fn provider(tables: &Arc<Tables>, table: Table, name: &Name<'_>, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
+fn provider(
+    tables: &Arc<Tables>,
+    table: Table,
+    name: &Name<'_>,
+    age: Option<Duration>,
+    deadline: Instant,
+) -> Result<Arc<dyn TableProvider>> {
     let earlier = name.as_of.as_ref().map(|as_of| as_of.find(&table)).transpose()?;
     let tables = tables.clone();
     Ok(match (name.listing, earlier) {
-        (None, None) => Arc::new(LakeTable::new(tables, table, deadline)?),
+        (None, None) => Arc::new(LakeTable::new(tables, table, deadline)?.with_pointer_age(age)),
         (None, Some((snapshot, columns))) => Arc::new(LakeTable::at(tables, table, Some(snapshot), columns, deadline)?),
         (Some(listing), earlier) => {
             let current = || table.metadata.current_snapshot().cloned();

@@ -13,10 +13,11 @@
 //! own with its own catalog: two references to a table in one statement see the same version, and nothing a statement
 //! does to its session outlives it.
 //!
-//! Limits: [`crate::config::Config`]'s memory pool (more spills to disk), its number of statements at a time (more wait until
-//! their deadline), its deadlines. A panic in planning or running becomes an `Internal` error.
+//! Limits: how many statements run and wait ([`admission`]), the memory they share ([`memory`]; more spills to disk, up to a
+//! limit), what a query may return ([`rows`]), deadlines. A panic in planning or running becomes an `Internal` error.
 
 pub mod add_files;
+pub mod admission;
 pub mod alter;
 pub mod as_of;
 pub mod catalog;
@@ -28,10 +29,12 @@ pub mod dml;
 pub mod faults;
 pub mod files;
 pub mod floats;
+pub mod memory;
 pub mod once;
 pub mod procedures;
 pub mod rewrite;
 mod row_set;
+pub mod rows;
 pub mod schemas;
 pub mod session;
 pub mod statement;
@@ -46,32 +49,31 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::context::{SQLOptions, SessionConfig};
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
-use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::{DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp};
 use datafusion::optimizer::Analyzer;
-use datafusion::physical_plan::{ExecutionPlan, execute_stream};
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::parser::Statement as ParsedStatement;
 use datafusion::sql::sqlparser::ast::Statement;
-use futures::stream::BoxStream;
-use futures::{FutureExt, StreamExt};
+use futures::FutureExt;
 use lake_client::remote::RemoteStore;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::scan::guard::NameDamagedFiles;
 use crate::table::Tables;
+use admission::{Admission, Slot};
 use ddl::Ddl;
 use faults::Faults;
+use memory::SharedMemory;
 use procedures::Procedure;
 use statement::{Action, Command};
 
@@ -91,8 +93,12 @@ const FILES_NAMED: usize = 3;
 pub struct Engine {
     tables: Arc<Tables>,
     template: SessionState,
-    slots: Arc<Semaphore>,
-    max_statements: usize,
+    admission: Admission,
+    memory: Arc<SharedMemory>,
+    /// Queries whose rows are being sent: each ends with its client or at its deadline.
+    tasks: TaskTracker,
+    max_rows: u64,
+    max_bytes: u64,
     /// The metadata cluster, if the metadata is in one.
     cluster: Option<RemoteStore>,
     read_timeout: Duration,
@@ -114,7 +120,7 @@ pub struct Planned {
     faults: Arc<Faults>,
     state: SessionState,
     work: Work,
-    slot: OwnedSemaphorePermit,
+    slot: Slot,
 }
 
 enum Work {
@@ -139,15 +145,14 @@ impl Engine {
         let spill = config.dir.join("spill");
         prepare_spill(&spill)
             .map_err(|e| Error::storage(format!("preparing the spill directory {}: {e}", spill.display())))?;
-        let pool = TrackConsumersPool::new(
-            FairSpillPool::new(config.memory_limit_bytes),
-            std::num::NonZeroUsize::MIN.saturating_add(4),
-        );
+        let memory = SharedMemory::new(config.memory_limit_bytes, config.statement_memory_bytes);
         let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(pool))
+            .with_memory_pool(memory.statement())
             .with_metadata_cache_limit(usize::try_from(config.metadata_cache_bytes / 4).unwrap_or(usize::MAX))
             .with_disk_manager_builder(
-                DiskManagerBuilder::default().with_mode(DiskManagerMode::Directories(vec![spill])),
+                DiskManagerBuilder::default()
+                    .with_mode(DiskManagerMode::Directories(vec![spill]))
+                    .with_max_temp_directory_size(config.spill_limit_bytes),
             )
             .build_arc()?;
         let mut session = SessionConfig::new()
@@ -171,8 +176,11 @@ impl Engine {
         Ok(Self {
             tables,
             template,
-            slots: Arc::new(Semaphore::new(config.max_statements)),
-            max_statements: config.max_statements,
+            admission: Admission::new(config),
+            memory,
+            tasks: TaskTracker::new(),
+            max_rows: config.max_result_rows.unwrap_or(u64::MAX),
+            max_bytes: config.max_result_bytes.unwrap_or(u64::MAX),
             cluster: None,
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
@@ -188,7 +196,17 @@ impl Engine {
 
     /// How many statements run now.
     pub fn running(&self) -> usize {
-        self.max_statements.saturating_sub(self.slots.available_permits())
+        self.admission.figures().0
+    }
+
+    /// How many statements wait for others to end.
+    pub fn waiting(&self) -> usize {
+        self.admission.figures().1
+    }
+
+    /// How much memory statements hold, in bytes.
+    pub fn memory_held(&self) -> usize {
+        self.memory.figures().0
     }
 
     /// The tables it works on.
@@ -233,10 +251,7 @@ impl Engine {
         deadline: Instant,
         tables: Arc<Tables>,
     ) -> Result<Planned> {
-        let slot = tokio::time::timeout_at(deadline.into(), self.slots.clone().acquire_owned())
-            .await
-            .map_err(|_| Error::exhausted("too many statements are running on this node (max_statements); try again"))?
-            .map_err(|_| Error::unavailable("this node is shutting down; nothing was done"))?;
+        let slot = self.admission.enter(deadline).await?;
         if let Action::Session(_) = action {
             let command = action.command().as_str();
             return Err(Error::not_supported(format!(
@@ -252,8 +267,12 @@ impl Engine {
         };
         let found =
             catalog::resolve(self, &tables, &parsed, &references, action.changes_what_is_there(), patience).await?;
+        // With memory of its own.
+        let shared = self.template.runtime_env();
+        let runtime = RuntimeEnv { memory_pool: self.memory.statement(), ..shared.as_ref().clone() };
         let mut state = SessionStateBuilder::new_from_existing(self.template.clone())
             .with_session_id(uuid::Uuid::new_v4().to_string())
+            .with_runtime_env(Arc::new(runtime))
             .with_catalog_list(found.catalogs.clone())
             .build();
         state.mark_start_execution();
@@ -335,39 +354,6 @@ impl Engine {
         Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot })
     }
 
-    /// Runs a query. Dropping the stream stops it.
-    ///
-    /// # Errors
-    /// In the stream too: after an error it ends.
-    pub async fn query(&self, planned: Planned) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
-        let Planned { faults, state, work, deadline, slot, .. } = planned;
-        let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
-        let starting = AssertUnwindSafe(async {
-            let physical = state.create_physical_plan(&plan).await?;
-            let stream = execute_stream(physical.clone(), state.task_ctx())?;
-            Ok::<_, Error>((physical, stream))
-        });
-        let (physical, stream) = match tokio::time::timeout_at(deadline.into(), starting.catch_unwind()).await {
-            Ok(Ok(started)) => started.map_err(|e| faults.explain(e))?,
-            Ok(Err(panic)) => return Err(panicked("planning the query", panic.as_ref())),
-            Err(_) => return Err(read_deadline()),
-        };
-        let schema = stream.schema();
-        let rows = futures::stream::unfold(Some((stream, physical, slot, faults)), move |running| async move {
-            let (mut stream, physical, slot, faults) = running?;
-            let next = AssertUnwindSafe(stream.next()).catch_unwind();
-            let error = match tokio::time::timeout_at(deadline.into(), next).await {
-                Ok(Ok(Some(Ok(batch)))) => return Some((Ok(batch), Some((stream, physical, slot, faults)))),
-                Ok(Ok(None)) => return None,
-                Ok(Ok(Some(Err(error)))) => faults.explain(name_files(error.into(), &physical)),
-                Ok(Err(panic)) => panicked("running the query", panic.as_ref()),
-                Err(_) => read_deadline(),
-            };
-            Some((Err(error), None))
-        });
-        Ok((schema, rows.boxed()))
-    }
-
     /// Makes a change and returns how many rows were written. Its commit, once begun, runs to its end even if this
     /// future is dropped.
     pub async fn change(&self, planned: Planned) -> Result<u64> {
@@ -403,9 +389,9 @@ impl Engine {
         }
     }
 
-    /// Lets no further statement begin.
+    /// Lets no further statement begin. What runs goes on.
     pub fn close(&self) {
-        self.slots.close();
+        self.admission.close();
     }
 
     fn allows_files(&self) -> bool {
@@ -417,10 +403,6 @@ impl Engine {
 fn count_schema(command: Command) -> SchemaRef {
     let metadata = [(Command::METADATA_KEY.to_owned(), command.as_str().to_owned())].into();
     Arc::new(Schema::new(vec![Field::new("count", DataType::Int64, false)]).with_metadata(metadata))
-}
-
-fn read_deadline() -> Error {
-    Error::deadline("the query took longer than its deadline and was stopped")
 }
 
 /// Nothing that begins as a query may turn out to change something.

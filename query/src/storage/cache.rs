@@ -92,6 +92,11 @@ impl MetadataCache {
         get(&self.lists, location, load).await
     }
 
+    /// Whether a manifest's entries are here.
+    pub fn has_manifest(&self, file: &ManifestFile) -> bool {
+        self.manifests.contains_key(&file.manifest_path)
+    }
+
     /// A manifest's entries, with what they inherit from its place in the list.
     pub async fn manifest(&self, file: &ManifestFile) -> Result<Arc<Manifest>> {
         let location = file.manifest_path.as_str();

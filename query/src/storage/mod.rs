@@ -523,19 +523,73 @@ mod tests {
     #[tokio::test]
     async fn a_warehouse_that_does_not_answer_is_asked_again_and_then_named() {
         let attempt = Duration::from_secs(2);
-        let at = async |hanging| {
-            let config = S3Config {
-                endpoint: Some(hanging_service(hanging).await),
-                region: Some("x".into()),
-                access_key: Some(Credential::new("key")),
-                secret_key: Some(Credential::new("secret")),
-                path_style: true,
-            };
-            Storage::new("s3://bucket/warehouse", config).check_patiently(attempt).await
-        };
+        let at = async |hanging| at(hanging_service(hanging).await).check_patiently(attempt).await;
         at(1).await.unwrap();
         let error = at(usize::MAX).await.unwrap_err();
         assert!(error.message.contains("s3://bucket/warehouse cannot be written: no answer within 2 s"), "{error}");
+    }
+
+    /// An S3 service that answers so many requests with this status, and every further one with an object.
+    async fn failing_service(failing: usize, status: &'static str) -> (String, Arc<AtomicU64>) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::new(AtomicU64::new(0));
+        let requests = asked.clone();
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let number = requests.fetch_add(1, Ordering::Relaxed);
+                let answer = match (number as usize) < failing {
+                    true => format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"),
+                    false => "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nLast-Modified: Tue, 01 Dec 2026 00:00:00 GMT\r\n\
+                              Connection: close\r\nContent-Length: 4\r\n\r\nlake"
+                        .to_owned(),
+                };
+                let mut request = [0; 64 << 10];
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
+                let _ = stream.shutdown().await;
+            }
+        });
+        (endpoint, asked)
+    }
+
+    fn at(endpoint: String) -> Arc<Storage> {
+        let config = S3Config {
+            endpoint: Some(endpoint),
+            region: Some("x".into()),
+            access_key: Some(Credential::new("key")),
+            secret_key: Some(Credential::new("secret")),
+            path_style: true,
+        };
+        Storage::new("s3://bucket/warehouse", config)
+    }
+
+    #[tokio::test]
+    async fn a_store_that_throttles_is_asked_again_and_one_that_refuses_is_named() {
+        let location = "s3://bucket/warehouse/t/metadata/x.json";
+        for status in ["503 Slow Down", "500 Internal Server Error"] {
+            let (endpoint, asked) = failing_service(2, status).await;
+            assert_eq!(at(endpoint).read(location).await.unwrap(), "lake", "{status}");
+            assert_eq!(asked.load(Ordering::Relaxed), 3, "{status}");
+        }
+        // With an end.
+        let (endpoint, asked) = failing_service(usize::MAX, "503 Slow Down").await;
+        let error = at(endpoint).read(location).await.unwrap_err();
+        assert_eq!(error.kind, Kind::Storage);
+        assert!(error.message.contains(location) && error.message.contains("503"), "{error}");
+        assert_eq!(asked.load(Ordering::Relaxed), 6, "once, and five times again");
+        // What will not change by asking again is not asked again.
+        let (endpoint, asked) = failing_service(usize::MAX, "403 Forbidden").await;
+        let error = at(endpoint).read(location).await.unwrap_err();
+        assert!(error.message.contains(location), "{error}");
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", nobody.local_addr().unwrap());
+        drop(nobody);
+        let error = at(endpoint).read(location).await.unwrap_err();
+        assert!(error.kind == Kind::Storage && error.message.contains(location), "{error}");
     }
 
     #[test]

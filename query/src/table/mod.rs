@@ -120,6 +120,8 @@ pub struct Loaded {
     pub tables: Vec<Option<Table>>,
     /// The age of the oldest pointer used because the metadata cluster is away.
     pub stale: Option<Duration>,
+    /// The age of the oldest pointer, where pointers were looked up.
+    pub age: Option<Duration>,
 }
 
 impl Tables {
@@ -198,13 +200,14 @@ impl Tables {
         let failed = |e| catalog_error("looking up tables", e);
         let resolved = self.metadata.tables(idents, Want::by(deadline).at_least(revision)).await.map_err(failed)?;
         let stale = resolved.iter().filter(|r| r.metasrv_away).map(|r| r.age).max();
+        let age = resolved.iter().map(|r| r.age).max();
         let loads = idents.iter().zip(resolved).map(|(ident, resolved)| async move {
             match resolved.pointer() {
                 Some(pointer) => self.load_version(ident, pointer.clone(), deadline).await,
                 None => Ok(None),
             }
         });
-        Ok(Loaded { tables: futures::future::try_join_all(loads).await?, stale })
+        Ok(Loaded { tables: futures::future::try_join_all(loads).await?, stale, age })
     }
 
     /// All namespaces with their tables.

@@ -168,7 +168,7 @@ impl Staged {
             pin_now(tables, &mut held, new, deadline).await?;
         }
         let found = idents.iter().map(|ident| held.get(ident).map(|held| held.table.clone()));
-        Ok(Loaded { tables: found.collect(), stale: None })
+        Ok(Loaded { tables: found.collect(), stale: None, age: None })
     }
 
     /// Pins tables as they were when the first statement began. Returns those that it cannot tell of any more.
