@@ -352,8 +352,18 @@ impl Catalog {
                     known.with(name, profile)
                 }
                 (Some(_), Wish::Remove) => {
+                    // Without its namespace it is half of a warehouse, and goes as well.
+                    if let Some(entry) = self
+                        .store()
+                        .get(&key, ReadOptions::default(), deadline)
+                        .await
+                        .map_err(CatalogError::from)?
+                        .value
+                    {
+                        when.push(Compare::mod_revision(&key, entry.mod_revision));
+                        then.push(Op::delete(&key));
+                    }
                     when.extend(namespace.contents().iter().map(Compare::prefix_empty));
-                    then.push(Op::delete(&key));
                     let mut profiles = known.profiles.clone();
                     profiles.remove(name);
                     Ok(profiles)
@@ -445,10 +455,11 @@ mod tests {
 
     #[test]
     fn a_profile_holds_no_secrets() {
-        for wrong in ["AKIAEXAMPLE", "env:", "env:A B", "file:relative", "env:$(x)"] {
+        for wrong in ["AKIAEXAMPLE", "env:A B", "file:relative", "env:$(x)"] {
             let error = wrong.parse::<SecretRef>().unwrap_err();
             assert!(!error.contains(wrong), "{error}");
         }
+        assert!("env:".parse::<SecretRef>().is_err() && "".parse::<SecretRef>().is_err());
         assert_eq!("env:KEY_1".parse::<SecretRef>().unwrap().to_string(), "env:KEY_1");
         let one = S3 { access_key: Some(SecretRef::Env("A".into())), ..S3::default() };
         assert!(Profile::new("s3://b/p", Some(one)).unwrap_err().contains("go together"));
