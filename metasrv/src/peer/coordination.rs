@@ -147,7 +147,7 @@ impl Member {
     fn began(&self, kind: Mortal, ttl_ms: u64, outcome: Outcome, room: Vec<Held>) -> Result<Revision, Failure> {
         let Outcome::Granted { id } = outcome else { return Err(misanswered(&outcome)) };
         lock(self.duties.of(kind)).began(id, Duration::from_millis(ttl_ms), clock::now());
-        room.into_iter().for_each(|held| self.duties.ledger(kind).put_down(id, held));
+        room.into_iter().for_each(|held| self.duties.ledger(kind).put_down(id, id, held));
         Ok(id)
     }
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lake_client::clock;
-use lake_proto::kv::{Op, OpResult, Txn, TxnResult};
+use lake_proto::kv::{Op, OpResult, Revision, Txn, TxnResult};
 use lake_proto::v1::error_detail::Kind;
 
 use super::failure::Failure;
@@ -42,7 +42,8 @@ pub struct Ledger<K> {
 
 #[derive(Debug)]
 struct Entries<K> {
-    by_key: HashMap<K, Held>,
+    /// Each with the revision from which it stands: a state that is older says nothing of it.
+    by_key: HashMap<K, (Revision, Held)>,
     struck_out: Option<Instant>,
 }
 
@@ -64,9 +65,9 @@ impl<K: Eq + Hash> Ledger<K> {
         })
     }
 
-    /// Something stands in the state now for whoever took the room.
-    pub fn put_down(&self, key: K, held: Held) {
-        lock(&self.entries).by_key.insert(key, held);
+    /// Something stands in the state from a revision on for whoever took the room.
+    pub fn put_down(&self, key: K, since: Revision, held: Held) {
+        lock(&self.entries).by_key.insert(key, (since, held));
     }
 
     /// A caller keeps these alive, which stand in `state`: those that are nobody's yet are this one's.
@@ -76,7 +77,7 @@ impl<K: Eq + Hash> Ledger<K> {
             entries.strike_out(state, self.stands);
         }
         for key in keys {
-            entries.by_key.entry(key).or_insert_with(|| self.pool.note(caller, 1));
+            entries.by_key.entry(key).or_insert_with(|| (state.revision(), self.pool.note(caller, 1)));
         }
     }
 
@@ -111,7 +112,7 @@ impl<K: Eq + Hash> Entries<K> {
             return;
         }
         self.struck_out = Some(clock::now());
-        self.by_key.retain(|key, _| stands(state, key));
+        self.by_key.retain(|key, (since, _)| *since > state.revision() || stands(state, key));
     }
 }
 
@@ -181,11 +182,12 @@ impl ScopesOf {
         if !result.succeeded {
             return;
         }
+        let since = result.revision;
         for (path, result) in self.paths.into_iter().zip(&result.results) {
             match (path, result) {
                 (Some(path), OpResult::AcquireScope { .. }) => {
                     if let Some(held) = self.room.pop() {
-                        ledgers.scopes.put_down(path, held);
+                        ledgers.scopes.put_down(path, since, held);
                     }
                 }
                 (Some(path), OpResult::ReleaseScope { released: true }) => ledgers.scopes.ended(&path),
@@ -218,7 +220,7 @@ mod tests {
     fn greedy(ledger: &Ledger<u64>, caller: &Caller, from: u64) -> (u64, Failure) {
         for n in 0.. {
             match ledger.room(caller, 1, &State::default()) {
-                Ok(mut room) => ledger.put_down(from + n, room.pop().unwrap()),
+                Ok(mut room) => ledger.put_down(from + n, 0, room.pop().unwrap()),
                 Err(refused) => return (n, refused),
             }
         }
@@ -267,6 +269,13 @@ mod tests {
         lock(&ledger.entries).struck_out = None;
         ledger.kept_alive(1_064..1_065, &much, &State::default());
         assert_eq!(lock(&ledger.entries).by_key.len(), 65, "these stand");
+
+        ledger.clear();
+        let mut room = ledger.room(&much, 1, &State::default()).unwrap();
+        ledger.put_down(7, 1, room.pop().unwrap());
+        lock(&ledger.entries).struck_out = None;
+        ledger.strike_out(&State::default());
+        assert!(lock(&ledger.entries).by_key.contains_key(&7), "a state that is older says nothing of it");
     }
 
     #[test]
