@@ -248,6 +248,11 @@ impl Metadata {
         self.catalog.list_tables(namespace, deadline).await
     }
 
+    /// What the store can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.catalog.store().capabilities()
+    }
+
     /// The warehouses that there are now.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ mod orphans;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lake_client::remote::admin;
 use lake_proto::v1::status_response::Stage;
@@ -40,6 +40,8 @@ pub const DEFAULT_PEERS: u64 = 3;
 /// Events kept for a listener that is slow.
 const EVENT_QUEUE: usize = 256;
 /// How long founding may take once every peer answers.
+/// The pause before founding is asked for again.
+const FOUND_AGAIN: Duration = Duration::from_millis(200);
 const FOUND_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the tasks of stopped processes may take to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -367,7 +369,15 @@ impl Cluster {
         let founders: Vec<Member> = answers.iter().filter_map(|a| a.self_.clone()).collect();
         // A peer that is a member already knows whether these founders are the ones it was founded with.
         let by = answers.iter().position(|a| a.stage() != Stage::Fresh).unwrap_or(0);
-        admin::init(&peers[by], founders, None, FOUND_TIMEOUT).await.map_err(|e| {
+        let until = Instant::now() + FOUND_TIMEOUT;
+        let founded = loop {
+            match admin::init(&peers[by], founders.clone(), None, FOUND_TIMEOUT).await {
+                // A founder was busy. It is safe to repeat.
+                Err(e) if e.is_unavailable() && Instant::now() < until => tokio::time::sleep(FOUND_AGAIN).await,
+                founded => break founded,
+            }
+        };
+        founded.map_err(|e| {
             let fresh: Vec<String> = answers
                 .iter()
                 .filter(|a| a.stage() == Stage::Fresh)

@@ -355,8 +355,11 @@ impl Tables {
     /// # Errors
     /// See [`commit`]; the error's kind and words say whether something was or may have been committed.
     pub async fn append(self: &Arc<Self>, table: &Table, files: DataFiles, deadline: Instant) -> Result<()> {
-        // An operation's outcome is a part of its own commit, and a transaction makes its changes itself.
-        let merges = matches!(self.scope, Scope::Plain) && append::merges(&table.metadata);
+        // An operation's outcome is a part of its own commit, and a transaction makes its changes itself. What is merged is
+        // settled with the pointer, which takes several keys.
+        let merges = matches!(self.scope, Scope::Plain)
+            && self.metadata.capabilities().multi_key
+            && append::merges(&table.metadata);
         match (files.files.is_empty(), merges) {
             (true, _) => Ok(()),
             (false, true) => self.appends.append(self, table, files, deadline).await,
