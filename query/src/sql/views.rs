@@ -369,8 +369,8 @@ pub async fn run(tables: &Tables, change: ViewChange, deadline: Instant) -> Resu
             }
         }
         ViewChange::Properties { ident, set, unset, if_exists } => {
-            let change = |builder: iceberg::spec::ViewMetadataBuilder| {
-                let builder = builder.remove_properties(&unset);
+            let change = |base: ViewMetadata| {
+                let builder = base.into_builder().remove_properties(&unset);
                 Ok(builder.set_properties(set.clone().into_iter().collect())?)
             };
             match view::change(tables, &ident, change, deadline).await {

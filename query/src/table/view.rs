@@ -18,6 +18,8 @@ use crate::storage::Storage;
 
 /// The dialect of the views that lake makes, and of those that it runs: its SQL is DataFusion's.
 pub const DIALECT: &str = "datafusion";
+/// The property that allows a version without a dialect that the one before had.
+const DROP_DIALECT: &str = "replace.drop-dialect.allowed";
 /// How often a change is made again on what another one left, before the deadline ends it.
 const MAX_RACES: u32 = 64;
 
@@ -136,7 +138,7 @@ pub async fn create(
 pub async fn change(
     tables: &Tables,
     ident: &TableIdent,
-    change: impl Fn(ViewMetadataBuilder) -> Result<ViewMetadataBuilder>,
+    change: impl Fn(ViewMetadata) -> Result<ViewMetadataBuilder>,
     deadline: Instant,
 ) -> Result<()> {
     let doing = format!("changing view {ident}");
@@ -144,7 +146,7 @@ pub async fn change(
         let current = pointer(tables, ident, deadline).await?;
         let location = &current.value.metadata_location;
         let base = read(&tables.storage, location).await?;
-        let built = change(base.into_builder())?.build()?;
+        let built = change(base)?.build()?;
         if built.changes.is_empty() {
             return Ok(());
         }
@@ -175,9 +177,19 @@ pub async fn replace(
     deadline: Instant,
 ) -> Result<()> {
     let version = definition.version()?;
-    let next = |builder: ViewMetadataBuilder| {
+    let define = |builder: ViewMetadataBuilder| -> Result<ViewMetadataBuilder> {
         let builder = builder.set_current_version(version.clone(), definition.columns.clone())?;
         Ok(builder.set_properties(properties.clone())?)
+    };
+    let next = |base: ViewMetadata| {
+        let ours_alone = query(ident, &base).is_ok() && base.current_version().representations().len() == 1;
+        if ours_alone || base.properties().contains_key(DROP_DIALECT) {
+            return define(base.into_builder());
+        }
+        // Texts in other dialects would be of another query: they go, by the leave that the format asks for.
+        let leave = HashMap::from([(DROP_DIALECT.to_owned(), "true".to_owned())]);
+        let replaced = define(base.into_builder().set_properties(leave)?)?.build()?.metadata;
+        Ok(replaced.into_builder().remove_properties(&[DROP_DIALECT.to_owned()]))
     };
     change(tables, ident, next, deadline).await
 }

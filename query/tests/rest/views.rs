@@ -56,12 +56,18 @@ async fn views_of_sql_are_those_of_rest() {
     let error = refused(&client, "SELECT * FROM n.w").await;
     assert!(error.message.contains("only in: spark"), "{error}");
     let mut ours = version("SELECT id, id + 1 AS more FROM t");
+    let spark = ours["representations"][0].clone();
     ours["representations"][0]["dialect"] = json!("datafusion");
+    ours["representations"].as_array_mut().unwrap().push(spark);
     let replace = json!({"requirements": [{"type": "assert-view-uuid", "uuid": created["metadata"]["view-uuid"]}],
         "updates": [{"action": "add-view-version", "view-version": ours},
             {"action": "set-current-view-version", "view-version-id": -1}]});
     rest.post(&format!("{views}/w"), replace).await.expect(200);
     assert_eq!(number(&client, "SELECT * FROM n.w").await, 7, "the columns are the view's");
+    run(&client, "CREATE OR REPLACE VIEW n.w AS SELECT id * 2 AS id FROM n.t").await;
+    assert_eq!(number(&client, "SELECT id FROM n.w").await, 14);
+    let replaced = rest.get(&format!("{views}/w")).await.expect(200).json();
+    assert_eq!(replaced["metadata"]["properties"].get("replace.drop-dialect.allowed"), None);
     run(&client, "DROP VIEW n.w").await;
     rest.get(&format!("{views}/w")).await.refused(404, "NoSuchViewException");
     run(&client, "DROP SCHEMA n CASCADE").await;
