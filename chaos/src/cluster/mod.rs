@@ -39,9 +39,9 @@ pub const MAX_PROCESSES_PER_ROLE: u64 = 32;
 pub const DEFAULT_PEERS: u64 = 3;
 /// Events kept for a listener that is slow.
 const EVENT_QUEUE: usize = 256;
-/// How long founding may take once every peer answers.
 /// The pause before founding is asked for again.
 const FOUND_AGAIN: Duration = Duration::from_millis(200);
+/// How long founding may take once every peer answers.
 const FOUND_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the tasks of stopped processes may take to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);

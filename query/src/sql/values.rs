@@ -2,7 +2,8 @@
 //!
 //! DataFusion gives VALUES the types of the table's columns, and those of lists, structs and maps carry field ids. On their way
 //! through constants the ids of some parts get lost, and then the rows are refused for having other types than they should. So
-//! VALUES have these types without ids; the writer gives the table's to what it writes.
+//! VALUES have these types without ids; the writer gives the table's to what it writes. Where a column is NOT NULL the writer
+//! names it, and DataFusion would name a number: there VALUES may be null.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,9 +17,11 @@ use crate::error::Result;
 
 /// The plan with VALUES whose nested types have no ids.
 pub fn without_ids(plan: LogicalPlan) -> Result<LogicalPlan> {
+    let insert = matches!(plan, LogicalPlan::Dml(_));
+    let to_change = |field: &Field| has_ids(field) || (insert && !field.is_nullable());
     let mut changed = false;
     let plan = plan.transform_up(|node| match node {
-        LogicalPlan::Values(values) if values.schema.fields().iter().any(|field| has_ids(field)) => {
+        LogicalPlan::Values(values) if values.schema.fields().iter().any(|field| to_change(field)) => {
             changed = true;
             Ok(Transformed::yes(LogicalPlan::Values(plain(values)?)))
         }
@@ -34,7 +37,7 @@ pub fn without_ids(plan: LogicalPlan) -> Result<LogicalPlan> {
 fn plain(values: Values) -> DfResult<Values> {
     let plain_field = |field: &FieldRef| {
         let data_type = plain_type(field.data_type());
-        Arc::new(field.as_ref().clone().with_data_type(data_type))
+        Arc::new(field.as_ref().clone().with_data_type(data_type).with_nullable(true))
     };
     let fields = values.schema.iter().map(|(qualifier, field)| (qualifier.cloned(), plain_field(field))).collect();
     let schema = DFSchema::new_with_metadata(fields, HashMap::new())?;

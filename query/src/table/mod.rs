@@ -21,8 +21,8 @@
 //! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), [`view`] (views), [`warehouses`] (where tables live),
 //! and [`Tables`] here, which is what the rest of the crate uses.
 //!
-//! What is written: format version 2, and tables of version 3 that other engines have made. What cannot be written is refused by
-//! name ([`Table::check_writable`]), never half written.
+//! What is written: format version 2, and 3 where a table is created so or another engine has made it. What cannot be written is
+//! refused by name ([`Table::check_writable`]), never half written.
 
 pub mod append;
 pub mod commit;

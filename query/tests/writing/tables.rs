@@ -43,7 +43,7 @@ async fn altered_columns_keep_their_values() {
         ("ALTER TABLE t ALTER COLUMN id TYPE INT", Kind::Invalid, "cannot become int"),
         ("ALTER TABLE t ALTER COLUMN d TYPE BIGINT", Kind::Invalid, "cannot become long"),
         ("ALTER TABLE t ALTER COLUMN c TYPE DECIMAL(9, 3)", Kind::Invalid, "cannot become decimal"),
-        ("ALTER TABLE t ALTER COLUMN b SET NOT NULL", Kind::NotSupported, "SET NOT NULL"),
+        ("ALTER TABLE t ALTER COLUMN b SET NOT NULL", Kind::Invalid, "cannot become NOT NULL"),
         ("ALTER TABLE t ADD COLUMN z INT NOT NULL", Kind::NotSupported, "NOT NULL"),
         ("ALTER TABLE t SET TBLPROPERTIES ('format-version' = '3')", Kind::Invalid, "format-version"),
         ("ALTER TABLE t UNSET TBLPROPERTIES ('nope')", Kind::NotFound, "no property nope"),
