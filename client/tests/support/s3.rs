@@ -41,7 +41,14 @@ impl S3 {
         std::fs::create_dir(&data).unwrap();
         let mut command = Command::new(weed);
         command.arg("server").arg(format!("-dir={}", data.display()));
-        command.args(["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-s3.port.iceberg=0", "-s3.autoCreateBucket"]);
+        command.args([
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-s3",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-s3.autoCreateBucket",
+        ]);
         command.args(["-volume.max=20", "-master.volumeSizeLimitMB=64"]);
         command.arg(format!("-s3.config={}", identities.display()));
         let port = free_port();
