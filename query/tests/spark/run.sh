@@ -13,17 +13,17 @@ home=$(cd "$home" && pwd)
 # Iceberg's runtime jar on PyPI lacks the classes of other projects that it shades. They come from Debian, under the names
 # that the runtime asks for.
 setup() {
-  rm -rf "$home/python" "$home/jars" "$home/work"
-  mkdir -p "$home/jars" "$home/work"
+  rm -rf "$home/python" "$home/jars" "$home/made"
+  mkdir -p "$home/jars" "$home/made"
   python3 -m venv "$home/python"
   "$home/python/bin/pip" install -q uv==0.13.9
   "$home/python/bin/uv" pip install -q --python "$home/python/bin/python" -r "$here/requirements.txt"
   local jar=/usr/share/java
   if ! ls "$jar"/{httpclient5,httpcore5,httpcore5-h2,jackson-core}.jar "$jar"/jarjar*.jar >/dev/null 2>&1; then
-    apt-get install -y -q libhttpclient5-java libhttpcore5-java libjarjar-java libjackson2-core-java >"$home/work/apt.log" 2>&1 ||
-      { cat "$home/work/apt.log"; echo "Debian's http client and jarjar are needed and cannot be installed: see above"; return 1; }
+    apt-get install -y -q libhttpclient5-java libhttpcore5-java libjarjar-java libjackson2-core-java >"$home/made/apt.log" 2>&1 ||
+      { cat "$home/made/apt.log"; echo "Debian's http client and jarjar are needed and cannot be installed: see above"; return 1; }
   fi
-  cat >"$home/work/rules" <<'RULES'
+  cat >"$home/made/rules" <<'RULES'
 rule org.apache.hc.** org.apache.iceberg.shaded.org.apache.hc.@1
 rule com.fasterxml.jackson.** org.apache.iceberg.shaded.com.fasterxml.jackson.@1
 RULES
@@ -31,13 +31,13 @@ RULES
   tool=$(find "$jar" -name 'jarjar*.jar' | head -n 1)
   for source in "$jar"/{httpclient5,httpcore5,httpcore5-h2,jackson-core}.jar \
     "$home"/python/lib/python3*/site-packages/pyspark/jars/jackson-{annotations,databind}-2*.jar; do
-    java -jar "$tool" process "$home/work/rules" "$source" "$home/jars/$(basename "$source")"
+    java -jar "$tool" process "$home/made/rules" "$source" "$home/jars/$(basename "$source")"
   done
   # A newer class that the runtime names and never uses over plain HTTP.
   local package=org/apache/iceberg/shaded/org/apache/hc/client5/http/ssl
-  mkdir -p "$home/work/$package"
-  echo "package ${package//\//.}; public interface TlsSocketStrategy {}" >"$home/work/$package/TlsSocketStrategy.java"
-  (cd "$home/work" && javac -d classes "$package/TlsSocketStrategy.java" && jar cf "$home/jars/missing.jar" -C classes .)
+  mkdir -p "$home/made/$package"
+  echo "package ${package//\//.}; public interface TlsSocketStrategy {}" >"$home/made/$package/TlsSocketStrategy.java"
+  (cd "$home/made" && javac -d classes "$package/TlsSocketStrategy.java" && jar cf "$home/jars/missing.jar" -C classes .)
   # Last, so that an interrupted installation is not taken for a whole one.
   cp "$here/requirements.txt" "$home/installed"
 }
