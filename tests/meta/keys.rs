@@ -21,7 +21,8 @@ async fn a_key_is_put_read_compared_and_deleted() {
     let got = peers.done(&["get", "/kv/greeting"]).await;
     let entry = &got["entries"][0];
     assert_eq!((&entry["value"], &entry["version"]), (&json!("hello\nyou"), &json!(1)));
-    assert_eq!(entry["mod_revision"], got["revision"], "nothing was changed since");
+    // The writer's session may have been closed since, which has a revision, too.
+    assert!(entry["mod_revision"].as_u64() <= got["revision"].as_u64() && entry["mod_revision"].is_u64(), "{got}");
 
     let missing = peers.meta(&["get", "/kv/greeting", "/kv/nothing"]).await;
     missing.ended(3, "there is no key \"/kv/nothing\"");
@@ -118,10 +119,13 @@ async fn a_prefix_is_listed_in_pages_of_one_revision() {
     let loaded = peers.meta_with(&["txn", "-"], document.as_bytes()).await;
     assert_eq!(loaded.code, Some(0), "{}", loaded.err);
     let more = json!({ "then": (1000..1500).map(put).collect::<Vec<_>>() }).to_string();
-    let revision = peers.meta_with(&["txn", "-"], more.as_bytes()).await.json()["revision"].clone();
+    let written = peers.meta_with(&["txn", "-"], more.as_bytes()).await.json()["revision"].as_u64().unwrap();
 
     let first = peers.done(&["list", "/kv/many/", "--limit", "600"]).await;
-    assert_eq!((first["entries"].as_array().unwrap().len(), &first["revision"]), (600, &revision));
+    // The sessions of the writers may have been closed since, which has revisions, too.
+    let revision = &first["revision"];
+    assert!(revision.as_u64().unwrap() >= written, "{revision} is not after {written}");
+    assert_eq!(first["entries"].as_array().unwrap().len(), 600);
     assert_eq!(
         first["entries"][7],
         json!({
@@ -133,7 +137,7 @@ async fn a_prefix_is_listed_in_pages_of_one_revision() {
     let page = first["next_page"].as_str().unwrap();
     let second = peers.done(&["list", "/kv/many/", "--page", page, "--limit", "0"]).await;
     let keys: Vec<_> = second["entries"].as_array().unwrap().iter().map(|e| e["key"].clone()).collect();
-    assert_eq!((keys.len(), &keys[0], &second["revision"]), (900, &json!("/kv/many/0600"), &revision));
+    assert_eq!((keys.len(), &keys[0], &second["revision"]), (900, &json!("/kv/many/0600"), revision));
     assert!(!keys.contains(&json!("/kv/many/0700-later")), "it came after the first page");
     peers.meta(&["list", "/kv/many/", "--page", "nonsense"]).await.ended(1, "not one that this listing gave");
 
