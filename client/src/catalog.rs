@@ -38,12 +38,13 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use lake_proto::kv::{Compare, Condition, KeyValue, Op, Revision, Txn, TxnResult};
+use lake_proto::kv::{Compare, Condition, Expected, KeyValue, Op, Revision, Txn, TxnResult};
 use lake_proto::limits::MAX_BATCH_GET_KEYS;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use self::appends::Settling;
+use crate::procedures::Record;
 use crate::store::{Applied, Committed, Error, Read, ReadOptions, SharedStore, Token};
 
 /// Keys of namespaces begin so.
@@ -329,6 +330,8 @@ pub struct Operation {
     key: String,
     /// What is kept if it is done.
     outcome: Bytes,
+    /// Of what is there before; `None`: nothing is.
+    expected: Option<Revision>,
 }
 
 impl Operation {
@@ -337,7 +340,17 @@ impl Operation {
     /// # Errors
     /// `InvalidName` if one of the two is not a valid name.
     pub fn new(domain: &str, id: &str, outcome: impl Into<Bytes>) -> Result<Self> {
-        Ok(Self { key: operation_key(domain, id)?, outcome: outcome.into() })
+        Ok(Self { key: operation_key(domain, id)?, outcome: outcome.into(), expected: None })
+    }
+
+    /// The submission of a procedure without scopes, as a part of a change: its record is what is left.
+    pub fn submitting(id: &str, record: &Record) -> Self {
+        Self { key: crate::procedures::key(id), outcome: record.to_bytes(), expected: None }
+    }
+
+    /// The change of a procedure without scopes that was read at `revision`, as a part of another change.
+    pub fn changing(id: &str, revision: Revision, record: &Record) -> Self {
+        Self { expected: Some(revision), ..Self::submitting(id, record) }
     }
 }
 
@@ -461,7 +474,8 @@ impl Catalog {
     /// Makes a transaction a part of the operations, if there are any.
     async fn commit(&self, mut txn: Txn, deadline: Instant) -> Result<Committed> {
         for operation in &self.operations {
-            txn.when.push(Compare::absent(&operation.key));
+            let expected = operation.expected.map_or(Expected::Absent, Expected::ModRevision);
+            txn.when.push(Compare::expected(&operation.key, expected));
             txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
         }
         let committed = self.store.commit(txn, deadline).await?;
@@ -469,8 +483,13 @@ impl Catalog {
             match find(&committed.result.observed, &operation.key) {
                 // By an attempt of this very call whose answer was lost: the caller finds its effect.
                 Some(there) if committed.resent && there.value == operation.outcome => {}
+                // It is not what was in the way.
+                Some(there) if operation.expected == Some(there.mod_revision) => {}
                 Some(there) if !committed.result.succeeded => {
                     return Err(CatalogError::AlreadyDone(there.value.clone()));
+                }
+                None if !committed.result.succeeded && operation.expected.is_some() => {
+                    return Err(CatalogError::AlreadyDone(Bytes::new()));
                 }
                 _ => {}
             }

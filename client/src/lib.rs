@@ -7,7 +7,7 @@
 //! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline; watches;
 //! - `object` (feature `store-object`): an object store or a local directory as a store, one key at a time;
 //! - `etcd` (feature `store-etcd`): an etcd as a store;
-//! - [`nodes`]: query nodes as the cluster knows them;
+//! - [`nodes`]: query nodes as the cluster knows them; [`procedures`]: work that outlives one transaction;
 //! - [`secret`]: the cluster secret, read from a file and never shown;
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
 //! - [`warehouse`]: namespaces whose tables live in a place of their own;
@@ -38,6 +38,7 @@ pub mod metadata;
 pub mod nodes;
 #[cfg(feature = "store-object")]
 pub mod object;
+pub mod procedures;
 pub mod remote;
 pub mod secret;
 pub mod store;

@@ -21,6 +21,7 @@
 //! Over a store whose revisions are each key's own (library mode) nothing is kept: every question is a read.
 
 pub mod copies;
+mod procedures;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

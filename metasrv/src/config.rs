@@ -14,6 +14,7 @@ use lake_client::secret::Secret;
 use serde::Deserialize;
 
 use crate::files::FreeSpace;
+use crate::peer::procedures::machine::Pace;
 use crate::state::FEATURE_LEVEL;
 
 /// The environment variable that may hold the cluster secret itself, instead of a file.
@@ -93,6 +94,9 @@ pub struct Options {
     /// How long a query node may be silent before what it owns is another's, in milliseconds [default: 10000]
     #[arg(long, env = "LAKE_METASRV_NODE_LEASE_MS", value_name = "MS")]
     pub node_lease_ms: Option<u64>,
+    /// How long the files of a table that was dropped with PURGE are kept, in seconds [default: 86400]
+    #[arg(long, env = "LAKE_METASRV_PURGE_RETENTION_SECS", value_name = "SECS")]
+    pub purge_retention_secs: Option<u64>,
 }
 
 /// Smallest half of a journal: about fifteen small batches.
@@ -134,6 +138,8 @@ pub struct Config {
     pub storage: StorageConfig,
     /// The times that query nodes keep.
     pub rhythm: Rhythm,
+    /// The times that procedures keep.
+    pub pace: Pace,
     /// As [`PAGE_LIFE`]. No option: a seam for tests, as is the next.
     pub page_life: Duration,
     pub free_space: FreeSpace,
@@ -219,6 +225,7 @@ impl Options {
             journal_bytes: self.journal_bytes.or(base.journal_bytes),
             node_heartbeat_ms: self.node_heartbeat_ms.or(base.node_heartbeat_ms),
             node_lease_ms: self.node_lease_ms.or(base.node_lease_ms),
+            purge_retention_secs: self.purge_retention_secs.or(base.purge_retention_secs),
         }
     }
 }
@@ -242,6 +249,7 @@ impl Config {
             timing: Timing::default(),
             storage: StorageConfig::default(),
             rhythm: Rhythm::default(),
+            pace: Pace::default(),
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
             feature_level: FEATURE_LEVEL,
@@ -299,6 +307,7 @@ impl Config {
                 interval: millis(options.node_heartbeat_ms, rhythm.interval),
                 lease: millis(options.node_lease_ms, rhythm.lease),
             },
+            pace: options.purge_retention_secs.map_or_else(Pace::default, Pace::retaining),
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
             feature_level: FEATURE_LEVEL,
@@ -332,6 +341,10 @@ impl Config {
             return Err(wrong("node_heartbeat_ms", format!("must be at least {}", Rhythm::LEAST_INTERVAL.as_millis())));
         }
         self.rhythm.check().map_err(|problem| wrong("node_lease_ms", problem))?;
+        if self.pace.retention > Pace::LONGEST_RETENTION {
+            let most = Pace::LONGEST_RETENTION.as_secs();
+            return Err(wrong("purge_retention_secs", format!("must be at most {most}")));
+        }
         if self.storage.snapshot_entries == 0 {
             return Err(wrong("snapshot_entries", "must be above 0"));
         }
@@ -467,6 +480,7 @@ mod tests {
         assert!(with(|o| o.node_heartbeat_ms = Some(50)).starts_with("node_heartbeat_ms:"));
         assert!(with(|o| o.node_heartbeat_ms = Some(4000)).starts_with("node_lease_ms:"));
         assert!(with(|o| o.node_lease_ms = Some(60_001)).starts_with("node_lease_ms:"));
+        assert!(with(|o| o.purge_retention_secs = Some(u64::MAX)).starts_with("purge_retention_secs:"));
         assert!(with(|o| o.snapshot_entries = Some(0)).starts_with("snapshot_entries:"));
         assert!(with(|o| o.journal_bytes = Some(4096)).starts_with("journal_bytes:"));
         assert!(with(|o| o.secret_file = Some("/does/not/exist".into())).starts_with("secret_file:"));

@@ -21,10 +21,11 @@
 //! - [`sql`]: a statement from text to rows or a change;
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;
-//! - [`cluster`]: what the leader is told of this process, and has it do;
+//! - [`cluster`]: what the leader is told of this process, and has it do; [`chores`]: those of it that touch objects;
 //! - [`node`]: all of it started, served and stopped;
 //! - [`client`]: the other end, for the shell and tests.
 
+pub mod chores;
 pub mod client;
 pub mod cluster;
 pub mod config;

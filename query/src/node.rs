@@ -54,6 +54,7 @@ pub struct QueryNode {
     rest_address: Option<SocketAddr>,
     advertised: String,
     engine: Arc<Engine>,
+    this: Arc<ThisNode>,
     operations: Arc<Operations>,
     transactions: Arc<Transactions>,
     stop: CancellationToken,
@@ -116,11 +117,9 @@ impl QueryNode {
         let server = tokio::spawn(serve(listener, service, config.secret.clone(), rest, chores, stop.clone(), report));
         let id = config.id.clone().unwrap_or_else(|| default_id(address.port()));
         tracing::info!(%id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
-        let registered = cluster.map(|cluster| {
-            let rest_address = rest_address.map(|address| address.to_string());
-            let node = ThisNode::new(&config, advertised.clone(), rest_address, engine.clone());
-            NodeKeeper::start(cluster, &id, Arc::new(node))
-        });
+        let reached = rest_address.map(|address| address.to_string());
+        let this = Arc::new(ThisNode::new(&config, advertised.clone(), reached, engine.clone()));
+        let registered = cluster.map(|cluster| NodeKeeper::start(cluster, &id, this.clone()));
         if let Some(address) = rest_address {
             tracing::info!(%address, "the query node serves the Iceberg REST catalog");
         }
@@ -129,6 +128,7 @@ impl QueryNode {
             rest_address,
             advertised,
             engine,
+            this,
             operations,
             transactions,
             stop,
@@ -156,6 +156,11 @@ impl QueryNode {
     /// What runs the statements.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// This process as a leader sees it, for one that is in the same process.
+    pub fn as_node(&self) -> Arc<ThisNode> {
+        self.this.clone()
     }
 
     /// Returns when the node can serve no longer, with the reason. Cancel-safe.

@@ -5,7 +5,7 @@
 //!
 //! - [`status`], [`settings`], [`members`], [`init`]: the cluster itself;
 //! - [`get`], [`list`] with [`entries`], [`write`], [`txn`] with [`txn_document`], [`watch`]: the map;
-//! - [`lease`], [`scope`], [`nodes`]: coordination; [`warehouse`]: where tables live;
+//! - [`lease`], [`scope`], [`nodes`], [`proc`]: coordination; [`warehouse`]: where tables live;
 //! - [`transfer`]: everything from one store to another; [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
 //!   a state is told;
 //! - [`cluster`]: which cluster, which peer, how long; [`peers`]: asking each peer; [`value`]: what is given; [`output`]:
@@ -33,6 +33,7 @@ mod nodes;
 mod offline;
 mod output;
 mod peers;
+mod proc;
 mod recover;
 mod scope;
 mod settings;
@@ -109,6 +110,9 @@ enum Command {
     Scope(scope::Command),
     /// The query nodes, as the leader knows them
     Nodes(nodes::Args),
+    /// Procedures: what the leader does in steps
+    #[command(subcommand)]
+    Proc(proc::Command),
     /// The members of the cluster
     #[command(subcommand)]
     Members(members::Command),
@@ -179,6 +183,7 @@ impl Command {
             | Self::Verify(_) => true,
             Self::Lease(command) => command.only_reads(),
             Self::Scope(command) => command.only_reads(),
+            Self::Proc(command) => command.only_reads(),
             Self::Members(command) => command.only_reads(),
             Self::Settings(command) => command.only_reads(),
             Self::Warehouse(command) => command.only_reads(),
@@ -228,6 +233,7 @@ async fn dispatch(args: Args) -> Result<u8> {
         Command::Lease(command) => lease::run(cluster, command).await,
         Command::Scope(command) => scope::run(cluster, command).await,
         Command::Nodes(args) => nodes::run(cluster, args).await,
+        Command::Proc(command) => proc::run(cluster, command).await,
         Command::Members(command) => members::run(cluster, command).await,
         Command::TransferLeader(args) => members::transfer_leader(cluster, args).await,
         Command::Settings(command) => settings::run(cluster, command).await,

@@ -14,6 +14,7 @@ mod library;
 mod nodes;
 mod object_storage;
 mod power;
+mod purge;
 #[path = "../../query/tests/rest/python.rs"]
 mod python;
 mod quick_start;

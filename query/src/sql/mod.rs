@@ -39,8 +39,10 @@ pub mod schemas;
 pub mod session;
 pub mod statement;
 pub mod system;
+mod system_procedures;
 pub mod tpch;
 pub mod transactions;
+mod undrop;
 pub mod values;
 pub mod views;
 
@@ -301,6 +303,11 @@ impl Engine {
             let schema = count_schema(command);
             return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
         }
+        if let Action::UndropTable(ident) = action {
+            let (command, schema) = (Command::UndropTable, count_schema(Command::UndropTable));
+            let work = Work::Ddl(Box::new(Ddl::UndropTable(ident)));
+            return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
+        }
         if let Action::View(statement) = action {
             let command = statement.command();
             let plan = match statement.has_query() {
@@ -347,9 +354,10 @@ impl Engine {
             | Action::AlterLayout(_)
             | Action::Call
             | Action::Schema(_)
+            | Action::UndropTable(_)
             | Action::View(_)
             | Action::Session(_)
-            | Action::DropTable => (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?))),
+            | Action::DropTable { .. } => (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?))),
         };
         Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot })
     }

@@ -9,31 +9,41 @@ use datafusion::catalog::{MemTable, TableProvider};
 use datafusion::common::TableReference;
 use lake_client::nodes::NodeStatus;
 
-use super::{CATALOG, Engine};
+use super::{CATALOG, Engine, system_procedures};
 use crate::error::{Error, Result};
 
 /// The schema of what is the cluster's own.
 pub const SYSTEM: &str = "system";
 const NODES: &str = "nodes";
+const PROCEDURES: &str = "procedures";
 
 /// Whether a name is one of these tables.
 pub fn is_system(table: &TableReference) -> bool {
-    table.schema() == Some(SYSTEM) && table.catalog().is_none_or(|catalog| catalog == CATALOG) && table.table() == NODES
+    table.schema() == Some(SYSTEM)
+        && table.catalog().is_none_or(|catalog| catalog == CATALOG)
+        && [NODES, PROCEDURES].contains(&table.table())
 }
 
 /// The table of that name, as it is now.
 ///
 /// # Errors
 /// `Unavailable` without a leader; `NotSupported` where there is no cluster.
-pub async fn table(engine: &Engine, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
+pub async fn table(engine: &Engine, name: &str, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
+    let batch = match name {
+        PROCEDURES => system_procedures::read(engine, deadline).await?,
+        _ => read_nodes(engine, deadline).await?,
+    };
+    Ok(Arc::new(MemTable::try_new(batch.schema(), vec![vec![batch]])?))
+}
+
+async fn read_nodes(engine: &Engine, deadline: Instant) -> Result<RecordBatch> {
     let Some(cluster) = &engine.cluster else {
         return Err(Error::not_supported(
             "system.nodes lists the nodes of a metadata cluster, and this node's metadata is not in one",
         ));
     };
     let nodes = cluster.nodes(deadline).await.map_err(|e| Error::unavailable(format!("reading system.nodes: {e}")))?;
-    let batch = rows(&nodes.value)?;
-    Ok(Arc::new(MemTable::try_new(batch.schema(), vec![vec![batch]])?))
+    rows(&nodes.value)
 }
 
 fn rows(nodes: &[NodeStatus]) -> Result<RecordBatch> {
@@ -79,7 +89,7 @@ fn address(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-fn whole(n: u64) -> i64 {
+pub(super) fn whole(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 

@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 use iceberg::spec::{MetadataLog, Operation, TableMetadata};
 use lake_client::catalog::appends::Outcome;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
+use lake_client::procedures;
 use lake_client::store::Applied;
 
 use super::conflict::{self, Reads};
@@ -40,6 +41,7 @@ use super::version::{self, Change, Edit, NextVersion, Removed};
 use super::writer::DataFiles;
 use super::{Table, Tables, catalog_error, check_writable, steps, unreachable_words};
 use crate::error::{Error, Kind, Result};
+use crate::outcomes;
 use crate::storage::io::LakeIo;
 
 /// First pause after a lost race.
@@ -695,9 +697,10 @@ pub async fn create(
     }
 }
 
-/// Drops a table.
-pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<()> {
+/// Drops a table; with `purge` the same transaction submits the purge of its files.
+pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadline: Instant) -> Result<()> {
     let doing = format!("dropping table {ident}");
+    let now_ms = outcomes::now_ms();
     let mut doomed: Option<(uuid::Uuid, bool)> = None;
     loop {
         let current = tables.metadata.read_table(ident, deadline).await.map_err(|error| match doomed {
@@ -718,10 +721,25 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) 
             // What was to be dropped is gone; another table has its name.
             return Ok(());
         }
-        match tables.recording()?.drop_table(ident, current.mod_revision, deadline).await {
+        let writer = tables.recording()?;
+        let (writer, submitted) = match purge {
+            false => (writer, None),
+            true => {
+                let (writer, submitted) = writer.purging(ident, &current, now_ms);
+                (writer, Some(submitted))
+            }
+        };
+        match writer.drop_table(ident, current.mod_revision, deadline).await {
             Ok(_) => {
-                tracing::info!(table = %ident, %uuid, metadata = %current.value.metadata_location, "dropped a table; its objects stay");
+                let metadata = &current.value.metadata_location;
+                tracing::info!(table = %ident, %uuid, %metadata, purge, "dropped a table");
                 return Ok(());
+            }
+            // The submission of an attempt of ours, which was made after all.
+            Err(CatalogError::AlreadyDone(left)) if submitted.as_ref() == Some(&left) => return Ok(()),
+            // Another's purge of this very version.
+            Err(CatalogError::AlreadyDone(left)) if submitted.is_some() && procedures::is_record(&left) => {
+                doomed = Some((uuid, matches!(doomed, Some((_, true)))));
             }
             Err(CatalogError::Conflict { resent, .. }) => {
                 doomed = Some((uuid, resent || matches!(doomed, Some((_, true)))));

@@ -18,7 +18,7 @@
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
 //! [`staged`] (transactions over several tables), [`expiry`] (snapshots that expire by themselves), [`history`] and [`maintenance`]
-//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), [`view`] (views), [`warehouses`] (where tables live),
+//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), `undrop` (dropped tables come back), [`view`] (views), [`warehouses`] (where tables live),
 //! and [`Tables`] here, which is what the rest of the crate uses.
 //!
 //! What is written: format version 2, and 3 where a table is created so or another engine has made it. What cannot be written is
@@ -37,8 +37,9 @@ pub mod queue;
 pub mod scope;
 pub mod staged;
 pub mod stats;
-mod steps;
+pub(crate) mod steps;
 pub mod types;
+mod undrop;
 pub mod version;
 pub mod view;
 pub mod warehouses;
@@ -54,6 +55,7 @@ use iceberg::spec::{FormatVersion, Literal, MAIN_BRANCH, Operation, TableMetadat
 use lake_client::cache::Want;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::{Metadata, MetadataWriter};
+use lake_client::procedures::purge::ids_of;
 use lake_client::store::Applied;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -456,14 +458,51 @@ impl Tables {
         .await
     }
 
-    /// Drops a table. Its objects stay where they are.
+    /// Drops a table. Its objects stay where they are; with `purge` the metadata cluster's leader has them deleted after a while.
     ///
     /// # Errors
-    /// `NotFound`, and those of a commit.
-    pub async fn drop_table(self: &Arc<Self>, ident: &TableIdent, deadline: Instant) -> Result<()> {
+    /// `NotFound`; `NotSupported` for a purge where no leader is; those of a commit.
+    pub async fn drop_table(self: &Arc<Self>, ident: &TableIdent, purge: bool, deadline: Instant) -> Result<()> {
+        if purge {
+            self.check_purges(ident)?;
+        }
         let tables = self.clone();
         let ident = ident.clone();
-        self.owned(async move { commit::drop_table(&tables, &ident, deadline).await }).await
+        self.owned(async move { commit::drop_table(&tables, &ident, purge, deadline).await }).await
+    }
+
+    /// Whether tables can be purged here.
+    ///
+    /// # Errors
+    /// `NotSupported` where no leader is.
+    pub(crate) fn check_purges(&self, ident: &TableIdent) -> Result<()> {
+        match self.metadata.runs_procedures() {
+            true => Ok(()),
+            false => Err(Error::not_supported(format!(
+                "dropping table {ident}: its files are purged by the leader of a metadata cluster, and this node's metadata is not in \
+                 one; drop it without purging, and they stay. Nothing was done"
+            ))),
+        }
+    }
+
+    /// Refuses to make a table of metadata that is being purged.
+    ///
+    /// # Errors
+    /// `Conflict`; `Unavailable` if that cannot be found out.
+    pub(crate) async fn check_not_purged(&self, uuid: Uuid, deadline: Instant) -> Result<()> {
+        if !self.metadata.runs_procedures() {
+            return Ok(());
+        }
+        let purges = self.metadata.procedures_of(&ids_of(uuid), deadline).await;
+        let purges = purges.map_err(|e| Error::unavailable(format!("looking for a purge of the table: {e}")))?;
+        match purges.into_iter().find(|purge| !purge.record.state.is_ended()) {
+            None => Ok(()),
+            Some(purge) => Err(Error::conflict(format!(
+                "the table was dropped with PURGE, and its files are to be deleted by procedure {id}: while that has not begun, UNDROP \
+                 TABLE has it back, and `lake meta proc cancel {id}` keeps them",
+                id = purge.id
+            ))),
+        }
     }
 
     /// Runs `work` in a task that shutdown waits for and that nobody cancels.
