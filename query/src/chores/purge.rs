@@ -91,7 +91,7 @@ async fn check(tables: &Tables, metadata: &TableMetadata, mut purge: Purge, unti
         let pointers = tables.metadata.read_tables(some, Instant::now() + ASK).await;
         let pointers = pointers.map_err(|e| catalog_error("looking up the live tables", e))?;
         let this = &purge;
-        let found: Vec<Found> = futures::stream::iter(some.to_vec().into_iter().zip(pointers))
+        let found: Vec<Found> = futures::stream::iter(some.iter().cloned().zip(pointers))
             .map(|(ident, pointer)| look_at(tables, this, &own, ident, pointer))
             .buffered(TABLES_IN_FLIGHT)
             .try_collect()

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task};
 use lake_client::procedures::{Procedure, Record, State, calls, kept};
-use lake_client::store::MetaStore;
 use lake_query::Kind;
 use lake_query::chores::{Chores, purge};
 
