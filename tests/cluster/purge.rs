@@ -10,7 +10,9 @@ use serde_json::Value;
 use crate::common::{PATIENCE, Scratch, TestCluster, lake, table, until};
 
 /// Files of the table that is dropped, one for each partition.
-const FILES: usize = 2500;
+const FILES: usize = 2000;
+/// Of which so many are written by one statement.
+const AT_ONCE: usize = 500;
 /// Where a worker dies (`query/src/chores/purge.rs`).
 const STEPS: [&str; 5] = ["purge-checked", "purge-files", "purge-manifests", "purge-lists", "purge-metadata"];
 
@@ -46,7 +48,11 @@ async fn the_files_of_a_dropped_table_go_and_none_else_whoever_is_killed() {
     let sql = cluster.sql(0).await;
     sql.run("CREATE TABLE other AS SELECT 1 AS x").await.unwrap();
     sql.run("CREATE TABLE t (k BIGINT, x BIGINT) PARTITIONED BY (k)").await.unwrap();
-    sql.run(&format!("INSERT INTO t SELECT value, 2 * value FROM generate_series(1, {FILES})")).await.unwrap();
+    for first in (1..=FILES).step_by(AT_ONCE) {
+        let rows = format!("generate_series({first}, {})", first + AT_ONCE - 1);
+        let insert = format!("INSERT INTO t SELECT value, 2 * value FROM {rows}");
+        sql.run_within(&insert, 5 * PATIENCE).await.unwrap();
+    }
     sql.run("DELETE FROM t WHERE k < 100").await.unwrap();
     let warehouse = scratch.path("lake-data/warehouse");
     let is_of_t = |file: &PathBuf| file.strip_prefix(&warehouse).is_ok_and(|f| f.to_string_lossy().contains("/t-"));

@@ -4,6 +4,7 @@
 //! commits is put in as it is committed. One that is in hand is left alone until it is put back. No clock is read here.
 
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Bound;
 use std::time::Instant;
 
 use lake_client::procedures::{Procedure, Record, State};
@@ -24,12 +25,14 @@ struct Known {
 #[derive(Debug, Default)]
 pub struct Book {
     known: BTreeMap<String, Known>,
+    /// The one that was begun last: those behind it come first, so that none waits for ever.
+    begun: String,
 }
 
 /// What a look at the book says.
 #[derive(Debug, Default, PartialEq)]
 pub struct Look {
-    /// What is to be begun, in order of the ids.
+    /// What is to be begun: in order of the ids, from behind the one that was begun last.
     pub begin: Vec<(Procedure, Turn)>,
     /// One waits to be accepted, and the clock was not saved lately.
     pub accepts: bool,
@@ -71,7 +74,9 @@ impl Book {
     pub fn look(&self, now: Now, pace: &Pace, cancel: impl Fn(&Record) -> Cancel) -> Look {
         let mut look = Look::default();
         let surplus = self.surplus(pace);
-        for (id, known) in &self.known {
+        let behind = self.known.range::<str, _>((Bound::Excluded(self.begun.as_str()), Bound::Unbounded));
+        let before = self.known.range::<str, _>((Bound::Unbounded, Bound::Included(self.begun.as_str())));
+        for (id, known) in behind.chain(before) {
             let waits = known.not_before.is_some_and(|until| now.at < until);
             let is_due = known.record.due_ms.is_none_or(|due| due <= now.clock_ms);
             look.waits_for_clock |= known.record.state.is_ended()
@@ -113,6 +118,7 @@ impl Book {
     pub fn take(&mut self, id: &str) {
         if let Some(known) = self.known.get_mut(id) {
             known.in_hand = true;
+            self.begun = id.to_owned();
         }
     }
 
@@ -200,7 +206,7 @@ mod tests {
         let later = now(9).at + Duration::from_secs(5);
         book.put_back_unknown("p1", later);
         assert_eq!(begun(&book, now(9)), ["p3"], "not before its time");
-        assert_eq!(begun(&book, Now { at: later, ..now(9) }), ["p1", "p3"]);
+        assert_eq!(begun(&book, Now { at: later, ..now(9) }), ["p3", "p1"], "the one that was begun last comes last");
         book.read([entry("p1", 7, &Record { cancel: true, ..active() })]);
         assert_eq!(begun(&book, now(9)), ["p1"], "what was changed does not wait");
         book.put_back("p1", 8, active(), Some(later));
