@@ -275,6 +275,11 @@ impl Metadata {
         self.pointers.counters()
     }
 
+    /// Tables whose pointers are cached now, or nearly so many.
+    pub fn cached_tables(&self) -> u64 {
+        self.pointers.len()
+    }
+
     /// The handle for changes.
     pub fn writer(&self) -> MetadataWriter {
         MetadataWriter::new(self.clone())
