@@ -58,7 +58,8 @@ pub struct QueryNode {
     transactions: Arc<Transactions>,
     stop: CancellationToken,
     server: JoinHandle<()>,
-    /// In a metadata cluster: what keeps the node registered.
+    /// In a metadata cluster: the way to it, and what keeps the node registered.
+    cluster: Option<RemoteStore>,
     registered: Option<NodeKeeper>,
     failed: watch::Receiver<Option<Error>>,
 }
@@ -116,7 +117,7 @@ impl QueryNode {
         let server = tokio::spawn(serve(listener, service, config.secret.clone(), rest, chores, stop.clone(), report));
         let id = config.id.clone().unwrap_or_else(|| default_id(address.port()));
         tracing::info!(%id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
-        let registered = cluster.map(|cluster| {
+        let registered = cluster.clone().map(|cluster| {
             let rest_address = rest_address.map(|address| address.to_string());
             let node = ThisNode::new(&config, advertised.clone(), rest_address, engine.clone());
             NodeKeeper::start(cluster, &id, Arc::new(node))
@@ -133,6 +134,7 @@ impl QueryNode {
             transactions,
             stop,
             server,
+            cluster,
             registered,
             failed,
         })
@@ -201,6 +203,9 @@ impl QueryNode {
         self.stop.cancel();
         if tokio::time::timeout(SHUTDOWN_PATIENCE, &mut self.server).await.is_err() {
             tracing::warn!("clients were still reading when the query node stopped");
+        }
+        if let Some(cluster) = &self.cluster {
+            cluster.leave().await;
         }
     }
 }

@@ -214,8 +214,14 @@ async fn until_told(then: &str, work: impl Future<Output = Result<u8>>) -> Resul
 }
 
 async fn dispatch(args: Args) -> Result<u8> {
-    let cluster = &Cluster::new(args.at, args.timeout_secs.map(Duration::from_secs));
-    match args.command {
+    let cluster = Cluster::new(args.at, args.timeout_secs.map(Duration::from_secs));
+    let done = on(&cluster, args.command).await;
+    cluster.leave().await;
+    done
+}
+
+async fn on(cluster: &Cluster, command: Command) -> Result<u8> {
+    match command {
         Command::Status(args) => status::run(cluster, args).await,
         Command::Init(args) => init::run(cluster, args).await,
         Command::Get(args) => get::run(cluster, args).await,

@@ -19,8 +19,10 @@ use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{Compare, Op, Revision, Txn};
 use uuid::Uuid;
 
-use super::{Catalog, CatalogError, Operation, Result, TableIdent, TablePointer, Versioned, find, operation_key};
-use crate::store::{Error, ReadOptions};
+use super::error::Result;
+use super::operations::operation_key;
+use super::{Catalog, CatalogError, Operation, find};
+use crate::store::{Error, ReadOptions, Token};
 
 /// Keys of appends that are handed over begin so.
 const HANDED: &str = "/lake/append/";
@@ -69,7 +71,7 @@ impl Settling {
         }
         let mut txn = Txn::default();
         for append in &self.appends {
-            let key = operation_key(DOMAIN, &append.id.to_string())?;
+            let key = outcome_key(append.id)?;
             txn.when.push(Compare::absent(&key));
             txn.then.push(Op::put(key, self.outcome.clone()));
             if let Some(revision) = append.handed {
@@ -109,7 +111,7 @@ impl Catalog {
         deadline: Instant,
     ) -> Result<Option<Revision>> {
         let key = handed_key(table, id);
-        let outcome = operation_key(DOMAIN, &id.to_string())?;
+        let outcome = outcome_key(id)?;
         let when = vec![Compare::absent(&key), Compare::absent(outcome), Compare::lease_alive(lease)];
         let then = vec![Op::put_leased(&key, value, lease)];
         let committed = self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
@@ -140,7 +142,7 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn append_outcome(&self, id: Uuid, deadline: Instant) -> Result<Option<Outcome>> {
-        let key = operation_key(DOMAIN, &id.to_string())?;
+        let key = outcome_key(id)?;
         let read = self.store.get(&key, ReadOptions::default(), deadline).await?;
         Ok(read.value.map(|entry| Outcome { value: entry.value, revision: entry.mod_revision }))
     }
@@ -155,27 +157,9 @@ impl Catalog {
         let key = handed_key(table, id);
         // Only tidiness: what has an outcome is not made.
         if let Some(there) = self.store.get(&key, ReadOptions::default(), deadline).await?.value {
-            let delete = Txn::cas_delete(&key, there.mod_revision);
-            self.store.commit(delete, deadline).await?;
+            self.store.cas_delete(&key, Token::at(there.mod_revision), deadline).await?;
         }
         Ok(left)
-    }
-
-    /// As [`Catalog::swap_table`], and makes these appends, at most [`MAX_SETTLED`].
-    ///
-    /// # Errors
-    /// As [`Catalog::swap_table`]; `Conflict` with the pointer that was expected if one of the appends has an outcome, or is
-    /// no longer handed over as it was: look at both again.
-    pub async fn swap_table_settling(
-        &self,
-        table: &TableIdent,
-        expected: Revision,
-        new: &TablePointer,
-        turn: Option<Revision>,
-        settling: &Settling,
-        deadline: Instant,
-    ) -> Result<Versioned<TablePointer>> {
-        self.swap(table, expected, new, turn, settling, deadline).await
     }
 
     /// Forgets outcomes that were read by the only ones who may ask for them. What is no longer as it was read stays.
@@ -183,17 +167,15 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn forget_appends(&self, read: &[(Uuid, Revision)], deadline: Instant) -> Result<()> {
-        for some in read.chunks(super::FORGOTTEN_AT_A_TIME) {
-            let (mut when, mut then) = (Vec::new(), Vec::new());
-            for (id, revision) in some {
-                let key = operation_key(DOMAIN, &id.to_string())?;
-                when.push(Compare::mod_revision(&key, *revision));
-                then.push(Op::delete(key));
-            }
-            self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
-        }
-        Ok(())
+        let outcomes: Vec<_> =
+            read.iter().map(|(id, revision)| Ok((outcome_key(*id)?, *revision))).collect::<Result<_>>()?;
+        self.forget(&outcomes, deadline).await
     }
+}
+
+/// The key of what became of an append.
+fn outcome_key(id: Uuid) -> Result<String> {
+    operation_key(DOMAIN, &id.to_string())
 }
 
 fn handed_key(table: Uuid, id: Uuid) -> String {
@@ -204,7 +186,7 @@ fn handed_key(table: Uuid, id: Uuid) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::Namespace;
+    use super::super::{Namespace, TableIdent, TablePointer};
     use super::*;
     use crate::faulty::{FaultyStore, soon};
 
