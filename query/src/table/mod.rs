@@ -259,20 +259,24 @@ impl Tables {
     ) -> Result<Option<Table>> {
         let loading = |e: Error| e.while_doing(format_args!("loading table {ident}"));
         self.find_bucket(&pointer.value.metadata_location, deadline).await.map_err(loading)?;
-        match self.cache.table(&pointer.value.metadata_location).await {
-            Ok(metadata) => Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
-            Err(error) if error.kind == Kind::NotFound => {
-                let current = self.metadata.read_table(ident, deadline).await;
-                let Some(current) = current.map_err(|e| catalog_error("looking up a table", e))? else {
-                    return Ok(None);
-                };
-                if current.value == pointer.value {
-                    return Err(Error::corrupt(error.message).while_doing(format_args!("loading table {ident}")));
+        let mut pointer = pointer;
+        loop {
+            match self.cache.table(&pointer.value.metadata_location).await {
+                Ok(metadata) => return Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
+                Err(error) if error.kind == Kind::NotFound => {
+                    let current = self.metadata.read_table(ident, deadline).await;
+                    let current = current.map_err(|e| catalog_error("looking up a table", e))?;
+                    match current {
+                        None => return Ok(None),
+                        Some(current) if current.value == pointer.value => {
+                            return Err(loading(Error::corrupt(error.message)));
+                        }
+                        // Another may follow before it is read.
+                        Some(current) => pointer = current,
+                    }
                 }
-                let metadata = self.cache.table(&current.value.metadata_location).await.map_err(loading)?;
-                Ok(Some(Table { ident: ident.clone(), pointer: current, metadata }))
+                Err(error) => return Err(loading(error)),
             }
-            Err(error) => Err(loading(error)),
         }
     }
 
