@@ -272,6 +272,12 @@ pub enum CatalogError {
     /// Structural work that takes more than one transaction has been begun by somebody else.
     #[error("{path} is held by {owner} for structural work; nothing was done: try again when that has ended")]
     ScopeHeld { path: String, owner: String },
+    /// What the caller does is another's to do by now ([`Catalog::guarded`]).
+    #[error("what this was done for is another's by now, or its lease has ended; nothing was changed")]
+    Fenced {
+        /// An earlier attempt of this call may have been applied before.
+        resent: bool,
+    },
     /// Another writer changed the pointer first.
     #[error("{table} was changed by another writer")]
     Conflict {
@@ -313,9 +319,9 @@ impl CatalogError {
     pub fn applied(&self) -> Applied {
         match self {
             CatalogError::Store(e) => e.applied(),
-            CatalogError::Conflict { resent: true, .. } | CatalogError::NotYourTurn { resent: true, .. } => {
-                Applied::Unknown
-            }
+            CatalogError::Conflict { resent: true, .. }
+            | CatalogError::NotYourTurn { resent: true, .. }
+            | CatalogError::Fenced { resent: true } => Applied::Unknown,
             _ => Applied::No,
         }
     }
@@ -406,11 +412,13 @@ pub struct Catalog {
     store: SharedStore,
     /// What every change made with this handle is a part of.
     operations: Vec<Operation>,
+    /// What must hold of every change made with this handle.
+    guards: Vec<Compare>,
 }
 
 impl Catalog {
     pub fn new(store: SharedStore) -> Self {
-        Self { store, operations: Vec::new() }
+        Self { store, operations: Vec::new(), guards: Vec::new() }
     }
 
     /// A handle whose changes are this operation, besides those that they are already: the first that is made leaves its
@@ -418,7 +426,34 @@ impl Catalog {
     pub fn within(&self, operation: Operation) -> Self {
         let mut operations = self.operations.clone();
         operations.push(operation);
-        Self { store: self.store.clone(), operations }
+        Self { operations, ..self.clone() }
+    }
+
+    /// A handle whose changes carry these compares besides their own: where one does not hold, nothing is changed
+    /// ([`CatalogError::Fenced`]). Over a store that changes one key at a time those of other keys are looked up right before.
+    pub fn guarded(&self, guards: Vec<Compare>) -> Self {
+        Self { guards, ..self.clone() }
+    }
+
+    /// Whether it was a guard that kept a transaction from running: one does not hold by what was observed; or one of which
+    /// nothing can be observed, because everything else holds.
+    fn is_fenced(&self, when: &[Compare], result: &TxnResult) -> bool {
+        if result.succeeded || self.guards.is_empty() || !result.conflicts.is_empty() {
+            return false;
+        }
+        let all_observed = self.store.capabilities().multi_key;
+        let holds = |compare: &Compare| {
+            let entry = find(&result.observed, &compare.key);
+            match &compare.condition {
+                Condition::Absent => Some(entry.is_none()),
+                Condition::ModRevision(_) if entry.is_none() && !all_observed => None,
+                Condition::ModRevision(revision) => Some(entry.is_some_and(|entry| entry.mod_revision == *revision)),
+                _ => None,
+            }
+        };
+        let hidden = |compare: &Compare| matches!(compare.condition, Condition::LeaseAlive(_));
+        self.guards.iter().any(|guard| holds(guard) == Some(false))
+            || self.guards.iter().any(hidden) && when.iter().all(|compare| holds(compare) != Some(false))
     }
 
     /// The outcome that was left of an operation.
@@ -464,7 +499,12 @@ impl Catalog {
             txn.when.push(Compare::absent(&operation.key));
             txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
         }
+        txn.when.extend(self.guards.iter().cloned());
+        let when = if self.guards.is_empty() { Vec::new() } else { txn.when.clone() };
         let committed = self.store.commit(txn, deadline).await?;
+        if self.is_fenced(&when, &committed.result) {
+            return Err(CatalogError::Fenced { resent: committed.resent });
+        }
         for operation in &self.operations {
             match find(&committed.result.observed, &operation.key) {
                 // By an attempt of this very call whose answer was lost: the caller finds its effect.
@@ -1427,6 +1467,42 @@ mod tests {
         let claim = catalog.claim_turn(b.uuid, Uuid::new_v4(), soon()).await.unwrap().unwrap();
         let early = catalog.change_tables(&[change(&other, Some(made[1].mod_revision), &next)], soon()).await;
         assert_eq!(early, Err(CatalogError::NotYourTurn { table: other, turn: claim, resent: false }));
+    }
+
+    #[tokio::test]
+    async fn what_is_guarded_changes_nothing_once_a_guard_does_not_hold() {
+        let store = crate::memory::MemoryStore::shared();
+        let catalog = Catalog::new(store.clone());
+        let table: TableIdent = TableIdent::new("n".parse().unwrap(), "t").unwrap();
+        catalog.create_namespace(&table.namespace, BTreeMap::new(), soon()).await.unwrap();
+        let pointer =
+            |n: u32| TablePointer { uuid: Uuid::nil(), metadata_location: format!("m{n}"), previous_location: None };
+        let mut at = catalog.create_table(&table, &pointer(0), soon()).await.unwrap().mod_revision;
+        let put = async |token, value: &'static str| {
+            let put = store.cas("/lake/route/shard/0000", token, value.into(), soon()).await.unwrap().result;
+            (put.succeeded, put.revision)
+        };
+        let (_, route) = put(None, "a").await;
+        let guard = Compare::mod_revision("/lake/route/shard/0000", route);
+        let guarded = catalog.guarded(vec![guard.clone()]);
+        at = guarded.swap_table(&table, at, &pointer(1), None, soon()).await.unwrap().mod_revision;
+        // Another writer is in the way as ever.
+        let lost = guarded.swap_table(&table, at - 1, &pointer(2), None, soon()).await.unwrap_err();
+        assert!(matches!(lost, CatalogError::Conflict { .. }), "{lost}");
+        // Of a lease nothing is observed: that everything else holds shows it.
+        let leased = catalog.guarded(vec![guard, Compare::lease_alive(7)]);
+        let fenced = leased.swap_table(&table, at, &pointer(2), None, soon()).await.unwrap_err();
+        assert_eq!(fenced, CatalogError::Fenced { resent: false });
+        let lost = leased.swap_table(&table, at - 1, &pointer(2), None, soon()).await.unwrap_err();
+        assert!(matches!(lost, CatalogError::Conflict { .. }), "{lost}");
+        // And another route is seen, whatever else is in the way.
+        at = guarded.swap_table(&table, at, &pointer(3), None, soon()).await.unwrap().mod_revision;
+        assert!(put(Some(crate::store::Token::at(route)), "b").await.0);
+        for expected in [at, at - 1] {
+            let fenced = guarded.swap_table(&table, expected, &pointer(4), None, soon()).await.unwrap_err();
+            assert_eq!((fenced.applied(), fenced), (Applied::No, CatalogError::Fenced { resent: false }));
+        }
+        assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, pointer(3));
     }
 
     #[tokio::test]

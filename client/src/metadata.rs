@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   Metadata ------ table pointers: the cache ----------------------.
-//!    |    `-------- namespaces, nodes: copies that follow changes --+--> store
+//!    |    `-- namespaces, nodes, routes: copies that follow changes -+--> store
 //!    |                                                               |
 //!   MetadataWriter: changes, by compare-and-set ---- every reply ----'
 //!                                                        |
 //!                                                        `--> its revision, to the cache: `notice`
 //! ```
-//! Reading waits for nothing that is known: [`Metadata::cached`], [`Metadata::namespaces`] and [`Metadata::nodes`] look at what is
-//! in memory.
+//! Reading waits for nothing that is known: [`Metadata::cached`], [`Metadata::namespaces`], [`Metadata::nodes`] and
+//! [`Metadata::shards`] look at what is in memory.
 //! Changing is the narrower handle's, [`Metadata::writer`]: what it did, this process sees from then on.
 //!
 //! Whatever revision a reply mentions, the cache learns of it ([`PointerCache::notice`]); so a change that somebody else
@@ -30,11 +30,11 @@ use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use bytes::Bytes;
 use lake_proto::coordination::LeaseId;
-use lake_proto::kv::{KeyValue, Revision, Txn};
+use lake_proto::kv::{Compare, KeyValue, Revision, Txn};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use self::copies::{Namespaces, Nodes, follow};
+use self::copies::{Namespaces, Nodes, Shards, follow};
 use crate::backoff::Backoff;
 use crate::cache::counters::{Counters, Counting, Reason};
 use crate::cache::{CacheConfig, PointerCache, Resolved, Want};
@@ -64,6 +64,7 @@ pub struct Metadata {
     catalog: Catalog,
     namespaces: Arc<ArcSwapOption<Namespaces>>,
     nodes: Arc<ArcSwapOption<Nodes>>,
+    shards: Arc<ArcSwapOption<Shards>>,
 }
 
 /// Why [`MetadataWriter::read_modify_write`] made no change.
@@ -86,11 +87,13 @@ impl Metadata {
         let noticing = Noticing { store, pointers: pointers.downgrade(), counting };
         let noticing: SharedStore = Arc::new(noticing);
         let (namespaces, nodes) = (Arc::new(ArcSwapOption::empty()), Arc::new(ArcSwapOption::empty()));
+        let shards = Arc::new(ArcSwapOption::empty());
         if noticing.capabilities().watch {
             pointers.spawn(follow(noticing.clone(), namespaces.clone()));
             pointers.spawn(follow(noticing.clone(), nodes.clone()));
+            pointers.spawn(follow(noticing.clone(), shards.clone()));
         }
-        Self { pointers, catalog: Catalog::new(noticing), namespaces, nodes }
+        Self { pointers, catalog: Catalog::new(noticing), namespaces, nodes, shards }
     }
 
     /// A table's pointer, if it is cached and fit for use: without a wait.
@@ -212,6 +215,11 @@ impl Metadata {
         self.nodes.load_full()
     }
 
+    /// The routes of the shards, as the changes were told, without a wait; `None` before the first telling, or if there is no copy.
+    pub fn shards(&self) -> Option<Arc<Shards>> {
+        self.shards.load_full()
+    }
+
     /// All namespaces as they are now, in key order.
     ///
     /// # Errors
@@ -324,6 +332,13 @@ impl MetadataWriter {
     /// [`Catalog::within`].
     pub fn within(&self, operation: Operation) -> Self {
         let catalog = self.metadata.catalog.within(operation);
+        Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
+    }
+
+    /// [`Catalog::guarded`].
+    #[must_use]
+    pub fn guarded(&self, guards: Vec<Compare>) -> Self {
+        let catalog = self.metadata.catalog.guarded(guards);
         Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
     }
 
@@ -860,6 +875,7 @@ mod tests {
     use crate::faulty::{FaultyStore, soon};
     use crate::memory::MemoryStore;
     use crate::nodes::Record;
+    use crate::shards::{self, Route, SETTINGS, Settings};
     use crate::store::Token;
     use lake_proto::v1::NodeInfo;
 
@@ -1009,6 +1025,32 @@ mod tests {
         let key = "/lake/node/n";
         let gone = store.cas_delete(key, Token::at(again), soon()).await.unwrap().result.revision;
         assert!(at(gone).await.nodes.is_empty());
+        one.close().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn routes_are_seen_as_shards_are_moved() {
+        let store = MemoryStore::shared();
+        let one = node(&store).await;
+        let put = async |key: &str, token: Option<Token>, value: Bytes| {
+            store.cas(key, token, value, soon()).await.unwrap().result.revision
+        };
+        let at = async |revision| loop {
+            match one.shards() {
+                Some(shards) if shards.revision >= revision => return shards.routes.clone(),
+                _ => tokio::task::yield_now().await,
+            }
+        };
+        let route = |node: &str, lease| Route { node: node.into(), lease, followers: vec![], reason: String::new() };
+        let settings = Settings { shards: 1, maintenance: false };
+        put(SETTINGS, None, settings.to_bytes()).await;
+        let first = put(&shards::key(0), None, route("a", 7).to_bytes()).await;
+        let fenced = at(first).await.of(Uuid::nil()).unwrap().clone();
+        assert_eq!((fenced.route.node.as_str(), fenced.revision), ("a", first));
+        let moved = put(&shards::key(0), Some(Token::at(first)), route("b", 8).to_bytes()).await;
+        let routes = at(moved).await;
+        let held = |node, lease| routes.held_by(node, lease).map(|fence| fence.revision).collect::<Vec<_>>();
+        assert_eq!((held("a", 7), held("b", 8)), (vec![], vec![moved]));
         one.close().await;
     }
 
