@@ -11,6 +11,9 @@
 //! the giver's own swap, and that of a node which takes it along; the latter demands as well that the record is the one it
 //! has read, and deletes it. Handing over demands the same, so that a handing over that comes late, after its append was
 //! made or withdrawn, is refused. So an append is withdrawn by leaving an outcome that says so.
+//!
+//! No record may stay behind its outcome: it would be made again once that is forgotten. So withdrawing takes it away, and a giver
+//! names the record in its own swap.
 
 use std::time::Instant;
 
@@ -19,7 +22,9 @@ use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{Compare, Op, Revision, Txn};
 use uuid::Uuid;
 
-use super::{Catalog, CatalogError, Result, TableIdent, TablePointer, Versioned, find, operation_key};
+use super::error::Result;
+use super::operations::operation_key;
+use super::{Catalog, CatalogError, find};
 use crate::store::{Error, ReadOptions};
 
 /// Keys of appends that are handed over begin so.
@@ -69,7 +74,7 @@ impl Settling {
         }
         let mut txn = Txn::default();
         for append in &self.appends {
-            let key = operation_key(DOMAIN, &append.id.to_string())?;
+            let key = outcome_key(append.id)?;
             txn.when.push(Compare::absent(&key));
             txn.then.push(Op::put(key, self.outcome.clone()));
             if let Some(revision) = append.handed {
@@ -109,7 +114,7 @@ impl Catalog {
         deadline: Instant,
     ) -> Result<Option<Revision>> {
         let key = handed_key(table, id);
-        let outcome = operation_key(DOMAIN, &id.to_string())?;
+        let outcome = outcome_key(id)?;
         let when = vec![Compare::absent(&key), Compare::absent(outcome), Compare::lease_alive(lease)];
         let then = vec![Op::put_leased(&key, value, lease)];
         let committed = self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
@@ -140,7 +145,7 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn append_outcome(&self, id: Uuid, deadline: Instant) -> Result<Option<Outcome>> {
-        let key = operation_key(DOMAIN, &id.to_string())?;
+        let key = outcome_key(id)?;
         let read = self.store.get(&key, ReadOptions::default(), deadline).await?;
         Ok(read.value.map(|entry| Outcome { value: entry.value, revision: entry.mod_revision }))
     }
@@ -151,7 +156,7 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn withdraw(&self, table: Uuid, id: Uuid, outcome: Bytes, deadline: Instant) -> Result<Bytes> {
-        let (key, record) = (operation_key(DOMAIN, &id.to_string())?, handed_key(table, id));
+        let (key, record) = (outcome_key(id)?, handed_key(table, id));
         loop {
             let there = self.store.get(&record, ReadOptions::default(), deadline).await?.value;
             let mut txn = Txn {
@@ -180,39 +185,20 @@ impl Catalog {
         }
     }
 
-    /// As [`Catalog::swap_table`], and makes these appends, at most [`MAX_SETTLED`].
-    ///
-    /// # Errors
-    /// As [`Catalog::swap_table`]; `Conflict` with the pointer that was expected if one of the appends has an outcome, or is
-    /// no longer handed over as it was: look at both again.
-    pub async fn swap_table_settling(
-        &self,
-        table: &TableIdent,
-        expected: Revision,
-        new: &TablePointer,
-        turn: Option<Revision>,
-        settling: &Settling,
-        deadline: Instant,
-    ) -> Result<Versioned<TablePointer>> {
-        self.swap(table, expected, new, turn, settling, deadline).await
-    }
-
     /// Forgets outcomes that were read by the only ones who may ask for them. What is no longer as it was read stays.
     ///
     /// # Errors
     /// The store's.
     pub async fn forget_appends(&self, read: &[(Uuid, Revision)], deadline: Instant) -> Result<()> {
-        for some in read.chunks(super::FORGOTTEN_AT_A_TIME) {
-            let (mut when, mut then) = (Vec::new(), Vec::new());
-            for (id, revision) in some {
-                let key = operation_key(DOMAIN, &id.to_string())?;
-                when.push(Compare::mod_revision(&key, *revision));
-                then.push(Op::delete(key));
-            }
-            self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
-        }
-        Ok(())
+        let outcomes: Vec<_> =
+            read.iter().map(|(id, revision)| Ok((outcome_key(*id)?, *revision))).collect::<Result<_>>()?;
+        self.forget(&outcomes, deadline).await
     }
+}
+
+/// The key of what became of an append.
+fn outcome_key(id: Uuid) -> Result<String> {
+    operation_key(DOMAIN, &id.to_string())
 }
 
 fn handed_key(table: Uuid, id: Uuid) -> String {
@@ -223,7 +209,7 @@ fn handed_key(table: Uuid, id: Uuid) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::Namespace;
+    use super::super::{Namespace, TableIdent, TablePointer};
     use super::*;
     use crate::faulty::{FaultyStore, soon};
 

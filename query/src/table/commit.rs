@@ -624,7 +624,7 @@ impl Commit<'_> {
                 self.failed(Kind::Unavailable, unreachable_words(&error))
             }
             CatalogError::TableNotFound(_) => self.failed(Kind::NotFound, error),
-            CatalogError::AlreadyDone(_) => self.failed(Kind::Conflict, error),
+            CatalogError::AlreadyDone(_) | CatalogError::Fenced { .. } => self.failed(Kind::Conflict, error),
             CatalogError::Damaged { .. } => self.failed(Kind::Corrupt, error),
             _ => self.failed(Kind::Internal, error),
         }

@@ -55,6 +55,7 @@ use lake_client::cache::Want;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::{Metadata, MetadataWriter};
 use lake_client::store::Applied;
+use lake_proto::kv::Compare;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -151,6 +152,11 @@ impl Tables {
     /// The same on somebody's behalf.
     pub fn within(&self, scope: Scope) -> Arc<Self> {
         Arc::new(Self { scope, ..self.clone() })
+    }
+
+    /// The same, where no table's change is made unless these compares hold when it is.
+    pub fn guarded(&self, guards: Vec<Compare>) -> Arc<Self> {
+        Arc::new(Self { writer: self.writer.guarded(guards), ..self.clone() })
     }
 
     /// What changes are made with: where they are one operation, its outcome is left with the first.
@@ -543,7 +549,10 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
         CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) | CatalogError::ViewExists(_) => {
             Error::already_exists(error)
         }
-        CatalogError::ScopeHeld { .. } | CatalogError::AlreadyDone(_) => Error::conflict(error),
+        CatalogError::Fenced { .. } if unknown => Error::unknown(error),
+        CatalogError::ScopeHeld { .. } | CatalogError::AlreadyDone(_) | CatalogError::Fenced { .. } => {
+            Error::conflict(error)
+        }
         CatalogError::NamespaceNotEmpty(_) | CatalogError::IsWarehouse(_) => Error::invalid(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),
