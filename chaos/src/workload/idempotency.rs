@@ -2,7 +2,8 @@
 //! version counts how often it was changed.
 //!
 //! Several changes of a session may be unanswered at a time: they are sent first one after the other, and again from the last
-//! to the first, so that a session has to remember more than its newest request.
+//! to the first, so that a session has to remember more than its newest request; or again in their order, each saying that
+//! those before it were answered, so that a session forgets these, and just these.
 //!
 //! An answer is lost by not waiting for it: the first sendings have so little time that they often arrive and are not
 //! answered. Each sending is an operation of its own in the history, under the id of the change, so that what each was
@@ -93,8 +94,15 @@ async fn apply(requests: &[Request], access: &mut Access, scribe: &mut Scribe) -
             }
         }
     }
-    for request in requests.iter().rev() {
-        request.send(None, access, scribe).await?;
+    if access.chance(0.5) {
+        for request in requests.iter().rev() {
+            request.send(None, access, scribe).await?;
+        }
+    } else {
+        for request in requests {
+            let stamp = Stamp { lowest_unanswered: request.stamp.sequence, ..request.stamp };
+            request.send_as(stamp, None, access, scribe).await?;
+        }
     }
     Ok(())
 }
@@ -121,9 +129,19 @@ impl Request {
 
     /// Sends it once; says whether it was answered in time. Without `within` there is as much time as any operation has.
     async fn send(&self, within: Option<Duration>, access: &mut Access, scribe: &mut Scribe) -> Result<bool, Error> {
+        self.send_as(self.stamp, within, access, scribe).await
+    }
+
+    async fn send_as(
+        &self,
+        stamp: Stamp,
+        within: Option<Duration>,
+        access: &mut Access,
+        scribe: &mut Scribe,
+    ) -> Result<bool, Error> {
         scribe.invoke(self.action.clone());
         // Told to nobody, neither the client nor the peer: the connection stays, and the answer comes to nobody.
-        let sending = access.store.commit_stamped(self.txn.clone(), self.stamp, access.deadline());
+        let sending = access.store.commit_stamped(self.txn.clone(), stamp, access.deadline());
         let answer = match within {
             Some(too_short) => match tokio::time::timeout(too_short, sending).await {
                 Ok(answer) => answer,

@@ -96,12 +96,7 @@ impl Writer {
         let Ok(lease) = access.store.grant_lease(FLEETING_TTL, "chaos", access.deadline()).await else { return };
         let value = self.values.next();
         let key = Key::from(KEYS + value);
-        let then = vec![Op::Put {
-            key: place(Workload::Watch, &key),
-            value: value.to_string().into(),
-            return_previous: false,
-            lease: Some(lease.id),
-        }];
+        let then = vec![Op::put_leased(place(Workload::Watch, &key), value.to_string(), lease.id)];
         let when = vec![Compare::lease_alive(lease.id)];
         let put = Watch::Change { changes: BTreeMap::from([(key.clone(), Some(value))]) };
         commit(put, Txn { when, then, otherwise: vec![] }, access, scribe).await;
