@@ -32,6 +32,9 @@ const SESSION_TTL: Duration = Duration::from_secs(120);
 const TOO_SHORT_US: std::ops::Range<u64> = 200..6_000;
 /// The probability that an answer is waited for though the change is sent again.
 const WAITED_FOR: f64 = 0.1;
+/// The probability that a change is sent once more when all were answered and the session has been told: it comes too late, as
+/// what the network has kept may, and must be refused.
+const LATE: f64 = 0.1;
 /// Sendings with too little time, before the one that is waited for.
 const MAX_LOST: u32 = 3;
 /// Changes of a session that may be unanswered at a time.
@@ -103,6 +106,13 @@ async fn apply(requests: &[Request], access: &mut Access, scribe: &mut Scribe) -
             let stamp = Stamp { lowest_unanswered: request.stamp.sequence, ..request.stamp };
             request.send_as(stamp, None, access, scribe).await?;
         }
+    }
+    if access.chance(LATE)
+        && let Some((first, last)) = requests.first().zip(requests.last())
+    {
+        let stamp = Stamp { lowest_unanswered: last.stamp.sequence + 1, ..first.stamp };
+        // It is refused, or its answer is in the history.
+        let _ = first.send_as(stamp, None, access, scribe).await;
     }
     Ok(())
 }
