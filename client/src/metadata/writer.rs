@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lake_proto::coordination::LeaseId;
-use lake_proto::kv::Revision;
+use lake_proto::kv::{Compare, Revision};
 use uuid::Uuid;
 
 use super::{Metadata, Result};
@@ -50,6 +50,13 @@ impl MetadataWriter {
     /// [`Catalog::within`].
     pub fn within(&self, operation: Operation) -> Self {
         let catalog = self.catalog().within(operation);
+        Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
+    }
+
+    /// [`Catalog::guarded`].
+    #[must_use]
+    pub fn guarded(&self, guards: Vec<Compare>) -> Self {
+        let catalog = self.catalog().guarded(guards);
         Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
     }
 

@@ -1,5 +1,8 @@
 //! Views, commits to several tables, and requests that are sent again.
 
+use std::time::{Duration, Instant};
+
+use lake_client::store::ReadOptions;
 use serde_json::{Value, json};
 
 use crate::http::Http;
@@ -254,6 +257,17 @@ async fn a_request_that_is_sent_again_is_made_once() {
     locations.dedup();
     assert_eq!(locations.len(), 1, "{locations:?}");
     assert_eq!(cluster.files("metadata.json").len(), before + 1);
+
+    // What has nothing to change is an outcome, too: on what others do afterwards it might have.
+    let location = nodes[0].get(&table).await.json()["metadata"]["location"].clone();
+    let nothing = json!({"action": "set-location", "location": location});
+    let kept = async |key: u128| {
+        let key = format!("/lake/op/rest/{}", uuid::Uuid::from_u128(key));
+        let by = Instant::now() + Duration::from_secs(10);
+        cluster.store.get(&key, ReadOptions::default(), by).await.unwrap().value.is_some()
+    };
+    keyed(0, 8).post(&table, json!({"updates": [nothing]})).await.expect(200);
+    assert!(kept(8).await && !kept(9).await);
 }
 
 async fn table_again(rest: &Http) {
