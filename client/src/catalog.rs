@@ -23,6 +23,9 @@
 //! rests on it: the compare on the pointer decides as before, and a claim that outlives its claimant is ended by whoever
 //! waits for it.
 //!
+//! A table's uuid, and with it its metadata, has one name: who registers metadata claims its uuid's turn, so that two of them
+//! do not meet, and looks whether a table has it ([`Catalog::register_table`]).
+//!
 //! Over a store that changes one key at a time (library mode) it works as far as [`one_key`] says.
 //!
 //! A change whose answer was lost is asked for again by the store; its compare then fails on its own effect. Such a
@@ -193,7 +196,6 @@ impl TableIdent {
     }
 
     /// The table whose pointer is under this key.
-    #[cfg(feature = "cache")]
     pub(crate) fn from_key(key: &str) -> Option<Self> {
         let (namespace, name) = key.strip_prefix(TABLES)?.split_once('/')?;
         Self::new(Namespace::decode(namespace).ok()?, name).ok()
@@ -262,6 +264,9 @@ pub enum CatalogError {
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
     TableExists(TableIdent),
+    /// What is to be registered is a table that there is.
+    #[error("that is the metadata of table {0}, which exists: drop that first, and its objects stay")]
+    Registered(TableIdent),
     #[error("view {0} does not exist")]
     ViewNotFound(TableIdent),
     #[error("view {0} exists already")]
@@ -763,7 +768,59 @@ impl Catalog {
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        self.create(Kind::Table, table, new, deadline).await
+        self.create(Kind::Table, table, new, None, deadline).await
+    }
+
+    /// Creates a table of metadata that is there already, or puts it in the place of what `table` is at the revision `expected`.
+    /// A table has one name: none of another name may have the uuid.
+    ///
+    /// # Errors
+    /// `Registered`, `NotYourTurn` while somebody else has claimed the turn of that uuid, those of [`Catalog::create_table`] or
+    /// [`Catalog::swap_table`]. None of them leaves a claim behind, but one whose outcome is unknown.
+    pub async fn register_table(
+        &self,
+        table: &TableIdent,
+        new: &TablePointer,
+        expected: Option<Revision>,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        // First, so that who registers the table that all write to is told at once.
+        self.nameless(table, new.uuid, deadline).await?;
+        let claim = self.claim_turn(new.uuid, Uuid::new_v4(), deadline).await?;
+        if claim.is_none() && self.store.capabilities().multi_key {
+            let turn = self.turn(new.uuid, deadline).await?.unwrap_or(0);
+            return Err(CatalogError::NotYourTurn { table: table.clone(), turn, resent: false });
+        }
+        let made = async {
+            self.nameless(table, new.uuid, deadline).await?;
+            match expected {
+                None => self.create(Kind::Table, table, new, claim, deadline).await,
+                Some(expected) => self.swap_table(table, expected, new, claim, deadline).await,
+            }
+        };
+        let made = made.await;
+        if let (Err(error), Some(claim)) = (&made, claim)
+            && error.applied() == Applied::No
+        {
+            // Whoever waits for it ends it otherwise.
+            let _ = self.end_turn(new.uuid, claim, deadline).await;
+        }
+        made
+    }
+
+    /// Checks that no table but `table` has this uuid.
+    async fn nameless(&self, table: &TableIdent, uuid: Uuid, deadline: Instant) -> Result<()> {
+        let own = table.key();
+        let read = self.store.list_all(TABLES, ReadOptions::default(), deadline).await?;
+        for entry in read.value.iter().filter(|entry| entry.key != own) {
+            // A damaged one does not say whose it is, and is not what keeps another from being brought back.
+            let Ok(there) = serde_json::from_slice::<TablePointer>(&entry.value) else { continue };
+            if there.uuid == uuid {
+                let other = TableIdent::from_key(&entry.key).unwrap_or_else(|| table.clone());
+                return Err(CatalogError::Registered(other));
+            }
+        }
+        Ok(())
     }
 
     /// Creates a view that points at `new`.
@@ -776,7 +833,7 @@ impl Catalog {
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        self.create(Kind::View, view, new, deadline).await
+        self.create(Kind::View, view, new, None, deadline).await
     }
 
     async fn create(
@@ -784,6 +841,7 @@ impl Catalog {
         kind: Kind,
         table: &TableIdent,
         new: &TablePointer,
+        turn: Option<Revision>,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
         let (key, other_key) = (kind.key(table), kind.other().key(table));
@@ -797,8 +855,12 @@ impl Catalog {
                 Compare::mod_revision(table.namespace.key(), namespace),
             ];
             when.extend(self.unclaimed(table.scope_path()));
-            let txn = Txn { when, then: vec![Op::put(&key, value.clone())], otherwise: vec![] };
-            let committed = self.commit(txn, deadline).await?;
+            let mut then = vec![Op::put(&key, value.clone())];
+            if let Some(claim) = turn {
+                when.push(Compare::mod_revision(turn_key(new.uuid), claim));
+                then.push(Op::delete(turn_key(new.uuid)));
+            }
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
             if committed.result.succeeded {
                 return Ok(written(new, committed.result.revision));
             }
@@ -818,6 +880,14 @@ impl Catalog {
                 return Err(kind.other().exists(table));
             }
             claimed(&committed.result)?;
+            let held = find(&committed.result.observed, &turn_key(new.uuid)).map(|e| e.mod_revision);
+            if turn.is_some() && held != turn {
+                return Err(CatalogError::NotYourTurn {
+                    table: table.clone(),
+                    turn: held.unwrap_or(0),
+                    resent: in_doubt,
+                });
+            }
         }
         Err(self.raced(format!("creating {table}")))
     }
@@ -1504,6 +1574,46 @@ mod tests {
         let late = catalog.swap_table(&table, swapped.mod_revision, &next(), Some(left), soon()).await;
         assert!(matches!(late, Err(CatalogError::NotYourTurn { turn: 0, .. })), "{late:?}");
         catalog.swap_table(&table, swapped.mod_revision, &next(), None, soon()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn metadata_has_one_name() {
+        let (store, catalog, _, table) = setup();
+        let first = created(&catalog, &table).await;
+        let uuid = first.value.uuid;
+        let twin = TableIdent::new(table.namespace.clone(), "twin").unwrap();
+        let older = TablePointer { uuid, ..pointer() };
+        let there = Err(CatalogError::Registered(table.clone()));
+        assert_eq!(catalog.register_table(&twin, &older, None, soon()).await, there);
+        let other = catalog.create_table(&twin, &pointer(), soon()).await.unwrap();
+        assert_eq!(catalog.register_table(&twin, &older, Some(other.mod_revision), soon()).await, there);
+        assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+
+        // Under its own name it takes another version, and under another once it is dropped; also when an answer is lost.
+        let back = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+        assert_eq!(
+            catalog.register_table(&table, &older, None, soon()).await,
+            Err(CatalogError::TableExists(table.clone()))
+        );
+        assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+        catalog.drop_table(&table, back.mod_revision, soon()).await.unwrap();
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let moved = catalog.register_table(&twin, &older, Some(other.mod_revision), soon()).await.unwrap();
+        assert_eq!(moved.value, older);
+        assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+
+        // Two at the same time.
+        catalog.drop_table(&twin, moved.mod_revision, soon()).await.unwrap();
+        let both = tokio::join!(
+            catalog.register_table(&table, &older, None, soon()),
+            catalog.register_table(&twin, &older, None, soon())
+        );
+        assert_ne!(both.0.is_ok(), both.1.is_ok(), "{both:?}");
+        let held = catalog.claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
+        let nil = TablePointer { uuid: Uuid::nil(), ..pointer() };
+        let third = TableIdent::new(table.namespace.clone(), "third").unwrap();
+        let busy = catalog.register_table(&third, &nil, None, soon()).await;
+        assert_eq!(busy, Err(CatalogError::NotYourTurn { table: third.clone(), turn: held, resent: false }));
     }
 
     #[tokio::test]
