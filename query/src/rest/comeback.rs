@@ -31,7 +31,7 @@ use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::Rest;
-use super::commit::{TURN_POLL, await_turn};
+use crate::table::commit::{TURN_POLL, await_turn};
 use crate::table::queue::{CommitQueues, Turn};
 
 /// How long a client that has lost is expected back. Clients wait longer and longer before they do: PyIceberg at last
@@ -183,7 +183,8 @@ impl Rest {
             // Where nobody has turns there is none to wait for.
             let other = self.tables.metadata.turn(table, until).await.ok()?;
             match other {
-                Some(other) => await_turn(&self.tables, table, other, until).await.ok()?,
+                Some(other) if !await_turn(&self.tables, table, other, until).await => return None,
+                Some(_) => {}
                 None if !self.tables.metadata.capabilities().multi_key => return None,
                 None => {}
             }

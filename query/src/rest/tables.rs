@@ -222,11 +222,11 @@ pub async fn create_by_commit(
     };
     let there = there.map_err(RestError::of_a_change)?;
     if let Some(there) = there.as_ref().filter(|there| change.is_made(&there.metadata)) {
-        return match status {
-            StatusCode::OK => {
-                loaded(rest, call, Some(&there.pointer.value.metadata_location), &there.metadata, Snapshots::All)
-            }
-            _ => Ok(status.into_response()),
+        let location = Some(there.pointer.value.metadata_location.as_str()).filter(|_| status == StatusCode::OK);
+        rest.leave_done(call, status, location).await?;
+        return match location {
+            Some(_) => loaded(rest, call, location, &there.metadata, Snapshots::All),
+            None => Ok(status.into_response()),
         };
     }
     change.check(there.as_ref().map(|table| &*table.metadata))?;

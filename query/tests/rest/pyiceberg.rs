@@ -7,14 +7,14 @@ use lake_query::Options;
 
 use crate::common::{number, numbers, run, text};
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
-use crate::{cluster, over, python};
+use crate::{cluster, make_from_sql, over, python, uri};
 
 const SCRIPT: &str = "pyiceberg_client.py";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pyiceberg_makes_changes_and_reads_tables() {
     let cluster = cluster(2).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     python::run(SCRIPT, "session", &[&uri]).await;
 }
 
@@ -22,9 +22,8 @@ async fn pyiceberg_makes_changes_and_reads_tables() {
 async fn pyiceberg_and_sql_read_what_the_other_wrote() {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
-    run(&sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
-    run(&sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
+    let uri = uri(&cluster, 0);
+    make_from_sql(&sql).await;
     python::run(SCRIPT, "reads_and_appends", &[&uri]).await;
     assert_eq!(numbers(&sql, "SELECT id FROM from_sql ORDER BY id").await, [1, 2, 3, 4]);
     assert_eq!(number(&sql, "SELECT count(*) FROM from_python WHERE what IS NULL").await, 1);
@@ -53,7 +52,7 @@ async fn tables_on_s3_are_reached_as_the_catalog_says() {
         ..options
     })
     .await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     // Endpoint and region come from the catalog; keys do not.
     let keys = [format!("s3.access-key-id={ACCESS_KEY}"), format!("s3.secret-access-key={SECRET_KEY}")];
     python::run(SCRIPT, "session", &[&uri, &keys[0], &keys[1]]).await;
@@ -88,7 +87,7 @@ async fn keys_are_lent_to_who_asks_where_the_node_may() {
         ..options
     })
     .await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     // PyIceberg asks for keys by itself, and has none of its own here.
     python::run(SCRIPT, "with_lent_keys", &[&uri]).await;
     let rest = crate::rest(&cluster, 0);
@@ -105,7 +104,7 @@ async fn random_changes_come_out_as_pyiceberg_itself_makes_them() {
     let seed = std::env::var("LAKE_TEST_SEED").unwrap_or_else(|_| rand::random::<u32>().to_string());
     println!("LAKE_TEST_SEED={seed}");
     let cluster = cluster(1).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     for version in ["2", "3"] {
         let said = python::run(SCRIPT, "random_updates", &[&uri, &seed, "30", version]).await;
         assert_eq!(said.trim(), "30 commits", "of version {version}");
@@ -116,7 +115,7 @@ async fn random_changes_come_out_as_pyiceberg_itself_makes_them() {
 async fn pyiceberg_reads_tables_of_version_3_and_changes_all_but_their_rows() {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     let with = "'format-version' = '3', 'write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read'";
     run(&sql, &format!("CREATE TABLE third (id BIGINT, what TEXT) WITH ({with})")).await;
     run(&sql, "INSERT INTO third VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, NULL)").await;
