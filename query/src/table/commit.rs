@@ -51,7 +51,7 @@ const LOSSES_BEFORE_CLAIM: u32 = 2;
 /// How long another's claim is respected. A commit takes a few milliseconds; a claimant that takes this long is gone.
 pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(1);
 /// How often a writer that waits for a claim to end looks.
-const TURN_POLL: Duration = Duration::from_millis(5);
+pub(crate) const TURN_POLL: Duration = Duration::from_millis(5);
 
 /// What is to be committed.
 pub struct Proposal {
