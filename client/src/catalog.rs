@@ -24,7 +24,7 @@
 //! that holds exactly what the call wanted to write was written by it.
 //!
 //! In reading order: `names` (what keys are made of), `pointers` (what they hold, and reading it), `namespaces`, `structure`
-//! (creating, renaming and dropping tables and views), `swaps` (commits, and the turns that make them fair), `operations` (what is
+//! (creating, renaming and dropping tables and views), `registering` (metadata that is there), `swaps` (commits, and the turns that make them fair), `operations` (what is
 //! done once), [`appends`], [`one_key`], `error`.
 
 pub mod appends;
@@ -34,12 +34,13 @@ mod namespaces;
 pub mod one_key;
 mod operations;
 mod pointers;
+mod registering;
 mod structure;
 mod swaps;
 #[cfg(test)]
 mod tests;
 
-use lake_proto::kv::{Compare, TxnResult};
+use lake_proto::kv::{Compare, Condition, TxnResult};
 
 pub use self::error::CatalogError;
 #[cfg(feature = "cache")]
@@ -63,11 +64,40 @@ pub struct Catalog {
     store: SharedStore,
     /// What every change made with this handle is a part of.
     operations: Vec<Operation>,
+    /// What must hold of every change made with this handle.
+    guards: Vec<Compare>,
 }
 
 impl Catalog {
     pub fn new(store: SharedStore) -> Self {
-        Self { store, operations: Vec::new() }
+        Self { store, operations: Vec::new(), guards: Vec::new() }
+    }
+
+    /// A handle whose changes carry these compares besides their own: where one does not hold, nothing is changed
+    /// ([`CatalogError::Fenced`]). Over a store that changes one key at a time those of other keys are looked up right before.
+    pub fn guarded(&self, guards: Vec<Compare>) -> Self {
+        Self { guards, ..self.clone() }
+    }
+
+    /// Whether it was a guard that kept a transaction from running: one does not hold by what was observed; or one of which
+    /// nothing can be observed, because everything else holds.
+    fn is_fenced(&self, when: &[Compare], result: &TxnResult) -> bool {
+        if result.succeeded || self.guards.is_empty() || !result.conflicts.is_empty() {
+            return false;
+        }
+        let all_observed = self.store.capabilities().multi_key;
+        let holds = |compare: &Compare| {
+            let entry = find(&result.observed, &compare.key);
+            match &compare.condition {
+                Condition::Absent => Some(entry.is_none()),
+                Condition::ModRevision(_) if entry.is_none() && !all_observed => None,
+                Condition::ModRevision(revision) => Some(entry.is_some_and(|entry| entry.mod_revision == *revision)),
+                _ => None,
+            }
+        };
+        let hidden = |compare: &Compare| matches!(compare.condition, Condition::LeaseAlive(_));
+        self.guards.iter().any(|guard| holds(guard) == Some(false))
+            || self.guards.iter().any(hidden) && when.iter().all(|compare| holds(compare) != Some(false))
     }
 
     /// The store below.

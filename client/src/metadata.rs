@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   Metadata ------ table pointers: the cache ----------------------.
-//!    |    `-------- namespaces, nodes: copies that follow changes --+--> store
+//!    |    `-- namespaces, nodes, routes: copies that follow changes -+--> store
 //!    |                                                               |
 //!   MetadataWriter: changes, by compare-and-set ---- every reply ----'
 //!                                                        |
 //!                                                        `--> its revision, to the cache: `notice`
 //! ```
-//! Reading waits for nothing that is known: [`Metadata::cached`], [`Metadata::namespaces`] and [`Metadata::nodes`] look at what is
-//! in memory.
+//! Reading waits for nothing that is known: [`Metadata::cached`], [`Metadata::namespaces`], [`Metadata::nodes`] and
+//! [`Metadata::shards`] look at what is in memory.
 //! Changing is the narrower handle's, [`Metadata::writer`]: what it did, this process sees from then on.
 //!
 //! Whatever revision a reply mentions, the cache learns of it ([`PointerCache::notice`]); so a change that somebody else
@@ -36,7 +36,7 @@ use lake_proto::kv::Revision;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use self::copies::{Namespaces, Nodes, follow};
+use self::copies::{Namespaces, Nodes, Shards, follow};
 use self::noticing::Noticing;
 pub use self::writer::{MetadataWriter, ModifyError};
 use crate::cache::counters::{Counters, Counting};
@@ -56,6 +56,7 @@ pub struct Metadata {
     catalog: Catalog,
     namespaces: Arc<ArcSwapOption<Namespaces>>,
     nodes: Arc<ArcSwapOption<Nodes>>,
+    shards: Arc<ArcSwapOption<Shards>>,
 }
 
 impl Metadata {
@@ -66,11 +67,13 @@ impl Metadata {
         let pointers = PointerCache::build(store.clone(), config, counting.clone(), rand::random());
         let noticing: SharedStore = Arc::new(Noticing::new(store, pointers.downgrade(), counting));
         let (namespaces, nodes) = (Arc::new(ArcSwapOption::empty()), Arc::new(ArcSwapOption::empty()));
+        let shards = Arc::new(ArcSwapOption::empty());
         if noticing.capabilities().watch {
             pointers.spawn(follow(noticing.clone(), namespaces.clone()));
             pointers.spawn(follow(noticing.clone(), nodes.clone()));
+            pointers.spawn(follow(noticing.clone(), shards.clone()));
         }
-        Self { pointers, catalog: Catalog::new(noticing), namespaces, nodes }
+        Self { pointers, catalog: Catalog::new(noticing), namespaces, nodes, shards }
     }
 
     /// A table's pointer, if it is cached and fit for use: without a wait.
@@ -185,6 +188,11 @@ impl Metadata {
         self.nodes.load_full()
     }
 
+    /// The routes of the shards, as the changes were told, without a wait; `None` before the first telling, or if there is no copy.
+    pub fn shards(&self) -> Option<Arc<Shards>> {
+        self.shards.load_full()
+    }
+
     /// All namespaces as they are now, in key order.
     ///
     /// # Errors
@@ -274,6 +282,11 @@ impl Metadata {
     /// What has been done so far: hits, misses, and calls by reason.
     pub fn counters(&self) -> Counters {
         self.pointers.counters()
+    }
+
+    /// Tables whose pointers are cached now, or nearly so many.
+    pub fn cached_tables(&self) -> u64 {
+        self.pointers.len()
     }
 
     /// The handle for changes.

@@ -203,6 +203,16 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         "Processes told that another one was registered as their node since",
         c.nodes_superseded.get(),
     )?;
+    figures.counter(
+        "shards_failed_over_total",
+        "Shards given to another worker here because theirs was lost or has left",
+        c.shards_failed_over.get(),
+    )?;
+    figures.counter(
+        "shards_moved_total",
+        "Shards moved here for balance or because it was asked for",
+        c.shards_moved.get(),
+    )?;
     let (active, poisoned) = member.procedures.counts();
     figures.gauge("procedures_active", "Procedures that have not ended; of the leader only", active)?;
     figures.gauge("procedures_poisoned", "Procedures that an operator has to clear; of the leader only", poisoned)?;

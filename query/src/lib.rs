@@ -21,6 +21,8 @@
 //! - [`sql`]: a statement from text to rows or a change;
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;
+//! - [`upkeep`]: what is done to tables from time to time, by the worker that has their shard;
+//! - [`janitor`]: the same without a metadata cluster;
 //! - [`cluster`]: what the leader is told of this process, and has it do; [`chores`]: those of it that touch objects;
 //! - [`node`]: all of it started, served and stopped;
 //! - [`client`]: the other end, for the shell and tests.
@@ -31,6 +33,7 @@ pub mod cluster;
 pub mod config;
 pub mod error;
 pub mod flight;
+pub mod janitor;
 pub mod node;
 pub mod outcomes;
 pub mod rest;
@@ -38,6 +41,7 @@ pub mod scan;
 pub mod sql;
 pub mod storage;
 pub mod table;
+pub mod upkeep;
 
 pub use config::{Config, Options};
 pub use error::{Error, Kind, Position};

@@ -5,7 +5,7 @@
 //!
 //! - [`status`], [`settings`], [`members`], [`init`]: the cluster itself;
 //! - [`get`], [`list`] with [`entries`], [`write`], [`txn`] with [`txn_document`], [`watch`]: the map;
-//! - [`lease`], [`scope`], [`nodes`], [`proc`]: coordination; [`warehouse`]: where tables live;
+//! - [`lease`], [`scope`], [`nodes`], [`shards`], [`proc`]: coordination; [`warehouse`]: where tables live;
 //! - [`transfer`]: everything from one store to another; [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
 //!   a state is told;
 //! - [`cluster`]: which cluster, which peer, how long; [`peers`]: asking each peer; [`value`]: what is given; [`output`]:
@@ -37,6 +37,7 @@ mod proc;
 mod recover;
 mod scope;
 mod settings;
+mod shards;
 mod snapshot;
 mod status;
 mod summary;
@@ -113,6 +114,9 @@ enum Command {
     /// Procedures: what the leader does in steps
     #[command(subcommand)]
     Proc(proc::Command),
+    /// Which worker does the upkeep of which tables
+    #[command(subcommand)]
+    Shards(shards::Command),
     /// The members of the cluster
     #[command(subcommand)]
     Members(members::Command),
@@ -184,6 +188,7 @@ impl Command {
             Self::Lease(command) => command.only_reads(),
             Self::Scope(command) => command.only_reads(),
             Self::Proc(command) => command.only_reads(),
+            Self::Shards(command) => command.only_reads(),
             Self::Members(command) => command.only_reads(),
             Self::Settings(command) => command.only_reads(),
             Self::Warehouse(command) => command.only_reads(),
@@ -219,8 +224,14 @@ async fn until_told(then: &str, work: impl Future<Output = Result<u8>>) -> Resul
 }
 
 async fn dispatch(args: Args) -> Result<u8> {
-    let cluster = &Cluster::new(args.at, args.timeout_secs.map(Duration::from_secs));
-    match args.command {
+    let cluster = Cluster::new(args.at, args.timeout_secs.map(Duration::from_secs));
+    let done = on(&cluster, args.command).await;
+    cluster.leave().await;
+    done
+}
+
+async fn on(cluster: &Cluster, command: Command) -> Result<u8> {
+    match command {
         Command::Status(args) => status::run(cluster, args).await,
         Command::Init(args) => init::run(cluster, args).await,
         Command::Get(args) => get::run(cluster, args).await,
@@ -234,6 +245,7 @@ async fn dispatch(args: Args) -> Result<u8> {
         Command::Scope(command) => scope::run(cluster, command).await,
         Command::Nodes(args) => nodes::run(cluster, args).await,
         Command::Proc(command) => proc::run(cluster, command).await,
+        Command::Shards(command) => shards::run(cluster, command).await,
         Command::Members(command) => members::run(cluster, command).await,
         Command::TransferLeader(args) => members::transfer_leader(cluster, args).await,
         Command::Settings(command) => settings::run(cluster, command).await,

@@ -5,6 +5,7 @@
 
 mod away;
 mod bad_input;
+mod balancer;
 mod common;
 mod docs;
 mod engines;
@@ -22,5 +23,6 @@ mod race;
 mod rescue;
 #[path = "../../client/tests/support/s3.rs"]
 mod s3;
+mod shards;
 #[path = "../../client/tests/support/mod.rs"]
 mod support;

@@ -11,6 +11,9 @@
 //! the giver's own swap, and that of a node which takes it along; the latter demands as well that the record is the one it
 //! has read, and deletes it. Handing over demands the same, so that a handing over that comes late, after its append was
 //! made or withdrawn, is refused. So an append is withdrawn by leaving an outcome that says so.
+//!
+//! No record may stay behind its outcome: it would be made again once that is forgotten. So withdrawing takes it away, and a giver
+//! names the record in its own swap.
 
 use std::time::Instant;
 
@@ -21,8 +24,8 @@ use uuid::Uuid;
 
 use super::error::Result;
 use super::operations::operation_key;
-use super::{Catalog, CatalogError, Operation, find};
-use crate::store::{Error, ReadOptions, Token};
+use super::{Catalog, CatalogError, find};
+use crate::store::{Error, ReadOptions};
 
 /// Keys of appends that are handed over begin so.
 const HANDED: &str = "/lake/append/";
@@ -147,19 +150,39 @@ impl Catalog {
         Ok(read.value.map(|entry| Outcome { value: entry.value, revision: entry.mod_revision }))
     }
 
-    /// Gives an append up, so that nobody can make it any more: leaves `outcome`, which says so, unless there is one.
-    /// Returns the one that is there then.
+    /// Gives an append up, so that nobody can make it any more: leaves `outcome`, which says so, unless there is one, and takes its
+    /// record away: one that stayed would be made again once its outcome is forgotten. Returns the outcome that is there then.
     ///
     /// # Errors
     /// The store's.
     pub async fn withdraw(&self, table: Uuid, id: Uuid, outcome: Bytes, deadline: Instant) -> Result<Bytes> {
-        let left = self.leave_outcome(&Operation::new(DOMAIN, &id.to_string(), outcome)?, deadline).await?;
-        let key = handed_key(table, id);
-        // Only tidiness: what has an outcome is not made.
-        if let Some(there) = self.store.get(&key, ReadOptions::default(), deadline).await?.value {
-            self.store.cas_delete(&key, Token::at(there.mod_revision), deadline).await?;
+        let (key, record) = (outcome_key(id)?, handed_key(table, id));
+        loop {
+            let there = self.store.get(&record, ReadOptions::default(), deadline).await?.value;
+            let mut txn = Txn {
+                when: vec![Compare::absent(&key)],
+                then: vec![Op::put(&key, outcome.clone())],
+                otherwise: vec![],
+            };
+            match &there {
+                Some(there) => {
+                    txn.when.push(Compare::mod_revision(&record, there.mod_revision));
+                    txn.then.push(Op::delete(&record));
+                }
+                None => txn.when.push(Compare::absent(&record)),
+            }
+            let result = self.store.commit(txn, deadline).await?.result;
+            if result.succeeded {
+                return Ok(outcome);
+            }
+            // Else the record has come or gone in between, each of which it does once.
+            if let Some(left) = find(&result.observed, &key) {
+                if let Some(there) = there {
+                    self.store.commit(Txn::cas_delete(&record, there.mod_revision), deadline).await?;
+                }
+                return Ok(left.value.clone());
+            }
         }
-        Ok(left)
     }
 
     /// Forgets outcomes that were read by the only ones who may ask for them. What is no longer as it was read stays.
@@ -231,6 +254,10 @@ mod tests {
         let at = hand(&catalog, uuid, late).await;
         assert_eq!(catalog.withdraw(uuid, late, "withdrawn".into(), soon()).await.unwrap(), "withdrawn");
         assert!(matches!(swap(made.mod_revision, 3, &[(late, Some(at))]).await, Err(CatalogError::Conflict { .. })));
+        assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
+        // A record that stayed behind its outcome goes as well.
+        hand(&catalog, uuid, late).await;
+        assert_eq!(catalog.withdraw(uuid, late, "again".into(), soon()).await.unwrap(), "withdrawn");
         assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
         catalog.forget_appends(&[(mine, outcome.revision)], soon()).await.unwrap();
         assert_eq!(catalog.append_outcome(mine, soon()).await.unwrap(), None);

@@ -25,6 +25,9 @@ pub enum CatalogError {
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
     TableExists(TableIdent),
+    /// What is to be registered is a table that there is.
+    #[error("that is the metadata of table {0}, which exists: drop that first, and its objects stay")]
+    Registered(TableIdent),
     #[error("view {0} does not exist")]
     ViewNotFound(TableIdent),
     #[error("view {0} exists already")]
@@ -35,6 +38,12 @@ pub enum CatalogError {
     /// Structural work that takes more than one transaction has been begun by somebody else.
     #[error("{path} is held by {owner} for structural work; nothing was done: try again when that has ended")]
     ScopeHeld { path: String, owner: String },
+    /// What the caller does is another's to do by now ([`Catalog::guarded`]).
+    #[error("what this was done for is another's by now, or its lease has ended; nothing was changed")]
+    Fenced {
+        /// An earlier attempt of this call may have been applied before.
+        resent: bool,
+    },
     /// Another writer changed the pointer first.
     #[error("{table} was changed by another writer")]
     Conflict {
@@ -76,9 +85,9 @@ impl CatalogError {
     pub fn applied(&self) -> Applied {
         match self {
             CatalogError::Store(e) => e.applied(),
-            CatalogError::Conflict { resent: true, .. } | CatalogError::NotYourTurn { resent: true, .. } => {
-                Applied::Unknown
-            }
+            CatalogError::Conflict { resent: true, .. }
+            | CatalogError::NotYourTurn { resent: true, .. }
+            | CatalogError::Fenced { resent: true } => Applied::Unknown,
             _ => Applied::No,
         }
     }

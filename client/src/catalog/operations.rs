@@ -65,7 +65,7 @@ impl Catalog {
     pub fn within(&self, operation: Operation) -> Self {
         let mut operations = self.operations.clone();
         operations.push(operation);
-        Self { store: self.store.clone(), operations }
+        Self { operations, ..self.clone() }
     }
 
     /// The outcome that was left of an operation.
@@ -119,7 +119,12 @@ impl Catalog {
             txn.when.push(Compare::expected(&operation.key, expected));
             txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
         }
+        txn.when.extend(self.guards.iter().cloned());
+        let when = if self.guards.is_empty() { Vec::new() } else { txn.when.clone() };
         let committed = self.store.commit(txn, deadline).await?;
+        if self.is_fenced(&when, &committed.result) {
+            return Err(CatalogError::Fenced { resent: committed.resent });
+        }
         for operation in &self.operations {
             match find(&committed.result.observed, &operation.key) {
                 // By an attempt of this very call whose answer was lost: the caller finds its effect.

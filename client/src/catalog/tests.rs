@@ -300,3 +300,79 @@ async fn more_tables_than_one_read_takes_are_loaded_at_one_revision() {
     assert_eq!((revision, pointers.len()), (first.mod_revision, tables.len()));
     assert_eq!(pointers.iter().flatten().collect::<Vec<_>>(), [&first]);
 }
+
+#[tokio::test]
+async fn what_is_guarded_changes_nothing_once_a_guard_does_not_hold() {
+    let store = crate::memory::MemoryStore::shared();
+    let catalog = Catalog::new(store.clone());
+    let table: TableIdent = TableIdent::new("n".parse().unwrap(), "t").unwrap();
+    catalog.create_namespace(&table.namespace, BTreeMap::new(), soon()).await.unwrap();
+    let pointer =
+        |n: u32| TablePointer { uuid: Uuid::nil(), metadata_location: format!("m{n}"), previous_location: None };
+    let mut at = catalog.create_table(&table, &pointer(0), soon()).await.unwrap().mod_revision;
+    let put = async |token, value: &'static str| {
+        let put = store.cas("/lake/route/shard/0000", token, value.into(), soon()).await.unwrap().result;
+        (put.succeeded, put.revision)
+    };
+    let (_, route) = put(None, "a").await;
+    let guard = Compare::mod_revision("/lake/route/shard/0000", route);
+    let guarded = catalog.guarded(vec![guard.clone()]);
+    at = guarded.swap_table(&table, at, &pointer(1), None, soon()).await.unwrap().mod_revision;
+    // Another writer is in the way as ever.
+    let lost = guarded.swap_table(&table, at - 1, &pointer(2), None, soon()).await.unwrap_err();
+    assert!(matches!(lost, CatalogError::Conflict { .. }), "{lost}");
+    // Of a lease nothing is observed: that everything else holds shows it.
+    let leased = catalog.guarded(vec![guard, Compare::lease_alive(7)]);
+    let fenced = leased.swap_table(&table, at, &pointer(2), None, soon()).await.unwrap_err();
+    assert_eq!(fenced, CatalogError::Fenced { resent: false });
+    let lost = leased.swap_table(&table, at - 1, &pointer(2), None, soon()).await.unwrap_err();
+    assert!(matches!(lost, CatalogError::Conflict { .. }), "{lost}");
+    // And another route is seen, whatever else is in the way.
+    at = guarded.swap_table(&table, at, &pointer(3), None, soon()).await.unwrap().mod_revision;
+    assert!(put(Some(crate::store::Token::at(route)), "b").await.0);
+    for expected in [at, at - 1] {
+        let fenced = guarded.swap_table(&table, expected, &pointer(4), None, soon()).await.unwrap_err();
+        assert_eq!((fenced.applied(), fenced), (Applied::No, CatalogError::Fenced { resent: false }));
+    }
+    assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, pointer(3));
+}
+
+#[tokio::test]
+async fn metadata_has_one_name() {
+    let (store, catalog, _, table) = setup();
+    let first = created(&catalog, &table).await;
+    let uuid = first.value.uuid;
+    let twin = TableIdent::new(table.namespace.clone(), "twin").unwrap();
+    let older = TablePointer { uuid, ..pointer() };
+    let there = Err(CatalogError::Registered(table.clone()));
+    assert_eq!(catalog.register_table(&twin, &older, None, soon()).await, there);
+    let other = catalog.create_table(&twin, &pointer(), soon()).await.unwrap();
+    assert_eq!(catalog.register_table(&twin, &older, Some(other.mod_revision), soon()).await, there);
+    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+
+    // Under its own name it takes another version, and under another once it is dropped; also when an answer is lost.
+    let back = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+    assert_eq!(
+        catalog.register_table(&table, &older, None, soon()).await,
+        Err(CatalogError::TableExists(table.clone()))
+    );
+    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+    catalog.drop_table(&table, back.mod_revision, soon()).await.unwrap();
+    store.lose_answers.store(1, Ordering::SeqCst);
+    let moved = catalog.register_table(&twin, &older, Some(other.mod_revision), soon()).await.unwrap();
+    assert_eq!(moved.value, older);
+    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+
+    // Two at the same time.
+    catalog.drop_table(&twin, moved.mod_revision, soon()).await.unwrap();
+    let both = tokio::join!(
+        catalog.register_table(&table, &older, None, soon()),
+        catalog.register_table(&twin, &older, None, soon())
+    );
+    assert_ne!(both.0.is_ok(), both.1.is_ok(), "{both:?}");
+    let held = catalog.claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
+    let nil = TablePointer { uuid: Uuid::nil(), ..pointer() };
+    let third = TableIdent::new(table.namespace.clone(), "third").unwrap();
+    let busy = catalog.register_table(&third, &nil, None, soon()).await;
+    assert_eq!(busy, Err(CatalogError::NotYourTurn { table: third.clone(), turn: held, resent: false }));
+}

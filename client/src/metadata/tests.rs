@@ -11,6 +11,7 @@ use crate::cache::counters::Reason;
 use crate::faulty::{FaultyStore, soon};
 use crate::memory::MemoryStore;
 use crate::nodes::Record;
+use crate::shards::{self, Route, SETTINGS, Settings};
 use crate::store::Token;
 use lake_proto::v1::NodeInfo;
 
@@ -259,4 +260,30 @@ async fn a_revision_in_any_reply_has_what_is_older_renewed() {
     assert_eq!(two.counters().calls(Reason::Refresh), 1);
     store.away.store(true, Ordering::SeqCst);
     assert!(two.list_namespaces(soon()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn routes_are_seen_as_shards_are_moved() {
+    let store = MemoryStore::shared();
+    let one = node(&store).await;
+    let put = async |key: &str, token: Option<Token>, value: Bytes| {
+        store.cas(key, token, value, soon()).await.unwrap().result.revision
+    };
+    let at = async |revision| loop {
+        match one.shards() {
+            Some(shards) if shards.revision >= revision => return shards.routes.clone(),
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    let route = |node: &str, lease| Route { node: node.into(), lease, followers: vec![], reason: String::new() };
+    let settings = Settings { shards: 1, maintenance: false };
+    put(SETTINGS, None, settings.to_bytes()).await;
+    let first = put(&shards::key(0), None, route("a", 7).to_bytes()).await;
+    let fenced = at(first).await.of(Uuid::nil()).unwrap().clone();
+    assert_eq!((fenced.route.node.as_str(), fenced.revision), ("a", first));
+    let moved = put(&shards::key(0), Some(Token::at(first)), route("b", 8).to_bytes()).await;
+    let routes = at(moved).await;
+    let held = |node, lease| routes.held_by(node, lease).map(|fence| fence.revision).collect::<Vec<_>>();
+    assert_eq!((held("a", 7), held("b", 8)), (vec![], vec![moved]));
+    one.close().await;
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lake_proto::coordination::LeaseId;
-use lake_proto::kv::Revision;
+use lake_proto::kv::{Compare, Revision};
 use uuid::Uuid;
 
 use super::{Metadata, Result};
@@ -50,6 +50,13 @@ impl MetadataWriter {
     /// [`Catalog::within`].
     pub fn within(&self, operation: Operation) -> Self {
         let catalog = self.catalog().within(operation);
+        Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
+    }
+
+    /// [`Catalog::guarded`].
+    #[must_use]
+    pub fn guarded(&self, guards: Vec<Compare>) -> Self {
+        let catalog = self.catalog().guarded(guards);
         Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
     }
 
@@ -290,6 +297,30 @@ impl MetadataWriter {
         let at = clock::now();
         let created = self.catalog().create_table(table, new, deadline).await;
         self.note(table, created, at)
+    }
+
+    /// [`Catalog::register_table`]; reading here sees it from now on. It waits for its turn, as
+    /// [`MetadataWriter::read_modify_write`] does.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn register_table(
+        &self,
+        table: &TableIdent,
+        new: &TablePointer,
+        expected: Option<Revision>,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        for _ in 0..MAX_RACES {
+            let at = clock::now();
+            let registered = self.metadata.catalog.register_table(table, new, expected, deadline).await;
+            match &registered {
+                Err(CatalogError::NotYourTurn { turn, resent: false, .. })
+                    if self.await_turn(new.uuid, *turn, deadline).await? => {}
+                _ => return self.note(table, registered, at),
+            }
+        }
+        Err(CatalogError::NotYourTurn { table: table.clone(), turn: 0, resent: false })
     }
 
     /// [`Catalog::swap_table`]; reading here sees it from now on, and the winner's pointer if the race was lost.

@@ -19,7 +19,7 @@
 //!
 //! [`attempts`] runs an operation and sorts its failures, [`session`] and [`window`] number the mutations, [`connections`] has what the attempts go over, [`leader`] what is
 //! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`node`] a query node registered, [`scope`] holds scopes by one,
-//! [`snapshots`] saves the state.
+//! [`shards`] moves shards, [`snapshots`] saves the state.
 //!
 //! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints,
 //! those given and those learnt from members; one question round at a time.
@@ -37,6 +37,7 @@ pub mod keeper;
 pub mod node;
 mod peer;
 pub mod scope;
+pub mod shards;
 pub mod snapshots;
 pub mod watch;
 

@@ -34,6 +34,7 @@ use super::failure::Failure;
 use super::latencies::{self, Latencies};
 use super::nodes::Nodes;
 use super::pages::{Page, Pages};
+use super::placement::Placement;
 use super::procedures::{self, Procedures};
 use super::reads::{self, ReadIndex};
 use super::shares::{Call, Held, Pool, Refused, Resource};
@@ -81,6 +82,7 @@ pub struct Member {
     pub duties: Duties,
     pub nodes: Nodes,
     pub procedures: Procedures,
+    pub placement: Placement,
     pub counters: Counters,
     pub latencies: Latencies,
     /// The highest feature level that this peer can apply.
@@ -185,6 +187,7 @@ impl Member {
             duties: Duties::default(),
             nodes: Nodes::new(settings.rhythm),
             procedures: Procedures::new(settings.pace),
+            placement: settings.placement,
             counters: Counters::default(),
             latencies,
             feature_level: settings.feature_level,

@@ -36,6 +36,7 @@ pub mod member;
 pub mod membership;
 pub mod nodes;
 pub mod pages;
+pub mod placement;
 pub mod procedures;
 pub mod reads;
 pub mod shares;
@@ -61,6 +62,7 @@ use self::counters::Counter;
 use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
+use self::placement::Placement;
 use self::procedures::machine::Pace;
 use self::shares::Callers;
 use self::verdicts::Verdicts;
@@ -117,6 +119,8 @@ pub struct Settings {
     pub rhythm: Rhythm,
     /// The times that procedures keep.
     pub pace: Pace,
+    /// How shards are placed.
+    pub placement: Placement,
 }
 
 impl From<&Config> for Settings {
@@ -129,6 +133,7 @@ impl From<&Config> for Settings {
             feature_level: config.feature_level,
             rhythm: config.rhythm,
             pace: config.pace,
+            placement: config.placement,
         }
     }
 }
@@ -143,6 +148,7 @@ impl Default for Settings {
             feature_level: FEATURE_LEVEL,
             rhythm: Rhythm::default(),
             pace: Pace::default(),
+            placement: Placement::default(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use lake_client::catalog::{Catalog, TableIdent};
 use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task};
 use lake_client::procedures::{Procedure, Record, State, calls, kept};
 use lake_query::Kind;
@@ -133,8 +134,11 @@ async fn a_table_that_lives_on_is_not_purged() {
     let client = cluster.client(0).await;
     run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
     let metadata = cluster.files(".metadata.json").pop().unwrap();
-    // The same table, twice.
-    run(&client, &format!("CALL system.register_table('again', 'file://{}')", metadata.display())).await;
+    // The same table, twice, as nothing of lake's makes it.
+    let catalog = Catalog::new(cluster.store.clone());
+    let ident = |name: &str| TableIdent::new("default".parse().unwrap(), name).unwrap();
+    let pointer = catalog.load_table(&ident("t"), soon()).await.unwrap().unwrap().value;
+    catalog.create_table(&ident("again"), &pointer, soon()).await.unwrap();
     let before = all_files(&cluster);
     run(&client, "DROP TABLE t PURGE").await;
     let stopped = purged(&cluster, "default.t").await.unwrap_err();
@@ -147,6 +151,7 @@ async fn a_table_that_lives_on_is_not_purged() {
     let failed = Record { state: State::Failed, ..over.record.clone() };
     let id = over.id.clone();
     change(&cluster, over, failed).await;
+    run(&client, "DROP TABLE again").await;
     run(&client, &register).await;
     assert_eq!(numbers(&client, "SELECT count(*) FROM third").await, [1]);
     assert_eq!(all_files(&cluster), before);
