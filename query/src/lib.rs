@@ -22,6 +22,7 @@
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;
 //! - [`cluster`]: what the leader is told of this process, and has it do;
+//! - [`probes`]: what the node says of itself over HTTP;
 //! - [`node`]: all of it started, served and stopped;
 //! - [`client`]: the other end, for the shell and tests.
 
@@ -32,6 +33,7 @@ pub mod error;
 pub mod flight;
 pub mod node;
 pub mod outcomes;
+pub mod probes;
 pub mod rest;
 pub mod scan;
 pub mod sql;
