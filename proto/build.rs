@@ -2,7 +2,7 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["kv", "cluster", "coordination", "nodes", "watch", "raft", "snapshots"];
+    let files = ["kv", "cluster", "coordination", "nodes", "shards", "watch", "raft", "snapshots"];
     let files = files.map(|name| format!("proto/lake/v1/{name}.proto"));
     let etcd = std::env::var_os("CARGO_FEATURE_ETCD").map(|_| "proto/etcdserverpb/kv.proto".to_owned());
     let descriptors = protox::compile(files.into_iter().chain(etcd), ["proto"])?;

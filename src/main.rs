@@ -1,7 +1,8 @@
 //! `lake`: a lakehouse whose metadata lives in its own Raft group. One binary; each command is a module:
 //!
 //! - [`up`], [`standalone`]: a cluster on this machine, for trying it out ([`local`]: what they share);
-//! - [`metasrv`], [`query`]: the parts, as they run on servers ([`service`]: what they share);
+//! - [`metasrv`], [`query`]: the parts, as they run on servers ([`service`]: what they share); [`janitor`]: upkeep without a metadata
+//!   cluster;
 //! - [`sql`]: the shell; [`meta`]: the operator's tool; [`bench`]: the load generators behind the figures in docs/;
 //!   [`chaos`]: fault runs, and what judges them;
 //! - [`shell`], [`console`], [`columns`], [`endpoints`], [`logging`], [`output`], [`place`], [`signals`]: what the commands are made of.
@@ -15,6 +16,8 @@ mod columns;
 #[cfg(feature = "query")]
 mod console;
 mod endpoints;
+#[cfg(feature = "query")]
+mod janitor;
 #[cfg(feature = "query")]
 mod local;
 mod logging;
@@ -72,6 +75,9 @@ enum Command {
     /// A query node
     #[cfg(feature = "query")]
     Query(Box<query::Args>),
+    /// Upkeep of tables whose metadata is in no cluster of lake's
+    #[cfg(feature = "query")]
+    Janitor(Box<janitor::Args>),
     /// The SQL shell
     #[cfg(feature = "query")]
     Sql(sql::Args),
@@ -129,6 +135,8 @@ async fn run(command: Command) -> Result<u8> {
         Command::Metasrv(args) => metasrv::run(*args).await.map(|()| 0),
         #[cfg(feature = "query")]
         Command::Query(args) => query::run(*args).await.map(|()| 0),
+        #[cfg(feature = "query")]
+        Command::Janitor(args) => janitor::run(*args).await.map(|()| 0),
         #[cfg(feature = "query")]
         Command::Sql(args) => sql::run(args).await.map(local::exit_code),
         Command::Meta(args) => meta::run(args).await,

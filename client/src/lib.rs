@@ -7,7 +7,8 @@
 //! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline; watches;
 //! - `object` (feature `store-object`): an object store or a local directory as a store, one key at a time;
 //! - `etcd` (feature `store-etcd`): an etcd as a store;
-//! - [`nodes`]: query nodes as the cluster knows them;
+//! - [`nodes`], [`shards`]: query nodes as the cluster knows them, and which does the upkeep of which tables;
+//! - [`janitor`]: one janitor at a time, over a store without leases;
 //! - [`secret`]: the cluster secret, read from a file and never shown;
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
 //! - [`warehouse`]: namespaces whose tables live in a place of their own;
@@ -32,6 +33,7 @@ pub mod etcd;
 #[cfg(test)]
 mod faulty;
 pub mod follow;
+pub mod janitor;
 pub mod memory;
 #[cfg(feature = "cache")]
 pub mod metadata;
@@ -40,6 +42,7 @@ pub mod nodes;
 pub mod object;
 pub mod remote;
 pub mod secret;
+pub mod shards;
 pub mod store;
 #[cfg(feature = "transfer")]
 pub mod transfer;

@@ -11,9 +11,12 @@ use std::time::Duration;
 use lake_client::nodes::Rhythm;
 use lake_client::remote::MAX_ENDPOINTS;
 use lake_client::secret::Secret;
+use lake_client::shards::{MAX_FOLLOWERS, MAX_SHARDS};
 use serde::Deserialize;
 
 use crate::files::FreeSpace;
+use crate::peer::placement::Placement;
+use crate::peer::placement::selector::Selector;
 use crate::state::FEATURE_LEVEL;
 
 /// The environment variable that may hold the cluster secret itself, instead of a file.
@@ -93,6 +96,15 @@ pub struct Options {
     /// How long a query node may be silent before what it owns is another's, in milliseconds [default: 10000]
     #[arg(long, env = "LAKE_METASRV_NODE_LEASE_MS", value_name = "MS")]
     pub node_lease_ms: Option<u64>,
+    /// How many shards a cluster gets with its first worker; it keeps them [default: 64]
+    #[arg(long, env = "LAKE_METASRV_SHARDS", value_name = "N")]
+    pub shards: Option<u32>,
+    /// Followers of each shard: workers that take it over first [default: 1]
+    #[arg(long, env = "LAKE_METASRV_SHARD_FOLLOWERS", value_name = "N")]
+    pub shard_followers: Option<usize>,
+    /// Which worker gets a shard [default: load]
+    #[arg(long, env = "LAKE_METASRV_SHARD_SELECTOR", value_name = "SELECTOR")]
+    pub shard_selector: Option<Selector>,
 }
 
 /// Smallest half of a journal: about fifteen small batches.
@@ -134,6 +146,8 @@ pub struct Config {
     pub storage: StorageConfig,
     /// The times that query nodes keep.
     pub rhythm: Rhythm,
+    /// How shards are placed.
+    pub placement: Placement,
     /// As [`PAGE_LIFE`]. No option: a seam for tests, as is the next.
     pub page_life: Duration,
     pub free_space: FreeSpace,
@@ -219,6 +233,9 @@ impl Options {
             journal_bytes: self.journal_bytes.or(base.journal_bytes),
             node_heartbeat_ms: self.node_heartbeat_ms.or(base.node_heartbeat_ms),
             node_lease_ms: self.node_lease_ms.or(base.node_lease_ms),
+            shards: self.shards.or(base.shards),
+            shard_followers: self.shard_followers.or(base.shard_followers),
+            shard_selector: self.shard_selector.or(base.shard_selector),
         }
     }
 }
@@ -242,6 +259,7 @@ impl Config {
             timing: Timing::default(),
             storage: StorageConfig::default(),
             rhythm: Rhythm::default(),
+            placement: Placement::default(),
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
             feature_level: FEATURE_LEVEL,
@@ -270,6 +288,7 @@ impl Config {
         let timing = Timing::default();
         let storage = StorageConfig::default();
         let rhythm = Rhythm::default();
+        let placement = Placement::default();
         let millis = |value: Option<u64>, default: Duration| value.map_or(default, Duration::from_millis);
         let config = Self {
             id: options.id.ok_or_else(|| wrong("id", "every peer needs one, a number above 0"))?,
@@ -298,6 +317,11 @@ impl Config {
             rhythm: Rhythm {
                 interval: millis(options.node_heartbeat_ms, rhythm.interval),
                 lease: millis(options.node_lease_ms, rhythm.lease),
+            },
+            placement: Placement {
+                shards: options.shards.unwrap_or(placement.shards),
+                followers: options.shard_followers.unwrap_or(placement.followers),
+                selector: options.shard_selector.unwrap_or(placement.selector),
             },
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
@@ -332,6 +356,12 @@ impl Config {
             return Err(wrong("node_heartbeat_ms", format!("must be at least {}", Rhythm::LEAST_INTERVAL.as_millis())));
         }
         self.rhythm.check().map_err(|problem| wrong("node_lease_ms", problem))?;
+        if !(1..=MAX_SHARDS).contains(&self.placement.shards) {
+            return Err(wrong("shards", format!("must be 1 to {MAX_SHARDS}")));
+        }
+        if self.placement.followers > MAX_FOLLOWERS {
+            return Err(wrong("shard_followers", format!("must be at most {MAX_FOLLOWERS}")));
+        }
         if self.storage.snapshot_entries == 0 {
             return Err(wrong("snapshot_entries", "must be above 0"));
         }
@@ -467,6 +497,9 @@ mod tests {
         assert!(with(|o| o.node_heartbeat_ms = Some(50)).starts_with("node_heartbeat_ms:"));
         assert!(with(|o| o.node_heartbeat_ms = Some(4000)).starts_with("node_lease_ms:"));
         assert!(with(|o| o.node_lease_ms = Some(60_001)).starts_with("node_lease_ms:"));
+        assert!(with(|o| o.shards = Some(0)).starts_with("shards:"));
+        assert!(with(|o| o.shards = Some(MAX_SHARDS + 1)).starts_with("shards:"));
+        assert!(with(|o| o.shard_followers = Some(MAX_FOLLOWERS + 1)).starts_with("shard_followers:"));
         assert!(with(|o| o.snapshot_entries = Some(0)).starts_with("snapshot_entries:"));
         assert!(with(|o| o.journal_bytes = Some(4096)).starts_with("journal_bytes:"));
         assert!(with(|o| o.secret_file = Some("/does/not/exist".into())).starts_with("secret_file:"));

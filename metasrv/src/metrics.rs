@@ -202,5 +202,15 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         "nodes_superseded_total",
         "Processes told that another one was registered as their node since",
         c.nodes_superseded.get(),
+    )?;
+    figures.counter(
+        "shards_failed_over_total",
+        "Shards given to another worker here because theirs was lost or has left",
+        c.shards_failed_over.get(),
+    )?;
+    figures.counter(
+        "shards_moved_total",
+        "Shards moved here for balance or because it was asked for",
+        c.shards_moved.get(),
     )
 }

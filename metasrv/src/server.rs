@@ -19,6 +19,7 @@ use lake_proto::v1::quotas_server::QuotasServer;
 use lake_proto::v1::raft_server::RaftServer;
 use lake_proto::v1::scopes_server::ScopesServer;
 use lake_proto::v1::sessions_server::SessionsServer;
+use lake_proto::v1::shards_server::ShardsServer;
 use lake_proto::v1::snapshots_server::SnapshotsServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -45,6 +46,7 @@ use crate::services::quotas::QuotasService;
 use crate::services::raft::RaftService;
 use crate::services::scopes::ScopesService;
 use crate::services::sessions::SessionsService;
+use crate::services::shards::ShardsService;
 use crate::services::snapshots::SnapshotsService;
 use crate::services::streams::Streams;
 use crate::services::watch::WatchServer;
@@ -151,6 +153,7 @@ impl Server {
                 NodesService::new(peer.clone(), streams.clone()),
                 secret.clone(),
             ))
+            .add_service(ShardsServer::with_interceptor(ShardsService::new(peer.clone()), secret.clone()))
             .add_service(InterceptedService::new(WatchServer::new(peer.clone()), secret.clone()))
             .add_service(SnapshotsServer::with_interceptor(
                 SnapshotsService::new(peer.clone(), streams.clone()),

@@ -15,6 +15,7 @@ use lake_client::warehouse::root_uri;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::upkeep::INTERVAL;
 
 /// What may be said about a query node. Flags win over the environment, both over the file named by `config`.
 #[derive(Debug, Clone, Default, clap::Args, Deserialize)]
@@ -123,6 +124,9 @@ pub struct Options {
     /// Whether SQL may name Parquet files, and the REST catalog register tables, outside the warehouse [default: true on a loopback address, else false]
     #[arg(long, env = "LAKE_QUERY_ALLOW_LOCAL_FILES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub allow_local_files: Option<bool>,
+    /// How often a worker looks whether the tables of its shards need upkeep, in seconds [default: 30]
+    #[arg(long, env = "LAKE_QUERY_UPKEEP_INTERVAL_SECS", value_name = "SECS")]
+    pub upkeep_interval_secs: Option<u64>,
     /// File that holds the secret which callers must present
     #[arg(long, env = "LAKE_QUERY_SECRET_FILE", value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
@@ -175,6 +179,8 @@ pub struct Config {
     /// Statements that take as long are logged; `None`: none are.
     pub slow_statement: Option<Duration>,
     pub allow_local_files: bool,
+    /// From one look of a worker for upkeep to the next.
+    pub upkeep_interval: Duration,
     /// What callers must present.
     pub secret: Option<Secret>,
 }
@@ -237,7 +243,7 @@ impl Options {
             spill_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, max_queued_statements,
             max_queue_wait_secs, max_result_rows, max_result_bytes, target_partitions,
-            target_file_bytes, slow_statement_ms, allow_local_files, secret_file, insecure_open_network,
+            target_file_bytes, slow_statement_ms, allow_local_files, upkeep_interval_secs, secret_file, insecure_open_network,
         )
     }
 
@@ -353,6 +359,10 @@ impl Config {
             target_file_bytes: at_least("target_file_bytes", options.target_file_bytes.unwrap_or(256 << 20), 1 << 20)?,
             slow_statement: options.slow_statement_ms.map(Duration::from_millis),
             allow_local_files: options.allow_local_files.unwrap_or(reachable.is_none()),
+            upkeep_interval: match options.upkeep_interval_secs {
+                Some(secs) => Duration::from_secs(at_least("upkeep_interval_secs", secs, 1)?),
+                None => INTERVAL,
+            },
             secret,
         })
     }

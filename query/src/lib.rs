@@ -21,6 +21,8 @@
 //! - [`sql`]: a statement from text to rows or a change;
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;
+//! - [`upkeep`]: what is done to tables from time to time, by the worker that has their shard;
+//! - [`janitor`]: the same without a metadata cluster;
 //! - [`cluster`]: what the leader is told of this process, and has it do;
 //! - [`probes`]: what the node says of itself over HTTP;
 //! - [`node`]: all of it started, served and stopped;
@@ -31,6 +33,7 @@ pub mod cluster;
 pub mod config;
 pub mod error;
 pub mod flight;
+pub mod janitor;
 pub mod node;
 pub mod outcomes;
 pub mod probes;
@@ -39,6 +42,7 @@ pub mod scan;
 pub mod sql;
 pub mod storage;
 pub mod table;
+pub mod upkeep;
 
 pub use config::{Config, Options};
 pub use error::{Error, Kind, Position};

@@ -3,8 +3,9 @@
 //! States: starting (nothing is served; any error ends it) -> serving -> stopping (no statement begins; changes under
 //! way end, for at most [`SHUTDOWN_PATIENCE`]; the node leaves its cluster; connections close) -> stopped.
 //!
-//! In a metadata cluster the node registers itself, beside serving: a cluster that is away keeps no query from cached pointers. Once
-//! another process was registered under its name, it has failed ([`QueryNode::failed`]).
+//! In a metadata cluster the node registers itself, and as a worker looks after the tables of its shards ([`crate::upkeep`]), beside
+//! serving: a cluster that is away keeps no query from cached pointers. Once another process was registered under its name, it has
+//! failed ([`QueryNode::failed`]).
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -27,7 +28,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Status};
 
 use crate::cluster::ThisNode;
-use crate::config::{Config, default_id};
+use crate::config::{Config, NodeRole, default_id};
 use crate::error::{Error, Result};
 use crate::flight::MAX_REQUEST_BYTES;
 use crate::flight::keys::TicketKeys;
@@ -43,6 +44,7 @@ use crate::sql::transactions::Transactions;
 use crate::sql::{Engine, once};
 use crate::storage::Storage;
 use crate::table::{TRANSACTIONS, Tables};
+use crate::upkeep::{self, Upkeep};
 
 /// How long stopping waits for changes under way, and then for connections.
 pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
@@ -63,8 +65,11 @@ pub struct QueryNode {
     transactions: Arc<Transactions>,
     stop: CancellationToken,
     server: JoinHandle<()>,
-    /// In a metadata cluster: what keeps the node registered.
+    /// In a metadata cluster: the way to it, and what keeps the node registered.
+    cluster: Option<RemoteStore>,
     registered: Option<NodeKeeper>,
+    /// Of a worker of one: what looks after the tables of its shards.
+    upkeep: Option<JoinHandle<Infallible>>,
     failed: watch::Receiver<Option<Error>>,
 }
 
@@ -86,20 +91,8 @@ impl QueryNode {
     }
 
     async fn start_over(config: Config, store: SharedStore, cluster: Option<RemoteStore>) -> Result<QueryNode> {
-        let storage = Storage::new(config.warehouse.clone(), config.s3.clone());
-        storage.check().await?;
-        let ages = CacheConfig {
-            max_tables: config.pointer_cache_entries,
-            refresh_after: config.pointer_ttl / 2,
-            fresh_for: config.pointer_ttl,
-            // Another node may just have created it, and its client be sent here.
-            absent_for: Duration::ZERO,
-            stale_limit: config.pointer_stale_limit,
-            ..CacheConfig::default()
-        };
         let keys = Arc::new(TicketKeys::new(store.clone()));
-        let metadata = Metadata::new(store, ages);
-        let tables = Tables::new(storage, config.metadata_cache_bytes, metadata, config.target_file_bytes);
+        let tables = tables(&config, store).await?;
         let engine = Arc::new(Engine::new(&config, tables)?.in_cluster(cluster.clone()));
         let operations = Arc::new(Operations::default());
         let (listener, address) = bind("listen", config.listen).await?;
@@ -131,10 +124,18 @@ impl QueryNode {
         let server = tokio::spawn(serve(served, config.secret.clone(), chores, stop.clone(), report));
         let id = config.id.clone().unwrap_or_else(|| default_id(address.port()));
         tracing::info!(%id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
-        let registered = cluster.map(|cluster| {
+        let registered = cluster.clone().map(|cluster| {
             let rest_address = rest_address.map(|address| address.to_string());
             let node = ThisNode::new(&config, advertised.clone(), rest_address, engine.clone());
             NodeKeeper::start(cluster, &id, Arc::new(node))
+        });
+        let upkeep = registered.as_ref().filter(|_| config.roles.contains(&NodeRole::Worker)).map(|registered| {
+            let claim = upkeep::Worker {
+                node: id.clone(),
+                tenures: registered.tenures(),
+                metadata: engine.tables().metadata.clone(),
+            };
+            tokio::spawn(Upkeep::new(engine.clone(), Arc::new(claim)).run(config.upkeep_interval))
         });
         if let Some(address) = rest_address {
             tracing::info!(%address, "the query node serves the Iceberg REST catalog");
@@ -149,7 +150,9 @@ impl QueryNode {
             transactions,
             stop,
             server,
+            cluster,
             registered,
+            upkeep,
             failed,
         })
     }
@@ -205,9 +208,17 @@ impl QueryNode {
         self.registered.as_ref()
     }
 
+    /// No upkeep begins any more. A commit that is under way runs to its end, and is waited for with the others.
+    fn stop_upkeep(&self) {
+        if let Some(upkeep) = &self.upkeep {
+            upkeep.abort();
+        }
+    }
+
     /// Stops: no statement begins, changes under way end (for at most [`SHUTDOWN_PATIENCE`]), connections close.
     pub async fn shutdown(mut self) {
         self.engine.close();
+        self.stop_upkeep();
         let changes = async {
             self.operations.close().await;
             self.transactions.close().await;
@@ -223,6 +234,9 @@ impl QueryNode {
         if tokio::time::timeout(SHUTDOWN_PATIENCE, &mut self.server).await.is_err() {
             tracing::warn!("clients were still reading when the query node stopped");
         }
+        if let Some(cluster) = &self.cluster {
+            cluster.leave().await;
+        }
     }
 }
 
@@ -230,8 +244,29 @@ impl Drop for QueryNode {
     /// Without [`QueryNode::shutdown`] nobody waits; the server still ends.
     fn drop(&mut self) {
         self.stop.cancel();
+        self.stop_upkeep();
         self.server.abort();
     }
+}
+
+/// The tables of a store, in the warehouse that is configured.
+///
+/// # Errors
+/// A warehouse that cannot be written.
+pub(crate) async fn tables(config: &Config, store: SharedStore) -> Result<Arc<Tables>> {
+    let storage = Storage::new(config.warehouse.clone(), config.s3.clone());
+    storage.check().await?;
+    let ages = CacheConfig {
+        max_tables: config.pointer_cache_entries,
+        refresh_after: config.pointer_ttl / 2,
+        fresh_for: config.pointer_ttl,
+        // Another node may just have created it, and its client be sent here.
+        absent_for: Duration::ZERO,
+        stale_limit: config.pointer_stale_limit,
+        ..CacheConfig::default()
+    };
+    let metadata = Metadata::new(store, ages);
+    Ok(Tables::new(storage, config.metadata_cache_bytes, metadata, config.target_file_bytes))
 }
 
 /// Listens on an address; says which it is.

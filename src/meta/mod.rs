@@ -5,7 +5,7 @@
 //!
 //! - [`status`], [`settings`], [`members`], [`init`]: the cluster itself;
 //! - [`get`], [`list`] with [`entries`], [`write`], [`txn`] with [`txn_document`], [`watch`]: the map;
-//! - [`lease`], [`scope`], [`nodes`]: coordination; [`warehouse`]: where tables live;
+//! - [`lease`], [`scope`], [`nodes`], [`shards`]: coordination; [`warehouse`]: where tables live;
 //! - [`transfer`]: everything from one store to another; [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
 //!   a state is told;
 //! - [`cluster`]: which cluster, which peer, how long; [`peers`]: asking each peer; [`value`]: what is given; [`output`]:
@@ -36,6 +36,7 @@ mod peers;
 mod recover;
 mod scope;
 mod settings;
+mod shards;
 mod snapshot;
 mod status;
 mod summary;
@@ -109,6 +110,9 @@ enum Command {
     Scope(scope::Command),
     /// The query nodes, as the leader knows them
     Nodes(nodes::Args),
+    /// Which worker does the upkeep of which tables
+    #[command(subcommand)]
+    Shards(shards::Command),
     /// The members of the cluster
     #[command(subcommand)]
     Members(members::Command),
@@ -179,6 +183,7 @@ impl Command {
             | Self::Verify(_) => true,
             Self::Lease(command) => command.only_reads(),
             Self::Scope(command) => command.only_reads(),
+            Self::Shards(command) => command.only_reads(),
             Self::Members(command) => command.only_reads(),
             Self::Settings(command) => command.only_reads(),
             Self::Warehouse(command) => command.only_reads(),
@@ -214,8 +219,14 @@ async fn until_told(then: &str, work: impl Future<Output = Result<u8>>) -> Resul
 }
 
 async fn dispatch(args: Args) -> Result<u8> {
-    let cluster = &Cluster::new(args.at, args.timeout_secs.map(Duration::from_secs));
-    match args.command {
+    let cluster = Cluster::new(args.at, args.timeout_secs.map(Duration::from_secs));
+    let done = on(&cluster, args.command).await;
+    cluster.leave().await;
+    done
+}
+
+async fn on(cluster: &Cluster, command: Command) -> Result<u8> {
+    match command {
         Command::Status(args) => status::run(cluster, args).await,
         Command::Init(args) => init::run(cluster, args).await,
         Command::Get(args) => get::run(cluster, args).await,
@@ -228,6 +239,7 @@ async fn dispatch(args: Args) -> Result<u8> {
         Command::Lease(command) => lease::run(cluster, command).await,
         Command::Scope(command) => scope::run(cluster, command).await,
         Command::Nodes(args) => nodes::run(cluster, args).await,
+        Command::Shards(command) => shards::run(cluster, command).await,
         Command::Members(command) => members::run(cluster, command).await,
         Command::TransferLeader(args) => members::transfer_leader(cluster, args).await,
         Command::Settings(command) => settings::run(cluster, command).await,

@@ -44,6 +44,15 @@ impl Service for QueryNode {
 /// # Errors
 /// That is wrong or cannot be reached; as [`QueryNode::start`].
 pub async fn over(config: Config, place: Place) -> Result<QueryNode, Error> {
+    let store = store_at(&config, place).await?;
+    QueryNode::start(config, store).await
+}
+
+/// The store at a place, with the node's own settings for a bucket.
+///
+/// # Errors
+/// That is wrong or cannot be reached.
+pub async fn store_at(config: &Config, place: Place) -> Result<SharedStore, Error> {
     let invalid = |e: String| Error::invalid(format!("meta: {e}"));
     let store: SharedStore = match &place {
         #[cfg(feature = "store-object")]
@@ -55,7 +64,7 @@ pub async fn over(config: Config, place: Place) -> Result<QueryNode, Error> {
         }
         place => place.open(config.secret.clone(), OPEN_WITHIN).await.map_err(|e| invalid(told(&e)))?,
     };
-    QueryNode::start(config, store).await
+    Ok(store)
 }
 
 /// Serves until asked to stop.

@@ -21,5 +21,6 @@ mod race;
 mod rescue;
 #[path = "../../client/tests/support/s3.rs"]
 mod s3;
+mod shards;
 #[path = "../../client/tests/support/mod.rs"]
 mod support;

@@ -9,8 +9,11 @@
 //!
 //! An append is made at most once, since each transaction that may make it demands that it has no outcome and leaves one:
 //! the giver's own swap, and that of a node which takes it along; the latter demands as well that the record is the one it
-//! has read, and deletes it. Handing over demands the same, so that a handing over that comes late, after its append was
-//! made or withdrawn, is refused. So an append is withdrawn by leaving an outcome that says so.
+//! has read. Handing over demands the same, so that a handing over that comes late, after its append was made or withdrawn, is
+//! refused. So an append is withdrawn by leaving an outcome that says so.
+//!
+//! Whoever leaves an outcome takes the record away in the same transaction: one that stayed would be made again once its outcome is
+//! forgotten.
 
 use std::time::Instant;
 
@@ -19,7 +22,9 @@ use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{Compare, Op, Revision, Txn};
 use uuid::Uuid;
 
-use super::{Catalog, CatalogError, Operation, Result, TableIdent, TablePointer, Versioned, find, operation_key};
+use super::error::Result;
+use super::operations::operation_key;
+use super::{Catalog, CatalogError, find};
 use crate::store::{Error, ReadOptions};
 
 /// Keys of appends that are handed over begin so.
@@ -43,8 +48,18 @@ pub struct Handed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settled {
     pub id: Uuid,
-    /// The record's state, if it was handed over.
-    pub handed: Option<Revision>,
+    pub record: Record,
+}
+
+/// The record of an append that a swap makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record {
+    /// There is none: the append is the swap's own, and was not handed over.
+    No,
+    /// There may be one, as the append is the swap's own and was handed over. It goes, whatever it is.
+    Own,
+    /// Of another's append, in this state.
+    At(Revision),
 }
 
 /// The appends that a swap makes, and what is left as the outcome of each.
@@ -69,12 +84,14 @@ impl Settling {
         }
         let mut txn = Txn::default();
         for append in &self.appends {
-            let key = operation_key(DOMAIN, &append.id.to_string())?;
+            let key = outcome_key(append.id)?;
             txn.when.push(Compare::absent(&key));
             txn.then.push(Op::put(key, self.outcome.clone()));
-            if let Some(revision) = append.handed {
-                let key = handed_key(table, append.id);
+            let key = handed_key(table, append.id);
+            if let Record::At(revision) = append.record {
                 txn.when.push(Compare::mod_revision(&key, revision));
+            }
+            if append.record != Record::No {
                 txn.then.push(Op::delete(key));
             }
         }
@@ -109,7 +126,7 @@ impl Catalog {
         deadline: Instant,
     ) -> Result<Option<Revision>> {
         let key = handed_key(table, id);
-        let outcome = operation_key(DOMAIN, &id.to_string())?;
+        let outcome = outcome_key(id)?;
         let when = vec![Compare::absent(&key), Compare::absent(outcome), Compare::lease_alive(lease)];
         let then = vec![Op::put_leased(&key, value, lease)];
         let committed = self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
@@ -140,42 +157,25 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn append_outcome(&self, id: Uuid, deadline: Instant) -> Result<Option<Outcome>> {
-        let key = operation_key(DOMAIN, &id.to_string())?;
+        let key = outcome_key(id)?;
         let read = self.store.get(&key, ReadOptions::default(), deadline).await?;
         Ok(read.value.map(|entry| Outcome { value: entry.value, revision: entry.mod_revision }))
     }
 
-    /// Gives an append up, so that nobody can make it any more: leaves `outcome`, which says so, unless there is one.
-    /// Returns the one that is there then.
+    /// Gives an append up, so that nobody can make it any more: leaves `outcome`, which says so, unless there is one, and takes its
+    /// record away. Returns the outcome that is there then.
     ///
     /// # Errors
     /// The store's.
     pub async fn withdraw(&self, table: Uuid, id: Uuid, outcome: Bytes, deadline: Instant) -> Result<Bytes> {
-        let left = self.leave_outcome(&Operation::new(DOMAIN, &id.to_string(), outcome)?, deadline).await?;
-        let key = handed_key(table, id);
-        // Only tidiness: what has an outcome is not made.
-        if let Some(there) = self.store.get(&key, ReadOptions::default(), deadline).await?.value {
-            let delete = Txn::cas_delete(&key, there.mod_revision);
-            self.store.commit(delete, deadline).await?;
-        }
-        Ok(left)
-    }
-
-    /// As [`Catalog::swap_table`], and makes these appends, at most [`MAX_SETTLED`].
-    ///
-    /// # Errors
-    /// As [`Catalog::swap_table`]; `Conflict` with the pointer that was expected if one of the appends has an outcome, or is
-    /// no longer handed over as it was: look at both again.
-    pub async fn swap_table_settling(
-        &self,
-        table: &TableIdent,
-        expected: Revision,
-        new: &TablePointer,
-        turn: Option<Revision>,
-        settling: &Settling,
-        deadline: Instant,
-    ) -> Result<Versioned<TablePointer>> {
-        self.swap(table, expected, new, turn, settling, deadline).await
+        let key = outcome_key(id)?;
+        let txn = Txn {
+            when: vec![Compare::absent(&key)],
+            then: vec![Op::put(&key, outcome.clone()), Op::delete(handed_key(table, id))],
+            otherwise: vec![],
+        };
+        let committed = self.store.commit(txn, deadline).await?;
+        Ok(find(&committed.result.observed, &key).map_or(outcome, |there| there.value.clone()))
     }
 
     /// Forgets outcomes that were read by the only ones who may ask for them. What is no longer as it was read stays.
@@ -183,17 +183,15 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn forget_appends(&self, read: &[(Uuid, Revision)], deadline: Instant) -> Result<()> {
-        for some in read.chunks(super::FORGOTTEN_AT_A_TIME) {
-            let (mut when, mut then) = (Vec::new(), Vec::new());
-            for (id, revision) in some {
-                let key = operation_key(DOMAIN, &id.to_string())?;
-                when.push(Compare::mod_revision(&key, *revision));
-                then.push(Op::delete(key));
-            }
-            self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
-        }
-        Ok(())
+        let outcomes: Vec<_> =
+            read.iter().map(|(id, revision)| Ok((outcome_key(*id)?, *revision))).collect::<Result<_>>()?;
+        self.forget(&outcomes, deadline).await
     }
+}
+
+/// The key of what became of an append.
+fn outcome_key(id: Uuid) -> Result<String> {
+    operation_key(DOMAIN, &id.to_string())
 }
 
 fn handed_key(table: Uuid, id: Uuid) -> String {
@@ -204,7 +202,7 @@ fn handed_key(table: Uuid, id: Uuid) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::Namespace;
+    use super::super::{Namespace, TableIdent, TablePointer};
     use super::*;
     use crate::faulty::{FaultyStore, soon};
 
@@ -228,35 +226,43 @@ mod tests {
         let [mine, theirs, late] = [Uuid::from_u128(1), Uuid::from_u128(2), Uuid::from_u128(3)];
         let at = hand(&catalog, uuid, theirs).await;
         assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap().iter().map(|h| h.id).collect::<Vec<_>>(), [theirs]);
-        let settling = |appends: &[(Uuid, Option<Revision>)]| Settling {
-            appends: appends.iter().map(|(id, handed)| Settled { id: *id, handed: *handed }).collect(),
+        let settling = |appends: &[(Uuid, Record)]| Settling {
+            appends: appends.iter().map(|(id, record)| Settled { id: *id, record: *record }).collect(),
             outcome: "made".into(),
         };
-        let swap = async |expected, n, appends: &[(Uuid, Option<Revision>)]| {
+        let swap = async |expected, n, appends: &[(Uuid, Record)]| {
             catalog.swap_table_settling(&table, expected, &pointer(n), None, &settling(appends), soon()).await
         };
         // An answer that is lost is found again.
         store.lose_answers.store(1, std::sync::atomic::Ordering::SeqCst);
-        let made = swap(first.mod_revision, 1, &[(mine, None), (theirs, Some(at))]).await.unwrap();
+        let made = swap(first.mod_revision, 1, &[(mine, Record::No), (theirs, Record::At(at))]).await.unwrap();
         assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
         let outcome = catalog.append_outcome(theirs, soon()).await.unwrap().unwrap();
         assert_eq!(outcome, Outcome { value: "made".into(), revision: made.mod_revision });
         // Its giver comes too late to make it, and to withdraw it.
-        let again = swap(made.mod_revision, 2, &[(theirs, None)]).await.unwrap_err();
+        let again = swap(made.mod_revision, 2, &[(theirs, Record::Own)]).await.unwrap_err();
         assert_eq!(again, CatalogError::Conflict { table: table.clone(), current: Some(made.clone()), resent: false });
         assert_eq!(catalog.withdraw(uuid, theirs, "withdrawn".into(), soon()).await.unwrap(), "made");
         // What is withdrawn is made by nobody.
         let at = hand(&catalog, uuid, late).await;
         assert_eq!(catalog.withdraw(uuid, late, "withdrawn".into(), soon()).await.unwrap(), "withdrawn");
-        assert!(matches!(swap(made.mod_revision, 3, &[(late, Some(at))]).await, Err(CatalogError::Conflict { .. })));
+        assert!(matches!(
+            swap(made.mod_revision, 3, &[(late, Record::At(at))]).await,
+            Err(CatalogError::Conflict { .. })
+        ));
         assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
         catalog.forget_appends(&[(mine, outcome.revision)], soon()).await.unwrap();
         assert_eq!(catalog.append_outcome(mine, soon()).await.unwrap(), None);
-        let many: Vec<_> = (0..=MAX_SETTLED as u128).map(|n| (Uuid::from_u128(100 + n), None)).collect();
+        let many: Vec<_> = (0..=MAX_SETTLED as u128).map(|n| (Uuid::from_u128(100 + n), Record::No)).collect();
         let refused = swap(made.mod_revision, 5, &many).await.unwrap_err();
         assert!(refused.to_string().contains("at most 200; nothing was committed"), "{refused}");
+        // The giver need not know its record to take it away.
+        let own = Uuid::from_u128(6);
+        hand(&catalog, uuid, own).await;
+        let made = swap(made.mod_revision, 6, &[(own, Record::Own)]).await.unwrap();
+        assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
         let claim = catalog.claim_turn(uuid, Uuid::new_v4(), soon()).await.unwrap().unwrap();
-        let early = swap(made.mod_revision, 4, &[(Uuid::from_u128(4), None)]).await.unwrap_err();
+        let early = swap(made.mod_revision, 4, &[(Uuid::from_u128(4), Record::No)]).await.unwrap_err();
         assert_eq!(early, CatalogError::NotYourTurn { table, turn: claim, resent: false });
     }
 }

@@ -1,7 +1,7 @@
-//! Copies of what is small and asked for often: the namespaces, and the nodes that are registered. Each is what the store held at
-//! one revision, and every change after it ([`Follower`]).
+//! Copies of what is small and asked for often: the namespaces, the nodes that are registered, and the routes of the shards. Each is
+//! what the store held at one revision, and every change after it ([`Follower`]).
 //!
-//! A copy has a maximum ([`MAX_NAMESPACES`], [`MAX_NODES`]): where there are more, there is none, and nothing of them is kept; they
+//! A copy has a maximum ([`MAX_NAMESPACES`], [`MAX_NODES`], [`MAX_SHARDS`]): where there are more, there is none, and nothing of them is kept; they
 //! are looked at again every [`TOO_MANY_PAUSE`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +15,7 @@ use lake_proto::watch::{Changes, Event};
 use crate::catalog::{NAMESPACES, Namespace};
 use crate::follow::{Follower, Told};
 use crate::nodes::{MAX_NODES, NODES, Record};
+use crate::shards::{MAX_SHARDS, ROUTES, Routes};
 use crate::store::{Error, SharedStore};
 
 /// Most namespaces that a process keeps a copy of.
@@ -172,6 +173,38 @@ impl Copied for Nodes {
             None if self.nodes.contains_key(name) => drop(Arc::make_mut(&mut self.nodes).remove(name)),
             None => {}
         }
+    }
+
+    fn progress(&mut self, revision: Revision) {
+        self.revision = revision;
+    }
+}
+
+/// The routes of the shards, as they were at one revision.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Shards {
+    pub revision: Revision,
+    /// The same for as long as none of them changes.
+    pub routes: Arc<Routes>,
+}
+
+impl Copied for Shards {
+    const PREFIX: &'static str = ROUTES;
+    const MOST: usize = MAX_SHARDS as usize;
+
+    fn len(&self) -> usize {
+        self.routes.routes.len()
+    }
+
+    fn reset(&mut self, revision: Revision, entries: &[KeyValue]) {
+        self.revision = revision;
+        let mut routes = Routes::default();
+        entries.iter().for_each(|entry| routes.learn(&entry.key, Some(entry)));
+        self.routes = Arc::new(routes);
+    }
+
+    fn change(&mut self, event: Event) {
+        Arc::make_mut(&mut self.routes).learn(&event.key, event.entry.as_ref());
     }
 
     fn progress(&mut self, revision: Revision) {

@@ -387,7 +387,7 @@ impl ObjectMetaStore {
 
     fn check(&self, doing: &str, options: ReadOptions) -> Result<(), Error> {
         match options {
-            ReadOptions { snapshot: Some(_), .. } => Err(Error::SnapshotExpired { prefix: doing.to_owned() }),
+            ReadOptions { snapshot: Some(_), .. } => Err(Error::snapshot_expired(doing)),
             ReadOptions { min_revision: 1.., .. } => {
                 Err(Error::cannot(doing.to_owned(), "an object store has no revision of its own to wait for"))
             }

@@ -19,7 +19,7 @@
 //!
 //! [`attempts`] runs an operation and sorts its failures, [`session`] and [`window`] number the mutations, [`connections`] has what the attempts go over, [`leader`] what is
 //! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`node`] a query node registered, [`scope`] holds scopes by one,
-//! [`snapshots`] saves the state.
+//! [`shards`] moves shards, [`snapshots`] saves the state.
 //!
 //! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints,
 //! those given and those learnt from members; one question round at a time.
@@ -37,6 +37,7 @@ pub mod keeper;
 pub mod node;
 mod peer;
 pub mod scope;
+pub mod shards;
 pub mod snapshots;
 pub mod watch;
 
@@ -201,14 +202,18 @@ fn revision(header: Option<v1::ResponseHeader>) -> u64 {
     header.map_or(0, |h| h.revision)
 }
 
-/// Whether a transaction may be sent again when it may have been applied: all its writes stand in `then` under a
-/// compare on the same key, which its first application makes false.
+/// Whether a transaction may be sent again when it may have been applied: one of its writes makes a compare of its own false, and
+/// so keeps all of them from being made again.
 pub(crate) fn is_resendable(txn: &Txn) -> bool {
-    let covered = |key: &str| {
-        txn.when.iter().any(|c| c.key == key && matches!(c.condition, Condition::Absent | Condition::ModRevision(_)))
+    let makes_false = |op: &&Op| {
+        txn.when.iter().filter(|compare| compare.key == op.key()).any(|compare| match compare.condition {
+            Condition::ModRevision(_) => true,
+            Condition::Absent => matches!(op, Op::Put { .. }),
+            _ => false,
+        })
     };
-    let changes_own_compare = txn.then.iter().filter(|o| o.is_write()).all(|o| covered(o.key()));
-    changes_own_compare && !txn.otherwise.iter().any(|o| o.is_write())
+    let mut writes = txn.then.iter().filter(|op| op.is_write()).peekable();
+    (writes.peek().is_none() || writes.any(|op| makes_false(&op))) && !txn.otherwise.iter().any(|op| op.is_write())
 }
 
 #[async_trait]
@@ -361,6 +366,12 @@ mod tests {
         assert!(!is_resendable(&blind));
         let elsewhere = Txn { when: vec![Compare::absent("/kv/b")], ..blind };
         assert!(!is_resendable(&elsewhere));
+        // The first time makes the compare false, and so nothing of it is done a second time.
+        let more =
+            Txn { then: vec![Op::put("/kv/b", "1"), Op::delete("/kv/a")], ..Txn::cas("/kv/b", Expected::Absent, "1") };
+        assert!(is_resendable(&more));
+        let stays_true = Txn { then: vec![Op::delete("/kv/b")], ..more };
+        assert!(!is_resendable(&stays_true), "what is not there may be deleted again and again");
         let otherwise = Txn { otherwise: vec![Op::put("/kv/b", "1")], ..Txn::cas("/kv/a", Expected::Absent, "1") };
         assert!(!is_resendable(&otherwise));
     }

@@ -95,6 +95,33 @@ struct Known {
     last: Option<String>,
 }
 
+/// What a process holds as its node at any moment. Cheap to clone; once the [`NodeKeeper`] has ended, the last tenure runs out.
+#[derive(Debug, Clone)]
+pub struct Tenures {
+    known: watch::Receiver<Known>,
+}
+
+impl Tenures {
+    /// What is certainly held now, unless it is revoked.
+    pub fn now(&self) -> Option<Tenure> {
+        let known = self.known.borrow();
+        known.tenure.filter(|tenure| known.superseded.is_none() && clock::now() < tenure.held_until)
+    }
+
+    /// Waits until this lease is no longer held, by what is known here and this process's clock. Cancel-safe.
+    pub async fn over(&self, lease: LeaseId) {
+        while let Some(tenure) = self.now().filter(|tenure| tenure.lease == lease) {
+            let mut known = self.known.clone();
+            known.mark_unchanged();
+            tokio::select! {
+                () = tokio::time::sleep_until(tenure.held_until.into()) => {}
+                // Its end leaves what is known as it is.
+                Ok(()) = known.changed() => {}
+            }
+        }
+    }
+}
+
 /// Keeps a process registered as a node until it is dropped.
 #[derive(Debug)]
 pub struct NodeKeeper {
@@ -131,8 +158,12 @@ impl NodeKeeper {
 
     /// What is certainly held now, unless it is revoked.
     pub fn tenure(&self) -> Option<Tenure> {
-        let known = self.known.borrow();
-        known.tenure.filter(|tenure| known.superseded.is_none() && clock::now() < tenure.held_until)
+        self.tenures().now()
+    }
+
+    /// The same for others to ask.
+    pub fn tenures(&self) -> Tenures {
+        Tenures { known: self.known.clone() }
     }
 
     /// Waits until something is held. `None`: the process is superseded, or does not run any more.

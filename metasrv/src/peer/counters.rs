@@ -39,6 +39,10 @@ pub struct Counters {
     pub nodes_registered: Counter,
     /// Processes told that another one was registered as their node since.
     pub nodes_superseded: Counter,
+    /// Shards given to another worker because theirs was lost or has left.
+    pub shards_failed_over: Counter,
+    /// Shards moved for balance or because it was asked for.
+    pub shards_moved: Counter,
 }
 
 /// One count.

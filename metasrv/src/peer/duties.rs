@@ -1,5 +1,5 @@
 //! What only the leader does (semantics, section 8): it ends leases and sessions that have been silent, raises the feature
-//! level, and warns of quotas that are nearly full.
+//! level, warns of quotas that are nearly full, and looks after the shards ([`super::placement`]).
 //!
 //! ```text
 //!   follows --- leads, and has applied everything before its own term's first entry ---> on duty (in that term)
@@ -34,6 +34,7 @@ use super::countdowns::{Countdowns, LONGEST_SLEEP};
 use super::failure::Failure;
 use super::ledger::{Ledger, Ledgers};
 use super::member::Member;
+use super::placement;
 use super::shares::{Call, Caller};
 use crate::log::lock;
 use crate::state::command::{Action, Outcome};
@@ -207,7 +208,11 @@ async fn whenever_it_leads(member: &Weak<Member>) {
         {
             drop(leading);
             tracing::debug!(term, "on duty as the leader");
-            Lead { term, seen, warned: HashSet::new(), looked_around: None }.run(member).await;
+            let leads = Lead { term, seen, warned: HashSet::new(), looked_around: None }.run(member);
+            tokio::select! {
+                () = leads => {}
+                () = placement::supervise(member, term) => {}
+            }
             if let Some(member) = member.upgrade() {
                 end(&member);
             }

@@ -34,6 +34,7 @@ use super::failure::Failure;
 use super::latencies::{self, Latencies};
 use super::nodes::Nodes;
 use super::pages::{Page, Pages};
+use super::placement::Placement;
 use super::reads::{self, ReadIndex};
 use super::shares::{Call, Held, Pool, Refused, Resource};
 use super::standing::{Inquiry, Standing};
@@ -79,6 +80,7 @@ pub struct Member {
     pub snapshots: SnapshotStore,
     pub duties: Duties,
     pub nodes: Nodes,
+    pub placement: Placement,
     pub counters: Counters,
     pub latencies: Latencies,
     /// The highest feature level that this peer can apply.
@@ -182,6 +184,7 @@ impl Member {
             snapshots,
             duties: Duties::default(),
             nodes: Nodes::new(settings.rhythm),
+            placement: settings.placement,
             counters: Counters::default(),
             latencies,
             feature_level: settings.feature_level,

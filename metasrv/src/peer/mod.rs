@@ -36,6 +36,7 @@ pub mod member;
 pub mod membership;
 pub mod nodes;
 pub mod pages;
+pub mod placement;
 pub mod reads;
 pub mod shares;
 pub mod standing;
@@ -60,6 +61,7 @@ use self::counters::Counter;
 use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
+use self::placement::Placement;
 use self::shares::Callers;
 use self::verdicts::Verdicts;
 use crate::config::{Config, StorageConfig, Timing};
@@ -113,6 +115,8 @@ pub struct Settings {
     pub feature_level: u32,
     /// The times that query nodes keep.
     pub rhythm: Rhythm,
+    /// How shards are placed.
+    pub placement: Placement,
 }
 
 impl From<&Config> for Settings {
@@ -124,6 +128,7 @@ impl From<&Config> for Settings {
             free_space: config.free_space.clone(),
             feature_level: config.feature_level,
             rhythm: config.rhythm,
+            placement: config.placement,
         }
     }
 }
@@ -137,6 +142,7 @@ impl Default for Settings {
             free_space: FreeSpace::default(),
             feature_level: FEATURE_LEVEL,
             rhythm: Rhythm::default(),
+            placement: Placement::default(),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`kv`] with [`pipeline`], [`watch`], [`cluster`], [`snapshots`]: for clients; [`raft`]: for the other peers;
 //! - [`leases`], [`sessions`] with [`keep_alive`], [`scopes`], [`quotas`]: for clients, too;
-//! - [`nodes`]: for query nodes;
+//! - [`nodes`], [`shards`]: for query nodes, and who has which shard;
 //! - [`streams`]: who serves a stream of answers, and for how long;
 //! - this file: the secret's check, who calls and until when, and the member that serves.
 
@@ -16,6 +16,7 @@ pub mod quotas;
 pub mod raft;
 pub mod scopes;
 pub mod sessions;
+pub mod shards;
 pub mod snapshots;
 pub mod streams;
 pub mod watch;

@@ -30,6 +30,7 @@ mod rescue;
 mod rescue_directories;
 mod sessions;
 mod settings;
+mod shards;
 mod succession;
 mod support;
 mod watch;

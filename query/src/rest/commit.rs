@@ -30,16 +30,13 @@ use super::error::{RestError, Result, kind};
 use super::evolve::{Change, Evolved, Next};
 use super::request::Call;
 use crate::error::Kind;
+use crate::table::commit::{TURN_LIMIT, remove_expired};
 use crate::table::{Tables, version};
 
 /// First and longest pause after a lost race.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(80)];
 /// A commit that has lost this often claims the next turn.
 const LOSSES_BEFORE_CLAIM: u32 = 2;
-/// How long another's claim is respected.
-const TURN_LIMIT: Duration = Duration::from_secs(1);
-/// How often a commit that waits for a claim to end looks.
-const TURN_POLL: Duration = Duration::from_millis(5);
 
 /// What a commit made current.
 #[derive(Debug)]
@@ -204,7 +201,11 @@ impl Commit<'_> {
                 Err(_) if !fresh => continue,
                 Err(error) => return Err(self.ended(error)),
                 Ok(Evolved::Unchanged) if !fresh => continue,
-                Ok(Evolved::Unchanged) => return Ok((Committed { location, metadata }, Some(base))),
+                Ok(Evolved::Unchanged) => {
+                    let kept = (self.status == StatusCode::OK).then_some(location.as_str());
+                    self.rest.leave_done(self.call, self.status, kept).await?;
+                    return Ok((Committed { location, metadata }, Some(base)));
+                }
                 Ok(Evolved::Next(next)) => next,
             };
             match self.attempt(&base, *next).await? {
@@ -244,8 +245,7 @@ impl Commit<'_> {
                     self.discard(&made).await;
                 }
                 self.tables.cache.put_table(&made.location, made.metadata.clone(), size).await;
-                let expired = next.expired.into_iter().map(|entry| entry.metadata_file).collect();
-                remove_expired(self.tables, &made.metadata, expired);
+                remove_expired(self.tables, &made.metadata, next.expired);
                 Ok(Attempt::Done(made, pointer))
             }
             Err(CatalogError::Conflict { current, resent, .. }) => {
@@ -358,44 +358,19 @@ impl Commit<'_> {
     }
 }
 
-/// Waits until another's claim on a table's next turn has ended, and ends it if that takes too long.
+/// Waits until another's claim on a table's next turn has ended.
 ///
 /// # Errors
 /// 409: not by the deadline.
 pub async fn await_turn(tables: &Tables, table: Uuid, claim: u64, deadline: Instant) -> Result<()> {
-    let until = Instant::now() + TURN_LIMIT;
-    let mut seen = Some(claim);
-    while seen == Some(claim) && claim != 0 {
-        if Instant::now() >= deadline {
-            return Err(RestError::lost("it was the turn of other writers until the deadline"));
-        }
-        tokio::time::sleep(TURN_POLL).await;
-        let looked = match Instant::now() >= until {
-            true => tables.writer.end_turn(table, claim, deadline).await.map(|()| None),
-            false => tables.metadata.turn(table, deadline).await,
-        };
-        match looked {
-            Ok(now) => seen = now,
-            Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
-        }
+    match crate::table::commit::await_turn(tables, table, claim, deadline).await {
+        true => Ok(()),
+        false => Err(RestError::lost("it was the turn of other writers until the deadline")),
     }
-    Ok(())
 }
 
 enum Attempt {
     Done(Committed, Versioned<TablePointer>),
     /// On this pointer, or on what is current.
     Again(Option<Versioned<TablePointer>>),
-}
-
-/// Removes metadata files that fell out of the log, if the table is set up so: its own, and no others.
-pub fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<String>) {
-    let enabled = metadata.properties().get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
-    let own = format!("{}/metadata/", metadata.location());
-    let expired: Vec<String> = expired.into_iter().filter(|location| location.starts_with(&own)).collect();
-    if !enabled || expired.is_empty() {
-        return;
-    }
-    let storage = tables.storage.clone();
-    tables.tasks.spawn(async move { storage.discard(&expired).await });
 }

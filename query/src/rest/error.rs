@@ -175,7 +175,9 @@ impl From<CatalogError> for RestError {
             CatalogError::NamespaceNotEmpty(_) | CatalogError::IsWarehouse(_) => {
                 Self::new(StatusCode::CONFLICT, kind::NAMESPACE_NOT_EMPTY, message)
             }
-            CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Self::lost(message),
+            CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } | CatalogError::Fenced { .. } => {
+                Self::lost(message)
+            }
             CatalogError::ScopeHeld { .. } | CatalogError::Behind { .. } | CatalogError::TooOld { .. } => {
                 Self::unavailable(message)
             }

@@ -169,7 +169,7 @@ impl Rest {
         match endpoint.operation {
             Operation::Index => Ok(openapi::page()),
             Operation::OpenApi => Ok(openapi::document()),
-            Operation::Metrics => Ok(self.metrics.report()),
+            Operation::Metrics => Ok(self.metrics.report(&self.tables.metadata)),
             Operation::GetConfig => self.config(call).await,
             Operation::ListNamespaces => namespaces::list(self, call).await,
             Operation::CreateNamespace => namespaces::create(self, call).await,

@@ -8,18 +8,19 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use iceberg::spec::TableMetadata;
+use iceberg::spec::{MetadataLog, TableMetadata};
 use lake_client::catalog::{CatalogError, TableChange, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
 use serde_json::Value;
 
 use super::Rest;
-use super::commit::{self, Backoff, Doubt, Verdict, await_turn, no_such_table, remove_expired, verdict};
+use super::commit::{self, Backoff, Doubt, Verdict, await_turn, no_such_table, verdict};
 use super::error::{RestError, Result};
 use super::evolve::{Change, Evolved};
 use super::request::{Call, part};
 use super::tables;
 use crate::error::Kind;
+use crate::table::commit::remove_expired;
 use crate::table::version;
 
 /// Most tables of one transaction.
@@ -31,7 +32,7 @@ struct Made {
     metadata: Arc<TableMetadata>,
     bytes: usize,
     base_location: Option<String>,
-    expired: Vec<String>,
+    expired: Vec<MetadataLog>,
 }
 
 pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
@@ -82,6 +83,7 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
             Err(error) => return Err(ended(!doubts.is_empty(), error)),
         };
         if made.is_empty() {
+            rest.leave_done(call, StatusCode::NO_CONTENT, None).await?;
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
         let written: Vec<String> = made.iter().map(|made| made.change.new.metadata_location.clone()).collect();
@@ -200,7 +202,7 @@ async fn one(
     let (metadata, expired) = match (&base, &current) {
         (Some(base), Some(current)) => match change.apply(base, &current.value.metadata_location)? {
             Evolved::Unchanged => return Ok(None),
-            Evolved::Next(next) => (next.metadata, next.expired.into_iter().map(|entry| entry.metadata_file).collect()),
+            Evolved::Next(next) => (next.metadata, next.expired),
         },
         _ => {
             let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;

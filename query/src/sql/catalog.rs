@@ -112,8 +112,8 @@ pub async fn resolve(
             let file = files::table(engine, reference.table()).await.map_err(|e| e.at(place()))?;
             schemas.entry(DEFAULT_SCHEMA.to_owned()).or_default().add(reference.table(), Entry::Loaded(file));
         } else if system::is_system(reference) {
-            let nodes = system::table(engine, deadline).await.map_err(|e| e.at(place()))?;
-            schemas.entry(system::SYSTEM.to_owned()).or_default().add(reference.table(), Entry::Loaded(nodes));
+            let table = system::table(engine, reference.table(), deadline).await.map_err(|e| e.at(place()))?;
+            schemas.entry(system::SYSTEM.to_owned()).or_default().add(reference.table(), Entry::Loaded(table));
         } else if reference.schema() == Some(INFORMATION_SCHEMA) {
             listings = true;
         } else {

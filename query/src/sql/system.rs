@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::catalog::{MemTable, TableProvider};
 use datafusion::common::TableReference;
 use lake_client::nodes::NodeStatus;
+use lake_client::shards::ShardStatus;
 
 use super::{CATALOG, Engine};
 use crate::error::{Error, Result};
@@ -15,28 +16,34 @@ use crate::error::{Error, Result};
 /// The schema of what is the cluster's own.
 pub const SYSTEM: &str = "system";
 const NODES: &str = "nodes";
+const SHARDS: &str = "shards";
 
 /// Whether a name is one of these tables.
 pub fn is_system(table: &TableReference) -> bool {
-    table.schema() == Some(SYSTEM) && table.catalog().is_none_or(|catalog| catalog == CATALOG) && table.table() == NODES
+    table.schema() == Some(SYSTEM)
+        && table.catalog().is_none_or(|catalog| catalog == CATALOG)
+        && [NODES, SHARDS].contains(&table.table())
 }
 
 /// The table of that name, as it is now.
 ///
 /// # Errors
 /// `Unavailable` without a leader; `NotSupported` where there is no cluster.
-pub async fn table(engine: &Engine, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
+pub async fn table(engine: &Engine, name: &str, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
     let Some(cluster) = &engine.cluster else {
-        return Err(Error::not_supported(
-            "system.nodes lists the nodes of a metadata cluster, and this node's metadata is not in one",
-        ));
+        return Err(Error::not_supported(format!(
+            "{SYSTEM}.{name} lists the {name} of a metadata cluster, and this node's metadata is not in one"
+        )));
     };
-    let nodes = cluster.nodes(deadline).await.map_err(|e| Error::unavailable(format!("reading system.nodes: {e}")))?;
-    let batch = rows(&nodes.value)?;
+    let failed = |e| Error::unavailable(format!("reading {SYSTEM}.{name}: {e}"));
+    let batch = match name {
+        SHARDS => shard_rows(&cluster.shards(deadline).await.map_err(failed)?.value.shards)?,
+        _ => node_rows(&cluster.nodes(deadline).await.map_err(failed)?.value)?,
+    };
     Ok(Arc::new(MemTable::try_new(batch.schema(), vec![vec![batch]])?))
 }
 
-fn rows(nodes: &[NodeStatus]) -> Result<RecordBatch> {
+fn node_rows(nodes: &[NodeStatus]) -> Result<RecordBatch> {
     type Text = fn(&NodeStatus) -> Option<String>;
     type Number = fn(&NodeStatus) -> Option<i64>;
     let texts: [(&str, Text); 7] = [
@@ -73,6 +80,32 @@ fn rows(nodes: &[NodeStatus]) -> Result<RecordBatch> {
     }
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
         .map_err(|e| Error::internal(format!("listing the nodes: {e}")))
+}
+
+fn shard_rows(shards: &[ShardStatus]) -> Result<RecordBatch> {
+    let number =
+        |of: fn(&ShardStatus) -> Option<i64>| -> ArrayRef { Arc::new(shards.iter().map(of).collect::<Int64Array>()) };
+    let text = |of: fn(&ShardStatus) -> Option<String>| -> ArrayRef {
+        Arc::new(shards.iter().map(of).collect::<StringArray>())
+    };
+    let suspicion: ArrayRef = Arc::new(shards.iter().map(|shard| shard.suspicion).collect::<Float64Array>());
+    let state = |s: &ShardStatus| Some(if s.remaining.is_some() { "held" } else { "lost" }.to_owned());
+    let columns = [
+        ("shard", number(|s| Some(i64::from(s.shard)))),
+        ("state", text(state)),
+        ("node", text(|s| Some(s.route.node.clone()))),
+        ("followers", text(|s| Some(s.route.followers.join(",")))),
+        ("fence", number(|s| Some(whole(s.fence)))),
+        ("lease", number(|s| Some(whole(s.route.lease)))),
+        ("lease_left_ms", number(|s| s.remaining.map(millis))),
+        ("suspicion", suspicion),
+        ("reason", text(|s| Some(s.route.reason.clone()))),
+    ];
+    let fields: Vec<_> =
+        columns.iter().map(|(name, column)| Field::new(*name, column.data_type().clone(), true)).collect();
+    let columns = columns.into_iter().map(|(_, column)| column).collect();
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+        .map_err(|e| Error::internal(format!("listing the shards: {e}")))
 }
 
 fn address(text: &str) -> Option<String> {

@@ -28,7 +28,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use iceberg::spec::{MetadataLog, Operation, TableMetadata};
+use iceberg::spec::{FormatVersion, MetadataLog, Operation, TableMetadata};
 use lake_client::catalog::appends::Outcome;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
@@ -49,7 +49,7 @@ const BACKOFF_MOST: Duration = Duration::from_millis(80);
 /// A commit that has lost this often claims the next turn.
 const LOSSES_BEFORE_CLAIM: u32 = 2;
 /// How long another's claim is respected. A commit takes a few milliseconds; a claimant that takes this long is gone.
-const TURN_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(1);
 /// How often a writer that waits for a claim to end looks.
 const TURN_POLL: Duration = Duration::from_millis(5);
 
@@ -300,7 +300,8 @@ impl Commit<'_> {
         let ident = &self.table.ident;
         // A hint is good enough to build on, since the swap compares; not to settle a doubt, unless it is newer.
         let mut pointer = known;
-        for _ in 0..2 {
+        let mut missing: Option<String> = None;
+        loop {
             let current = match pointer.take() {
                 Some(pointer) => Some(pointer),
                 None => match self.tables.metadata.read_table(ident, self.deadline).await {
@@ -318,8 +319,19 @@ impl Commit<'_> {
             }
             let metadata = match self.tables.cache.table(&current.value.metadata_location).await {
                 Ok(metadata) => metadata,
-                // The version is so old that its metadata was removed: look at the current one.
-                Err(error) if error.kind == Kind::NotFound => continue,
+                // The version is so old that its metadata was removed: look at the current one, which another may follow before
+                // that is read.
+                Err(error) if error.kind == Kind::NotFound => {
+                    let gone = Some(current.value.metadata_location.clone());
+                    if missing == gone {
+                        return Err(self.failed(
+                            Kind::Corrupt,
+                            format_args!("the current metadata of table {ident} does not exist"),
+                        ));
+                    }
+                    missing = gone;
+                    continue;
+                }
                 Err(error) => return Err(self.failed(error.kind, error)),
             };
             if let Some(made) = self.made_before(&current).await? {
@@ -343,14 +355,13 @@ impl Commit<'_> {
             self.check(&metadata)?;
             return Ok(Look::Base(current, metadata));
         }
-        Err(self.failed(Kind::Corrupt, format_args!("the current metadata of table {ident} does not exist")))
     }
 
     /// What this attempt makes: the batch and what others have handed over, if there is a batch.
     async fn join(&mut self, metadata: &TableMetadata) -> Joined {
         let (Some(batch), Some(own)) = (&self.proposal.batch, &self.proposal.change) else { return Joined::default() };
         if !self.tables.writer.hands_over() {
-            return Joined::new(batch, own, metadata, None, &[]);
+            return Joined::new(batch, own, metadata, Given::No, &[]);
         }
         // One more, which may be the own one.
         let most = handing::MAX_TAKEN as u32 + 1;
@@ -359,9 +370,8 @@ impl Commit<'_> {
             tracing::debug!(table = %self.table.ident, %error, "looking for what other nodes have handed over failed");
             Vec::new()
         });
-        let own_record = handed.iter().find(|handed| handed.id == batch.id).map(|handed| handed.revision);
         let others = if self.alone { &[][..] } else { &handed[..] };
-        let joined = Joined::new(batch, own, metadata, own_record, others);
+        let joined = Joined::new(batch, own, metadata, self.given, others);
         if joined.change.is_some() {
             steps::reached("joined");
         }
@@ -492,6 +502,18 @@ impl Commit<'_> {
                 format_args!("the columns of table {ident} were changed meanwhile; run the statement again"),
             ));
         }
+        let change = self.proposal.change.as_ref();
+        if change.is_some_and(|change| change.deletes.added_tally.position_files > 0)
+            && metadata.format_version() >= FormatVersion::V3
+        {
+            return Err(self.failed(
+                Kind::Conflict,
+                format_args!(
+                    "table {ident} got format version 3 meanwhile, in which deleted rows are written otherwise; run the statement \
+                     again"
+                ),
+            ));
+        }
         Ok(())
     }
 
@@ -580,7 +602,7 @@ impl Commit<'_> {
                 self.failed(Kind::Unavailable, unreachable_words(&error))
             }
             CatalogError::TableNotFound(_) => self.failed(Kind::NotFound, error),
-            CatalogError::AlreadyDone(_) => self.failed(Kind::Conflict, error),
+            CatalogError::AlreadyDone(_) | CatalogError::Fenced { .. } => self.failed(Kind::Conflict, error),
             CatalogError::Damaged { .. } => self.failed(Kind::Corrupt, error),
             _ => self.failed(Kind::Internal, error),
         }
@@ -606,7 +628,7 @@ impl Commit<'_> {
 
 /// Waits until another's claim on a table's next turn has ended, and ends it if that takes too long. `false`: the deadline
 /// came first.
-pub(super) async fn await_turn(tables: &Tables, table: uuid::Uuid, claim: u64, deadline: Instant) -> bool {
+pub(crate) async fn await_turn(tables: &Tables, table: uuid::Uuid, claim: u64, deadline: Instant) -> bool {
     let until = Instant::now() + TURN_LIMIT;
     let mut seen = Some(claim);
     while seen == Some(claim) && claim != 0 {
@@ -628,14 +650,17 @@ pub(super) async fn await_turn(tables: &Tables, table: uuid::Uuid, claim: u64, d
     true
 }
 
-/// Metadata files that fell out of the log are removed, if the table is set up so.
-pub(super) fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<MetadataLog>) {
+/// Metadata files that fell out of the log are removed, if the table is set up so: its own, and no others. A log that somebody else
+/// has written may name anything.
+pub(crate) fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<MetadataLog>) {
     let enabled = metadata.properties().get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
     if !enabled || expired.is_empty() {
         return;
     }
     let storage = tables.storage.clone();
-    let expired: Vec<String> = expired.into_iter().map(|entry| entry.metadata_file).collect();
+    let own = format!("{}/metadata/", metadata.location());
+    let expired = expired.into_iter().map(|entry| entry.metadata_file).filter(|file| file.starts_with(&own));
+    let expired: Vec<String> = expired.collect();
     tables.tasks.spawn(async move { storage.discard(&expired).await });
 }
 

@@ -94,7 +94,7 @@ impl Expiring {
 }
 
 /// Whether snapshots expire by themselves, and one is past for long enough.
-fn is_due(metadata: &TableMetadata) -> bool {
+pub fn is_due(metadata: &TableMetadata) -> bool {
     if !metadata.properties().get(EXPIRE).is_some_and(|value| value.eq_ignore_ascii_case("true")) {
         return false;
     }

@@ -27,7 +27,7 @@
 //! ([`lake_client::catalog::appends`]). A giver removes its files only if it knows that nobody makes its append any more:
 //! because it never handed it over, or because it has withdrawn it, which leaves an outcome too.
 //!
-//! Outcomes are forgotten by their givers once read, [`FORGET_AT`] at a time, and by anybody after an hour.
+//! Outcomes are forgotten by their givers once read, [`FORGET_AT`] at a time, and by any node that has seen them for an hour.
 //!
 //! Limits: a record has at most [`MAX_RECORD_BYTES`], else its append is not handed over; a commit takes along at most
 //! [`MAX_TAKEN`] appends of others; those left wait for the next commit, or for their own patience to end.
@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use iceberg::spec::{FieldSummary, ManifestContentType, ManifestFile, TableMetadata};
 use lake_client::catalog::CatalogError;
-use lake_client::catalog::appends::{self, Handed, Settled, Settling};
+use lake_client::catalog::appends::{self, Handed, Record as HandedRecord, Settled, Settling};
 use lake_client::metadata::MetadataWriter;
 use lake_client::store::{Applied, Lease};
 use lake_proto::kv::Revision;
@@ -49,6 +49,7 @@ use uuid::Uuid;
 use super::Tables;
 use super::version::{Change, Tally, now_ms};
 use crate::error::{Error, Result};
+use crate::outcomes::FirstSeen;
 
 /// How long what is handed over outlives its giver.
 pub const LEASE_TTL: Duration = Duration::from_secs(10);
@@ -186,15 +187,10 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Own appends, which another node may have in its list (`handed`), and with those of `others` that fit into `metadata`.
-    pub fn new(
-        batch: &Batch,
-        own: &Change,
-        metadata: &TableMetadata,
-        handed: Option<Revision>,
-        others: &[Handed],
-    ) -> Self {
-        let mut joined = Self { appends: vec![Settled { id: batch.id, handed }], change: None };
+    /// Own appends, which another node may have in its list as well, and with those of `others` that fit into `metadata`.
+    pub fn new(batch: &Batch, own: &Change, metadata: &TableMetadata, given: Given, others: &[Handed]) -> Self {
+        let record = if given == Given::No { HandedRecord::No } else { HandedRecord::Own };
+        let mut joined = Self { appends: vec![Settled { id: batch.id, record }], change: None };
         for other in others.iter().filter(|other| other.id != batch.id).take(MAX_TAKEN) {
             let record = match serde_json::from_slice::<Record>(&other.value) {
                 Ok(record) => record,
@@ -210,7 +206,7 @@ impl Joined {
             let change = joined.change.get_or_insert_with(|| own.clone());
             change.added_tally += Tally { files: record.files.into(), rows: record.rows, bytes: record.bytes };
             change.taken.push(record.manifest(own.snapshot_id));
-            joined.appends.push(Settled { id: other.id, handed: Some(other.revision) });
+            joined.appends.push(Settled { id: other.id, record: HandedRecord::At(other.revision) });
         }
         joined
     }
@@ -258,6 +254,8 @@ pub struct Handing {
     /// Tables whose last batch another node has taken along: the next is handed over without being tried.
     giving: Mutex<HashSet<Uuid>>,
     tidy: Mutex<Tidy>,
+    /// Outcomes that nobody has read.
+    seen: FirstSeen,
 }
 
 #[derive(Debug, Default)]
@@ -343,15 +341,15 @@ impl Handing {
         if read.is_empty() && !sweep {
             return;
         }
-        let writer = tables.writer.clone();
+        let (writer, handing) = (tables.writer.clone(), tables.handing.clone());
         tables.tasks.spawn(async move {
             let by = Instant::now() + TIDY_WITHIN;
             if let Err(error) = writer.forget_appends(&read, by).await {
                 tracing::debug!(%error, "outcomes of appends stay until they are old");
             }
             if sweep {
-                let old = now_ms() - KEPT_FOR.as_millis() as i64;
-                let is_old = |kept: &[u8]| serde_json::from_slice::<Left>(kept).is_ok_and(|left| left.at_ms < old);
+                handing.seen.begin_look();
+                let is_old = |kept: &[u8]| handing.seen.is_older(kept, KEPT_FOR);
                 if let Err(error) = writer.forget_outcomes(appends::DOMAIN, is_old, by).await {
                     tracing::debug!(%error, "outcomes of appends could not be looked through");
                 }

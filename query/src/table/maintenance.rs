@@ -103,10 +103,11 @@ fn references(base: &TableMetadata) -> Result<Vec<(String, SnapshotReference)>> 
     refs.into_iter().map(|(name, value)| Ok((name, serde_json::from_value(value).map_err(failed)?))).collect()
 }
 
-/// A snapshot and what it comes from, newest first.
+/// A snapshot and what it comes from, newest first. It ends also where metadata is damaged so that a snapshot comes from itself.
 pub(super) fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterator<Item = &SnapshotRef> {
     let first = from.and_then(|id| base.snapshot_by_id(id));
-    std::iter::successors(first, |snapshot| base.snapshot_by_id(snapshot.parent_snapshot_id()?))
+    let line = std::iter::successors(first, |snapshot| base.snapshot_by_id(snapshot.parent_snapshot_id()?));
+    line.take(base.snapshots().len())
 }
 
 /// Removes snapshots from the history that are old and no reference needs, and then the objects that only they refer to.

@@ -56,6 +56,7 @@ use lake_client::cache::Want;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::{Metadata, MetadataWriter};
 use lake_client::store::Applied;
+use lake_proto::kv::Compare;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -153,6 +154,11 @@ impl Tables {
     /// The same on somebody's behalf.
     pub fn within(&self, scope: Scope) -> Arc<Self> {
         Arc::new(Self { scope, ..self.clone() })
+    }
+
+    /// The same, where no table's change is made unless these compares hold when it is.
+    pub fn guarded(&self, guards: Vec<Compare>) -> Arc<Self> {
+        Arc::new(Self { writer: self.writer.guarded(guards), ..self.clone() })
     }
 
     /// What changes are made with: where they are one operation, its outcome is left with the first.
@@ -299,20 +305,24 @@ impl Tables {
     ) -> Result<Option<Table>> {
         let loading = |e: Error| e.while_doing(format_args!("loading table {ident}"));
         self.find_bucket(&pointer.value.metadata_location, deadline).await.map_err(loading)?;
-        match self.cache.table(&pointer.value.metadata_location).await {
-            Ok(metadata) => Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
-            Err(error) if error.kind == Kind::NotFound => {
-                let current = self.metadata.read_table(ident, deadline).await;
-                let Some(current) = current.map_err(|e| catalog_error("looking up a table", e))? else {
-                    return Ok(None);
-                };
-                if current.value == pointer.value {
-                    return Err(Error::corrupt(error.message).while_doing(format_args!("loading table {ident}")));
+        let mut pointer = pointer;
+        loop {
+            match self.cache.table(&pointer.value.metadata_location).await {
+                Ok(metadata) => return Ok(Some(Table { ident: ident.clone(), pointer, metadata })),
+                Err(error) if error.kind == Kind::NotFound => {
+                    let current = self.metadata.read_table(ident, deadline).await;
+                    let current = current.map_err(|e| catalog_error("looking up a table", e))?;
+                    match current {
+                        None => return Ok(None),
+                        Some(current) if current.value == pointer.value => {
+                            return Err(loading(Error::corrupt(error.message)));
+                        }
+                        // Another may follow before it is read.
+                        Some(current) => pointer = current,
+                    }
                 }
-                let metadata = self.cache.table(&current.value.metadata_location).await.map_err(loading)?;
-                Ok(Some(Table { ident: ident.clone(), pointer: current, metadata }))
+                Err(error) => return Err(loading(error)),
             }
-            Err(error) => Err(loading(error)),
         }
     }
 
@@ -579,7 +589,10 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
         CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) | CatalogError::ViewExists(_) => {
             Error::already_exists(error)
         }
-        CatalogError::ScopeHeld { .. } | CatalogError::AlreadyDone(_) => Error::conflict(error),
+        CatalogError::Fenced { .. } if unknown => Error::unknown(error),
+        CatalogError::ScopeHeld { .. } | CatalogError::AlreadyDone(_) | CatalogError::Fenced { .. } => {
+            Error::conflict(error)
+        }
         CatalogError::NamespaceNotEmpty(_) | CatalogError::IsWarehouse(_) => Error::invalid(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),

@@ -7,14 +7,14 @@ use lake_query::Options;
 
 use crate::common::{number, numbers, run, text};
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
-use crate::{cluster, over, python};
+use crate::{cluster, make_from_sql, over, python, uri};
 
 const SCRIPT: &str = "pyiceberg_client.py";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pyiceberg_makes_changes_and_reads_tables() {
     let cluster = cluster(2).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     python::run(SCRIPT, "session", &[&uri]).await;
 }
 
@@ -22,9 +22,8 @@ async fn pyiceberg_makes_changes_and_reads_tables() {
 async fn pyiceberg_and_sql_read_what_the_other_wrote() {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
-    run(&sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
-    run(&sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
+    let uri = uri(&cluster, 0);
+    make_from_sql(&sql).await;
     python::run(SCRIPT, "reads_and_appends", &[&uri]).await;
     assert_eq!(numbers(&sql, "SELECT id FROM from_sql ORDER BY id").await, [1, 2, 3, 4]);
     assert_eq!(number(&sql, "SELECT count(*) FROM from_python WHERE what IS NULL").await, 1);
@@ -53,7 +52,7 @@ async fn tables_on_s3_are_reached_as_the_catalog_says() {
         ..options
     })
     .await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     // Endpoint and region come from the catalog; keys do not.
     let keys = [format!("s3.access-key-id={ACCESS_KEY}"), format!("s3.secret-access-key={SECRET_KEY}")];
     python::run(SCRIPT, "session", &[&uri, &keys[0], &keys[1]]).await;
@@ -66,6 +65,6 @@ async fn random_changes_come_out_as_pyiceberg_itself_makes_them() {
     let seed = std::env::var("LAKE_TEST_SEED").unwrap_or_else(|_| rand::random::<u32>().to_string());
     println!("LAKE_TEST_SEED={seed}");
     let cluster = cluster(1).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     python::run(SCRIPT, "random_updates", &[&uri, &seed, "30"]).await;
 }

@@ -11,7 +11,7 @@
 //! | `leave`     | a process that ends: its lease and its entry go                  | left                                |
 //! | `renew`     | the lease, counted from the heartbeat's arrival                  | the lease is over                   |
 //! | `register`  | a process without a lease: a lease, the old one's end, the entry | Unavailable, LimitReached           |
-//! | `note`      | what was heard, in the registry; the mailbox opens               |                                     |
+//! | `note`      | what was heard, in registry and detectors; the mailbox opens     |                                     |
 //!
 //! Fencing before renewing: a process that is over has nothing renewed. Registering is three commands: the new lease is granted,
 //! the lease of the process before is ended, and the entry is written where it is still as it was read, the lease alive, and
@@ -264,6 +264,7 @@ impl Member {
             self.revoke_lease(record.lease, None, call).await?;
         }
         lock(&self.nodes.registry).left(&beat.node, &beat.process);
+        lock(&self.nodes.detectors).left(&beat.node);
         tracing::info!(node = beat.node, process = beat.process, "a node has left");
         Ok(())
     }
@@ -279,6 +280,7 @@ impl Member {
         };
         let noted = lock(&self.nodes.registry).heard(term, &beat.node, presence);
         if noted {
+            lock(&self.nodes.detectors).heard(term, &beat.node, arrived);
             self.nodes.mailbox.open(&beat.node, line.stream, &line.outgoing);
         }
         noted
@@ -300,7 +302,7 @@ fn check(line: &mut Line, beat: &v1::Heartbeat) -> Result<(), Failure> {
 }
 
 /// The log entry that carries the transaction is of this term.
-fn in_term(term: u64) -> Compare {
+pub(in crate::peer) fn in_term(term: u64) -> Compare {
     Compare { key: String::new(), condition: Condition::EntryTerm(term) }
 }
 

@@ -24,6 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use lake_client::clock;
 use lake_client::nodes::{MAX_NODES, NODES, Record, Rhythm, validate_node};
+use lake_proto::coordination::LeaseId;
 use lake_proto::kv::KeyValue;
 use lake_proto::limits::MAX_HOLDER_BYTES;
 use lake_proto::v1;
@@ -35,6 +36,7 @@ use self::turns::Turns;
 use super::duties::Mortal;
 use super::failure::Failure;
 use super::member::Member;
+use super::placement::phi::Detectors;
 use super::shares::Call;
 use crate::log::lock;
 use crate::state::State;
@@ -44,7 +46,8 @@ use crate::state::State;
 pub struct Nodes {
     pub rhythm: Rhythm,
     pub mailbox: Mailbox,
-    registry: Mutex<Registry>,
+    pub(super) registry: Mutex<Registry>,
+    pub(super) detectors: Mutex<Detectors>,
     turns: Turns,
     streams: AtomicU64,
 }
@@ -56,6 +59,7 @@ impl Nodes {
             rhythm,
             mailbox: Mailbox::default(),
             registry: Mutex::default(),
+            detectors: Mutex::default(),
             turns: Turns::default(),
             streams: AtomicU64::new(0),
         }
@@ -64,11 +68,13 @@ impl Nodes {
     /// This peer is on duty in `term` from now on.
     pub(super) fn lead(&self, term: u64) {
         lock(&self.registry).lead(term);
+        lock(&self.detectors).lead(term, self.rhythm.into(), clock::now());
     }
 
     /// It is no longer.
     pub(super) fn stop(&self) {
         lock(&self.registry).stop();
+        lock(&self.detectors).stop();
     }
 
     /// A number for a stream that no other one has.
@@ -90,14 +96,19 @@ impl Nodes {
 
 /// The record of a node, and the epoch of its process. A lease that does not live, or was granted to somebody else (the entry
 /// may have been brought here from another cluster), is none: 0.
-fn record(state: &State, node: &str, entry: &KeyValue) -> Option<(Record, u64)> {
+pub(super) fn record(state: &State, node: &str, entry: &KeyValue) -> Option<(Record, u64)> {
     let mut record = Record::of(entry)?;
     let epoch = record.epoch(entry.mod_revision);
-    let granted = state.leases(record.lease.saturating_sub(1)).next();
-    if granted.is_none_or(|granted| granted.id != record.lease || granted.holder != holder(node)) {
+    if !has_lease(state, node, record.lease) {
         record.lease = 0;
     }
     Some((record, epoch))
+}
+
+/// Whether a lease lives, and was granted to this node.
+pub(super) fn has_lease(state: &State, node: &str, lease: LeaseId) -> bool {
+    let granted = state.leases(lease.saturating_sub(1)).next();
+    granted.is_some_and(|granted| granted.id == lease && granted.holder == holder(node))
 }
 
 /// To whom a node's lease is granted.
@@ -180,6 +191,6 @@ fn failure(not_done: &NotDone) -> Failure {
     }
 }
 
-fn millis(d: Duration) -> u64 {
+pub(super) fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }

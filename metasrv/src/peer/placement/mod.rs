@@ -1,0 +1,338 @@
+//! Placement: which worker has which shard, and what the leader does about it. docs/src/placement.md has the whole of it.
+//!
+//! - [`phi`]: how surely a node is lost, by its silence;
+//! - [`selector`]: which worker gets a shard;
+//! - [`plan`]: what is to be done, decided from what is known at one moment;
+//! - this file: what is known, and the supervisor, which looks and carries plans out while this peer is on duty.
+//!
+//! Invariants:
+//! - a route is changed in one transaction, on the route as it was looked at, for a node whose lease lives, in a log entry of this
+//!   leader's term: a deposed leader moves nothing;
+//! - nothing is moved by itself from a node whose lease lives, but for balance.
+//!
+//! The supervisor is a part of this peer's duties, and ends with them. It keeps nothing from look to look but whose turn it is, and
+//! what it knows of nodes is in the registry and the detectors, which are of one term.
+//!
+//! Limits: [`MOVES_AT_ONCE`] changes of routes under way; a look every [`LOOK`]. Failure cases: a change that is not made is planned
+//! again with the next look, from what is there then.
+
+pub mod phi;
+pub mod plan;
+pub mod selector;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use lake_client::clock;
+use lake_client::nodes::{MAX_NODES, NODES, validate_node};
+use lake_client::shards::{DEFAULT_SHARDS, MAX_SHARDS, ROUTES, Routes, SETTINGS, Settings, WORKER};
+use lake_proto::kv::{Compare, Expected, Op, Txn};
+use lake_proto::v1;
+use lake_proto::v1::error_detail::Kind;
+
+use self::plan::{Change, Why, Worker, World};
+use self::selector::Selector;
+use super::duties::Mortal;
+use super::failure::Failure;
+use super::member::Member;
+use super::nodes::heartbeat::in_term;
+use super::nodes::{has_lease, millis, record};
+use super::shares::Call;
+use crate::log::lock;
+use crate::state::State;
+
+/// How often the supervisor looks.
+const LOOK: Duration = Duration::from_millis(500);
+/// Changes of routes that are under way at once.
+pub const MOVES_AT_ONCE: usize = 16;
+/// How long one may take.
+const MOVE_WITHIN: Duration = Duration::from_secs(5);
+/// How often a change that was asked for is tried on what another one left.
+const RACES: usize = 8;
+
+/// How shards are placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// How many shards a cluster gets that has none yet.
+    pub shards: u32,
+    /// Of each shard.
+    pub followers: usize,
+    pub selector: Selector,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self { shards: DEFAULT_SHARDS, followers: 1, selector: Selector::default() }
+    }
+}
+
+/// Looks after the shards while this peer is on duty in `term`; ended by dropping it.
+pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
+    let mut turn = 0;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Some(member) = member.upgrade() else { return };
+        lock(&member.nodes.detectors).look(clock::now());
+        // Without a quorum it could do nothing, and what it knows may be of the past.
+        if member.view.confirmed_term() == Some(term) {
+            member.look_after_shards(term, &mut turn).await;
+        }
+    }
+}
+
+/// All routes and settings.
+fn routes(state: &State) -> Routes {
+    let mut routes = Routes::default();
+    let entries = state.list(ROUTES, None, MAX_SHARDS as usize + 1, usize::MAX).entries;
+    entries.iter().for_each(|entry| routes.learn(&entry.key, Some(entry)));
+    routes
+}
+
+impl Member {
+    async fn look_after_shards(&self, term: u64, turn: &mut usize) {
+        let state = self.published.current().state.clone();
+        let world = match self.world(&state) {
+            Some(world) => world,
+            None => return self.begin_placement(&state, term).await,
+        };
+        let changes = plan::plan(&world, MOVES_AT_ONCE, turn);
+        let deadline = clock::now() + MOVE_WITHIN;
+        let made = futures::stream::iter(changes)
+            .map(|change| async move {
+                let call = Call::own(deadline);
+                match self.change_route(term, &change, &call).await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => tracing::debug!(shard = change.shard, "a route was changed meanwhile: looking again"),
+                    Err(failure) => tracing::debug!(shard = change.shard, "changing a route: {}", failure.message),
+                }
+            })
+            .buffer_unordered(MOVES_AT_ONCE);
+        made.collect::<()>().await;
+    }
+
+    /// Decides how many shards there are, once a worker has been heard for an interval: others may come with it.
+    async fn begin_placement(&self, state: &State, term: u64) {
+        let workers = self.workers(state, clock::now());
+        let heard = |worker: &Worker| worker.heard_for >= Some(self.nodes.rhythm.interval);
+        if state.get(SETTINGS).is_some() || !workers.values().any(heard) {
+            return;
+        }
+        let settings = Settings { shards: self.placement.shards, maintenance: false };
+        let mut txn = Txn::cas(SETTINGS, Expected::Absent, settings.to_bytes());
+        txn.when.push(in_term(term));
+        match self.commit(txn, None, &Call::own(clock::now() + MOVE_WITHIN)).await {
+            Ok(result) if result.succeeded => tracing::info!(shards = settings.shards, "the cluster has shards"),
+            Ok(_) => {}
+            Err(failure) => tracing::debug!("deciding the number of shards: {}", failure.message),
+        }
+    }
+
+    /// What this leader knows; `None`: there are no shards yet.
+    fn world(&self, state: &State) -> Option<World> {
+        let Routes { settings, mut routes } = routes(state);
+        let settings = settings?;
+        routes.retain(|shard, _| *shard < settings.shards);
+        let now = clock::now();
+        let nodes = routes.values().flat_map(|fenced| fenced.route.nodes());
+        let mut detectors = lock(&self.nodes.detectors);
+        detectors.resume(nodes);
+        let led_for = detectors.led_for(now);
+        drop(detectors);
+        let alive: BTreeSet<u32> = routes
+            .iter()
+            .filter(|(_, fenced)| has_lease(state, &fenced.route.node, fenced.route.lease))
+            .map(|(shard, _)| *shard)
+            .collect();
+        let warm_up = self.nodes.rhythm.interval + self.nodes.rhythm.timeout();
+        Some(World {
+            settings,
+            routes,
+            alive,
+            workers: self.workers(state, now),
+            warm: led_for >= warm_up,
+            followers: self.placement.followers,
+            selector: self.placement.selector,
+        })
+    }
+
+    fn workers(&self, state: &State, now: Instant) -> BTreeMap<String, Worker> {
+        let entries = state.list(NODES, None, MAX_NODES, usize::MAX).entries;
+        let registry = lock(&self.nodes.registry);
+        let countdowns = lock(self.duties.of(Mortal::Lease));
+        let detectors = lock(&self.nodes.detectors);
+        let workers = entries.into_iter().filter_map(|entry| {
+            let node = entry.key.strip_prefix(NODES)?.to_owned();
+            let (record, _) = record(state, &node, &entry)?;
+            if !record.roles.iter().any(|role| role == WORKER) {
+                return None;
+            }
+            let heard = registry.of(&node, &record.process);
+            let load = heard.map(|heard| &heard.load);
+            let cores = heard.map_or(1, |heard| heard.info.cores.max(1));
+            let worker = Worker {
+                lease: Some(record.lease).filter(|lease| *lease != 0),
+                remaining: countdowns.remaining(record.lease, now).unwrap_or_default(),
+                heard_for: heard
+                    .and_then(|_| detectors.heard_since(&node))
+                    .map(|since| now.saturating_duration_since(since)),
+                suspicion: detectors.phi(&node, now),
+                cpu_permille: load.map_or(0, |load| load.cpu_millicores / cores),
+                running_statements: load.map_or(0, |load| load.running_statements),
+            };
+            Some((node, worker))
+        });
+        workers.collect()
+    }
+
+    /// Makes a change. Says the new fence; `None`: the route, the lease or the term is another by now.
+    async fn change_route(&self, term: u64, change: &Change, call: &Call) -> Result<Option<u64>, Failure> {
+        let result = self.commit(change.txn(term), None, call).await?;
+        if !result.succeeded {
+            return Ok(None);
+        }
+        match change.why {
+            Why::Lost | Why::Left => self.counters.shards_failed_over.add(1),
+            Why::Balance | Why::Asked => self.counters.shards_moved.add(1),
+            Why::Begins | Why::Returned | Why::Followers => {}
+        }
+        tracing::info!(
+            shard = change.shard,
+            from = change.from,
+            to = change.route.node,
+            fence = result.revision,
+            why = change.why.as_str(),
+            "a shard's route was changed"
+        );
+        Ok(Some(result.revision))
+    }
+
+    // ---- what is asked for ------------------------------------------------------------------------------------
+
+    /// The shards in order.
+    ///
+    /// # Errors
+    /// NotLeader; Unavailable without a quorum; Overloaded.
+    pub async fn list_shards(&self, call: &Call) -> Result<v1::ListShardsResponse, Failure> {
+        self.confirmed_on_duty(&call.caller).await?;
+        let applied = self.published.current();
+        let state = &applied.state;
+        let Routes { settings, routes } = routes(state);
+        let now = clock::now();
+        let countdowns = lock(self.duties.of(Mortal::Lease));
+        let detectors = lock(&self.nodes.detectors);
+        let shards = routes.into_iter().map(|(shard, fenced)| {
+            let route = fenced.route;
+            let alive = has_lease(state, &route.node, route.lease);
+            v1::ShardStatus {
+                shard,
+                lease: route.lease,
+                fence: fenced.revision,
+                remaining_ms: alive.then(|| countdowns.remaining(route.lease, now)).flatten().map(millis),
+                suspicion: detectors.phi(&route.node, now),
+                node: route.node,
+                followers: route.followers,
+                reason: route.reason,
+            }
+        });
+        Ok(v1::ListShardsResponse {
+            header: Some(self.header(state.revision())),
+            count: settings.map_or(0, |settings| settings.shards),
+            maintenance: settings.is_some_and(|settings| settings.maintenance),
+            shards: shards.collect(),
+        })
+    }
+
+    /// What is known after a quorum has confirmed this leader.
+    async fn known_world(&self, call: &Call) -> Result<(u64, World), Failure> {
+        let term = self.confirmed_on_duty(&call.caller).await?;
+        let state = self.published.current().state.clone();
+        let world = self.world(&state).ok_or_else(no_shards)?;
+        Ok((term, world))
+    }
+
+    /// Gives a shard to a node.
+    ///
+    /// # Errors
+    /// InvalidArgument for what there is not; NotLeader; Unavailable without a quorum or when others change the route all the time.
+    pub async fn move_shard(&self, shard: u32, node: &str, call: &Call) -> Result<v1::ShardMove, Failure> {
+        validate_node(node).map_err(Failure::invalid)?;
+        for _ in 0..RACES {
+            let (term, world) = self.known_world(call).await?;
+            let refused = |why: String| Failure::new(Kind::InvalidArgument, why);
+            let Some(change) = plan::asked(&world, shard, node).map_err(refused)? else {
+                let fence = world.routes.get(&shard).map_or(0, |fenced| fenced.revision);
+                return Ok(v1::ShardMove { shard, from: node.to_owned(), to: node.to_owned(), fence });
+            };
+            if let Some(fence) = self.change_route(term, &change, call).await? {
+                return Ok(told(&change, fence));
+            }
+        }
+        Err(self.raced(&format!("the route of shard {shard}")))
+    }
+
+    /// Moves shards until the workers have the same number of them, or with `dry_run` only says what would be moved.
+    ///
+    /// # Errors
+    /// As [`Member::move_shard`]. Moves that were not made are told with a fence of 0.
+    pub async fn balance_shards(&self, dry_run: bool, call: &Call) -> Result<Vec<v1::ShardMove>, Failure> {
+        let (term, world) = self.known_world(call).await?;
+        let changes = plan::balance(&world);
+        if dry_run {
+            return Ok(changes.iter().map(|change| told(change, 0)).collect());
+        }
+        let moves = futures::stream::iter(changes)
+            .map(|change| async move {
+                let fence = self.change_route(term, &change, call).await?;
+                Ok::<_, Failure>(told(&change, fence.unwrap_or(0)))
+            })
+            .buffered(MOVES_AT_ONCE);
+        moves.collect::<Vec<_>>().await.into_iter().collect()
+    }
+
+    /// Begins or ends maintenance mode. Says at which revision.
+    ///
+    /// # Errors
+    /// As [`Member::move_shard`].
+    pub async fn maintain_shards(&self, maintenance: bool, call: &Call) -> Result<u64, Failure> {
+        for _ in 0..RACES {
+            let term = self.confirmed_on_duty(&call.caller).await?;
+            let state = self.published.current().state.clone();
+            let entry = state.get(SETTINGS).ok_or_else(no_shards)?;
+            let settings = Settings::of(&entry).ok_or_else(no_shards)?;
+            if settings.maintenance == maintenance {
+                return Ok(state.revision());
+            }
+            let settings = Settings { maintenance, ..settings };
+            let txn = Txn {
+                when: vec![Compare::mod_revision(SETTINGS, entry.mod_revision), in_term(term)],
+                then: vec![Op::put(SETTINGS, settings.to_bytes())],
+                otherwise: vec![],
+            };
+            let result = self.commit(txn, None, call).await?;
+            if result.succeeded {
+                tracing::info!(maintenance, "maintenance mode of the shards");
+                return Ok(result.revision);
+            }
+        }
+        Err(self.raced("the settings of the shards"))
+    }
+
+    fn raced(&self, what: &str) -> Failure {
+        let id = self.identity.id;
+        Failure::unavailable(format!(
+            "peer {id}: {what} was changed {RACES} times meanwhile; nothing was done, try again"
+        ))
+    }
+}
+
+fn no_shards() -> Failure {
+    let what = "the cluster has no shards yet: it gets them when its first node with the role worker is registered";
+    Failure::new(Kind::InvalidArgument, what.to_owned())
+}
+
+fn told(change: &Change, fence: u64) -> v1::ShardMove {
+    let from = change.from.clone().unwrap_or_default();
+    v1::ShardMove { shard: change.shard, from, to: change.route.node.clone(), fence }
+}

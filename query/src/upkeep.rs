@@ -1,0 +1,279 @@
+//! Upkeep: what is done to tables from time to time by whoever has them (docs/src/placement.md).
+//!
+//! ```text
+//!   every interval: all tables --- those that this process has ---> those whose properties ask for it ---> one statement each
+//!                                   by its shards, or as the janitor                                       `-- guarded
+//! ```
+//! What a table may ask for: [`COMPACT`] = `true` has its small files rewritten (`CALL system.rewrite_data_files`), and
+//! [`EXPIRE`](crate::table::expiry::EXPIRE) = `true` has its snapshots expire (`CALL system.expire_snapshots`), also if nobody appends to it.
+//!
+//! Invariants:
+//! - every commit carries the guard of the claim under which it was begun ([`Claim::guard`]): what is another's by then is not changed;
+//! - a statement is begun only while the claim is certainly held by this process's clock, and is given up when that ends.
+//!
+//! Limits: one statement at a time, of at most [`STATEMENT`]; a table that failed is left alone for [`FAILED_PAUSE`], and at most
+//! [`MAX_REMEMBERED`] of those are remembered. Failure cases: what fails is logged, and tried again in a later round.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lake_client::cache::Want;
+use lake_client::catalog::TableIdent;
+use lake_client::metadata::Metadata;
+use lake_client::remote::node::Tenures;
+use lake_client::shards::Fence;
+use lake_proto::kv::Compare;
+use uuid::Uuid;
+
+use crate::error::{Kind as ErrorKind, Result};
+use crate::sql::Engine;
+use crate::sql::bound::Bound;
+use crate::table::expiry;
+use crate::table::{Table, catalog_error};
+
+/// The table property that has small files rewritten.
+pub const COMPACT: &str = "lake.compaction.enabled";
+/// From one round to the next, unless told otherwise.
+pub const INTERVAL: Duration = Duration::from_secs(30);
+/// How long one statement may take.
+const STATEMENT: Duration = Duration::from_secs(600);
+/// How long looking through the tables may take.
+const LOOK: Duration = Duration::from_secs(60);
+/// Tables whose pointers are looked up at once.
+const AT_ONCE: usize = 256;
+/// How long a table is left alone whose upkeep failed.
+const FAILED_PAUSE: Duration = Duration::from_secs(300);
+/// Tables that are remembered because their upkeep failed, or found nothing to do.
+const MAX_REMEMBERED: usize = 100_000;
+
+/// What a process may do the upkeep of.
+#[async_trait]
+pub trait Claim: Send + Sync {
+    /// What every commit for a table carries, if the table is certainly this process's now.
+    fn guard(&self, table: Uuid) -> Option<Vec<Compare>>;
+
+    /// Whether there is anything at all.
+    fn is_any(&self) -> bool;
+
+    /// Waits until the table is not certainly this process's any more. Cancel-safe.
+    async fn lost(&self, table: Uuid);
+}
+
+/// A worker's: the tables of the shards that it leads.
+#[derive(Debug)]
+pub struct Worker {
+    pub node: String,
+    pub tenures: Tenures,
+    pub metadata: Metadata,
+}
+
+/// How often a worker looks whether a shard was given to another while its tables are worked on.
+const SHARD_LOOK: Duration = Duration::from_millis(200);
+
+impl Worker {
+    fn fence(&self, table: Uuid) -> Option<Fence> {
+        let tenure = self.tenures.now()?;
+        let shards = self.metadata.shards()?;
+        let shard = shards.routes.shard(table)?;
+        let fenced = shards.routes.routes.get(&shard)?;
+        let own = fenced.route.node == self.node && fenced.route.lease == tenure.lease;
+        own.then_some(Fence { shard, revision: fenced.revision, lease: tenure.lease })
+    }
+}
+
+#[async_trait]
+impl Claim for Worker {
+    fn guard(&self, table: Uuid) -> Option<Vec<Compare>> {
+        self.fence(table).map(|fence| fence.compares())
+    }
+
+    fn is_any(&self) -> bool {
+        let Some((tenure, shards)) = self.tenures.now().zip(self.metadata.shards()) else { return false };
+        shards.routes.held_by(&self.node, tenure.lease).next().is_some()
+    }
+
+    async fn lost(&self, table: Uuid) {
+        while let Some(fence) = self.fence(table) {
+            tokio::select! {
+                () = self.tenures.over(fence.lease) => {}
+                () = tokio::time::sleep(SHARD_LOOK) => {}
+            }
+        }
+    }
+}
+
+/// A kind of upkeep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Expire,
+    Compact,
+}
+
+impl Kind {
+    fn statement(self, table: &TableIdent) -> String {
+        let procedure = match self {
+            Kind::Expire => "expire_snapshots",
+            Kind::Compact => "rewrite_data_files",
+        };
+        let part = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+        let name = format!("{}.{}", part(&table.namespace.to_string()), part(&table.name));
+        format!("CALL system.{procedure}(table => '{}')", name.replace('\'', "''"))
+    }
+}
+
+/// What a table asks for.
+fn asks_for(table: &Table) -> Vec<Kind> {
+    let mut kinds = Vec::new();
+    if expiry::is_due(&table.metadata) {
+        kinds.push(Kind::Expire);
+    }
+    let compacts = table.metadata.properties().get(COMPACT).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    if compacts && table.metadata.current_snapshot_id().is_some() {
+        kinds.push(Kind::Compact);
+    }
+    kinds
+}
+
+/// What a round has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Round {
+    /// Tables that are this process's.
+    pub tables: usize,
+    /// Statements that changed something.
+    pub changed: usize,
+    /// Statements that failed.
+    pub failed: usize,
+}
+
+/// The upkeep of one process.
+pub struct Upkeep {
+    engine: Arc<Engine>,
+    claim: Arc<dyn Claim>,
+    /// Until when a table is left alone.
+    failed: HashMap<Uuid, Instant>,
+    /// The versions in which compaction found nothing to do: it finds nothing again.
+    compact: HashMap<Uuid, String>,
+}
+
+impl std::fmt::Debug for Upkeep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upkeep").field("failed", &self.failed.len()).finish_non_exhaustive()
+    }
+}
+
+impl Upkeep {
+    /// Nothing has been looked at yet.
+    pub fn new(engine: Arc<Engine>, claim: Arc<dyn Claim>) -> Self {
+        Self { engine, claim, failed: HashMap::new(), compact: HashMap::new() }
+    }
+
+    /// Goes on until it is dropped.
+    pub async fn run(mut self, interval: Duration) -> Infallible {
+        // Nodes that were started together do not look together.
+        let mut pause = interval.mul_f64(rand::random_range(0.1..1.0));
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = interval;
+            if !self.claim.is_any() {
+                continue;
+            }
+            match self.round().await {
+                Ok(round) if round.changed + round.failed > 0 => tracing::info!(?round, "upkeep"),
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, "tables could not be looked through for upkeep"),
+            }
+        }
+    }
+
+    /// Looks through all tables once, and does what is due.
+    ///
+    /// # Errors
+    /// The tables cannot be listed. What fails of one table is counted.
+    pub async fn round(&mut self) -> Result<Round> {
+        let deadline = Instant::now() + LOOK;
+        let tables = self.engine.tables().clone();
+        let listed = tables.list(deadline).await?;
+        let idents: Vec<TableIdent> = listed.into_iter().flat_map(|(_, tables)| tables).collect();
+        let mut round = Round::default();
+        self.failed.retain(|_, until| Instant::now() < *until);
+        for some in idents.chunks(AT_ONCE) {
+            let pointers = tables.metadata.tables(some, Want::by(Instant::now() + LOOK)).await;
+            let pointers = pointers.map_err(|e| catalog_error("looking up tables", e))?;
+            for (ident, resolved) in some.iter().zip(pointers) {
+                let Some(pointer) = resolved.pointer() else { continue };
+                let uuid = pointer.value.uuid;
+                if self.claim.guard(uuid).is_none() || self.failed.contains_key(&uuid) {
+                    continue;
+                }
+                round.tables += 1;
+                let loaded = tables.load_version(ident, pointer.clone(), Instant::now() + LOOK).await;
+                let done = match loaded {
+                    Ok(Some(table)) => self.look_after(&table, &mut round).await,
+                    Ok(None) => Ok(()),
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = done {
+                    // Another writer was faster, or the shard was given away: nothing is wrong with the table.
+                    if error.kind == ErrorKind::Conflict {
+                        tracing::debug!(table = %ident, %error, "upkeep lost a race");
+                        continue;
+                    }
+                    tracing::warn!(table = %ident, %error, "upkeep failed; it is tried again later");
+                    round.failed += 1;
+                    if self.failed.len() < MAX_REMEMBERED {
+                        self.failed.insert(uuid, Instant::now() + FAILED_PAUSE);
+                    }
+                }
+            }
+        }
+        Ok(round)
+    }
+
+    async fn look_after(&mut self, table: &Table, round: &mut Round) -> Result<()> {
+        let uuid = table.pointer.value.uuid;
+        let version = &table.pointer.value.metadata_location;
+        for kind in asks_for(table) {
+            if kind == Kind::Compact && self.compact.get(&uuid) == Some(version) {
+                continue;
+            }
+            let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
+            let guarded = self.engine.tables().guarded(guard);
+            let statement = Bound::from(kind.statement(&table.ident).as_str());
+            let work = async {
+                let planned = self.engine.plan_in(&statement, Some(STATEMENT), &guarded).await?;
+                self.engine.change(planned).await
+            };
+            let count = tokio::select! {
+                done = work => done?,
+                () = self.claim.lost(uuid) => {
+                    tracing::info!(table = %table.ident, "upkeep was given up: the table is another's by now");
+                    return Ok(());
+                }
+            };
+            if count > 0 {
+                round.changed += 1;
+            } else if kind == Kind::Compact && self.compact.len() < MAX_REMEMBERED {
+                self.compact.insert(uuid, version.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_names_its_table_whatever_that_is_called() {
+        let plain = TableIdent::new("sales".parse().unwrap(), "orders").unwrap();
+        let call = "CALL system.expire_snapshots(table => '\"sales\".\"orders\"')";
+        assert_eq!(Kind::Expire.statement(&plain), call);
+        let odd = TableIdent::new("a.b".parse().unwrap(), "it's \"X\"").unwrap();
+        let call = "CALL system.rewrite_data_files(table => '\"a.b\".\"it''s \"\"X\"\"\"')";
+        assert_eq!(Kind::Compact.statement(&odd), call);
+    }
+}

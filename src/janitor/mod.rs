@@ -1,0 +1,106 @@
+//! `lake janitor`: the upkeep of tables whose metadata is in an object store or an etcd, and so in no cluster whose leader could see to
+//! it. Any number may run: one at a time works.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use lake_query::janitor::{self, Options as Janitor};
+use lake_query::{Config, Options};
+use tokio_util::sync::CancellationToken;
+
+use crate::place::Place;
+use crate::query::store_at;
+use crate::service::ServiceArgs;
+
+/// Options of `lake janitor`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+What a table gets is what its properties ask for: lake.expire-snapshots.enabled, lake.compaction.enabled. A janitor that is gone is
+replaced by another one that runs once the lease has been seen unchanged for its whole time. A metadata cluster needs none of this:
+its query nodes with the role worker do the same.
+
+Example:
+  lake janitor --store s3://bucket/meta --warehouse s3://bucket/tables")]
+pub struct Args {
+    /// Where the metadata is: etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX, file:///DIR
+    #[arg(long, value_name = "URL")]
+    store: String,
+    /// Where tables live: file:///dir or s3://bucket/prefix
+    #[arg(long, env = "LAKE_QUERY_WAREHOUSE", value_name = "URI")]
+    warehouse: String,
+    /// Directory for spill files and logs
+    #[arg(long, value_name = "DIR", default_value = "./lake-janitor")]
+    dir: PathBuf,
+    /// S3 endpoint, for other services than AWS
+    #[arg(long, env = "LAKE_QUERY_S3_ENDPOINT", value_name = "URL")]
+    s3_endpoint: Option<String>,
+    /// S3 region [default: AWS_REGION, else us-east-1]
+    #[arg(long, env = "LAKE_QUERY_S3_REGION", value_name = "REGION")]
+    s3_region: Option<String>,
+    /// File that holds the S3 access key id [default: AWS_ACCESS_KEY_ID or the instance's role]
+    #[arg(long, env = "LAKE_QUERY_S3_ACCESS_KEY_FILE", value_name = "FILE")]
+    s3_access_key_file: Option<PathBuf>,
+    /// File that holds the S3 secret access key [default: AWS_SECRET_ACCESS_KEY or the instance's role]
+    #[arg(long, env = "LAKE_QUERY_S3_SECRET_KEY_FILE", value_name = "FILE")]
+    s3_secret_key_file: Option<PathBuf>,
+    /// How long the lease lives without a sign of its holder, in seconds
+    #[arg(long, value_name = "SECS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(3..=3600))]
+    lease_secs: u64,
+    /// From one look at all tables to the next, in seconds
+    #[arg(long, value_name = "SECS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    interval_secs: u64,
+    /// Look once, and end
+    #[arg(long)]
+    once: bool,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+/// Works until asked to stop.
+///
+/// # Errors
+/// It cannot start; with `--once`, the round failed.
+pub async fn run(args: Args) -> Result<()> {
+    let config = Config::new(Options {
+        dir: Some(args.dir),
+        warehouse: Some(args.warehouse),
+        s3_endpoint: args.s3_endpoint,
+        s3_region: args.s3_region,
+        s3_access_key_file: args.s3_access_key_file,
+        s3_secret_key_file: args.s3_secret_key_file,
+        ..Options::default()
+    })?;
+    let mut stop = args.service.begin(&config.dir)?;
+    let place = args.store.parse::<Place>().map_err(|e| anyhow!("store: {e}"))?;
+    if let Place::Cluster(_) = place {
+        bail!("store: {place} is a metadata cluster: its query nodes with the role worker see to its tables");
+    }
+    let store = store_at(&config, place).await.context("store")?;
+    let engine = janitor::engine(&config, store.clone()).await?;
+    let options = Janitor {
+        ttl: Duration::from_secs(args.lease_secs),
+        interval: Duration::from_secs(args.interval_secs),
+        once: args.once,
+    };
+    let told = CancellationToken::new();
+    let working = janitor::run(engine.clone(), store, options, &told);
+    tokio::pin!(working);
+    let done = tokio::select! {
+        done = &mut working => done,
+        why = stop.next() => {
+            tracing::info!(why, "stopping");
+            told.cancel();
+            working.await
+        }
+    };
+    engine.close();
+    engine.tables().close().await;
+    if let Some(round) = done?.filter(|_| args.once) {
+        println!("{} tables, {} changes, {} failures", round.tables, round.changed, round.failed);
+        if round.failed > 0 {
+            bail!("the upkeep of {} tables failed; the log says why", round.failed);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! `lake meta shards`: which worker does the upkeep of which tables.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use lake_client::shards::{ShardListing, ShardMove, ShardStatus};
+use serde_json::{Value, json};
+
+use super::EXIT_NO;
+use super::cluster::Cluster;
+use super::output::{FormatArgs, escaped, or_dash};
+use crate::columns::columns;
+
+/// The commands of `lake meta shards`.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// The shards, and who has them
+    List(ListArgs),
+    /// Give a shard to a node
+    Move(MoveArgs),
+    /// Move shards from the workers with the most to those with the fewest
+    Balance(BalanceArgs),
+    /// Begin or end maintenance mode, in which nothing is moved unless somebody asks for it
+    Maintenance(MaintenanceArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A shard is `held` while the lease of its node lives, and `lost` once that has ended: then another worker gets it, as soon as the
+node's silence, or that it has left, shows that it will not come back by itself. Suspicion is how surely it is lost: from 8 on it counts
+as lost. The fence is the revision of the route.
+
+Exit codes: 0 every shard is held, 3 one is not.
+
+Example:
+  lake meta shards list")]
+pub struct ListArgs {
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The node must be a worker that lives. From the new route on nothing is committed by the node that had the shard. This also works in
+maintenance mode; outside of it, the shard may be moved again for balance.
+
+Example:
+  lake meta shards move 17 query-2")]
+pub struct MoveArgs {
+    /// The shard's number
+    shard: u32,
+    /// The node that gets it
+    node: String,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The leader does the same by itself, outside of maintenance mode, when workers differ by much and have been there for a while.
+
+Exit codes: 0 balanced, 3 a shard was changed meanwhile and not moved: run it again.
+
+Example:
+  lake meta shards balance --dry-run")]
+pub struct BalanceArgs {
+    /// Only say what would be moved
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+In maintenance mode shards of a node that is lost stay with it: their tables have no upkeep until it is back or they are moved by
+hand. A node that comes back keeps its shards.
+
+Example:
+  lake meta shards maintenance on")]
+pub struct MaintenanceArgs {
+    /// Whether it begins or ends
+    #[arg(value_enum)]
+    mode: Mode,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    On,
+    Off,
+}
+
+impl Command {
+    /// Whether it changes nothing.
+    pub fn only_reads(&self) -> bool {
+        match self {
+            Self::List(_) => true,
+            Self::Balance(args) => args.dry_run,
+            Self::Move(_) | Self::Maintenance(_) => false,
+        }
+    }
+}
+
+/// Does what was asked.
+///
+/// # Errors
+/// As every call.
+pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
+    let (store, deadline) = (cluster.store()?, cluster.deadline());
+    match command {
+        Command::List(args) => {
+            let read = store.shards(deadline).await?;
+            let listing = read.value;
+            args.format.print(|| table(&listing), || listing_json(read.revision, &listing))?;
+            let held = listing.shards.iter().filter(|shard| shard.remaining.is_some()).count();
+            Ok(if held == listing.count as usize { 0 } else { EXIT_NO })
+        }
+        Command::Move(args) => {
+            let moved = store.move_shard(args.shard, &args.node, deadline).await?;
+            args.format.print(|| moves_table(std::slice::from_ref(&moved), false), || move_json(&moved))?;
+            Ok(0)
+        }
+        Command::Balance(args) => {
+            let moves = store.balance_shards(args.dry_run, deadline).await?;
+            args.format.print(
+                || moves_table(&moves, args.dry_run),
+                || json!({ "dry_run": args.dry_run, "moves": moves.iter().map(move_json).collect::<Value>() }),
+            )?;
+            let left = !args.dry_run && moves.iter().any(|moved| moved.fence.is_none());
+            Ok(if left { EXIT_NO } else { 0 })
+        }
+        Command::Maintenance(args) => {
+            store.maintain_shards(args.mode == Mode::On, deadline).await?;
+            Ok(0)
+        }
+    }
+}
+
+fn table(listing: &ShardListing) -> String {
+    if listing.count == 0 {
+        return "The cluster has no shards yet: it gets them with its first worker.\n".to_owned();
+    }
+    let heading = ["SHARD", "STATE", "NODE", "FOLLOWERS", "FENCE", "LEASE LEFT", "SUSPICION", "WHY THERE"];
+    let mut rows = vec![heading.map(str::to_owned)];
+    rows.extend(listing.shards.iter().map(|shard| {
+        [
+            shard.shard.to_string(),
+            state(shard).to_owned(),
+            escaped(&shard.route.node),
+            or_dash(Some(shard.route.followers.join(",")).filter(|text| !text.is_empty()).map(|text| escaped(&text))),
+            shard.fence.to_string(),
+            or_dash(shard.remaining.map(|left| format!("{:.1} s", left.as_secs_f64()))),
+            or_dash(shard.suspicion.map(|suspicion| format!("{suspicion:.1}"))),
+            escaped(&shard.route.reason),
+        ]
+    }));
+    let mut text = columns(rows);
+    let missing = listing.count as usize - listing.shards.len().min(listing.count as usize);
+    if missing > 0 {
+        text.push_str(&format!("{missing} of {} shards have not been given to anybody yet.\n", listing.count));
+    }
+    if listing.maintenance {
+        text.push_str("Maintenance mode: nothing is moved unless somebody asks for it.\n");
+    }
+    text
+}
+
+fn state(shard: &ShardStatus) -> &'static str {
+    if shard.remaining.is_some() { "held" } else { "lost" }
+}
+
+fn listing_json(revision: u64, listing: &ShardListing) -> Value {
+    let shard_json = |shard: &ShardStatus| {
+        json!({
+            "shard": shard.shard,
+            "state": state(shard),
+            "node": shard.route.node,
+            "lease": shard.route.lease,
+            "followers": shard.route.followers,
+            "fence": shard.fence,
+            "lease_left_ms": shard.remaining.map(millis),
+            "suspicion": shard.suspicion,
+            "reason": shard.route.reason,
+        })
+    };
+    json!({
+        "revision": revision,
+        "count": listing.count,
+        "maintenance": listing.maintenance,
+        "shards": listing.shards.iter().map(shard_json).collect::<Value>(),
+    })
+}
+
+fn moves_table(moves: &[ShardMove], dry_run: bool) -> String {
+    if moves.is_empty() {
+        return "Nothing is to be moved.\n".to_owned();
+    }
+    let mut rows = vec![["SHARD", "FROM", "TO", "FENCE"].map(str::to_owned)];
+    rows.extend(moves.iter().map(|moved| {
+        let fence = match moved.fence {
+            Some(fence) => fence.to_string(),
+            None if dry_run => "dry run".to_owned(),
+            None => "not moved: its route was changed meanwhile".to_owned(),
+        };
+        [moved.shard.to_string(), or_dash(moved.from.as_deref().map(escaped)), escaped(&moved.to), fence]
+    }));
+    columns(rows)
+}
+
+fn move_json(moved: &ShardMove) -> Value {
+    json!({ "shard": moved.shard, "from": moved.from, "to": moved.to, "fence": moved.fence })
+}
+
+fn millis(d: Duration) -> u64 {
+    u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,181 @@
+//! Shards and the upkeep of their tables, by real query nodes: listed, moved, taken over from one that is killed; and without a
+//! cluster, by a janitor.
+
+use std::time::Instant;
+
+use lake_chaos::{ProcessName, Role};
+use serde_json::Value;
+
+use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, lake, table, until};
+
+async fn shards(scratch: &Scratch, cluster: &TestCluster, args: &[&str]) -> Printed {
+    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
+    let args: Vec<&str> = ["meta", "shards"].iter().chain(args).copied().chain(["--at", &at]).collect();
+    lake(&scratch.path(""), &args).await
+}
+
+/// The listing, once every shard is held and it is so.
+async fn until_held(scratch: &Scratch, cluster: &TestCluster, what: &str, is: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    until(what, PATIENCE, || async {
+        let printed = shards(scratch, cluster, &["list", "--format", "json"]).await;
+        let listing: Value = serde_json::from_str(&printed.out).map_err(|e| format!("{e}: {printed:?}"))?;
+        let shards = listing["shards"].as_array().cloned().unwrap_or_default();
+        let all = !shards.is_empty() && shards.len() as u64 == listing["count"].as_u64().unwrap_or(0);
+        let held = all && shards.iter().all(|shard| shard["state"] == "held");
+        assert_eq!(printed.code, Some(if held || listing["count"] == 0 { 0 } else { 3 }), "{printed:?}");
+        if held && is(&shards) { Ok(shards) } else { Err(listing.to_string()) }
+    })
+    .await
+}
+
+fn led_by(shards: &[Value], node: &str) -> usize {
+    shards.iter().filter(|shard| shard["node"] == node).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
+    let _alone = crate::common::alone().await;
+    let scratch = Scratch::new();
+    let cluster = TestCluster::start_as(&scratch, |spec| {
+        let times = ["--node-heartbeat-ms", "500", "--node-lease-ms", "3000", "--shards", "8"];
+        spec.metasrv_args = times.map(str::to_owned).to_vec();
+        spec.query_args = ["--upkeep-interval-secs", "1"].map(str::to_owned).to_vec();
+    })
+    .await;
+    let halves = |shards: &[Value]| led_by(shards, "query-1") == 4 && led_by(shards, "query-2") == 4;
+    let listed = until_held(&scratch, &cluster, "each worker to have its half", halves).await;
+    let sql = cluster.sql(0).await;
+    let shown = sql.run("SELECT node, state, count(*) FROM system.shards GROUP BY 1, 2 ORDER BY 1").await.unwrap();
+    let shown = table(&shown.batches);
+    assert!(shown.contains("| query-1 | held  | 4 ") && shown.contains("| query-2 | held  | 4 "), "{shown}");
+
+    // By hand.
+    let first = listed.iter().find(|shard| shard["node"] == "query-1").unwrap();
+    let number = first["shard"].to_string();
+    let moved = shards(&scratch, &cluster, &["move", &number, "query-2"]).await;
+    assert!(moved.code == Some(0) && moved.out.contains("query-1  query-2"), "{moved:?}");
+    let dry = shards(&scratch, &cluster, &["balance", "--dry-run"]).await;
+    assert!(dry.code == Some(0) && dry.out.contains("dry run"), "{dry:?}");
+    let balanced = shards(&scratch, &cluster, &["balance"]).await;
+    assert!(balanced.code == Some(0) && balanced.out.contains("query-2  query-1"), "{balanced:?}");
+    let nobody = shards(&scratch, &cluster, &["move", &number, "query-9"]).await;
+    assert!(nobody.code == Some(1) && nobody.err.contains("query-9"), "{nobody:?}");
+    for mode in ["on", "off"] {
+        let maintenance = shards(&scratch, &cluster, &["maintenance", mode]).await;
+        assert_eq!(maintenance.code, Some(0), "{maintenance:?}");
+    }
+
+    // Some tables of each worker ask for upkeep, and get it.
+    sql.run("CREATE SCHEMA s").await.unwrap();
+    let tables: Vec<String> = (0..6).map(|n| format!("s.t{n}")).collect();
+    let fill = async |upto: usize| {
+        for name in &tables {
+            for n in 0..upto {
+                sql.run(&format!("INSERT INTO {name} VALUES ({n})")).await.unwrap();
+            }
+        }
+    };
+    for name in &tables {
+        sql.run(&format!("CREATE TABLE {name} (x BIGINT)")).await.unwrap();
+        sql.run(&format!("ALTER TABLE {name} SET TBLPROPERTIES ('lake.compaction.enabled' = 'true')")).await.unwrap();
+    }
+    let packed = async |rows: i64| {
+        for name in &tables {
+            let files = format!("SELECT count(*) FROM s.\"{}$files\"", name.trim_start_matches("s."));
+            until(&format!("the files of {name} to be packed"), PATIENCE, || async {
+                let count = sql.numbers(&files).await[0];
+                if count < 5 { Ok(()) } else { Err(format!("{count} files")) }
+            })
+            .await;
+            assert_eq!(sql.numbers(&format!("SELECT count(*) FROM {name}")).await, [rows]);
+        }
+    };
+    fill(6).await;
+    packed(6).await;
+
+    // One is killed: the other one has all shards, and does the upkeep of all tables.
+    cluster.processes.process(ProcessName::query(2)).unwrap().kill().await.unwrap();
+    let killed = Instant::now();
+    until_held(&scratch, &cluster, "query-1 to have all shards", |shards| led_by(shards, "query-1") == 8).await;
+    println!("the shards of a worker that was killed were held elsewhere after {:.1?}", killed.elapsed());
+    fill(6).await;
+    packed(12).await;
+    cluster.processes.start_one(ProcessName::query(2)).await.unwrap();
+    until_held(&scratch, &cluster, "each worker to have its half again", halves).await;
+    cluster.stop().await;
+}
+
+/// What the defaults come to. The figure is printed for docs/; how long it takes on a busy machine proves nothing.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes: cargo test --release --test cluster how_long_a_failover_takes -- --ignored --nocapture"]
+async fn how_long_a_failover_takes() {
+    let _alone = crate::common::alone().await;
+    let scratch = Scratch::new();
+    let cluster = TestCluster::start(&scratch).await;
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        let both = |shards: &[Value]| led_by(shards, "query-1") > 0 && led_by(shards, "query-2") > 0;
+        until_held(&scratch, &cluster, "each worker to have shards", both).await;
+        cluster.processes.process(ProcessName::query(2)).unwrap().kill().await.unwrap();
+        let killed = Instant::now();
+        until_held(&scratch, &cluster, "query-1 to have all shards", |shards| led_by(shards, "query-2") == 0).await;
+        took.push(killed.elapsed());
+        cluster.processes.start_one(ProcessName::query(2)).await.unwrap();
+    }
+    took.sort();
+    println!("from kill -9 until all shards were held elsewhere: {took:.1?}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_janitor_does_the_upkeep_where_there_is_no_cluster() {
+    let scratch = Scratch::new();
+    let url = |name: &str| format!("file://{}", scratch.path(name).display());
+    let (meta, warehouse) = (url("meta"), url("tables"));
+    let run = async |statements: &str| {
+        let args = ["sql", "--meta", &meta, "--warehouse", &warehouse, "--format", "csv", "-c", statements];
+        let printed = lake(&scratch.path(""), &args).await;
+        assert_eq!(printed.code, Some(0), "{statements}: {printed:?}");
+        printed.out.lines().last().unwrap_or_default().to_owned()
+    };
+    let fill = |table: &str| (0..6).map(|n| format!("INSERT INTO {table} VALUES ({n});")).collect::<String>();
+    run("CREATE SCHEMA s; CREATE TABLE s.t (x BIGINT); CREATE TABLE s.u (x BIGINT);").await;
+    run("ALTER TABLE s.t SET TBLPROPERTIES ('lake.compaction.enabled' = 'true');").await;
+    run(&fill("s.t")).await;
+    run(&fill("s.u")).await;
+    let janitor = ["janitor", "--store", &meta, "--warehouse", &warehouse, "--once", "--log-stderr"];
+    for changes in [1, 0] {
+        let printed = lake(&scratch.path(""), &janitor).await;
+        let expected = format!("2 tables, {changes} changes, 0 failures");
+        assert!(printed.code == Some(0) && printed.out.contains(&expected), "{printed:?}");
+    }
+    assert_eq!(run("SELECT count(*) FROM s.\"t$files\";").await, "1");
+    assert_eq!(run("SELECT count(*) FROM s.\"u$files\";").await, "6", "it has asked for nothing");
+    assert_eq!(run("SELECT sum(x) FROM s.t;").await, "15");
+
+    // While one works another one waits, and goes on once that is gone.
+    run(&fill("s.t")).await;
+    let holder = [&janitor[..5], &["--lease-secs", "3", "--interval-secs", "1", "--log-stderr"][..]].concat();
+    let mut first = tokio::process::Command::new(LAKE)
+        .args(&holder)
+        .current_dir(scratch.path(""))
+        .stderr(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let packed = async || {
+        until("the files to be packed", PATIENCE, || async {
+            let files = run("SELECT count(*) FROM s.\"t$files\";").await;
+            if files.parse::<u64>().is_ok_and(|files| files < 5) { Ok(()) } else { Err(files) }
+        })
+        .await;
+    };
+    packed().await;
+    first.kill().await.unwrap();
+    run(&fill("s.t")).await;
+    let printed = lake(&scratch.path(""), &janitor).await;
+    assert!(printed.code == Some(0) && printed.out.contains("1 changes"), "{printed:?}");
+    packed().await;
+    let cluster = lake(&scratch.path(""), &["janitor", "--store", "lake://a:1", "--warehouse", &warehouse]).await;
+    assert!(cluster.code == Some(1) && cluster.err.contains("metadata cluster"), "{cluster:?}");
+}
