@@ -49,6 +49,9 @@ pub struct Options {
     /// Whether the REST catalog answers reads from cached table pointers, as SQL does, not from the metadata cluster [default: false]
     #[arg(long, env = "LAKE_QUERY_REST_CACHED_READS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub rest_cached_reads: Option<bool>,
+    /// Whether the REST catalog hands a warehouse's S3 keys, those that are in a file or a variable, to clients that ask for them [default: false]
+    #[arg(long, env = "LAKE_QUERY_REST_LEND_CREDENTIALS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub rest_lend_credentials: Option<bool>,
     /// The metadata peers; or a store that holds the metadata without them: etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX, file:///DIR
     #[arg(long, env = "LAKE_QUERY_META", value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub meta: Option<Vec<String>>,
@@ -153,6 +156,7 @@ pub struct Config {
     /// Where probes and Prometheus are answered.
     pub http_listen: Option<SocketAddr>,
     pub rest_cached_reads: bool,
+    pub rest_lend_credentials: bool,
     /// Endpoints of the metadata peers (`host:port`), or where else the metadata is. The node itself is given a store; this is
     /// for who makes it.
     pub meta: Vec<String>,
@@ -238,8 +242,8 @@ impl Options {
     pub fn over(self, below: Options) -> Options {
         let top = self;
         over!(top, below;
-            config, id, roles, dir, listen, advertise, rest_listen, http_listen, rest_cached_reads, meta, warehouse, s3_endpoint, s3_region, s3_path_style,
-            s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
+            config, id, roles, dir, listen, advertise, rest_listen, http_listen, rest_cached_reads, rest_lend_credentials, meta,
+            warehouse, s3_endpoint, s3_region, s3_path_style, s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
             spill_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, max_queued_statements,
             max_queue_wait_secs, max_result_rows, max_result_bytes, target_partitions,
@@ -292,6 +296,15 @@ impl Config {
                  insecure_open_network = true if everyone who can reach it may read and write every table"
             )));
         }
+        let rest_lend_credentials = options.rest_lend_credentials.unwrap_or(false);
+        if let Some((field, address)) = reachable
+            && secret.is_none()
+            && rest_lend_credentials
+        {
+            return Err(Error::invalid(format!(
+                "rest_lend_credentials: whoever reaches {field}, {address}, could have the keys: set secret_file"
+            )));
+        }
         let warehouse = options
             .warehouse
             .ok_or_else(|| Error::invalid("warehouse: say where tables live, as file:///dir or s3://bucket/prefix"))?;
@@ -309,6 +322,7 @@ impl Config {
             rest_listen,
             http_listen,
             rest_cached_reads: options.rest_cached_reads.unwrap_or(false),
+            rest_lend_credentials,
             meta: options.meta.unwrap_or_default(),
             warehouse: warehouse_uri(&warehouse)?,
             s3: S3Config {
@@ -479,6 +493,9 @@ mod tests {
         let error = Config::new(open()).unwrap_err();
         assert!(error.message.contains("secret_file") && error.message.starts_with("listen:"), "{error}");
         let config = Config::new(Options { insecure_open_network: Some(true), ..open() }).unwrap();
+        let lending = Options { rest_lend_credentials: Some(true), insecure_open_network: Some(true), ..open() };
+        let error = Config::new(lending).unwrap_err().to_string();
+        assert!(error.contains("rest_lend_credentials"), "{error}");
         assert!(!config.allow_local_files);
         let rest = Options { rest_listen: Some("0.0.0.0:0".into()), ..options() };
         let error = Config::new(rest).unwrap_err();

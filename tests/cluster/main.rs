@@ -5,6 +5,7 @@
 
 mod away;
 mod bad_input;
+mod balancer;
 mod common;
 mod docs;
 mod engines;

@@ -216,6 +216,22 @@ impl Storage {
         config
     }
 
+    /// The keys that a node was given for the objects at a location; `None` where it was given none, and is known to the store
+    /// in another way.
+    ///
+    /// # Errors
+    /// `Invalid`, with where a secret was looked for.
+    pub fn keys(&self, location: &str) -> Result<Option<(Credential, Credential)>> {
+        let Some(bucket) = warehouse::bucket(location) else { return Ok(None) };
+        let warehouses = self.warehouses();
+        let reached = match self.other_s3(&warehouses, bucket) {
+            Some(s3) => reached(bucket, s3)?,
+            None if self.knows_bucket(bucket) => self.s3.clone(),
+            None => return Ok(None),
+        };
+        Ok(reached.access_key.zip(reached.secret_key))
+    }
+
     /// How another warehouse says that this bucket is reached.
     fn other_s3<'a>(&self, warehouses: &'a Warehouses, bucket: &str) -> Option<&'a warehouse::S3> {
         match warehouse::bucket(&self.warehouse) == Some(bucket) {

@@ -586,9 +586,10 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
         CatalogError::NamespaceNotFound(_) | CatalogError::TableNotFound(_) | CatalogError::ViewNotFound(_) => {
             Error::not_found(error)
         }
-        CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) | CatalogError::ViewExists(_) => {
-            Error::already_exists(error)
-        }
+        CatalogError::NamespaceExists(_)
+        | CatalogError::TableExists(_)
+        | CatalogError::ViewExists(_)
+        | CatalogError::Registered(_) => Error::already_exists(error),
         CatalogError::Fenced { .. } if unknown => Error::unknown(error),
         CatalogError::ScopeHeld { .. } | CatalogError::AlreadyDone(_) | CatalogError::Fenced { .. } => {
             Error::conflict(error)
