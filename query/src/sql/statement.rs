@@ -141,6 +141,18 @@ impl Action {
         matches!(self, Action::ChangeRows(command) if *command != Command::Insert)
     }
 
+    /// Whether parameters may stand in it: of a view the text is kept, and others are no statements of DataFusion's.
+    pub fn takes_parameters(&self) -> bool {
+        matches!(
+            self,
+            Action::Query
+                | Action::ChangeRows(_)
+                | Action::CreateTable { as_query: Some(_), .. }
+                | Action::CopyTo
+                | Action::Call
+        )
+    }
+
     pub fn command(&self) -> Command {
         match self {
             Action::Query => Command::Select,

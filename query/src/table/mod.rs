@@ -18,7 +18,8 @@
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
 //! [`staged`] (transactions over several tables), [`expiry`] (snapshots that expire by themselves), [`history`] and [`maintenance`]
-//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), `undrop` (dropped tables come back), [`view`] (views), [`warehouses`] (where tables live),
+//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), `undrop` (dropped tables come back), [`view`]
+//! (views), [`pins`] (the versions of a query that is run later), [`warehouses`] (where tables live),
 //! and [`Tables`] here, which is what the rest of the crate uses.
 //!
 //! What is written: format version 2, and 3 where a table is created so or another engine has made it. What cannot be written is
@@ -33,6 +34,7 @@ pub mod handing;
 pub mod history;
 pub mod layout;
 pub mod maintenance;
+pub mod pins;
 pub mod queue;
 pub mod scope;
 pub mod staged;
@@ -71,6 +73,7 @@ use commit::Proposal;
 use conflict::Reads;
 use handing::Handing;
 use layout::Layout;
+use pins::Pins;
 use queue::CommitQueues;
 use scope::Scope;
 use version::{Edit, Removed};
@@ -167,7 +170,7 @@ impl Tables {
     /// `Invalid` if the operation's id cannot be one; `NotSupported` inside of a transaction, which makes its changes itself.
     pub(crate) fn recording(&self) -> Result<MetadataWriter> {
         match &self.scope {
-            Scope::Plain => Ok(self.writer.clone()),
+            Scope::Plain | Scope::Pinned(_) => Ok(self.writer.clone()),
             Scope::Once(once) => Ok(self.writer.within(once.record(None)?)),
             Scope::Within(_) => {
                 Err(Error::not_supported("inside of a transaction this statement is not supported; nothing was done"))
@@ -205,6 +208,31 @@ impl Tables {
         if let Scope::Within(staged) = &self.scope {
             return staged.load(self, idents, deadline).await;
         }
+        if let Scope::Pinned(pins) = &self.scope {
+            return self.load_pinned(pins, idents, deadline).await;
+        }
+        self.load_pointed(idents, revision, deadline).await
+    }
+
+    /// Loads the versions that were settled before. Names that were not are of no table of the query's, or lead to listings.
+    async fn load_pinned(&self, pins: &Pins, idents: &[TableIdent], deadline: Instant) -> Result<Loaded> {
+        let others: Vec<TableIdent> = idents.iter().filter(|ident| pins.table(ident).is_none()).cloned().collect();
+        let mut others = match others.is_empty() {
+            true => Vec::new(),
+            false => self.load_pointed(&others, 0, deadline).await?.tables,
+        }
+        .into_iter();
+        let mut tables = Vec::with_capacity(idents.len());
+        for ident in idents {
+            tables.push(match pins.table(ident) {
+                Some(pin) => Some(pin.load(self, deadline).await?),
+                None => others.next().flatten(),
+            });
+        }
+        Ok(Loaded { tables, ..Loaded::default() })
+    }
+
+    async fn load_pointed(&self, idents: &[TableIdent], revision: u64, deadline: Instant) -> Result<Loaded> {
         let failed = |e| catalog_error("looking up tables", e);
         let resolved = self.metadata.tables(idents, Want::by(deadline).at_least(revision)).await.map_err(failed)?;
         let stale = resolved.iter().filter(|r| r.metasrv_away).map(|r| r.age).max();
@@ -216,6 +244,19 @@ impl Tables {
             }
         });
         Ok(Loaded { tables: futures::future::try_join_all(loads).await?, stale, age })
+    }
+
+    /// A view's pointer, as it is now or as it was settled before.
+    ///
+    /// # Errors
+    /// The metadata's.
+    pub async fn load_view(&self, view: &TableIdent, deadline: Instant) -> Result<Option<Versioned<TablePointer>>> {
+        if let Scope::Pinned(pins) = &self.scope
+            && let Some(pinned) = pins.view(view)
+        {
+            return Ok(Some(pinned));
+        }
+        self.metadata.load_view(view, deadline).await.map_err(|e| catalog_error("looking up views", e))
     }
 
     /// All namespaces with their tables.
