@@ -24,7 +24,7 @@
 //! that holds exactly what the call wanted to write was written by it.
 //!
 //! In reading order: `names` (what keys are made of), `pointers` (what they hold, and reading it), `namespaces`, `structure`
-//! (creating, renaming and dropping tables and views), `swaps` (commits, and the turns that make them fair), `operations` (what is
+//! (creating, renaming and dropping tables and views), `registering` (metadata that is there), `swaps` (commits, and the turns that make them fair), `operations` (what is
 //! done once), [`appends`], [`one_key`], `error`.
 
 pub mod appends;
@@ -34,6 +34,7 @@ mod namespaces;
 pub mod one_key;
 mod operations;
 mod pointers;
+mod registering;
 mod structure;
 mod swaps;
 #[cfg(test)]

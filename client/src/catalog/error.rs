@@ -25,6 +25,9 @@ pub enum CatalogError {
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
     TableExists(TableIdent),
+    /// What is to be registered is a table that there is.
+    #[error("that is the metadata of table {0}, which exists: drop that first, and its objects stay")]
+    Registered(TableIdent),
     #[error("view {0} does not exist")]
     ViewNotFound(TableIdent),
     #[error("view {0} exists already")]

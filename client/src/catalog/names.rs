@@ -141,7 +141,6 @@ impl TableIdent {
     }
 
     /// The table whose pointer is under this key.
-    #[cfg(feature = "cache")]
     pub(crate) fn from_key(key: &str) -> Option<Self> {
         let (namespace, name) = key.strip_prefix(TABLES)?.split_once('/')?;
         Self::new(Namespace::decode(namespace).ok()?, name).ok()

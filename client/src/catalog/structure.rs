@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::error::Result;
 use super::pointers::{Kind, encode, find, observed, pointer, written};
+use super::swaps::turn_key;
 use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned, claimed};
 use crate::store::ReadOptions;
 
@@ -24,7 +25,7 @@ impl Catalog {
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        self.create(Kind::Table, table, new, deadline).await
+        self.create(Kind::Table, table, new, None, deadline).await
     }
 
     /// Creates a view that points at `new`.
@@ -37,14 +38,16 @@ impl Catalog {
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        self.create(Kind::View, view, new, deadline).await
+        self.create(Kind::View, view, new, None, deadline).await
     }
 
-    async fn create(
+    /// Creates one, with its uuid's turn if the caller has claimed that, which ends with it.
+    pub(super) async fn create(
         &self,
         kind: Kind,
         table: &TableIdent,
         new: &TablePointer,
+        turn: Option<Revision>,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
         let (key, other_key) = (kind.key(table), kind.other().key(table));
@@ -58,8 +61,12 @@ impl Catalog {
                 Compare::mod_revision(table.namespace.key(), namespace),
             ];
             when.extend(self.unclaimed(table.scope_path()));
-            let txn = Txn { when, then: vec![Op::put(&key, value.clone())], otherwise: vec![] };
-            let committed = self.commit(txn, deadline).await?;
+            let mut then = vec![Op::put(&key, value.clone())];
+            if let Some(claim) = turn {
+                when.push(Compare::mod_revision(turn_key(new.uuid), claim));
+                then.push(Op::delete(turn_key(new.uuid)));
+            }
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
             if committed.result.succeeded {
                 return Ok(written(new, committed.result.revision));
             }
@@ -78,6 +85,14 @@ impl Catalog {
                 return Err(kind.other().exists(table));
             }
             claimed(&committed.result)?;
+            let held = find(&committed.result.observed, &turn_key(new.uuid)).map(|e| e.mod_revision);
+            if turn.is_some() && held != turn {
+                return Err(CatalogError::NotYourTurn {
+                    table: table.clone(),
+                    turn: held.unwrap_or(0),
+                    resent: in_doubt,
+                });
+            }
         }
         Err(self.raced(format!("creating {table}")))
     }

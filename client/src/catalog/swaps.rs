@@ -245,6 +245,6 @@ impl Catalog {
     }
 }
 
-fn turn_key(table: Uuid) -> String {
+pub(super) fn turn_key(table: Uuid) -> String {
     format!("/lake/turn/{table}")
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::faulty::{FaultyStore, soon};
-use crate::store::ReadOptions;
+use crate::store::{Applied, ReadOptions};
 
 fn pointer() -> TablePointer {
     let uuid = Uuid::new_v4();
@@ -335,4 +335,44 @@ async fn what_is_guarded_changes_nothing_once_a_guard_does_not_hold() {
         assert_eq!((fenced.applied(), fenced), (Applied::No, CatalogError::Fenced { resent: false }));
     }
     assert_eq!(catalog.load_table(&table, soon()).await.unwrap().unwrap().value, pointer(3));
+}
+
+#[tokio::test]
+async fn metadata_has_one_name() {
+    let (store, catalog, _, table) = setup();
+    let first = created(&catalog, &table).await;
+    let uuid = first.value.uuid;
+    let twin = TableIdent::new(table.namespace.clone(), "twin").unwrap();
+    let older = TablePointer { uuid, ..pointer() };
+    let there = Err(CatalogError::Registered(table.clone()));
+    assert_eq!(catalog.register_table(&twin, &older, None, soon()).await, there);
+    let other = catalog.create_table(&twin, &pointer(), soon()).await.unwrap();
+    assert_eq!(catalog.register_table(&twin, &older, Some(other.mod_revision), soon()).await, there);
+    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+
+    // Under its own name it takes another version, and under another once it is dropped; also when an answer is lost.
+    let back = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+    assert_eq!(
+        catalog.register_table(&table, &older, None, soon()).await,
+        Err(CatalogError::TableExists(table.clone()))
+    );
+    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+    catalog.drop_table(&table, back.mod_revision, soon()).await.unwrap();
+    store.lose_answers.store(1, Ordering::SeqCst);
+    let moved = catalog.register_table(&twin, &older, Some(other.mod_revision), soon()).await.unwrap();
+    assert_eq!(moved.value, older);
+    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+
+    // Two at the same time.
+    catalog.drop_table(&twin, moved.mod_revision, soon()).await.unwrap();
+    let both = tokio::join!(
+        catalog.register_table(&table, &older, None, soon()),
+        catalog.register_table(&twin, &older, None, soon())
+    );
+    assert_ne!(both.0.is_ok(), both.1.is_ok(), "{both:?}");
+    let held = catalog.claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
+    let nil = TablePointer { uuid: Uuid::nil(), ..pointer() };
+    let third = TableIdent::new(table.namespace.clone(), "third").unwrap();
+    let busy = catalog.register_table(&third, &nil, None, soon()).await;
+    assert_eq!(busy, Err(CatalogError::NotYourTurn { table: third.clone(), turn: held, resent: false }));
 }

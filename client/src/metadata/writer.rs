@@ -299,6 +299,30 @@ impl MetadataWriter {
         self.note(table, created, at)
     }
 
+    /// [`Catalog::register_table`]; reading here sees it from now on. It waits for its turn, as
+    /// [`MetadataWriter::read_modify_write`] does.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn register_table(
+        &self,
+        table: &TableIdent,
+        new: &TablePointer,
+        expected: Option<Revision>,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        for _ in 0..MAX_RACES {
+            let at = clock::now();
+            let registered = self.metadata.catalog.register_table(table, new, expected, deadline).await;
+            match &registered {
+                Err(CatalogError::NotYourTurn { turn, resent: false, .. })
+                    if self.await_turn(new.uuid, *turn, deadline).await? => {}
+                _ => return self.note(table, registered, at),
+            }
+        }
+        Err(CatalogError::NotYourTurn { table: table.clone(), turn: 0, resent: false })
+    }
+
     /// [`Catalog::swap_table`]; reading here sees it from now on, and the winner's pointer if the race was lost.
     ///
     /// # Errors

@@ -7,14 +7,17 @@
 //!           +-- no answer: read the pointer; ours is in it? done: 200  <------+
 //! ```
 //! So a commit that lost its race is not bounced: as long as its requirements hold on what others have left, it is applied
-//! there. Only a requirement that no longer holds, or a snapshot whose sequence number was passed, is a 409.
+//! there. Only a requirement that no longer holds, or a snapshot whose sequence number was passed, is a 409. And that only if the
+//! version does not hold the commit's own snapshots: then it was made before, and was sent again by a client, or something on
+//! the way, that got no answer.
 //!
 //! An attempt without an answer is in doubt until the current version tells: its metadata file is the current one or in
 //! the metadata log (done), or the pointer has moved past it otherwise (impossible). What was written for it stays until
 //! then. Only a doubt that remains is a 500.
 //!
 //! Commits of one node to one table queue up ([`crate::table::queue`]); one that has lost twice claims the table's next turn, as
-//! SQL's do.
+//! SQL's do. A client that comes back after a 409 may have the turn already ([`super::comeback`]): its commit is made past the
+//! queue, in which others wait for that turn to end. Those that cannot be made whoever is first are told so before they wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +29,7 @@ use lake_client::store::Applied;
 use uuid::Uuid;
 
 use super::Rest;
+use super::comeback::Held;
 use super::error::{RestError, Result, kind};
 use super::evolve::{Change, Evolved, Next};
 use super::request::Call;
@@ -141,13 +145,7 @@ pub async fn commit(
         Some(pointer) => pointer,
         None => tables.metadata.read_table(ident, deadline).await?.ok_or_else(|| no_such_table(ident))?,
     };
-    let Some(mut turn) = tables.queues.enter(known.value.uuid, deadline).await else {
-        return Err(RestError::unavailable(format!(
-            "committing to table {ident}: other commits of this node were before it until the deadline; nothing was \
-             committed"
-        )));
-    };
-    let mut commit = Commit {
+    let commit = Commit {
         rest,
         call,
         tables,
@@ -160,14 +158,14 @@ pub async fn commit(
         backoff: Backoff::default(),
         turn: None,
     };
-    let hint = if turn.contended() { None } else { turn.hint().or(Some(known)) };
-    let outcome = commit.run(hint).await;
-    commit.give_up_turn();
-    let (made, pointer) = outcome?;
-    if let Some(pointer) = pointer {
-        turn.leave(pointer, commit.losses > 0);
+    let outcome = match rest.comebacks.turn(call.client, ident) {
+        Some(held) if held.table == known.value.uuid => commit.in_turn(&held, known).await,
+        _ => commit.queued(known).await,
+    };
+    if outcome.as_ref().is_err_and(|error| error.kind == kind::COMMIT_FAILED) {
+        rest.comebacks.lost(call.client, ident);
     }
-    Ok(made)
+    outcome
 }
 
 /// The answer to who asks for a table that there is not.
@@ -176,6 +174,52 @@ pub fn no_such_table(ident: &TableIdent) -> RestError {
 }
 
 impl Commit<'_> {
+    /// Commits while nobody else may.
+    async fn in_turn(mut self, held: &Held, known: Versioned<TablePointer>) -> Result<Committed> {
+        self.turn = Some((held.table, held.claim));
+        let outcome = self.run(Some(known)).await;
+        self.give_up_turn();
+        outcome.map(|(made, _)| made)
+    }
+
+    /// Commits once those who were before it have.
+    async fn queued(mut self, known: Versioned<TablePointer>) -> Result<Committed> {
+        let (table, comebacks) = (known.value.uuid, &self.rest.comebacks);
+        if comebacks.claim(table).is_some() {
+            self.refuse_what_is_lost().await?;
+        }
+        let Some(mut turn) = self.tables.queues.enter(table, self.deadline).await else {
+            return Err(RestError::unavailable(format!(
+                "committing to table {}: other commits of this node were before it until the deadline; nothing was committed",
+                self.ident
+            )));
+        };
+        let mut hint = if turn.contended() { None } else { turn.hint().or(Some(known)) };
+        if let Some(claim) = comebacks.claim(table) {
+            await_turn(self.tables, table, claim, self.deadline).await?;
+            hint = None;
+        }
+        let outcome = self.run(hint).await;
+        self.give_up_turn();
+        let (made, pointer) = outcome?;
+        if let Some(pointer) = pointer {
+            turn.leave(pointer, self.losses > 0);
+        }
+        Ok(made)
+    }
+
+    /// What does not hold on the newest version will not hold on a later one, but for a race that somebody undoes.
+    async fn refuse_what_is_lost(&self) -> Result<()> {
+        let now = self.read().await?;
+        let metadata = self.tables.cache.table(&now.value.metadata_location).await;
+        // The commit itself tells what is wrong.
+        let Ok(metadata) = metadata else { return Ok(()) };
+        match self.change.check(Some(&metadata)).and_then(|()| self.change.in_order(&metadata)) {
+            Err(error) if !self.change.is_made(&metadata) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     async fn run(
         &mut self,
         mut known: Option<Versioned<TablePointer>>,
@@ -199,13 +243,12 @@ impl Commit<'_> {
             let evolved = self.change.check(Some(&metadata)).and_then(|()| self.change.apply(&metadata, &location));
             let next = match evolved {
                 Err(_) if !fresh => continue,
+                Err(error) if error.kind == kind::COMMIT_FAILED && self.change.is_made(&metadata) => {
+                    return self.done_already(location, metadata, base).await;
+                }
                 Err(error) => return Err(self.ended(error)),
                 Ok(Evolved::Unchanged) if !fresh => continue,
-                Ok(Evolved::Unchanged) => {
-                    let kept = (self.status == StatusCode::OK).then_some(location.as_str());
-                    self.rest.leave_done(self.call, self.status, kept).await?;
-                    return Ok((Committed { location, metadata }, Some(base)));
-                }
+                Ok(Evolved::Unchanged) => return self.done_already(location, metadata, base).await,
                 Ok(Evolved::Next(next)) => next,
             };
             match self.attempt(&base, *next).await? {
@@ -213,6 +256,18 @@ impl Commit<'_> {
                 Attempt::Again(pointer) => known = pointer,
             }
         }
+    }
+
+    /// There is nothing to do, or nothing any more.
+    async fn done_already(
+        &self,
+        location: String,
+        metadata: Arc<TableMetadata>,
+        base: Versioned<TablePointer>,
+    ) -> Result<(Committed, Option<Versioned<TablePointer>>)> {
+        let kept = (self.status == StatusCode::OK).then_some(location.as_str());
+        self.rest.leave_done(self.call, self.status, kept).await?;
+        Ok((Committed { location, metadata }, Some(base)))
     }
 
     async fn read(&self) -> Result<Versioned<TablePointer>> {

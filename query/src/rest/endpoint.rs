@@ -24,6 +24,7 @@ pub enum Operation {
     CommitTable,
     DropTable,
     ReportMetrics,
+    LoadCredentials,
     RenameTable,
     CommitTransaction,
     ListViews,
@@ -141,6 +142,12 @@ pub static ENDPOINTS: &[Endpoint] = &[
         Method::POST,
         "/v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics",
         "Report what a scan or a commit took",
+    ),
+    serve(
+        Operation::LoadCredentials,
+        Method::GET,
+        "/v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
+        "The keys to a table's objects, where the node lends them",
     ),
     serve(Operation::RenameTable, Method::POST, "/v1/{prefix}/tables/rename", "Rename a table"),
     serve(

@@ -149,7 +149,7 @@ impl Rest {
             (Operation::CreateView | Operation::ReplaceView | Operation::RegisterView, Some(location)) => {
                 views::again(self, location).await
             }
-            (_, Some(location)) => tables::again(self, location).await,
+            (_, Some(location)) => tables::again(self, call, location).await,
             (Operation::CreateNamespace, None) => namespaces::created(call),
             (Operation::UpdateNamespace, None) => namespaces::updated(call),
             _ => Ok(status.into_response()),

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::Rest;
 use super::commit::{self, Backoff, Doubt, Verdict, await_turn, no_such_table, verdict};
-use super::error::{RestError, Result};
+use super::error::{RestError, Result, kind};
 use super::evolve::{Change, Evolved};
 use super::request::{Call, part};
 use super::tables;
@@ -62,6 +62,9 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
         .map(|()| StatusCode::NO_CONTENT.into_response());
     }
     let idents: Vec<TableIdent> = changes.iter().map(|(ident, _)| ident.clone()).collect();
+    for ident in &idents {
+        rest.give_up(call.client, ident, call.deadline).await;
+    }
     // Attempts without an answer: which table tells of each, and what was written for it.
     let mut doubts: Vec<(usize, Doubt, Vec<String>)> = Vec::new();
     let mut backoff = Backoff::default();
@@ -78,8 +81,13 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
             }
         }
         doubts = open;
+        let now = current.clone();
         let made = match attempt(rest, call, &changes, current).await {
             Ok(made) => made,
+            Err(error) if error.kind == kind::COMMIT_FAILED && were_made(rest, &changes, &now).await => {
+                rest.leave_done(call, StatusCode::NO_CONTENT, None).await?;
+                return Ok(StatusCode::NO_CONTENT.into_response());
+            }
             Err(error) => return Err(ended(!doubts.is_empty(), error)),
         };
         if made.is_empty() {
@@ -131,6 +139,24 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
             error => return Err(ended(!doubts.is_empty(), error.into())),
         }
     }
+}
+
+/// Whether this very commit was made before, and is sent again by something that got no answer: each table that would tell says so,
+/// and one does.
+async fn were_made(rest: &Rest, changes: &[(TableIdent, Change)], current: &[Option<Versioned<TablePointer>>]) -> bool {
+    let mut tells = false;
+    for ((_, change), current) in changes.iter().zip(current) {
+        if !change.tells() {
+            continue;
+        }
+        let Some(current) = current else { return false };
+        let metadata = rest.tables.cache.table(&current.value.metadata_location).await;
+        if !metadata.is_ok_and(|metadata| change.is_made(&metadata)) {
+            return false;
+        }
+        tells = true;
+    }
+    tells
 }
 
 /// The error that ends the commit, with what is known of its outcome.
