@@ -16,3 +16,4 @@ mod rows;
 mod sessions;
 mod table;
 mod tables;
+mod upkeep;
