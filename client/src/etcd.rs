@@ -426,7 +426,7 @@ fn is_refusal(status: &Status) -> bool {
 fn refused(doing: &str, status: &Status) -> Error {
     if status.code() == Code::OutOfRange {
         // A revision that is no longer kept, or that lies in the future: either way there is no such state.
-        return Error::SnapshotExpired { prefix: doing.to_owned() };
+        return Error::snapshot_expired(doing);
     }
     Error::Refused { doing: doing.to_owned(), message: describe(status) }
 }
@@ -502,7 +502,7 @@ impl MetaStore for EtcdStore {
             // Where the page begins, and at which revision.
             let token = page.split_once(' ').and_then(|(revision, key)| Some((revision.parse().ok()?, key)));
             let Some((revision, key)) = token else {
-                return Err(Error::SnapshotExpired { prefix: prefix.to_owned() });
+                return Err(Error::snapshot_expired(&doing));
             };
             options = Snapshot::from_wire(revision).map_or(options, ReadOptions::at);
             request.key = self.key(key);
@@ -679,7 +679,7 @@ impl Watching {
             };
             if response.compact_revision > 0 {
                 let oldest = response.compact_revision.unsigned_abs();
-                return Err(Error::Compacted { doing: self.doing.clone(), oldest });
+                return Err(Error::compacted(&self.doing, oldest));
             }
             if response.canceled {
                 return Err(Error::Refused { doing: self.doing.clone(), message: response.cancel_reason });

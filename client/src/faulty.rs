@@ -87,7 +87,7 @@ impl MetaStore for FaultyStore {
     ) -> Result<Read<Page>, Error> {
         self.call()?;
         if self.forgets_listings.load(Ordering::SeqCst) {
-            return Err(Error::SnapshotExpired { prefix: prefix.to_owned() });
+            return Err(Error::snapshot_expired(&format!("listing {prefix}")));
         }
         self.store.list(prefix, page, limit, options, by).await
     }

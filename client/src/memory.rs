@@ -117,13 +117,13 @@ impl Inner {
     fn read(&self, doing: &str, options: ReadOptions) -> Result<&State, Error> {
         let Some(snapshot) = options.snapshot else { return Ok(&self.state) };
         let held = self.snapshots.iter().find(|(id, _)| *id == snapshot.to_wire());
-        held.map(|(_, state)| state).ok_or_else(|| Error::SnapshotExpired { prefix: doing.to_owned() })
+        held.map(|(_, state)| state).ok_or_else(|| Error::snapshot_expired(doing))
     }
 
     /// What there is to tell of a prefix from a revision on; `None`: nothing yet.
     fn told(&self, prefix: &str, from: Revision) -> Result<Option<Changes>, Error> {
         if from < self.oldest {
-            return Err(Error::Compacted { doing: format!("watching {prefix:?}"), oldest: self.oldest });
+            return Err(Error::compacted(&format!("watching {prefix:?}"), self.oldest));
         }
         if from > self.state.revision {
             return Ok(None);
@@ -283,7 +283,7 @@ impl MetaStore for MemoryStore {
             }
             Some(token) => {
                 let held = inner.listings.iter().position(|(id, _, _)| id.to_string() == token);
-                let at = held.ok_or_else(|| Error::SnapshotExpired { prefix: prefix.to_owned() })?;
+                let at = held.ok_or_else(|| Error::snapshot_expired(&format!("listing {prefix}")))?;
                 let (_, revision, rest) = inner.listings.remove(at);
                 (revision, rest)
             }
@@ -390,7 +390,7 @@ mod tests {
         let second = store.list("/kv/", Some(&next), 10, ReadOptions::default(), soon()).await.unwrap();
         assert_eq!((second.revision, second.value.entries.len(), second.value.next), (first.revision, 3, None));
         let again = store.list("/kv/", Some(&next), 10, ReadOptions::default(), soon()).await;
-        assert_eq!(again, Err(Error::SnapshotExpired { prefix: "/kv/".into() }));
+        assert_eq!(again, Err(Error::snapshot_expired("listing /kv/")));
     }
 
     #[tokio::test]
@@ -402,7 +402,7 @@ mod tests {
         }
         let mut watch = store.watch("/kv/", 1, soon()).await.unwrap();
         let gone = watch.next().await.unwrap().unwrap_err();
-        assert_eq!(gone, Error::Compacted { doing: "watching \"/kv/\"".into(), oldest: 2 });
+        assert_eq!(gone, Error::compacted("watching \"/kv/\"", 2));
         assert!(watch.next().await.is_none());
         let mut watch = store.watch("/kv/", 2, soon()).await.unwrap();
         assert_eq!(watch.next().await.unwrap().unwrap().changes.len(), MAX_CHANGES);

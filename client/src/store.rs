@@ -353,13 +353,11 @@ pub enum Error {
     #[error("{doing}: {message}")]
     SessionExpired { doing: String, message: String },
     /// The snapshot that was being read, or that the pages of a listing come from, is no longer held.
-    #[error("{prefix}: the snapshot that was being read is no longer held; start again")]
-    SnapshotExpired { prefix: String },
-    /// The changes asked for are no longer kept.
-    #[error(
-        "{doing}: the changes asked for are no longer kept, the first that can be watched from is {oldest}; list again, and watch from the revision after the listing's"
-    )]
-    Compacted { doing: String, oldest: Revision },
+    #[error("{doing}: {message}")]
+    SnapshotExpired { doing: String, message: String },
+    /// The changes asked for are no longer kept; `oldest` is the first that can be watched from.
+    #[error("{doing}: {message}")]
+    Compacted { doing: String, oldest: Revision, message: String },
     /// A defect or damaged data.
     #[error("{doing}: {message}")]
     Internal { doing: String, message: String, applied: Applied },
@@ -383,6 +381,21 @@ impl Error {
     /// What a store refuses because it cannot do it.
     pub fn cannot(doing: String, why: &str) -> Self {
         Error::Refused { doing, message: why.to_owned() }
+    }
+
+    /// What a store in this process says when a snapshot, or the pages of a listing, are no longer held.
+    pub fn snapshot_expired(doing: &str) -> Self {
+        let message = "the snapshot that was being read is no longer held; start again".to_owned();
+        Error::SnapshotExpired { doing: doing.to_owned(), message }
+    }
+
+    /// What a store in this process says when the changes asked for are no longer kept.
+    pub fn compacted(doing: &str, oldest: Revision) -> Self {
+        let message = format!(
+            "the changes asked for are no longer kept, the first that can be watched from is {oldest}; list again, and watch from \
+             the revision after the listing's"
+        );
+        Error::Compacted { doing: doing.to_owned(), oldest, message }
     }
 
     /// The same error, where it says whether the change may have been made; the others' kinds say it.

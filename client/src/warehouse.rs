@@ -21,7 +21,7 @@ use std::time::Instant;
 use lake_proto::kv::{Compare, Op, Revision, Txn};
 use serde::{Deserialize, Serialize};
 
-use crate::catalog::{Catalog, CatalogError, Namespace, claimed, encode, find};
+use crate::catalog::{Catalog, CatalogError, MAX_RACES, Namespace, claimed, encode, find};
 use crate::store::ReadOptions;
 
 /// The warehouse of every node's own configuration.
@@ -32,8 +32,6 @@ pub const MAX_WAREHOUSES: usize = 256;
 const MAX_TEXT_BYTES: usize = 1024;
 /// The key of all profiles.
 pub(crate) const KEY: &str = "/lake/warehouses";
-/// How often a change is made again on what another one left.
-const MAX_RACES: u32 = 64;
 
 /// Where a warehouse's tables are, and how they are reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

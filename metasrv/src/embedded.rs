@@ -1,7 +1,10 @@
 //! A metadata store in this process: a cluster of one peer without any listener, behind the [`MetaStore`] trait.
 //!
 //! It is the same peer as any other, with the same log, snapshots and state machine, so its directory can later be started
-//! as a peer of its own and grown to three. It refuses a directory whose cluster has other voters.
+//! as a peer of its own and grown to three. It refuses a directory whose cluster has other voters. [`node`]: a query node in the same
+//! process, which it coordinates.
+
+pub mod node;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -154,8 +157,8 @@ fn error(dir: &Path, doing: String, started: Instant, failure: Failure) -> store
         | Kind::UnsafeChange => store::Error::Refused { doing, message: failure.message },
         Kind::SessionExpired => store::Error::SessionExpired { doing, message: failure.message },
         Kind::Internal | Kind::Unspecified => store::Error::Internal { doing, message: failure.message, applied },
-        Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: doing },
-        Kind::Compacted => store::Error::Compacted { doing, oldest: failure.oldest_revision },
+        Kind::SnapshotExpired => store::Error::SnapshotExpired { doing, message: failure.message },
+        Kind::Compacted => store::Error::Compacted { doing, oldest: failure.oldest_revision, message: failure.message },
         Kind::NotLeader | Kind::Unavailable | Kind::Overloaded => store::Error::Unavailable {
             doing,
             endpoints: vec![format!("embedded in this process, {}", dir.display())],
@@ -207,11 +210,8 @@ impl MetaStore for EmbeddedStore {
         deadline: Instant,
     ) -> Result<Read<Page>, store::Error> {
         let started = clock::now();
-        let page =
-            self.member.list(prefix, page, limit, options, &self.call(deadline)).await.map_err(|f| match f.kind {
-                Kind::SnapshotExpired => store::Error::SnapshotExpired { prefix: prefix.to_owned() },
-                _ => self.error(format!("listing {prefix}"), started, f),
-            })?;
+        let page = self.member.list(prefix, page, limit, options, &self.call(deadline)).await;
+        let page = page.map_err(|f| self.error(format!("listing {prefix}"), started, f))?;
         Ok(Read { revision: page.revision, value: Page { entries: page.entries, next: page.next } })
     }
 

@@ -12,7 +12,7 @@
 //! log, which the caller decides.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use lake_proto::kv::Invalid;
@@ -31,6 +31,8 @@ const MAGIC: &[u8; 8] = b"lakesnap";
 const FORMAT: u32 = 3;
 /// Larger than any record can be: a key and a value at their limits.
 const MAX_RECORD_BYTES: usize = 2 << 20;
+/// Written to a file at once, and synced: one large sync at the end would hold up those of the log.
+const WRITE_BYTES: usize = 4 << 20;
 /// Read from a file at once.
 const READ_BYTES: usize = 1 << 20;
 const EXTENSION: &str = "snap";
@@ -174,14 +176,18 @@ fn parse_name(path: &Path) -> Option<LogId> {
 }
 
 fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 20, OpenOptions::new().write(true).create_new(true).open(path)?);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     let mut encoder = Encoder::new(meta, cluster_id, state);
-    let mut buffer = Vec::new();
+    let mut buffer = Vec::with_capacity(WRITE_BYTES);
     while encoder.next_into(&mut buffer)? {
-        out.write_all(&buffer)?;
-        buffer.clear();
+        if buffer.len() >= WRITE_BYTES {
+            file.write_all(&buffer)?;
+            file.sync_data()?;
+            buffer.clear();
+        }
     }
-    out.into_inner().map_err(|e| e.into_error())?.sync_all()
+    file.write_all(&buffer)?;
+    file.sync_all()
 }
 
 /// The bytes of a snapshot's file, a record at a time.

@@ -1,14 +1,15 @@
 //! What is kept in the metadata of operations that a client may ask for again: what they have in common, whether they came
 //! by REST ([`crate::rest::once`]) or as SQL ([`crate::sql::once`]). Semantics, section 4.
 //!
-//! An outcome is a JSON object in which `at_ms` says when it was left. It is kept for at least [`LIFETIME`], and forgotten
-//! after twice that.
+//! An outcome is a JSON object in which `at_ms` says when it was left. It is kept for at least [`LIFETIME`], and forgotten by a
+//! node that has seen it for twice that ([`FirstSeen`]): what the clocks of nodes show plays no part.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lake_client::metadata::MetadataWriter;
-use serde::Deserialize;
 
 /// How long a client may ask for an operation again.
 pub const LIFETIME: Duration = Duration::from_secs(60 * 60);
@@ -16,24 +17,59 @@ pub const LIFETIME: Duration = Duration::from_secs(60 * 60);
 const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);
 /// How long one may take.
 const SWEEP_WITHIN: Duration = Duration::from_secs(60);
+/// Most outcomes of which a node remembers since when it has seen them; others have their time from a later look on.
+const MAX_SEEN: usize = 200_000;
 
-#[derive(Deserialize)]
-struct Left {
-    at_ms: u64,
+/// Since when this process has seen what is kept. A clock that is set, or that differs from another node's, makes nothing older.
+#[derive(Debug, Default)]
+pub struct FirstSeen(Mutex<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    look: u64,
+    /// By the fingerprint of what is kept: when it was first seen, and at which look last.
+    all: HashMap<u64, (Instant, u64)>,
 }
 
-/// Forgets outcomes of these domains that have been kept for twice `lifetime`, until it is dropped.
+impl FirstSeen {
+    /// A look at all that is kept begins. What was not there at the last one is not remembered any more.
+    pub fn begin_look(&self) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = seen.look;
+        seen.all.retain(|_, (_, look)| *look == last);
+        seen.look += 1;
+    }
+
+    /// Whether this has been seen for so long; if it was not before, it is from now on.
+    pub fn is_older(&self, kept: &[u8], than: Duration) -> bool {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (look, is_full) = (seen.look, seen.all.len() >= MAX_SEEN);
+        let key = fingerprint(&[kept]);
+        match seen.all.get_mut(&key) {
+            Some((first, last)) => {
+                *last = look;
+                first.elapsed() >= than
+            }
+            None if is_full => false,
+            None => {
+                seen.all.insert(key, (Instant::now(), look));
+                false
+            }
+        }
+    }
+}
+
+/// Forgets outcomes of these domains that this node has seen for twice `lifetime`, until it is dropped.
 pub async fn sweep(writer: &MetadataWriter, domains: &[&str], lifetime: Duration) -> Infallible {
     // Nodes that were started together do not look together.
     let mut pause = SWEEP_EVERY.mul_f64(rand::random_range(0.1..1.0));
-    let kept_for_ms = 2 * u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX / 2);
-    let old = |kept: &[u8]| {
-        serde_json::from_slice::<Left>(kept).is_ok_and(|left| now_ms().saturating_sub(left.at_ms) > kept_for_ms)
-    };
+    let seen: Vec<FirstSeen> = domains.iter().map(|_| FirstSeen::default()).collect();
     loop {
         tokio::time::sleep(pause).await;
         pause = SWEEP_EVERY;
-        for domain in domains {
+        for (domain, seen) in domains.iter().zip(&seen) {
+            seen.begin_look();
+            let old = |kept: &[u8]| seen.is_older(kept, lifetime * 2);
             match writer.forget_outcomes(domain, old, Instant::now() + SWEEP_WITHIN).await {
                 Ok(0) => {}
                 Ok(forgotten) => tracing::debug!(domain, forgotten, "outcomes were kept long enough"),
@@ -63,6 +99,21 @@ pub fn now_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_is_as_old_as_it_has_been_seen() {
+        let seen = FirstSeen::default();
+        seen.begin_look();
+        assert!(!seen.is_older(b"a", Duration::ZERO), "seen for the first time");
+        seen.begin_look();
+        assert!(
+            seen.is_older(b"a", Duration::ZERO) && !seen.is_older(b"a", LIFETIME) && !seen.is_older(b"b", LIFETIME)
+        );
+        seen.begin_look();
+        assert!(seen.is_older(b"b", Duration::ZERO));
+        seen.begin_look();
+        assert!(!seen.is_older(b"a", Duration::ZERO), "was not there at the look before");
+    }
 
     #[test]
     fn a_fingerprint_stays_and_tells_requests_apart() {

@@ -45,7 +45,7 @@ async fn a_query_ends_at_its_deadline_though_nobody_reads_it() {
     let cluster = cluster(|options| options).await;
     let engine = cluster.nodes[0].engine();
     let client = cluster.client(0).await;
-    let rows = begin_long_query(&client, Some(Duration::from_secs(2))).await;
+    let rows = begin_long_query(&client, Some(Duration::from_secs(6))).await;
     assert_eq!(engine.running(), 1);
     while engine.running() > 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -5,6 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::store::{Through, Way};
 use common::*;
 use iceberg::io::FileIO;
 use iceberg::spec::{
@@ -13,8 +14,7 @@ use iceberg::spec::{
 use lake_client::Catalog;
 use lake_client::catalog::{TableIdent, TablePointer};
 use lake_client::memory::MemoryStore;
-use lake_client::store::{Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions};
-use lake_proto::kv::{KeyValue, Txn};
+use lake_client::store::Capabilities;
 use lake_query::{Kind, Options};
 
 /// Plays another engine: reads the table's metadata, changes it, and swaps the pointer.
@@ -37,42 +37,76 @@ async fn change(
     catalog.swap_table(&ident, current.mod_revision, &pointer, None, deadline).await.unwrap();
 }
 
-/// A store that tells nobody of changes, so that a node believes its pointers for as long as they may be believed.
-#[derive(Debug, Default)]
-struct Mute(MemoryStore);
+/// Plays another engine that writes whatever it likes into the table's metadata.
+async fn rewrite(cluster: &Cluster, rewrite: impl FnOnce(&mut serde_json::Value)) {
+    let catalog = Catalog::new(cluster.store.clone());
+    let ident = TableIdent::new("default".parse().unwrap(), "t").unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let current = catalog.load_table(&ident, deadline).await.unwrap().unwrap();
+    let location = current.value.metadata_location.clone();
+    let path = |location: &str| location.strip_prefix("file://").unwrap().to_owned();
+    let mut json = serde_json::from_slice(&std::fs::read(path(&location)).unwrap()).unwrap();
+    rewrite(&mut json);
+    let new = location.replace(".metadata.json", "-rewritten.metadata.json");
+    std::fs::write(path(&new), serde_json::to_vec(&json).unwrap()).unwrap();
+    let new = TablePointer { uuid: current.value.uuid, metadata_location: new, previous_location: Some(location) };
+    catalog.swap_table(&ident, current.mod_revision, &new, None, deadline).await.unwrap();
+}
 
-#[async_trait::async_trait]
-impl MetaStore for Mute {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { watch: false, ..self.0.capabilities() }
+#[tokio::test(flavor = "multi_thread")]
+async fn a_metadata_log_removes_nothing_but_the_tables_own() {
+    let mut cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE victim AS SELECT 1 AS x").await;
+    let victim = cluster.files(".metadata.json").pop().unwrap();
+    run(&client, "CREATE TABLE t (x BIGINT)").await;
+    rewrite(&cluster, |json| {
+        let entry = serde_json::json!({
+            "timestamp-ms": json["last-updated-ms"],
+            "metadata-file": format!("file://{}", victim.display()),
+        });
+        json["metadata-log"] = vec![entry].into();
+        json["properties"]["write.metadata.previous-versions-max"] = "1".into();
+    })
+    .await;
+    let own = cluster.files("-rewritten.metadata.json");
+    assert_eq!(own.len(), 1);
+    for value in 0..3 {
+        run(&client, &format!("INSERT INTO t VALUES ({value})")).await;
     }
+    // It waits for clean-ups.
+    cluster.nodes.remove(0).shutdown().await;
+    assert!(!own[0].exists(), "it fell out of the log");
+    assert!(victim.exists(), "another table's was removed");
+}
 
-    async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
-        self.0.get(key, options, by).await
-    }
+/// Snapshots that come from each other have no beginning.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_history_that_goes_in_circles_has_an_end() {
+    let cluster = cluster().await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    run(&client, "INSERT INTO t VALUES (2)").await;
+    rewrite(&cluster, |json| {
+        let last = json["snapshots"][1]["snapshot-id"].clone();
+        json["snapshots"][0]["parent-snapshot-id"] = last;
+    })
+    .await;
+    number(
+        &client,
+        "CALL system.expire_snapshots('t', older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 9)",
+    )
+    .await;
+    assert_eq!(numbers(&client, "SELECT x FROM t ORDER BY x").await, [1, 2]);
+}
 
-    async fn batch_get(
-        &self,
-        keys: &[String],
-        options: ReadOptions,
-        by: Instant,
-    ) -> Result<Read<Vec<KeyValue>>, Error> {
-        self.0.batch_get(keys, options, by).await
-    }
+/// Tells nobody of changes, so that a node believes its pointers for as long as they may be believed.
+#[derive(Debug)]
+struct Mute;
 
-    async fn list(
-        &self,
-        prefix: &str,
-        page: Option<&str>,
-        limit: u32,
-        options: ReadOptions,
-        by: Instant,
-    ) -> Result<Read<Page>, Error> {
-        self.0.list(prefix, page, limit, options, by).await
-    }
-
-    async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
-        self.0.commit(txn, by).await
+impl Way for Mute {
+    fn capabilities(&self, of: Capabilities) -> Capabilities {
+        Capabilities { watch: false, ..of }
     }
 }
 
@@ -136,9 +170,10 @@ async fn renamed_swapped_widened_and_new_columns_read_right() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn columns_changed_while_a_statement_runs_are_a_conflict() {
-    let cluster =
-        Cluster::over(Arc::new(Mute::default()), 1, |options| Options { pointer_ttl_ms: Some(600_000), ..options })
-            .await;
+    let cluster = Cluster::over(Arc::new(Through { store: Arc::new(MemoryStore::new()), way: Mute }), 1, |options| {
+        Options { pointer_ttl_ms: Some(600_000), ..options }
+    })
+    .await;
     let client = cluster.client(0).await;
     run(&client, "CREATE TABLE t (a INT)").await;
     change(&cluster, async |_, builder| {

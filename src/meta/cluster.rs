@@ -1,5 +1,6 @@
 //! The cluster that a command talks to: where it is, how long it may take, which peer answers reads.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -16,16 +17,18 @@ use crate::endpoints::At;
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where the cluster is, and how long a command may take.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Cluster {
     at: At,
     timeout: Option<Duration>,
+    /// Made when a command first needs it.
+    store: OnceLock<RemoteStore>,
 }
 
 impl Cluster {
     /// As the options say.
     pub fn new(at: At, timeout: Option<Duration>) -> Self {
-        Self { at, timeout }
+        Self { at, timeout, store: OnceLock::new() }
     }
 
     /// Where peers are reached.
@@ -44,12 +47,23 @@ impl Cluster {
         self.at.secret()
     }
 
-    /// The client's way to the cluster.
+    /// The client's way to the cluster, one for all of a command.
     ///
     /// # Errors
     /// No endpoint is known, or one is none.
     pub fn store(&self) -> Result<RemoteStore> {
-        Ok(RemoteStore::connect(RemoteConfig { endpoints: self.endpoints()?, secret: self.secret()? })?)
+        if let Some(store) = self.store.get() {
+            return Ok(store.clone());
+        }
+        let store = RemoteStore::connect(RemoteConfig { endpoints: self.endpoints()?, secret: self.secret()? })?;
+        Ok(self.store.get_or_init(|| store).clone())
+    }
+
+    /// The command is over: what the cluster keeps for it ends as well, unless the cluster does not answer.
+    pub async fn leave(&self) {
+        if let Some(store) = self.store.get() {
+            store.leave().await;
+        }
     }
 
     /// How long the command may take, if that is not told.

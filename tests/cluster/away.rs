@@ -37,7 +37,7 @@ async fn queries_go_on_without_metasrv_and_inserts_say_why_they_cannot() {
         assert!(error.message.contains("the metadata cluster is unreachable"), "{error}");
         assert!(error.message.contains("nothing was committed"), "{error}");
         assert!(
-            started.elapsed() < Duration::from_secs(6),
+            started.elapsed() < Duration::from_secs(20),
             "it ended by its deadline, not after {:?}",
             started.elapsed()
         );

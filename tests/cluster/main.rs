@@ -5,6 +5,7 @@
 
 mod away;
 mod bad_input;
+mod balancer;
 mod common;
 mod docs;
 mod engines;
@@ -14,6 +15,7 @@ mod library;
 mod nodes;
 mod object_storage;
 mod power;
+mod purge;
 #[path = "../../query/tests/rest/python.rs"]
 mod python;
 mod quick_start;

@@ -2,9 +2,13 @@
 
 use std::path::Path;
 
+use lake_client::memory::MemoryStore;
+use lake_client::store::MetaStore;
+use lake_client::transfer::{self, Existing};
+use lake_metasrv::EmbeddedStore;
 use serde_json::{Value, json};
 
-use crate::common::{Peers, printed, tool};
+use crate::common::{PATIENCE, Peers, printed, tool};
 
 /// A cluster with keys of all kinds; how many of them are to be moved.
 async fn filled() -> (Peers, u64) {
@@ -100,6 +104,29 @@ async fn a_cluster_is_moved_straight_to_another_one() {
     let table = old.meta(&["export", &format!("lake://{}", new.address(1)), "--existing", "keep"]).await;
     assert_eq!(table.code, Some(0), "{table:?}");
     assert!(table.text().contains(&format!("were there  {count}\n")), "{table:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_kept_in_one_process_is_moved_as_everything_else() {
+    let (old, count) = filled().await;
+    let data = old.path("cluster.data");
+    let hash = old.done(&["export", text(&data)]).await["data"]["hash"].clone();
+    let embedded = EmbeddedStore::open(&old.path("embedded")).await.unwrap();
+    let memory = MemoryStore::new();
+    // From the cluster through both of them, each into the next one, and into a cluster again.
+    let mut from = data;
+    for (name, store) in [("embedded", &*embedded as &dyn MetaStore), ("memory", &memory)] {
+        let imported = transfer::import(&from, store, Existing::Refuse, PATIENCE, &|_| {}).await.unwrap();
+        assert_eq!((imported.written, imported.verified), (count, imported.file.sum), "{name}");
+        from = old.path(&format!("{name}.data"));
+        let exported = transfer::export(store, name, &from, PATIENCE, &|_| {}).await.unwrap();
+        assert_eq!((exported.sum, exported.left_out), (imported.verified, 0), "{name}");
+    }
+    embedded.shutdown().await;
+    let new = Peers::founded(1).await;
+    let imported = new.done(&["import", text(&from)]).await;
+    assert_eq!((&imported["written"], &imported["verified"]["hash"]), (&json!(count), &hash), "{imported}");
+    assert_eq!(content(&new).await, content(&old).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -87,6 +87,14 @@ pub fn windows(history: &History) -> Vec<(String, Window)> {
     windows
 }
 
+/// When something succeeded that was asked for, in nanoseconds of the run and in order.
+pub fn successes(history: &History) -> Vec<u64> {
+    let calls = history.calls().iter().filter(|call| call.outcome == End::Ok && is_asked_for(history, call));
+    let mut successes: Vec<u64> = calls.filter_map(|call| Some(history.end(call)?.time_ns)).collect();
+    successes.sort_unstable();
+    successes
+}
+
 /// Judges how much was served.
 pub fn check(history: &History, limits: &Limits) -> Outcome {
     let mut findings = Findings::default();
@@ -95,6 +103,7 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
     let outside: Vec<&&Call> = calls.iter().filter(|call| !overlaps(history, call, &faults)).collect();
     let answered = outside.iter().filter(|call| is_answered(history, call)).count();
     let succeeded = calls.iter().filter(|call| call.outcome == End::Ok).count();
+    let calm = outside.iter().filter(|call| call.outcome == End::Ok).count();
     let longest = outages(history, &calls, &faults, limits, &mut findings);
     let (served, asked) = seconds(history, &calls);
     let kinds = kinds(history, &calls);
@@ -122,6 +131,7 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
         .with("succeeded", succeeded)
         .with("outside of faults", outside.len())
         .with("answered outside of faults", answered)
+        .with("succeeded outside of faults in %", calm * 100 / outside.len().max(1))
         .with("seconds", asked)
         .with("seconds with a success", served)
         .with("longest outage after faults in ms", usize::try_from(longest / 1_000_000).unwrap_or(usize::MAX))
@@ -183,10 +193,7 @@ fn overlaps(history: &History, call: &Call, faults: &[Window]) -> bool {
 
 /// The longest time from the end of all faults to the next success, in nanoseconds.
 fn outages(history: &History, calls: &[&Call], faults: &[Window], limits: &Limits, findings: &mut Findings) -> u64 {
-    let ended = |call: &&&Call| call.outcome == End::Ok;
-    let mut successes: Vec<u64> =
-        calls.iter().filter(ended).filter_map(|call| Some(history.end(call)?.time_ns)).collect();
-    successes.sort_unstable();
+    let successes = successes(history);
     let end = history.operations().last().map_or(0, |operation| operation.time_ns);
     let mut longest = 0;
     for (i, fault) in faults.iter().enumerate() {

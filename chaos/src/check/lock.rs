@@ -10,7 +10,8 @@
 //!   write of unknown outcome that took effect too late;
 //! - a write refused because the lease was over, when the holder had an answer that it is alive for longer (*over early*), unless
 //!   clocks were made to differ;
-//! - a grant whose answer shows that a key of an earlier holder, which hung on a lease, is still there (*left behind*).
+//! - a grant whose answer shows that a key of an earlier holder, which hung on a lease, is still there (*left behind*), or that
+//!   one is gone which did not hang on it any more when it ended (*taken along*).
 //!
 //! That the register itself is linearizable is for [`super::linear`] to say.
 
@@ -29,6 +30,9 @@ pub const OVER_EARLY: &str = "the lease is over, and was granted or kept alive f
 
 /// What is wrong about a grant: as the history says it.
 pub const LEFT_BEHIND: &str = "a key is there that hung on the lease of an earlier holder";
+
+/// The same.
+pub const TAKEN_ALONG: &str = "a key is gone that did not hang on a lease any more when that ended";
 
 /// What an answer shows of a fence.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,7 +60,7 @@ pub fn check(history: &History, drift: bool) -> Outcome {
     if !drift {
         judge_refusals(history, &mut findings);
     }
-    judge_left_behind(history, &mut findings);
+    judge_keys(history, &mut findings);
     for (lock, seen) in &locks {
         let report = Report { history, lock };
         judge_grants(&report, seen, &mut findings);
@@ -110,12 +114,17 @@ fn judge_refusals(history: &History, findings: &mut Findings) {
     }
 }
 
-fn judge_left_behind(history: &History, findings: &mut Findings) {
-    let shows_it = |call: &&Call| history.end(call).is_some_and(|end| end.error.as_deref() == Some(LEFT_BEHIND));
-    for call in history.calls().iter().filter(|call| call.outcome == End::Ok).filter(shows_it) {
+/// Keys that did not end with their leases, or did with others'.
+fn judge_keys(history: &History, findings: &mut Findings) {
+    for call in history.calls().iter().filter(|call| call.outcome == End::Ok) {
         let Action::Lock(Lock::Acquire { lock, fence: Some(fence) }) = history.action(call) else { continue };
-        let what = format!("with fence {fence} came a key that hung on the lease of an earlier holder");
-        Report { history, lock }.add(findings, "left behind", &what, [call, call]);
+        let (kind, which) = match history.end(call).and_then(|end| end.error.as_deref()) {
+            Some(LEFT_BEHIND) => ("left behind", "came a key that hung on the lease of an earlier holder"),
+            Some(TAKEN_ALONG) => ("taken along", "a key is gone that an earlier holder had taken off its lease"),
+            _ => continue,
+        };
+        let what = format!("with fence {fence} {which}");
+        Report { history, lock }.add(findings, kind, &what, [call, call]);
     }
 }
 

@@ -41,8 +41,6 @@ pub const DEFAULT_PEERS: u64 = 3;
 const EVENT_QUEUE: usize = 256;
 /// The pause before founding is asked for again.
 const FOUND_AGAIN: Duration = Duration::from_millis(200);
-/// How long founding may take once every peer answers.
-const FOUND_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the tasks of stopped processes may take to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -75,7 +73,7 @@ pub struct Spec {
     /// How peers reach each other, and are reached by clients. `None`: directly, on loopback.
     pub network: Option<Network>,
     pub policy: Policy,
-    /// How long a process may take until it serves.
+    /// How long a process may take until it serves, and peers until they are a cluster with a leader.
     pub start_timeout: Duration,
 }
 
@@ -182,7 +180,7 @@ impl Cluster {
         }
         self.await_serving(Role::Metasrv).await?;
         self.found().await?;
-        self.leader(FOUND_TIMEOUT).await?;
+        self.leader(self.spec.start_timeout).await?;
         self.await_serving(Role::Query).await
     }
 
@@ -369,9 +367,10 @@ impl Cluster {
         let founders: Vec<Member> = answers.iter().filter_map(|a| a.self_.clone()).collect();
         // A peer that is a member already knows whether these founders are the ones it was founded with.
         let by = answers.iter().position(|a| a.stage() != Stage::Fresh).unwrap_or(0);
-        let until = Instant::now() + FOUND_TIMEOUT;
+        let timeout = self.spec.start_timeout;
+        let until = Instant::now() + timeout;
         let founded = loop {
-            match admin::init(&peers[by], founders.clone(), None, FOUND_TIMEOUT).await {
+            match admin::init(&peers[by], founders.clone(), None, timeout).await {
                 // A founder was busy. It is safe to repeat.
                 Err(e) if e.is_unavailable() && Instant::now() < until => tokio::time::sleep(FOUND_AGAIN).await,
                 founded => break founded,
@@ -390,7 +389,7 @@ impl Cluster {
             })
         })?;
         let members = answers.iter().filter(|a| a.stage() != Stage::Fresh).count();
-        probe::until("every founder to be a member", FOUND_TIMEOUT, || async {
+        probe::until("every founder to be a member", timeout, || async {
             let answers = self.statuses().await;
             let fresh = answers.iter().filter(|a| a.stage() == Stage::Fresh).filter_map(|a| a.self_.as_ref());
             let fresh: Vec<_> = fresh.map(|m| ProcessName::metasrv(m.id).to_string()).collect();

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::attacks::{Attack, Came};
 use super::charts::Timeline;
 use super::diagram::{MAX_BARS, diagram};
 use super::record::Record;
@@ -36,6 +37,7 @@ pub fn page(results: &Results, history: &History, samples: &[Sample]) -> String 
         checks(&results.checks),
         findings(&results.checks),
         timeline(&Timeline::of(history, samples)),
+        faults(&results.faults),
         operations(results),
     ];
     parts.iter().for_each(|part| page.push_str(part));
@@ -163,6 +165,42 @@ fn timeline(timeline: &Timeline<'_>) -> String {
     figure(timeline.leader(), "Leader @ term");
     let peers: String = timeline.peers().iter().map(|(id, class)| key(class, &format!("peer {id}"))).collect();
     figure(timeline.lag(), &format!("Log entries yet to be applied, by peer {peers}"));
+    html
+}
+
+/// Every fault, with what came of it.
+fn faults(attacks: &[Attack]) -> String {
+    if attacks.is_empty() {
+        return String::new();
+    }
+    let header = ["fault", "done to", "from", "to", "", "shown by, or why not", "then without success"];
+    let header: String = header.iter().map(|name| format!("<th>{name}</th>")).collect();
+    let mut html = format!("<h2>Faults</h2>\n<table>\n<tr>{header}</tr>\n");
+    let seconds = |ms: u64| format!("{:.1} s", ms as f64 / 1000.0);
+    for attack in attacks {
+        let end = attack.end.iter().map(|(came, why)| match came {
+            Came::Installed => format!("; in the end: {why}"),
+            Came::Skipped | Came::Failed => format!("; its end {}: {why}", came.word()),
+        });
+        let without = match (attack.to_ms, attack.without_success_ms) {
+            (None, _) => String::new(),
+            (Some(_), None) => "to the end of the run".to_owned(),
+            (Some(_), Some(ms)) => format!("{ms} ms"),
+        };
+        let because: String = std::iter::once(attack.because.clone()).chain(end).collect();
+        let cells = [
+            attack.name.clone(),
+            attack.target.clone(),
+            seconds(attack.from_ms),
+            attack.to_ms.map(seconds).unwrap_or_default(),
+            attack.came.word().to_owned(),
+            because,
+            without,
+        ];
+        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", Escaped(cell))).collect();
+        let _ = writeln!(html, "<tr>{cells}</tr>");
+    }
+    html.push_str("</table>\n");
     html
 }
 

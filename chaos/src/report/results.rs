@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::attacks::{Attack, attacks};
 use super::record::Record;
 use crate::check::{self, Outcome, Verdict};
 use crate::history::{History, Outcome as End, Workload, encode};
@@ -24,6 +25,9 @@ pub struct Results {
     pub run: Option<Record>,
     /// By the name of the operation, as in the history.
     pub operations: BTreeMap<String, Counts>,
+    /// What was done to the cluster.
+    #[serde(default)]
+    pub faults: Vec<Attack>,
     pub checks: Vec<Outcome>,
 }
 
@@ -46,7 +50,15 @@ impl Results {
     /// Adds up what was judged and counted.
     pub fn new(workload: Workload, history: &History, run: Option<Record>, checks: Vec<Outcome>) -> Results {
         let verdict = check::verdict(&checks);
-        Results { exit_code: verdict.exit_code(), verdict, workload, run, operations: operations(history), checks }
+        Results {
+            exit_code: verdict.exit_code(),
+            verdict,
+            workload,
+            run,
+            operations: operations(history),
+            faults: attacks(history),
+            checks,
+        }
     }
 }
 

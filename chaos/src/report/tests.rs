@@ -99,6 +99,7 @@ fn a_report_is_made_from_the_files_of_a_run() {
         "peer 3 ended with exit code 101 at 0.0 s, as it may: bit 1 of byte 9",
         "kill:leader",
         "kill: 0.0 s to 0.0 s",
+        "<td>installed</td><td>pid 9 is gone; in the end: it serves</td><td>to the end of the run</td>",
     ] {
         assert!(page.contains(part), "{part} is missing");
     }

@@ -47,7 +47,7 @@ use crate::check::convergence::Facts;
 use crate::cluster::{Cluster, Spec};
 use crate::history::Operation;
 use crate::nemesis::disk::{self, Disks};
-use crate::nemesis::field::{Field, MEND_WITHIN};
+use crate::nemesis::field::Field;
 use crate::nemesis::kind::{Kind, Requested};
 use crate::nemesis::{SNAPSHOT_ARGUMENTS, clock, schedule};
 use crate::net::namespaces::Namespaces;
@@ -168,7 +168,6 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
         metasrv_env: environment,
         peer_logs: Some(settings.out.join("logs")),
         network: Some(network.clone()),
-        start_timeout: MEND_WITHIN,
         policy: Policy { min_backoff: RESTART_AFTER, max_backoff: RESTART_AFTER * 4, ..Policy::default() },
         ..Spec::new(&settings.binary, &dir)
     };

@@ -6,6 +6,7 @@
 
 use std::io::{Read, Write};
 use std::ops::RangeInclusive;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,8 +22,10 @@ use super::run;
 
 /// What a child is started with, behind the program's name.
 pub const ARGUMENTS: [&str; 3] = ["chaos", "sim", "--child"];
-/// Longest that a simulation may take, of real time.
+/// Longest that a simulation may take of a processor: on a busy machine it may wait for one for much longer.
 pub const LIMIT: Duration = Duration::from_secs(180);
+/// Longest that it may take of real time: one that waits for something that never comes takes no processor.
+const DEADLINE: Duration = Duration::from_secs(1800);
 /// Most memory that a simulation may take, addresses counted.
 const MEMORY_BYTES: u64 = 8 << 30;
 /// What of a child's complaints is kept.
@@ -126,12 +129,15 @@ impl Children {
     }
 
     fn look_after(&self, child: &mut Child) -> Result<(), String> {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + DEADLINE;
         let why = loop {
             match child.try_wait() {
+                Ok(Some(status)) if status.signal() == Some(Signal::XCPU.as_raw()) => {
+                    return Err(format!("it takes more than {} s of a processor", LIMIT.as_secs()));
+                }
                 Ok(Some(_)) => return Ok(()),
                 Ok(None) if self.stopped() => break "it was stopped".to_owned(),
-                Ok(None) if Instant::now() >= deadline => break format!("it takes more than {} s", LIMIT.as_secs()),
+                Ok(None) if Instant::now() >= deadline => break format!("it takes more than {} s", DEADLINE.as_secs()),
                 Ok(None) => thread::sleep(LOOK_EVERY),
                 Err(e) => break format!("looking after it: {e}"),
             }
@@ -193,8 +199,15 @@ impl Children {
 pub fn child(trace: Option<PathBuf>) -> Result<Report, String> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|e| format!("to end with the parent: {e}"))?;
-    let limit = Rlimit { current: Some(MEMORY_BYTES), maximum: Some(MEMORY_BYTES) };
-    rustix::process::setrlimit(Resource::As, limit).map_err(|e| format!("limiting the memory: {e}"))?;
+    let limit = |resource, limit: u64, what: &str| {
+        // At its first limit of time it gets a signal that says why; it ends with that, and leaves no image of its memory.
+        let maximum = Some(limit + u64::from(matches!(resource, Resource::Cpu)));
+        let limit = Rlimit { current: Some(limit), maximum };
+        rustix::process::setrlimit(resource, limit).map_err(|e| format!("limiting {what}: {e}"))
+    };
+    limit(Resource::As, MEMORY_BYTES, "the memory")?;
+    limit(Resource::Core, 0, "what a crash leaves")?;
+    limit(Resource::Cpu, LIMIT.as_secs(), "the time")?;
     let plan = serde_json::from_reader(std::io::stdin().lock()).map_err(|e| format!("reading the plan: {e}"))?;
     run::alone(plan, trace)
 }

@@ -271,6 +271,15 @@ impl Fault {
         }
     }
 
+    /// The same, at the leader where it is one peer that is cut off: something is sent to it and from it all the time.
+    pub fn at_the_leader(&self) -> Fault {
+        let mut fault = self.clone();
+        if let Fault::Isolate { who, .. } | Fault::Mute { who, .. } | Fault::CutClients { who, .. } = &mut fault {
+            *who = Who::Leader;
+        }
+        fault
+    }
+
     fn draw(
         profile: Profile,
         plan: &Plan,

@@ -2,7 +2,8 @@
 //! version counts how often it was changed.
 //!
 //! Several changes of a session may be unanswered at a time: they are sent first one after the other, and again from the last
-//! to the first, so that a session has to remember more than its newest request.
+//! to the first, so that a session has to remember more than its newest request; or again in their order, each saying that
+//! those before it were answered, so that a session forgets these, and just these.
 //!
 //! An answer is lost by not waiting for it: the first sendings have so little time that they often arrive and are not
 //! answered. Each sending is an operation of its own in the history, under the id of the change, so that what each was
@@ -31,6 +32,9 @@ const SESSION_TTL: Duration = Duration::from_secs(120);
 const TOO_SHORT_US: std::ops::Range<u64> = 200..6_000;
 /// The probability that an answer is waited for though the change is sent again.
 const WAITED_FOR: f64 = 0.1;
+/// The probability that a change is sent once more when all were answered and the session has been told: it comes too late, as
+/// what the network has kept may, and must be refused.
+const LATE: f64 = 0.1;
 /// Sendings with too little time, before the one that is waited for.
 const MAX_LOST: u32 = 3;
 /// Changes of a session that may be unanswered at a time.
@@ -93,8 +97,22 @@ async fn apply(requests: &[Request], access: &mut Access, scribe: &mut Scribe) -
             }
         }
     }
-    for request in requests.iter().rev() {
-        request.send(None, access, scribe).await?;
+    if access.chance(0.5) {
+        for request in requests.iter().rev() {
+            request.send(None, access, scribe).await?;
+        }
+    } else {
+        for request in requests {
+            let stamp = Stamp { lowest_unanswered: request.stamp.sequence, ..request.stamp };
+            request.send_as(stamp, None, access, scribe).await?;
+        }
+    }
+    if access.chance(LATE)
+        && let Some((first, last)) = requests.first().zip(requests.last())
+    {
+        let stamp = Stamp { lowest_unanswered: last.stamp.sequence + 1, ..first.stamp };
+        // It is refused, or its answer is in the history.
+        let _ = first.send_as(stamp, None, access, scribe).await;
     }
     Ok(())
 }
@@ -121,9 +139,19 @@ impl Request {
 
     /// Sends it once; says whether it was answered in time. Without `within` there is as much time as any operation has.
     async fn send(&self, within: Option<Duration>, access: &mut Access, scribe: &mut Scribe) -> Result<bool, Error> {
+        self.send_as(self.stamp, within, access, scribe).await
+    }
+
+    async fn send_as(
+        &self,
+        stamp: Stamp,
+        within: Option<Duration>,
+        access: &mut Access,
+        scribe: &mut Scribe,
+    ) -> Result<bool, Error> {
         scribe.invoke(self.action.clone());
         // Told to nobody, neither the client nor the peer: the connection stays, and the answer comes to nobody.
-        let sending = access.store.commit_stamped(self.txn.clone(), self.stamp, access.deadline());
+        let sending = access.store.commit_stamped(self.txn.clone(), stamp, access.deadline());
         let answer = match within {
             Some(too_short) => match tokio::time::timeout(too_short, sending).await {
                 Ok(answer) => answer,

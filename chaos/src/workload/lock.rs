@@ -1,12 +1,16 @@
 //! Locks with fences. A lock is a scope held by a lease; its fence is the scope's. What it guards is a register that is
 //! written only while the lease is alive.
 //!
-//! With the lock a holder puts a key that hangs on its lease. The next one must not find it: it goes with the lease.
+//! With the lock a holder puts a key that hangs on its lease. The next one must not find it: it goes with the lease. Another key
+//! it hangs on the lease and takes off again, by a write or a delete, before it leaves it there without one: the next
+//! one must find that.
 //!
 //! Half of the clients claim the lock's path, half a part of it: an ancestor and a descendant exclude each other. Some
 //! holders stand still for longer than their lease lives, without keeping it alive, and then write as if nothing had
 //! happened: the compare that the lease is alive is all that stops them.
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -14,7 +18,7 @@ use lake_client::clock;
 use lake_client::remote::coordination::Lease;
 use lake_client::remote::keeper::LeaseKeeper;
 use lake_client::store::{Error, MetaStore, ReadOptions};
-use lake_proto::coordination::ScopeOwner;
+use lake_proto::coordination::{LeaseId, ScopeOwner};
 use lake_proto::kv::{Compare, Op, OpResult, Txn};
 use rand::Rng;
 
@@ -33,8 +37,20 @@ const OVERSLEPT: std::ops::Range<u64> = 1_200..2_500;
 pub(super) fn plan(clients: usize) -> Plan {
     let values = Unique::default();
     let locks = (clients as i64 / 3).max(1);
-    let client = |n: usize| Client { locks, part: n % 2 == 1, values: values.clone(), holding: None };
+    let granted = Granted::default();
+    let client =
+        |n: usize| Client { locks, part: n % 2 == 1, values: values.clone(), granted: granted.clone(), holding: None };
     Plan::of(clients, client, Final { locks })
+}
+
+/// The locks that somebody was told to have got, each with what is left there. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+struct Granted(Arc<Mutex<BTreeSet<i64>>>);
+
+impl Granted {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<i64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Holding {
@@ -51,6 +67,7 @@ struct Client {
     /// Claims a part of the lock, which is as good as all of it.
     part: bool,
     values: Unique,
+    granted: Granted,
     holding: Option<Holding>,
 }
 
@@ -71,6 +88,18 @@ impl Actor for Client {
 }
 
 impl Client {
+    /// Hangs a key on a lease and takes it off again, so that it stays when the lease ends.
+    fn taken_off(lease: LeaseId, place: &str, by_delete: bool) -> Vec<Op> {
+        let put = |lease: Option<LeaseId>| Op::Put {
+            key: place.to_owned(),
+            value: "kept".into(),
+            return_previous: lease.is_some(),
+            lease,
+        };
+        let delete = by_delete.then(|| Op::delete(place.to_owned()));
+        std::iter::once(put(Some(lease))).chain(delete).chain([put(None)]).collect()
+    }
+
     async fn acquire(&self, access: &mut Access, scribe: &mut Scribe) -> Option<Holding> {
         let lock = access.rng.random_range(0..self.locks);
         let action = |fence| Action::Lock(Lock::Acquire { lock: lock.into(), fence });
@@ -85,11 +114,16 @@ impl Client {
             return_previous: true,
             lease: Some(lease.id),
         };
+        let kept = format!("{}/kept", place(Workload::Lock, &lock.into()));
         let txn = Txn {
             when: vec![Compare::lease_alive(lease.id), Compare::scope_free(path.clone(), Some(owner.clone()))],
-            then: vec![Op::AcquireScope { path, owner }, holder],
+            then: [Op::AcquireScope { path, owner }, holder]
+                .into_iter()
+                .chain(Self::taken_off(lease.id, &kept, access.chance(0.5)))
+                .collect(),
             otherwise: vec![],
         };
+        let must_be_kept = self.granted.lock().contains(&lock);
         scribe.invoke(action(None));
         let answer = access.store.commit(txn, deadline).await;
         match answer {
@@ -98,12 +132,19 @@ impl Client {
                     scribe.unknown(action(None), "the answer has no fence");
                     return None;
                 };
-                match done.result.results.get(1) {
-                    Some(OpResult::Put { previous: Some(_), .. }) => {
-                        scribe.amiss(action(Some(*fence)), Some(done.result.revision), None, lock::LEFT_BEHIND);
-                    }
-                    _ => scribe.ok(action(Some(*fence)), Some(done.result.revision), None),
+                let was_there =
+                    |at: usize| matches!(done.result.results.get(at), Some(OpResult::Put { previous: Some(_), .. }));
+                let amiss = if was_there(1) {
+                    Some(lock::LEFT_BEHIND)
+                } else {
+                    (must_be_kept && !was_there(2)).then_some(lock::TAKEN_ALONG)
+                };
+                match amiss {
+                    Some(amiss) => scribe.amiss(action(Some(*fence)), Some(done.result.revision), None, amiss),
+                    None => scribe.ok(action(Some(*fence)), Some(done.result.revision), None),
                 }
+                access.ledger.put(&kept, done.result.revision);
+                self.granted.lock().insert(lock);
                 let keeper = access.chance(0.5).then(|| LeaseKeeper::start(access.store.clone(), lease));
                 let writes_left = access.rng.random_range(WRITES);
                 return Some(Holding { lock, fence: *fence, lease, keeper, writes_left });

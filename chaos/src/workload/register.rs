@@ -1,7 +1,9 @@
-//! Single registers: reads from every peer, blind writes, and compare-and-set by the revision or by the value.
+//! Single registers: reads from every peer, blind writes, and compare-and-set by the revision, by the value, or by the version
+//! and when the key was created.
 //!
-//! A compare-and-set expects what its client last saw there, which somebody else may have changed since. A key is left after
-//! [`USES`] operations.
+//! A compare-and-set expects what its client last saw there, which somebody else may have changed since. Some blind writes
+//! delete the key and create it again, in one transaction: its versions begin anew then. A key is left after [`USES`]
+//! operations.
 
 use std::collections::HashMap;
 
@@ -28,8 +30,16 @@ pub(super) fn plan(clients: usize) -> Plan {
     Plan::of(clients, client, Final { keys: keys.clone() })
 }
 
-/// What a client last saw under a key: the value and its revision, or that it is absent.
-type Seen = Option<(i64, Revision)>;
+/// What a client last saw under a key, or that it is absent.
+type Seen = Option<There>;
+
+#[derive(Debug, Clone, Copy)]
+struct There {
+    value: i64,
+    revision: Revision,
+    /// When the key was created and its version since, if the client knows.
+    life: Option<(Revision, u64)>,
+}
 
 struct Client {
     keys: Rotation,
@@ -61,13 +71,16 @@ impl Client {
         let value = self.values.next();
         let action = Action::Register(Register::Write { key: key.into(), value });
         let place = place(Workload::Register, &key.into());
-        let put = Op::put(place.clone(), value.to_string());
+        let anew = access.chance(0.3);
+        let delete = anew.then(|| Op::delete(place.clone()));
+        let then = delete.into_iter().chain([Op::put(place.clone(), value.to_string())]).collect();
         scribe.invoke(action.clone());
-        match access.store.commit(Txn { then: vec![put], ..Txn::default() }, access.deadline()).await {
+        match access.store.commit(Txn { then, ..Txn::default() }, access.deadline()).await {
             Ok(done) => {
-                scribe.ok(action, Some(done.result.revision), None);
-                access.ledger.put(&place, done.result.revision);
-                self.seen.insert(key, Some((value, done.result.revision)));
+                let revision = done.result.revision;
+                scribe.ok(action, Some(revision), None);
+                access.ledger.put(&place, revision);
+                self.seen.insert(key, Some(There { value, revision, life: anew.then_some((revision, 1)) }));
             }
             Err(error) => scribe.change_failed(action, &error),
         }
@@ -75,29 +88,38 @@ impl Client {
 
     async fn cas(&mut self, key: i64, seen: Seen, access: &mut Access, scribe: &mut Scribe) {
         let to = self.values.next();
-        let action = Action::Register(Register::Cas { key: key.into(), from: seen.map(|(value, _)| value), to });
+        let action = Action::Register(Register::Cas { key: key.into(), from: seen.map(|there| there.value), to });
         let place = place(Workload::Register, &key.into());
-        let compare = match seen {
-            None => Compare::expected(place.clone(), Expected::Absent),
-            Some((value, _)) if access.chance(0.3) => {
-                Compare { key: place.clone(), condition: Condition::Value(value.to_string().into()) }
+        let is = |condition| Compare { key: place.clone(), condition };
+        let when = match (seen, access.rng.random_range(0..10)) {
+            (None, _) => vec![Compare::expected(place.clone(), Expected::Absent)],
+            (Some(There { value, .. }), 0..3) => vec![is(Condition::Value(value.to_string().into()))],
+            (Some(There { life: Some((created, version)), .. }), 3..6) => {
+                vec![is(Condition::CreateRevision(created)), is(Condition::Version(version))]
             }
-            Some((_, revision)) => Compare::expected(place.clone(), Expected::ModRevision(revision)),
+            (Some(There { revision, .. }), _) => {
+                vec![Compare::expected(place.clone(), Expected::ModRevision(revision))]
+            }
         };
-        let txn = Txn { when: vec![compare], then: vec![Op::put(place.clone(), to.to_string())], otherwise: vec![] };
+        let txn = Txn { when, then: vec![Op::put(place.clone(), to.to_string())], otherwise: vec![] };
         scribe.invoke(action.clone());
         match access.store.commit(txn, access.deadline()).await {
             Ok(done) if done.result.succeeded => {
-                scribe.ok(action, Some(done.result.revision), None);
-                access.ledger.put(&place, done.result.revision);
-                self.seen.insert(key, Some((to, done.result.revision)));
+                let revision = done.result.revision;
+                scribe.ok(action, Some(revision), None);
+                access.ledger.put(&place, revision);
+                let life = match seen {
+                    None => Some((revision, 1)),
+                    Some(There { life, .. }) => life.map(|(created, version)| (created, version + 1)),
+                };
+                self.seen.insert(key, Some(There { value: to, revision, life }));
             }
             Ok(done) => {
                 let there = done.result.observed.first().and_then(as_seen);
                 self.seen.insert(key, there);
                 match there {
                     // The first of two sendings did it, and only the second was answered.
-                    Some((value, revision)) if value == to => scribe.ok(action, Some(revision), None),
+                    Some(There { value, revision, .. }) if value == to => scribe.ok(action, Some(revision), None),
                     _ if done.resent => scribe.unknown(action, "sent twice, and the second compare failed"),
                     _ => scribe.refused(action, "the compare failed"),
                 }
@@ -108,7 +130,8 @@ impl Client {
 }
 
 fn as_seen(entry: &KeyValue) -> Seen {
-    Some((number_of(&entry.value)?, entry.mod_revision))
+    let life = Some((entry.create_revision, entry.version));
+    Some(There { value: number_of(&entry.value)?, revision: entry.mod_revision, life })
 }
 
 /// Reads a key, from any peer or from the leader.
@@ -121,7 +144,7 @@ async fn read(key: i64, access: &mut Access, scribe: &mut Scribe) -> Result<Seen
     match answer {
         Ok(read) => {
             let seen = read.value.as_ref().and_then(as_seen);
-            scribe.ok(action(seen.map(|(value, _)| value)), seen.map(|(_, revision)| revision), peer);
+            scribe.ok(action(seen.map(|there| there.value)), seen.map(|there| there.revision), peer);
             Ok(seen)
         }
         Err(error) => {

@@ -1,7 +1,9 @@
-//! Sets that only grow: one key per element, created once; a set is read as a listing.
+//! Sets that only grow: one key per element, created once; a set is read as a listing, some of it in small pages.
 
 use async_trait::async_trait;
-use lake_client::store::{Error, MetaStore, ReadOptions};
+use lake_client::store::{Error, MetaStore, Read, ReadOptions};
+use lake_proto::kv::KeyValue;
+use rand::Rng;
 
 use super::access::Access;
 use super::rotation::Rotation;
@@ -11,6 +13,8 @@ use crate::run::recorder::Scribe;
 
 /// Operations on one set.
 const USES: u64 = 400;
+/// In a small page.
+const PAGE_ENTRIES: std::ops::Range<u32> = 10..80;
 
 pub(super) fn plan(clients: usize) -> Plan {
     let sets = Rotation::new((clients / 3).max(1), USES);
@@ -54,8 +58,13 @@ impl Actor for Client {
 async fn read(key: i64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
     let prefix = format!("{}/", place(Workload::Set, &key.into()));
     let action = |elements| Action::Set(Set::Read { key: key.into(), elements });
+    let pages_of = if access.chance(0.3) { Some(access.rng.random_range(PAGE_ENTRIES)) } else { None };
     scribe.invoke(action(None));
-    match access.store.list_all(&prefix, ReadOptions::default(), access.deadline()).await {
+    let listed = match pages_of {
+        Some(entries) => list_in_pages(&prefix, entries, access).await,
+        None => access.store.list_all(&prefix, ReadOptions::default(), access.deadline()).await,
+    };
+    match listed {
         Ok(read) => {
             let elements = read.value.iter().filter_map(|entry| entry.key.strip_prefix(&prefix)?.parse().ok());
             scribe.ok(action(Some(elements.collect())), Some(read.revision), None);
@@ -64,6 +73,27 @@ async fn read(key: i64, access: &mut Access, scribe: &mut Scribe) -> Result<(), 
         Err(error) => {
             scribe.read_failed(action(None), &error, None);
             Err(error)
+        }
+    }
+}
+
+/// A page after the other, all of one revision. If that is no longer held by the peer that was asked, all of it at once.
+async fn list_in_pages(prefix: &str, entries: u32, access: &Access) -> Result<Read<Vec<KeyValue>>, Error> {
+    let deadline = access.deadline();
+    let (mut all, mut page) = (Vec::new(), None::<String>);
+    loop {
+        match access.store.list(prefix, page.as_deref(), entries, ReadOptions::default(), deadline).await {
+            Ok(read) => {
+                all.extend(read.value.entries);
+                page = read.value.next;
+                if page.is_none() {
+                    return Ok(Read { revision: read.revision, value: all });
+                }
+            }
+            Err(Error::SnapshotExpired { .. }) => {
+                return access.store.list_all(prefix, ReadOptions::default(), deadline).await;
+            }
+            Err(error) => return Err(error),
         }
     }
 }

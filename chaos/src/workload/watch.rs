@@ -1,5 +1,5 @@
-//! Watchers of one prefix, and clients that change what is under it. A watcher lets go of its stream now and then and opens
-//! it again behind the last revision it saw.
+//! Watchers of one prefix, and clients that change what is under it, now and then by the end of a lease that a key hangs on. A
+//! watcher lets go of its stream now and then and opens it again behind the last revision it saw.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,6 +21,11 @@ use crate::run::recorder::Scribe;
 const KEYS: i64 = 12;
 /// Most keys in one transaction.
 const MAX_KEYS: usize = 3;
+/// How often a writer puts a key that goes with a lease. At which revision is not told to anybody but watchers, so that the
+/// outcome of these is unknown to the history.
+const FLEETING: f64 = 0.02;
+/// Longer than any of these leases is needed: it is ended.
+const FLEETING_TTL: Duration = Duration::from_secs(60);
 /// How often a watcher lets go of its stream, per message.
 const LET_GO: f64 = 0.01;
 /// How long watchers may take to see the end, once all is healed.
@@ -63,6 +68,9 @@ struct Writer {
 #[async_trait]
 impl Actor for Writer {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        if access.chance(FLEETING) {
+            return self.fleeting(access, scribe).await;
+        }
         if access.chance(0.15) {
             return self.delete(access, scribe).await;
         }
@@ -82,6 +90,24 @@ impl Actor for Writer {
 }
 
 impl Writer {
+    /// Puts a key that nobody else touches, and ends the lease that it hangs on.
+    async fn fleeting(&self, access: &mut Access, scribe: &mut Scribe) {
+        // A lease is nothing to anybody yet.
+        let Ok(lease) = access.store.grant_lease(FLEETING_TTL, "chaos", access.deadline()).await else { return };
+        let value = self.values.next();
+        let key = Key::from(KEYS + value);
+        let then = vec![Op::put_leased(place(Workload::Watch, &key), value.to_string(), lease.id)];
+        let when = vec![Compare::lease_alive(lease.id)];
+        let put = Watch::Change { changes: BTreeMap::from([(key.clone(), Some(value))]) };
+        commit(put, Txn { when, then, otherwise: vec![] }, access, scribe).await;
+        let gone = Action::Watch(Watch::Change { changes: BTreeMap::from([(key, None)]) });
+        scribe.invoke(gone.clone());
+        match access.store.revoke_lease(lease.id, access.deadline()).await {
+            Ok(_) => scribe.unknown(gone, "it goes with its lease, at a revision that is not told"),
+            Err(error) => scribe.unknown(gone, &format!("it goes with its lease, whose end is not known: {error}")),
+        }
+    }
+
     /// Deletes a key that is there: a delete of nothing is no change.
     async fn delete(&self, access: &mut Access, scribe: &mut Scribe) {
         let key = Key::from(access.rng.random_range(0..KEYS));

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use lake_proto::kv::Revision;
 use tokio::sync::watch;
 
+use super::Shared;
 use super::counters::{Reason, count};
 use super::cover::Entry;
 use super::ledger::{Asked, Ledger, Refused};
-use super::{Shared, is_away};
+use super::resolve::is_away;
 use crate::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use crate::clock;
 use crate::store::{Applied, Error, Leader, ReadOptions};

@@ -347,7 +347,7 @@ impl Schedule {
                     messages.recv().await.map(|message| (message, messages))
                 });
                 let opened = match self.rng.random_range(0..10) {
-                    0 if fail => Err(Error::Compacted { doing: "test".into(), oldest: now + 1 }),
+                    0 if fail => Err(Error::compacted("test", now + 1)),
                     _ if fail => Err(unavailable()),
                     _ => Ok(stream.boxed()),
                 };
@@ -372,7 +372,7 @@ impl Schedule {
             Some(_) => world.watching = Some((told, sender)),
             None => {
                 let oldest = world.revision() + 1;
-                let compacted = Error::Compacted { doing: "test".into(), oldest };
+                let compacted = Error::compacted("test", oldest);
                 drop(sender.send(Err(if self.rng.random_bool(0.5) { compacted } else { unavailable() })));
             }
         }

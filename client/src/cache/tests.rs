@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
+use super::counters::Reason;
+use super::resolve::is_away;
 use super::*;
 use crate::catalog::Namespace;
 use crate::faulty::{FaultyStore, soon};

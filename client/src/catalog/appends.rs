@@ -11,6 +11,9 @@
 //! the giver's own swap, and that of a node which takes it along; the latter demands as well that the record is the one it
 //! has read, and deletes it. Handing over demands the same, so that a handing over that comes late, after its append was
 //! made or withdrawn, is refused. So an append is withdrawn by leaving an outcome that says so.
+//!
+//! No record may stay behind its outcome: it would be made again once that is forgotten. So withdrawing takes it away, and a giver
+//! names the record in its own swap.
 
 use std::time::Instant;
 
@@ -19,7 +22,9 @@ use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{Compare, Op, Revision, Txn};
 use uuid::Uuid;
 
-use super::{Catalog, CatalogError, Operation, Result, TableIdent, TablePointer, Versioned, find, operation_key};
+use super::error::Result;
+use super::operations::operation_key;
+use super::{Catalog, CatalogError, find};
 use crate::store::{Error, ReadOptions};
 
 /// Keys of appends that are handed over begin so.
@@ -69,7 +74,7 @@ impl Settling {
         }
         let mut txn = Txn::default();
         for append in &self.appends {
-            let key = operation_key(DOMAIN, &append.id.to_string())?;
+            let key = outcome_key(append.id)?;
             txn.when.push(Compare::absent(&key));
             txn.then.push(Op::put(key, self.outcome.clone()));
             if let Some(revision) = append.handed {
@@ -109,7 +114,7 @@ impl Catalog {
         deadline: Instant,
     ) -> Result<Option<Revision>> {
         let key = handed_key(table, id);
-        let outcome = operation_key(DOMAIN, &id.to_string())?;
+        let outcome = outcome_key(id)?;
         let when = vec![Compare::absent(&key), Compare::absent(outcome), Compare::lease_alive(lease)];
         let then = vec![Op::put_leased(&key, value, lease)];
         let committed = self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
@@ -140,42 +145,44 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn append_outcome(&self, id: Uuid, deadline: Instant) -> Result<Option<Outcome>> {
-        let key = operation_key(DOMAIN, &id.to_string())?;
+        let key = outcome_key(id)?;
         let read = self.store.get(&key, ReadOptions::default(), deadline).await?;
         Ok(read.value.map(|entry| Outcome { value: entry.value, revision: entry.mod_revision }))
     }
 
-    /// Gives an append up, so that nobody can make it any more: leaves `outcome`, which says so, unless there is one.
-    /// Returns the one that is there then.
+    /// Gives an append up, so that nobody can make it any more: leaves `outcome`, which says so, unless there is one, and takes its
+    /// record away: one that stayed would be made again once its outcome is forgotten. Returns the outcome that is there then.
     ///
     /// # Errors
     /// The store's.
     pub async fn withdraw(&self, table: Uuid, id: Uuid, outcome: Bytes, deadline: Instant) -> Result<Bytes> {
-        let left = self.leave_outcome(&Operation::new(DOMAIN, &id.to_string(), outcome)?, deadline).await?;
-        let key = handed_key(table, id);
-        // Only tidiness: what has an outcome is not made.
-        if let Some(there) = self.store.get(&key, ReadOptions::default(), deadline).await?.value {
-            let delete = Txn::cas_delete(&key, there.mod_revision);
-            self.store.commit(delete, deadline).await?;
+        let (key, record) = (outcome_key(id)?, handed_key(table, id));
+        loop {
+            let there = self.store.get(&record, ReadOptions::default(), deadline).await?.value;
+            let mut txn = Txn {
+                when: vec![Compare::absent(&key)],
+                then: vec![Op::put(&key, outcome.clone())],
+                otherwise: vec![],
+            };
+            match &there {
+                Some(there) => {
+                    txn.when.push(Compare::mod_revision(&record, there.mod_revision));
+                    txn.then.push(Op::delete(&record));
+                }
+                None => txn.when.push(Compare::absent(&record)),
+            }
+            let result = self.store.commit(txn, deadline).await?.result;
+            if result.succeeded {
+                return Ok(outcome);
+            }
+            // Else the record has come or gone in between, each of which it does once.
+            if let Some(left) = find(&result.observed, &key) {
+                if let Some(there) = there {
+                    self.store.commit(Txn::cas_delete(&record, there.mod_revision), deadline).await?;
+                }
+                return Ok(left.value.clone());
+            }
         }
-        Ok(left)
-    }
-
-    /// As [`Catalog::swap_table`], and makes these appends, at most [`MAX_SETTLED`].
-    ///
-    /// # Errors
-    /// As [`Catalog::swap_table`]; `Conflict` with the pointer that was expected if one of the appends has an outcome, or is
-    /// no longer handed over as it was: look at both again.
-    pub async fn swap_table_settling(
-        &self,
-        table: &TableIdent,
-        expected: Revision,
-        new: &TablePointer,
-        turn: Option<Revision>,
-        settling: &Settling,
-        deadline: Instant,
-    ) -> Result<Versioned<TablePointer>> {
-        self.swap(table, expected, new, turn, settling, deadline).await
     }
 
     /// Forgets outcomes that were read by the only ones who may ask for them. What is no longer as it was read stays.
@@ -183,17 +190,15 @@ impl Catalog {
     /// # Errors
     /// The store's.
     pub async fn forget_appends(&self, read: &[(Uuid, Revision)], deadline: Instant) -> Result<()> {
-        for some in read.chunks(super::FORGOTTEN_AT_A_TIME) {
-            let (mut when, mut then) = (Vec::new(), Vec::new());
-            for (id, revision) in some {
-                let key = operation_key(DOMAIN, &id.to_string())?;
-                when.push(Compare::mod_revision(&key, *revision));
-                then.push(Op::delete(key));
-            }
-            self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
-        }
-        Ok(())
+        let outcomes: Vec<_> =
+            read.iter().map(|(id, revision)| Ok((outcome_key(*id)?, *revision))).collect::<Result<_>>()?;
+        self.forget(&outcomes, deadline).await
     }
+}
+
+/// The key of what became of an append.
+fn outcome_key(id: Uuid) -> Result<String> {
+    operation_key(DOMAIN, &id.to_string())
 }
 
 fn handed_key(table: Uuid, id: Uuid) -> String {
@@ -204,7 +209,7 @@ fn handed_key(table: Uuid, id: Uuid) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::Namespace;
+    use super::super::{Namespace, TableIdent, TablePointer};
     use super::*;
     use crate::faulty::{FaultyStore, soon};
 
@@ -249,6 +254,10 @@ mod tests {
         let at = hand(&catalog, uuid, late).await;
         assert_eq!(catalog.withdraw(uuid, late, "withdrawn".into(), soon()).await.unwrap(), "withdrawn");
         assert!(matches!(swap(made.mod_revision, 3, &[(late, Some(at))]).await, Err(CatalogError::Conflict { .. })));
+        assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
+        // A record that stayed behind its outcome goes as well.
+        hand(&catalog, uuid, late).await;
+        assert_eq!(catalog.withdraw(uuid, late, "again".into(), soon()).await.unwrap(), "withdrawn");
         assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
         catalog.forget_appends(&[(mine, outcome.revision)], soon()).await.unwrap();
         assert_eq!(catalog.append_outcome(mine, soon()).await.unwrap(), None);

@@ -176,7 +176,8 @@ impl ObjectMetaStore {
                 Ok(true) => return Ok(()),
                 Ok(false) => {
                     let message = format!(
-                        "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a                          service that honours them",
+                        "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a service \
+                         that honours them",
                         self.name
                     );
                     return Err(refused(doing, message));
@@ -387,7 +388,7 @@ impl ObjectMetaStore {
 
     fn check(&self, doing: &str, options: ReadOptions) -> Result<(), Error> {
         match options {
-            ReadOptions { snapshot: Some(_), .. } => Err(Error::SnapshotExpired { prefix: doing.to_owned() }),
+            ReadOptions { snapshot: Some(_), .. } => Err(Error::snapshot_expired(doing)),
             ReadOptions { min_revision: 1.., .. } => {
                 Err(Error::cannot(doing.to_owned(), "an object store has no revision of its own to wait for"))
             }

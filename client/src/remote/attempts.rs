@@ -371,10 +371,10 @@ pub(super) fn ended(in_vain: InVain, failure: &Failure, in_doubt: bool) -> Error
     let message = in_vain.told();
     let doing = in_vain.doing;
     match failure.kind() {
-        Some(Kind::SnapshotExpired) => Error::SnapshotExpired { prefix: doing },
+        Some(Kind::SnapshotExpired) => Error::SnapshotExpired { doing, message },
         Some(Kind::Compacted) => {
             let oldest = status::detail(&failure.status).map_or(0, |detail| detail.oldest_revision);
-            Error::Compacted { doing, oldest }
+            Error::Compacted { doing, oldest, message }
         }
         Some(Kind::SessionExpired) => Error::SessionExpired { doing, message },
         Some(Kind::Internal) | None => Error::Internal { doing, message, applied: applied(in_doubt) },
@@ -398,15 +398,26 @@ mod tests {
         for kind in [Kind::NotLeader, Kind::Unavailable, Kind::Overloaded] {
             assert!(failed(kind, WireApplied::NotApplied).retry, "{kind:?}");
         }
-        for kind in [Kind::InvalidArgument, Kind::LimitReached, Kind::QuotaExceeded, Kind::SessionExpired] {
+        for kind in [
+            Kind::InvalidArgument,
+            Kind::LimitReached,
+            Kind::QuotaExceeded,
+            Kind::SessionExpired,
+            Kind::SnapshotExpired,
+            Kind::Compacted,
+        ] {
             let failure = failed(kind, WireApplied::NotApplied);
             assert!(!failure.retry && failure.applied == Applied::No, "{kind:?}");
             let error = ended(vain(&failure), &failure, false);
             let typed = match kind {
                 Kind::SessionExpired => matches!(error, Error::SessionExpired { .. }),
+                Kind::SnapshotExpired => matches!(error, Error::SnapshotExpired { .. }),
+                Kind::Compacted => matches!(error, Error::Compacted { .. }),
                 _ => matches!(error, Error::Refused { .. }),
             };
             assert!(typed && error.applied() == Applied::No, "{error}");
+            let told = error.to_string();
+            assert!(told.contains("why (3 attempts in 1.2 s, no leader known in term 6)"), "{told}");
         }
         assert_eq!(failed(Kind::Unavailable, WireApplied::Unknown).applied, Applied::Unknown);
         let proxy = classify(Status::unavailable("a proxy said so"));

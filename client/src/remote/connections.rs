@@ -31,7 +31,7 @@ use tonic::{Request, Status};
 use super::attempts::{Failure, describe};
 use super::leader::{Question, Round, View};
 use super::pipe::Pipe;
-use super::session::{self, Sessions};
+use super::session::Sessions;
 use super::{MAX_ENDPOINTS, RemoteConfig};
 use crate::clock;
 use crate::dial::Dialer;
@@ -97,13 +97,8 @@ impl Shared {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Some(id) = self.sessions.open() else { return };
-        let channel = {
-            let shared = self.lock();
-            shared.view.leader().and_then(|leader| shared.channels.get(&leader.address).cloned())
-        };
-        if let Some(channel) = channel {
-            session::leave(id, channel, |within| self.request(v1::CloseSessionRequest { id }, within));
+        if let (Some(leaving), Ok(runtime)) = (self.leaving(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(leaving);
         }
     }
 }
@@ -113,6 +108,12 @@ impl Inner {
     pub fn new(config: RemoteConfig, dialer: Dialer) -> Self {
         let (shared, asking, sessions) = (Mutex::default(), tokio::sync::Mutex::new(0), Sessions::default());
         Self { config, dialer, shared, asking, sessions }
+    }
+
+    /// The connection that there is to the leader known.
+    pub fn leader_channel(&self) -> Option<Channel> {
+        let shared = self.lock();
+        shared.view.leader().and_then(|leader| shared.channels.get(&leader.address).cloned())
     }
 
     /// What is known now. Held for a look or a change, never across an await.

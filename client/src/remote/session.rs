@@ -13,8 +13,9 @@
 //! a compare on that very key, which its first application makes false; the answer then says `resent`.
 //!
 //! One task, ended with the store. It is away from the leader for as long as it is: that the session is over is the
-//! leader's to say. With the last clone of the store the session is closed, in the background and once ([`leave`]): it ends by
-//! itself where that fails, or where no runtime is left to do it.
+//! leader's to say. With the last clone of the store the session is closed, in the background and once ([`Inner::leaving`]): it
+//! ends by itself where that fails, or where no runtime is left to do it. A process that is about to end waits for the closing
+//! ([`RemoteStore::leave`]).
 //!
 //! Limits: one session for all clones, [`SESSION_WINDOW`] requests of it unanswered ([`super::window`]); further ones wait
 //! until their deadlines, [`MAX_WAITING`] of them, beyond which one is refused at once.
@@ -30,8 +31,7 @@ use lake_proto::v1;
 use lake_proto::v1::leases_client::LeasesClient;
 use lake_proto::v1::sessions_client::SessionsClient;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::transport::Channel;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Response, Status, Streaming};
 
 use super::RemoteStore;
 use super::attempts::{Attempts, Rules};
@@ -52,8 +52,6 @@ const MAX_WAITING: usize = 50_000;
 const LEFT_WITHIN: Duration = Duration::from_secs(2);
 /// Sessions that one mutation may find to be over before it says so.
 const MAX_LOST: u32 = 4;
-
-type Closing = Request<v1::CloseSessionRequest>;
 
 /// The session of a store.
 #[derive(Debug, Default)]
@@ -108,9 +106,13 @@ impl Sessions {
         }
     }
 
-    /// The session that is open, if there is one.
-    pub fn open(&self) -> Option<SessionId> {
-        self.lock().current.as_ref().filter(|window| !window.is_closed()).map(|window| window.session())
+    /// Has the next mutation open another session. The one that was open, if there was one.
+    fn end(&self) -> Option<SessionId> {
+        let mut state = self.lock();
+        let window = state.current.take().filter(|window| !window.is_closed())?;
+        window.close();
+        state.keeper = None;
+        Some(window.session())
     }
 
     fn ttl(&self) -> Duration {
@@ -136,6 +138,15 @@ impl RemoteStore {
         validate_session_ttl(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))?;
         self.inner.sessions.lock().ttl = Some(ttl);
         Ok(self)
+    }
+
+    /// Closes the session whose requests the changes of this store and its clones have been, and waits until that is done, or
+    /// has failed, for at most two seconds: for a process that is about to end. A session that stays open ends by itself in
+    /// time. What is still unanswered becomes unknown; a change that is made afterwards opens another session.
+    pub async fn leave(&self) {
+        if let Some(leaving) = self.inner.leaving() {
+            leaving.await;
+        }
     }
 
     /// One mutation, as a request of this client's session. The answer comes with whether an earlier attempt may have been
@@ -264,17 +275,22 @@ async fn the_answer(stream: Response<Streaming<v1::KeepAliveResponse>>) -> Resul
     answer.ok_or_else(|| Status::unavailable("the peer closed the stream without an answer"))
 }
 
-/// Has the leader behind `channel` close a session that nobody needs any more. Nobody waits for it: it ends in time by itself.
-pub(super) fn leave(session: SessionId, channel: Channel, request: impl FnOnce(Duration) -> Result<Closing, Status>) {
-    let (Ok(runtime), Ok(request)) = (tokio::runtime::Handle::try_current(), request(LEFT_WITHIN)) else { return };
-    runtime.spawn(async move {
-        let mut client = SessionsClient::new(channel);
-        match tokio::time::timeout(LEFT_WITHIN, client.close(request)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(e)) => tracing::debug!(session, "a session is left to end by itself: {e}"),
-            Err(_) => tracing::debug!(session, "a session is left to end by itself: its leader does not answer"),
-        }
-    });
+impl Inner {
+    /// Has the leader close the session that is open, which nobody needs any more. `None`: there is none, or no connection to a
+    /// leader; it ends in time by itself.
+    pub fn leaving(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let session = self.sessions.end()?;
+        let channel = self.leader_channel()?;
+        let request = self.request(v1::CloseSessionRequest { id: session }, LEFT_WITHIN).ok()?;
+        Some(async move {
+            let mut client = SessionsClient::new(channel);
+            match tokio::time::timeout(LEFT_WITHIN, client.close(request)).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(e)) => tracing::debug!(session, "a session is left to end by itself: {e}"),
+                Err(_) => tracing::debug!(session, "a session is left to end by itself: its leader does not answer"),
+            }
+        })
+    }
 }
 
 /// Keeps a session open until it is over, or the store is gone. It is heard at least every `quiet`.

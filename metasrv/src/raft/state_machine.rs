@@ -19,7 +19,7 @@ use openraft::{EntryPayload, OptionalSend};
 use tokio::sync::watch;
 
 use super::types::{Answer, Entry, LogId, Member, SnapshotMeta, StoredMembership, TypeConfig};
-use crate::blocking::blocking;
+use crate::blocking::{behind, blocking};
 use crate::files::FreeSpace;
 use crate::log::{Log, entry_bytes, lock};
 use crate::peer::agreement::{Note, Notes};
@@ -396,7 +396,7 @@ async fn where_there_is_room<T: Send + 'static>(
 ) -> io::Result<T> {
     let mut told = false;
     loop {
-        match blocking(write.clone()).await {
+        match behind("lake-snapshot", write.clone()).await {
             Err(e) if is_full(&e) && !log.holds_no_more() => {
                 if !told {
                     told = true;

@@ -178,6 +178,14 @@ async fn a_session_is_kept_open_while_its_store_lives_and_no_longer() {
     let done = store.commit(put("/kv/n", "3"), soon()).await.unwrap().result.revision;
     drop(store);
     eventually("the session to be closed", async || (revision().await == done + 1).then_some(())).await;
+    // Whoever is about to end waits for the closing; a change that is made nevertheless is one of another session.
+    let store = cluster.client().with_session_ttl(Duration::from_secs(3600)).unwrap();
+    let done = store.commit(put("/kv/n", "4"), soon()).await.unwrap().result.revision;
+    store.leave().await;
+    eventually("the session to be closed", async || (revision().await == done + 1).then_some(())).await;
+    store.leave().await;
+    let later = store.commit(put("/kv/n", "5"), soon()).await.unwrap().result.revision;
+    assert_eq!(later, done + 3, "a session was opened for it");
     cluster.stop_all().await;
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{PATIENCE, TestCluster, eventually, kind};
+use crate::support::{PATIENCE, TestCluster, eventually, kind, why};
 use futures::StreamExt;
 use lake_metasrv::config::Config;
 use lake_proto::kv::{Op, Txn};
@@ -185,11 +185,14 @@ async fn reads_of_a_greedy_caller_keep_nobody_elses_out() {
     })
     .await;
     // A modest one is let in: what it is told, in the end, is that no quorum answers.
-    let mut kv = cluster.kv(leader);
+    let kv = cluster.kv(leader);
     for _ in 0..20 {
-        let mut request = tonic::Request::new(v1::GetRequest { key: "/kv/a".to_owned(), options: None });
-        request.set_timeout(Duration::from_millis(200));
-        assert_eq!(kind(&kv.get(request).await.unwrap_err()), Kind::Unavailable);
+        let refused = why(async || {
+            let mut request = tonic::Request::new(v1::GetRequest { key: "/kv/a".to_owned(), options: None });
+            request.set_timeout(Duration::from_millis(200));
+            kv.clone().get(request).await
+        });
+        assert_eq!(refused.await, Kind::Unavailable);
     }
     for caller in greedy.into_inner() {
         caller.task.abort();
@@ -224,11 +227,14 @@ async fn reads_that_wait_for_what_never_comes_are_bounded_and_keep_nobody_out() 
     })
     .await;
     // One that asks for little gets in, and is told when its time is over.
-    let mut kv = cluster.kv(1);
-    let Wanted::Get(get) = never() else { unreachable!() };
-    let mut request = tonic::Request::new(get);
-    request.set_timeout(Duration::from_millis(200));
-    assert_eq!(kind(&kv.get(request).await.unwrap_err()), Kind::Unavailable);
+    let kv = cluster.kv(1);
+    let refused = why(async || {
+        let Wanted::Get(get) = never() else { unreachable!() };
+        let mut request = tonic::Request::new(get);
+        request.set_timeout(Duration::from_millis(200));
+        kv.clone().get(request).await
+    });
+    assert_eq!(refused.await, Kind::Unavailable);
     assert!(cluster.get(1, "/kv/a").await.is_some(), "what is there already is read");
     for caller in greedy.into_inner() {
         caller.task.abort();

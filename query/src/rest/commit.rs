@@ -7,14 +7,17 @@
 //!           +-- no answer: read the pointer; ours is in it? done: 200  <------+
 //! ```
 //! So a commit that lost its race is not bounced: as long as its requirements hold on what others have left, it is applied
-//! there. Only a requirement that no longer holds, or a snapshot whose sequence number was passed, is a 409.
+//! there. Only a requirement that no longer holds, or a snapshot whose sequence number was passed, is a 409. And that only if the
+//! version does not hold the commit's own snapshots: then it was made before, and was sent again by a client, or something on
+//! the way, that got no answer.
 //!
 //! An attempt without an answer is in doubt until the current version tells: its metadata file is the current one or in
 //! the metadata log (done), or the pointer has moved past it otherwise (impossible). What was written for it stays until
 //! then. Only a doubt that remains is a 500.
 //!
 //! Commits of one node to one table queue up ([`crate::table::queue`]); one that has lost twice claims the table's next turn, as
-//! SQL's do.
+//! SQL's do. A client that comes back after a 409 may have the turn already ([`super::comeback`]): its commit is made past the
+//! queue, in which others wait for that turn to end. Those that cannot be made whoever is first are told so before they wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,20 +29,18 @@ use lake_client::store::Applied;
 use uuid::Uuid;
 
 use super::Rest;
+use super::comeback::Held;
 use super::error::{RestError, Result, kind};
 use super::evolve::{Change, Evolved, Next};
 use super::request::Call;
 use crate::error::Kind;
+use crate::table::commit::{TURN_LIMIT, remove_expired};
 use crate::table::{Tables, version};
 
 /// First and longest pause after a lost race.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(80)];
 /// A commit that has lost this often claims the next turn.
 const LOSSES_BEFORE_CLAIM: u32 = 2;
-/// How long another's claim is respected.
-const TURN_LIMIT: Duration = Duration::from_secs(1);
-/// How often a commit that waits for a claim to end looks.
-const TURN_POLL: Duration = Duration::from_millis(5);
 
 /// What a commit made current.
 #[derive(Debug)]
@@ -144,13 +145,7 @@ pub async fn commit(
         Some(pointer) => pointer,
         None => tables.metadata.read_table(ident, deadline).await?.ok_or_else(|| no_such_table(ident))?,
     };
-    let Some(mut turn) = tables.queues.enter(known.value.uuid, deadline).await else {
-        return Err(RestError::unavailable(format!(
-            "committing to table {ident}: other commits of this node were before it until the deadline; nothing was \
-             committed"
-        )));
-    };
-    let mut commit = Commit {
+    let commit = Commit {
         rest,
         call,
         tables,
@@ -163,14 +158,14 @@ pub async fn commit(
         backoff: Backoff::default(),
         turn: None,
     };
-    let hint = if turn.contended() { None } else { turn.hint().or(Some(known)) };
-    let outcome = commit.run(hint).await;
-    commit.give_up_turn();
-    let (made, pointer) = outcome?;
-    if let Some(pointer) = pointer {
-        turn.leave(pointer, commit.losses > 0);
+    let outcome = match rest.comebacks.turn(call.client, ident) {
+        Some(held) if held.table == known.value.uuid => commit.in_turn(&held, known).await,
+        _ => commit.queued(known).await,
+    };
+    if outcome.as_ref().is_err_and(|error| error.kind == kind::COMMIT_FAILED) {
+        rest.comebacks.lost(call.client, ident);
     }
-    Ok(made)
+    outcome
 }
 
 /// The answer to who asks for a table that there is not.
@@ -179,6 +174,52 @@ pub fn no_such_table(ident: &TableIdent) -> RestError {
 }
 
 impl Commit<'_> {
+    /// Commits while nobody else may.
+    async fn in_turn(mut self, held: &Held, known: Versioned<TablePointer>) -> Result<Committed> {
+        self.turn = Some((held.table, held.claim));
+        let outcome = self.run(Some(known)).await;
+        self.give_up_turn();
+        outcome.map(|(made, _)| made)
+    }
+
+    /// Commits once those who were before it have.
+    async fn queued(mut self, known: Versioned<TablePointer>) -> Result<Committed> {
+        let (table, comebacks) = (known.value.uuid, &self.rest.comebacks);
+        if comebacks.claim(table).is_some() {
+            self.refuse_what_is_lost().await?;
+        }
+        let Some(mut turn) = self.tables.queues.enter(table, self.deadline).await else {
+            return Err(RestError::unavailable(format!(
+                "committing to table {}: other commits of this node were before it until the deadline; nothing was committed",
+                self.ident
+            )));
+        };
+        let mut hint = if turn.contended() { None } else { turn.hint().or(Some(known)) };
+        if let Some(claim) = comebacks.claim(table) {
+            await_turn(self.tables, table, claim, self.deadline).await?;
+            hint = None;
+        }
+        let outcome = self.run(hint).await;
+        self.give_up_turn();
+        let (made, pointer) = outcome?;
+        if let Some(pointer) = pointer {
+            turn.leave(pointer, self.losses > 0);
+        }
+        Ok(made)
+    }
+
+    /// What does not hold on the newest version will not hold on a later one, but for a race that somebody undoes.
+    async fn refuse_what_is_lost(&self) -> Result<()> {
+        let now = self.read().await?;
+        let metadata = self.tables.cache.table(&now.value.metadata_location).await;
+        // The commit itself tells what is wrong.
+        let Ok(metadata) = metadata else { return Ok(()) };
+        match self.change.check(Some(&metadata)).and_then(|()| self.change.in_order(&metadata)) {
+            Err(error) if !self.change.is_made(&metadata) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     async fn run(
         &mut self,
         mut known: Option<Versioned<TablePointer>>,
@@ -202,9 +243,12 @@ impl Commit<'_> {
             let evolved = self.change.check(Some(&metadata)).and_then(|()| self.change.apply(&metadata, &location));
             let next = match evolved {
                 Err(_) if !fresh => continue,
+                Err(error) if error.kind == kind::COMMIT_FAILED && self.change.is_made(&metadata) => {
+                    return self.done_already(location, metadata, base).await;
+                }
                 Err(error) => return Err(self.ended(error)),
                 Ok(Evolved::Unchanged) if !fresh => continue,
-                Ok(Evolved::Unchanged) => return Ok((Committed { location, metadata }, Some(base))),
+                Ok(Evolved::Unchanged) => return self.done_already(location, metadata, base).await,
                 Ok(Evolved::Next(next)) => next,
             };
             match self.attempt(&base, *next).await? {
@@ -212,6 +256,18 @@ impl Commit<'_> {
                 Attempt::Again(pointer) => known = pointer,
             }
         }
+    }
+
+    /// There is nothing to do, or nothing any more.
+    async fn done_already(
+        &self,
+        location: String,
+        metadata: Arc<TableMetadata>,
+        base: Versioned<TablePointer>,
+    ) -> Result<(Committed, Option<Versioned<TablePointer>>)> {
+        let kept = (self.status == StatusCode::OK).then_some(location.as_str());
+        self.rest.leave_done(self.call, self.status, kept).await?;
+        Ok((Committed { location, metadata }, Some(base)))
     }
 
     async fn read(&self) -> Result<Versioned<TablePointer>> {
@@ -244,8 +300,7 @@ impl Commit<'_> {
                     self.discard(&made).await;
                 }
                 self.tables.cache.put_table(&made.location, made.metadata.clone(), size).await;
-                let expired = next.expired.into_iter().map(|entry| entry.metadata_file).collect();
-                remove_expired(self.tables, &made.metadata, expired);
+                remove_expired(self.tables, &made.metadata, next.expired);
                 Ok(Attempt::Done(made, pointer))
             }
             Err(CatalogError::Conflict { current, resent, .. }) => {
@@ -358,44 +413,19 @@ impl Commit<'_> {
     }
 }
 
-/// Waits until another's claim on a table's next turn has ended, and ends it if that takes too long.
+/// Waits until another's claim on a table's next turn has ended.
 ///
 /// # Errors
 /// 409: not by the deadline.
 pub async fn await_turn(tables: &Tables, table: Uuid, claim: u64, deadline: Instant) -> Result<()> {
-    let until = Instant::now() + TURN_LIMIT;
-    let mut seen = Some(claim);
-    while seen == Some(claim) && claim != 0 {
-        if Instant::now() >= deadline {
-            return Err(RestError::lost("it was the turn of other writers until the deadline"));
-        }
-        tokio::time::sleep(TURN_POLL).await;
-        let looked = match Instant::now() >= until {
-            true => tables.writer.end_turn(table, claim, deadline).await.map(|()| None),
-            false => tables.metadata.turn(table, deadline).await,
-        };
-        match looked {
-            Ok(now) => seen = now,
-            Err(error) => tracing::debug!(%table, %error, "looking after another's claim failed"),
-        }
+    match crate::table::commit::await_turn(tables, table, claim, deadline).await {
+        true => Ok(()),
+        false => Err(RestError::lost("it was the turn of other writers until the deadline")),
     }
-    Ok(())
 }
 
 enum Attempt {
     Done(Committed, Versioned<TablePointer>),
     /// On this pointer, or on what is current.
     Again(Option<Versioned<TablePointer>>),
-}
-
-/// Removes metadata files that fell out of the log, if the table is set up so: its own, and no others.
-pub fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<String>) {
-    let enabled = metadata.properties().get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
-    let own = format!("{}/metadata/", metadata.location());
-    let expired: Vec<String> = expired.into_iter().filter(|location| location.starts_with(&own)).collect();
-    if !enabled || expired.is_empty() {
-        return;
-    }
-    let storage = tables.storage.clone();
-    tables.tasks.spawn(async move { storage.discard(&expired).await });
 }

@@ -24,6 +24,7 @@ pub enum Operation {
     CommitTable,
     DropTable,
     ReportMetrics,
+    LoadCredentials,
     RenameTable,
     CommitTransaction,
     ListViews,
@@ -81,7 +82,12 @@ const fn serve(operation: Operation, method: Method, path: &'static str, summary
 pub static ENDPOINTS: &[Endpoint] = &[
     serve(Operation::Index, Method::GET, "/", "This page"),
     serve(Operation::OpenApi, Method::GET, "/openapi", "All of this for programs"),
-    serve(Operation::Metrics, Method::GET, "/metrics", "What this node has served, for Prometheus"),
+    serve(
+        Operation::Metrics,
+        Method::GET,
+        "/metrics",
+        "What this node has served, and asked the metadata, for Prometheus",
+    ),
     serve(Operation::GetConfig, Method::GET, "/v1/config", "How this catalog is used"),
     serve(Operation::ListNamespaces, Method::GET, "/v1/{prefix}/namespaces", "List namespaces, or those in one"),
     serve(Operation::CreateNamespace, Method::POST, "/v1/{prefix}/namespaces", "Create a namespace"),
@@ -136,6 +142,12 @@ pub static ENDPOINTS: &[Endpoint] = &[
         Method::POST,
         "/v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics",
         "Report what a scan or a commit took",
+    ),
+    serve(
+        Operation::LoadCredentials,
+        Method::GET,
+        "/v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
+        "The keys to a table's objects, where the node lends them",
     ),
     serve(Operation::RenameTable, Method::POST, "/v1/{prefix}/tables/rename", "Rename a table"),
     serve(

@@ -169,9 +169,10 @@ impl From<CatalogError> for RestError {
             CatalogError::TableNotFound(_) => Self::not_found(kind::NO_SUCH_TABLE, message),
             CatalogError::ViewNotFound(_) => Self::not_found(kind::NO_SUCH_VIEW, message),
             CatalogError::AlreadyDone(_) => Self::new(StatusCode::CONFLICT, kind::ALREADY_DONE, message),
-            CatalogError::NamespaceExists(_) | CatalogError::TableExists(_) | CatalogError::ViewExists(_) => {
-                Self::exists(message)
-            }
+            CatalogError::NamespaceExists(_)
+            | CatalogError::TableExists(_)
+            | CatalogError::ViewExists(_)
+            | CatalogError::Registered(_) => Self::exists(message),
             CatalogError::NamespaceNotEmpty(_) | CatalogError::IsWarehouse(_) => {
                 Self::new(StatusCode::CONFLICT, kind::NAMESPACE_NOT_EMPTY, message)
             }

@@ -1,8 +1,9 @@
 //! What a commit's requirements and updates make of a table's metadata. Pure: nothing is read or written here.
 //!
 //! The iceberg crate checks and applies; what it leaves to catalogs is here:
-//! - A snapshot whose sequence number has been passed by another commit is a lost race, not a wrong request.
-//! - A table's uuid and location are its catalog's; format version 3 is not served.
+//! - A snapshot whose sequence number, or whose first row id, has been passed by another commit is a lost race, not a wrong
+//!   request.
+//! - A table's uuid and location are its catalog's.
 //! - A table that is created by a commit keeps the ids the client has already written files with, while the crate's
 //!   builder for new tables would assign its own.
 //! - Metadata that the crate's code panics on is a wrong request, and nothing else.
@@ -71,13 +72,35 @@ impl Change {
         Ok(())
     }
 
+    /// Whether this very change was made already, and is sent again by something that got no answer: a version has the
+    /// snapshots it adds, and the uuid it gives to what it creates. Both are the change's own.
+    pub fn is_made(&self, current: &TableMetadata) -> bool {
+        self.tells()
+            && self.updates.iter().all(|update| match update {
+                TableUpdate::AddSnapshot { snapshot } => current
+                    .snapshot_by_id(snapshot.snapshot_id())
+                    .is_some_and(|there| there.manifest_list() == snapshot.manifest_list()),
+                TableUpdate::AssignUuid { uuid } => *uuid == current.uuid(),
+                _ => true,
+            })
+    }
+
+    /// Whether a later version tells if this change was made.
+    pub fn tells(&self) -> bool {
+        self.updates.iter().any(|update| match update {
+            TableUpdate::AddSnapshot { .. } => true,
+            TableUpdate::AssignUuid { .. } => self.creates(),
+            _ => false,
+        })
+    }
+
     /// The version that follows `base`, which is at `base_location`.
     ///
     /// # Errors
-    /// 400, with the place of the update that cannot be applied; 409 for a sequence number that has been passed; 406.
+    /// 400, with the place of the update that cannot be applied; 409 for a sequence number or row id that has been passed.
     pub fn apply(&self, base: &TableMetadata, base_location: &str) -> Result<Evolved> {
         self.catalogs_own(base)?;
-        self.sequence_numbers(base)?;
+        self.in_order(base)?;
         let built = self.build(base, Some(base_location.to_owned()))?;
         Ok(match built.changes.is_empty() {
             true => Evolved::Unchanged,
@@ -88,7 +111,7 @@ impl Change {
     /// The first version of the table that this change creates; its location is where `locate` puts a table of that uuid.
     ///
     /// # Errors
-    /// 400, with the place of what is missing or wrong; 406.
+    /// 400, with the place of what is missing or wrong.
     pub fn found(&self, locate: impl Fn(Uuid) -> String) -> Result<TableMetadata> {
         let uuid = self.updates.iter().find_map(|update| match update {
             TableUpdate::AssignUuid { uuid } => Some(*uuid),
@@ -97,7 +120,7 @@ impl Change {
         let uuid = uuid.unwrap_or_else(Uuid::new_v4);
         let base = self.foundation(uuid, &locate(uuid))?;
         self.catalogs_own(&base)?;
-        self.sequence_numbers(&base)?;
+        self.in_order(&base)?;
         Ok(self.build(&base, None)?.metadata)
     }
 
@@ -115,17 +138,17 @@ impl Change {
                         format!("the catalog chooses where a table lives; this one is at {}", base.location()),
                     ));
                 }
-                TableUpdate::UpgradeFormatVersion { format_version: FormatVersion::V3 } => {
-                    return Err(no_version_3(&at("format-version")));
-                }
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// Checks that each new snapshot comes after all there are.
-    fn sequence_numbers(&self, base: &TableMetadata) -> Result<()> {
+    /// Checks that each new snapshot comes after all there are: by its sequence number, and by the ids of its rows.
+    ///
+    /// # Errors
+    /// 409: others have committed since it was made.
+    pub fn in_order(&self, base: &TableMetadata) -> Result<()> {
         if base.format_version() == FormatVersion::V1 {
             return Ok(());
         }
@@ -141,6 +164,15 @@ impl Change {
                 )));
             }
             last = sequence;
+            let (first_row, next_row) = (snapshot.first_row_id(), base.next_row_id());
+            if base.format_version() >= FormatVersion::V3 && first_row.is_some_and(|first| first < next_row) {
+                return Err(RestError::lost(format!(
+                    "snapshot {} has the row ids from {} on, and the table has given them up to {next_row} already: another \
+                     commit was first",
+                    snapshot.snapshot_id(),
+                    first_row.unwrap_or_default()
+                )));
+            }
         }
         Ok(())
     }
@@ -161,7 +193,7 @@ impl Change {
     /// A table as it would be before the updates that create it: with the schema, partition spec and sort order that they
     /// add first, under the ids that they give them.
     fn foundation(&self, uuid: Uuid, location: &str) -> Result<TableMetadata> {
-        let (mut schema, mut spec, mut order, mut version) = (None, None, None, 2);
+        let (mut schema, mut spec, mut order, mut version) = (None, None, None, FormatVersion::V2 as u8);
         for update in &self.updates {
             match update {
                 TableUpdate::AddSchema { schema: added } if schema.is_none() => schema = Some(to_json(added)?),
@@ -208,18 +240,18 @@ impl Change {
                 metadata["schema"] = schema.clone();
                 metadata["partition-spec"] = spec["fields"].clone();
             }
-            _ => metadata["last-sequence-number"] = json!(0),
+            _ => {
+                metadata["last-sequence-number"] = json!(0);
+                if version >= FormatVersion::V3 as u8 {
+                    metadata["next-row-id"] = json!(0);
+                }
+            }
         }
         metadata["schemas"] = json!([schema]);
         metadata["partition-specs"] = json!([spec]);
         let parsed = unpanicked("updates", || serde_json::from_value::<TableMetadata>(metadata))?;
         parsed.map_err(|e| RestError::bad("updates", format!("no table can be made of them: {e}")))
     }
-}
-
-/// The answer to who asks for format version 3.
-pub fn no_version_3(field: &str) -> RestError {
-    RestError::unsupported(format!("{field}: format version 3 is not served yet; 2 is"))
 }
 
 /// The entries of a list in a request, each of which says where it is wrong.
@@ -383,8 +415,8 @@ mod tests {
         assert!(moved.message.starts_with("updates[0].location"), "{}", moved.message);
         let other = refused(json!([{"action": "assign-uuid", "uuid": Uuid::from_u128(8)}]));
         assert!(other.message.starts_with("updates[0].uuid"), "{}", other.message);
-        let third = refused(json!([{"action": "upgrade-format-version", "format-version": 3}]));
-        assert_eq!(third.status.as_u16(), 406);
+        let back = refused(json!([{"action": "upgrade-format-version", "format-version": 1}]));
+        assert_eq!((back.status.as_u16(), &back.message[..10]), (400, "updates[0]"));
         let unknown = refused(json!([{"action": "set-current-schema", "schema-id": 77}]));
         assert!(unknown.message.starts_with("updates[0]: "), "{}", unknown.message);
         for (body, field) in [
@@ -413,6 +445,36 @@ mod tests {
         }
     }
 
+    fn with_rows(id: i64, sequence: i64, rows: Option<(u64, u64)>) -> Value {
+        let mut updates = snapshot(id, None, sequence);
+        if let Some((first, added)) = rows {
+            updates[0]["snapshot"]["first-row-id"] = json!(first);
+            updates[0]["snapshot"]["added-rows"] = json!(added);
+        }
+        updates
+    }
+
+    #[test]
+    fn in_version_3_each_snapshot_takes_the_next_row_ids() {
+        let mut body = creation();
+        body["updates"][1]["format-version"] = json!(3);
+        let third = Change::parse(&body).unwrap().found(|_| "file:///w/t".into()).unwrap();
+        assert_eq!((third.format_version(), third.next_row_id()), (FormatVersion::V3, 0));
+        let first = next(&change(with_rows(1, 1, Some((0, 30)))), &third);
+        assert_eq!((first.next_row_id(), first.current_snapshot().unwrap().row_range()), (30, Some((0, 30))));
+        let passed = change(with_rows(2, 2, Some((29, 1)))).apply(&first, "0").unwrap_err();
+        assert_eq!((passed.status.as_u16(), passed.kind), (409, super::super::error::kind::COMMIT_FAILED));
+        // What is missing is no race.
+        assert_eq!(change(with_rows(2, 2, None)).apply(&first, "0").unwrap_err().status.as_u16(), 400);
+        assert_eq!(next(&change(with_rows(2, 2, Some((30, 0)))), &first).next_row_id(), 30);
+        // What was written before has no ids; those of an upgraded table begin at 0.
+        let older = next(&change(snapshot(1, None, 1)), &founded());
+        let upgrade = json!([{"action": "upgrade-format-version", "format-version": 3}]);
+        let upgraded = next(&change(upgrade), &older);
+        assert_eq!((upgraded.format_version(), upgraded.next_row_id()), (FormatVersion::V3, 0));
+        assert_eq!(next(&change(with_rows(2, 2, Some((0, 5)))), &upgraded).next_row_id(), 5);
+    }
+
     #[test]
     fn requirements_that_do_not_hold_are_lost_races() {
         let table = next(&change(snapshot(1, None, 1)), &founded());
@@ -439,6 +501,25 @@ mod tests {
         }
         assert_eq!(check(json!({"type": "assert-create"}), None), Ok(()));
         assert_eq!(check(json!({"type": "assert-current-schema-id", "current-schema-id": 0}), None), Err(409));
+    }
+
+    #[test]
+    fn a_change_that_was_made_is_known_by_what_is_its_own() {
+        let first = change(snapshot(1, None, 1));
+        let table = next(&first, &founded());
+        assert!(first.is_made(&table) && !first.is_made(&founded()));
+        assert!(first.is_made(&next(&change(snapshot(2, Some(1), 2)), &table)), "others have gone on");
+        let mut elsewhere = snapshot(1, None, 1);
+        elsewhere[0]["snapshot"]["manifest-list"] = json!("file:///w/t/metadata/other.avro");
+        assert!(!change(elsewhere).is_made(&table), "another's, by chance of the same id");
+        let both: Vec<Value> = [snapshot(1, None, 1), snapshot(2, Some(1), 2)]
+            .iter()
+            .flat_map(|updates| updates.as_array().unwrap().clone())
+            .collect();
+        assert!(!change(json!(both)).is_made(&table), "half of it");
+        let property = change(json!([{"action": "set-properties", "updates": {"a": "b"}}]));
+        assert!(!property.is_made(&founded()), "it does not tell");
+        assert!(Change::parse(&creation()).unwrap().is_made(&founded()));
     }
 
     #[test]

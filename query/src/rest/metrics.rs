@@ -1,11 +1,17 @@
-//! What this node has served, in Prometheus' text format. Names begin with `lake_query_rest_`.
+//! What this node has served, and what it has asked the metadata, in Prometheus' text format.
+//!
+//! `lake_query_rest_`: requests, counted here as they end. `lake_query_pointer_cache_` and `lake_query_metadata_calls_total`: what
+//! the node's [`Metadata`] has counted by the time it is asked.
 
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, TextEncoder};
+use lake_client::cache::counters::REASONS;
+use lake_client::metadata::Metadata;
+use prometheus::proto::MetricFamily;
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 
 use super::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -50,12 +56,51 @@ impl Metrics {
         self.seconds.with_label_values(&[endpoint.as_str()]).observe(took.as_secs_f64());
     }
 
-    pub fn report(&self) -> Response {
-        match TextEncoder::new().encode_to_string(&self.registry.gather()) {
+    pub fn report(&self, metadata: &Metadata) -> Response {
+        let told = of_metadata(metadata).and_then(|families| {
+            let mut all = self.registry.gather();
+            all.extend(families);
+            TextEncoder::new().encode_to_string(&all)
+        });
+        match told {
             Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),
             Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("gathering the metrics: {e}\n")).into_response(),
         }
     }
+}
+
+/// What the metadata of a node counts, as it is now.
+fn of_metadata(metadata: &Metadata) -> prometheus::Result<Vec<MetricFamily>> {
+    let registry = Registry::new_custom(Some("lake_query".to_owned()), None)?;
+    let counters = metadata.counters();
+    for (name, help, count) in [
+        ("hits", "Table pointers given from the cache without a wait", counters.hits),
+        (
+            "misses",
+            "Table pointers that were not cached, or not fit for use, and had to be waited for",
+            counters.misses,
+        ),
+        ("refreshes", "Renewals in the background, of one pointer or of all that the watch covers", counters.refreshes),
+        ("stale", "Table pointers given although they were too old: the metadata could not be reached", counters.stale),
+        ("told", "Changes of cached pointers that the watch brought", counters.told),
+        ("refused", "Answers that were not used: something later was known", counters.refused),
+    ] {
+        let counter = IntCounter::new(format!("pointer_cache_{name}_total"), help)?;
+        counter.inc_by(count);
+        registry.register(Box::new(counter))?;
+    }
+    let tables = IntGauge::new("pointer_cache_tables", "Table pointers that are cached")?;
+    tables.set(i64::try_from(metadata.cached_tables()).unwrap_or(i64::MAX));
+    registry.register(Box::new(tables))?;
+    let calls = IntCounterVec::new(
+        Opts::new("metadata_calls_total", "Calls to the metadata, by reason; one that is tried again is several"),
+        &["reason"],
+    )?;
+    for reason in REASONS {
+        calls.with_label_values(&[reason.name()]).inc_by(counters.calls(reason));
+    }
+    registry.register(Box::new(calls))?;
+    Ok(registry.gather())
 }
 
 /// How a request ended, in words that stay few.

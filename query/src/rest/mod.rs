@@ -4,7 +4,8 @@
 //!   HTTP/1 -> [endpoint] which one?  -> [request] path, query, body, within limits
 //!                                          -> [once]: done before?
 //!                                          -> [namespaces], [tables], [views], [transactions] -> lake_client's catalog
-//!                                                `-> [commit]: [evolve] what the updates make of a version, then the swap
+//!                                                `-> [commit]: [evolve] what the updates make of a version, then the swap;
+//!                                                    [comeback] whose turn it is, of those who have lost
 //!   <- [error] status and type
 //! ```
 //! A node has no state of its own here: any number of them serve the same tables. What holds:
@@ -14,6 +15,7 @@
 //! - No request makes the node panic, and none is without bounds: [`MAX_BODY_BYTES`], [`request::MAX_DEPTH`],
 //!   [`DEADLINE`], [`MAX_REQUESTS`] at a time and [`BODIES_BYTES`] of their bodies.
 
+mod comeback;
 mod commit;
 pub mod endpoint;
 mod error;
@@ -27,6 +29,7 @@ mod tables;
 mod transactions;
 mod views;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,6 +48,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use self::comeback::{Client, Comebacks};
 use self::endpoint::{ENDPOINTS, Endpoint, Operation, Routed, route};
 use self::error::{RestError, Result, json_response, kind};
 use self::metrics::Metrics;
@@ -75,9 +79,12 @@ pub struct Rest {
     cached_reads: bool,
     /// Whether tables may be registered that live outside the warehouse.
     outside_warehouse: bool,
+    /// Keys are handed to clients that ask for them.
+    lends: bool,
     requests: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
     metrics: Metrics,
+    comebacks: Comebacks,
 }
 
 impl Rest {
@@ -89,9 +96,11 @@ impl Rest {
             secret: config.secret.clone(),
             cached_reads: config.rest_cached_reads,
             outside_warehouse: config.allow_local_files,
+            lends: config.rest_lend_credentials,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bodies: Arc::new(Semaphore::new(BODIES_BYTES)),
             metrics: Metrics::new()?,
+            comebacks: Comebacks::default(),
         })
     }
 
@@ -154,7 +163,8 @@ impl Rest {
                 }
             }
         };
-        let of_the_protocol = ENDPOINTS.iter().filter(|endpoint| endpoint.of_the_protocol());
+        let served = |endpoint: &&Endpoint| self.lends || endpoint.operation != Operation::LoadCredentials;
+        let of_the_protocol = ENDPOINTS.iter().filter(|endpoint| endpoint.of_the_protocol()).filter(served);
         let endpoints: Vec<String> = of_the_protocol.map(Endpoint::advertised).collect();
         let body = json!({
             "defaults": storage.client_config(&root),
@@ -169,7 +179,7 @@ impl Rest {
         match endpoint.operation {
             Operation::Index => Ok(openapi::page()),
             Operation::OpenApi => Ok(openapi::document()),
-            Operation::Metrics => Ok(self.metrics.report()),
+            Operation::Metrics => Ok(self.metrics.report(&self.tables.metadata)),
             Operation::GetConfig => self.config(call).await,
             Operation::ListNamespaces => namespaces::list(self, call).await,
             Operation::CreateNamespace => namespaces::create(self, call).await,
@@ -186,6 +196,7 @@ impl Rest {
             Operation::DropTable => tables::drop(self, call).await,
             Operation::RenameTable => tables::rename(self, call).await,
             Operation::ReportMetrics => tables::report_metrics(call),
+            Operation::LoadCredentials => tables::credentials(self, call).await,
             Operation::CommitTransaction => transactions::commit(self, call).await,
             Operation::ListViews => views::list(self, call).await,
             Operation::CreateView => views::create(self, call).await,
@@ -205,12 +216,13 @@ impl Rest {
 /// The listener fails.
 pub async fn serve(rest: Arc<Rest>, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
     let router = Router::new().fallback(answer).with_state(rest.clone());
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
     let listener = listener.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection answers with delay");
         }
     });
-    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+    let served = axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned());
     tokio::select! {
         ended = async { served.await } => ended,
         never = once::sweep(&rest) => match never {},
@@ -238,6 +250,7 @@ async fn answer(State(rest): State<Arc<Rest>>, request: Request) -> Response {
 
 async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Response> {
     let (parts, body) = request.into_parts();
+    let client = Client::of(&parts);
     let (endpoint, captures) = match routed {
         Routed::To(endpoint, captures) => (endpoint, captures),
         Routed::Undecodable => return Err(RestError::bad("path", "it is not the encoding of a text")),
@@ -286,6 +299,7 @@ async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Resp
         deadline: Instant::now() + DEADLINE,
         key: None,
         warehouse: None,
+        client,
     };
     if endpoint.path.contains("{prefix}") {
         call.warehouse = rest.warehouse(call.captures.get("prefix"), call.deadline).await?;

@@ -90,6 +90,17 @@ impl Rest {
         }
     }
 
+    /// Leaves the outcome of a request that had nothing to change: sent again, it would be made on what others have done since.
+    ///
+    /// # Errors
+    /// The metadata's: nothing was changed, and it may be sent again.
+    pub async fn leave_done(&self, call: &Call, status: StatusCode, location: Option<&str>) -> Result<()> {
+        let Some(key) = call.key else { return Ok(()) };
+        let outcome = key.outcome(status, location, None)?;
+        self.tables.writer.leave_outcome(&outcome, call.deadline).await?;
+        Ok(())
+    }
+
     /// Serves a request once: again only if nothing became of it.
     pub async fn run_once(&self, endpoint: &Endpoint, call: &Call) -> Result<Response> {
         let Some(key) = call.key else { return self.run(endpoint, call).await };
@@ -138,7 +149,7 @@ impl Rest {
             (Operation::CreateView | Operation::ReplaceView | Operation::RegisterView, Some(location)) => {
                 views::again(self, location).await
             }
-            (_, Some(location)) => tables::again(self, location).await,
+            (_, Some(location)) => tables::again(self, call, location).await,
             (Operation::CreateNamespace, None) => namespaces::created(call),
             (Operation::UpdateNamespace, None) => namespaces::updated(call),
             _ => Ok(status.into_response()),

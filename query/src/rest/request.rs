@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use url::form_urlencoded;
 
+use super::comeback::Client;
 use super::endpoint::Captures;
 use super::error::{RestError, Result, json_response};
 use super::once::Key;
@@ -36,6 +37,8 @@ pub struct Call {
     pub key: Option<Key>,
     /// The warehouse that it is about, unless that is the node's own: namespaces are told and named without that level.
     pub warehouse: Option<String>,
+    /// Who sent it.
+    pub client: Option<Client>,
 }
 
 /// A name in a body.
@@ -210,6 +213,7 @@ mod tests {
             deadline: Instant::now() + Duration::from_secs(1),
             key: None,
             warehouse: None,
+            client: None,
         }
     }
 

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use iceberg::TableCreation;
 use iceberg::spec::{FormatVersion, Schema, SortOrder, TableMetadata, TableMetadataBuilder, UnboundPartitionSpec};
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
+use lake_client::procedures;
 use lake_client::store::Applied;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,8 +18,9 @@ use uuid::Uuid;
 use super::Rest;
 use super::commit::{self, no_such_table};
 use super::error::{RestError, Result, json_response, kind};
-use super::evolve::{Change, no_version_3, refused, unpanicked};
+use super::evolve::{Change, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
+use crate::outcomes;
 use crate::table::warehouses::Place;
 use crate::table::{new_table_properties, version};
 
@@ -73,7 +75,7 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
         // Some clients write into directories that they expect to be there.
         let dir = format!("{}/metadata", metadata.location());
         rest.tables.storage.prepare_directory(&dir).await.map_err(RestError::of_a_change)?;
-        return loaded(rest, None, &metadata, Snapshots::All);
+        return loaded(rest, call, None, &metadata, Snapshots::All);
     }
     publish(rest, &ident, metadata, call, StatusCode::OK).await
 }
@@ -90,7 +92,7 @@ fn plan(ident: &TableIdent, place: &Place, body: &Create) -> Result<TableMetadat
     let format_version = match properties.remove("format-version").as_deref() {
         None | Some("2") => FormatVersion::V2,
         Some("1") => FormatVersion::V1,
-        Some("3") => return Err(no_version_3("properties.format-version")),
+        Some("3") => FormatVersion::V3,
         Some(other) => return Err(RestError::bad("properties.format-version", format!("there is no version {other}"))),
     };
     let schema: Schema = part(body.schema.clone(), "schema")?;
@@ -150,7 +152,7 @@ async fn publish(
             let metadata = Arc::new(metadata);
             rest.tables.cache.put_table(&location, metadata.clone(), size).await;
             match kept {
-                Some(location) => loaded(rest, Some(location), &metadata, Snapshots::All),
+                Some(location) => loaded(rest, call, Some(location), &metadata, Snapshots::All),
                 None => Ok(status.into_response()),
             }
         }
@@ -164,9 +166,9 @@ async fn publish(
 }
 
 /// The answer again that an earlier request got, whose outcome names this metadata.
-pub async fn again(rest: &Rest, location: &str) -> Result<Response> {
+pub async fn again(rest: &Rest, call: &Call, location: &str) -> Result<Response> {
     let metadata = rest.tables.cache.table(location).await.map_err(RestError::of_a_read)?;
-    loaded(rest, Some(location), &metadata, Snapshots::All)
+    loaded(rest, call, Some(location), &metadata, Snapshots::All)
 }
 
 pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
@@ -176,6 +178,7 @@ pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
         Some("refs") => Snapshots::Refs,
         Some(other) => return Err(RestError::bad("snapshots", format!("{other:?} is neither all nor refs"))),
     };
+    rest.come_back(call.client, &ident, call.deadline).await;
     let pointer = rest.pointer(&ident, call.deadline).await?.ok_or_else(|| no_such_table(&ident))?;
     let known = call.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     let tag = entity_tag(&pointer.value.metadata_location, snapshots);
@@ -184,7 +187,7 @@ pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
     }
     let table = rest.tables.load_version(&ident, pointer, call.deadline).await;
     let table = table.map_err(RestError::of_a_read)?.ok_or_else(|| no_such_table(&ident))?;
-    loaded(rest, Some(&table.pointer.value.metadata_location), &table.metadata, snapshots)
+    loaded(rest, call, Some(&table.pointer.value.metadata_location), &table.metadata, snapshots)
 }
 
 pub async fn exists(rest: &Rest, call: &Call) -> Result<Response> {
@@ -204,7 +207,7 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
         return create_by_commit(rest, call, &ident, &change, StatusCode::OK).await;
     }
     let made = commit::commit(rest, call, &ident, &change, StatusCode::OK).await?;
-    loaded(rest, Some(&made.location), &made.metadata, Snapshots::All)
+    loaded(rest, call, Some(&made.location), &made.metadata, Snapshots::All)
 }
 
 /// Creates a table by a commit whose requirement is that there is none.
@@ -220,6 +223,14 @@ pub async fn create_by_commit(
         None => Ok(None),
     };
     let there = there.map_err(RestError::of_a_change)?;
+    if let Some(there) = there.as_ref().filter(|there| change.is_made(&there.metadata)) {
+        let location = Some(there.pointer.value.metadata_location.as_str()).filter(|_| status == StatusCode::OK);
+        rest.leave_done(call, status, location).await?;
+        return match location {
+            Some(_) => loaded(rest, call, location, &there.metadata, Snapshots::All),
+            None => Ok(status.into_response()),
+        };
+    }
     change.check(there.as_ref().map(|table| &*table.metadata))?;
     let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
     let metadata = change.found(|uuid| place.of(uuid))?;
@@ -229,7 +240,7 @@ pub async fn create_by_commit(
     }
 }
 
-/// Makes a table of metadata that is there already.
+/// Makes a table of metadata that is there already, and that no other table has.
 pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Register = call.json()?;
     let ident = table_of(call.namespace()?, body.name, "name")?;
@@ -244,20 +255,20 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         _ => RestError::of_a_change(e),
     })?;
     rest.allowed("the table's location", metadata.location(), deadline).await?;
-    if metadata.format_version() == FormatVersion::V3 {
-        return Err(no_version_3("metadata-location"));
-    }
+    rest.tables.check_not_purged(metadata.uuid(), deadline).await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid: metadata.uuid(), metadata_location: location, previous_location: None };
     let there = rest.tables.metadata.read_table(&ident, deadline).await?;
-    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?;
-    let pointer = match there {
-        None => writer.create_table(&ident, &new, deadline).await?,
-        Some(there) if body.overwrite == Some(true) => {
-            writer.swap_table(&ident, there.mod_revision, &new, None, deadline).await?
-        }
+    let expected = match there {
+        None => None,
+        Some(there) if body.overwrite == Some(true) => Some(there.mod_revision),
         Some(_) => return Err(CatalogError::TableExists(ident).into()),
     };
-    loaded(rest, Some(&pointer.value.metadata_location), &metadata, Snapshots::All)
+    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?;
+    let pointer = writer.register_table(&ident, &new, expected, deadline).await?;
+    if pointer.value != new {
+        return Err(CatalogError::TableExists(ident).into());
+    }
+    loaded(rest, call, Some(&pointer.value.metadata_location), &metadata, Snapshots::All)
 }
 
 pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
@@ -269,13 +280,12 @@ pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
 
 pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
     let ident = call.table()?;
-    if call.parameter("purgeRequested").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-        return Err(RestError::unsupported(format!(
-            "dropping table {ident}: its objects cannot be removed yet; drop it without purging, and they stay. Nothing \
-             was done"
-        )));
+    let purge = call.parameter("purgeRequested").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    if purge {
+        rest.tables.check_purges(&ident).map_err(RestError::of_a_change)?;
     }
     let writer = rest.writer(call, StatusCode::NO_CONTENT, None)?;
+    let now_ms = outcomes::now_ms();
     let mut in_doubt = None;
     loop {
         let current = rest.tables.metadata.read_table(&ident, call.deadline).await;
@@ -290,8 +300,23 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
                 None => Err(no_such_table(&ident)),
             };
         };
+        let (writer, submitted) = match purge {
+            false => (writer.clone(), None),
+            true => {
+                let (writer, submitted) = writer.purging(&ident, &current, now_ms);
+                (writer, Some(submitted))
+            }
+        };
         let error = match writer.drop_table(&ident, current.mod_revision, call.deadline).await {
             Ok(_) => return Ok(StatusCode::NO_CONTENT.into_response()),
+            // The submission of an attempt of ours, which was made after all.
+            Err(CatalogError::AlreadyDone(left)) if submitted.as_ref() == Some(&left) => {
+                return Ok(StatusCode::NO_CONTENT.into_response());
+            }
+            // Another's purge of this very version: the table is gone.
+            Err(CatalogError::AlreadyDone(left)) if submitted.is_some() && procedures::is_record(&left) => {
+                CatalogError::TableNotFound(ident.clone())
+            }
             Err(error) => error,
         };
         if error.applied() == Applied::Unknown {
@@ -303,6 +328,34 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
             _ => {}
         }
     }
+}
+
+/// The keys to a table's objects, for a client that has none of its own.
+pub async fn credentials(rest: &Rest, call: &Call) -> Result<Response> {
+    let ident = call.table()?;
+    if !rest.lends {
+        return Err(RestError::unsupported("this node lends no keys (rest_lend_credentials): use your own"));
+    }
+    let pointer = rest.pointer(&ident, call.deadline).await?.ok_or_else(|| no_such_table(&ident))?;
+    let table = rest.tables.load_version(&ident, pointer, call.deadline).await;
+    let table = table.map_err(RestError::of_a_read)?.ok_or_else(|| no_such_table(&ident))?;
+    let lent = lent(rest, table.metadata.location())?;
+    Ok(json_response(StatusCode::OK, json!({"storage-credentials": lent}).to_string()))
+}
+
+fn asks_for_credentials(call: &Call) -> bool {
+    let asked = call.headers.get_all("x-iceberg-access-delegation").iter().filter_map(|value| value.to_str().ok());
+    asked.flat_map(|ways| ways.split(',')).any(|way| way.trim().eq_ignore_ascii_case("vended-credentials"))
+}
+
+/// What is lent for the objects at a location: nothing where the node itself has no keys.
+fn lent(rest: &Rest, location: &str) -> Result<Value> {
+    let storage = &rest.tables.storage;
+    let Some((access, secret)) = storage.keys(location).map_err(RestError::of_a_read)? else { return Ok(json!([])) };
+    let mut config = storage.client_config(location);
+    config.insert("s3.access-key-id".to_owned(), access.expose().to_owned());
+    config.insert("s3.secret-access-key".to_owned(), secret.expose().to_owned());
+    Ok(json!([{"prefix": location, "config": config}]))
 }
 
 /// What a client tells of its scans and commits. Nothing is done with it yet.
@@ -321,7 +374,13 @@ enum Snapshots {
 }
 
 /// The answer that holds a table.
-fn loaded(rest: &Rest, location: Option<&str>, metadata: &TableMetadata, snapshots: Snapshots) -> Result<Response> {
+fn loaded(
+    rest: &Rest,
+    call: &Call,
+    location: Option<&str>,
+    metadata: &TableMetadata,
+    snapshots: Snapshots,
+) -> Result<Response> {
     let failed = |e: serde_json::Error| RestError::of_a_read(crate::Error::internal(format!("writing JSON: {e}")));
     let mut bytes = version::to_json(metadata).map_err(RestError::of_a_read)?;
     if snapshots == Snapshots::Refs {
@@ -343,9 +402,16 @@ fn loaded(rest: &Rest, location: Option<&str>, metadata: &TableMetadata, snapsho
     }
     body.extend_from_slice(b"\"metadata\":");
     body.append(&mut bytes);
-    body.extend_from_slice(
-        format!(",\"config\":{}}}", json!(rest.tables.storage.client_config(metadata.location()))).as_bytes(),
-    );
+    let config = json!(rest.tables.storage.client_config(metadata.location()));
+    body.extend_from_slice(format!(",\"config\":{config}").as_bytes());
+    if rest.lends && asks_for_credentials(call) {
+        // What is answered has been done: that keys cannot be had is told to who asks for them alone.
+        match lent(rest, metadata.location()) {
+            Ok(lent) => body.extend_from_slice(format!(",\"storage-credentials\":{lent}").as_bytes()),
+            Err(error) => tracing::warn!(message = %error.message, "no keys can be lent"),
+        }
+    }
+    body.push(b'}');
     let response = json_response(StatusCode::OK, body);
     match location {
         Some(location) => with_tag(response, &entity_tag(location, snapshots)),

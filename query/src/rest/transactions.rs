@@ -8,18 +8,19 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use iceberg::spec::TableMetadata;
+use iceberg::spec::{MetadataLog, TableMetadata};
 use lake_client::catalog::{CatalogError, TableChange, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
 use serde_json::Value;
 
 use super::Rest;
-use super::commit::{self, Backoff, Doubt, Verdict, await_turn, no_such_table, remove_expired, verdict};
-use super::error::{RestError, Result};
+use super::commit::{self, Backoff, Doubt, Verdict, await_turn, no_such_table, verdict};
+use super::error::{RestError, Result, kind};
 use super::evolve::{Change, Evolved};
 use super::request::{Call, part};
 use super::tables;
 use crate::error::Kind;
+use crate::table::commit::remove_expired;
 use crate::table::version;
 
 /// Most tables of one transaction.
@@ -31,7 +32,7 @@ struct Made {
     metadata: Arc<TableMetadata>,
     bytes: usize,
     base_location: Option<String>,
-    expired: Vec<String>,
+    expired: Vec<MetadataLog>,
 }
 
 pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
@@ -61,6 +62,9 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
         .map(|()| StatusCode::NO_CONTENT.into_response());
     }
     let idents: Vec<TableIdent> = changes.iter().map(|(ident, _)| ident.clone()).collect();
+    for ident in &idents {
+        rest.give_up(call.client, ident, call.deadline).await;
+    }
     // Attempts without an answer: which table tells of each, and what was written for it.
     let mut doubts: Vec<(usize, Doubt, Vec<String>)> = Vec::new();
     let mut backoff = Backoff::default();
@@ -77,11 +81,17 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
             }
         }
         doubts = open;
+        let now = current.clone();
         let made = match attempt(rest, call, &changes, current).await {
             Ok(made) => made,
+            Err(error) if error.kind == kind::COMMIT_FAILED && were_made(rest, &changes, &now).await => {
+                rest.leave_done(call, StatusCode::NO_CONTENT, None).await?;
+                return Ok(StatusCode::NO_CONTENT.into_response());
+            }
             Err(error) => return Err(ended(!doubts.is_empty(), error)),
         };
         if made.is_empty() {
+            rest.leave_done(call, StatusCode::NO_CONTENT, None).await?;
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
         let written: Vec<String> = made.iter().map(|made| made.change.new.metadata_location.clone()).collect();
@@ -129,6 +139,24 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
             error => return Err(ended(!doubts.is_empty(), error.into())),
         }
     }
+}
+
+/// Whether this very commit was made before, and is sent again by something that got no answer: each table that would tell says so,
+/// and one does.
+async fn were_made(rest: &Rest, changes: &[(TableIdent, Change)], current: &[Option<Versioned<TablePointer>>]) -> bool {
+    let mut tells = false;
+    for ((_, change), current) in changes.iter().zip(current) {
+        if !change.tells() {
+            continue;
+        }
+        let Some(current) = current else { return false };
+        let metadata = rest.tables.cache.table(&current.value.metadata_location).await;
+        if !metadata.is_ok_and(|metadata| change.is_made(&metadata)) {
+            return false;
+        }
+        tells = true;
+    }
+    tells
 }
 
 /// The error that ends the commit, with what is known of its outcome.
@@ -200,7 +228,7 @@ async fn one(
     let (metadata, expired) = match (&base, &current) {
         (Some(base), Some(current)) => match change.apply(base, &current.value.metadata_location)? {
             Evolved::Unchanged => return Ok(None),
-            Evolved::Next(next) => (next.metadata, next.expired.into_iter().map(|entry| entry.metadata_file).collect()),
+            Evolved::Next(next) => (next.metadata, next.expired),
         },
         _ => {
             let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use arrow::datatypes::Field;
 use datafusion::common::ScalarValue;
 use iceberg::spec::{
-    FormatVersion, ListType, Literal, MapType, NestedField, NestedFieldRef, PrimitiveType, Schema, StructType,
-    TableMetadata, Type,
+    FormatVersion, ListType, Literal, MapType, NestedField, NestedFieldRef, PrimitiveLiteral, PrimitiveType, Schema,
+    StructType, TableMetadata, Type,
 };
 
 use super::alter::Place;
@@ -176,6 +176,9 @@ impl<'a> Columns<'a> {
                 )));
             }
             field.field_type = wanted.field_type.clone();
+            for default in [&mut field.initial_default, &mut field.write_default] {
+                *default = default.take().map(|value| promoted(value, to));
+            }
             Ok(())
         })
     }
@@ -279,6 +282,19 @@ fn ids_within(field: &NestedField, into: &mut Vec<i32>) {
         Type::Struct(parts) => parts.fields().iter().for_each(|part| ids_within(part, into)),
         Type::List(list) => ids_within(&list.element_field, into),
         Type::Map(map) => [&map.key_field, &map.value_field].into_iter().for_each(|part| ids_within(part, into)),
+    }
+}
+
+/// A default as it is kept of a column of the type that its column gets.
+fn promoted(default: Literal, to: &Type) -> Literal {
+    match (default, to) {
+        (Literal::Primitive(PrimitiveLiteral::Int(value)), Type::Primitive(PrimitiveType::Long)) => {
+            Literal::long(value)
+        }
+        (Literal::Primitive(PrimitiveLiteral::Float(value)), Type::Primitive(PrimitiveType::Double)) => {
+            Literal::double(value.0)
+        }
+        (default, _) => default,
     }
 }
 

@@ -113,8 +113,28 @@ async fn truncate(tables: &Arc<Tables>, target: &LakeTable, deadline: Instant) -
     if table.metadata.current_snapshot().is_none() {
         return Ok(0);
     }
-    // Whatever is there when it is committed goes: nothing was read, so nobody is in the way.
-    tables.change(table, Operation::Delete, no_files(tables), Removed::Everything, None, deadline).await.map(|()| 0)
+    if !tables.scope.is_staged() {
+        // Whatever is there when it is committed goes: nothing was read, so nobody is in the way.
+        return tables
+            .change(table, Operation::Delete, no_files(tables), Removed::Everything, None, deadline)
+            .await
+            .map(|()| 0);
+    }
+    // A transaction removes what it sees, and no rows that others add before it is committed.
+    let seen: HashSet<String> = data_files(tables, table).await?.iter().map(path_of).collect();
+    if seen.is_empty() {
+        return Ok(0);
+    }
+    let reads = Reads {
+        snapshot: table.metadata.current_snapshot_id(),
+        scope: Scope::Nothing,
+        files: Arc::default(),
+        isolation: Isolation::Snapshot,
+        // Rows that others delete meanwhile were to go anyway.
+        only_deletes: true,
+    };
+    let removed = Removed::Files(Arc::new(seen));
+    tables.change(table, Operation::Delete, no_files(tables), removed, Some(reads), deadline).await.map(|()| 0)
 }
 
 fn no_files(tables: &Tables) -> DataFiles {

@@ -98,6 +98,8 @@ pub(super) struct Open {
     /// The operation that the client calls it, whose statements are those of the transaction.
     operation: Option<Arc<Once>>,
     began: Instant,
+    /// Why it is aborted: also while one of its statements is running, as another's rows may fail then.
+    failed: Mutex<Option<String>>,
     state: Arc<tokio::sync::Mutex<State>>,
 }
 
@@ -107,8 +109,6 @@ struct State {
     statements: u32,
     /// Of all its statements so far.
     fingerprint: u64,
-    /// Why it is aborted.
-    failed: Option<String>,
 }
 
 impl Open {
@@ -117,9 +117,20 @@ impl Open {
         let mut records = vec![Arc::new(Once::new(TRANSACTIONS, &id.to_string(), 0))];
         records.extend(operation.clone());
         let now = Instant::now();
-        let state = State { last_used: now, statements: 0, fingerprint: 0, failed: None };
+        let state = State { last_used: now, statements: 0, fingerprint: 0 };
         let staged = Arc::new(Staged::new(isolation, records));
-        Self { id, staged, operation, began: now, state: Arc::new(tokio::sync::Mutex::new(state)) }
+        let (failed, state) = (Mutex::default(), Arc::new(tokio::sync::Mutex::new(state)));
+        Self { id, staged, operation, began: now, failed, state }
+    }
+
+    fn failed(&self) -> MutexGuard<'_, Option<String>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Errors
+    /// `Invalid`: it is aborted.
+    fn check(&self) -> Result<()> {
+        self.failed().as_deref().map_or(Ok(()), |why| Err(aborted(why)))
     }
 
     /// The tables as the transaction sees them.
@@ -199,16 +210,21 @@ impl Transactions {
         self.lock().open.contains_key(&handle.id)
     }
 
-    /// Runs one of its statements, on the tables as the transaction sees them. An error aborts the transaction.
+    /// Runs one of its statements, which this number tells from others, on the tables as the transaction sees them. An error aborts the transaction.
     ///
     /// # Errors
     /// The statement's; `NotFound`: there is no such transaction; `Invalid`: it is aborted; `Conflict`: another of its
     /// statements is running; `Exhausted`.
-    pub async fn statement<T, F>(&self, handle: &Handle, sql: &str, run: impl FnOnce(Arc<Tables>) -> F) -> Result<T>
+    pub async fn statement<T, F>(
+        &self,
+        handle: &Handle,
+        fingerprint: u64,
+        run: impl FnOnce(Arc<Tables>) -> F,
+    ) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
-        self.run(handle, Some(sql), run).await
+        self.run(handle, Some(fingerprint), run).await
     }
 
     /// The same for what only looks, and is none of its statements.
@@ -222,16 +238,14 @@ impl Transactions {
         self.run(handle, None, run).await
     }
 
-    async fn run<T, F>(&self, handle: &Handle, sql: Option<&str>, run: impl FnOnce(Arc<Tables>) -> F) -> Result<T>
+    async fn run<T, F>(&self, handle: &Handle, statement: Option<u64>, run: impl FnOnce(Arc<Tables>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
         let open = self.find(handle)?;
         let mut state = open.enter()?;
-        if let Some(why) = &state.failed {
-            return Err(aborted(why));
-        }
-        if let Some(sql) = sql {
+        open.check()?;
+        if let Some(statement) = statement {
             if state.statements >= MAX_STATEMENTS {
                 return Err(Error::exhausted(format!(
                     "a transaction has at most {MAX_STATEMENTS} statements; COMMIT or ROLLBACK ends it"
@@ -239,13 +253,13 @@ impl Transactions {
             }
             state.statements += 1;
             let before = state.fingerprint.to_le_bytes();
-            state.fingerprint = fingerprint(&[&before, &once::statement(sql).to_le_bytes()]);
+            state.fingerprint = fingerprint(&[&before, &statement.to_le_bytes()]);
         }
         state.last_used = Instant::now();
         let result = run(open.tables(&self.tables)).await;
         state.last_used = Instant::now();
         result.map_err(|mut error| {
-            state.failed = Some(error.message.clone());
+            open.failed().get_or_insert_with(|| error.message.clone());
             error.message.push_str("; the transaction is aborted, and only ROLLBACK ends it");
             error
         })
@@ -253,10 +267,8 @@ impl Transactions {
 
     /// One of its statements has failed elsewhere than in [`Transactions::statement`]: it is aborted.
     pub fn fail(&self, handle: &Handle, error: &Error) {
-        if let Ok(open) = self.find(handle)
-            && let Ok(mut state) = open.enter()
-        {
-            state.failed.get_or_insert_with(|| error.message.clone());
+        if let Ok(open) = self.find(handle) {
+            open.failed().get_or_insert_with(|| error.message.clone());
         }
     }
 
@@ -278,9 +290,7 @@ impl Transactions {
             self.forget(open.id, end);
             return Ok(());
         }
-        if let Some(why) = &state.failed {
-            return Err(aborted(why));
-        }
+        open.check()?;
         match open.commit(&self.tables, state.fingerprint, deadline).await {
             Ok(()) => {
                 self.forget(open.id, end);
@@ -296,7 +306,7 @@ impl Transactions {
                 Err(error)
             }
             Err(error) => {
-                state.failed = Some(error.message.clone());
+                open.failed().get_or_insert_with(|| error.message.clone());
                 Err(error)
             }
         }
@@ -346,8 +356,8 @@ impl Transactions {
 
     /// Rolls back one without a statement that runs.
     async fn roll_back(&self, open: &Open) {
-        if let Ok(mut state) = open.enter() {
-            state.failed = Some("it was rolled back, having been open for too long".to_owned());
+        if let Ok(_state) = open.enter() {
+            *open.failed() = Some("it was rolled back, having been open for too long".to_owned());
             open.staged.roll_back(&self.tables).await;
             self.forget(open.id, End::RollBack);
         }

@@ -216,6 +216,22 @@ impl Storage {
         config
     }
 
+    /// The keys that a node was given for the objects at a location; `None` where it was given none, and is known to the store
+    /// in another way.
+    ///
+    /// # Errors
+    /// `Invalid`, with where a secret was looked for.
+    pub fn keys(&self, location: &str) -> Result<Option<(Credential, Credential)>> {
+        let Some(bucket) = warehouse::bucket(location) else { return Ok(None) };
+        let warehouses = self.warehouses();
+        let reached = match self.other_s3(&warehouses, bucket) {
+            Some(s3) => reached(bucket, s3)?,
+            None if self.knows_bucket(bucket) => self.s3.clone(),
+            None => return Ok(None),
+        };
+        Ok(reached.access_key.zip(reached.secret_key))
+    }
+
     /// How another warehouse says that this bucket is reached.
     fn other_s3<'a>(&self, warehouses: &'a Warehouses, bucket: &str) -> Option<&'a warehouse::S3> {
         match warehouse::bucket(&self.warehouse) == Some(bucket) {
@@ -389,6 +405,31 @@ impl Storage {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(Error::object_store("removing", location, &e)),
         }
+    }
+
+    /// Removes the directories of these objects, and those above, that are left empty, down from `root`, which goes as well. Where there
+    /// are no directories nothing happens; one that somebody uses meanwhile stays.
+    pub async fn remove_empty_directories(&self, locations: &[&str], root: &str) -> Result<()> {
+        let Some(root) = self.local_path(root)? else { return Ok(()) };
+        let mut directories = std::collections::BTreeSet::new();
+        for location in locations {
+            let Some(path) = self.local_path(location)? else { continue };
+            directories.extend(path.parent().map(FsPath::to_path_buf));
+        }
+        let removed = tokio::task::spawn_blocking(move || {
+            for directory in directories.iter().rev() {
+                let inside = directory.ancestors().take_while(|above| above.starts_with(&root));
+                // The first that is not empty ends it; one that is gone already does not.
+                for directory in inside {
+                    match std::fs::remove_dir(directory) {
+                        Ok(()) => {}
+                        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                        Err(_) => break,
+                    }
+                }
+            }
+        });
+        removed.await.map_err(|e| Error::internal(format!("removing empty directories: {e}")))
     }
 
     /// Removes objects of a commit that certainly did not happen. What cannot be removed is left for the sweep.

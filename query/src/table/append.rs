@@ -11,7 +11,7 @@
 //!
 //! What holds:
 //! - An append is acknowledged only when its snapshot is current, and this node's pointer cache knows of it.
-//! - A batch fails as a whole or not at all. What one append's files are the reason of is tried again one by one, so that nobody
+//! - A batch fails as a whole or not at all. What one append's files may be the reason of is tried again one by one, so that nobody
 //!   fails for another's reason; one whose own deadline is not over yet when that of its batch is goes back into the line.
 //! - The data files of an append that fails are removed, if it is certain that they were not committed.
 //! - The batch's deadline is the earliest of its appends'.
@@ -206,10 +206,20 @@ impl Runner {
                 }
                 self.tell(batch, made.map(drop), deadline).await;
             }
-            Err(error) if batch.len() == 1 => self.tell(batch, Err(error), Instant::now()).await,
+            Err(error) if batch.len() == 1 || !may_be_of_one(error.kind) => {
+                let deadline = batch.iter().map(|one| one.deadline).min().unwrap_or_else(Instant::now);
+                self.tell(batch, Err(error), deadline).await;
+            }
             Err(_) => {
                 for one in batch {
-                    Box::pin(self.make(vec![one])).await;
+                    // Those before it may have taken their time.
+                    match one.deadline <= Instant::now() {
+                        true => {
+                            let (late, deadline) = (late(&one.table), one.deadline);
+                            self.tell(vec![one], Err(late), deadline).await;
+                        }
+                        false => Box::pin(self.make(vec![one])).await,
+                    }
                 }
             }
         }
@@ -265,6 +275,19 @@ impl Runner {
             let _ = one.done.send(outcome);
         }
     }
+}
+
+/// Whether what failed may be the matter of one append's files, and not of all of a batch: a store that cannot be reached is asked once
+/// for all of them, since each would wait for it as long again.
+fn may_be_of_one(kind: Kind) -> bool {
+    !matches!(kind, Kind::Storage | Kind::Unavailable | Kind::Deadline | Kind::Exhausted | Kind::Denied)
+}
+
+fn late(table: &Table) -> Error {
+    Error::deadline(format!(
+        "writing table {}: other appends of this node were before it until the deadline; nothing was committed",
+        table.ident
+    ))
 }
 
 /// What the files of one manifest have in common.

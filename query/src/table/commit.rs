@@ -28,9 +28,10 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use iceberg::spec::{MetadataLog, Operation, TableMetadata};
+use iceberg::spec::{FormatVersion, MetadataLog, Operation, TableMetadata};
 use lake_client::catalog::appends::Outcome;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
+use lake_client::procedures;
 use lake_client::store::Applied;
 
 use super::conflict::{self, Reads};
@@ -40,6 +41,7 @@ use super::version::{self, Change, Edit, NextVersion, Removed};
 use super::writer::DataFiles;
 use super::{Table, Tables, catalog_error, check_writable, steps, unreachable_words};
 use crate::error::{Error, Kind, Result};
+use crate::outcomes;
 use crate::storage::io::LakeIo;
 
 /// First pause after a lost race.
@@ -49,9 +51,9 @@ const BACKOFF_MOST: Duration = Duration::from_millis(80);
 /// A commit that has lost this often claims the next turn.
 const LOSSES_BEFORE_CLAIM: u32 = 2;
 /// How long another's claim is respected. A commit takes a few milliseconds; a claimant that takes this long is gone.
-const TURN_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(1);
 /// How often a writer that waits for a claim to end looks.
-const TURN_POLL: Duration = Duration::from_millis(5);
+pub(crate) const TURN_POLL: Duration = Duration::from_millis(5);
 
 /// What is to be committed.
 pub struct Proposal {
@@ -113,6 +115,10 @@ struct Commit<'a> {
     gave: bool,
     /// Nothing of others is taken along any more: what they have handed over was in the way.
     alone: bool,
+    /// The own record is not there any more.
+    record_gone: bool,
+    /// An attempt was made that may have left the own record behind: it goes before the outcome is forgotten.
+    left_behind: bool,
     /// Why it ended.
     why: Option<(Kind, String)>,
 }
@@ -159,6 +165,8 @@ pub async fn commit(
         given: Given::No,
         gave: false,
         alone: false,
+        record_gone: false,
+        left_behind: false,
         why: None,
     };
     let mut outcome = commit.run(&mut turn).await;
@@ -260,7 +268,9 @@ impl Commit<'_> {
                         continue;
                     }
                     if known.as_ref().is_some_and(|known| known.mod_revision == expected) {
-                        // What was handed over is not there any more, or was made before.
+                        // What was handed over is not there any more, or was made before: with nothing of others in it, the own
+                        // record.
+                        self.record_gone |= joined.change.is_none();
                         self.alone = true;
                     }
                     self.losses += 1;
@@ -300,7 +310,8 @@ impl Commit<'_> {
         let ident = &self.table.ident;
         // A hint is good enough to build on, since the swap compares; not to settle a doubt, unless it is newer.
         let mut pointer = known;
-        for _ in 0..2 {
+        let mut missing: Option<String> = None;
+        loop {
             let current = match pointer.take() {
                 Some(pointer) => Some(pointer),
                 None => match self.tables.metadata.read_table(ident, self.deadline).await {
@@ -318,8 +329,19 @@ impl Commit<'_> {
             }
             let metadata = match self.tables.cache.table(&current.value.metadata_location).await {
                 Ok(metadata) => metadata,
-                // The version is so old that its metadata was removed: look at the current one.
-                Err(error) if error.kind == Kind::NotFound => continue,
+                // The version is so old that its metadata was removed: look at the current one, which another may follow before
+                // that is read.
+                Err(error) if error.kind == Kind::NotFound => {
+                    let gone = Some(current.value.metadata_location.clone());
+                    if missing == gone {
+                        return Err(self.failed(
+                            Kind::Corrupt,
+                            format_args!("the current metadata of table {ident} does not exist"),
+                        ));
+                    }
+                    missing = gone;
+                    continue;
+                }
                 Err(error) => return Err(self.failed(error.kind, error)),
             };
             if let Some(made) = self.made_before(&current).await? {
@@ -343,7 +365,6 @@ impl Commit<'_> {
             self.check(&metadata)?;
             return Ok(Look::Base(current, metadata));
         }
-        Err(self.failed(Kind::Corrupt, format_args!("the current metadata of table {ident} does not exist")))
     }
 
     /// What this attempt makes: the batch and what others have handed over, if there is a batch.
@@ -355,11 +376,18 @@ impl Commit<'_> {
         // One more, which may be the own one.
         let most = handing::MAX_TAKEN as u32 + 1;
         let handed = self.tables.writer.handed(self.table.metadata.uuid(), most, self.deadline).await;
+        let is_whole = handed.as_ref().is_ok_and(|handed| handed.len() < most as usize);
         let handed = handed.unwrap_or_else(|error| {
             tracing::debug!(table = %self.table.ident, %error, "looking for what other nodes have handed over failed");
             Vec::new()
         });
-        let own_record = handed.iter().find(|handed| handed.id == batch.id).map(|handed| handed.revision);
+        let seen = handed.iter().find(|handed| handed.id == batch.id).map(|handed| handed.revision);
+        let own_record = seen.or(match self.given {
+            // Not seen, it may be there all the same.
+            Given::Yes(revision) if !is_whole && !self.record_gone => Some(revision),
+            _ => None,
+        });
+        self.left_behind |= self.given != Given::No && own_record.is_none() && !is_whole && !self.record_gone;
         let others = if self.alone { &[][..] } else { &handed[..] };
         let joined = Joined::new(batch, own, metadata, own_record, others);
         if joined.change.is_some() {
@@ -445,8 +473,14 @@ impl Commit<'_> {
 
     /// The outcome is of no use any more, unless handing the batch over may still come late: then it must be found.
     fn forget(&self, batch: &Batch, revision: u64) {
-        if self.given != Given::Perhaps {
-            Handing::forget(self.tables, batch.id, revision);
+        let is_of_no_use = self.given != Given::Perhaps;
+        match self.left_behind {
+            true => {
+                let table = self.table.metadata.uuid();
+                Handing::take_back(self.tables, table, batch.id, is_of_no_use.then_some(revision));
+            }
+            false if is_of_no_use => Handing::forget(self.tables, batch.id, revision),
+            false => {}
         }
     }
 
@@ -490,6 +524,18 @@ impl Commit<'_> {
             return Err(self.failed(
                 Kind::Conflict,
                 format_args!("the columns of table {ident} were changed meanwhile; run the statement again"),
+            ));
+        }
+        let change = self.proposal.change.as_ref();
+        if change.is_some_and(|change| change.deletes.added_tally.position_files > 0)
+            && metadata.format_version() >= FormatVersion::V3
+        {
+            return Err(self.failed(
+                Kind::Conflict,
+                format_args!(
+                    "table {ident} got format version 3 meanwhile, in which deleted rows are written otherwise; run the statement \
+                     again"
+                ),
             ));
         }
         Ok(())
@@ -606,7 +652,7 @@ impl Commit<'_> {
 
 /// Waits until another's claim on a table's next turn has ended, and ends it if that takes too long. `false`: the deadline
 /// came first.
-pub(super) async fn await_turn(tables: &Tables, table: uuid::Uuid, claim: u64, deadline: Instant) -> bool {
+pub(crate) async fn await_turn(tables: &Tables, table: uuid::Uuid, claim: u64, deadline: Instant) -> bool {
     let until = Instant::now() + TURN_LIMIT;
     let mut seen = Some(claim);
     while seen == Some(claim) && claim != 0 {
@@ -628,14 +674,17 @@ pub(super) async fn await_turn(tables: &Tables, table: uuid::Uuid, claim: u64, d
     true
 }
 
-/// Metadata files that fell out of the log are removed, if the table is set up so.
-pub(super) fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<MetadataLog>) {
+/// Metadata files that fell out of the log are removed, if the table is set up so: its own, and no others. A log that somebody else
+/// has written may name anything.
+pub(crate) fn remove_expired(tables: &Tables, metadata: &TableMetadata, expired: Vec<MetadataLog>) {
     let enabled = metadata.properties().get("write.metadata.delete-after-commit.enabled").is_some_and(|v| v == "true");
     if !enabled || expired.is_empty() {
         return;
     }
     let storage = tables.storage.clone();
-    let expired: Vec<String> = expired.into_iter().map(|entry| entry.metadata_file).collect();
+    let own = format!("{}/metadata/", metadata.location());
+    let expired = expired.into_iter().map(|entry| entry.metadata_file).filter(|file| file.starts_with(&own));
+    let expired: Vec<String> = expired.collect();
     tables.tasks.spawn(async move { storage.discard(&expired).await });
 }
 
@@ -695,9 +744,10 @@ pub async fn create(
     }
 }
 
-/// Drops a table.
-pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<()> {
+/// Drops a table; with `purge` the same transaction submits the purge of its files.
+pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadline: Instant) -> Result<()> {
     let doing = format!("dropping table {ident}");
+    let now_ms = outcomes::now_ms();
     let mut doomed: Option<(uuid::Uuid, bool)> = None;
     loop {
         let current = tables.metadata.read_table(ident, deadline).await.map_err(|error| match doomed {
@@ -718,10 +768,25 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) 
             // What was to be dropped is gone; another table has its name.
             return Ok(());
         }
-        match tables.recording()?.drop_table(ident, current.mod_revision, deadline).await {
+        let writer = tables.recording()?;
+        let (writer, submitted) = match purge {
+            false => (writer, None),
+            true => {
+                let (writer, submitted) = writer.purging(ident, &current, now_ms);
+                (writer, Some(submitted))
+            }
+        };
+        match writer.drop_table(ident, current.mod_revision, deadline).await {
             Ok(_) => {
-                tracing::info!(table = %ident, %uuid, metadata = %current.value.metadata_location, "dropped a table; its objects stay");
+                let metadata = &current.value.metadata_location;
+                tracing::info!(table = %ident, %uuid, %metadata, purge, "dropped a table");
                 return Ok(());
+            }
+            // The submission of an attempt of ours, which was made after all.
+            Err(CatalogError::AlreadyDone(left)) if submitted.as_ref() == Some(&left) => return Ok(()),
+            // Another's purge of this very version.
+            Err(CatalogError::AlreadyDone(left)) if submitted.is_some() && procedures::is_record(&left) => {
+                doomed = Some((uuid, matches!(doomed, Some((_, true)))));
             }
             Err(CatalogError::Conflict { resent, .. }) => {
                 doomed = Some((uuid, resent || matches!(doomed, Some((_, true)))));

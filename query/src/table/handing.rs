@@ -27,7 +27,7 @@
 //! ([`lake_client::catalog::appends`]). A giver removes its files only if it knows that nobody makes its append any more:
 //! because it never handed it over, or because it has withdrawn it, which leaves an outcome too.
 //!
-//! Outcomes are forgotten by their givers once read, [`FORGET_AT`] at a time, and by anybody after an hour.
+//! Outcomes are forgotten by their givers once read, [`FORGET_AT`] at a time, and by any node that has seen them for an hour.
 //!
 //! Limits: a record has at most [`MAX_RECORD_BYTES`], else its append is not handed over; a commit takes along at most
 //! [`MAX_TAKEN`] appends of others; those left wait for the next commit, or for their own patience to end.
@@ -49,6 +49,7 @@ use uuid::Uuid;
 use super::Tables;
 use super::version::{Change, Tally, now_ms};
 use crate::error::{Error, Result};
+use crate::outcomes::FirstSeen;
 
 /// How long what is handed over outlives its giver.
 pub const LEASE_TTL: Duration = Duration::from_secs(10);
@@ -247,8 +248,8 @@ pub enum Given {
     No,
     /// It may be there.
     Perhaps,
-    /// It is.
-    Yes,
+    /// It is, in this state, unless it was taken along or its lease is over.
+    Yes(Revision),
 }
 
 /// What a node has to do with handing over: its lease, and outcomes to be forgotten.
@@ -258,6 +259,8 @@ pub struct Handing {
     /// Tables whose last batch another node has taken along: the next is handed over without being tried.
     giving: Mutex<HashSet<Uuid>>,
     tidy: Mutex<Tidy>,
+    /// Outcomes that nobody has read.
+    seen: FirstSeen,
 }
 
 #[derive(Debug, Default)]
@@ -302,7 +305,7 @@ impl Handing {
             }
         };
         match writer.hand_over(table, batch.id, batch.record.clone(), lease, deadline).await {
-            Ok(Some(_)) => Given::Yes,
+            Ok(Some(revision)) => Given::Yes(revision),
             Ok(None) => {
                 // It may be renewed in vain otherwise.
                 self.lease.lock().await.take();
@@ -328,6 +331,23 @@ impl Handing {
         made_in(&outcome).map_err(|e| CatalogError::Damaged { what: format!("append {}", batch.id), why: e.message })
     }
 
+    /// Takes away the record of a batch that is made and may have stayed, and then, if it is of no use any more, forgets the outcome,
+    /// which was left at this revision.
+    pub fn take_back(tables: &Tables, table: Uuid, id: Uuid, forget: Option<Revision>) {
+        let writer = tables.writer.clone();
+        tables.tasks.spawn(async move {
+            let by = Instant::now() + TIDY_WITHIN;
+            let taken = async {
+                writer.withdraw(table, id, left(None), by).await?;
+                let read: Vec<_> = forget.into_iter().map(|revision| (id, revision)).collect();
+                writer.forget_appends(&read, by).await
+            };
+            if let Err(error) = taken.await {
+                tracing::debug!(%error, append = %id, "the record of an append that was made stays until its lease is over");
+            }
+        });
+    }
+
     /// The outcome of a batch has been read, and is of no use to anybody any more.
     pub fn forget(tables: &Tables, id: Uuid, revision: Revision) {
         let (read, sweep) = {
@@ -343,15 +363,15 @@ impl Handing {
         if read.is_empty() && !sweep {
             return;
         }
-        let writer = tables.writer.clone();
+        let (writer, handing) = (tables.writer.clone(), tables.handing.clone());
         tables.tasks.spawn(async move {
             let by = Instant::now() + TIDY_WITHIN;
             if let Err(error) = writer.forget_appends(&read, by).await {
                 tracing::debug!(%error, "outcomes of appends stay until they are old");
             }
             if sweep {
-                let old = now_ms() - KEPT_FOR.as_millis() as i64;
-                let is_old = |kept: &[u8]| serde_json::from_slice::<Left>(kept).is_ok_and(|left| left.at_ms < old);
+                handing.seen.begin_look();
+                let is_old = |kept: &[u8]| handing.seen.is_older(kept, KEPT_FOR);
                 if let Err(error) = writer.forget_outcomes(appends::DOMAIN, is_old, by).await {
                     tracing::debug!(%error, "outcomes of appends could not be looked through");
                 }

@@ -103,10 +103,11 @@ fn references(base: &TableMetadata) -> Result<Vec<(String, SnapshotReference)>> 
     refs.into_iter().map(|(name, value)| Ok((name, serde_json::from_value(value).map_err(failed)?))).collect()
 }
 
-/// A snapshot and what it comes from, newest first.
+/// A snapshot and what it comes from, newest first. It ends also where metadata is damaged so that a snapshot comes from itself.
 pub(super) fn ancestors(base: &TableMetadata, from: Option<i64>) -> impl Iterator<Item = &SnapshotRef> {
     let first = from.and_then(|id| base.snapshot_by_id(id));
-    std::iter::successors(first, |snapshot| base.snapshot_by_id(snapshot.parent_snapshot_id()?))
+    let line = std::iter::successors(first, |snapshot| base.snapshot_by_id(snapshot.parent_snapshot_id()?));
+    line.take(base.snapshots().len())
 }
 
 /// Removes snapshots from the history that are old and no reference needs, and then the objects that only they refer to.
@@ -365,12 +366,14 @@ async fn old_objects(tables: &Tables, location: &str, older_than: Duration) -> R
 /// Makes a table of metadata that is there already.
 ///
 /// # Errors
-/// `AlreadyExists`; `NotFound` for the namespace or the file; `Corrupt` for a file that is no table metadata.
+/// `AlreadyExists` for one of this name, or one that this is the metadata of; `NotFound` for the namespace or the file; `Corrupt`
+/// for a file that is no table metadata.
 pub async fn register_table(tables: &Arc<Tables>, ident: &TableIdent, file: &str, deadline: Instant) -> Result<()> {
     let doing = format!("registering table {ident}");
     let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
+    tables.check_not_purged(metadata.uuid(), deadline).await.map_err(|e| e.while_doing(&doing))?;
     let pointer = TablePointer { uuid: metadata.uuid(), metadata_location: file.to_owned(), previous_location: None };
-    match tables.recording()?.create_table(ident, &pointer, deadline).await {
+    match tables.recording()?.register_table(ident, &pointer, None, deadline).await {
         Ok(current) if current.value == pointer => Ok(()),
         Ok(_) => Err(Error::already_exists(format!("table {ident} exists already"))),
         Err(error) => match catalog_error(&doing, error) {

@@ -119,6 +119,16 @@ struct Made {
     expired: Vec<MetadataLog>,
 }
 
+/// What a look at the tables says of a commit.
+enum Look {
+    /// An attempt whose answer was lost was applied.
+    Done,
+    /// The pointers to build on; none was applied, nor will be unless all that it compares with is as it was.
+    Base(BTreeMap<TableIdent, Versioned<TablePointer>>),
+    /// Nobody could say whether an attempt was applied.
+    Unanswered,
+}
+
 /// How an attempt ended.
 enum Ended {
     Done(Vec<Versioned<TablePointer>>),
@@ -457,7 +467,8 @@ impl Commit<'_> {
                 }
                 Ended::InDoubt(error) => {
                     self.doubts = true;
-                    if self.was_done().await? {
+                    if self.was_done().await? == Some(true) {
+                        self.done_unseen(&made);
                         return Ok(());
                     }
                     if Instant::now() >= self.deadline {
@@ -465,17 +476,29 @@ impl Commit<'_> {
                     }
                 }
             }
-            let pause = rand::random_range(backoff / 2..=backoff);
-            backoff = (backoff * 2).min(BACKOFF[1]);
-            if Instant::now() + pause >= self.deadline {
-                return Err(self.failed(Kind::Conflict, "other writers were first, again and again until the deadline"));
-            }
-            tokio::time::sleep(pause).await;
-            match self.look(all).await? {
-                Some(now) => bases = now,
-                None => return Ok(()),
-            }
+            bases = loop {
+                let pause = rand::random_range(backoff / 2..=backoff);
+                backoff = (backoff * 2).min(BACKOFF[1]);
+                if Instant::now() + pause >= self.deadline {
+                    let why = "other writers were first, again and again until the deadline";
+                    return Err(self.failed(Kind::Conflict, why));
+                }
+                tokio::time::sleep(pause).await;
+                match self.look(all).await? {
+                    Look::Base(now) => break now,
+                    Look::Done => {
+                        self.done_unseen(&made);
+                        return Ok(());
+                    }
+                    Look::Unanswered => {}
+                }
+            };
         }
+    }
+
+    /// An attempt was applied whose answer was lost: what is known of the tables is from before.
+    fn done_unseen(&self, made: &[Made]) {
+        made.iter().for_each(|made| self.tables.metadata.invalidate(&made.swap.table));
     }
 
     /// Writes what each changed table becomes of the version at its pointer in `bases`.
@@ -580,30 +603,27 @@ impl Commit<'_> {
         }
     }
 
-    /// Whether an attempt in doubt was applied: its record tells.
-    async fn was_done(&self) -> Result<bool> {
-        let Some(once) = self.staged.records.first() else { return Ok(false) };
+    /// Whether an attempt in doubt was applied: its record tells. `None`: there was no answer.
+    async fn was_done(&self) -> Result<Option<bool>> {
+        let Some(once) = self.staged.records.first() else { return Ok(None) };
         match self.tables.writer.outcome(once.domain(), once.id(), self.deadline).await {
-            Ok(None) => Ok(false),
+            Ok(None) => Ok(Some(false)),
             Ok(Some(kept)) => match Outcome::read(once.id(), &kept)? {
-                outcome if once.left(&outcome) && outcome.refusal.is_none() => Ok(true),
+                outcome if once.left(&outcome) && outcome.refusal.is_none() => Ok(Some(true)),
                 _ => Err(Error::conflict(
                     "committing the transaction: it was ended by somebody else meanwhile; nothing was committed",
                 )),
             },
             Err(error) if Instant::now() < self.deadline => {
                 tracing::debug!(%error, "looking after a commit in doubt failed");
-                Ok(false)
+                Ok(None)
             }
             Err(error) => Err(self.failed(Kind::Unknown, error)),
         }
     }
 
-    /// The pointers to build on next; `None`: an attempt in doubt was applied.
-    async fn look(
-        &mut self,
-        all: &BTreeMap<TableIdent, Held>,
-    ) -> Result<Option<BTreeMap<TableIdent, Versioned<TablePointer>>>> {
+    /// What to build on next.
+    async fn look(&mut self, all: &BTreeMap<TableIdent, Held>) -> Result<Look> {
         let changed: Vec<TableIdent> =
             all.iter().filter(|(_, held)| !held.changes.is_empty()).map(|(ident, _)| ident.clone()).collect();
         let pointers = self.tables.metadata.read_tables(&changed, self.deadline).await.map_err(|e| {
@@ -611,8 +631,13 @@ impl Commit<'_> {
             self.failed(error.kind, error)
         })?;
         // Asked after the pointers were read: where one has moved and there is no record, the attempt can never be applied.
-        if self.doubts && self.was_done().await? {
-            return Ok(None);
+        if self.doubts {
+            match self.was_done().await? {
+                Some(true) => return Ok(Look::Done),
+                Some(false) => {}
+                // Then a pointer that has moved may have been moved by the attempt.
+                None => return Ok(Look::Unanswered),
+            }
         }
         let mut bases = BTreeMap::new();
         for (ident, pointer) in changed.into_iter().zip(pointers) {
@@ -632,7 +657,7 @@ impl Commit<'_> {
             }
             bases.insert(ident, pointer);
         }
-        Ok(Some(bases))
+        Ok(Look::Base(bases))
     }
 
     async fn await_turn(&self, all: &BTreeMap<TableIdent, Held>, ident: &TableIdent, claim: Revision) -> Result<()> {

@@ -127,18 +127,18 @@ impl DeleteTally {
     fn add(&mut self, file: &DataFile) {
         // Of a vector its own part of the file.
         let bytes = file.content_size_in_bytes().and_then(|bytes| u64::try_from(bytes).ok());
-        self.bytes += bytes.unwrap_or(file.file_size_in_bytes());
+        self.bytes = self.bytes.saturating_add(bytes.unwrap_or(file.file_size_in_bytes()));
         match (file.content_type(), file.file_format()) {
             (DataContentType::EqualityDeletes, _) => {
                 self.equality_files += 1;
-                self.equality_rows += file.record_count();
+                self.equality_rows = self.equality_rows.saturating_add(file.record_count());
             }
             (_, format) => {
                 match format {
                     DataFileFormat::Puffin => self.vectors += 1,
                     _ => self.position_files += 1,
                 }
-                self.positions += file.record_count();
+                self.positions = self.positions.saturating_add(file.record_count());
             }
         }
     }
@@ -165,9 +165,9 @@ pub struct Tally {
 
 impl std::ops::AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
-        self.files += other.files;
-        self.rows += other.rows;
-        self.bytes += other.bytes;
+        self.files = self.files.saturating_add(other.files);
+        self.rows = self.rows.saturating_add(other.rows);
+        self.bytes = self.bytes.saturating_add(other.bytes);
     }
 }
 
@@ -195,9 +195,7 @@ impl Merging {
 
 impl Tally {
     fn add(&mut self, file: &DataFile) {
-        self.files += 1;
-        self.rows += file.record_count();
-        self.bytes += file.file_size_in_bytes();
+        *self += Tally { files: 1, rows: file.record_count(), bytes: file.file_size_in_bytes() };
     }
 }
 
@@ -635,7 +633,9 @@ fn summary(parent: Option<&Summary>, change: &Change, gone: &Gone) -> Summary {
     say("added-position-delete-files", deletes.position_files);
     say("added-dvs", deletes.vectors);
     say("added-position-deletes", deletes.positions);
-    say("added-files-size", added.bytes + deletes.bytes);
+    let (added_bytes, gone_bytes) =
+        (added.bytes.saturating_add(deletes.bytes), gone.data.bytes.saturating_add(gone.deletes.bytes));
+    say("added-files-size", added_bytes);
     say("deleted-data-files", gone.data.files);
     say("deleted-records", gone.data.rows);
     say("removed-delete-files", gone.deletes.files());
@@ -644,7 +644,7 @@ fn summary(parent: Option<&Summary>, change: &Change, gone: &Gone) -> Summary {
     say("removed-equality-delete-files", gone.deletes.equality_files);
     say("removed-position-deletes", gone.deletes.positions);
     say("removed-equality-deletes", gone.deletes.equality_rows);
-    say("removed-files-size", gone.data.bytes + gone.deletes.bytes);
+    say("removed-files-size", gone_bytes);
     // Which partitions others add to is in their manifests alone.
     if change.taken.is_empty() || change.added_partitions.iter().all(|partition| partition.fields().is_empty()) {
         let partitions = change.added_partitions.union(&gone.partitions).count();
@@ -653,7 +653,7 @@ fn summary(parent: Option<&Summary>, change: &Change, gone: &Gone) -> Summary {
     let totals = [
         ("total-data-files", added.files, gone.data.files),
         ("total-records", added.rows, gone.data.rows),
-        ("total-files-size", added.bytes + deletes.bytes, gone.data.bytes + gone.deletes.bytes),
+        ("total-files-size", added_bytes, gone_bytes),
         ("total-delete-files", deletes.files(), gone.deletes.files()),
         ("total-position-deletes", deletes.positions, gone.deletes.positions),
         ("total-equality-deletes", deletes.equality_rows, gone.deletes.equality_rows),
@@ -664,7 +664,7 @@ fn summary(parent: Option<&Summary>, change: &Change, gone: &Gone) -> Summary {
             None => Some(0),
             Some(parent) => parent.additional_properties.get(name).and_then(|text| text.parse::<u64>().ok()),
         };
-        if let Some(after) = before.and_then(|before| (before + added).checked_sub(removed)) {
+        if let Some(after) = before.and_then(|before| before.checked_add(added)?.checked_sub(removed)) {
             properties.insert(name.to_owned(), after.to_string());
         }
     }
@@ -878,6 +878,12 @@ mod tests {
         let second = summary(Some(&first), &adds(2, 7), &gone).additional_properties;
         assert_eq!((second["total-records"].as_str(), second["total-data-files"].as_str()), ("7", "2"));
         assert_eq!((second["deleted-records"].as_str(), second["changed-partition-count"].as_str()), ("5", "1"));
+        let huge = Summary {
+            operation: Operation::Append,
+            additional_properties: [("total-records".to_owned(), u64::MAX.to_string())].into(),
+        };
+        let fourth = summary(Some(&huge), &adds(1, 5), &Gone::default());
+        assert!(!fourth.additional_properties.contains_key("total-records"), "no total is better than a wrong one");
         let without = Summary { operation: Operation::Append, additional_properties: HashMap::new() };
         let third = summary(Some(&without), &adds(1, 5), &Gone::default());
         assert!(!third.additional_properties.contains_key("total-records"));

@@ -1,6 +1,8 @@
 //! Query nodes over one memory store and one warehouse directory, and clients for them.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod store;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -82,6 +82,41 @@ def reads_and_appends(uri):
     con.execute("""CREATE TABLE lake."default".from_duckdb AS SELECT 10 AS id, 'x' AS what""")
 
 
+def write_behind_a_balancer(uri, writer, acknowledged, stop):
+    """As PyIceberg's writers do, to a table of its own. DuckDB tells of a connection that was cut in words."""
+    import pyiceberg_client
+
+    def append(n):
+        try:
+            con = connect(uri)
+            con.execute(f'INSERT INTO lake."default".of_duckdb VALUES ({writer}, {n})')
+            con.close()
+        except duckdb.Error as error:
+            if cut(str(error)):
+                raise pyiceberg_client.CUT[0](error) from error
+            raise
+
+    print(*pyiceberg_client.until_told(uri, "default.of_duckdb", int(writer), acknowledged, stop, append))
+
+
+def cut(message):
+    """Whether an error is of the connection: DuckDB has tried again three times. An answer says its status instead."""
+    return " error for HTTP " in message and "status code" not in message
+
+
+def deletes(uri):
+    """Rows that lake has deleted are gone here, and those deleted here are gone there."""
+    con = connect(uri)
+    ask = lambda sql: con.execute(sql).fetchall()
+    for name in ("second", "third"):
+        table = f'lake."default".{name}'
+        same(ask(f"SELECT id, what FROM {table} ORDER BY id"), [(1, "a"), (3, "z"), (4, None)])
+        con.execute(f"INSERT INTO {table} VALUES (5, 'e'), (6, 'f')")
+        con.execute(f"DELETE FROM {table} WHERE id IN (1, 6)")
+        con.execute(f"UPDATE {table} SET what = 'y' WHERE id = 4")
+        same(ask(f"SELECT id, what FROM {table} ORDER BY id"), [(3, "z"), (4, "y"), (5, "e")])
+
+
 def drops(uri):
     con = connect(uri)
     con.execute("DROP TABLE lake.d.copy")

@@ -1,7 +1,7 @@
 //! Polars and Daft, as their users use them.
 
 use crate::common::{Cluster, numbers, run};
-use crate::{cluster, python};
+use crate::{cluster, make_from_sql, python, uri};
 
 const SCRIPT: &str = "frames_client.py";
 
@@ -9,9 +9,8 @@ const SCRIPT: &str = "frames_client.py";
 async fn with(function: &str) -> Cluster {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
-    run(&sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
-    run(&sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
+    let uri = uri(&cluster, 0);
+    make_from_sql(&sql).await;
     python::run(SCRIPT, function, &[&uri]).await;
     cluster
 }

@@ -1,4 +1,4 @@
-//! As much of an HTTP client as these tests need: one request per connection.
+//! As much of an HTTP client as these tests need: one request per connection, or one connection for several.
 
 use std::net::SocketAddr;
 
@@ -22,6 +22,13 @@ pub struct Answer {
 }
 
 impl Answer {
+    fn of(head: &[u8], body: Vec<u8>) -> Self {
+        let mut lines = std::str::from_utf8(head).unwrap().split("\r\n");
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let headers = lines.filter_map(|line| line.split_once(": ")).map(|(n, v)| (n.to_owned(), v.to_owned()));
+        Self { status, headers: headers.collect(), body }
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
@@ -81,13 +88,17 @@ impl Http {
     }
 
     pub async fn send(&self, method: &str, path: &str, body: &[u8]) -> Answer {
-        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.address);
+        self.exchange(&self.request(method, path, body, "close")).await
+    }
+
+    fn request(&self, method: &str, path: &str, body: &[u8], connection: &str) -> Vec<u8> {
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: {connection}\r\n", self.address);
         head.push_str(&format!("Content-Length: {}\r\n", body.len()));
         for (name, value) in &self.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
         head.push_str("\r\n");
-        self.exchange(&[head.as_bytes(), body].concat()).await
+        [head.as_bytes(), body].concat()
     }
 
     /// Sends these bytes, and reads what comes back. A server that has answered need not read all of a request.
@@ -96,11 +107,52 @@ impl Http {
         let (mut reading, mut writing) = stream.split();
         let mut received = Vec::new();
         let (_, _) = tokio::join!(writing.write_all(request), reading.read_to_end(&mut received));
-        let end = received.windows(4).position(|w| w == b"\r\n\r\n").expect("an answer");
-        let head = std::str::from_utf8(&received[..end]).unwrap();
-        let mut lines = head.split("\r\n");
-        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-        let headers = lines.filter_map(|line| line.split_once(": ")).map(|(n, v)| (n.to_owned(), v.to_owned()));
-        Answer { status, headers: headers.collect(), body: received[end + 4..].to_vec() }
+        let end = head_of(&received).expect("an answer");
+        Answer::of(&received[..end], received[end..].to_vec())
     }
+
+    /// A connection that is kept.
+    pub async fn session(&self) -> Session {
+        Session { http: self.clone(), stream: TcpStream::connect(self.address).await.unwrap() }
+    }
+}
+
+/// One connection, for one request after the other.
+#[derive(Debug)]
+pub struct Session {
+    http: Http,
+    stream: TcpStream,
+}
+
+impl Session {
+    pub async fn get(&mut self, path: &str) -> Answer {
+        self.send("GET", path, b"").await
+    }
+
+    pub async fn post(&mut self, path: &str, body: Value) -> Answer {
+        self.send("POST", path, body.to_string().as_bytes()).await
+    }
+
+    async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
+        self.stream.write_all(&self.http.request(method, path, body, "keep-alive")).await.unwrap();
+        let mut received = Vec::new();
+        let end = loop {
+            if let Some(end) = head_of(&received) {
+                break end;
+            }
+            assert_ne!(self.stream.read_buf(&mut received).await.unwrap(), 0, "closed without an answer");
+        };
+        let body = received.split_off(end);
+        let mut answer = Answer::of(&received, body);
+        let length: usize = answer.header("content-length").map_or(0, |length| length.parse().unwrap());
+        while answer.body.len() < length {
+            assert_ne!(self.stream.read_buf(&mut answer.body).await.unwrap(), 0, "closed within an answer");
+        }
+        answer
+    }
+}
+
+/// Where the head of an answer ends, once it has come.
+fn head_of(received: &[u8]) -> Option<usize> {
+    received.windows(4).position(|w| w == b"\r\n\r\n").map(|at| at + 4)
 }

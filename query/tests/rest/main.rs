@@ -1,5 +1,6 @@
 //! The Iceberg REST catalog: on the wire, and as real clients use it, which are installed from PyPI.
 
+mod comeback;
 #[path = "../common/mod.rs"]
 mod common;
 mod duckdb;
@@ -21,8 +22,9 @@ use std::sync::Arc;
 use lake_client::memory::MemoryStore;
 use lake_client::store::SharedStore;
 use lake_query::Options;
+use lake_query::client::SqlClient;
 
-use crate::common::Cluster;
+use crate::common::{Cluster, run};
 use crate::http::Http;
 
 /// Query nodes that serve the REST catalog, over one store.
@@ -32,6 +34,17 @@ async fn cluster(nodes: usize) -> Cluster {
 
 async fn over(store: SharedStore, nodes: usize, change: impl Fn(Options) -> Options) -> Cluster {
     Cluster::over(store, nodes, |options| change(Options { rest_listen: Some("127.0.0.1:0".into()), ..options })).await
+}
+
+/// Where a node's REST catalog is, for clients of other makers.
+fn uri(cluster: &Cluster, node: usize) -> String {
+    format!("http://{}", cluster.nodes[node].rest_address().unwrap())
+}
+
+/// Makes a table by SQL for them to read.
+async fn make_from_sql(sql: &SqlClient) {
+    run(sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
+    run(sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
 }
 
 /// A client of a node's REST catalog.

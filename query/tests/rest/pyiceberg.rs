@@ -7,14 +7,14 @@ use lake_query::Options;
 
 use crate::common::{number, numbers, run, text};
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
-use crate::{cluster, over, python};
+use crate::{cluster, make_from_sql, over, python, uri};
 
 const SCRIPT: &str = "pyiceberg_client.py";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pyiceberg_makes_changes_and_reads_tables() {
     let cluster = cluster(2).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     python::run(SCRIPT, "session", &[&uri]).await;
 }
 
@@ -22,9 +22,8 @@ async fn pyiceberg_makes_changes_and_reads_tables() {
 async fn pyiceberg_and_sql_read_what_the_other_wrote() {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
-    run(&sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
-    run(&sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
+    let uri = uri(&cluster, 0);
+    make_from_sql(&sql).await;
     python::run(SCRIPT, "reads_and_appends", &[&uri]).await;
     assert_eq!(numbers(&sql, "SELECT id FROM from_sql ORDER BY id").await, [1, 2, 3, 4]);
     assert_eq!(number(&sql, "SELECT count(*) FROM from_python WHERE what IS NULL").await, 1);
@@ -53,12 +52,51 @@ async fn tables_on_s3_are_reached_as_the_catalog_says() {
         ..options
     })
     .await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
+    let uri = uri(&cluster, 0);
     // Endpoint and region come from the catalog; keys do not.
     let keys = [format!("s3.access-key-id={ACCESS_KEY}"), format!("s3.secret-access-key={SECRET_KEY}")];
     python::run(SCRIPT, "session", &[&uri, &keys[0], &keys[1]]).await;
-    let config = crate::rest(&cluster, 0).get("/v1/config").await.expect(200);
-    assert!(!String::from_utf8(config.body).unwrap().contains(ACCESS_KEY));
+    let rest = crate::rest(&cluster, 0);
+    let config = rest.get("/v1/config").await.expect(200);
+    let config = String::from_utf8(config.body).unwrap();
+    assert!(!config.contains(ACCESS_KEY) && !config.contains("credentials"), "{config}");
+    let table = "/v1/lake/namespaces/a/tables/back";
+    let asking = rest.with("X-Iceberg-Access-Delegation", "vended-credentials");
+    let loaded = String::from_utf8(asking.get(table).await.expect(200).body).unwrap();
+    assert!(!loaded.contains(SECRET_KEY) && !loaded.contains("credentials"), "{loaded}");
+    asking.get(&format!("{table}/credentials")).await.refused(406, "UnsupportedOperationException");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_lent_to_who_asks_where_the_node_may() {
+    let s3 = S3::start("lake-test").await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, value: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, value).unwrap();
+        Some(path)
+    };
+    let (access, secret) = (file("access", ACCESS_KEY), file("secret", SECRET_KEY));
+    let cluster = over(Arc::new(MemoryStore::new()), 1, |options| Options {
+        warehouse: Some("s3://lake-test/warehouse".into()),
+        s3_endpoint: Some(s3.endpoint.clone()),
+        s3_region: Some("us-east-1".into()),
+        s3_access_key_file: access.clone(),
+        s3_secret_key_file: secret.clone(),
+        rest_lend_credentials: Some(true),
+        ..options
+    })
+    .await;
+    let uri = uri(&cluster, 0);
+    // PyIceberg asks for keys by itself, and has none of its own here.
+    python::run(SCRIPT, "with_lent_keys", &[&uri]).await;
+    let rest = crate::rest(&cluster, 0);
+    let table = "/v1/lake/namespaces/lent/tables/t";
+    assert!(!String::from_utf8(rest.get(table).await.expect(200).body).unwrap().contains(SECRET_KEY), "not asked for");
+    let lent = rest.get(&format!("{table}/credentials")).await.expect(200).json();
+    assert_eq!(lent["storage-credentials"][0]["config"]["s3.access-key-id"], ACCESS_KEY);
+    let config = String::from_utf8(rest.get("/v1/config").await.expect(200).body).unwrap();
+    assert!(!config.contains(ACCESS_KEY) && config.contains("tables/{table}/credentials"), "{config}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,6 +104,27 @@ async fn random_changes_come_out_as_pyiceberg_itself_makes_them() {
     let seed = std::env::var("LAKE_TEST_SEED").unwrap_or_else(|_| rand::random::<u32>().to_string());
     println!("LAKE_TEST_SEED={seed}");
     let cluster = cluster(1).await;
-    let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
-    python::run(SCRIPT, "random_updates", &[&uri, &seed, "30"]).await;
+    let uri = uri(&cluster, 0);
+    for version in ["2", "3"] {
+        let said = python::run(SCRIPT, "random_updates", &[&uri, &seed, "30", version]).await;
+        assert_eq!(said.trim(), "30 commits", "of version {version}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pyiceberg_reads_tables_of_version_3_and_changes_all_but_their_rows() {
+    let cluster = cluster(2).await;
+    let sql = cluster.client(1).await;
+    let uri = uri(&cluster, 0);
+    let with = "'format-version' = '3', 'write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read'";
+    run(&sql, &format!("CREATE TABLE third (id BIGINT, what TEXT) WITH ({with})")).await;
+    run(&sql, "INSERT INTO third VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, NULL)").await;
+    run(&sql, "DELETE FROM third WHERE id = 2").await;
+    run(&sql, "UPDATE third SET what = 'z' WHERE id = 3").await;
+    python::run(SCRIPT, "version_3", &[&uri]).await;
+    run(&sql, "INSERT INTO third VALUES (5, 'e', 50)").await;
+    assert_eq!(numbers(&sql, "SELECT coalesce(more, 0) FROM third ORDER BY id").await, [0, 0, 0, 50]);
+    run(&sql, "INSERT INTO third_too VALUES (1, 'by sql'), (2, 'too'), (3, NULL)").await;
+    run(&sql, "DELETE FROM third_too WHERE id = 2").await;
+    python::run(SCRIPT, "sees_version_3", &[&uri]).await;
 }

@@ -1,5 +1,8 @@
 //! Views, commits to several tables, and requests that are sent again.
 
+use std::time::{Duration, Instant};
+
+use lake_client::store::ReadOptions;
 use serde_json::{Value, json};
 
 use crate::http::Http;
@@ -174,7 +177,14 @@ async fn several_tables_change_together_or_not_at_all() {
     commit(made.clone()).await.expect(204);
     assert_eq!(property("b").await, "3");
     rest.head(&format!("{NAMESPACE}/tables/c")).await.expect(204);
-    commit(made).await.refused(409, "CommitFailedException");
+    // Sent again as it was, it is found to be made; another that creates the table is not.
+    let before = cluster.files("metadata.json").len();
+    commit(made.clone()).await.expect(204);
+    assert_eq!(cluster.files("metadata.json").len(), before);
+    let mut other = made;
+    other[0]["updates"][0]["uuid"] = json!(uuid::Uuid::from_u128(1));
+    other[0]["updates"].as_array_mut().unwrap().pop();
+    commit(other).await.refused(409, "CommitFailedException");
 
     // Many at once, in turn with commits to one of the tables: all are made.
     let transactions = (0..8).map(|i| {
@@ -254,6 +264,17 @@ async fn a_request_that_is_sent_again_is_made_once() {
     locations.dedup();
     assert_eq!(locations.len(), 1, "{locations:?}");
     assert_eq!(cluster.files("metadata.json").len(), before + 1);
+
+    // What has nothing to change is an outcome, too: on what others do afterwards it might have.
+    let location = nodes[0].get(&table).await.json()["metadata"]["location"].clone();
+    let nothing = json!({"action": "set-location", "location": location});
+    let kept = async |key: u128| {
+        let key = format!("/lake/op/rest/{}", uuid::Uuid::from_u128(key));
+        let by = Instant::now() + Duration::from_secs(10);
+        cluster.store.get(&key, ReadOptions::default(), by).await.unwrap().value.is_some()
+    };
+    keyed(0, 8).post(&table, json!({"updates": [nothing]})).await.expect(200);
+    assert!(kept(8).await && !kept(9).await);
 }
 
 async fn table_again(rest: &Http) {
@@ -280,5 +301,41 @@ async fn a_node_describes_and_counts_what_it_serves() {
         r#"lake_query_rest_request_seconds_count{endpoint="listNamespaces"} 1"#,
     ] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_counts_what_it_asks_the_metadata_and_what_it_need_not_ask() {
+    use crate::common::run;
+    let cluster = cluster(1).await;
+    let (rest, client) = (rest(&cluster, 0), cluster.client(0).await);
+    let figures = async || {
+        let metrics = String::from_utf8(rest.get("/metrics").await.expect(200).body).unwrap();
+        move |name: &str| -> u64 {
+            let line = metrics.lines().find(|line| line.split(' ').next() == Some(name));
+            let line = line.unwrap_or_else(|| panic!("{name} is not in {metrics}"));
+            line.rsplit(' ').next().unwrap().parse().unwrap()
+        }
+    };
+    let before = figures().await;
+    for zero in ["pointer_cache_tables", "pointer_cache_misses_total", "pointer_cache_stale_total"] {
+        assert_eq!(before(&format!("lake_query_{zero}")), 0, "{zero}");
+    }
+    namespace(&rest).await;
+    run(&client, "CREATE TABLE n.t AS SELECT CAST(7 AS BIGINT) AS id").await;
+    // A pointer that is a second old is asked for again, so how many of them are hits is the machine's to say.
+    let after = loop {
+        run(&client, "SELECT id FROM n.t").await;
+        let now = figures().await;
+        if now("lake_query_pointer_cache_hits_total") > 0 {
+            break now;
+        }
+    };
+    assert_eq!(after("lake_query_pointer_cache_tables"), 1);
+    assert!(after("lake_query_pointer_cache_misses_total") > 0);
+    let writes = r#"lake_query_metadata_calls_total{reason="write"}"#;
+    assert!(after(writes) >= before(writes) + 2, "a namespace and a table were made");
+    for reason in ["miss", "expired", "refresh", "moment", "confirm", "watch", "read", "list"] {
+        after(&format!(r#"lake_query_metadata_calls_total{{reason="{reason}"}}"#));
     }
 }

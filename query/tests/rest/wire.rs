@@ -9,17 +9,17 @@ use crate::common::{number, numbers, run};
 use crate::http::Http;
 use crate::{cluster, over, rest};
 
-fn schema() -> Value {
+pub fn schema() -> Value {
     json!({"type": "struct", "schema-id": 0, "fields": [
         {"id": 1, "name": "id", "type": "long", "required": true},
         {"id": 2, "name": "what", "type": "string", "required": false},
     ]})
 }
 
-const TABLES: &str = "/v1/lake/namespaces/n/tables";
+pub const TABLES: &str = "/v1/lake/namespaces/n/tables";
 
 /// A namespace `n` with a table `t`; the answer that made it.
-async fn with_table(rest: &Http) -> Value {
+pub async fn with_table(rest: &Http) -> Value {
     rest.post("/v1/lake/namespaces", json!({"namespace": ["n"]})).await.expect(200);
     rest.post(TABLES, json!({"name": "t", "schema": schema()})).await.expect(200).json()
 }
@@ -28,7 +28,7 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-fn snapshot(id: i64, parent: Option<i64>, sequence: i64) -> Value {
+pub fn snapshot(id: i64, parent: Option<i64>, sequence: i64) -> Value {
     let mut snapshot = json!({
         "snapshot-id": id, "sequence-number": sequence, "timestamp-ms": now_ms(),
         "manifest-list": format!("file:///nowhere/snap-{id}.avro"), "schema-id": 0, "summary": {"operation": "append"},
@@ -39,7 +39,7 @@ fn snapshot(id: i64, parent: Option<i64>, sequence: i64) -> Value {
     json!({"action": "add-snapshot", "snapshot": snapshot})
 }
 
-fn set_main(id: i64) -> Value {
+pub fn set_main(id: i64) -> Value {
     json!({"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": id})
 }
 
@@ -47,7 +47,7 @@ fn set(name: &str, value: &str) -> Value {
     json!({"action": "set-properties", "updates": {name: value}})
 }
 
-fn main_is(id: Option<i64>) -> Value {
+pub fn main_is(id: Option<i64>) -> Value {
     json!({"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": id})
 }
 
@@ -147,11 +147,17 @@ async fn a_table_is_created_loaded_listed_renamed_and_dropped() {
     other.get(&format!("{TABLES}/t")).await.refused(404, "NoSuchTableException");
     assert_eq!(other.get(&format!("{TABLES}/v")).await.json()["metadata"]["table-uuid"], uuid);
 
-    let purge = rest.delete(&format!("{TABLES}/v?purgeRequested=true")).await;
-    assert!(purge.refused(406, "UnsupportedOperationException").contains("Nothing was done"));
     rest.delete("/v1/lake/namespaces/n").await.refused(409, "NamespaceNotEmptyException");
-    rest.delete(&format!("{TABLES}/v?purgeRequested=False")).await.expect(204);
-    rest.delete(&format!("{TABLES}/v")).await.refused(404, "NoSuchTableException");
+    let purges = async || {
+        let by = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let all =
+            lake_client::procedures::calls::list(cluster.store.as_ref(), Default::default(), by).await.unwrap().value;
+        all.into_iter().map(|purge| (purge.record.subject, purge.record.data["uuid"].clone())).collect::<Vec<_>>()
+    };
+    rest.delete(&format!("{TABLES}/v?purgeRequested=True")).await.expect(204);
+    assert_eq!(purges().await, [("n.v".to_owned(), json!(uuid))], "submitted with the drop");
+    rest.delete(&format!("{TABLES}/v?purgeRequested=true")).await.refused(404, "NoSuchTableException");
+    assert_eq!(purges().await.len(), 1);
     rest.delete("/v1/lake/namespaces/n").await.expect(204);
 }
 
@@ -186,8 +192,6 @@ async fn what_a_table_cannot_be_is_named() {
         let message = rest.post(TABLES, body).await.refused(400, "BadRequestException");
         assert!(message.starts_with(field), "{message}");
     }
-    let third = json!({"name": "t", "schema": schema(), "properties": {"format-version": "3"}});
-    rest.post(TABLES, third).await.refused(406, "UnsupportedOperationException");
     rest.head(&format!("{TABLES}/t")).await.expect(404);
     assert_eq!(cluster.files("metadata.json"), [""; 0].map(std::path::PathBuf::from));
 }
@@ -209,6 +213,9 @@ async fn commits_build_on_each_other_and_a_lost_race_is_told() {
     rest.post(&table, append(3, Some(1), 2)).await.refused(409, "CommitFailedException");
     let passed = json!({"updates": [snapshot(3, Some(2), 2), set_main(3)]});
     assert!(rest.post(&table, passed).await.refused(409, "CommitFailedException").contains("sequence number 2"));
+    // The very commit that was made, sent again by something that got no answer, is not made twice, and no lost race.
+    let again = other.post(&table, append(1, None, 1)).await.expect(200).json();
+    assert_eq!(again["metadata"]["snapshots"].as_array().unwrap().len(), 2);
     // What holds on the newest version is applied there.
     let properties = rest.post(&table, json!({"requirements": [uuid], "updates": [set("a", "b")]})).await.expect(200);
     assert_eq!(properties.json()["metadata"]["current-snapshot-id"], 2);
@@ -276,7 +283,12 @@ async fn a_staged_table_exists_once_it_is_committed() {
         assert_eq!(made["metadata"][same], metadata[same], "{same}");
     }
     assert_eq!(made["metadata"]["current-snapshot-id"], 5);
-    rest.post(&table, commit(location)).await.refused(409, "CommitFailedException");
+    // Sent again as it was, it is found to be made; another that would create the table is not.
+    let again = rest.post(&table, commit(location)).await.expect(200).json();
+    assert_eq!(again, made);
+    let mut other = commit(location);
+    other["updates"][0]["uuid"] = json!(uuid::Uuid::from_u128(1));
+    rest.post(&table, other).await.refused(409, "CommitFailedException");
 }
 
 #[tokio::test]
@@ -299,6 +311,13 @@ async fn a_table_is_registered_by_its_metadata() {
     );
     let changed = rest.post(&format!("{TABLES}/back"), json!({"updates": [set("a", "b")]})).await.expect(200).json();
     assert_ne!(&changed["metadata-location"], first);
+    // One table has one name: two would change it without each other's knowledge, and each one's files would be the other's.
+    for location in [first, &changed["metadata-location"]] {
+        let message = register("twin", location, false).await.refused(409, "AlreadyExistsException");
+        assert!(message.contains("n.back"), "{message}");
+    }
+    rest.post(TABLES, json!({"name": "other", "schema": schema()})).await.expect(200);
+    register("other", first, true).await.refused(409, "AlreadyExistsException");
     register("back", first, true).await.expect(200);
     assert_eq!(&rest.get(&format!("{TABLES}/back")).await.json()["metadata-location"], first);
     for nothing in ["file:///nowhere/v1.metadata.json", "file:///etc/passwd", "gs://b/x", "nonsense"] {
@@ -311,6 +330,63 @@ async fn a_table_is_registered_by_its_metadata() {
     let body = json!({"name": "u", "metadata-location": first});
     let outside = crate::rest(&closed, 0).post("/v1/lake/namespaces/n/register", body).await;
     assert!(outside.refused(400, "BadRequestException").contains("outside of every warehouse"));
+}
+
+#[tokio::test]
+async fn tables_of_version_3_have_ids_for_their_rows() {
+    let cluster = cluster(2).await;
+    let (rest, other) = (rest(&cluster, 0), rest(&cluster, 1));
+    rest.post("/v1/lake/namespaces", json!({"namespace": ["n"]})).await.expect(200);
+    let third = json!({"name": "t", "schema": schema(), "properties": {"format-version": "3"}});
+    let created = rest.post(TABLES, third).await.expect(200).json();
+    let told =
+        |answer: &Value| (answer["metadata"]["format-version"].clone(), answer["metadata"]["next-row-id"].clone());
+    assert_eq!(told(&created), (json!(3), json!(0)));
+    let table = format!("{TABLES}/t");
+    let add = |id: i64, parent: Option<i64>, first: Option<u64>, rows: u64| {
+        let mut added = snapshot(id, parent, id);
+        if let Some(first) = first {
+            added["snapshot"]["first-row-id"] = json!(first);
+            added["snapshot"]["added-rows"] = json!(rows);
+        }
+        json!({"requirements": [main_is(parent)], "updates": [added, set_main(id)]})
+    };
+    let first = rest.post(&table, add(1, None, Some(0), 30)).await.expect(200).json();
+    assert_eq!(told(&first), (json!(3), json!(30)));
+    let loaded = other.get(&table).await.expect(200).json();
+    assert_eq!(loaded["metadata"], first["metadata"]);
+    assert_eq!(loaded["metadata"]["snapshots"][0]["first-row-id"], 0);
+    assert_eq!(loaded["metadata"]["snapshots"][0]["added-rows"], 30);
+    // Ids that another commit has given already are a lost race; a snapshot without any is no snapshot of this version.
+    let passed = json!({"updates": add(2, Some(1), Some(10), 5)["updates"]});
+    assert!(rest.post(&table, passed).await.refused(409, "CommitFailedException").contains("row ids"));
+    rest.post(&table, add(2, Some(1), None, 0)).await.refused(400, "BadRequestException");
+    other.post(&table, add(2, Some(1), Some(30), 5)).await.expect(200);
+    assert_eq!(told(&rest.get(&table).await.json()), (json!(3), json!(35)));
+
+    // Another is upgraded, for good; one is created by a commit; one is registered.
+    rest.post(TABLES, json!({"name": "u", "schema": schema()})).await.expect(200);
+    let version = |version: u8| json!({"updates": [{"action": "upgrade-format-version", "format-version": version}]});
+    let upgraded = rest.post(&format!("{TABLES}/u"), version(3)).await.expect(200).json();
+    assert_eq!(told(&upgraded), (json!(3), json!(0)));
+    rest.post(&format!("{TABLES}/u"), version(2)).await.refused(400, "BadRequestException");
+    let staged = json!({"name": "s", "schema": schema(), "stage-create": true, "properties": {"format-version": "3"}});
+    let staged = rest.post(TABLES, staged).await.expect(200).json();
+    let mut rows = snapshot(1, None, 1);
+    (rows["snapshot"]["first-row-id"], rows["snapshot"]["added-rows"]) = (json!(0), json!(7));
+    let create = json!({"requirements": [{"type": "assert-create"}], "updates": [
+        {"action": "assign-uuid", "uuid": staged["metadata"]["table-uuid"]},
+        {"action": "upgrade-format-version", "format-version": 3},
+        {"action": "add-schema", "schema": staged["metadata"]["schemas"][0]},
+        {"action": "set-current-schema", "schema-id": -1},
+        rows, set_main(1),
+    ]});
+    let made = rest.post(&format!("{TABLES}/s"), create).await.expect(200).json();
+    assert_eq!(told(&made), (json!(3), json!(7)));
+    rest.delete(&format!("{TABLES}/s")).await.expect(204);
+    let again = json!({"name": "r", "metadata-location": made["metadata-location"]});
+    let registered = rest.post("/v1/lake/namespaces/n/register", again).await.expect(200).json();
+    assert_eq!(registered["metadata"], made["metadata"]);
 }
 
 #[tokio::test]
@@ -372,6 +448,56 @@ async fn metadata_files_beyond_what_a_table_keeps_are_removed() {
         (cluster.files("metadata.json").len() == 3).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn metadata_files_stay_where_a_table_wants_them_to() {
+    let cluster = cluster(1).await;
+    let rest = rest(&cluster, 0);
+    with_table(&rest).await;
+    let keep = json!({"updates": [
+        set("write.metadata.previous-versions-max", "2"),
+        set("write.metadata.delete-after-commit.enabled", "false"),
+    ]});
+    rest.post(&format!("{TABLES}/t"), keep).await.expect(200);
+    let mut answer = Value::Null;
+    for n in 0..5 {
+        answer =
+            rest.post(&format!("{TABLES}/t"), json!({"updates": [set("n", &n.to_string())]})).await.expect(200).json();
+    }
+    // They fall out of the log, and what the node has begun has ended once it has stopped.
+    assert_eq!(answer["metadata"]["metadata-log"].as_array().unwrap().len(), 2);
+    let mut cluster = cluster;
+    cluster.nodes.remove(0).shutdown().await;
+    assert_eq!(cluster.files("metadata.json").len(), 7);
+}
+
+#[tokio::test]
+async fn a_load_looks_at_the_pointer_unless_the_node_may_use_what_it_has_cached() {
+    let reads = |store: &Holding| store.reads.load(std::sync::atomic::Ordering::SeqCst);
+    for cached in [false, true] {
+        let inner: lake_client::store::SharedStore = std::sync::Arc::new(lake_client::memory::MemoryStore::new());
+        let store = std::sync::Arc::new(Holding { inner, begun: 0.into(), reads: 0.into() });
+        let cluster = over(store.clone(), 1, |o| Options {
+            rest_cached_reads: Some(cached),
+            pointer_ttl_ms: Some(3_600_000),
+            ..o
+        })
+        .await;
+        let rest = rest(&cluster, 0);
+        with_table(&rest).await;
+        let table = format!("{TABLES}/t");
+        rest.get(&table).await.expect(200);
+        let before = reads(&store);
+        for n in 0..5 {
+            rest.get(&table).await.expect(200);
+            // What this node has committed it sees in either case.
+            let set = rest.post(&table, json!({"updates": [set("n", &n.to_string())]})).await.expect(200).json();
+            assert_eq!(rest.get(&table).await.expect(200).json()["metadata-location"], set["metadata-location"]);
+        }
+        let looked = reads(&store) - before;
+        assert_eq!(looked, if cached { 0 } else { 10 });
+    }
 }
 
 #[tokio::test]
@@ -455,6 +581,14 @@ async fn a_node_that_stops_ends_what_it_has_begun() {
 struct Holding {
     inner: lake_client::store::SharedStore,
     begun: std::sync::atomic::AtomicUsize,
+    /// Reads of tables' pointers.
+    reads: std::sync::atomic::AtomicUsize,
+}
+
+impl Holding {
+    fn count(&self, counts: bool) {
+        self.reads.fetch_add(usize::from(counts), std::sync::atomic::Ordering::SeqCst);
+    }
 }
 
 #[async_trait::async_trait]
@@ -469,6 +603,7 @@ impl lake_client::MetaStore for Holding {
         options: lake_client::ReadOptions,
         by: std::time::Instant,
     ) -> Result<lake_client::store::Read<Option<lake_proto::kv::KeyValue>>, lake_client::Error> {
+        self.count(key.starts_with("/lake/table/"));
         self.inner.get(key, options, by).await
     }
 
@@ -478,6 +613,7 @@ impl lake_client::MetaStore for Holding {
         options: lake_client::ReadOptions,
         by: std::time::Instant,
     ) -> Result<lake_client::store::Read<Vec<lake_proto::kv::KeyValue>>, lake_client::Error> {
+        self.count(keys.iter().any(|key| key.starts_with("/lake/table/")));
         self.inner.batch_get(keys, options, by).await
     }
 
@@ -507,7 +643,7 @@ async fn clients_that_go_away_make_no_room_for_more_than_a_node_serves() {
     const SERVED: usize = 256;
     let begun = |store: &Holding| store.begun.load(std::sync::atomic::Ordering::SeqCst);
     let inner: lake_client::store::SharedStore = std::sync::Arc::new(lake_client::memory::MemoryStore::new());
-    let store = std::sync::Arc::new(Holding { inner, begun: 0.into() });
+    let store = std::sync::Arc::new(Holding { inner, begun: 0.into(), reads: 0.into() });
     let cluster = over(store.clone(), 1, |options| options).await;
     let rest = rest(&cluster, 0);
     let ask = || async {

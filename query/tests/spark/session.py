@@ -100,6 +100,41 @@ def merge_on_read(c):
     c.both("SELECT id, v FROM s.m WHERE id IN (10, 11, 12, 500) ORDER BY id", [(11, "u"), (12, "m"), (500, "new")])
 
 
+def version_3(c):
+    """Rows have ids, what is deleted is in deletion vectors, and both sides go on with what the other wrote."""
+    modes = ("'write.delete.mode'='merge-on-read', 'write.update.mode'='merge-on-read', 'write.merge.mode'='merge-on-read'")
+    c.run(f"CREATE TABLE s.three (id BIGINT, v STRING) USING iceberg TBLPROPERTIES ('format-version'='3', {modes})")
+    c.run("INSERT INTO s.three SELECT id, concat('v', id) FROM range(0, 100, 1, 1)")
+    c.run("DELETE FROM s.three WHERE id % 10 = 0")
+    formats = c.run("SELECT DISTINCT file_format FROM s.three.delete_files")
+    assert formats == [("PUFFIN",)], formats
+    c.both("SELECT count(*) AS n, sum(id) AS s FROM s.three", [(90, 4500)])
+    ids = c.run("SELECT count(DISTINCT _row_id), min(_row_id), max(_row_id) FROM s.three")
+    assert ids == [(90, 1, 99)], ids
+    before = c.run("SELECT _row_id FROM s.three WHERE id = 11")
+    c.run("UPDATE s.three SET v = 'u' WHERE id = 11")
+    assert c.run("SELECT _row_id FROM s.three WHERE id = 11") == before, "Spark keeps the id of a row that it updates"
+    c.in_lake("DELETE FROM s.three WHERE id = 12")
+    c.in_lake("INSERT INTO s.three VALUES (500, 'lake')")
+    c.both("SELECT id, v FROM s.three WHERE id IN (10, 11, 12, 500) ORDER BY id", [(11, "u"), (500, "lake")])
+    assert c.run("SELECT _row_id FROM s.three WHERE id = 500")[0][0] >= 100
+    c.run("MERGE INTO s.three t USING (SELECT 13 AS id, 'm' AS v UNION ALL SELECT 600, 'new') s ON t.id = s.id"
+          " WHEN MATCHED THEN UPDATE SET v = s.v WHEN NOT MATCHED THEN INSERT *")
+    c.both("SELECT count(*) AS n FROM s.three", [(91,)])
+    c.run("CALL lake.system.rewrite_data_files(table => 's.three', options => map('rewrite-all', 'true'))")
+    c.both("SELECT id, v FROM s.three WHERE id IN (11, 12, 13, 600) ORDER BY id", [(11, "u"), (13, "m"), (600, "new")])
+    assert c.run("SELECT _row_id FROM s.three WHERE id = 11") == before, "nor does rewriting change it"
+
+    # One of version 2, with position deletes, is upgraded.
+    c.run(f"CREATE TABLE s.two (id BIGINT, v STRING) USING iceberg TBLPROPERTIES ('format-version'='2', {modes})")
+    c.run("INSERT INTO s.two SELECT id, concat('v', id) FROM range(0, 10, 1, 1)")
+    c.run("DELETE FROM s.two WHERE id = 1")
+    c.run("ALTER TABLE s.two SET TBLPROPERTIES ('format-version'='3')")
+    c.run("DELETE FROM s.two WHERE id = 2")
+    c.in_lake("DELETE FROM s.two WHERE id = 3")
+    c.both("SELECT count(*) AS n, sum(id) AS s FROM s.two", [(7, 45 - 6)])
+
+
 def overwrite(c):
     c.run("CREATE TABLE s.o (p INT, v INT) USING iceberg PARTITIONED BY (p)")
     c.run("INSERT INTO s.o VALUES (1, 1), (1, 2), (2, 3)")
@@ -210,7 +245,7 @@ def names(c):
     c.run("DROP NAMESPACE s")
 
 
-STEPS = [tables, merge_on_read, overwrite, evolution, branches, as_select, views, procedures, from_lake, names]
+STEPS = [tables, merge_on_read, version_3, overwrite, evolution, branches, as_select, views, procedures, from_lake, names]
 
 
 class Lake:

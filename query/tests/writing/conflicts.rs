@@ -7,79 +7,51 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use lake_client::memory::MemoryStore;
-use lake_client::store::{Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions, SharedStore};
-use lake_proto::kv::{KeyValue, Op, Txn};
+use lake_client::store::{Capabilities, Committed, Error, SharedStore};
+use lake_proto::kv::{Op, Txn};
 use lake_query::{Config, Kind, Options, QueryNode};
 use tokio::sync::Semaphore;
 
+use crate::common::store::{Through, Way};
 use crate::common::*;
 use crate::table::{metadata, set_property};
 
-/// A store that holds back commits to tables while it is armed.
+/// Holds back commits to tables while it is armed.
 #[derive(Debug)]
 struct Gate {
-    inner: SharedStore,
     armed: AtomicBool,
     reached: Semaphore,
     released: Semaphore,
 }
 
 #[async_trait]
-impl MetaStore for Gate {
-    fn capabilities(&self) -> Capabilities {
+impl Way for Gate {
+    fn capabilities(&self, of: Capabilities) -> Capabilities {
         // Without watches every pointer is looked at anew.
-        Capabilities { watch: false, ..self.inner.capabilities() }
+        Capabilities { watch: false, ..of }
     }
 
-    async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
-        self.inner.get(key, options, by).await
-    }
-
-    async fn batch_get(
-        &self,
-        keys: &[String],
-        options: ReadOptions,
-        by: Instant,
-    ) -> Result<Read<Vec<KeyValue>>, Error> {
-        self.inner.batch_get(keys, options, by).await
-    }
-
-    async fn list(
-        &self,
-        prefix: &str,
-        page: Option<&str>,
-        limit: u32,
-        options: ReadOptions,
-        by: Instant,
-    ) -> Result<Read<Page>, Error> {
-        self.inner.list(prefix, page, limit, options, by).await
-    }
-
-    async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
         let of_table = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/"));
         if txn.then.iter().any(of_table) && self.armed.swap(false, Ordering::SeqCst) {
             self.reached.add_permits(1);
             self.released.acquire().await.unwrap().forget();
         }
-        self.inner.commit(txn, by).await
+        store.commit(txn, by).await
     }
 }
 
 /// A cluster of two nodes, of which the first can be held back.
 struct Pair {
     cluster: Cluster,
-    gate: Arc<Gate>,
+    gate: Arc<Through<Gate>>,
 }
 
 impl Pair {
     async fn start() -> Self {
         let inner: SharedStore = Arc::new(MemoryStore::new());
-        let gate = Arc::new(Gate {
-            inner: inner.clone(),
-            armed: AtomicBool::new(false),
-            reached: Semaphore::new(0),
-            released: Semaphore::new(0),
-        });
+        let gate = Gate { armed: AtomicBool::new(false), reached: Semaphore::new(0), released: Semaphore::new(0) };
+        let gate = Arc::new(Through { store: inner.clone(), way: gate });
         let change = |options| Options { pointer_ttl_ms: Some(0), ..options };
         let mut cluster = Cluster::over(gate.clone() as SharedStore, 1, change).await;
         let dir = cluster.dir.path().join("other");

@@ -93,6 +93,17 @@ async fn new_columns_have_defaults_in_format_3() {
             ["5", "5", "NULL", "1.50"]
         ]
     );
+    // Defaults are promoted with their columns.
+    run(&client, "ALTER TABLE t ADD COLUMN f REAL DEFAULT 2.5").await;
+    for alter in ["n TYPE BIGINT", "f TYPE DOUBLE", "d TYPE DECIMAL(12, 2)"] {
+        run(&client, &format!("ALTER TABLE t ALTER COLUMN {alter}")).await;
+    }
+    run(&client, "INSERT INTO t (id, n) VALUES (6, 3000000000)").await;
+    run(&client, "INSERT INTO t (id) VALUES (7)").await;
+    assert_eq!(
+        text(&client, "SELECT id, n, d, f FROM t WHERE id IN (1, 6, 7) ORDER BY id").await,
+        [["1", "5", "1.50", "2.5"], ["6", "3000000000", "1.50", "2.5"], ["7", "5", "1.50", "2.5"]]
+    );
     for (alter, kind, words) in [
         ("ALTER COLUMN n SET DEFAULT 'five'", Kind::Invalid, "the default of column n"),
         ("ADD COLUMN l INT[] DEFAULT [1]", Kind::NotSupported, "a default for column l"),

@@ -103,6 +103,18 @@ async fn transactions_conflict_where_they_meet_and_nowhere_else() {
     run(&a, "COMMIT").await;
     assert_eq!((all(&a, "t").await, all(&a, "u").await), (vec![1, 2, 3, 4], vec![11]));
 
+    // TRUNCATE removes the rows that the transaction sees, and not those that come since.
+    make(&a, "w", "(1), (2)").await;
+    run(&a, "BEGIN").await;
+    run(&a, "INSERT INTO w VALUES (3)").await;
+    assert_eq!(number(&a, "INSERT INTO u SELECT x + 100 FROM w").await, 3);
+    run(&a, "TRUNCATE TABLE w").await;
+    assert_eq!(all(&a, "w").await, [0_i64; 0]);
+    run(&b, "INSERT INTO w VALUES (4)").await;
+    run(&a, "COMMIT").await;
+    assert_eq!((all(&a, "w").await, all(&a, "u").await), (vec![4], vec![11, 101, 102, 103]));
+    run(&a, "DELETE FROM u WHERE x > 100").await;
+
     // What both change, one of them does.
     run(&a, "BEGIN").await;
     run(&a, "INSERT INTO u VALUES (12)").await;
@@ -196,9 +208,9 @@ async fn what_fails_inside_of_a_transaction_ends_it() {
     let few = Transactions::new(cluster.nodes[0].engine().tables().clone(), "here".to_owned());
     let handle = few.begin(Isolation::Snapshot, None).unwrap();
     for _ in 0..MAX_STATEMENTS {
-        few.statement(&handle, "SELECT 1", |_| async { Ok(()) }).await.unwrap();
+        few.statement(&handle, 1, |_| async { Ok(()) }).await.unwrap();
     }
-    let error = few.statement(&handle, "SELECT 1", |_| async { Ok(()) }).await.unwrap_err();
+    let error = few.statement(&handle, 1, |_| async { Ok(()) }).await.unwrap_err();
     assert!(error.kind == Kind::Exhausted, "{error}");
     let clients = join_all((0..MAX_OPEN).map(|_| cluster.client(0))).await;
     for client in &clients {

@@ -147,8 +147,10 @@ def writers(cluster, args):
     lake.create_namespace("n")
     lake.create_table("n.hot", pyarrow.schema([("writer", pyarrow.int64()), ("n", pyarrow.int64())]))
     parts = [(cluster.rest[i % 2], i, args.seconds) for i in range(args.writers)]
+    before = served(cluster)
     with concurrent.futures.ProcessPoolExecutor(args.writers, mp_context=multiprocessing.get_context("spawn")) as pool:
         ended = list(pool.map(appends, parts))
+    spent = served(cluster) - before
     outcomes = sum((outcome for _, outcome, _ in ended), collections.Counter())
     rows = lake.load_table("n.hot").scan().to_arrow().to_pylist()
     there = sorted((row["writer"], row["n"]) for row in rows)
@@ -158,6 +160,22 @@ def writers(cluster, args):
     tried, done = sum(outcomes.values()), outcomes["done"]
     print(f"{args.writers} writers: {done:,} of {tried:,} appends succeeded ({done / tried:.1%}), {done / args.seconds:,.1f} per s; "
           f"none lost, none doubled; the others: {dict(outcomes - collections.Counter(done=done))}")
+    for endpoint in ("loadTable", "commitTable"):
+        count, seconds = spent[f'_seconds_count{{endpoint="{endpoint}"}}'], spent[f'_seconds_sum{{endpoint="{endpoint}"}}']
+        kinds = {kind: int(n) for kind in ("done", "conflict", "refused", "unavailable", "failed")
+                 if (n := spent[f's_total{{endpoint="{endpoint}",outcome="{kind}"}}'])}
+        print(f"{endpoint}: {count:,.0f} requests, {seconds / max(count, 1) * 1000:.1f} ms on average with waiting; {kinds}")
+
+
+def served(cluster):
+    """What all nodes have served so far, by the names in their metrics without what all begin with."""
+    sums = collections.Counter()
+    for address in cluster.rest:
+        for line in Client(address).call("GET", "/metrics").decode().splitlines():
+            if line.startswith("lake_query_rest_request"):
+                name, value = line.removeprefix("lake_query_rest_request").rsplit(" ", 1)
+                sums[name] += float(value)
+    return sums
 
 
 def main():

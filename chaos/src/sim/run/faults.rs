@@ -1,9 +1,12 @@
 //! What is done to the cluster of a simulation, and when it is over.
 //!
 //! A fault must be seen to take effect. A crash meets a peer that runs, or waits for one; a cut lasts until something was sent
-//! on a way that it has cut, and slowness until messages were sent meanwhile; clocks and disks are in [`super::lasting`]. What
-//! has had no effect once the time for that is up is in `without_effect`, and makes the verdict unknown. Changes of the
-//! membership may be refused for good reasons, and are only counted.
+//! on a way that it has cut, and is made anew, now around the leader, if that is not for a while; slowness lasts until
+//! messages were sent meanwhile; clocks and disks are in [`super::lasting`]. What has had no effect once the time for that is
+//! up is in `without_effect`, and makes the verdict unknown. Changes of the membership may be refused for good reasons, and
+//! are only counted.
+//!
+//! A link that several cuts are about is cut by the first of them, and by the next one once that is over.
 
 use std::time::Duration;
 
@@ -18,6 +21,8 @@ use super::{CLIENTS, Host, Simulation};
 const DOWN_MS: u64 = 10;
 /// Messages that must be sent while messages are slow: each takes as long as chance has it, and few of so many are quick.
 const SLOW_MESSAGES: u64 = 20;
+/// How long a cut whose time is up may go on without anything having met it: then it is made anew.
+const ANEW_AFTER_MS: u64 = 1_000;
 
 /// A fault that was begun.
 #[derive(Debug, Clone)]
@@ -30,9 +35,12 @@ pub(super) struct Asked {
 /// Links that are cut, until when.
 pub(super) struct Cut {
     asked: Asked,
+    /// For making it anew.
+    fault: Fault,
     until_ms: u64,
-    /// What this fault has cut itself: the rest was cut already.
+    /// All that it is about, and of that what it has cut itself: the rest was cut already.
     pairs: Vec<(String, String)>,
+    own: Vec<(String, String)>,
     how: How,
     /// All ways that it is about, and how much had met a cut on them before.
     ways: Vec<Way>,
@@ -100,6 +108,13 @@ impl Simulation {
     }
 
     pub(super) fn begin(&mut self, fault: &Fault) {
+        let asked = Asked { kind: fault.kind(), what: fault.to_string() };
+        self.effects.entry(asked.kind.to_owned()).or_default().begun += 1;
+        self.told(&asked.what);
+        self.strike(asked, fault);
+    }
+
+    fn strike(&mut self, asked: Asked, fault: &Fault) {
         let now = self.now_ms();
         let until = move |for_ms: u64| now + for_ms;
         let ids: Vec<u64> = self.hosts.keys().copied().collect();
@@ -108,25 +123,24 @@ impl Simulation {
             others.map(|other| (host::name(id), host::name(*other))).collect::<Vec<_>>()
         };
         let how = |held: bool| if held { How::Held } else { How::Lost };
-        let asked = Asked { kind: fault.kind(), what: fault.to_string() };
-        self.effects.entry(asked.kind.to_owned()).or_default().begun += 1;
-        self.told(&asked.what);
         match *fault {
             Fault::Crash { who, for_ms } => self.crash_whom(Crash { asked, whom: Whom::One(who), for_ms }),
             Fault::CrashAll { for_ms } => self.crash_whom(Crash { asked, whom: Whom::All, for_ms }),
             Fault::Isolate { who, held, for_ms } => {
-                self.cut(asked, around(self.running(who)), how(held), until(for_ms));
+                self.cut((asked, fault), around(self.running(who)), how(held), until(for_ms));
             }
             Fault::Depose { for_ms } => {
                 let id = self.running(Who::Leader);
-                self.cut(asked, around(id), How::Lost, until(for_ms));
+                self.cut((asked, fault), around(id), How::Lost, until(for_ms));
                 let others = ids.iter().copied().filter(|other| *other != id).collect();
                 self.due.push((until(for_ms.saturating_sub(DOWN_MS)), others, DOWN_MS));
             }
-            Fault::Mute { who, for_ms } => self.cut(asked, around(self.running(who)), How::OneWay, until(for_ms)),
+            Fault::Mute { who, for_ms } => {
+                self.cut((asked, fault), around(self.running(who)), How::OneWay, until(for_ms))
+            }
             Fault::Split { ref side, held, for_ms } => {
                 let pairs = self.between(side);
-                self.cut(asked, pairs, how(held), until(for_ms));
+                self.cut((asked, fault), pairs, how(held), until(for_ms));
             }
             Fault::Strand { held, for_ms } => {
                 let leader = self.running(Who::Leader);
@@ -135,11 +149,11 @@ impl Simulation {
                 let followers = ids.iter().copied().filter(|id| *id != leader && stays(id));
                 let here: Vec<u64> = std::iter::once(leader).chain(followers).take(minority.max(1)).collect();
                 let pairs = self.between(&here);
-                self.cut(asked, pairs, how(held), until(for_ms));
+                self.cut((asked, fault), pairs, how(held), until(for_ms));
             }
             Fault::CutClients { who, for_ms } => {
                 let pairs = vec![(host::name(self.running(who)), CLIENTS.to_owned())];
-                self.cut(asked, pairs, How::Lost, until(for_ms));
+                self.cut((asked, fault), pairs, How::Lost, until(for_ms));
             }
             Fault::Slow { latency_ms, for_ms } => {
                 let sent_before = self.ways.sent();
@@ -258,33 +272,43 @@ impl Simulation {
     // ---- the network ------------------------------------------------------------------------------------------
 
     /// Cuts those of the links that are not cut already.
-    fn cut(&mut self, asked: Asked, pairs: Vec<(String, String)>, how: How, until_ms: u64) {
-        let same = |a: &(String, String), b: &(String, String)| a == b || (&a.1, &a.0) == (&b.0, &b.1);
-        let is_cut =
-            |pair: &(String, String)| self.cuts.iter().any(|cut| cut.pairs.iter().any(|other| same(pair, other)));
+    fn cut(&mut self, (asked, fault): (Asked, &Fault), pairs: Vec<(String, String)>, how: How, until_ms: u64) {
         let ways = how.ways(&pairs);
         let met_before = self.ways.met(&ways);
-        let pairs: Vec<_> = pairs.into_iter().filter(|pair| !is_cut(pair)).collect();
-        for (one, other) in &pairs {
-            match how {
-                How::Lost => self.sim.partition(one.as_str(), other.as_str()),
-                How::Held => self.sim.hold(one.as_str(), other.as_str()),
-                How::OneWay => self.sim.partition_oneway(one.as_str(), other.as_str()),
+        let (fault, own) = (fault.clone(), Vec::new());
+        self.cuts.push(Cut { asked, fault, until_ms, pairs, own, how, ways, met_before });
+        self.cut_what_is_whole();
+    }
+
+    /// Has every link cut that some cut is about.
+    fn cut_what_is_whole(&mut self) {
+        let same = |a: &(String, String), b: &(String, String)| a == b || (&a.1, &a.0) == (&b.0, &b.1);
+        for at in 0..self.cuts.len() {
+            let is_cut =
+                |pair: &(String, String)| self.cuts.iter().any(|cut| cut.own.iter().any(|other| same(pair, other)));
+            let Cut { pairs, how, .. } = &self.cuts[at];
+            let (how, whole): (How, Vec<_>) = (*how, pairs.iter().filter(|pair| !is_cut(pair)).cloned().collect());
+            for (one, other) in &whole {
+                match how {
+                    How::Lost => self.sim.partition(one.as_str(), other.as_str()),
+                    How::Held => self.sim.hold(one.as_str(), other.as_str()),
+                    How::OneWay => self.sim.partition_oneway(one.as_str(), other.as_str()),
+                }
             }
+            how.ways(&whole).iter().for_each(|way| self.ways.cut(way, true));
+            self.cuts[at].own.extend(whole);
         }
-        how.ways(&pairs).iter().for_each(|way| self.ways.cut(way, true));
-        self.cuts.push(Cut { asked, until_ms, pairs, how, ways, met_before });
     }
 
     fn join(&self, cut: &Cut) {
-        for (one, other) in &cut.pairs {
+        for (one, other) in &cut.own {
             match cut.how {
                 How::Lost => self.sim.repair(one.as_str(), other.as_str()),
                 How::Held => self.sim.release(one.as_str(), other.as_str()),
                 How::OneWay => self.sim.repair_oneway(one.as_str(), other.as_str()),
             }
         }
-        cut.how.ways(&cut.pairs).iter().for_each(|way| self.ways.cut(way, false));
+        cut.how.ways(&cut.own).iter().for_each(|way| self.ways.cut(way, false));
     }
 
     /// Messages that met it.
@@ -335,14 +359,29 @@ impl Simulation {
 
     fn end_of_cuts(&mut self, now: u64) {
         let cuts = std::mem::take(&mut self.cuts);
-        let is_over = |cut: &Cut| cut.until_ms <= now && (self.healing || self.met(cut) > 0);
+        let is_over = |cut: &Cut| {
+            let waited = now.saturating_sub(cut.until_ms) >= ANEW_AFTER_MS;
+            cut.until_ms <= now && (self.healing || waited || self.met(cut) > 0)
+        };
         let (over, cuts): (Vec<Cut>, Vec<Cut>) = cuts.into_iter().partition(is_over);
         self.cuts = cuts;
+        let mut anew = Vec::new();
         for cut in over {
             self.join(&cut);
             let met = self.met(&cut);
-            self.told(&format!("{} links are whole again, {met} messages met the cut", cut.pairs.len()));
-            if met > 0 { self.took_effect(&cut.asked) } else { self.without_effect.push(cut.asked.what) }
+            self.told(&format!("{} links are whole again, {met} messages met the cut", cut.own.len()));
+            if met > 0 {
+                self.took_effect(&cut.asked);
+            } else if self.healing {
+                self.without_effect.push(cut.asked.what);
+            } else {
+                anew.push((cut.asked, cut.fault.at_the_leader()));
+            }
+        }
+        self.cut_what_is_whole();
+        for (asked, fault) in anew {
+            self.told(&format!("once more: {fault}"));
+            self.strike(asked, &fault);
         }
     }
 

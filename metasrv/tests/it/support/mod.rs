@@ -247,6 +247,13 @@ pub async fn eventually<T>(what: &str, look: impl AsyncFn() -> Option<T>) -> T {
     }
 }
 
+/// Why a call failed, as the peer says. On a machine that is busy with other things its answer may come after the caller's time,
+/// and then nobody is told anything: it is asked again.
+pub async fn why<T>(call: impl AsyncFn() -> Result<T, Status>) -> Kind {
+    eventually("the reason of a failure", async || lake_proto::status::detail(&call().await.err()?).map(|d| d.kind()))
+        .await
+}
+
 /// The kind of a failed call.
 pub fn kind(status: &Status) -> Kind {
     lake_proto::status::detail(status).unwrap_or_else(|| panic!("no detail in {status:?}")).kind()

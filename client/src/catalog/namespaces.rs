@@ -1,0 +1,220 @@
+//! Namespaces: creating and dropping them, and their properties.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use lake_proto::kv::{Compare, Condition, KeyValue, Op, Revision, Txn};
+use serde::{Deserialize, Serialize};
+
+use super::error::Result;
+use super::names::NAMESPACES;
+use super::pointers::{encode, find};
+use super::{Catalog, CatalogError, MAX_RACES, Namespace, claimed};
+use crate::store::{Error, ReadOptions};
+
+/// Most tables and views that are dropped together with their namespace: each is a compare and an operation of one
+/// transaction.
+pub const MOST_DROPPED_AT_ONCE: u64 = 400;
+
+/// A namespace's properties.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct NamespaceRecord {
+    #[serde(default)]
+    properties: BTreeMap<String, String>,
+}
+
+impl Namespace {
+    /// What is kept under its key while it has no properties.
+    pub(crate) fn without_properties(key: &str) -> Result<Vec<u8>> {
+        encode(&NamespaceRecord::default(), key)
+    }
+}
+
+impl Catalog {
+    /// Creates a namespace. Its parent, if it is nested, must exist.
+    ///
+    /// # Errors
+    /// `NamespaceExists`, `NamespaceNotFound` (the parent), or the store's.
+    pub async fn create_namespace(
+        &self,
+        namespace: &Namespace,
+        properties: BTreeMap<String, String>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let key = namespace.key();
+        let value = encode(&NamespaceRecord { properties }, &key)?;
+        for _ in 0..MAX_RACES {
+            let mut when = vec![Compare::absent(&key)];
+            when.extend(self.unclaimed(namespace.scope_path()));
+            if let Some(parent) = namespace.parent() {
+                when.push(Compare::mod_revision(parent.key(), self.namespace_revision(&parent, deadline).await?));
+            }
+            let txn = Txn { when, then: vec![Op::put(&key, value.clone())], otherwise: vec![] };
+            let committed = self.commit(txn, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(());
+            }
+            if let Some(existing) = find(&committed.result.observed, &key) {
+                // A namespace carries nothing unique. Our own lost answer and another's identical creation look the
+                // same, and either way the namespace is there as asked for.
+                return match committed.resent && existing.value == value {
+                    true => Ok(()),
+                    false => Err(CatalogError::NamespaceExists(namespace.clone())),
+                };
+            }
+            claimed(&committed.result)?;
+        }
+        Err(self.raced(format!("creating namespace {namespace}")))
+    }
+
+    /// Drops an empty namespace.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, `NamespaceNotEmpty`, `IsWarehouse`, or the store's.
+    pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
+        let key = namespace.key();
+        let mut in_doubt = false;
+        for _ in 0..MAX_RACES {
+            let revision = match self.namespace_revision(namespace, deadline).await {
+                // Gone after an attempt of ours whose answer was lost: that attempt, or another's drop, did it.
+                Err(CatalogError::NamespaceNotFound(_)) if in_doubt => return Ok(()),
+                other => other?,
+            };
+            let contents = namespace.contents();
+            let mut when = vec![Compare::mod_revision(&key, revision)];
+            when.extend(self.no_warehouse(namespace, deadline).await?);
+            when.extend(contents.iter().map(Compare::prefix_empty));
+            when.extend(self.unclaimed(namespace.scope_path()));
+            let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
+            let committed = self.commit(txn, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(());
+            }
+            if committed.result.observed.iter().any(|e| contents.iter().any(|p| e.key.starts_with(p.as_str()))) {
+                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
+            }
+            claimed(&committed.result)?;
+            in_doubt |= committed.resent;
+        }
+        Err(self.raced(format!("dropping namespace {namespace}")))
+    }
+
+    /// Drops a namespace with its tables and views, in one transaction. Returns how many of these there were.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if there are more than
+    /// [`MOST_DROPPED_AT_ONCE`]; the store's.
+    pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
+        let key = namespace.key();
+        let prefixes = [namespace.table_prefix(), namespace.view_prefix()];
+        let mut in_doubt = None;
+        for _ in 0..MAX_RACES {
+            let revision = match (self.namespace_revision(namespace, deadline).await, in_doubt) {
+                // By an attempt of ours whose answer was lost, or by another's drop.
+                (Err(CatalogError::NamespaceNotFound(_)), Some(count)) => return Ok(count),
+                (revision, _) => revision?,
+            };
+            let mut when =
+                vec![Compare::mod_revision(&key, revision), Compare::prefix_empty(namespace.nested_prefix())];
+            when.extend(self.unclaimed(namespace.scope_path()));
+            let mut then = vec![Op::delete(&key)];
+            for prefix in &prefixes {
+                let read = self.store.list_all(prefix, ReadOptions::default(), deadline).await?;
+                when.push(Compare { key: prefix.clone(), condition: Condition::PrefixUnchangedSince(read.revision) });
+                for entry in read.value {
+                    when.push(Compare::mod_revision(&entry.key, entry.mod_revision));
+                    then.push(Op::delete(&entry.key));
+                }
+            }
+            let count = then.len() as u64 - 1;
+            if count > MOST_DROPPED_AT_ONCE {
+                return Err(CatalogError::Store(Error::Refused {
+                    doing: format!("dropping namespace {namespace} and what is in it"),
+                    message: format!(
+                        "{count} tables and views are in it, and one transaction drops at most {MOST_DROPPED_AT_ONCE}; nothing \
+                         was dropped: drop some of them first"
+                    ),
+                }));
+            }
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(count);
+            }
+            if committed.result.observed.iter().any(|e| e.key.starts_with(namespace.nested_prefix().as_str())) {
+                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
+            }
+            claimed(&committed.result)?;
+            in_doubt = committed.resent.then_some(count).or(in_doubt);
+        }
+        Err(self.raced(format!("dropping namespace {namespace} and what is in it")))
+    }
+
+    /// A namespace's properties, or `None` if there is no such namespace.
+    pub async fn namespace_properties(
+        &self,
+        namespace: &Namespace,
+        deadline: Instant,
+    ) -> Result<Option<BTreeMap<String, String>>> {
+        let read = self.store.get(&namespace.key(), ReadOptions::default(), deadline).await?;
+        Ok(read.value.map(|e| namespace_record(namespace, &e)).transpose()?.map(|record| record.properties))
+    }
+
+    /// Removes and sets properties of a namespace; what is in both is set. Returns those of `removals` that were there.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, or the store's.
+    pub async fn update_namespace(
+        &self,
+        namespace: &Namespace,
+        removals: &BTreeSet<String>,
+        updates: &BTreeMap<String, String>,
+        deadline: Instant,
+    ) -> Result<BTreeSet<String>> {
+        let key = namespace.key();
+        // Removed by an attempt whose answer was lost.
+        let mut in_doubt: Option<BTreeSet<String>> = None;
+        for _ in 0..MAX_RACES {
+            let read = self.store.get(&key, ReadOptions::default(), deadline).await?;
+            let Some(entry) = read.value else { return Err(CatalogError::NamespaceNotFound(namespace.clone())) };
+            let mut record = namespace_record(namespace, &entry)?;
+            let there = removals.iter().filter(|name| record.properties.remove(*name).is_some()).cloned().collect();
+            record.properties.extend(updates.iter().map(|(name, value)| (name.clone(), value.clone())));
+            let value = encode(&record, &key)?;
+            let removed = in_doubt.take().unwrap_or(there);
+            if entry.value == value && self.operations.is_empty() {
+                return Ok(removed);
+            }
+            let txn = Txn {
+                when: vec![Compare::mod_revision(&key, entry.mod_revision)],
+                then: vec![Op::put(&key, value)],
+                otherwise: vec![],
+            };
+            let committed = self.commit(txn, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(removed);
+            }
+            in_doubt = committed.resent.then_some(removed);
+        }
+        Err(self.raced(format!("changing the properties of namespace {namespace}")))
+    }
+
+    pub async fn namespace_exists(&self, namespace: &Namespace, deadline: Instant) -> Result<bool> {
+        Ok(self.store.get(&namespace.key(), ReadOptions::default(), deadline).await?.value.is_some())
+    }
+
+    /// All namespaces, in key order.
+    pub async fn list_namespaces(&self, deadline: Instant) -> Result<Vec<Namespace>> {
+        let read = self.store.list_all(NAMESPACES, ReadOptions::default(), deadline).await?;
+        read.value.iter().map(|e| Namespace::from_key(&e.key)).collect()
+    }
+
+    pub(super) async fn namespace_revision(&self, namespace: &Namespace, deadline: Instant) -> Result<Revision> {
+        let read = self.store.get(&namespace.key(), ReadOptions::default(), deadline).await?;
+        read.value.map(|e| e.mod_revision).ok_or_else(|| CatalogError::NamespaceNotFound(namespace.clone()))
+    }
+}
+
+fn namespace_record(namespace: &Namespace, entry: &KeyValue) -> Result<NamespaceRecord> {
+    serde_json::from_slice(&entry.value)
+        .map_err(|e| CatalogError::Damaged { what: format!("namespace {namespace}"), why: e.to_string() })
+}

@@ -1,0 +1,214 @@
+//! Structural work on tables and views that is one transaction: creating, renaming and dropping them.
+//!
+//! Each demands that nobody holds a scope on what it touches, and that the name it takes is free in its namespace, whose
+//! revision it compares: a namespace that is dropped meanwhile has the transaction fail.
+
+use std::time::Instant;
+
+use lake_proto::kv::{Compare, Op, Revision, Txn};
+use uuid::Uuid;
+
+use super::error::Result;
+use super::pointers::{Kind, encode, find, observed, pointer, written};
+use super::swaps::turn_key;
+use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned, claimed};
+use crate::store::ReadOptions;
+
+impl Catalog {
+    /// Creates a table that points at `new`.
+    ///
+    /// # Errors
+    /// `TableExists`, `ViewExists`, `NamespaceNotFound`, `ScopeHeld`, or the store's.
+    pub async fn create_table(
+        &self,
+        table: &TableIdent,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.create(Kind::Table, table, new, None, deadline).await
+    }
+
+    /// Creates a view that points at `new`.
+    ///
+    /// # Errors
+    /// As [`Catalog::create_table`].
+    pub async fn create_view(
+        &self,
+        view: &TableIdent,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.create(Kind::View, view, new, None, deadline).await
+    }
+
+    /// Creates one, with its uuid's turn if the caller has claimed that, which ends with it.
+    pub(super) async fn create(
+        &self,
+        kind: Kind,
+        table: &TableIdent,
+        new: &TablePointer,
+        turn: Option<Revision>,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let (key, other_key) = (kind.key(table), kind.other().key(table));
+        let value = encode(new, &key)?;
+        let mut in_doubt = false;
+        for _ in 0..MAX_RACES {
+            let namespace = self.namespace_revision(&table.namespace, deadline).await?;
+            let mut when = vec![
+                Compare::absent(&key),
+                Compare::absent(&other_key),
+                Compare::mod_revision(table.namespace.key(), namespace),
+            ];
+            when.extend(self.unclaimed(table.scope_path()));
+            let mut then = vec![Op::put(&key, value.clone())];
+            if let Some(claim) = turn {
+                when.push(Compare::mod_revision(turn_key(new.uuid), claim));
+                then.push(Op::delete(turn_key(new.uuid)));
+            }
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(written(new, committed.result.revision));
+            }
+            in_doubt |= committed.resent;
+            if let Some(current) = observed(table, &committed.result, &key)? {
+                // The uuid tells: the table was created by this call, whatever was committed to it since.
+                return match current.value.uuid == new.uuid {
+                    true if in_doubt => Ok(current),
+                    false if in_doubt => {
+                        Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: true })
+                    }
+                    _ => Err(kind.exists(table)),
+                };
+            }
+            if find(&committed.result.observed, &other_key).is_some() {
+                return Err(kind.other().exists(table));
+            }
+            claimed(&committed.result)?;
+            let held = find(&committed.result.observed, &turn_key(new.uuid)).map(|e| e.mod_revision);
+            if turn.is_some() && held != turn {
+                return Err(CatalogError::NotYourTurn {
+                    table: table.clone(),
+                    turn: held.unwrap_or(0),
+                    resent: in_doubt,
+                });
+            }
+        }
+        Err(self.raced(format!("creating {table}")))
+    }
+
+    /// Gives a table another name, in the same namespace or another one, whatever is committed to it meanwhile.
+    ///
+    /// # Errors
+    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's.
+    pub async fn rename_table(
+        &self,
+        from: &TableIdent,
+        to: &TableIdent,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.rename(Kind::Table, from, to, deadline).await
+    }
+
+    /// Gives a view another name, as [`Catalog::rename_table`] does.
+    ///
+    /// # Errors
+    /// As it.
+    pub async fn rename_view(
+        &self,
+        from: &TableIdent,
+        to: &TableIdent,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        self.rename(Kind::View, from, to, deadline).await
+    }
+
+    async fn rename(
+        &self,
+        kind: Kind,
+        from: &TableIdent,
+        to: &TableIdent,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        let keys = [kind.key(from), kind.key(to), kind.other().key(to), to.namespace.key()];
+        let mut moved: Option<Uuid> = None;
+        for _ in 0..MAX_RACES {
+            let read = self.store.batch_get(&keys, ReadOptions::default(), deadline).await?;
+            let there = find(&read.value, &keys[1]).map(|e| pointer(to, e, read.revision)).transpose()?;
+            if let (Some(there), Some(moved)) = (&there, moved)
+                && there.value.uuid == moved
+            {
+                // By an attempt of this call whose answer was lost.
+                return Ok(there.clone());
+            }
+            let Some(entry) = find(&read.value, &keys[0]) else {
+                return Err(kind.missing(from));
+            };
+            if there.is_some() {
+                return Err(kind.exists(to));
+            }
+            if find(&read.value, &keys[2]).is_some() {
+                return Err(kind.other().exists(to));
+            }
+            let Some(namespace) = find(&read.value, &keys[3]) else {
+                return Err(CatalogError::NamespaceNotFound(to.namespace.clone()));
+            };
+            let current = pointer(from, entry, read.revision)?;
+            let mut when = vec![
+                Compare::mod_revision(&keys[0], entry.mod_revision),
+                Compare::absent(&keys[1]),
+                Compare::absent(&keys[2]),
+                Compare::mod_revision(&keys[3], namespace.mod_revision),
+            ];
+            when.extend(self.unclaimed(from.scope_path()));
+            when.extend(self.unclaimed(to.scope_path()));
+            let then = vec![Op::delete(&keys[0]), Op::put(&keys[1], entry.value.clone())];
+            let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            if committed.result.succeeded {
+                return Ok(written(&current.value, committed.result.revision));
+            }
+            if committed.resent {
+                moved = Some(current.value.uuid);
+            }
+            claimed(&committed.result)?;
+        }
+        Err(self.raced(format!("renaming {from} to {to}")))
+    }
+
+    /// Drops a table, if its `mod_revision` is still `expected`. Returns a revision at which it is gone.
+    ///
+    /// # Errors
+    /// `Conflict` with the pointer as it is now, `TableNotFound`, `ScopeHeld`, or the store's.
+    pub async fn drop_table(&self, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
+        self.remove(Kind::Table, table, expected, deadline).await
+    }
+
+    /// Drops a view, if its `mod_revision` is still `expected`. Returns a revision at which it is gone.
+    ///
+    /// # Errors
+    /// As [`Catalog::drop_table`].
+    pub async fn drop_view(&self, view: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
+        self.remove(Kind::View, view, expected, deadline).await
+    }
+
+    async fn remove(&self, kind: Kind, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
+        let key = kind.key(table);
+        let mut when = vec![Compare::mod_revision(&key, expected)];
+        when.extend(self.unclaimed(table.scope_path()));
+        let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
+        let committed = self.commit(txn, deadline).await?;
+        if committed.result.succeeded {
+            return Ok(committed.result.revision);
+        }
+        match observed(table, &committed.result, &key)? {
+            // The entry expected is gone, and an attempt whose answer was lost may have removed it.
+            None if committed.resent => Ok(committed.result.revision),
+            None => Err(kind.missing(table)),
+            Some(current) if current.mod_revision == expected => {
+                claimed(&committed.result)?;
+                Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: committed.resent })
+            }
+            current => Err(CatalogError::Conflict { table: table.clone(), current, resent: committed.resent }),
+        }
+    }
+}

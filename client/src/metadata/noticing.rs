@@ -1,0 +1,107 @@
+//! The store as the catalog of a process uses it: the cache learns of every revision that an answer mentions, and each call is
+//! counted by its reason.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lake_proto::coordination::LeaseId;
+use lake_proto::kv::{KeyValue, Revision, Txn};
+
+use crate::cache::Noticed;
+use crate::cache::counters::{Counting, Reason};
+use crate::store::{
+    Capabilities, ChangeStream, Committed, Error, Lease, MetaStore, Page, Read, ReadOptions, SharedStore, Snapshot,
+};
+
+/// A store that tells the cache of every revision it is told of, and counts.
+#[derive(Debug)]
+pub(super) struct Noticing {
+    store: SharedStore,
+    pointers: Noticed,
+    counting: Arc<Counting>,
+}
+
+impl Noticing {
+    pub fn new(store: SharedStore, pointers: Noticed, counting: Arc<Counting>) -> Self {
+        Self { store, pointers, counting }
+    }
+
+    fn noticed<T>(
+        &self,
+        reason: Reason,
+        revision: impl Fn(&T) -> Revision,
+        answer: Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.counting.call(reason);
+        if let Ok(answer) = &answer {
+            self.pointers.notice(revision(answer));
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl MetaStore for Noticing {
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
+    }
+
+    async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+        let read = self.store.get(key, options, by).await;
+        self.noticed(Reason::Read, |read| read.revision, read)
+    }
+
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        let read = self.store.batch_get(keys, options, by).await;
+        self.noticed(Reason::Read, |read| read.revision, read)
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Page>, Error> {
+        let read = self.store.list(prefix, page, limit, options, by).await;
+        self.noticed(Reason::List, |read| read.revision, read)
+    }
+
+    async fn open_snapshot(&self, options: ReadOptions, by: Instant) -> Result<Read<Snapshot>, Error> {
+        let read = self.store.open_snapshot(options, by).await;
+        self.noticed(Reason::Read, |read| read.revision, read)
+    }
+
+    async fn close_snapshot(&self, snapshot: Snapshot, by: Instant) -> Result<bool, Error> {
+        self.store.close_snapshot(snapshot, by).await
+    }
+
+    async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let committed = self.store.commit(txn, by).await;
+        self.noticed(Reason::Write, |committed| committed.result.revision, committed)
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision, by: Instant) -> Result<ChangeStream, Error> {
+        self.counting.call(Reason::Watch);
+        self.store.watch(prefix, from, by).await
+    }
+
+    async fn grant_lease(&self, ttl: Duration, holder: &str, by: Instant) -> Result<Lease, Error> {
+        self.store.grant_lease(ttl, holder, by).await
+    }
+
+    async fn renew_lease(&self, lease: Lease, by: Instant) -> Result<Option<Lease>, Error> {
+        self.store.renew_lease(lease, by).await
+    }
+
+    async fn revoke_lease(&self, id: LeaseId, by: Instant) -> Result<bool, Error> {
+        self.store.revoke_lease(id, by).await
+    }
+}

@@ -1,0 +1,289 @@
+//! The metadata of several nodes over one store.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::writer::TURN_LIMIT;
+use super::*;
+use crate::cache::counters::Reason;
+use crate::faulty::{FaultyStore, soon};
+use crate::memory::MemoryStore;
+use crate::nodes::Record;
+use crate::shards::{self, Route, SETTINGS, Settings};
+use crate::store::Token;
+use lake_proto::v1::NodeInfo;
+
+fn pointer(location: &str) -> TablePointer {
+    TablePointer { uuid: Uuid::nil(), metadata_location: location.to_owned(), previous_location: None }
+}
+
+fn table() -> TableIdent {
+    TableIdent::new("n".parse().unwrap(), "t").unwrap()
+}
+
+/// A node of its own over the store.
+async fn node(store: &SharedStore) -> Metadata {
+    let metadata = Metadata::new(store.clone(), CacheConfig::default());
+    while metadata.namespaces().is_none() {
+        tokio::task::yield_now().await;
+    }
+    metadata
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_one_node_does_it_sees_at_once_and_others_are_told() {
+    let store = MemoryStore::shared();
+    let (one, two) = (node(&store).await, node(&store).await);
+    let namespace: Namespace = "n".parse().unwrap();
+    one.writer().create_namespace(&namespace, Default::default(), soon()).await.unwrap();
+    let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+    for metadata in [&one, &two] {
+        metadata.wait_for_version(created.mod_revision, soon()).await.unwrap();
+        while !metadata.namespaces().unwrap().names.contains(&namespace) {
+            tokio::task::yield_now().await;
+        }
+        let resolved = metadata.table(&table(), Want::by(soon())).await.unwrap();
+        assert_eq!(resolved.pointer().unwrap().value, pointer("1"));
+    }
+    let swapped = one.writer().swap_table(&table(), created.mod_revision, &pointer("2"), None, soon()).await.unwrap();
+    assert_eq!(one.cached(&table()).unwrap().pointer().unwrap().value, pointer("2"));
+    assert_eq!(two.wait_for_version(swapped.mod_revision, soon()).await.unwrap(), two.seen());
+    assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, pointer("2"));
+    let counters = two.counters();
+    assert_eq!((counters.calls(Reason::Miss), counters.calls(Reason::Write)), (1, 0));
+
+    let error = two.wait_for_version(1000, clock::now() + Duration::from_secs(1)).await.unwrap_err();
+    assert!(error.to_string().contains("told up to revision 3"), "{error}");
+    let dropped = two.writer().drop_table(&table(), swapped.mod_revision, soon()).await.unwrap();
+    assert_eq!(two.table(&table(), Want::by(soon())).await.unwrap().pointer(), None);
+    one.wait_for_version(dropped, soon()).await.unwrap();
+    assert_eq!(one.table(&table(), Want::by(soon())).await.unwrap().pointer(), None);
+    one.close().await;
+    two.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_runs_again_on_what_the_winner_left() {
+    let store = MemoryStore::shared();
+    let (one, two) = (node(&store).await, node(&store).await);
+    one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    one.writer().create_table(&table(), &pointer("a"), soon()).await.unwrap();
+    two.table(&table(), Want::by(soon())).await.unwrap();
+    let base = one.read_table(&table(), soon()).await.unwrap().unwrap();
+    // The watch has not come: what this node has cached is what lost.
+    one.writer().swap_table(&table(), base.mod_revision, &pointer("ab"), None, soon()).await.unwrap();
+    let mut seen = Vec::new();
+    let append = |current: &TablePointer| {
+        seen.push(current.metadata_location.clone());
+        Ok::<_, String>(Some(pointer(&format!("{}c", current.metadata_location))))
+    };
+    let changed = two.writer().read_modify_write(&table(), soon(), append).await.unwrap();
+    assert_eq!(changed.value, pointer("abc"));
+    assert_eq!(seen.last().unwrap(), "ab");
+    let refused = two.writer().read_modify_write(&table(), soon(), |_| Err("no")).await.unwrap_err();
+    assert_eq!(refused, ModifyError::Refused("no"));
+    let kept = two.writer().read_modify_write(&table(), soon(), |_| Ok::<_, String>(None)).await.unwrap();
+    assert_eq!(kept.mod_revision, changed.mod_revision);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_elsewhere_leaves_the_set_of_namespaces_as_it_is() {
+    let store = MemoryStore::shared();
+    let one = node(&store).await;
+    let at = async |revision: Revision| loop {
+        match one.namespaces() {
+            Some(namespaces) if namespaces.revision >= revision => return namespaces,
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    let before = at(one.seen()).await;
+    let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+    let after = at(created.mod_revision).await;
+    assert!(Arc::ptr_eq(&before.names, &after.names) && after.names.len() == 1);
+    one.writer().create_namespace(&"m".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    assert_eq!((at(one.seen()).await.names.len(), after.names.len()), (2, 1), "a copy that somebody has stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_namespaces_are_not_kept_and_fewer_are_again() {
+    let store = MemoryStore::shared();
+    let catalog = Catalog::new(store.clone());
+    let copy: Arc<ArcSwapOption<Namespaces>> = Arc::default();
+    let names: [Namespace; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
+    let following = tokio::spawn(copies::follow_at_most(store, copy.clone(), 2));
+    let has = async |many: Option<usize>| {
+        while copy.load().as_ref().map(|namespaces| namespaces.names.len()) != many {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    for (name, many) in names.iter().zip([Some(1), Some(2), None]) {
+        catalog.create_namespace(name, Default::default(), soon()).await.unwrap();
+        has(many).await;
+    }
+    catalog.drop_namespace(&names[0], soon()).await.unwrap();
+    has(Some(2)).await;
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_are_seen_as_they_register_and_go() {
+    let store = MemoryStore::shared();
+    let one = node(&store).await;
+    let put = async |name: &str, token: Option<Token>, value: Bytes| {
+        let key = format!("/lake/node/{name}");
+        store.cas(&key, token, value, soon()).await.unwrap().result.revision
+    };
+    let info = NodeInfo { flight_address: "a:1".to_owned(), ..NodeInfo::default() };
+    let at = async |revision| loop {
+        match one.nodes() {
+            Some(nodes) if nodes.revision >= revision => return nodes,
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    let record = Record::next("p", 7, &info, None);
+    let first = put("n", None, record.to_bytes()).await;
+    let nodes = at(first).await;
+    let known = nodes.nodes["n"].clone();
+    assert_eq!((known.record.flight_address.as_str(), known.epoch), ("a:1", first));
+    assert_eq!(known.record, record);
+    // Something that no registry wrote is no node; another process is.
+    let other = put("other", None, "up".into()).await;
+    let after = at(other).await;
+    assert!(Arc::ptr_eq(&nodes.nodes, &after.nodes) && after.nodes.len() == 1, "nothing of it has changed");
+    let next = Record::next("q", 8, &info, Some((record, known.epoch)));
+    let again = put("n", Some(Token::at(first)), next.to_bytes()).await;
+    let later = at(again).await.nodes["n"].clone();
+    assert_eq!((later.record, later.epoch), (next, again));
+    let key = "/lake/node/n";
+    let gone = store.cas_delete(key, Token::at(again), soon()).await.unwrap().result.revision;
+    assert!(at(gone).await.nodes.is_empty());
+    one.close().await;
+}
+
+#[cfg(feature = "store-object")]
+#[tokio::test]
+async fn over_a_directory_every_question_is_a_read_and_changes_are_seen_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || {
+        let store: SharedStore = Arc::new(crate::object::ObjectMetaStore::local(dir.path()).unwrap());
+        Metadata::new(store, CacheConfig::default())
+    };
+    let (one, two) = (open(), open());
+    one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+    for at in 2..6 {
+        let add = |now: &TablePointer| Ok::<_, String>(Some(pointer(&format!("{}{at}", now.metadata_location))));
+        let writer = if at % 2 == 0 { &two } else { &one };
+        writer.writer().read_modify_write(&table(), soon(), add).await.unwrap();
+    }
+    let missing = TableIdent::new("n".parse().unwrap(), "missing").unwrap();
+    for metadata in [&one, &two] {
+        assert!(metadata.cached(&table()).is_none());
+        let want = Want::by(soon()).at_least(created.mod_revision);
+        let resolved = metadata.tables(&[table(), missing.clone()], want).await.unwrap();
+        let pointer = resolved[0].pointer().unwrap();
+        assert_eq!(pointer.value.metadata_location, "12345");
+        assert_eq!(resolved[0].valid_through, pointer.mod_revision);
+        assert!(resolved[1].pointer().is_none() && !resolved[0].metasrv_away);
+        let read = metadata.read_table(&table(), soon()).await.unwrap().unwrap();
+        assert_eq!((&read.value, metadata.seen()), (&pointer.value, 0));
+        assert!(metadata.namespaces().is_none() && metadata.wait_for_version(1, soon()).await.is_err());
+        metadata.close().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_was_left_behind_is_ended() {
+    let store = MemoryStore::shared();
+    let one = node(&store).await;
+    one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    one.writer().create_table(&table(), &pointer("a"), soon()).await.unwrap();
+    // Whoever claimed it is gone.
+    one.writer().claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
+    let change = |_: &TablePointer| Ok::<_, String>(Some(pointer("b")));
+    let at_once = clock::now() + TURN_LIMIT / 2;
+    let error = one.writer().read_modify_write(&table(), at_once, change).await.unwrap_err();
+    assert!(matches!(error, ModifyError::Catalog(CatalogError::NotYourTurn { .. })), "{error}");
+    let changed = one.writer().read_modify_write(&table(), soon(), change).await.unwrap();
+    assert_eq!(changed.value, pointer("b"));
+    assert_eq!(one.turn(Uuid::nil(), soon()).await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_pointer_does_not_decide_that_nothing_is_to_be_done() {
+    // Nothing is told here: watches are refused.
+    let shared: SharedStore = Arc::new(FaultyStore::default());
+    let (one, two) =
+        (Metadata::new(shared.clone(), CacheConfig::default()), Metadata::new(shared.clone(), CacheConfig::default()));
+    one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    let mut last = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+    type Decline = fn(&TablePointer) -> std::result::Result<Option<TablePointer>, &'static str>;
+    let declines: [Decline; 2] = [|_| Ok(None), |_| Err("not of this one")];
+    for decline in declines {
+        let old = two.table(&table(), Want::by(soon())).await.unwrap().pointer().unwrap().value.clone();
+        let next = pointer(&format!("{}1", old.metadata_location));
+        one.writer().swap_table(&table(), last.mod_revision, &next, None, soon()).await.unwrap();
+        assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, old, "it is cached still");
+        let change = |now: &TablePointer| match now == &old {
+            true => decline(now),
+            false => Ok(Some(pointer(&format!("{}2", now.metadata_location)))),
+        };
+        last = two.writer().read_modify_write(&table(), soon(), change).await.unwrap();
+        assert_eq!(last.value.metadata_location, format!("{}2", next.metadata_location));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_revision_in_any_reply_has_what_is_older_renewed() {
+    // Nothing is told here: watches are refused.
+    let store = Arc::new(FaultyStore::default());
+    let shared: SharedStore = store.clone();
+    let (one, two) =
+        (Metadata::new(shared.clone(), CacheConfig::default()), Metadata::new(shared.clone(), CacheConfig::default()));
+    one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+    two.table(&table(), Want::by(soon())).await.unwrap();
+    one.writer().swap_table(&table(), created.mod_revision, &pointer("2"), None, soon()).await.unwrap();
+    // Young enough to be used, and nothing is known of a change.
+    tokio::time::advance(Duration::from_millis(150)).await;
+    assert_eq!(two.cached(&table()).unwrap().pointer().unwrap().value, pointer("1"));
+    assert_eq!(two.counters().refreshes, 0);
+    two.list_namespaces(soon()).await.unwrap();
+    let by = clock::now() + Duration::from_millis(200);
+    while two.cached(&table()).unwrap().pointer().unwrap().value != pointer("2") {
+        assert!(clock::now() < by, "the pointer was not renewed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(two.counters().calls(Reason::Refresh), 1);
+    store.away.store(true, Ordering::SeqCst);
+    assert!(two.list_namespaces(soon()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn routes_are_seen_as_shards_are_moved() {
+    let store = MemoryStore::shared();
+    let one = node(&store).await;
+    let put = async |key: &str, token: Option<Token>, value: Bytes| {
+        store.cas(key, token, value, soon()).await.unwrap().result.revision
+    };
+    let at = async |revision| loop {
+        match one.shards() {
+            Some(shards) if shards.revision >= revision => return shards.routes.clone(),
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    let route = |node: &str, lease| Route { node: node.into(), lease, followers: vec![], reason: String::new() };
+    let settings = Settings { shards: 1, maintenance: false };
+    put(SETTINGS, None, settings.to_bytes()).await;
+    let first = put(&shards::key(0), None, route("a", 7).to_bytes()).await;
+    let fenced = at(first).await.of(Uuid::nil()).unwrap().clone();
+    assert_eq!((fenced.route.node.as_str(), fenced.revision), ("a", first));
+    let moved = put(&shards::key(0), Some(Token::at(first)), route("b", 8).to_bytes()).await;
+    let routes = at(moved).await;
+    let held = |node, lease| routes.held_by(node, lease).map(|fence| fence.revision).collect::<Vec<_>>();
+    assert_eq!((held("a", 7), held("b", 8)), (vec![], vec![moved]));
+    one.close().await;
+}
