@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::faulty::{FaultyStore, soon};
-use crate::store::ReadOptions;
+use crate::store::{Applied, ReadOptions};
 
 fn pointer() -> TablePointer {
     let uuid = Uuid::new_v4();
