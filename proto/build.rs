@@ -1,6 +1,7 @@
 //! Compiles the .proto files, which are one package, with protox, so that building needs no protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=proto");
     let files = ["kv", "cluster", "coordination", "nodes", "shards", "watch", "raft", "snapshots"];
     let files = files.map(|name| format!("proto/lake/v1/{name}.proto"));

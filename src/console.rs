@@ -72,6 +72,14 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// It has been going on for so long already.
+    pub fn since(&self, already: Duration) {
+        if let Some(bar) = &self.bar {
+            // The same bar: what is shown is shared.
+            drop(bar.clone().with_elapsed(already));
+        }
+    }
+
     /// The step that begins.
     pub fn step(&self, text: impl Into<String>) {
         match &self.bar {

@@ -9,6 +9,7 @@
 //! - `etcd` (feature `store-etcd`): an etcd as a store;
 //! - [`nodes`], [`shards`]: query nodes as the cluster knows them, and which does the upkeep of which tables;
 //! - [`janitor`]: one janitor at a time, over a store without leases;
+//! - [`procedures`]: work that outlives one transaction;
 //! - [`secret`]: the cluster secret, read from a file and never shown;
 //! - [`catalog`]: namespaces and table pointers, typed, over any store;
 //! - [`warehouse`]: namespaces whose tables live in a place of their own;
@@ -40,6 +41,7 @@ pub mod metadata;
 pub mod nodes;
 #[cfg(feature = "store-object")]
 pub mod object;
+pub mod procedures;
 pub mod remote;
 pub mod secret;
 pub mod shards;

@@ -22,6 +22,7 @@
 
 pub mod copies;
 mod noticing;
+mod procedures;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use crate::files::FreeSpace;
 use crate::peer::placement::Placement;
 use crate::peer::placement::selector::Selector;
+use crate::peer::procedures::machine::Pace;
 use crate::state::FEATURE_LEVEL;
 
 /// The environment variable that may hold the cluster secret itself, instead of a file.
@@ -96,6 +97,9 @@ pub struct Options {
     /// How long a query node may be silent before what it owns is another's, in milliseconds [default: 10000]
     #[arg(long, env = "LAKE_METASRV_NODE_LEASE_MS", value_name = "MS")]
     pub node_lease_ms: Option<u64>,
+    /// How long the files of a table that was dropped with PURGE are kept, in seconds [default: 86400]
+    #[arg(long, env = "LAKE_METASRV_PURGE_RETENTION_SECS", value_name = "SECS")]
+    pub purge_retention_secs: Option<u64>,
     /// How many shards a cluster gets with its first worker; it keeps them [default: 64]
     #[arg(long, env = "LAKE_METASRV_SHARDS", value_name = "N")]
     pub shards: Option<u32>,
@@ -146,6 +150,8 @@ pub struct Config {
     pub storage: StorageConfig,
     /// The times that query nodes keep.
     pub rhythm: Rhythm,
+    /// The times that procedures keep.
+    pub pace: Pace,
     /// How shards are placed.
     pub placement: Placement,
     /// As [`PAGE_LIFE`]. No option: a seam for tests, as is the next.
@@ -233,6 +239,7 @@ impl Options {
             journal_bytes: self.journal_bytes.or(base.journal_bytes),
             node_heartbeat_ms: self.node_heartbeat_ms.or(base.node_heartbeat_ms),
             node_lease_ms: self.node_lease_ms.or(base.node_lease_ms),
+            purge_retention_secs: self.purge_retention_secs.or(base.purge_retention_secs),
             shards: self.shards.or(base.shards),
             shard_followers: self.shard_followers.or(base.shard_followers),
             shard_selector: self.shard_selector.or(base.shard_selector),
@@ -259,6 +266,7 @@ impl Config {
             timing: Timing::default(),
             storage: StorageConfig::default(),
             rhythm: Rhythm::default(),
+            pace: Pace::default(),
             placement: Placement::default(),
             page_life: PAGE_LIFE,
             free_space: FreeSpace::default(),
@@ -318,6 +326,7 @@ impl Config {
                 interval: millis(options.node_heartbeat_ms, rhythm.interval),
                 lease: millis(options.node_lease_ms, rhythm.lease),
             },
+            pace: options.purge_retention_secs.map_or_else(Pace::default, Pace::retaining),
             placement: Placement {
                 shards: options.shards.unwrap_or(placement.shards),
                 followers: options.shard_followers.unwrap_or(placement.followers),
@@ -356,6 +365,10 @@ impl Config {
             return Err(wrong("node_heartbeat_ms", format!("must be at least {}", Rhythm::LEAST_INTERVAL.as_millis())));
         }
         self.rhythm.check().map_err(|problem| wrong("node_lease_ms", problem))?;
+        if self.pace.retention > Pace::LONGEST_RETENTION {
+            let most = Pace::LONGEST_RETENTION.as_secs();
+            return Err(wrong("purge_retention_secs", format!("must be at most {most}")));
+        }
         if !(1..=MAX_SHARDS).contains(&self.placement.shards) {
             return Err(wrong("shards", format!("must be 1 to {MAX_SHARDS}")));
         }
@@ -497,6 +510,7 @@ mod tests {
         assert!(with(|o| o.node_heartbeat_ms = Some(50)).starts_with("node_heartbeat_ms:"));
         assert!(with(|o| o.node_heartbeat_ms = Some(4000)).starts_with("node_lease_ms:"));
         assert!(with(|o| o.node_lease_ms = Some(60_001)).starts_with("node_lease_ms:"));
+        assert!(with(|o| o.purge_retention_secs = Some(u64::MAX)).starts_with("purge_retention_secs:"));
         assert!(with(|o| o.shards = Some(0)).starts_with("shards:"));
         assert!(with(|o| o.shards = Some(MAX_SHARDS + 1)).starts_with("shards:"));
         assert!(with(|o| o.shard_followers = Some(MAX_FOLLOWERS + 1)).starts_with("shard_followers:"));

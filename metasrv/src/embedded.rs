@@ -1,7 +1,10 @@
 //! A metadata store in this process: a cluster of one peer without any listener, behind the [`MetaStore`] trait.
 //!
 //! It is the same peer as any other, with the same log, snapshots and state machine, so its directory can later be started
-//! as a peer of its own and grown to three. It refuses a directory whose cluster has other voters.
+//! as a peer of its own and grown to three. It refuses a directory whose cluster has other voters. [`node`]: a query node in the same
+//! process, which it coordinates.
+
+pub mod node;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

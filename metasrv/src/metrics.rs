@@ -212,5 +212,13 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         "shards_moved_total",
         "Shards moved here for balance or because it was asked for",
         c.shards_moved.get(),
+    )?;
+    let (active, poisoned) = member.procedures.counts();
+    figures.gauge("procedures_active", "Procedures that have not ended; of the leader only", active)?;
+    figures.gauge("procedures_poisoned", "Procedures that an operator has to clear; of the leader only", poisoned)?;
+    figures.counter(
+        "procedure_steps_total",
+        "Steps of procedures that this peer has committed as the leader",
+        member.procedures.steps.get(),
     )
 }

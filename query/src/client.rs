@@ -164,7 +164,8 @@ impl SqlClient {
     /// Runs a statement with this ticket's id: a change asked for twice by one id, of one node, is made once.
     pub async fn execute_as(&self, id: Uuid, sql: &str, timeout: Option<Duration>) -> Result<Rows, SqlError> {
         let ticket = StatementTicket { id, ..StatementTicket::new(sql) };
-        let mut request = Request::new(ticket.encode()?);
+        let ticket = ticket.encode().map_err(|e| SqlError::from(status::from_error(&e)))?;
+        let mut request = Request::new(ticket);
         put_settings(&self.settings(), request.metadata_mut()).map_err(|e| SqlError::from(status::from_error(&e)))?;
         if let Some(bearer) = &self.bearer {
             request.metadata_mut().insert("authorization", bearer.clone());

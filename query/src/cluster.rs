@@ -12,6 +12,7 @@ use lake_client::nodes::{NOTICE, PING};
 use lake_client::remote::node::Node;
 use lake_proto::v1;
 
+use crate::chores::Chores;
 use crate::config::Config;
 use crate::sql::Engine;
 
@@ -23,6 +24,7 @@ const TICKS_PER_SECOND: u64 = 100;
 pub struct ThisNode {
     info: v1::NodeInfo,
     engine: Arc<Engine>,
+    chores: Chores,
     /// The processor time used, when it was last looked at.
     used: Mutex<Option<(Duration, Instant)>>,
 }
@@ -40,7 +42,8 @@ impl ThisNode {
             memory_bytes: config.memory_limit_bytes as u64,
             max_statements: u32::try_from(config.max_statements).unwrap_or(u32::MAX),
         };
-        Self { info, engine, used: Mutex::new(processor_time().map(|used| (used, Instant::now()))) }
+        let chores = Chores::new(engine.tables().clone());
+        Self { info, engine, chores, used: Mutex::new(processor_time().map(|used| (used, Instant::now()))) }
     }
 
     /// Thousandths of a core that the process has used since it was last asked; 0 where the system does not tell.
@@ -85,7 +88,7 @@ impl Node for ThisNode {
             cache_bytes: self.engine.tables().cache.bytes(),
             cpu_millicores: self.cpu_millicores(),
             observed_revision: self.engine.tables().metadata.seen(),
-            procedures: Vec::new(),
+            procedures: self.chores.in_hand(),
         }
     }
 
@@ -98,7 +101,10 @@ impl Node for ThisNode {
                 self.engine.tables().metadata.notice(revision);
                 Ok(Bytes::new())
             }
-            other => Err(format!("this node (lake {}) knows no instruction {other:?}", self.info.version)),
+            other => match self.chores.carry_out(other, &payload).await {
+                Some(done) => done,
+                None => Err(format!("this node (lake {}) knows no instruction {other:?}", self.info.version)),
+            },
         }
     }
 }

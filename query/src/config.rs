@@ -43,6 +43,9 @@ pub struct Options {
     /// Address to serve the Iceberg REST catalog on [default: nowhere]
     #[arg(long, env = "LAKE_QUERY_REST_LISTEN", value_name = "HOST:PORT")]
     pub rest_listen: Option<String>,
+    /// Address to serve probes and Prometheus on: /live, /ready, /metrics [default: nowhere]
+    #[arg(long, env = "LAKE_QUERY_HTTP_LISTEN", value_name = "HOST:PORT")]
+    pub http_listen: Option<String>,
     /// Whether the REST catalog answers reads from cached table pointers, as SQL does, not from the metadata cluster [default: false]
     #[arg(long, env = "LAKE_QUERY_REST_CACHED_READS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub rest_cached_reads: Option<bool>,
@@ -118,6 +121,9 @@ pub struct Options {
     /// Size at which a data file is ended and the next begun, in bytes [default: 268435456]
     #[arg(long, env = "LAKE_QUERY_TARGET_FILE_BYTES", value_name = "BYTES")]
     pub target_file_bytes: Option<usize>,
+    /// Statements that take as long are logged with their text, in milliseconds [default: none]
+    #[arg(long, env = "LAKE_QUERY_SLOW_STATEMENT_MS", value_name = "MS")]
+    pub slow_statement_ms: Option<u64>,
     /// Whether SQL may name Parquet files, and the REST catalog register tables, outside the warehouse [default: true on a loopback address, else false]
     #[arg(long, env = "LAKE_QUERY_ALLOW_LOCAL_FILES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub allow_local_files: Option<bool>,
@@ -147,6 +153,8 @@ pub struct Config {
     pub advertise: Option<String>,
     /// Where the REST catalog is served, if it is; port 0 takes a free one.
     pub rest_listen: Option<SocketAddr>,
+    /// Where probes and Prometheus are answered.
+    pub http_listen: Option<SocketAddr>,
     pub rest_cached_reads: bool,
     pub rest_lend_credentials: bool,
     /// Endpoints of the metadata peers (`host:port`), or where else the metadata is. The node itself is given a store; this is
@@ -172,6 +180,8 @@ pub struct Config {
     pub max_result_bytes: Option<u64>,
     pub target_partitions: usize,
     pub target_file_bytes: usize,
+    /// Statements that take as long are logged; `None`: none are.
+    pub slow_statement: Option<Duration>,
     pub allow_local_files: bool,
     /// From one look of a worker for upkeep to the next.
     pub upkeep_interval: Duration,
@@ -232,12 +242,12 @@ impl Options {
     pub fn over(self, below: Options) -> Options {
         let top = self;
         over!(top, below;
-            config, id, roles, dir, listen, advertise, rest_listen, rest_cached_reads, rest_lend_credentials, meta,
+            config, id, roles, dir, listen, advertise, rest_listen, http_listen, rest_cached_reads, rest_lend_credentials, meta,
             warehouse, s3_endpoint, s3_region, s3_path_style, s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
             spill_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, max_queued_statements,
             max_queue_wait_secs, max_result_rows, max_result_bytes, target_partitions,
-            target_file_bytes, allow_local_files, upkeep_interval_secs, secret_file, insecure_open_network,
+            target_file_bytes, slow_statement_ms, allow_local_files, upkeep_interval_secs, secret_file, insecure_open_network,
         )
     }
 
@@ -265,6 +275,9 @@ impl Config {
         let listen = resolve_address("listen", listen)?;
         let rest_listen =
             options.rest_listen.as_deref().map(|address| resolve_address("rest_listen", address)).transpose()?;
+        let http_listen =
+            options.http_listen.as_deref().map(|address| resolve_address("http_listen", address)).transpose()?;
+        // What is served on `http_listen` changes nothing and shows neither names nor rows: it needs no secret.
         let reachable = [("listen", Some(listen)), ("rest_listen", rest_listen)]
             .into_iter()
             .find_map(|(field, address)| Some((field, address.filter(|address| !address.ip().is_loopback())?)));
@@ -307,6 +320,7 @@ impl Config {
             listen,
             advertise: options.advertise,
             rest_listen,
+            http_listen,
             rest_cached_reads: options.rest_cached_reads.unwrap_or(false),
             rest_lend_credentials,
             meta: options.meta.unwrap_or_default(),
@@ -357,6 +371,7 @@ impl Config {
                 1,
             )?,
             target_file_bytes: at_least("target_file_bytes", options.target_file_bytes.unwrap_or(256 << 20), 1 << 20)?,
+            slow_statement: options.slow_statement_ms.map(Duration::from_millis),
             allow_local_files: options.allow_local_files.unwrap_or(reachable.is_none()),
             upkeep_interval: match options.upkeep_interval_secs {
                 Some(secs) => Duration::from_secs(at_least("upkeep_interval_secs", secs, 1)?),

@@ -23,10 +23,12 @@
 //! - [`rest`]: the Iceberg REST catalog;
 //! - [`upkeep`]: what is done to tables from time to time, by the worker that has their shard;
 //! - [`janitor`]: the same without a metadata cluster;
-//! - [`cluster`]: what the leader is told of this process, and has it do;
+//! - [`cluster`]: what the leader is told of this process, and has it do; [`chores`]: those of it that touch objects;
+//! - [`probes`]: what the node says of itself over HTTP;
 //! - [`node`]: all of it started, served and stopped;
 //! - [`client`]: the other end, for the shell and tests.
 
+pub mod chores;
 pub mod client;
 pub mod cluster;
 pub mod config;
@@ -35,6 +37,7 @@ pub mod flight;
 pub mod janitor;
 pub mod node;
 pub mod outcomes;
+pub mod probes;
 pub mod rest;
 pub mod scan;
 pub mod sql;

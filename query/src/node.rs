@@ -31,9 +31,13 @@ use crate::cluster::ThisNode;
 use crate::config::{Config, NodeRole, default_id};
 use crate::error::{Error, Result};
 use crate::flight::MAX_REQUEST_BYTES;
+use crate::flight::keys::TicketKeys;
+use crate::flight::metrics::Metrics;
 use crate::flight::operations::Operations;
+use crate::flight::served::Served;
 use crate::flight::service::LakeFlight;
 use crate::outcomes;
+use crate::probes::{self, Probed};
 use crate::rest::{self, Rest};
 use crate::sql::session::Sessions;
 use crate::sql::transactions::Transactions;
@@ -54,8 +58,10 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 pub struct QueryNode {
     address: SocketAddr,
     rest_address: Option<SocketAddr>,
+    http_address: Option<SocketAddr>,
     advertised: String,
     engine: Arc<Engine>,
+    this: Arc<ThisNode>,
     operations: Arc<Operations>,
     transactions: Arc<Transactions>,
     stop: CancellationToken,
@@ -86,6 +92,7 @@ impl QueryNode {
     }
 
     async fn start_over(config: Config, store: SharedStore, cluster: Option<RemoteStore>) -> Result<QueryNode> {
+        let keys = Arc::new(TicketKeys::new(store.clone()));
         let tables = tables(&config, store).await?;
         let engine = Arc::new(Engine::new(&config, tables)?.in_cluster(cluster.clone()));
         let operations = Arc::new(Operations::default());
@@ -95,25 +102,32 @@ impl QueryNode {
             None => None,
         };
         let rest_address = rest.as_ref().map(|(_, address)| *address);
+        let http = match config.http_listen {
+            Some(wanted) => Some(bind("http_listen", wanted).await?),
+            None => None,
+        };
+        let http_address = http.as_ref().map(|(_, address)| *address);
         let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
         let transactions = Arc::new(Transactions::new(engine.tables().clone(), advertised.clone()));
         let sessions = Arc::new(Sessions::new(engine.clone(), transactions.clone()));
-        let service = LakeFlight::new(sessions, operations.clone())?;
+        let metrics = Arc::new(Metrics::new(config.slow_statement)?);
+        let service = Served(LakeFlight::new(sessions, operations.clone(), keys, metrics.clone())?);
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
         let rest = match rest {
             Some((listener, _)) => Some((listener, Arc::new(Rest::new(&config, engine.tables().clone())?))),
             None => None,
         };
+        let probed = Probed { engine: engine.clone(), metrics, failed: failed.clone() };
+        let http = http.map(|(listener, _)| (listener, probed));
         let chores = chores(engine.tables().clone(), transactions.clone());
-        let server = tokio::spawn(serve(listener, service, config.secret.clone(), rest, chores, stop.clone(), report));
+        let served = Listeners { flight: (listener, service), rest, http };
+        let server = tokio::spawn(serve(served, config.secret.clone(), chores, stop.clone(), report));
         let id = config.id.clone().unwrap_or_else(|| default_id(address.port()));
         tracing::info!(%id, %address, %advertised, warehouse = %config.warehouse, "the query node serves Flight SQL");
-        let registered = cluster.clone().map(|cluster| {
-            let rest_address = rest_address.map(|address| address.to_string());
-            let node = ThisNode::new(&config, advertised.clone(), rest_address, engine.clone());
-            NodeKeeper::start(cluster, &id, Arc::new(node))
-        });
+        let reached = rest_address.map(|address| address.to_string());
+        let this = Arc::new(ThisNode::new(&config, advertised.clone(), reached, engine.clone()));
+        let registered = cluster.clone().map(|cluster| NodeKeeper::start(cluster, &id, this.clone()));
         let upkeep = registered.as_ref().filter(|_| config.roles.contains(&NodeRole::Worker)).map(|registered| {
             let claim = upkeep::Worker {
                 node: id.clone(),
@@ -128,8 +142,10 @@ impl QueryNode {
         Ok(QueryNode {
             address,
             rest_address,
+            http_address,
             advertised,
             engine,
+            this,
             operations,
             transactions,
             stop,
@@ -151,6 +167,11 @@ impl QueryNode {
         self.rest_address
     }
 
+    /// Where probes and Prometheus are answered, if they are.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http_address
+    }
+
     /// Under which address clients are told to come.
     pub fn advertised_address(&self) -> &str {
         &self.advertised
@@ -159,6 +180,11 @@ impl QueryNode {
     /// What runs the statements.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// This process as a leader sees it, for one that is in the same process.
+    pub fn as_node(&self) -> Arc<ThisNode> {
+        self.this.clone()
     }
 
     /// Returns when the node can serve no longer, with the reason. Cancel-safe.
@@ -265,7 +291,7 @@ async fn bind(field: &str, wanted: SocketAddr) -> Result<(TcpListener, SocketAdd
 
 /// What has to be looked after from time to time, until it is dropped.
 async fn chores(tables: Arc<Tables>, transactions: Arc<Transactions>) -> Infallible {
-    let outcomes = outcomes::sweep(&tables.writer, &[once::DOMAIN, TRANSACTIONS], outcomes::LIFETIME);
+    let outcomes = outcomes::sweep(&tables.writer, &[once::DOMAIN, once::TICKETS, TRANSACTIONS], outcomes::LIFETIME);
     tokio::select! {
         never = transactions.watch() => never,
         never = outcomes => never,
@@ -273,18 +299,23 @@ async fn chores(tables: Arc<Tables>, transactions: Arc<Transactions>) -> Infalli
     }
 }
 
+/// What is served, and where.
+struct Listeners {
+    flight: (TcpListener, Served),
+    rest: Option<(TcpListener, Arc<Rest>)>,
+    http: Option<(TcpListener, Probed)>,
+}
+
 /// Serves all that the node serves until it is told to stop, or one of it fails.
 async fn serve(
-    listener: TcpListener,
-    service: LakeFlight,
+    Listeners { flight: (listener, service), rest, http }: Listeners,
     secret: Option<Secret>,
-    rest: Option<(TcpListener, Arc<Rest>)>,
     chores: impl Future<Output = Infallible>,
     stop: CancellationToken,
     report: watch::Sender<Option<Error>>,
 ) {
     let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<FlightServiceServer<LakeFlight>>().await;
+    health.set_serving::<FlightServiceServer<Served>>().await;
     let flight = FlightServiceServer::new(service)
         .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(usize::MAX);
@@ -296,8 +327,12 @@ async fn serve(
         .add_service(health_service)
         .add_service(flight)
         .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+    // Probes are answered for as long as a statement may still be running.
+    let drained = CancellationToken::new();
     let flight = async {
-        flight.await.map_err(|e| Error::internal(format!("serving Flight SQL: {}", crate::error::with_sources(&e))))
+        let served = flight.await;
+        drained.cancel();
+        served.map_err(|e| Error::internal(format!("serving Flight SQL: {}", crate::error::with_sources(&e))))
     };
     let rest = async {
         match rest {
@@ -307,8 +342,16 @@ async fn serve(
             None => Ok(()),
         }
     };
+    let http = async {
+        match http {
+            Some((listener, probed)) => probes::serve(probed, listener, drained.clone())
+                .await
+                .map_err(|e| Error::internal(format!("serving probes: {e}"))),
+            None => Ok(()),
+        }
+    };
     let served = tokio::select! {
-        served = async { tokio::try_join!(flight, rest) } => served,
+        served = async { tokio::try_join!(flight, rest, http) } => served,
         never = chores => match never {},
     };
     let reason = match served {

@@ -30,6 +30,7 @@ use uuid::Uuid;
 
 use crate::error::{Kind as ErrorKind, Result};
 use crate::sql::Engine;
+use crate::sql::bound::Bound;
 use crate::table::expiry;
 use crate::table::{Table, catalog_error};
 
@@ -240,7 +241,7 @@ impl Upkeep {
             }
             let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
             let guarded = self.engine.tables().guarded(guard);
-            let statement = kind.statement(&table.ident);
+            let statement = Bound::from(kind.statement(&table.ident).as_str());
             let work = async {
                 let planned = self.engine.plan_in(&statement, Some(STATEMENT), &guarded).await?;
                 self.engine.change(planned).await

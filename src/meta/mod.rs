@@ -5,7 +5,7 @@
 //!
 //! - [`status`], [`settings`], [`members`], [`init`]: the cluster itself;
 //! - [`get`], [`list`] with [`entries`], [`write`], [`txn`] with [`txn_document`], [`watch`]: the map;
-//! - [`lease`], [`scope`], [`nodes`], [`shards`]: coordination; [`warehouse`]: where tables live;
+//! - [`lease`], [`scope`], [`nodes`], [`shards`], [`proc`]: coordination; [`warehouse`]: where tables live;
 //! - [`transfer`]: everything from one store to another; [`snapshot`]: saving and restoring; [`offline`] with [`listing`], [`recover`]: directories of stopped peers; [`summary`]: how
 //!   a state is told;
 //! - [`cluster`]: which cluster, which peer, how long; [`peers`]: asking each peer; [`value`]: what is given; [`output`]:
@@ -33,6 +33,7 @@ mod nodes;
 mod offline;
 mod output;
 mod peers;
+mod proc;
 mod recover;
 mod scope;
 mod settings;
@@ -110,6 +111,9 @@ enum Command {
     Scope(scope::Command),
     /// The query nodes, as the leader knows them
     Nodes(nodes::Args),
+    /// Procedures: what the leader does in steps
+    #[command(subcommand)]
+    Proc(proc::Command),
     /// Which worker does the upkeep of which tables
     #[command(subcommand)]
     Shards(shards::Command),
@@ -183,6 +187,7 @@ impl Command {
             | Self::Verify(_) => true,
             Self::Lease(command) => command.only_reads(),
             Self::Scope(command) => command.only_reads(),
+            Self::Proc(command) => command.only_reads(),
             Self::Shards(command) => command.only_reads(),
             Self::Members(command) => command.only_reads(),
             Self::Settings(command) => command.only_reads(),
@@ -239,6 +244,7 @@ async fn on(cluster: &Cluster, command: Command) -> Result<u8> {
         Command::Lease(command) => lease::run(cluster, command).await,
         Command::Scope(command) => scope::run(cluster, command).await,
         Command::Nodes(args) => nodes::run(cluster, args).await,
+        Command::Proc(command) => proc::run(cluster, command).await,
         Command::Shards(command) => shards::run(cluster, command).await,
         Command::Members(command) => members::run(cluster, command).await,
         Command::TransferLeader(args) => members::transfer_leader(cluster, args).await,

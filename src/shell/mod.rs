@@ -44,6 +44,8 @@ const NAMES_WITHIN: Duration = Duration::from_secs(10);
 /// How long a connection to a query node may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A statement that takes longer is told about while it runs.
+const TOLD_AFTER: Duration = Duration::from_secs(2);
 /// How long rolling back may take at the end.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -313,7 +315,7 @@ impl Shell {
     }
 
     async fn execute(&self, sql: &str, started: Instant) -> Result<(), output::Failure> {
-        let rows = self.client.execute(sql, None).await?;
+        let rows = while_told(self.client.execute(sql, None)).await?;
         let is_change = rows.command.is_some();
         for notice in &rows.notices {
             eprintln!("note: {notice}");
@@ -327,6 +329,24 @@ impl Shell {
         }
         Ok(())
     }
+}
+
+/// Tells on a terminal for how long it has taken, if it takes long. What is printed comes after.
+async fn while_told<T>(work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    if let Ok(done) = tokio::time::timeout(TOLD_AFTER, &mut work).await {
+        return done;
+    }
+    if !io::stderr().is_terminal() {
+        return work.await;
+    }
+    let console = Console::default();
+    let progress = console.progress();
+    progress.since(TOLD_AFTER);
+    progress.step("running; Ctrl-C stops it");
+    let done = work.await;
+    drop(progress);
+    done
 }
 
 async fn connect(endpoints: &[String], secret: Option<&Secret>) -> Result<SqlClient> {

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use lake_chaos::dirlock::DirLock;
@@ -20,6 +21,9 @@ use crate::console::Console;
 use crate::local::LocalArgs;
 use crate::logging;
 use crate::signals::{EXIT_INTERRUPTED, EXIT_TERMINATED, Interrupts, Termination};
+
+/// How long stopping waits for the node to leave the registry.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Options of `lake standalone`.
 #[derive(Debug, clap::Args)]
@@ -74,6 +78,7 @@ async fn with_store(
         () = interrupts.next() => return Ok(EXIT_INTERRUPTED),
         () = termination.next() => return Ok(EXIT_TERMINATED),
     };
+    let worker = store.serve_node(&name.to_string(), node.as_node());
     let endpoint = node.flight_address().to_string();
     let entry = Entry {
         role: Role::Query,
@@ -96,6 +101,7 @@ async fn with_store(
         }
         Err(e) => Err(e.into()),
     };
+    worker.leave(LEAVE_PATIENCE).await;
     node.shutdown().await;
     let down = manifest::write(dir, &[Entry { pid: None, ..entry }]);
     outcome.and_then(|code| Ok(down.map(|()| code)?))

@@ -15,6 +15,7 @@ mod library;
 mod nodes;
 mod object_storage;
 mod power;
+mod purge;
 #[path = "../../query/tests/rest/python.rs"]
 mod python;
 mod quick_start;

@@ -9,11 +9,11 @@
 //!
 //! An append is made at most once, since each transaction that may make it demands that it has no outcome and leaves one:
 //! the giver's own swap, and that of a node which takes it along; the latter demands as well that the record is the one it
-//! has read. Handing over demands the same, so that a handing over that comes late, after its append was made or withdrawn, is
-//! refused. So an append is withdrawn by leaving an outcome that says so.
+//! has read, and deletes it. Handing over demands the same, so that a handing over that comes late, after its append was
+//! made or withdrawn, is refused. So an append is withdrawn by leaving an outcome that says so.
 //!
-//! Whoever leaves an outcome takes the record away in the same transaction: one that stayed would be made again once its outcome is
-//! forgotten.
+//! No record may stay behind its outcome: it would be made again once that is forgotten. So withdrawing takes it away, and a giver
+//! names the record in its own swap.
 
 use std::time::Instant;
 
@@ -48,18 +48,8 @@ pub struct Handed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settled {
     pub id: Uuid,
-    pub record: Record,
-}
-
-/// The record of an append that a swap makes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Record {
-    /// There is none: the append is the swap's own, and was not handed over.
-    No,
-    /// There may be one, as the append is the swap's own and was handed over. It goes, whatever it is.
-    Own,
-    /// Of another's append, in this state.
-    At(Revision),
+    /// The record's state, if it was handed over.
+    pub handed: Option<Revision>,
 }
 
 /// The appends that a swap makes, and what is left as the outcome of each.
@@ -87,11 +77,9 @@ impl Settling {
             let key = outcome_key(append.id)?;
             txn.when.push(Compare::absent(&key));
             txn.then.push(Op::put(key, self.outcome.clone()));
-            let key = handed_key(table, append.id);
-            if let Record::At(revision) = append.record {
+            if let Some(revision) = append.handed {
+                let key = handed_key(table, append.id);
                 txn.when.push(Compare::mod_revision(&key, revision));
-            }
-            if append.record != Record::No {
                 txn.then.push(Op::delete(key));
             }
         }
@@ -163,19 +151,38 @@ impl Catalog {
     }
 
     /// Gives an append up, so that nobody can make it any more: leaves `outcome`, which says so, unless there is one, and takes its
-    /// record away. Returns the outcome that is there then.
+    /// record away: one that stayed would be made again once its outcome is forgotten. Returns the outcome that is there then.
     ///
     /// # Errors
     /// The store's.
     pub async fn withdraw(&self, table: Uuid, id: Uuid, outcome: Bytes, deadline: Instant) -> Result<Bytes> {
-        let key = outcome_key(id)?;
-        let txn = Txn {
-            when: vec![Compare::absent(&key)],
-            then: vec![Op::put(&key, outcome.clone()), Op::delete(handed_key(table, id))],
-            otherwise: vec![],
-        };
-        let committed = self.store.commit(txn, deadline).await?;
-        Ok(find(&committed.result.observed, &key).map_or(outcome, |there| there.value.clone()))
+        let (key, record) = (outcome_key(id)?, handed_key(table, id));
+        loop {
+            let there = self.store.get(&record, ReadOptions::default(), deadline).await?.value;
+            let mut txn = Txn {
+                when: vec![Compare::absent(&key)],
+                then: vec![Op::put(&key, outcome.clone())],
+                otherwise: vec![],
+            };
+            match &there {
+                Some(there) => {
+                    txn.when.push(Compare::mod_revision(&record, there.mod_revision));
+                    txn.then.push(Op::delete(&record));
+                }
+                None => txn.when.push(Compare::absent(&record)),
+            }
+            let result = self.store.commit(txn, deadline).await?.result;
+            if result.succeeded {
+                return Ok(outcome);
+            }
+            // Else the record has come or gone in between, each of which it does once.
+            if let Some(left) = find(&result.observed, &key) {
+                if let Some(there) = there {
+                    self.store.commit(Txn::cas_delete(&record, there.mod_revision), deadline).await?;
+                }
+                return Ok(left.value.clone());
+            }
+        }
     }
 
     /// Forgets outcomes that were read by the only ones who may ask for them. What is no longer as it was read stays.
@@ -226,43 +233,39 @@ mod tests {
         let [mine, theirs, late] = [Uuid::from_u128(1), Uuid::from_u128(2), Uuid::from_u128(3)];
         let at = hand(&catalog, uuid, theirs).await;
         assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap().iter().map(|h| h.id).collect::<Vec<_>>(), [theirs]);
-        let settling = |appends: &[(Uuid, Record)]| Settling {
-            appends: appends.iter().map(|(id, record)| Settled { id: *id, record: *record }).collect(),
+        let settling = |appends: &[(Uuid, Option<Revision>)]| Settling {
+            appends: appends.iter().map(|(id, handed)| Settled { id: *id, handed: *handed }).collect(),
             outcome: "made".into(),
         };
-        let swap = async |expected, n, appends: &[(Uuid, Record)]| {
+        let swap = async |expected, n, appends: &[(Uuid, Option<Revision>)]| {
             catalog.swap_table_settling(&table, expected, &pointer(n), None, &settling(appends), soon()).await
         };
         // An answer that is lost is found again.
         store.lose_answers.store(1, std::sync::atomic::Ordering::SeqCst);
-        let made = swap(first.mod_revision, 1, &[(mine, Record::No), (theirs, Record::At(at))]).await.unwrap();
+        let made = swap(first.mod_revision, 1, &[(mine, None), (theirs, Some(at))]).await.unwrap();
         assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
         let outcome = catalog.append_outcome(theirs, soon()).await.unwrap().unwrap();
         assert_eq!(outcome, Outcome { value: "made".into(), revision: made.mod_revision });
         // Its giver comes too late to make it, and to withdraw it.
-        let again = swap(made.mod_revision, 2, &[(theirs, Record::Own)]).await.unwrap_err();
+        let again = swap(made.mod_revision, 2, &[(theirs, None)]).await.unwrap_err();
         assert_eq!(again, CatalogError::Conflict { table: table.clone(), current: Some(made.clone()), resent: false });
         assert_eq!(catalog.withdraw(uuid, theirs, "withdrawn".into(), soon()).await.unwrap(), "made");
         // What is withdrawn is made by nobody.
         let at = hand(&catalog, uuid, late).await;
         assert_eq!(catalog.withdraw(uuid, late, "withdrawn".into(), soon()).await.unwrap(), "withdrawn");
-        assert!(matches!(
-            swap(made.mod_revision, 3, &[(late, Record::At(at))]).await,
-            Err(CatalogError::Conflict { .. })
-        ));
+        assert!(matches!(swap(made.mod_revision, 3, &[(late, Some(at))]).await, Err(CatalogError::Conflict { .. })));
+        assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
+        // A record that stayed behind its outcome goes as well.
+        hand(&catalog, uuid, late).await;
+        assert_eq!(catalog.withdraw(uuid, late, "again".into(), soon()).await.unwrap(), "withdrawn");
         assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
         catalog.forget_appends(&[(mine, outcome.revision)], soon()).await.unwrap();
         assert_eq!(catalog.append_outcome(mine, soon()).await.unwrap(), None);
-        let many: Vec<_> = (0..=MAX_SETTLED as u128).map(|n| (Uuid::from_u128(100 + n), Record::No)).collect();
+        let many: Vec<_> = (0..=MAX_SETTLED as u128).map(|n| (Uuid::from_u128(100 + n), None)).collect();
         let refused = swap(made.mod_revision, 5, &many).await.unwrap_err();
         assert!(refused.to_string().contains("at most 200; nothing was committed"), "{refused}");
-        // The giver need not know its record to take it away.
-        let own = Uuid::from_u128(6);
-        hand(&catalog, uuid, own).await;
-        let made = swap(made.mod_revision, 6, &[(own, Record::Own)]).await.unwrap();
-        assert_eq!(catalog.handed(uuid, 9, soon()).await.unwrap(), []);
         let claim = catalog.claim_turn(uuid, Uuid::new_v4(), soon()).await.unwrap().unwrap();
-        let early = swap(made.mod_revision, 4, &[(Uuid::from_u128(4), Record::No)]).await.unwrap_err();
+        let early = swap(made.mod_revision, 4, &[(Uuid::from_u128(4), None)]).await.unwrap_err();
         assert_eq!(early, CatalogError::NotYourTurn { table, turn: claim, resent: false });
     }
 }

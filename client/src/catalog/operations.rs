@@ -2,16 +2,19 @@
 //!
 //! An outcome is left in the transaction that makes the operation's change, which demands that there is none. Whoever asks
 //! again finds it, and nothing is changed. Outcomes stay until they are forgotten: by whoever knows that nobody asks any more.
+//!
+//! What is left may also be a procedure ([`crate::procedures`]), which begins or changes with the change that it is a part of.
 
 use std::time::Instant;
 
 use bytes::Bytes;
-use lake_proto::kv::{Compare, Op, Revision, Txn};
+use lake_proto::kv::{Compare, Expected, Op, Revision, Txn};
 
 use super::error::Result;
 use super::names::validate_name;
 use super::pointers::find;
 use super::{Catalog, CatalogError};
+use crate::procedures::Record;
 use crate::store::{Committed, ReadOptions};
 
 /// Keys of the outcomes of operations begin so.
@@ -25,6 +28,8 @@ pub struct Operation {
     key: String,
     /// What is kept if it is done.
     outcome: Bytes,
+    /// Of what is there before; `None`: nothing is.
+    expected: Option<Revision>,
 }
 
 impl Operation {
@@ -33,7 +38,17 @@ impl Operation {
     /// # Errors
     /// `InvalidName` if one of the two is not a valid name.
     pub fn new(domain: &str, id: &str, outcome: impl Into<Bytes>) -> Result<Self> {
-        Ok(Self { key: operation_key(domain, id)?, outcome: outcome.into() })
+        Ok(Self { key: operation_key(domain, id)?, outcome: outcome.into(), expected: None })
+    }
+
+    /// The submission of a procedure without scopes, as a part of a change: its record is what is left.
+    pub fn submitting(id: &str, record: &Record) -> Self {
+        Self { key: crate::procedures::key(id), outcome: record.to_bytes(), expected: None }
+    }
+
+    /// The change of a procedure without scopes that was read at `revision`, as a part of another change.
+    pub fn changing(id: &str, revision: Revision, record: &Record) -> Self {
+        Self { expected: Some(revision), ..Self::submitting(id, record) }
     }
 }
 
@@ -100,7 +115,8 @@ impl Catalog {
     /// Makes a transaction a part of the operations, if there are any.
     pub(super) async fn commit(&self, mut txn: Txn, deadline: Instant) -> Result<Committed> {
         for operation in &self.operations {
-            txn.when.push(Compare::absent(&operation.key));
+            let expected = operation.expected.map_or(Expected::Absent, Expected::ModRevision);
+            txn.when.push(Compare::expected(&operation.key, expected));
             txn.then.push(Op::put(&operation.key, operation.outcome.clone()));
         }
         txn.when.extend(self.guards.iter().cloned());
@@ -113,8 +129,13 @@ impl Catalog {
             match find(&committed.result.observed, &operation.key) {
                 // By an attempt of this very call whose answer was lost: the caller finds its effect.
                 Some(there) if committed.resent && there.value == operation.outcome => {}
+                // It is not what was in the way.
+                Some(there) if operation.expected == Some(there.mod_revision) => {}
                 Some(there) if !committed.result.succeeded => {
                     return Err(CatalogError::AlreadyDone(there.value.clone()));
+                }
+                None if !committed.result.succeeded && operation.expected.is_some() => {
+                    return Err(CatalogError::AlreadyDone(Bytes::new()));
                 }
                 _ => {}
             }

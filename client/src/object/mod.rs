@@ -176,7 +176,8 @@ impl ObjectMetaStore {
                 Ok(true) => return Ok(()),
                 Ok(false) => {
                     let message = format!(
-                        "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a                          service that honours them",
+                        "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a service \
+                         that honours them",
                         self.name
                     );
                     return Err(refused(doing, message));

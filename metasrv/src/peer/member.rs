@@ -35,6 +35,7 @@ use super::latencies::{self, Latencies};
 use super::nodes::Nodes;
 use super::pages::{Page, Pages};
 use super::placement::Placement;
+use super::procedures::{self, Procedures};
 use super::reads::{self, ReadIndex};
 use super::shares::{Call, Held, Pool, Refused, Resource};
 use super::standing::{Inquiry, Standing};
@@ -80,6 +81,7 @@ pub struct Member {
     pub snapshots: SnapshotStore,
     pub duties: Duties,
     pub nodes: Nodes,
+    pub procedures: Procedures,
     pub placement: Placement,
     pub counters: Counters,
     pub latencies: Latencies,
@@ -184,6 +186,7 @@ impl Member {
             snapshots,
             duties: Duties::default(),
             nodes: Nodes::new(settings.rhythm),
+            procedures: Procedures::new(settings.pace),
             placement: settings.placement,
             counters: Counters::default(),
             latencies,
@@ -197,6 +200,8 @@ impl Member {
         });
         let leading = duties::run(Arc::downgrade(&member), member.stop.clone());
         crate::log::lock(&member.tasks).spawn(leading);
+        let running = procedures::run(Arc::downgrade(&member), member.stop.clone());
+        crate::log::lock(&member.tasks).spawn(running);
         Ok(member)
     }
 

@@ -12,7 +12,7 @@
 //! - [`membership`], [`changes`]: a leader adds, promotes, removes and replaces peers; [`standing`]: a removed one learns it;
 //! - [`member`]: reads and transactions; [`watches`]: changes as they happen;
 //! - [`coordination`]: leases, sessions, scopes and quotas; [`countdowns`], [`duties`]: what the leader measures and
-//!   does for them; [`nodes`]: the query nodes that it coordinates; [`counters`], [`latencies`]: how often what happened, and how long it took;
+//!   does for them; [`nodes`]: the query nodes that it coordinates; [`procedures`]: what it runs in steps; [`counters`], [`latencies`]: how often what happened, and how long it took;
 //! - [`succession`]: what a voter does whose leader's connection broke;
 //! - [`agreement`]: whether the peers still hold the same state;
 //! - [`shares`]: what all callers share, in parts; [`ledger`]: the same for what stands in the state;
@@ -37,6 +37,7 @@ pub mod membership;
 pub mod nodes;
 pub mod pages;
 pub mod placement;
+pub mod procedures;
 pub mod reads;
 pub mod shares;
 pub mod standing;
@@ -62,6 +63,7 @@ use self::disk::Disk;
 use self::failure::Failure;
 use self::member::Member;
 use self::placement::Placement;
+use self::procedures::machine::Pace;
 use self::shares::Callers;
 use self::verdicts::Verdicts;
 use crate::config::{Config, StorageConfig, Timing};
@@ -115,6 +117,8 @@ pub struct Settings {
     pub feature_level: u32,
     /// The times that query nodes keep.
     pub rhythm: Rhythm,
+    /// The times that procedures keep.
+    pub pace: Pace,
     /// How shards are placed.
     pub placement: Placement,
 }
@@ -128,6 +132,7 @@ impl From<&Config> for Settings {
             free_space: config.free_space.clone(),
             feature_level: config.feature_level,
             rhythm: config.rhythm,
+            pace: config.pace,
             placement: config.placement,
         }
     }
@@ -142,6 +147,7 @@ impl Default for Settings {
             free_space: FreeSpace::default(),
             feature_level: FEATURE_LEVEL,
             rhythm: Rhythm::default(),
+            pace: Pace::default(),
             placement: Placement::default(),
         }
     }

@@ -25,6 +25,9 @@ mod membership_kills;
 mod nodes;
 mod overload;
 mod power_cut;
+#[cfg(feature = "failpoints")]
+mod procedure_kills;
+mod procedures;
 mod refusals;
 mod rescue;
 mod rescue_directories;

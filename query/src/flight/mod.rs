@@ -1,10 +1,13 @@
 //! Arrow Flight SQL: how statements come in and rows go out.
 //!
-//! - A query: GetFlightInfo plans it and returns a ticket, DoGet runs it. The ticket holds the statement itself, so any
-//!   query node can redeem it. [`crate::client`] makes the ticket and saves the first round trip.
-//! - A change: GetFlightInfo changes nothing (drivers send DML through it); DoGet runs it, once per operation id however
-//!   often the ticket is redeemed on this node ([`operations`]), and answers with one row, `count`. DoPut runs it and
-//!   answers with the count.
+//! - A query: GetFlightInfo plans it and returns a ticket, DoGet runs it. The ticket holds the statement itself and the versions
+//!   of its tables, signed ([`ticket`], [`keys`]), so any query node can redeem it. [`crate::client`] writes a ticket of its
+//!   own, with the statement alone, and saves the first round trip.
+//! - A change: GetFlightInfo changes nothing (drivers send DML through it); DoGet runs it, once per ticket however often that is
+//!   redeemed, and answers with one row, `count`. DoPut runs it and answers with the count. What one node is asked for
+//!   again it knows ([`operations`]).
+//! - Prepared statements, with values bound to their parameters ([`prepared`]), and bulk ingest ([`ingest`]).
+//! - Cancelling, by what GetFlightInfo has answered, at any node ([`running`]).
 //! - An operation id in the header `lake-operation-id`: the change is made once by it, whichever node is asked
 //!   ([`crate::sql::once`]).
 //! - Transactions: BeginTransaction and EndTransaction, and statements with a transaction's id. It names its node; others send on
@@ -15,8 +18,16 @@
 //! - Rows from pointers that are old because the metadata cluster is away: the header `lake-stale-ms`.
 //! - With a secret configured, every call needs `authorization: Bearer <secret>`; only the health service does not.
 
+pub mod info;
+pub mod ingest;
+pub mod keys;
+pub mod listing;
+pub mod metrics;
 pub mod operations;
+pub mod prepared;
 pub mod rows;
+pub mod running;
+pub mod served;
 pub mod service;
 pub mod status;
 pub mod ticket;
@@ -40,8 +51,8 @@ pub const OPERATION_HEADER: &str = "lake-operation-id";
 pub const ISOLATION_HEADER: &str = "lake-isolation";
 /// Says that another node has sent this on: it is not sent on again.
 pub const FORWARDED_HEADER: &str = "lake-forwarded";
-/// Largest message taken from a client: a statement, with room for what is around it.
-pub const MAX_REQUEST_BYTES: usize = crate::sql::MAX_STATEMENT_BYTES + (1 << 20);
+/// Largest message taken from a client: a batch of rows, which drivers send as their users have made it.
+pub const MAX_REQUEST_BYTES: usize = 64 << 20;
 
 /// How long the client gives a statement, if it says so.
 pub fn timeout_of(headers: &MetadataMap) -> Option<Duration> {

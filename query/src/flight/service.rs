@@ -6,30 +6,42 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
-use arrow::ipc::writer::IpcWriteOptions;
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
-use arrow_flight::sql::metadata::{SqlInfoData, SqlInfoDataBuilder};
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::sql::action_cancel_query_result::CancelResult;
+use arrow_flight::sql::metadata::{SqlInfoData, XdbcTypeInfoData};
 use arrow_flight::sql::server::{FlightSqlService, PeekableFlightDataStream};
 use arrow_flight::sql::{
-    ActionBeginTransactionRequest, ActionBeginTransactionResult, ActionClosePreparedStatementRequest,
-    ActionCreatePreparedStatementRequest, ActionCreatePreparedStatementResult, ActionEndTransactionRequest,
-    CommandGetCatalogs, CommandGetDbSchemas, CommandGetSqlInfo, CommandGetTableTypes, CommandGetTables,
-    CommandPreparedStatementQuery, CommandPreparedStatementUpdate, CommandStatementQuery, CommandStatementUpdate,
+    ActionBeginTransactionRequest, ActionBeginTransactionResult, ActionCancelQueryRequest, ActionCancelQueryResult,
+    ActionClosePreparedStatementRequest, ActionCreatePreparedStatementRequest, ActionCreatePreparedStatementResult,
+    ActionEndTransactionRequest, Any, Command as FlightCommand, CommandGetCatalogs, CommandGetDbSchemas,
+    CommandGetSqlInfo, CommandGetTableTypes, CommandGetTables, CommandGetXdbcTypeInfo, CommandPreparedStatementQuery,
+    CommandPreparedStatementUpdate, CommandStatementIngest, CommandStatementQuery, CommandStatementUpdate,
     DoPutPreparedStatementResult, ProstMessageExt, SqlInfo, TicketStatementQuery,
 };
-use arrow_flight::{Action, FlightDescriptor, FlightEndpoint, FlightInfo, IpcMessage, SchemaAsIpc, Ticket};
+use arrow_flight::{
+    Action, ActionType, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightDescriptor,
+    FlightEndpoint, FlightInfo, Result as ActionResult, Ticket,
+};
 use futures::TryStreamExt;
 use prost::Message;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
+use uuid::Uuid;
 
+use super::ingest::{Incoming, Mode, Target};
+use super::keys::TicketKeys;
+use super::metrics::Metrics;
 use super::operations::Operations;
+use super::prepared::{self, MAX_HANDLE_VALUES, MAX_VALUES};
 use super::rows::{FlightStream, encode, encode_one, outgoing_schema};
-use super::ticket::StatementTicket;
+use super::running::{self, Running};
+use super::ticket::{Asked, Plan, StatementTicket};
 use super::transactions::{self, Elsewhere, settings_of};
-use super::{STALE_HEADER, status, timeout_of};
+use super::{STALE_HEADER, info, listing, status, timeout_of};
 use crate::error::Error;
+use crate::sql::bound::Bound;
 use crate::sql::session::{Changed, SessionChange, Sessions, Settings};
 use crate::sql::statement::{Action as Sort, Command};
 use crate::sql::{CATALOG, Engine};
@@ -44,42 +56,54 @@ pub struct LakeFlight {
     engine: Arc<Engine>,
     sessions: Arc<Sessions>,
     operations: Arc<Operations>,
+    keys: Arc<TicketKeys>,
+    metrics: Arc<Metrics>,
+    running: Running,
     info: Arc<SqlInfoData>,
+    types: Arc<XdbcTypeInfoData>,
 }
 
 type Answer = Result<Response<FlightStream>, Status>;
 
 impl LakeFlight {
-    pub fn new(sessions: Arc<Sessions>, operations: Arc<Operations>) -> Result<Self, Error> {
-        let mut info = SqlInfoDataBuilder::new();
-        info.append(SqlInfo::FlightSqlServerName, "lake");
-        info.append(SqlInfo::FlightSqlServerVersion, env!("CARGO_PKG_VERSION"));
-        info.append(SqlInfo::FlightSqlServerArrowVersion, "1.3");
-        info.append(SqlInfo::FlightSqlServerReadOnly, false);
-        info.append(SqlInfo::FlightSqlServerSql, true);
-        info.append(SqlInfo::FlightSqlServerSubstrait, false);
-        // Transactions, without savepoints.
-        info.append(SqlInfo::FlightSqlServerTransaction, 1i32);
-        info.append(SqlInfo::SqlIdentifierQuoteChar, "\"");
-        let info = info.build().map_err(|e| Error::internal(format!("describing the server: {e}")))?;
-        Ok(Self { engine: sessions.engine().clone(), sessions, operations, info: Arc::new(info) })
+    /// # Errors
+    /// `Internal`: what it says of itself cannot be written.
+    pub fn new(
+        sessions: Arc<Sessions>,
+        operations: Arc<Operations>,
+        keys: Arc<TicketKeys>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, Error> {
+        let (info, types) = (Arc::new(info::sql_info()?), Arc::new(info::type_info()?));
+        let (engine, running) = (sessions.engine().clone(), Running::default());
+        Ok(Self { engine, sessions, operations, keys, metrics, running, info, types })
     }
 
     /// What a statement would return, and a ticket for running it. Nothing is changed.
     async fn info_for(
         &self,
-        sql: String,
-        settings: Settings,
+        mut ticket: StatementTicket,
         timeout: Option<Duration>,
         descriptor: FlightDescriptor,
     ) -> Result<Response<FlightInfo>, Status> {
-        let (schema, stale) = self.sessions.describe(&sql, &settings, timeout).await.map_err(refused)?;
-        let mut ticket = StatementTicket { settings, ..StatementTicket::new(sql) };
+        let described = self.sessions.describe(&ticket.bound(), &ticket.settings, timeout).await.map_err(refused)?;
+        if !described.parameters.is_empty() {
+            return Err(refused(Error::invalid(format!(
+                "the statement has {} parameters, and no values are bound to them; nothing was done",
+                described.parameters.len()
+            ))));
+        }
+        let stale = described.stale;
         ticket.timeout_ms = timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
+        let plan = Plan::new(ticket, described.pins, stale);
+        let deadline = Instant::now() + timeout.unwrap_or(LISTING_TIMEOUT);
+        let mut endpoint = FlightEndpoint::new().with_ticket(plan.encode(&self.keys, deadline).await.map_err(refused)?);
+        let expires = endpoint.expiration_time.get_or_insert_default();
+        expires.seconds = i64::try_from(plan.expires_ms() / 1000).unwrap_or(i64::MAX);
         let mut info = FlightInfo::new()
-            .try_with_schema(&outgoing_schema(&schema))
+            .try_with_schema(&outgoing_schema(&described.schema))
             .map_err(|e| Status::internal(format!("encoding the schema: {e}")))?
-            .with_endpoint(FlightEndpoint::new().with_ticket(ticket.encode()?))
+            .with_endpoint(endpoint)
             .with_descriptor(descriptor);
         if let Some(stale) = stale {
             info = info.with_app_metadata(format!("{STALE_HEADER}: {}", stale.as_millis()));
@@ -87,26 +111,40 @@ impl LakeFlight {
         Ok(Response::new(info))
     }
 
-    /// Runs what a ticket says, here or where its transaction is.
-    async fn redeem(&self, mut ticket: StatementTicket, headers: &MetadataMap) -> Answer {
-        ticket.settings = settings_of(headers, None, ticket.settings).map_err(refused)?;
+    /// Runs what a ticket says, here or where its transaction is: there it goes as it came.
+    async fn redeem(&self, asked: Asked, headers: &MetadataMap, came: Ticket) -> Answer {
+        let ticket = asked.statement();
+        let settings = settings_of(headers, None, ticket.settings.clone()).map_err(refused)?;
         let timeout = timeout_of(headers).or(ticket.timeout_ms.map(Duration::from_millis));
-        let elsewhere = Elsewhere::of(&self.sessions, &ticket.settings, headers).map_err(refused)?;
+        let elsewhere = Elsewhere::of(&self.sessions, &settings, headers).map_err(refused)?;
         if let Some(elsewhere) = elsewhere {
             match elsewhere.connect().await {
-                Ok(node) => return elsewhere.get(node, headers, ticket.encode()?).await,
+                Ok(node) => return elsewhere.get(node, headers, came).await,
                 // How a transaction ends can be settled without its node.
-                Err(_) if self.ends_a_transaction(&ticket)? => {}
+                Err(_) if self.ends_a_transaction(ticket)? => {}
                 Err(error) => return Err(refused(error)),
             }
         }
-        if let Some(command) = self.command_of(&ticket)? {
-            let changed = self.change(ticket, timeout).await?;
+        if let Some(command) = self.command_of(&ticket.sql, &settings)? {
+            let changed = self.change(ticket.id, command, asked.bound(), settings, timeout).await?;
             return Ok(Response::new(encode_one(count_batch(command, &changed)?)));
         }
-        let (schema, rows, stale) =
-            self.sessions.query(&ticket.sql, &ticket.settings, timeout).await.map_err(refused)?;
-        let mut response = Response::new(encode(outgoing_schema(&schema), rows));
+        let run = self.running.begin(ticket.id);
+        let measured = self.metrics.begin(Command::Select, &ticket.sql);
+        let bound = asked.bound();
+        let starting = self.sessions.query(&bound, &settings, timeout);
+        let (schema, rows, mut stale) = match run.unless_cancelled(starting, running::cancelled).await {
+            Ok(started) => started,
+            Err(error) => {
+                let status = refused(error.clone());
+                measured.end(&Err::<(), _>(error), |()| 0);
+                return Err(status);
+            }
+        };
+        if let Asked::Plan(plan) = &asked {
+            stale = stale.or(plan.stale_ms.map(Duration::from_millis));
+        }
+        let mut response = Response::new(encode(outgoing_schema(&schema), measured.rows(run.rows(rows))));
         if let Some(value) = stale.and_then(|stale| stale.as_millis().to_string().parse().ok()) {
             response.metadata_mut().insert(STALE_HEADER, value);
         }
@@ -114,8 +152,8 @@ impl LakeFlight {
     }
 
     /// The command, if the statement changes something.
-    fn command_of(&self, ticket: &StatementTicket) -> Result<Option<Command>, Status> {
-        let action = self.sessions.classify(&ticket.sql, &ticket.settings).map_err(refused)?;
+    fn command_of(&self, sql: &str, settings: &Settings) -> Result<Option<Command>, Status> {
+        let action = self.sessions.classify(sql, settings).map_err(refused)?;
         Ok(action.is_change().then(|| action.command()))
     }
 
@@ -125,28 +163,59 @@ impl LakeFlight {
     }
 
     /// Makes a change, once per operation.
-    async fn change(&self, ticket: StatementTicket, timeout: Option<Duration>) -> Result<Changed, Status> {
-        let sessions = self.sessions.clone();
-        let id = ticket.id;
-        let change = move || async move { sessions.change(&ticket.sql, &ticket.settings, timeout).await };
+    async fn change(
+        &self,
+        id: Uuid,
+        command: Command,
+        bound: Bound,
+        settings: Settings,
+        timeout: Option<Duration>,
+    ) -> Result<Changed, Status> {
+        let (sessions, running, metrics) = (self.sessions.clone(), self.running.clone(), self.metrics.clone());
+        let change = move || async move {
+            let run = running.begin(id);
+            let measured = metrics.begin(command, &bound.sql);
+            let change = sessions.change(&bound, &settings, timeout);
+            let changed = run.unless_cancelled(change, running::change_cancelled).await;
+            measured.end(&changed, |changed| changed.count);
+            changed
+        };
         self.operations.run(id, change).await.map_err(refused)
     }
 
     async fn update(&self, ticket: StatementTicket, headers: &MetadataMap) -> Result<i64, Status> {
-        if self.command_of(&ticket)?.is_none() {
+        let Some(command) = self.command_of(&ticket.sql, &ticket.settings)? else {
             return Err(refused(Error::invalid("a query is not an update: ask for its rows")));
-        }
+        };
         let elsewhere = Elsewhere::of(&self.sessions, &ticket.settings, headers).map_err(refused)?;
         let Some(elsewhere) = elsewhere else {
-            let count = self.change(ticket, timeout_of(headers)).await?.count;
+            let bound = ticket.bound();
+            let changed = self.change(ticket.id, command, bound, ticket.settings, timeout_of(headers)).await?;
+            let count = changed.count;
             return Ok(i64::try_from(count).unwrap_or(i64::MAX));
         };
         let node = elsewhere.connect().await.map_err(refused)?;
-        let answer = elsewhere.get(node, headers, ticket.encode()?).await?.into_inner();
+        let ticket = ticket.encode().map_err(refused)?;
+        let answer = elsewhere.get(node, headers, ticket).await?.into_inner();
         let data = answer.map_err(|status| FlightError::Tonic(Box::new(status)));
         let rows: Vec<RecordBatch> = FlightRecordBatchStream::new_from_flight_data(data).try_collect().await?;
         let count = rows.first().and_then(|rows| rows.column(0).as_primitive_opt::<Int64Type>()).map(|c| c.value(0));
         count.ok_or_else(|| Status::internal("the node of the transaction did not answer with a count"))
+    }
+
+    /// Cancels what a FlightInfo stands for, here or on another node.
+    async fn cancel(&self, headers: &MetadataMap, info: &FlightInfo) -> Result<bool, Status> {
+        let nothing =
+            || refused(Error::invalid("this is no answer of lake's to a statement: there is nothing to cancel"));
+        let ticket = info.endpoint.first().and_then(|endpoint| endpoint.ticket.as_ref()).ok_or_else(nothing)?;
+        let any = Any::decode(&*ticket.ticket).map_err(|_| nothing())?;
+        let Ok(FlightCommand::TicketStatementQuery(ticket)) = FlightCommand::try_from(any) else {
+            return Err(nothing());
+        };
+        let deadline = Instant::now() + LISTING_TIMEOUT;
+        let asked = Asked::decode(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
+        let (here, metadata) = (self.sessions.transactions().node(), &self.engine.tables().metadata);
+        Ok(self.running.cancel(asked.statement().id) || running::cancel_elsewhere(metadata, here, headers, info).await)
     }
 
     fn settings(&self, headers: &MetadataMap, transaction: Option<&bytes::Bytes>) -> Result<Settings, Status> {
@@ -193,13 +262,6 @@ fn one_batch(batch: arrow_flight::error::Result<RecordBatch>) -> Answer {
     Ok(Response::new(encode_one(batch.map_err(Status::from)?)))
 }
 
-/// A prepared statement is made anew each time that it is run: each run is an operation of its own.
-fn prepared(handle: &[u8]) -> Result<StatementTicket, Status> {
-    let ticket = StatementTicket::decode(handle)
-        .map_err(|_| Status::invalid_argument("the prepared statement was not made by lake"))?;
-    Ok(StatementTicket { settings: ticket.settings, ..StatementTicket::new(ticket.sql) })
-}
-
 #[tonic::async_trait]
 impl FlightSqlService for LakeFlight {
     type FlightService = LakeFlight;
@@ -215,12 +277,15 @@ impl FlightSqlService for LakeFlight {
             return elsewhere.info(&headers, descriptor).await;
         }
         let timeout = timeout_of(request.metadata());
-        self.info_for(query.query, settings, timeout, request.into_inner()).await
+        let ticket = StatementTicket { settings, ..StatementTicket::new(query.query) };
+        self.info_for(ticket, timeout, request.into_inner()).await
     }
 
     async fn do_get_statement(&self, ticket: TicketStatementQuery, request: Request<Ticket>) -> Answer {
-        let ticket = StatementTicket::decode(&ticket.statement_handle)?;
-        self.redeem(ticket, request.metadata()).await
+        let deadline = Instant::now() + timeout_of(request.metadata()).unwrap_or(LISTING_TIMEOUT);
+        let asked = Asked::decode(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
+        let (headers, _, came) = request.into_parts();
+        self.redeem(asked, &headers, came).await
     }
 
     async fn do_put_statement_update(
@@ -239,23 +304,17 @@ impl FlightSqlService for LakeFlight {
     ) -> Result<ActionCreatePreparedStatementResult, Status> {
         let settings = self.settings(request.metadata(), query.transaction_id.as_ref())?;
         let timeout = timeout_of(request.metadata());
-        let (schema, _) = self.sessions.describe(&query.query, &settings, timeout).await.map_err(refused)?;
         let ticket = StatementTicket { settings, ..StatementTicket::new(query.query) };
-        let is_change = self.command_of(&ticket)?.is_some();
-        let encode = |schema: &Schema| {
-            let message: Result<IpcMessage, _> = SchemaAsIpc::new(schema, &IpcWriteOptions::default()).try_into();
-            message.map(|IpcMessage(bytes)| bytes).map_err(|e| Status::internal(format!("encoding the schema: {e}")))
+        let is_change = self.command_of(&ticket.sql, &ticket.settings)?.is_some();
+        let described = match Elsewhere::of(&self.sessions, &ticket.settings, request.metadata()).map_err(refused)? {
+            None => {
+                let described = self.sessions.describe(&ticket.bound(), &ticket.settings, timeout).await;
+                prepared::described(described, &self.sessions, &ticket).map_err(refused)?
+            }
+            // The node of its transaction knows its tables; what it takes is told without them.
+            Some(_) => (None, self.engine.parameters_of(&ticket.sql).map_err(refused)?.0),
         };
-        Ok(ActionCreatePreparedStatementResult {
-            prepared_statement_handle: serde_json::to_vec(&ticket)
-                .map_err(|e| Status::internal(format!("making a handle: {e}")))?
-                .into(),
-            dataset_schema: match is_change {
-                true => Default::default(),
-                false => encode(&outgoing_schema(&schema))?,
-            },
-            parameter_schema: encode(&Schema::empty())?,
-        })
+        prepared::created(&ticket, described.0, described.1, is_change)
     }
 
     async fn do_action_begin_transaction(
@@ -287,10 +346,14 @@ impl FlightSqlService for LakeFlight {
         query: CommandPreparedStatementQuery,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = prepared(&query.prepared_statement_handle)?;
-        let settings = settings_of(request.metadata(), None, ticket.settings).map_err(refused)?;
+        let mut ticket = prepared::opened(&query.prepared_statement_handle).map_err(refused)?;
+        ticket.settings = settings_of(request.metadata(), None, ticket.settings).map_err(refused)?;
+        if let Some(elsewhere) = Elsewhere::of(&self.sessions, &ticket.settings, request.metadata()).map_err(refused)? {
+            let (headers, _, descriptor) = request.into_parts();
+            return elsewhere.info(&headers, descriptor).await;
+        }
         let timeout = timeout_of(request.metadata());
-        self.info_for(ticket.sql, settings, timeout, request.into_inner()).await
+        self.info_for(ticket, timeout, request.into_inner()).await
     }
 
     async fn do_get_prepared_statement(
@@ -298,12 +361,13 @@ impl FlightSqlService for LakeFlight {
         query: CommandPreparedStatementQuery,
         request: Request<Ticket>,
     ) -> Answer {
-        let ticket = prepared(&query.prepared_statement_handle)?;
-        if self.command_of(&ticket)?.is_some() {
+        let ticket = prepared::opened(&query.prepared_statement_handle).map_err(refused)?;
+        if self.command_of(&ticket.sql, &ticket.settings)?.is_some() {
             // Such a ticket has no operation id: redeemed twice, it would be done twice.
             return Err(refused(Error::invalid("a change is run by GetFlightInfo and its ticket, or by DoPut")));
         }
-        self.redeem(ticket, request.metadata()).await
+        let came = ticket.encode().map_err(refused)?;
+        self.redeem(Asked::Statement(ticket), request.metadata(), came).await
     }
 
     async fn do_put_prepared_statement_query(
@@ -311,8 +375,13 @@ impl FlightSqlService for LakeFlight {
         query: CommandPreparedStatementQuery,
         request: Request<PeekableFlightDataStream>,
     ) -> Result<DoPutPreparedStatementResult, Status> {
-        no_parameters(request).await?;
-        Ok(DoPutPreparedStatementResult { prepared_statement_handle: Some(query.prepared_statement_handle) })
+        let mut ticket = prepared::opened(&query.prepared_statement_handle).map_err(refused)?;
+        let most = match self.command_of(&ticket.sql, &ticket.settings)? {
+            Some(_) => MAX_VALUES,
+            None => MAX_HANDLE_VALUES,
+        };
+        ticket.parameters = prepared::values(request.into_inner(), most).await.map_err(refused)?;
+        Ok(DoPutPreparedStatementResult { prepared_statement_handle: Some(ticket.to_handle().map_err(refused)?) })
     }
 
     async fn do_put_prepared_statement_update(
@@ -321,10 +390,85 @@ impl FlightSqlService for LakeFlight {
         request: Request<PeekableFlightDataStream>,
     ) -> Result<i64, Status> {
         let headers = request.metadata().clone();
-        no_parameters(request).await?;
-        let mut ticket = prepared(&query.prepared_statement_handle)?;
+        let mut ticket = prepared::opened(&query.prepared_statement_handle).map_err(refused)?;
+        let values = prepared::values(request.into_inner(), MAX_VALUES).await.map_err(refused)?;
+        ticket.parameters = values.or(ticket.parameters);
         ticket.settings = settings_of(&headers, None, ticket.settings).map_err(refused)?;
         self.update(ticket, &headers).await
+    }
+
+    async fn do_put_statement_ingest(
+        &self,
+        command: CommandStatementIngest,
+        request: Request<PeekableFlightDataStream>,
+    ) -> Result<i64, Status> {
+        let headers = request.metadata().clone();
+        let settings = self.settings(&headers, command.transaction_id.as_ref())?;
+        let target = Target::of(&command).map_err(refused)?;
+        if let Some(handle) = self.sessions.elsewhere(&settings).map_err(refused)? {
+            return Err(refused(Error::not_supported(format!(
+                "the transaction is held by {}, and rows are ingested into it there only: connect to it; nothing was done",
+                handle.node
+            ))));
+        }
+        let (timeout, deadline) = (timeout_of(&headers), self.engine.write_deadline(timeout_of(&headers)));
+        let rows = Incoming::new(request.into_inner()).await.map_err(refused)?;
+        let exists = match target.mode {
+            Mode::Create | Mode::Append => false,
+            _ => self.engine.has_table(&target.schema, &target.table, deadline).await.map_err(refused)?,
+        };
+        match target.mode {
+            Mode::ReplaceExisting if !exists => {
+                let name = format!("{}.{}", target.schema, target.table);
+                return Err(refused(Error::not_found(format!("table {name} does not exist; nothing was done"))));
+            }
+            Mode::CreateOrAppend if !exists => {
+                let empty = target.empty(&rows.schema).map_err(refused)?;
+                let settings = Settings { operation: None, ..settings.clone() };
+                self.change(Uuid::new_v4(), Command::CreateTableAs, empty, settings, timeout).await?;
+            }
+            _ => {}
+        }
+        let statement = target.statement(rows, exists);
+        let command = self.command_of(&statement.sql, &settings)?.unwrap_or(Command::Insert);
+        let count = self.change(Uuid::new_v4(), command, statement, settings, timeout).await?.count;
+        Ok(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+
+    async fn do_action_cancel_query(
+        &self,
+        query: ActionCancelQueryRequest,
+        request: Request<Action>,
+    ) -> Result<ActionCancelQueryResult, Status> {
+        let info = FlightInfo::decode(query.info).map_err(|e| refused(Error::invalid(e)))?;
+        let result = match self.cancel(request.metadata(), &info).await? {
+            true => CancelResult::Cancelled,
+            false => CancelResult::NotCancellable,
+        };
+        Ok(ActionCancelQueryResult { result: result as i32 })
+    }
+
+    async fn list_custom_actions(&self) -> Option<Vec<Result<ActionType, Status>>> {
+        let description = "Cancels a statement, by the FlightInfo that it was answered with.".to_owned();
+        Some(vec![Ok(ActionType { r#type: running::CANCEL.to_owned(), description })])
+    }
+
+    async fn do_action_fallback(
+        &self,
+        request: Request<Action>,
+    ) -> Result<Response<<Self as FlightService>::DoActionStream>, Status> {
+        let (headers, _, action) = request.into_parts();
+        if action.r#type != running::CANCEL {
+            return Err(refused(Error::not_supported(format!("there is no action {:?}", action.r#type))));
+        }
+        let request = CancelFlightInfoRequest::decode(action.body).map_err(|e| refused(Error::invalid(e)))?;
+        let info = request.info.ok_or_else(|| refused(Error::invalid("CancelFlightInfo names no FlightInfo")))?;
+        let status = match self.cancel(&headers, &info).await? {
+            true => CancelStatus::Cancelled,
+            false => CancelStatus::NotCancellable,
+        };
+        let body = CancelFlightInfoResult::new(status).encode_to_vec();
+        Ok(Response::new(Box::pin(futures::stream::iter([Ok(ActionResult::new(body))]))))
     }
 
     async fn get_flight_info_catalogs(
@@ -369,27 +513,7 @@ impl FlightSqlService for LakeFlight {
     }
 
     async fn do_get_tables(&self, query: CommandGetTables, request: Request<Ticket>) -> Answer {
-        let deadline = listing_deadline(&request);
-        let tables = self.engine.tables();
-        let listed = tables.list(deadline).await.map_err(refused)?;
-        let mut builder = query.clone().into_builder();
-        for (namespace, idents) in listed {
-            let schemas: Vec<SchemaRef> = match query.include_schema {
-                true => {
-                    let loaded = tables.load(&idents, deadline).await.map_err(refused)?;
-                    let schema = |table: Option<crate::table::Table>| match table {
-                        Some(table) => table.arrow_schema().map(|schema| outgoing_schema(&schema)),
-                        None => Ok(Arc::new(Schema::empty())),
-                    };
-                    loaded.tables.into_iter().map(schema).collect::<Result<_, _>>().map_err(refused)?
-                }
-                false => idents.iter().map(|_| Arc::new(Schema::empty())).collect(),
-            };
-            for (ident, schema) in idents.iter().zip(schemas) {
-                builder.append(CATALOG, namespace.to_string(), &ident.name, "TABLE", &schema).map_err(Status::from)?;
-            }
-        }
-        one_batch(builder.build())
+        one_batch(Ok(listing::tables(&self.engine, query, listing_deadline(&request)).await.map_err(refused)?))
     }
 
     async fn get_flight_info_table_types(
@@ -403,7 +527,21 @@ impl FlightSqlService for LakeFlight {
     async fn do_get_table_types(&self, query: CommandGetTableTypes, _: Request<Ticket>) -> Answer {
         let mut builder = query.into_builder();
         builder.append("TABLE");
+        builder.append("VIEW");
         one_batch(builder.build())
+    }
+
+    async fn get_flight_info_xdbc_type_info(
+        &self,
+        query: CommandGetXdbcTypeInfo,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let schema = query.into_builder(&self.types).schema();
+        command_info(&query, schema, request)
+    }
+
+    async fn do_get_xdbc_type_info(&self, query: CommandGetXdbcTypeInfo, _: Request<Ticket>) -> Answer {
+        one_batch(query.into_builder(&self.types).build())
     }
 
     async fn get_flight_info_sql_info(
@@ -420,17 +558,4 @@ impl FlightSqlService for LakeFlight {
     }
 
     async fn register_sql_info(&self, _: i32, _: &SqlInfo) {}
-}
-
-async fn no_parameters(request: Request<PeekableFlightDataStream>) -> Result<(), Status> {
-    let data = request.into_inner().map_err(|status| FlightError::Tonic(Box::new(status)));
-    let mut batches = FlightRecordBatchStream::new_from_flight_data(data);
-    while let Some(batch) = batches.try_next().await? {
-        if batch.num_columns() > 0 && batch.num_rows() > 0 {
-            return Err(refused(Error::not_supported(
-                "parameters of prepared statements are not supported yet; nothing was done",
-            )));
-        }
-    }
-    Ok(())
 }

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use iceberg::TableCreation;
 use iceberg::spec::{FormatVersion, Schema, SortOrder, TableMetadata, TableMetadataBuilder, UnboundPartitionSpec};
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
+use lake_client::procedures;
 use lake_client::store::Applied;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -19,6 +20,7 @@ use super::commit::{self, no_such_table};
 use super::error::{RestError, Result, json_response, kind};
 use super::evolve::{Change, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
+use crate::outcomes;
 use crate::table::warehouses::Place;
 use crate::table::{new_table_properties, version};
 
@@ -253,6 +255,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         _ => RestError::of_a_change(e),
     })?;
     rest.allowed("the table's location", metadata.location(), deadline).await?;
+    rest.tables.check_not_purged(metadata.uuid(), deadline).await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid: metadata.uuid(), metadata_location: location, previous_location: None };
     let there = rest.tables.metadata.read_table(&ident, deadline).await?;
     let expected = match there {
@@ -277,13 +280,12 @@ pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
 
 pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
     let ident = call.table()?;
-    if call.parameter("purgeRequested").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-        return Err(RestError::unsupported(format!(
-            "dropping table {ident}: its objects cannot be removed yet; drop it without purging, and they stay. Nothing \
-             was done"
-        )));
+    let purge = call.parameter("purgeRequested").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    if purge {
+        rest.tables.check_purges(&ident).map_err(RestError::of_a_change)?;
     }
     let writer = rest.writer(call, StatusCode::NO_CONTENT, None)?;
+    let now_ms = outcomes::now_ms();
     let mut in_doubt = None;
     loop {
         let current = rest.tables.metadata.read_table(&ident, call.deadline).await;
@@ -298,8 +300,23 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
                 None => Err(no_such_table(&ident)),
             };
         };
+        let (writer, submitted) = match purge {
+            false => (writer.clone(), None),
+            true => {
+                let (writer, submitted) = writer.purging(&ident, &current, now_ms);
+                (writer, Some(submitted))
+            }
+        };
         let error = match writer.drop_table(&ident, current.mod_revision, call.deadline).await {
             Ok(_) => return Ok(StatusCode::NO_CONTENT.into_response()),
+            // The submission of an attempt of ours, which was made after all.
+            Err(CatalogError::AlreadyDone(left)) if submitted.as_ref() == Some(&left) => {
+                return Ok(StatusCode::NO_CONTENT.into_response());
+            }
+            // Another's purge of this very version: the table is gone.
+            Err(CatalogError::AlreadyDone(left)) if submitted.is_some() && procedures::is_record(&left) => {
+                CatalogError::TableNotFound(ident.clone())
+            }
             Err(error) => error,
         };
         if error.applied() == Applied::Unknown {

@@ -16,11 +16,13 @@ use datafusion::sql::parser::Statement as Parsed;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
 use super::as_of::Name;
+use super::bound::ROWS;
 use super::statement::position_of;
 use super::{CATALOG, DEFAULT_SCHEMA, Engine, files, system, views};
 use crate::error::{Error, Kind, Position, Result};
 use crate::scan::LakeTable;
 use crate::scan::listing::ListingTable;
+use crate::table::pins::Pins;
 use crate::table::{Table, Tables, catalog_error};
 
 /// The schema whose tables are listings.
@@ -34,6 +36,8 @@ pub struct Found {
     pub views: HashSet<TableIdent>,
     /// Names that mean no table. They may still be something else, or not be needed.
     missing: Vec<(TableReference, Option<Position>)>,
+    /// The versions of tables and views that it leads to.
+    pub pins: Pins,
 }
 
 impl Found {
@@ -86,12 +90,13 @@ pub fn namespace(schema: &str) -> Result<Namespace> {
     schema.parse().map_err(|e: CatalogError| catalog_error("naming a schema", e))
 }
 
-/// Finds what the statement's names mean; `now`: at this moment, and not as the cache may still know it.
+/// Finds what the statement's names mean; `now`: at this moment, and not as the cache may still know it. `rows` came with it.
 pub async fn resolve(
     engine: &Engine,
     tables: &Arc<Tables>,
     statement: &Parsed,
     references: &[TableReference],
+    rows: Option<Arc<dyn TableProvider>>,
     now: bool,
     deadline: Instant,
 ) -> Result<Found> {
@@ -101,7 +106,9 @@ pub async fn resolve(
     let mut listings = false;
     for reference in references {
         let place = || position_of(statement, reference);
-        if files::is_file(reference) {
+        if let Some(rows) = rows.as_ref().filter(|_| *reference == TableReference::bare(ROWS)) {
+            schemas.entry(DEFAULT_SCHEMA.to_owned()).or_default().add(ROWS, Entry::Loaded(rows.clone()));
+        } else if files::is_file(reference) {
             let file = files::table(engine, reference.table()).await.map_err(|e| e.at(place()))?;
             schemas.entry(DEFAULT_SCHEMA.to_owned()).or_default().add(reference.table(), Entry::Loaded(file));
         } else if system::is_system(reference) {
@@ -141,6 +148,9 @@ pub async fn resolve(
         loaded = load(&idents.iter().cloned().chain(within).collect::<Vec<_>>()).await?;
     }
     let age = loaded.age;
+    let mut pins = Pins::default();
+    loaded.tables.iter().flatten().for_each(|table| pins.add(table));
+    expansion.views.iter().for_each(|view| pins.add_view(&view.ident, &view.pointer));
     let within = loaded.tables.split_off(idents.len());
     for ((reference, ident), table) in expansion.tables.iter().zip(within) {
         let table =
@@ -180,7 +190,7 @@ pub async fn resolve(
         let schema = view.ident.namespace.to_string();
         schemas.entry(schema).or_default().add(&view.ident.name, Entry::Loaded(Arc::new(table)));
     }
-    Ok(Found { catalogs: catalogs(schemas), stale: loaded.stale, views: view_names, missing })
+    Ok(Found { catalogs: catalogs(schemas), stale: loaded.stale, views: view_names, missing, pins })
 }
 
 fn catalogs(schemas: BTreeMap<String, StatementSchema>) -> Arc<dyn CatalogProviderList> {

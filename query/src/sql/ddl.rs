@@ -31,7 +31,8 @@ pub enum Ddl {
     CreateTable(NewTable),
     AlterTable { ident: TableIdent, if_exists: bool, alterations: Vec<Alteration> },
     RenameTable { from: TableIdent, to: TableIdent, if_exists: bool },
-    DropTable { ident: TableIdent, if_exists: bool },
+    DropTable { ident: TableIdent, if_exists: bool, purge: bool },
+    UndropTable(TableIdent),
     Schema(SchemaStatement),
     View(Box<ViewChange>),
 }
@@ -78,7 +79,10 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
                 rows: as_query.is_some().then(|| Box::new(Arc::unwrap_or_clone(create.input))),
             }))
         }
-        DdlStatement::DropTable(drop) => Ok(Ddl::DropTable { ident: ident(&drop.name)?, if_exists: drop.if_exists }),
+        DdlStatement::DropTable(drop) => {
+            let purge = matches!(action, Action::DropTable { purge: true });
+            Ok(Ddl::DropTable { ident: ident(&drop.name)?, if_exists: drop.if_exists, purge })
+        }
         other => Err(Error::not_supported(format!("{} is not supported yet; nothing was done", other.name()))),
     }
 }
@@ -103,9 +107,10 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
                 Err(e) => Err(catalog_error(&format!("renaming table {from}"), e)),
             }
         }
+        Ddl::UndropTable(ident) => tables.undrop_table(&ident, deadline).await.map(|()| 0),
         Ddl::Schema(statement) => schemas::run(tables, statement, deadline).await,
         Ddl::View(change) => views::run(tables, *change, deadline).await,
-        Ddl::DropTable { ident, if_exists } => match tables.drop_table(&ident, deadline).await {
+        Ddl::DropTable { ident, if_exists, purge } => match tables.drop_table(&ident, purge, deadline).await {
             Err(error) if error.kind == Kind::NotFound && if_exists => Ok(0),
             other => other.map(|()| 0),
         },

@@ -23,11 +23,19 @@ impl AnalyzerRule for DecimalsMeetFloats {
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> DfResult<LogicalPlan> {
-        Ok(plan.transform_up_with_subqueries(in_plan)?.data)
+        rewrite(plan, in_expr)
     }
 }
 
-fn in_plan(plan: LogicalPlan) -> DfResult<Transformed<LogicalPlan>> {
+/// Rewrites each expression of a plan, from the innermost out, knowing the columns that it can see.
+pub(super) fn rewrite(plan: LogicalPlan, expr: fn(Expr, &DFSchema) -> Transformed<Expr>) -> DfResult<LogicalPlan> {
+    Ok(plan.transform_up_with_subqueries(|plan| in_plan(plan, expr))?.data)
+}
+
+fn in_plan(
+    plan: LogicalPlan,
+    rewritten: fn(Expr, &DFSchema) -> Transformed<Expr>,
+) -> DfResult<Transformed<LogicalPlan>> {
     let mut schema = merge_schema(&plan.inputs());
     // Columns that come from no input.
     match &plan {
@@ -42,7 +50,7 @@ fn in_plan(plan: LogicalPlan) -> DfResult<Transformed<LogicalPlan>> {
     let names = NamePreserver::new(&plan);
     let done = plan.map_expressions(|expr| {
         let name = names.save(&expr);
-        let done = expr.transform_up(|expr| Ok(in_expr(expr, &schema)))?;
+        let done = expr.transform_up(|expr| Ok(rewritten(expr, &schema)))?;
         Ok(done.update_data(|expr| name.restore(expr)))
     })?;
     match done.transformed {

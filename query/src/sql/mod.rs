@@ -1,7 +1,7 @@
 //! SQL: one statement from text to rows or to a change.
 //!
 //! ```text
-//! text -> statement ([`statement`]: what kind, or refused)
+//! text -> statement ([`statement`]: what kind, or refused), with the values of its parameters in it ([`bound`])
 //!      -> the tables it names, their pointers resolved all at once ([`catalog`])
 //!      -> a plan on that one snapshot
 //!      -> a query: a stream of rows          ([`Engine::query`])
@@ -20,6 +20,7 @@ pub mod add_files;
 pub mod admission;
 pub mod alter;
 pub mod as_of;
+pub mod bound;
 pub mod catalog;
 pub mod clauses;
 pub mod columns;
@@ -29,8 +30,10 @@ pub mod dml;
 pub mod faults;
 pub mod files;
 pub mod floats;
+pub mod literal;
 pub mod memory;
 pub mod once;
+pub mod overflow;
 pub mod procedures;
 pub mod rewrite;
 mod row_set;
@@ -39,8 +42,10 @@ pub mod schemas;
 pub mod session;
 pub mod statement;
 pub mod system;
+mod system_procedures;
 pub mod tpch;
 pub mod transactions;
+mod undrop;
 pub mod values;
 pub mod views;
 
@@ -50,6 +55,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::common::TableReference;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
@@ -69,8 +75,10 @@ use tokio_util::task::TaskTracker;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::scan::guard::NameDamagedFiles;
-use crate::table::Tables;
+use crate::table::pins::Pins;
+use crate::table::{Tables, catalog_error};
 use admission::{Admission, Slot};
+use bound::Bound;
 use ddl::Ddl;
 use faults::Faults;
 use memory::SharedMemory;
@@ -114,6 +122,10 @@ pub struct Planned {
     /// The age of the oldest table pointer used because the metadata cluster is away.
     pub stale: Option<Duration>,
     pub deadline: Instant,
+    /// What a statement takes whose parameters have no values: a field each, of type Null where any will do. It is not run so.
+    pub parameters: Vec<Field>,
+    /// The versions that it reads.
+    pub pins: Arc<Pins>,
     /// On whose behalf.
     tables: Arc<Tables>,
     /// What can go wrong with single rows.
@@ -135,6 +147,17 @@ impl Planned {
     /// Whether it changes something: then [`Engine::change`] runs it, else [`Engine::query`].
     pub fn is_change(&self) -> bool {
         !matches!(self.work, Work::Query(_))
+    }
+
+    /// # Errors
+    /// `Invalid`: its parameters have no values.
+    fn check_bound(&self) -> Result<()> {
+        match self.parameters.len() {
+            0 => Ok(()),
+            count => Err(Error::invalid(format!(
+                "the statement has {count} parameters, and no values are bound to them; nothing was done"
+            ))),
+        }
     }
 }
 
@@ -165,6 +188,7 @@ impl Engine {
         session.options_mut().sql_parser.parse_float_as_decimal = true;
         let mut rules = Analyzer::new().rules;
         rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
+        rules.push(Arc::new(overflow::IntegersDoNotWrap));
         let mut template = SessionStateBuilder::new()
             .with_analyzer_rules(rules)
             .with_config(session)
@@ -219,24 +243,44 @@ impl Engine {
         statement::parse(&self.template, sql).map(|(_, action)| action)
     }
 
+    /// How many parameters it has, and whether it is one change with many rows of values for them.
+    ///
+    /// # Errors
+    /// Those of parsing, and of parameters that are written wrongly.
+    pub fn parameters_of(&self, sql: &str) -> Result<(usize, bool)> {
+        let (mut parsed, _) = statement::parse(&self.template, sql)?;
+        let many = bound::takes_many_rows(&parsed);
+        Ok((Bound::from(sql).put(&mut parsed)?.0, many))
+    }
+
     /// Plans a statement. Nothing is changed by it.
     ///
     /// `timeout` is what the client asks for, from now on; else the configuration's for its kind of statement.
-    pub async fn plan(&self, sql: &str, timeout: Option<Duration>) -> Result<Planned> {
-        self.plan_in(sql, timeout, &self.tables).await
+    pub async fn plan(&self, statement: &Bound, timeout: Option<Duration>) -> Result<Planned> {
+        self.plan_in(statement, timeout, &self.tables).await
     }
 
     /// The same on somebody's behalf: of the tables as [`Tables::within`] shows them.
-    pub async fn plan_in(&self, sql: &str, timeout: Option<Duration>, tables: &Arc<Tables>) -> Result<Planned> {
-        let (parsed, action) = statement::parse(&self.template, sql)?;
+    pub async fn plan_in(&self, statement: &Bound, timeout: Option<Duration>, tables: &Arc<Tables>) -> Result<Planned> {
+        let (parsed, action) = statement::parse(&self.template, &statement.sql)?;
         let default = if action.is_change() { self.write_timeout } else { self.read_timeout };
         let deadline = Instant::now() + timeout.unwrap_or(default);
-        let planning = self.plan_parsed(parsed, action, deadline, tables.clone());
+        let planning = self.plan_parsed(parsed, action, statement, deadline, tables.clone());
         match tokio::time::timeout_at(deadline.into(), AssertUnwindSafe(planning).catch_unwind()).await {
             Ok(Ok(planned)) => planned,
             Ok(Err(panic)) => Err(panicked("planning the statement", panic.as_ref())),
             Err(_) => Err(Error::deadline("planning the statement took longer than its deadline; nothing was done")),
         }
+    }
+
+    /// Whether there is such a table now.
+    ///
+    /// # Errors
+    /// `Invalid` for what cannot be a name; the metadata's.
+    pub async fn has_table(&self, schema: &str, table: &str, deadline: Instant) -> Result<bool> {
+        let ident = catalog::ident(&TableReference::partial(schema, table))?;
+        let found = self.tables.metadata.read_table(&ident, deadline).await;
+        Ok(found.map_err(|e| catalog_error("looking up a table", e))?.is_some())
     }
 
     /// Until when a change that begins now must be made.
@@ -246,8 +290,9 @@ impl Engine {
 
     async fn plan_parsed(
         &self,
-        parsed: ParsedStatement,
+        mut parsed: ParsedStatement,
         action: Action,
+        bound: &Bound,
         deadline: Instant,
         tables: Arc<Tables>,
     ) -> Result<Planned> {
@@ -259,6 +304,11 @@ impl Engine {
             )));
         }
         let faults = Arc::new(Faults::of(&parsed));
+        let (unbound, rows) = bound.put(&mut parsed)?;
+        if (unbound > 0 || bound.parameters.is_some()) && !action.takes_parameters() {
+            let command = action.command().as_str();
+            return Err(Error::not_supported(format!("parameters in {command} are not supported; nothing was done")));
+        }
         let references = self.template.resolve_table_references(&parsed)?;
         // A change is waited for as long as its client wants; a query that cannot be planned says so soon.
         let patience = match action.is_change() {
@@ -266,7 +316,9 @@ impl Engine {
             false => deadline.min(Instant::now() + METADATA_PATIENCE),
         };
         let found =
-            catalog::resolve(self, &tables, &parsed, &references, action.changes_what_is_there(), patience).await?;
+            catalog::resolve(self, &tables, &parsed, &references, rows, action.changes_what_is_there(), patience)
+                .await?;
+        let pins = Arc::new(found.pins.clone());
         // With memory of its own.
         let shared = self.template.runtime_env();
         let runtime = RuntimeEnv { memory_pool: self.memory.statement(), ..shared.as_ref().clone() };
@@ -276,6 +328,7 @@ impl Engine {
             .with_catalog_list(found.catalogs.clone())
             .build();
         state.mark_start_execution();
+        let parameters = Vec::new();
         if matches!(action, Action::Alter(_) | Action::AlterLayout(_)) {
             let command = action.command();
             let ddl = match action {
@@ -289,6 +342,8 @@ impl Engine {
                 stale: found.stale,
                 deadline,
                 tables,
+                parameters,
+                pins,
                 faults,
                 state,
                 work,
@@ -298,7 +353,24 @@ impl Engine {
         if let Action::Schema(statement) = action {
             let command = statement.command();
             let work = Work::Ddl(Box::new(Ddl::Schema(*statement)));
-            let schema = count_schema(command);
+            let (schema, stale) = (count_schema(command), found.stale);
+            return Ok(Planned {
+                command,
+                schema,
+                stale,
+                deadline,
+                parameters,
+                pins,
+                tables,
+                faults,
+                state,
+                work,
+                slot,
+            });
+        }
+        if let Action::UndropTable(ident) = action {
+            let (command, schema) = (Command::UndropTable, count_schema(Command::UndropTable));
+            let work = Work::Ddl(Box::new(Ddl::UndropTable(ident)));
             return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
         }
         if let Action::View(statement) = action {
@@ -309,15 +381,39 @@ impl Engine {
             };
             let change = views::plan(*statement, plan.as_ref().map(|plan| (plan, &found.views)))?;
             let work = Work::Ddl(Box::new(Ddl::View(Box::new(change))));
-            let schema = count_schema(command);
-            return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
+            let (schema, stale) = (count_schema(command), found.stale);
+            return Ok(Planned {
+                command,
+                schema,
+                stale,
+                deadline,
+                parameters,
+                pins,
+                tables,
+                faults,
+                state,
+                work,
+                slot,
+            });
         }
         if action == Action::Call {
             let ParsedStatement::Statement(statement) = &parsed else { return Err(Error::internal("CALL of nothing")) };
             let Statement::Call(call) = statement.as_ref() else { return Err(Error::internal("CALL of nothing")) };
             let (command, schema) = (Command::Call, count_schema(Command::Call));
-            let work = Work::Call(Box::new(procedures::plan(self, &state, call).await?));
-            return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
+            let (work, stale) = (Work::Call(Box::new(procedures::plan(self, &state, call).await?)), found.stale);
+            return Ok(Planned {
+                command,
+                schema,
+                stale,
+                deadline,
+                parameters,
+                pins,
+                tables,
+                faults,
+                state,
+                work,
+                slot,
+            });
         }
         let parsed = match &action {
             Action::CopyFrom(copy) => {
@@ -328,12 +424,18 @@ impl Engine {
         };
         let plan = state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?;
         let plan = values::without_ids(plan)?;
+        let parameters = match unbound {
+            0 => parameters,
+            count => parameter_fields(&plan, count)?,
+        };
         let command = action.command();
         let (schema, work) = match action {
             Action::Query => {
                 check_reads_only(&plan)?;
-                let plan = Self::explained(plan)?;
-                let plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
+                let mut plan = Self::explained(plan)?;
+                if unbound == 0 {
+                    plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
+                }
                 (Arc::new(plan.schema().as_arrow().clone()), Work::Query(Box::new(plan)))
             }
             Action::CopyTo => (count_schema(command), Work::CopyTo(Box::new(plan))),
@@ -347,16 +449,19 @@ impl Engine {
             | Action::AlterLayout(_)
             | Action::Call
             | Action::Schema(_)
+            | Action::UndropTable(_)
             | Action::View(_)
             | Action::Session(_)
-            | Action::DropTable => (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?))),
+            | Action::DropTable { .. } => (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?))),
         };
-        Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot })
+        let stale = found.stale;
+        Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, slot })
     }
 
     /// Makes a change and returns how many rows were written. Its commit, once begun, runs to its end even if this
     /// future is dropped.
     pub async fn change(&self, planned: Planned) -> Result<u64> {
+        planned.check_bound()?;
         let Planned { tables, faults, state, work, deadline, slot: _slot, .. } = planned;
         let changing = AssertUnwindSafe(async {
             match work {
@@ -394,6 +499,11 @@ impl Engine {
         self.admission.close();
     }
 
+    /// Whether it has been told to let none begin.
+    pub fn is_closed(&self) -> bool {
+        self.admission.is_closed()
+    }
+
     fn allows_files(&self) -> bool {
         self.allow_local_files
     }
@@ -403,6 +513,17 @@ impl Engine {
 fn count_schema(command: Command) -> SchemaRef {
     let metadata = [(Command::METADATA_KEY.to_owned(), command.as_str().to_owned())].into();
     Arc::new(Schema::new(vec![Field::new("count", DataType::Int64, false)]).with_metadata(metadata))
+}
+
+/// What the parameters of a plan may be: of type Null where nothing says.
+fn parameter_fields(plan: &LogicalPlan, count: usize) -> Result<Vec<Field>> {
+    let known = plan.get_parameter_types()?;
+    let field = |i: usize| {
+        let name = format!("${i}");
+        let data_type = known.get(&name).cloned().flatten().unwrap_or(DataType::Null);
+        Field::new(name, data_type, true)
+    };
+    Ok((1..=count).map(field).collect())
 }
 
 /// Nothing that begins as a query may turn out to change something.

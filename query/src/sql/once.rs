@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use lake_client::metadata::MetadataWriter;
 
 use super::Engine;
+use super::bound::Bound;
 use crate::error::{Error, Kind, Result};
 use crate::outcomes::fingerprint;
 use crate::table::catalog_error;
@@ -24,6 +25,8 @@ use crate::table::scope::{Once, Outcome, Scope};
 
 /// What the outcomes are filed under.
 pub const DOMAIN: &str = "sql";
+/// What those of statements are filed under that have no id but their ticket's.
+pub const TICKETS: &str = "ticket";
 /// Longest operation id, in bytes.
 pub const MAX_ID_BYTES: usize = 200;
 
@@ -49,17 +52,22 @@ pub fn statement(sql: &str) -> u64 {
 ///
 /// # Errors
 /// The statement's; `Invalid` if the id was used for another statement.
-pub async fn run(engine: &Engine, id: &str, sql: &str, timeout: Option<Duration>) -> Result<u64> {
+pub async fn run(
+    engine: &Engine,
+    (domain, id): (&'static str, &str),
+    bound: &Bound,
+    timeout: Option<Duration>,
+) -> Result<u64> {
     check_id(id)?;
     let deadline = engine.write_deadline(timeout);
     let writer = &engine.tables().writer;
-    let once = Arc::new(Once::new(DOMAIN, id, statement(sql)));
+    let once = Arc::new(Once::new(domain, id, bound.fingerprint()?));
     if let Some(first) = find(writer, &once, deadline).await? {
         return answer(&once, &first);
     }
     let tables = engine.tables().within(Scope::Once(once.clone()));
     let changed = async {
-        let planned = engine.plan_in(sql, timeout, &tables).await?;
+        let planned = engine.plan_in(bound, timeout, &tables).await?;
         engine.change(planned).await
     };
     settle(writer, &once, changed.await, deadline).await

@@ -35,6 +35,7 @@ impl Engine {
     /// # Errors
     /// In the stream too: after an error it ends.
     pub async fn query(&self, planned: Planned) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
+        planned.check_bound()?;
         let Planned { faults, state, work, deadline, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{Field, SchemaRef};
 use datafusion::sql::sqlparser::ast::{
     Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel, TransactionMode, Value,
 };
@@ -24,12 +24,15 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
+use super::bound::Bound;
 use super::statement::{Action, Command, normalize, refused};
-use super::transactions::{End, Handle, Open, Transactions};
-use super::{Engine, once};
+use super::transactions::{End, Handle, MAX_STATEMENTS, Open, Transactions};
+use super::{Engine, Planned, once};
 use crate::error::{Error, Result};
+use crate::table::Tables;
 use crate::table::conflict::Isolation;
-use crate::table::scope::Once;
+use crate::table::pins::Pins;
+use crate::table::scope::{Once, Scope};
 
 /// The setting with the operation id of what comes next.
 const OPERATION_ID: &str = "lake.operation_id";
@@ -168,6 +171,18 @@ fn isolation_of(modes: &[TransactionMode]) -> Result<Option<Isolation>> {
 /// Rows as they come.
 pub type Rows = BoxStream<'static, Result<RecordBatch>>;
 
+/// What a statement would return.
+#[derive(Debug, Clone)]
+pub struct Described {
+    pub schema: SchemaRef,
+    /// The age of the oldest pointer used because the metadata cluster is away.
+    pub stale: Option<Duration>,
+    /// What it takes, if its parameters have no values.
+    pub parameters: Vec<Field>,
+    /// The versions that a query reads, unless it is its transaction's to say.
+    pub pins: Option<Arc<Pins>>,
+}
+
 /// What a change has come to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changed {
@@ -221,24 +236,22 @@ impl Sessions {
     ///
     /// # Errors
     /// Those of planning.
-    pub async fn describe(
-        &self,
-        sql: &str,
-        settings: &Settings,
-        timeout: Option<Duration>,
-    ) -> Result<(SchemaRef, Option<Duration>)> {
-        let action = self.classify(sql, settings)?;
+    pub async fn describe(&self, bound: &Bound, settings: &Settings, timeout: Option<Duration>) -> Result<Described> {
+        let action = self.classify(&bound.sql, settings)?;
         if let Action::Session(change) = action {
-            return Ok((super::count_schema(change.command()), None));
+            let schema = super::count_schema(change.command());
+            return Ok(Described { schema, stale: None, parameters: Vec::new(), pins: None });
         }
-        let planned = match settings.handle()? {
-            None => self.engine.plan(sql, timeout).await?,
+        let is_change = action.is_change();
+        let (planned, is_staged) = match settings.handle()? {
+            None => (self.engine.plan(bound, timeout).await?, false),
             Some(handle) => {
-                let plan = |tables| async move { self.engine.plan_in(sql, timeout, &tables).await };
-                self.transactions.look(&handle, plan).await?
+                let plan = |tables| async move { self.engine.plan_in(bound, timeout, &tables).await };
+                (self.transactions.look(&handle, plan).await?, true)
             }
         };
-        Ok((planned.schema, planned.stale))
+        let Planned { schema, stale, parameters, pins, .. } = planned;
+        Ok(Described { schema, stale, parameters, pins: (!is_change && !is_staged).then_some(pins) })
     }
 
     /// Runs a query. Besides its rows: the age of the oldest pointer used because the metadata cluster is away.
@@ -247,21 +260,27 @@ impl Sessions {
     /// Those of [`Engine::query`]; inside of a transaction they abort it, also those in the stream.
     pub async fn query(
         &self,
-        sql: &str,
+        bound: &Bound,
         settings: &Settings,
         timeout: Option<Duration>,
     ) -> Result<(SchemaRef, Rows, Option<Duration>)> {
         let Some(handle) = settings.handle()? else {
-            let planned = self.engine.plan(sql, timeout).await?;
+            let planned = match &bound.pins {
+                None => self.engine.plan(bound, timeout).await?,
+                Some(pins) => {
+                    let tables = self.engine.tables().within(Scope::Pinned(pins.clone()));
+                    self.engine.plan_in(bound, timeout, &tables).await?
+                }
+            };
             let stale = planned.stale;
             let (schema, rows) = self.engine.query(planned).await?;
             return Ok((schema, rows, stale));
         };
         let run = |tables| async move {
-            let planned = self.engine.plan_in(sql, timeout, &tables).await?;
+            let planned = self.engine.plan_in(bound, timeout, &tables).await?;
             self.engine.query(planned).await
         };
-        let (schema, rows) = self.transactions.statement(&handle, sql, run).await?;
+        let (schema, rows) = self.transactions.statement(&handle, bound.fingerprint()?, run).await?;
         let transactions = self.transactions.clone();
         let rows = rows.inspect(move |batch| {
             if let Err(error) = batch {
@@ -275,10 +294,29 @@ impl Sessions {
     ///
     /// # Errors
     /// The statement's.
-    pub async fn change(&self, sql: &str, settings: &Settings, timeout: Option<Duration>) -> Result<Changed> {
+    pub async fn change(&self, bound: &Bound, settings: &Settings, timeout: Option<Duration>) -> Result<Changed> {
         let deadline = self.engine.write_deadline(timeout);
-        let action = self.classify(sql, settings)?;
+        let action = self.classify(&bound.sql, settings)?;
         let handle = settings.handle()?;
+        if bound.is_empty() && !matches!(action, Action::Session(_)) {
+            return Ok(Changed { count: 0, settings: None });
+        }
+        let is_repeated = bound.len() > 1 && !self.engine.parameters_of(&bound.sql)?.1;
+        if is_repeated && bound.len() > MAX_STATEMENTS as usize {
+            return Err(Error::exhausted(format!(
+                "{} rows of values are bound to a statement that is run for each, and at most {MAX_STATEMENTS} are allowed; nothing \
+                 was done: load them into a table, and use that in one statement",
+                bound.len()
+            )));
+        }
+        // A client's own id, else its ticket's, where the store can keep an outcome with the change.
+        let ticket = bound.ticket.filter(|_| self.engine.tables().metadata.capabilities().multi_key);
+        let ticket = ticket.map(|id| id.to_string());
+        let operation = match (&settings.operation, &ticket) {
+            (Some(id), _) => Some((once::DOMAIN, id.as_str())),
+            (None, Some(id)) => Some((once::TICKETS, id.as_str())),
+            (None, None) => None,
+        };
         let count = match (&action, handle) {
             (Action::Session(change), handle) => {
                 let next = self.change_session(change, settings, handle, deadline).await?;
@@ -292,18 +330,26 @@ impl Sessions {
                             "{command} inside of a transaction is not supported; nothing was done"
                         )));
                     }
-                    let planned = self.engine.plan_in(sql, timeout, &tables).await?;
-                    self.engine.change(planned).await
+                    self.change_rows(bound, is_repeated, timeout, &tables).await
                 };
-                self.transactions.statement(&handle, sql, run).await?
+                self.transactions.statement(&handle, bound.fingerprint()?, run).await?
             }
             (Action::ChangeRows(Command::Insert) | Action::CopyFrom(_), None) if settings.serializable => {
-                self.insert_serializable(sql, settings.operation.as_deref(), timeout, deadline).await?
+                self.in_transaction(Isolation::Serializable, bound, operation, timeout, deadline).await?
             }
-            (_, None) => match &settings.operation {
-                Some(id) => once::run(&self.engine, id, sql, timeout).await?,
+            (action, None) if is_repeated => {
+                if !may_be_staged(action) {
+                    let command = action.command().as_str();
+                    return Err(Error::not_supported(format!(
+                        "several rows of values for {command} are not supported; nothing was done"
+                    )));
+                }
+                self.in_transaction(Isolation::Snapshot, bound, operation, timeout, deadline).await?
+            }
+            (_, None) => match operation {
+                Some(operation) => once::run(&self.engine, operation, bound, timeout).await?,
                 None => {
-                    let planned = self.engine.plan(sql, timeout).await?;
+                    let planned = self.engine.plan(bound, timeout).await?;
                     self.engine.change(planned).await?
                 }
             },
@@ -359,31 +405,52 @@ impl Sessions {
         Ok(next)
     }
 
-    /// INSERT that is made only if every table it has read is still as it was.
-    async fn insert_serializable(
+    /// Makes a change on tables as somebody sees them: once, or once for each row of values.
+    async fn change_rows(
         &self,
-        sql: &str,
-        operation: Option<&str>,
+        bound: &Bound,
+        is_repeated: bool,
+        timeout: Option<Duration>,
+        tables: &Arc<Tables>,
+    ) -> Result<u64> {
+        let mut count = 0;
+        for row in 0..if is_repeated { bound.len() } else { 1 } {
+            let planned = match is_repeated {
+                true => self.engine.plan_in(&bound.row(row), timeout, tables).await?,
+                false => self.engine.plan_in(bound, timeout, tables).await?,
+            };
+            count += self.engine.change(planned).await?;
+        }
+        Ok(count)
+    }
+
+    /// A change that is a transaction of its own: INSERT that is made only if every table it has read is still as it was, or a
+    /// statement with several rows of values.
+    async fn in_transaction(
+        &self,
+        isolation: Isolation,
+        bound: &Bound,
+        operation: Option<(&'static str, &str)>,
         timeout: Option<Duration>,
         deadline: Instant,
     ) -> Result<u64> {
         let tables = self.engine.tables();
-        let statement = once::statement(sql);
+        let statement = bound.fingerprint()?;
+        let is_repeated = bound.len() > 1 && !self.engine.parameters_of(&bound.sql)?.1;
         let operation = match operation {
             None => None,
-            Some(id) => {
+            Some((domain, id)) => {
                 once::check_id(id)?;
-                let once = Arc::new(Once::new(once::DOMAIN, id, statement));
+                let once = Arc::new(Once::new(domain, id, statement));
                 if let Some(first) = once::find(&tables.writer, &once, deadline).await? {
                     return once::answer(&once, &first);
                 }
                 Some(once)
             }
         };
-        let open = Open::new(Isolation::Serializable, operation.clone());
+        let open = Open::new(isolation, operation.clone());
         let inserted = async {
-            let planned = self.engine.plan_in(sql, timeout, &open.tables(tables)).await?;
-            let count = self.engine.change(planned).await?;
+            let count = self.change_rows(bound, is_repeated, timeout, &open.tables(tables)).await?;
             if let Some(operation) = &operation {
                 operation.will_answer(count);
             }

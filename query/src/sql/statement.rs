@@ -19,6 +19,7 @@ use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::Parser;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer, Word};
+use lake_client::catalog::TableIdent;
 
 use super::clauses::{self, AlterLayout};
 use super::columns::SEPARATOR;
@@ -26,7 +27,7 @@ use super::copy::{self, Copy, CopyFrom};
 use super::schemas::{self, SchemaStatement};
 use super::session::{self, SessionChange};
 use super::views::{self, ViewStatement};
-use super::{CATALOG, MAX_STATEMENT_BYTES, alter, as_of};
+use super::{CATALOG, MAX_STATEMENT_BYTES, alter, as_of, undrop};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
 
@@ -47,6 +48,7 @@ pub enum Command {
     Call,
     CreateSchema,
     DropTable,
+    UndropTable,
     AlterSchema,
     DropSchema,
     CreateView,
@@ -79,6 +81,7 @@ impl Command {
             Command::Call => "CALL",
             Command::CreateSchema => "CREATE SCHEMA",
             Command::DropTable => "DROP TABLE",
+            Command::UndropTable => "UNDROP TABLE",
             Command::AlterSchema => "ALTER SCHEMA",
             Command::DropSchema => "DROP SCHEMA",
             Command::CreateView => "CREATE VIEW",
@@ -115,7 +118,11 @@ pub enum Action {
     Schema(Box<SchemaStatement>),
     /// CREATE, ALTER or DROP VIEW.
     View(Box<ViewStatement>),
-    DropTable,
+    DropTable {
+        /// Its files are to be deleted, too.
+        purge: bool,
+    },
+    UndropTable(TableIdent),
     /// COPY of files into a table.
     CopyFrom(Box<CopyFrom>),
     /// COPY of a table or a query into a file.
@@ -134,6 +141,18 @@ impl Action {
         matches!(self, Action::ChangeRows(command) if *command != Command::Insert)
     }
 
+    /// Whether parameters may stand in it: of a view the text is kept, and others are no statements of DataFusion's.
+    pub fn takes_parameters(&self) -> bool {
+        matches!(
+            self,
+            Action::Query
+                | Action::ChangeRows(_)
+                | Action::CreateTable { as_query: Some(_), .. }
+                | Action::CopyTo
+                | Action::Call
+        )
+    }
+
     pub fn command(&self) -> Command {
         match self {
             Action::Query => Command::Select,
@@ -145,7 +164,8 @@ impl Action {
             Action::Call => Command::Call,
             Action::Schema(schema) => schema.command(),
             Action::View(view) => view.command(),
-            Action::DropTable => Command::DropTable,
+            Action::DropTable { .. } => Command::DropTable,
+            Action::UndropTable(_) => Command::UndropTable,
             Action::CopyFrom(_) | Action::CopyTo => Command::Copy,
             Action::Session(change) => change.command(),
         }
@@ -172,6 +192,9 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
     }
     if let Some(schema) = schemas::take(sql)? {
         return Ok((parse_one(state, NOTHING)?, Action::Schema(Box::new(schema))));
+    }
+    if let Some(table) = undrop::take(sql)? {
+        return Ok((parse_one(state, NOTHING)?, Action::UndropTable(table)));
     }
     match copy::take(sql)? {
         None => {}
@@ -404,11 +427,10 @@ fn classify(statement: &mut Parsed) -> Result<Action> {
             if *object_type != ObjectType::Table {
                 return Err(refused(&format!("DROP {object_type}")));
             }
-            match (*cascade, *purge, *temporary, names.len()) {
+            match (*cascade, *temporary, names.len()) {
                 (true, ..) => Err(refused("DROP ... CASCADE")),
-                (_, true, ..) => Err(refused("DROP ... PURGE")),
-                (_, _, true, _) => Err(refused("DROP TEMPORARY")),
-                (_, _, _, 1) => Ok(Action::DropTable),
+                (_, true, _) => Err(refused("DROP TEMPORARY")),
+                (_, _, 1) => Ok(Action::DropTable { purge: *purge }),
                 _ => Err(refused("DROP of several things at once")),
             }
         }

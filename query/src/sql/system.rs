@@ -10,19 +10,20 @@ use datafusion::common::TableReference;
 use lake_client::nodes::NodeStatus;
 use lake_client::shards::ShardStatus;
 
-use super::{CATALOG, Engine};
+use super::{CATALOG, Engine, system_procedures};
 use crate::error::{Error, Result};
 
 /// The schema of what is the cluster's own.
 pub const SYSTEM: &str = "system";
 const NODES: &str = "nodes";
+const PROCEDURES: &str = "procedures";
 const SHARDS: &str = "shards";
 
 /// Whether a name is one of these tables.
 pub fn is_system(table: &TableReference) -> bool {
     table.schema() == Some(SYSTEM)
         && table.catalog().is_none_or(|catalog| catalog == CATALOG)
-        && [NODES, SHARDS].contains(&table.table())
+        && [NODES, PROCEDURES, SHARDS].contains(&table.table())
 }
 
 /// The table of that name, as it is now.
@@ -30,17 +31,25 @@ pub fn is_system(table: &TableReference) -> bool {
 /// # Errors
 /// `Unavailable` without a leader; `NotSupported` where there is no cluster.
 pub async fn table(engine: &Engine, name: &str, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
+    let batch = match name {
+        PROCEDURES => system_procedures::read(engine, deadline).await?,
+        _ => of_cluster(engine, name, deadline).await?,
+    };
+    Ok(Arc::new(MemTable::try_new(batch.schema(), vec![vec![batch]])?))
+}
+
+/// What only the leader of a cluster knows.
+async fn of_cluster(engine: &Engine, name: &str, deadline: Instant) -> Result<RecordBatch> {
     let Some(cluster) = &engine.cluster else {
         return Err(Error::not_supported(format!(
             "{SYSTEM}.{name} lists the {name} of a metadata cluster, and this node's metadata is not in one"
         )));
     };
     let failed = |e| Error::unavailable(format!("reading {SYSTEM}.{name}: {e}"));
-    let batch = match name {
-        SHARDS => shard_rows(&cluster.shards(deadline).await.map_err(failed)?.value.shards)?,
-        _ => node_rows(&cluster.nodes(deadline).await.map_err(failed)?.value)?,
-    };
-    Ok(Arc::new(MemTable::try_new(batch.schema(), vec![vec![batch]])?))
+    match name {
+        SHARDS => shard_rows(&cluster.shards(deadline).await.map_err(failed)?.value.shards),
+        _ => node_rows(&cluster.nodes(deadline).await.map_err(failed)?.value),
+    }
 }
 
 fn node_rows(nodes: &[NodeStatus]) -> Result<RecordBatch> {
@@ -112,7 +121,7 @@ fn address(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-fn whole(n: u64) -> i64 {
+pub(super) fn whole(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 

@@ -210,16 +210,21 @@ impl Transactions {
         self.lock().open.contains_key(&handle.id)
     }
 
-    /// Runs one of its statements, on the tables as the transaction sees them. An error aborts the transaction.
+    /// Runs one of its statements, which this number tells from others, on the tables as the transaction sees them. An error aborts the transaction.
     ///
     /// # Errors
     /// The statement's; `NotFound`: there is no such transaction; `Invalid`: it is aborted; `Conflict`: another of its
     /// statements is running; `Exhausted`.
-    pub async fn statement<T, F>(&self, handle: &Handle, sql: &str, run: impl FnOnce(Arc<Tables>) -> F) -> Result<T>
+    pub async fn statement<T, F>(
+        &self,
+        handle: &Handle,
+        fingerprint: u64,
+        run: impl FnOnce(Arc<Tables>) -> F,
+    ) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
-        self.run(handle, Some(sql), run).await
+        self.run(handle, Some(fingerprint), run).await
     }
 
     /// The same for what only looks, and is none of its statements.
@@ -233,14 +238,14 @@ impl Transactions {
         self.run(handle, None, run).await
     }
 
-    async fn run<T, F>(&self, handle: &Handle, sql: Option<&str>, run: impl FnOnce(Arc<Tables>) -> F) -> Result<T>
+    async fn run<T, F>(&self, handle: &Handle, statement: Option<u64>, run: impl FnOnce(Arc<Tables>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
         let open = self.find(handle)?;
         let mut state = open.enter()?;
         open.check()?;
-        if let Some(sql) = sql {
+        if let Some(statement) = statement {
             if state.statements >= MAX_STATEMENTS {
                 return Err(Error::exhausted(format!(
                     "a transaction has at most {MAX_STATEMENTS} statements; COMMIT or ROLLBACK ends it"
@@ -248,7 +253,7 @@ impl Transactions {
             }
             state.statements += 1;
             let before = state.fingerprint.to_le_bytes();
-            state.fingerprint = fingerprint(&[&before, &once::statement(sql).to_le_bytes()]);
+            state.fingerprint = fingerprint(&[&before, &statement.to_le_bytes()]);
         }
         state.last_used = Instant::now();
         let result = run(open.tables(&self.tables)).await;

@@ -27,7 +27,7 @@ use datafusion::sql::sqlparser::tokenizer::{Location, Token};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use iceberg::spec::{NestedField, Schema, ViewMetadata};
-use lake_client::catalog::{CatalogError, TableIdent};
+use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 
 use super::as_of::Name;
 use super::catalog::ident;
@@ -388,6 +388,7 @@ pub async fn run(tables: &Tables, change: ViewChange, deadline: Instant) -> Resu
 /// A view that a statement leads to.
 pub struct View {
     pub ident: TableIdent,
+    pub pointer: Versioned<TablePointer>,
     metadata: Arc<ViewMetadata>,
     parsed: Parsed,
     /// Where its names without a schema are looked for.
@@ -446,8 +447,7 @@ impl Search<'_> {
             if !self.done.insert(name.clone()) {
                 return Ok(());
             }
-            let pointer = self.tables.metadata.load_view(&name, self.deadline).await;
-            let Some(pointer) = pointer.map_err(|e| catalog_error("looking up views", e))? else { return Ok(()) };
+            let Some(pointer) = self.tables.load_view(&name, self.deadline).await? else { return Ok(()) };
             if self.path.len() >= MAX_DEPTH {
                 return Err(Error::invalid(format!("view {name} is made of views more than {MAX_DEPTH} deep")));
             }
@@ -496,7 +496,7 @@ impl Search<'_> {
                 }
             }
             self.path.pop();
-            self.found.views.push(View { ident: name, metadata, parsed, namespace });
+            self.found.views.push(View { ident: name, pointer, metadata, parsed, namespace });
             Ok(())
         }
         .boxed()

@@ -407,6 +407,31 @@ impl Storage {
         }
     }
 
+    /// Removes the directories of these objects, and those above, that are left empty, down from `root`, which goes as well. Where there
+    /// are no directories nothing happens; one that somebody uses meanwhile stays.
+    pub async fn remove_empty_directories(&self, locations: &[&str], root: &str) -> Result<()> {
+        let Some(root) = self.local_path(root)? else { return Ok(()) };
+        let mut directories = std::collections::BTreeSet::new();
+        for location in locations {
+            let Some(path) = self.local_path(location)? else { continue };
+            directories.extend(path.parent().map(FsPath::to_path_buf));
+        }
+        let removed = tokio::task::spawn_blocking(move || {
+            for directory in directories.iter().rev() {
+                let inside = directory.ancestors().take_while(|above| above.starts_with(&root));
+                // The first that is not empty ends it; one that is gone already does not.
+                for directory in inside {
+                    match std::fs::remove_dir(directory) {
+                        Ok(()) => {}
+                        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                        Err(_) => break,
+                    }
+                }
+            }
+        });
+        removed.await.map_err(|e| Error::internal(format!("removing empty directories: {e}")))
+    }
+
     /// Removes objects of a commit that certainly did not happen. What cannot be removed is left for the sweep.
     pub async fn discard(&self, locations: &[String]) {
         for location in locations {

@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 use iceberg::spec::{FormatVersion, MetadataLog, Operation, TableMetadata};
 use lake_client::catalog::appends::Outcome;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
+use lake_client::procedures;
 use lake_client::store::Applied;
 
 use super::conflict::{self, Reads};
@@ -40,6 +41,7 @@ use super::version::{self, Change, Edit, NextVersion, Removed};
 use super::writer::DataFiles;
 use super::{Table, Tables, catalog_error, check_writable, steps, unreachable_words};
 use crate::error::{Error, Kind, Result};
+use crate::outcomes;
 use crate::storage::io::LakeIo;
 
 /// First pause after a lost race.
@@ -113,6 +115,10 @@ struct Commit<'a> {
     gave: bool,
     /// Nothing of others is taken along any more: what they have handed over was in the way.
     alone: bool,
+    /// The own record is not there any more.
+    record_gone: bool,
+    /// An attempt was made that may have left the own record behind: it goes before the outcome is forgotten.
+    left_behind: bool,
     /// Why it ended.
     why: Option<(Kind, String)>,
 }
@@ -159,6 +165,8 @@ pub async fn commit(
         given: Given::No,
         gave: false,
         alone: false,
+        record_gone: false,
+        left_behind: false,
         why: None,
     };
     let mut outcome = commit.run(&mut turn).await;
@@ -260,7 +268,9 @@ impl Commit<'_> {
                         continue;
                     }
                     if known.as_ref().is_some_and(|known| known.mod_revision == expected) {
-                        // What was handed over is not there any more, or was made before.
+                        // What was handed over is not there any more, or was made before: with nothing of others in it, the own
+                        // record.
+                        self.record_gone |= joined.change.is_none();
                         self.alone = true;
                     }
                     self.losses += 1;
@@ -361,17 +371,25 @@ impl Commit<'_> {
     async fn join(&mut self, metadata: &TableMetadata) -> Joined {
         let (Some(batch), Some(own)) = (&self.proposal.batch, &self.proposal.change) else { return Joined::default() };
         if !self.tables.writer.hands_over() {
-            return Joined::new(batch, own, metadata, Given::No, &[]);
+            return Joined::new(batch, own, metadata, None, &[]);
         }
         // One more, which may be the own one.
         let most = handing::MAX_TAKEN as u32 + 1;
         let handed = self.tables.writer.handed(self.table.metadata.uuid(), most, self.deadline).await;
+        let is_whole = handed.as_ref().is_ok_and(|handed| handed.len() < most as usize);
         let handed = handed.unwrap_or_else(|error| {
             tracing::debug!(table = %self.table.ident, %error, "looking for what other nodes have handed over failed");
             Vec::new()
         });
+        let seen = handed.iter().find(|handed| handed.id == batch.id).map(|handed| handed.revision);
+        let own_record = seen.or(match self.given {
+            // Not seen, it may be there all the same.
+            Given::Yes(revision) if !is_whole && !self.record_gone => Some(revision),
+            _ => None,
+        });
+        self.left_behind |= self.given != Given::No && own_record.is_none() && !is_whole && !self.record_gone;
         let others = if self.alone { &[][..] } else { &handed[..] };
-        let joined = Joined::new(batch, own, metadata, self.given, others);
+        let joined = Joined::new(batch, own, metadata, own_record, others);
         if joined.change.is_some() {
             steps::reached("joined");
         }
@@ -455,8 +473,14 @@ impl Commit<'_> {
 
     /// The outcome is of no use any more, unless handing the batch over may still come late: then it must be found.
     fn forget(&self, batch: &Batch, revision: u64) {
-        if self.given != Given::Perhaps {
-            Handing::forget(self.tables, batch.id, revision);
+        let is_of_no_use = self.given != Given::Perhaps;
+        match self.left_behind {
+            true => {
+                let table = self.table.metadata.uuid();
+                Handing::take_back(self.tables, table, batch.id, is_of_no_use.then_some(revision));
+            }
+            false if is_of_no_use => Handing::forget(self.tables, batch.id, revision),
+            false => {}
         }
     }
 
@@ -720,9 +744,10 @@ pub async fn create(
     }
 }
 
-/// Drops a table.
-pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<()> {
+/// Drops a table; with `purge` the same transaction submits the purge of its files.
+pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadline: Instant) -> Result<()> {
     let doing = format!("dropping table {ident}");
+    let now_ms = outcomes::now_ms();
     let mut doomed: Option<(uuid::Uuid, bool)> = None;
     loop {
         let current = tables.metadata.read_table(ident, deadline).await.map_err(|error| match doomed {
@@ -743,10 +768,25 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, deadline: Instant) 
             // What was to be dropped is gone; another table has its name.
             return Ok(());
         }
-        match tables.recording()?.drop_table(ident, current.mod_revision, deadline).await {
+        let writer = tables.recording()?;
+        let (writer, submitted) = match purge {
+            false => (writer, None),
+            true => {
+                let (writer, submitted) = writer.purging(ident, &current, now_ms);
+                (writer, Some(submitted))
+            }
+        };
+        match writer.drop_table(ident, current.mod_revision, deadline).await {
             Ok(_) => {
-                tracing::info!(table = %ident, %uuid, metadata = %current.value.metadata_location, "dropped a table; its objects stay");
+                let metadata = &current.value.metadata_location;
+                tracing::info!(table = %ident, %uuid, %metadata, purge, "dropped a table");
                 return Ok(());
+            }
+            // The submission of an attempt of ours, which was made after all.
+            Err(CatalogError::AlreadyDone(left)) if submitted.as_ref() == Some(&left) => return Ok(()),
+            // Another's purge of this very version.
+            Err(CatalogError::AlreadyDone(left)) if submitted.is_some() && procedures::is_record(&left) => {
+                doomed = Some((uuid, matches!(doomed, Some((_, true)))));
             }
             Err(CatalogError::Conflict { resent, .. }) => {
                 doomed = Some((uuid, resent || matches!(doomed, Some((_, true)))));

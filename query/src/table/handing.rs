@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use iceberg::spec::{FieldSummary, ManifestContentType, ManifestFile, TableMetadata};
 use lake_client::catalog::CatalogError;
-use lake_client::catalog::appends::{self, Handed, Record as HandedRecord, Settled, Settling};
+use lake_client::catalog::appends::{self, Handed, Settled, Settling};
 use lake_client::metadata::MetadataWriter;
 use lake_client::store::{Applied, Lease};
 use lake_proto::kv::Revision;
@@ -187,10 +187,15 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Own appends, which another node may have in its list as well, and with those of `others` that fit into `metadata`.
-    pub fn new(batch: &Batch, own: &Change, metadata: &TableMetadata, given: Given, others: &[Handed]) -> Self {
-        let record = if given == Given::No { HandedRecord::No } else { HandedRecord::Own };
-        let mut joined = Self { appends: vec![Settled { id: batch.id, record }], change: None };
+    /// Own appends, which another node may have in its list (`handed`), and with those of `others` that fit into `metadata`.
+    pub fn new(
+        batch: &Batch,
+        own: &Change,
+        metadata: &TableMetadata,
+        handed: Option<Revision>,
+        others: &[Handed],
+    ) -> Self {
+        let mut joined = Self { appends: vec![Settled { id: batch.id, handed }], change: None };
         for other in others.iter().filter(|other| other.id != batch.id).take(MAX_TAKEN) {
             let record = match serde_json::from_slice::<Record>(&other.value) {
                 Ok(record) => record,
@@ -206,7 +211,7 @@ impl Joined {
             let change = joined.change.get_or_insert_with(|| own.clone());
             change.added_tally += Tally { files: record.files.into(), rows: record.rows, bytes: record.bytes };
             change.taken.push(record.manifest(own.snapshot_id));
-            joined.appends.push(Settled { id: other.id, record: HandedRecord::At(other.revision) });
+            joined.appends.push(Settled { id: other.id, handed: Some(other.revision) });
         }
         joined
     }
@@ -243,8 +248,8 @@ pub enum Given {
     No,
     /// It may be there.
     Perhaps,
-    /// It is.
-    Yes,
+    /// It is, in this state, unless it was taken along or its lease is over.
+    Yes(Revision),
 }
 
 /// What a node has to do with handing over: its lease, and outcomes to be forgotten.
@@ -300,7 +305,7 @@ impl Handing {
             }
         };
         match writer.hand_over(table, batch.id, batch.record.clone(), lease, deadline).await {
-            Ok(Some(_)) => Given::Yes,
+            Ok(Some(revision)) => Given::Yes(revision),
             Ok(None) => {
                 // It may be renewed in vain otherwise.
                 self.lease.lock().await.take();
@@ -324,6 +329,23 @@ impl Handing {
         let deadline = Instant::now() + WITHDRAW_WITHIN;
         let outcome = writer.withdraw(table, batch.id, left(None), deadline).await?;
         made_in(&outcome).map_err(|e| CatalogError::Damaged { what: format!("append {}", batch.id), why: e.message })
+    }
+
+    /// Takes away the record of a batch that is made and may have stayed, and then, if it is of no use any more, forgets the outcome,
+    /// which was left at this revision.
+    pub fn take_back(tables: &Tables, table: Uuid, id: Uuid, forget: Option<Revision>) {
+        let writer = tables.writer.clone();
+        tables.tasks.spawn(async move {
+            let by = Instant::now() + TIDY_WITHIN;
+            let taken = async {
+                writer.withdraw(table, id, left(None), by).await?;
+                let read: Vec<_> = forget.into_iter().map(|revision| (id, revision)).collect();
+                writer.forget_appends(&read, by).await
+            };
+            if let Err(error) = taken.await {
+                tracing::debug!(%error, append = %id, "the record of an append that was made stays until its lease is over");
+            }
+        });
     }
 
     /// The outcome of a batch has been read, and is of no use to anybody any more.

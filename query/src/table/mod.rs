@@ -18,7 +18,8 @@
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
 //! [`staged`] (transactions over several tables), [`expiry`] (snapshots that expire by themselves), [`history`] and [`maintenance`]
-//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), [`view`] (views), [`warehouses`] (where tables live),
+//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), `undrop` (dropped tables come back), [`view`]
+//! (views), [`pins`] (the versions of a query that is run later), [`warehouses`] (where tables live),
 //! and [`Tables`] here, which is what the rest of the crate uses.
 //!
 //! What is written: format version 2, and 3 where a table is created so or another engine has made it. What cannot be written is
@@ -33,12 +34,14 @@ pub mod handing;
 pub mod history;
 pub mod layout;
 pub mod maintenance;
+pub mod pins;
 pub mod queue;
 pub mod scope;
 pub mod staged;
 pub mod stats;
-mod steps;
+pub(crate) mod steps;
 pub mod types;
+mod undrop;
 pub mod version;
 pub mod view;
 pub mod warehouses;
@@ -54,6 +57,7 @@ use iceberg::spec::{FormatVersion, Literal, MAIN_BRANCH, Operation, TableMetadat
 use lake_client::cache::Want;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::{Metadata, MetadataWriter};
+use lake_client::procedures::purge::ids_of;
 use lake_client::store::Applied;
 use lake_proto::kv::Compare;
 use tokio_util::task::TaskTracker;
@@ -69,6 +73,7 @@ use commit::Proposal;
 use conflict::Reads;
 use handing::Handing;
 use layout::Layout;
+use pins::Pins;
 use queue::CommitQueues;
 use scope::Scope;
 use version::{Edit, Removed};
@@ -165,7 +170,7 @@ impl Tables {
     /// `Invalid` if the operation's id cannot be one; `NotSupported` inside of a transaction, which makes its changes itself.
     pub(crate) fn recording(&self) -> Result<MetadataWriter> {
         match &self.scope {
-            Scope::Plain => Ok(self.writer.clone()),
+            Scope::Plain | Scope::Pinned(_) => Ok(self.writer.clone()),
             Scope::Once(once) => Ok(self.writer.within(once.record(None)?)),
             Scope::Within(_) => {
                 Err(Error::not_supported("inside of a transaction this statement is not supported; nothing was done"))
@@ -203,6 +208,31 @@ impl Tables {
         if let Scope::Within(staged) = &self.scope {
             return staged.load(self, idents, deadline).await;
         }
+        if let Scope::Pinned(pins) = &self.scope {
+            return self.load_pinned(pins, idents, deadline).await;
+        }
+        self.load_pointed(idents, revision, deadline).await
+    }
+
+    /// Loads the versions that were settled before. Names that were not are of no table of the query's, or lead to listings.
+    async fn load_pinned(&self, pins: &Pins, idents: &[TableIdent], deadline: Instant) -> Result<Loaded> {
+        let others: Vec<TableIdent> = idents.iter().filter(|ident| pins.table(ident).is_none()).cloned().collect();
+        let mut others = match others.is_empty() {
+            true => Vec::new(),
+            false => self.load_pointed(&others, 0, deadline).await?.tables,
+        }
+        .into_iter();
+        let mut tables = Vec::with_capacity(idents.len());
+        for ident in idents {
+            tables.push(match pins.table(ident) {
+                Some(pin) => Some(pin.load(self, deadline).await?),
+                None => others.next().flatten(),
+            });
+        }
+        Ok(Loaded { tables, ..Loaded::default() })
+    }
+
+    async fn load_pointed(&self, idents: &[TableIdent], revision: u64, deadline: Instant) -> Result<Loaded> {
         let failed = |e| catalog_error("looking up tables", e);
         let resolved = self.metadata.tables(idents, Want::by(deadline).at_least(revision)).await.map_err(failed)?;
         let stale = resolved.iter().filter(|r| r.metasrv_away).map(|r| r.age).max();
@@ -214,6 +244,19 @@ impl Tables {
             }
         });
         Ok(Loaded { tables: futures::future::try_join_all(loads).await?, stale, age })
+    }
+
+    /// A view's pointer, as it is now or as it was settled before.
+    ///
+    /// # Errors
+    /// The metadata's.
+    pub async fn load_view(&self, view: &TableIdent, deadline: Instant) -> Result<Option<Versioned<TablePointer>>> {
+        if let Scope::Pinned(pins) = &self.scope
+            && let Some(pinned) = pins.view(view)
+        {
+            return Ok(Some(pinned));
+        }
+        self.metadata.load_view(view, deadline).await.map_err(|e| catalog_error("looking up views", e))
     }
 
     /// All namespaces with their tables.
@@ -466,14 +509,51 @@ impl Tables {
         .await
     }
 
-    /// Drops a table. Its objects stay where they are.
+    /// Drops a table. Its objects stay where they are; with `purge` the metadata cluster's leader has them deleted after a while.
     ///
     /// # Errors
-    /// `NotFound`, and those of a commit.
-    pub async fn drop_table(self: &Arc<Self>, ident: &TableIdent, deadline: Instant) -> Result<()> {
+    /// `NotFound`; `NotSupported` for a purge where no leader is; those of a commit.
+    pub async fn drop_table(self: &Arc<Self>, ident: &TableIdent, purge: bool, deadline: Instant) -> Result<()> {
+        if purge {
+            self.check_purges(ident)?;
+        }
         let tables = self.clone();
         let ident = ident.clone();
-        self.owned(async move { commit::drop_table(&tables, &ident, deadline).await }).await
+        self.owned(async move { commit::drop_table(&tables, &ident, purge, deadline).await }).await
+    }
+
+    /// Whether tables can be purged here.
+    ///
+    /// # Errors
+    /// `NotSupported` where no leader is.
+    pub(crate) fn check_purges(&self, ident: &TableIdent) -> Result<()> {
+        match self.metadata.runs_procedures() {
+            true => Ok(()),
+            false => Err(Error::not_supported(format!(
+                "dropping table {ident}: its files are purged by the leader of a metadata cluster, and this node's metadata is not in \
+                 one; drop it without purging, and they stay. Nothing was done"
+            ))),
+        }
+    }
+
+    /// Refuses to make a table of metadata that is being purged.
+    ///
+    /// # Errors
+    /// `Conflict`; `Unavailable` if that cannot be found out.
+    pub(crate) async fn check_not_purged(&self, uuid: Uuid, deadline: Instant) -> Result<()> {
+        if !self.metadata.runs_procedures() {
+            return Ok(());
+        }
+        let purges = self.metadata.procedures_of(&ids_of(uuid), deadline).await;
+        let purges = purges.map_err(|e| Error::unavailable(format!("looking for a purge of the table: {e}")))?;
+        match purges.into_iter().find(|purge| !purge.record.state.is_ended()) {
+            None => Ok(()),
+            Some(purge) => Err(Error::conflict(format!(
+                "the table was dropped with PURGE, and its files are to be deleted by procedure {id}: while that has not begun, UNDROP \
+                 TABLE has it back, and `lake meta proc cancel {id}` keeps them",
+                id = purge.id
+            ))),
+        }
     }
 
     /// Runs `work` in a task that shutdown waits for and that nobody cancels.

@@ -2,7 +2,7 @@
 //!
 //! Statements work on [`super::Tables`] and do not know: most commit what they do at once. One with an operation id leaves its
 //! outcome in the transaction of its commit ([`Once`]). One inside of a transaction reads what that has pinned and staged,
-//! and commits nothing itself ([`Staged`]).
+//! and commits nothing itself ([`Staged`]). A query may read versions that were settled before ([`Pins`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::catalog_error;
+use super::pins::Pins;
 use super::staged::Staged;
 use crate::error::{Error, Result};
 use crate::outcomes::now_ms;
@@ -29,6 +30,8 @@ pub enum Scope {
     Plain,
     Once(Arc<Once>),
     Within(Arc<Staged>),
+    /// A query on versions that were settled before.
+    Pinned(Arc<Pins>),
 }
 
 /// A statement or a transaction that is made once, by its id.
@@ -127,7 +130,7 @@ impl Scope {
     /// What the summary of a snapshot says of it.
     pub fn notes(&self) -> HashMap<String, String> {
         match self {
-            Scope::Plain => HashMap::new(),
+            Scope::Plain | Scope::Pinned(_) => HashMap::new(),
             Scope::Once(once) => HashMap::from([(OPERATION_NOTE.to_owned(), once.id.clone())]),
             Scope::Within(staged) => staged.notes(),
         }

@@ -147,11 +147,17 @@ async fn a_table_is_created_loaded_listed_renamed_and_dropped() {
     other.get(&format!("{TABLES}/t")).await.refused(404, "NoSuchTableException");
     assert_eq!(other.get(&format!("{TABLES}/v")).await.json()["metadata"]["table-uuid"], uuid);
 
-    let purge = rest.delete(&format!("{TABLES}/v?purgeRequested=true")).await;
-    assert!(purge.refused(406, "UnsupportedOperationException").contains("Nothing was done"));
     rest.delete("/v1/lake/namespaces/n").await.refused(409, "NamespaceNotEmptyException");
-    rest.delete(&format!("{TABLES}/v?purgeRequested=False")).await.expect(204);
-    rest.delete(&format!("{TABLES}/v")).await.refused(404, "NoSuchTableException");
+    let purges = async || {
+        let by = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let all =
+            lake_client::procedures::calls::list(cluster.store.as_ref(), Default::default(), by).await.unwrap().value;
+        all.into_iter().map(|purge| (purge.record.subject, purge.record.data["uuid"].clone())).collect::<Vec<_>>()
+    };
+    rest.delete(&format!("{TABLES}/v?purgeRequested=True")).await.expect(204);
+    assert_eq!(purges().await, [("n.v".to_owned(), json!(uuid))], "submitted with the drop");
+    rest.delete(&format!("{TABLES}/v?purgeRequested=true")).await.refused(404, "NoSuchTableException");
+    assert_eq!(purges().await.len(), 1);
     rest.delete("/v1/lake/namespaces/n").await.expect(204);
 }
 

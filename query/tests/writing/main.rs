@@ -12,6 +12,7 @@ mod model;
 mod nested;
 mod partitions;
 mod procedures;
+mod purge;
 mod rows;
 mod sessions;
 mod table;

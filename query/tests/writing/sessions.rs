@@ -208,9 +208,9 @@ async fn what_fails_inside_of_a_transaction_ends_it() {
     let few = Transactions::new(cluster.nodes[0].engine().tables().clone(), "here".to_owned());
     let handle = few.begin(Isolation::Snapshot, None).unwrap();
     for _ in 0..MAX_STATEMENTS {
-        few.statement(&handle, "SELECT 1", |_| async { Ok(()) }).await.unwrap();
+        few.statement(&handle, 1, |_| async { Ok(()) }).await.unwrap();
     }
-    let error = few.statement(&handle, "SELECT 1", |_| async { Ok(()) }).await.unwrap_err();
+    let error = few.statement(&handle, 1, |_| async { Ok(()) }).await.unwrap_err();
     assert!(error.kind == Kind::Exhausted, "{error}");
     let clients = join_all((0..MAX_OPEN).map(|_| cluster.client(0))).await;
     for client in &clients {

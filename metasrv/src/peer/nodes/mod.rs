@@ -88,6 +88,11 @@ impl Nodes {
         self.mailbox.close(node, stream);
     }
 
+    /// The nodes of a role that have a stream to this peer, in order of their names.
+    pub fn connected_as(&self, role: &str) -> Vec<String> {
+        lock(&self.registry).connected_as(role)
+    }
+
     /// How many nodes have a stream to this peer.
     pub fn connected(&self) -> usize {
         lock(&self.registry).connected()

@@ -74,6 +74,15 @@ impl Registry {
         self.nodes.get(node).filter(|known| known.process == process)
     }
 
+    /// The nodes of a role that have a stream that is open, in order of their names.
+    pub fn connected_as(&self, role: &str) -> Vec<String> {
+        let is = |known: &Presence| known.stream.is_some() && known.info.roles.iter().any(|has| has == role);
+        let mut nodes: Vec<String> =
+            self.nodes.iter().filter(|(_, known)| is(known)).map(|(node, _)| node.clone()).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+
     /// How many nodes have a stream that is open.
     pub fn connected(&self) -> usize {
         self.nodes.values().filter(|known| known.stream.is_some()).count()
@@ -115,8 +124,12 @@ mod tests {
         assert!(!registry.closed("n", 2) && registry.of("n", "a").is_none());
         registry.left("n", "a");
         assert_eq!(registry.connected(), 1);
+        let info = v1::NodeInfo { roles: vec!["worker".to_owned()], ..v1::NodeInfo::default() };
+        assert!(registry.heard(3, "n", Presence { info, ..heard_on("b", 3) }));
+        assert_eq!((registry.connected_as("worker"), registry.connected_as("query")), (vec!["n".to_owned()], vec![]));
         assert!(registry.closed("n", 3));
         assert_eq!((registry.connected(), registry.of("n", "b").is_some()), (0, true));
+        assert!(registry.connected_as("worker").is_empty());
         registry.left("n", "b");
         assert!(registry.of("n", "b").is_none());
     }

@@ -2,6 +2,7 @@
 //! environment which peer it is.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,6 +12,7 @@ use lake_chaos::peers::{Peers, Place};
 use lake_client::nodes::Rhythm;
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use lake_metasrv::config::Config;
+use lake_metasrv::peer::procedures::machine::Pace;
 use lake_metasrv::server::Server;
 use lake_proto::v1;
 use lake_proto::v1::cluster_client::ClusterClient;
@@ -33,6 +35,7 @@ async fn run_one_peer() {
     config.http_listen = Some(parts[5].parse().unwrap());
     let ms = |part: &str| Duration::from_millis(part.parse().unwrap());
     config.rhythm = Rhythm { interval: ms(parts[6]), lease: ms(parts[7]) };
+    config.pace = Pace { first_retry: Duration::from_millis(20), ..Pace::retaining(0) };
     config.storage.purge_margin_entries = config.storage.snapshot_entries / 4;
     config.storage.disk_reserve_bytes = 0;
     let server = Server::start(config).await.unwrap();
@@ -46,6 +49,8 @@ pub struct Processes {
     pub peers: Peers,
     snapshot_entries: u64,
     rhythm: Rhythm,
+    /// What else the peers find in their environment.
+    env: Vec<(String, OsString)>,
     /// Where each serves its figures.
     http: BTreeMap<u64, SocketAddr>,
     dirs: tempfile::TempDir,
@@ -69,23 +74,29 @@ impl Processes {
 
     /// Three peers, founded, with a leader, which take a snapshot after so many entries.
     pub async fn founded(snapshot_entries: u64) -> Self {
-        Self::founded_so(3, snapshot_entries, Self::RHYTHM).await
+        Self::founded_so(3, snapshot_entries, Self::RHYTHM, Vec::new()).await
     }
 
     /// So many.
     pub async fn founded_by(count: u64, snapshot_entries: u64) -> Self {
-        Self::founded_so(count, snapshot_entries, Self::RHYTHM).await
+        Self::founded_so(count, snapshot_entries, Self::RHYTHM, Vec::new()).await
     }
 
     /// Three with other times for query nodes.
     pub async fn with_rhythm(rhythm: Rhythm) -> Self {
-        Self::founded_so(3, 100_000, rhythm).await
+        Self::founded_so(3, 100_000, rhythm, Vec::new()).await
     }
 
-    async fn founded_so(count: u64, snapshot_entries: u64, rhythm: Rhythm) -> Self {
+    /// Three that find this in their environment.
+    #[cfg(feature = "failpoints")]
+    pub async fn founded_in(env: Vec<(String, OsString)>) -> Self {
+        Self::founded_so(3, 100_000, Self::RHYTHM, env).await
+    }
+
+    async fn founded_so(count: u64, snapshot_entries: u64, rhythm: Rhythm, env: Vec<(String, OsString)>) -> Self {
         let dirs = tempfile::tempdir().unwrap();
         let peers = Peers::new(dirs.path().to_owned());
-        let mut this = Self { peers, snapshot_entries, rhythm, http: BTreeMap::new(), dirs };
+        let mut this = Self { peers, snapshot_entries, rhythm, env, http: BTreeMap::new(), dirs };
         for id in 1..=count {
             this.spawn(id);
         }
@@ -107,6 +118,7 @@ impl Processes {
     pub fn spawn(&mut self, id: u64) {
         let (snapshot_entries, said) = (self.snapshot_entries, said(self.dirs.path()));
         let (interval, lease) = (self.rhythm.interval.as_millis(), self.rhythm.lease.as_millis());
+        let env = self.env.clone();
         let http = *self.http.entry(id).or_insert_with(free_port);
         let this_binary = |place: &Place| {
             let said = std::fs::File::options().create(true).append(true).open(said).unwrap();
@@ -115,6 +127,7 @@ impl Processes {
             command
                 .args(["--exact", "support::processes::run_one_peer", "--nocapture"])
                 .env(PEER, format!("{id}|{dir}|{grpc}|{raft}|{snapshot_entries}|{http}|{interval}|{lease}"))
+                .envs(env)
                 .stdout(Stdio::null())
                 .stderr(said);
             command

@@ -1,0 +1,246 @@
+//! The procedures that there are, and which of them are in hand, as a pure value of one leadership.
+//!
+//! It is read from the state as a whole, whenever something under the prefix was changed; what the leader itself
+//! commits is put in as it is committed. One that is in hand is left alone until it is put back. No clock is read here.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Bound;
+use std::time::Instant;
+
+use lake_client::procedures::{Procedure, Record, State};
+use lake_proto::kv::{KeyValue, Revision};
+
+use super::machine::{Cancel, Pace, Turn, turn};
+
+#[derive(Debug)]
+struct Known {
+    revision: Revision,
+    record: Record,
+    in_hand: bool,
+    /// Nothing is tried before.
+    not_before: Option<Instant>,
+}
+
+/// What the leader knows of procedures.
+#[derive(Debug, Default)]
+pub struct Book {
+    known: BTreeMap<String, Known>,
+    /// The one that was begun last: those behind it come first, so that none waits for ever.
+    begun: String,
+}
+
+/// What a look at the book says.
+#[derive(Debug, Default, PartialEq)]
+pub struct Look {
+    /// What is to be begun: in order of the ids, from behind the one that was begun last.
+    pub begin: Vec<(Procedure, Turn)>,
+    /// One waits to be accepted, and the clock was not saved lately.
+    pub accepts: bool,
+    /// What is old enough to be forgotten.
+    pub forget: Vec<(String, Revision)>,
+    /// Something waits for the cluster's clock.
+    pub waits_for_clock: bool,
+}
+
+/// What a look goes by.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    pub at: Instant,
+    pub clock_ms: u64,
+    /// Whether procedures can be accepted: the clock was saved lately.
+    pub accepts: bool,
+    /// How many may be begun.
+    pub room: usize,
+}
+
+impl Book {
+    /// Reads what there is.
+    pub fn read(&mut self, entries: impl IntoIterator<Item = KeyValue>) {
+        let mut before = std::mem::take(&mut self.known);
+        for entry in entries {
+            // What somebody else has put there is no procedure.
+            let Some(Procedure { id, mod_revision, record }) = Procedure::of(&entry) else { continue };
+            let known = match before.remove(&id) {
+                Some(known) if known.in_hand || known.revision == mod_revision => known,
+                Some(_) | None => Known { revision: mod_revision, record, in_hand: false, not_before: None },
+            };
+            self.known.insert(id, known);
+        }
+        // One in hand that is gone is put back, and then not found again.
+        self.known.extend(before.into_iter().filter(|(_, known)| known.in_hand));
+    }
+
+    /// What can be begun now.
+    pub fn look(&self, now: Now, pace: &Pace, cancel: impl Fn(&Record) -> Cancel) -> Look {
+        let mut look = Look::default();
+        let surplus = self.surplus(pace);
+        let behind = self.known.range::<str, _>((Bound::Excluded(self.begun.as_str()), Bound::Unbounded));
+        let before = self.known.range::<str, _>((Bound::Unbounded, Bound::Included(self.begun.as_str())));
+        for (id, known) in behind.chain(before) {
+            let waits = known.not_before.is_some_and(|until| now.at < until);
+            let is_due = known.record.due_ms.is_none_or(|due| due <= now.clock_ms);
+            look.waits_for_clock |= known.record.state.is_ended()
+                || known.record.state == State::Active && (!is_due || known.record.deadline_ms.is_some());
+            if known.in_hand || waits {
+                continue;
+            }
+            let begin = match turn(&known.record, now.clock_ms, pace, || cancel(&known.record)) {
+                Turn::Wait(_) if surplus.contains(id.as_str()) => Turn::Forget,
+                other => other,
+            };
+            match begin {
+                Turn::Wait(_) => {}
+                Turn::Forget => look.forget.push((id.clone(), known.revision)),
+                Turn::Accept if !now.accepts => look.accepts = true,
+                begin if look.begin.len() < now.room => {
+                    let procedure =
+                        Procedure { id: id.clone(), mod_revision: known.revision, record: known.record.clone() };
+                    look.begin.push((procedure, begin));
+                }
+                _ => {}
+            }
+        }
+        look
+    }
+
+    /// Those that have ended and are more than are remembered, the oldest ones.
+    fn surplus(&self, pace: &Pace) -> HashSet<&str> {
+        let dated = self.known.iter().filter_map(|(id, known)| Some((known.record.ended_ms?, id.as_str())));
+        let mut dated: Vec<(u64, &str)> = dated.collect();
+        let surplus = dated.len().saturating_sub(pace.most_ended);
+        if surplus > 0 {
+            dated.sort_unstable();
+        }
+        dated.into_iter().take(surplus).map(|(_, id)| id).collect()
+    }
+
+    /// One is in hand from now on.
+    pub fn take(&mut self, id: &str) {
+        if let Some(known) = self.known.get_mut(id) {
+            known.in_hand = true;
+            self.begun = id.to_owned();
+        }
+    }
+
+    /// One is put back, as it was committed, and is not tried before a time.
+    pub fn put_back(&mut self, id: &str, revision: Revision, record: Record, not_before: Option<Instant>) {
+        self.known.insert(id.to_owned(), Known { revision, record, in_hand: false, not_before });
+    }
+
+    /// One is put back, and nobody knows what is in the map now: it is to be read again.
+    pub fn put_back_unknown(&mut self, id: &str, not_before: Instant) {
+        if let Some(known) = self.known.get_mut(id) {
+            known.in_hand = false;
+            known.not_before = Some(not_before);
+        }
+    }
+
+    /// These were deleted.
+    pub fn forgotten(&mut self, ids: &[(String, Revision)]) {
+        for (id, revision) in ids {
+            if self.known.get(id).is_some_and(|known| known.revision == *revision) {
+                self.known.remove(id);
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// How many are active, and how many poisoned.
+    pub fn counts(&self) -> (u64, u64) {
+        let of = |state| self.known.values().filter(|known| known.record.state == state).count() as u64;
+        (of(State::Active), of(State::Poisoned))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lake_client::clock;
+    use lake_client::procedures::{kept, key};
+
+    use super::*;
+
+    fn entry(id: &str, revision: Revision, record: &Record) -> KeyValue {
+        KeyValue {
+            key: key(id),
+            value: record.to_bytes(),
+            version: 1,
+            create_revision: 1,
+            mod_revision: revision,
+            lease: None,
+        }
+    }
+
+    fn active() -> Record {
+        Record { accepted_ms: Some(0), ..Record::new("k", "s", "first", kept(&()), 0) }
+    }
+
+    fn now(room: usize) -> Now {
+        Now { at: clock::now(), clock_ms: 1000, accepts: true, room }
+    }
+
+    fn begun(book: &Book, now: Now) -> Vec<String> {
+        book.look(now, &Pace::default(), |_| Cancel::Now).begin.into_iter().map(|(p, _)| p.id).collect()
+    }
+
+    #[test]
+    fn one_in_hand_is_left_alone_and_there_is_a_bound() {
+        let mut book = Book::default();
+        book.read((1..=3).map(|n| entry(&format!("p{n}"), n, &active())));
+        assert_eq!(begun(&book, now(2)), ["p1", "p2"]);
+        book.take("p1");
+        assert_eq!(begun(&book, now(9)), ["p2", "p3"]);
+        // It was changed meanwhile; and p2 is gone.
+        book.read([entry("p1", 7, &Record { cancel: true, ..active() }), entry("p3", 3, &active())]);
+        assert_eq!(begun(&book, now(9)), ["p3"]);
+        let later = now(9).at + Duration::from_secs(5);
+        book.put_back_unknown("p1", later);
+        assert_eq!(begun(&book, now(9)), ["p3"], "not before its time");
+        assert_eq!(begun(&book, Now { at: later, ..now(9) }), ["p3", "p1"], "the one that was begun last comes last");
+        book.read([entry("p1", 7, &Record { cancel: true, ..active() })]);
+        assert_eq!(begun(&book, now(9)), ["p1"], "what was changed does not wait");
+        book.put_back("p1", 8, active(), Some(later));
+        assert_eq!(begun(&book, now(9)), Vec::<String>::new());
+        assert_eq!(book.counts(), (1, 0));
+    }
+
+    #[test]
+    fn what_is_submitted_waits_until_the_clock_is_saved() {
+        let mut book = Book::default();
+        book.read([entry("p", 1, &Record::new("k", "s", "first", kept(&()), 0))]);
+        let look = book.look(Now { accepts: false, ..now(9) }, &Pace::default(), |_| Cancel::Now);
+        assert!(look.accepts && look.begin.is_empty());
+        assert_eq!(begun(&book, now(9)), ["p"]);
+    }
+
+    #[test]
+    fn history_has_an_age_and_a_number() {
+        let mut book = Book::default();
+        let ended = |at| Record { state: State::Done, ended_ms: Some(at), ..active() };
+        let pace = Pace { most_ended: 2, history: Duration::from_millis(950), ..Pace::default() };
+        book.read((0..5).map(|n| entry(&format!("p{n}"), n + 1, &ended(40 + n * 10))));
+        let look = book.look(now(9), &pace, |_| Cancel::Now);
+        let forgotten: Vec<&str> = look.forget.iter().map(|(id, _)| id.as_str()).collect();
+        assert_eq!(forgotten, ["p0", "p1", "p2"], "two are too old, and there are three too many");
+        assert!(look.waits_for_clock);
+        book.forgotten(&look.forget);
+        let look = book.look(now(9), &pace, |_| Cancel::Now);
+        assert!(look.forget.is_empty() && look.waits_for_clock);
+        book.forgotten(&[("p3".to_owned(), 1)]);
+        assert_eq!(book.known.len(), 2, "it was changed since");
+        let poisoned = Record { state: State::Poisoned, ..active() };
+        book.read([entry("p", 1, &poisoned)]);
+        assert_eq!(book.look(now(9), &pace, |_| Cancel::Now), Look::default());
+        assert_eq!(book.counts(), (0, 1));
+    }
+}

@@ -1,0 +1,54 @@
+//! Where a test has a leader die in the middle of a procedure: before a step is carried out, before what came of it is
+//! committed, and after that.
+//!
+//! Only a build with the feature `failpoints`, which no package has, can do so: [`VARIABLE`] names a file, and the
+//! peer that comes to the point named in it removes the file and kills itself. So one peer dies, and not the next
+//! leader as well.
+
+/// Names the file, in a build that can die.
+pub const VARIABLE: &str = "LAKE_METASRV_DIE_AT";
+
+/// A point in the life of a procedure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Point {
+    /// Something is to be done for it; nothing was.
+    Begin,
+    /// It was done, and not committed.
+    Uncommitted,
+    /// It was committed, and nobody in this process knows.
+    Committed,
+}
+
+impl Point {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Begin, Self::Uncommitted, Self::Committed];
+
+    /// As the file names it, with the procedure's step; a procedure that is not accepted yet has the step `new`.
+    pub fn of(self, step: &str) -> String {
+        let point = match self {
+            Self::Begin => "begin",
+            Self::Uncommitted => "uncommitted",
+            Self::Committed => "committed",
+        };
+        format!("{step} {point}")
+    }
+}
+
+/// A point was reached.
+#[cfg(not(feature = "failpoints"))]
+pub(super) const fn reached(_: Point, _: &lake_client::procedures::Record) {}
+
+/// A point was reached.
+#[cfg(feature = "failpoints")]
+pub(super) fn reached(point: Point, record: &lake_client::procedures::Record) {
+    static FILE: std::sync::OnceLock<Option<std::path::PathBuf>> = std::sync::OnceLock::new();
+    let Some(file) = FILE.get_or_init(|| std::env::var_os(VARIABLE).map(Into::into)) else { return };
+    let step = if record.accepted_ms.is_none() { "new" } else { record.step.as_str() };
+    let is_meant = std::fs::read_to_string(file).is_ok_and(|named| named.trim() == point.of(step));
+    // Of several that come to it at the same time one dies.
+    if is_meant && std::fs::remove_file(file).is_ok() {
+        let me = rustix::process::getpid();
+        // Where that is refused, the test waits in vain and says so.
+        let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+    }
+}

@@ -1,0 +1,306 @@
+//! Procedures, and the leader who runs them: what becomes of them when leaders and workers go, when they fail, are
+//! cancelled, and end.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lake_client::catalog::{TableIdent, TablePointer};
+use lake_client::nodes::Rhythm;
+use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
+use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, RETAIN, Task, of_drop};
+use lake_client::procedures::{Procedure, Record, State, kept};
+use lake_client::remote::RemoteStore;
+use lake_client::remote::node::{Node, NodeKeeper};
+use lake_client::store::{MetaStore, ReadOptions};
+use lake_metasrv::peer::procedures::clock;
+use lake_metasrv::peer::procedures::machine::Pace;
+use lake_proto::v1;
+use rustix::process::Signal;
+use tokio::sync::Semaphore;
+
+use crate::support::processes::Processes;
+use crate::support::{PATIENCE, TestCluster, eventually};
+
+const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(3000) };
+/// What is purged has so many files, of which a part deletes one.
+pub const FILES: u64 = 12;
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+fn pace() -> Pace {
+    let ms = Duration::from_millis;
+    Pace { retention: Duration::ZERO, first_retry: ms(20), longest_retry: ms(50), max_failures: 4, ..Pace::default() }
+}
+
+/// A worker that deletes nothing, and says that it did. What it does with a table its name says.
+#[derive(Debug)]
+pub struct Worker {
+    /// Parts that may be done of those that wait for it.
+    may: Semaphore,
+    /// What was deleted: of which table, and the how manyth file.
+    deleted: Mutex<BTreeSet<(String, u64)>>,
+}
+
+impl Worker {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { may: Semaphore::new(0), deleted: Mutex::default() })
+    }
+
+    pub fn deleted_of(&self, table: &str) -> BTreeSet<u64> {
+        let deleted = self.deleted.lock().unwrap();
+        deleted.iter().filter(|(of, _)| of.ends_with(table)).map(|(_, n)| *n).collect()
+    }
+}
+
+#[async_trait]
+impl Node for Worker {
+    fn info(&self) -> v1::NodeInfo {
+        v1::NodeInfo { roles: vec!["worker".to_owned()], ..v1::NodeInfo::default() }
+    }
+
+    fn load(&self) -> v1::NodeLoad {
+        v1::NodeLoad::default()
+    }
+
+    async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
+        assert_eq!(kind, PURGE_TABLE);
+        let Task { step, mut purge, .. } = Task::of(&payload)?;
+        let table = purge.table.clone();
+        let answer = match step.as_str() {
+            CHECK if table.ends_with("shared") => Answer::Refused("another table lives there".to_owned()),
+            CHECK => Answer::Done(Box::new(purge)),
+            DELETE if table.ends_with("damaged") => return Err("a file cannot be deleted".to_owned()),
+            DELETE if table.ends_with("odd") => Answer::Doubtful("it is not what it was".to_owned()),
+            DELETE => {
+                if table.contains("slow") {
+                    self.may.acquire().await.map_err(|e| e.to_string())?.forget();
+                }
+                self.deleted.lock().unwrap().insert((table, purge.deleted));
+                purge.deleted += 1;
+                let boxed = Box::new(purge);
+                if boxed.deleted == FILES { Answer::Done(boxed) } else { Answer::Part(boxed) }
+            }
+            other => Answer::Doubtful(format!("no step {other}")),
+        };
+        Ok(answer.to_bytes())
+    }
+}
+
+async fn founded(pace: Pace) -> TestCluster {
+    TestCluster::founded(3, |config| (config.rhythm, config.pace) = (RHYTHM, pace)).await
+}
+
+/// The purge of a table of this name, with a scope.
+fn purge(table: &str) -> (String, Record) {
+    let ident = TableIdent::new("a".parse().unwrap(), table).unwrap();
+    let pointer = TablePointer { uuid: uuid::Uuid::new_v4(), metadata_location: "m".into(), previous_location: None };
+    let (id, record) = of_drop(&ident, &pointer, 1, 0);
+    (id, Record { scopes: vec![format!("/catalog/a/{table}")], ..record })
+}
+
+pub async fn submit(store: &RemoteStore, table: &str) -> String {
+    let (id, record) = purge(table);
+    let submitted = calls::submit(store, &id, &record, soon()).await.unwrap();
+    assert!(matches!(submitted, Submitted::New(_)), "{submitted:?}");
+    id
+}
+
+async fn get(store: &RemoteStore, id: &str) -> Procedure {
+    calls::get(store, id, soon()).await.unwrap().unwrap_or_else(|| panic!("{id} is gone"))
+}
+
+pub async fn until(store: &RemoteStore, id: &str, is: impl Fn(&Record) -> bool) -> Procedure {
+    eventually("a procedure to come so far", async || {
+        let found = calls::get(store, id, soon()).await.ok()??;
+        is(&found.record).then_some(found)
+    })
+    .await
+}
+
+async fn scopes(store: &RemoteStore) -> Vec<String> {
+    let read = store.list_scopes("", "", 0, ReadOptions::default(), soon()).await.unwrap();
+    read.value.items.into_iter().map(|scope| scope.path).collect()
+}
+
+pub fn deleted(record: &Record) -> u64 {
+    record.data::<Purge>().unwrap().deleted
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_procedure_goes_on_under_the_next_leader_and_with_the_next_worker() {
+    let mut cluster = founded(pace()).await;
+    let store = cluster.client();
+    let (first, second) = (Worker::new(), Worker::new());
+    let id = submit(&store, "slow").await;
+    let other = submit(&store, "t").await;
+    // Nobody is there who could do it, which is no failure.
+    let waits = until(&store, &id, |record| record.note.contains("no worker is connected")).await;
+    assert_eq!((waits.record.step.as_str(), waits.record.failures), (CHECK, 0));
+    let mut keepers = vec![NodeKeeper::start(cluster.client(), "w1", first.clone())];
+    let accepted = (waits.record.accepted_ms, waits.record.due_ms);
+    for n in 1..FILES {
+        first.may.add_permits(1);
+        second.may.add_permits(1);
+        let now = until(&store, &id, |record| deleted(record) >= n).await;
+        assert_eq!((now.record.accepted_ms, now.record.due_ms), accepted, "it is accepted once");
+        match n {
+            // A worker goes with a part in hand, and another one comes.
+            4 => {
+                keepers.clear();
+                keepers.push(NodeKeeper::start(cluster.client(), "w2", second.clone()));
+            }
+            2 | 6 | 9 => {
+                let leader = cluster.leader().await;
+                cluster.stop(leader).await;
+                cluster.start(leader).await;
+            }
+            _ => {}
+        }
+    }
+    let many = FILES as usize * 10;
+    first.may.add_permits(many);
+    second.may.add_permits(many);
+    for (id, table) in [(&id, "slow"), (&other, "t")] {
+        let done = until(&store, id, |record| record.state == State::Done).await.record;
+        assert_eq!((deleted(&done), done.steps), (FILES, 2 + FILES), "each step is committed once: {done:?}");
+        let files = first.deleted_of(table).union(&second.deleted_of(table)).copied().collect::<BTreeSet<u64>>();
+        assert_eq!(files, (0..FILES).collect());
+        assert!(done.note.contains("12 files are deleted") && done.ended_ms.is_some(), "{done:?}");
+    }
+    assert_eq!(scopes(&store).await, Vec::<String>::new());
+    // Submitted again, it is what it was.
+    let (_, record) = purge("slow");
+    let known = calls::submit(&store, &id, &record, soon()).await.unwrap();
+    assert!(matches!(known, Submitted::Known(known) if known.record.state == State::Done));
+    assert!(store.get(clock::KEY, ReadOptions::default(), soon()).await.unwrap().value.is_some());
+    drop(keepers);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poisoned_procedure_keeps_its_scopes_until_it_is_cleared() {
+    let mut cluster = founded(pace()).await;
+    let store = cluster.client();
+    let _worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
+    let damaged = submit(&store, "damaged").await;
+    let poisoned = until(&store, &damaged, |record| record.state == State::Poisoned).await.record;
+    assert!(
+        poisoned.note.contains("has failed 4 times") && poisoned.note.contains("cannot be deleted"),
+        "{poisoned:?}"
+    );
+    let odd = submit(&store, "odd").await;
+    let doubtful = until(&store, &odd, |record| record.state == State::Poisoned).await.record;
+    assert_eq!(doubtful.failures, 0);
+    assert_eq!(scopes(&store).await, ["/catalog/a/damaged", "/catalog/a/odd"]);
+    let (id, record) = purge("damaged");
+    let taken = calls::submit(&store, &id, &record, soon()).await.unwrap();
+    assert!(matches!(&taken, Submitted::Taken(scopes) if scopes[0].owner.to_string().contains(&damaged)), "{taken:?}");
+
+    // Also under another leader.
+    let leader = cluster.leader().await;
+    cluster.stop(leader).await;
+    assert!(matches!(calls::cancel(&store, &odd, soon()).await.unwrap(), Asked::NotNow(_)));
+    assert!(matches!(calls::clear(&store, &damaged, Clear::Retry, soon()).await.unwrap(), Asked::Now(_)));
+    let again = until(&store, &damaged, |record| record.state == State::Poisoned).await.record;
+    assert_eq!(again.failures, poisoned.failures, "it was tried as often again");
+    for id in [&damaged, &odd] {
+        assert!(matches!(calls::clear(&store, id, Clear::GiveUp, soon()).await.unwrap(), Asked::Now(_)));
+        let over = until(&store, id, |record| record.ended_ms.is_some()).await.record;
+        assert!(over.state == State::Failed && over.note.starts_with("given up: "), "{over:?}");
+    }
+    assert_eq!(scopes(&store).await, Vec::<String>::new());
+    // What cannot be done, and was not begun, ends by itself.
+    let shared = submit(&store, "shared").await;
+    let failed = until(&store, &shared, |record| record.state == State::Failed).await.record;
+    assert_eq!(failed.note, "another table lives there");
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_procedure_is_cancelled_while_that_is_not_too_late() {
+    let mut cluster = founded(Pace { retention: Duration::from_secs(3600), ..pace() }).await;
+    let store = cluster.client();
+    let worker = Worker::new();
+    let _keeper = NodeKeeper::start(cluster.client(), "w", worker.clone());
+    let id = submit(&store, "t").await;
+    let waits = until(&store, &id, |record| record.accepted_ms.is_some()).await.record;
+    assert_eq!((waits.step.as_str(), waits.due_ms), (RETAIN, waits.accepted_ms.map(|at| at + 3_600_000)));
+    assert!(matches!(calls::cancel(&store, &id, soon()).await.unwrap(), Asked::Now(_)));
+    let over = until(&store, &id, |record| record.ended_ms.is_some()).await.record;
+    assert_eq!((over.state, worker.deleted_of("t").len()), (State::Cancelled, 0));
+    assert_eq!(scopes(&store).await, Vec::<String>::new());
+
+    // Its time has come before: files go.
+    let (id, record) = purge("slow");
+    let begun = Record { step: DELETE.to_owned(), accepted_ms: Some(0), ..record };
+    calls::submit(&store, &id, &begun, soon()).await.unwrap();
+    worker.may.add_permits(1);
+    until(&store, &id, |record| deleted(record) == 1).await;
+    calls::cancel(&store, &id, soon()).await.unwrap();
+    worker.may.add_permits(FILES as usize * 2);
+    let done = until(&store, &id, |record| record.state == State::Done).await.record;
+    assert!(!done.cancel && deleted(&done) == FILES, "{done:?}");
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_is_bounded_and_what_nobody_knows_is_left_alone() {
+    let mut cluster = founded(Pace { most_ended: 2, ..pace() }).await;
+    let store = cluster.client();
+    let (id, record) = ("of-later", Record::new("of_a_later_release", "s", "first", kept(&1), 0));
+    calls::submit(&store, id, &record, soon()).await.unwrap();
+    store
+        .commit(lake_proto::kv::Txn::cas("/lake/proc/odd", lake_proto::kv::Expected::Absent, "?"), soon())
+        .await
+        .unwrap();
+    let _worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
+    let mut last = String::new();
+    for n in 0..5 {
+        last = submit(&store, &format!("t{n}")).await;
+        let ended = calls::wait(&store, &last, soon()).await.unwrap();
+        // The one that has just ended may be the one that is forgotten only if it is older than two others.
+        assert!(ended.is_some_and(|p| p.record.state == State::Done));
+    }
+    eventually("the oldest to be forgotten", async || {
+        let all = calls::list(&store, ReadOptions::default(), soon()).await.ok()?.value;
+        (all.iter().filter(|p| p.record.state == State::Done).count() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(get(&store, &last).await.record.state, State::Done);
+    assert_eq!(get(&store, id).await.record, record);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deposed_leader_advances_nothing() {
+    let peers = Processes::founded(100_000).await;
+    let store = peers.store();
+    let worker = Worker::new();
+    let _keeper = NodeKeeper::start(peers.store(), "w", worker.clone());
+    let id = submit(&store, "slow").await;
+    worker.may.add_permits(2);
+    until(&store, &id, |record| deleted(record) == 2).await;
+    // It sleeps with a part in hand, whose answer it is sent.
+    let asleep = peers.leader().await;
+    peers.signal(asleep, Signal::STOP);
+    peers.leader_besides(&[asleep]).await;
+    worker.may.add_permits(FILES as usize * 3);
+    let done = until(&store, &id, |record| record.state == State::Done).await;
+    assert_eq!((deleted(&done.record), done.record.steps), (FILES, 2 + FILES));
+    peers.signal(asleep, Signal::CONT);
+    // Awake, it has heard of the other leader, and applied what that one has done since.
+    let other = submit(&store, "t").await;
+    until(&store, &other, |record| record.state == State::Done).await;
+    let revision = store.get("/kv/any", ReadOptions::default(), soon()).await.unwrap().revision;
+    eventually("the one that slept to follow", async || {
+        let status = peers.status(asleep).await?;
+        (status.leader.as_ref()?.id != asleep && status.revision >= revision).then_some(())
+    })
+    .await;
+    assert_eq!(get(&store, &id).await, done);
+}

@@ -1,0 +1,98 @@
+//! Chores: what the metadata cluster's leader has this node do to objects, as a worker. A step of a procedure comes as
+//! an instruction ([`lake_client::remote::node`]), a bounded part of it is done, and the answer says where the next
+//! one begins.
+//!
+//! - [`purge`]: the files of a dropped table are deleted.
+//!
+//! What holds:
+//! - a chore looks its procedure up before it changes anything, and does nothing for one that is not at that step any
+//!   more;
+//! - a part that was begun runs to its end, whatever becomes of the stream that it came on; shutdown waits for it;
+//! - of one procedure a node does one part at a time.
+//!
+//! Limits: [`AT_ONCE`] parts at a time, the others wait; a part ends by itself after [`PART`], and some while.
+
+pub mod purge;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use lake_client::procedures::purge::{PURGE_TABLE, Task};
+use tokio::sync::Semaphore;
+
+use crate::table::Tables;
+
+/// Parts that are done at a time.
+pub const AT_ONCE: usize = 2;
+/// After so long a part ends where it can.
+pub const PART: Duration = Duration::from_secs(10);
+/// How long what a part asks the metadata may take.
+const ASK: Duration = Duration::from_secs(10);
+
+/// The chores of a node.
+#[derive(Debug)]
+pub struct Chores {
+    tables: Arc<Tables>,
+    turns: Arc<Semaphore>,
+    in_hand: Arc<Mutex<BTreeSet<String>>>,
+}
+
+/// A procedure that this node has in hand, until it is dropped.
+#[derive(Debug)]
+struct InHand {
+    all: Arc<Mutex<BTreeSet<String>>>,
+    id: String,
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+impl Chores {
+    /// Of a node with these tables.
+    pub fn new(tables: Arc<Tables>) -> Self {
+        Self { tables, turns: Arc::new(Semaphore::new(AT_ONCE)), in_hand: Arc::default() }
+    }
+
+    /// The ids of the procedures in hand.
+    pub fn in_hand(&self) -> Vec<String> {
+        self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// Carries out an instruction of a kind; `None`: that is none of these.
+    ///
+    /// # Errors
+    /// Why it was not done. It may be asked for again.
+    pub async fn carry_out(&self, kind: &str, payload: &[u8]) -> Option<Result<Bytes, String>> {
+        match kind {
+            PURGE_TABLE => Some(match Task::of(payload) {
+                Ok(task) => self.purge(task).await,
+                Err(why) => Err(why),
+            }),
+            _ => None,
+        }
+    }
+
+    async fn purge(&self, task: Task) -> Result<Bytes, String> {
+        let in_hand = self.take(&task.id)?;
+        let (tables, turns) = (self.tables.clone(), self.turns.clone());
+        let part = async move {
+            let _in_hand = in_hand;
+            let _turn = turns.acquire_owned().await;
+            purge::part(&tables, task, Instant::now() + PART).await
+        };
+        self.tables.owned(part).await.map(|answer| answer.to_bytes()).map_err(|e| e.to_string())
+    }
+
+    fn take(&self, id: &str) -> Result<InHand, String> {
+        let mut all = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        if !all.insert(id.to_owned()) {
+            return Err(format!("procedure {id} is in hand here already"));
+        }
+        Ok(InHand { all: self.in_hand.clone(), id: id.to_owned() })
+    }
+}

@@ -1,0 +1,77 @@
+//! What is served: Flight SQL, and the calls of Flight that Flight SQL does not speak of.
+//!
+//! - PollFlightInfo: planning is all that has to be waited for before rows can be asked for, and is short; so the first answer is
+//!   the whole one, and a query is run as its rows are taken, however long that lasts.
+//! - GetSchema: what GetFlightInfo says of the rows.
+
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::{
+    Action, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, PollInfo, SchemaResult, Ticket,
+};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::service::LakeFlight;
+
+/// See the module.
+#[derive(Clone)]
+pub struct Served(pub LakeFlight);
+
+type Result<T> = std::result::Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl FlightService for Served {
+    type HandshakeStream = <LakeFlight as FlightService>::HandshakeStream;
+    type ListFlightsStream = <LakeFlight as FlightService>::ListFlightsStream;
+    type DoGetStream = <LakeFlight as FlightService>::DoGetStream;
+    type DoPutStream = <LakeFlight as FlightService>::DoPutStream;
+    type DoActionStream = <LakeFlight as FlightService>::DoActionStream;
+    type ListActionsStream = <LakeFlight as FlightService>::ListActionsStream;
+    type DoExchangeStream = <LakeFlight as FlightService>::DoExchangeStream;
+
+    async fn handshake(&self, request: Request<Streaming<HandshakeRequest>>) -> Result<Self::HandshakeStream> {
+        self.0.handshake(request).await
+    }
+
+    async fn list_flights(&self, request: Request<Criteria>) -> Result<Self::ListFlightsStream> {
+        self.0.list_flights(request).await
+    }
+
+    async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<FlightInfo> {
+        self.0.get_flight_info(request).await
+    }
+
+    async fn poll_flight_info(&self, request: Request<FlightDescriptor>) -> Result<PollInfo> {
+        let info = self.0.get_flight_info(request).await?;
+        Ok(info.map(|info| PollInfo {
+            info: Some(info),
+            flight_descriptor: None,
+            progress: Some(1.0),
+            expiration_time: None,
+        }))
+    }
+
+    async fn get_schema(&self, request: Request<FlightDescriptor>) -> Result<SchemaResult> {
+        let info = self.0.get_flight_info(request).await?;
+        Ok(info.map(|info| SchemaResult { schema: info.schema }))
+    }
+
+    async fn do_get(&self, request: Request<Ticket>) -> Result<Self::DoGetStream> {
+        self.0.do_get(request).await
+    }
+
+    async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Self::DoPutStream> {
+        self.0.do_put(request).await
+    }
+
+    async fn do_action(&self, request: Request<Action>) -> Result<Self::DoActionStream> {
+        self.0.do_action(request).await
+    }
+
+    async fn list_actions(&self, request: Request<Empty>) -> Result<Self::ListActionsStream> {
+        self.0.list_actions(request).await
+    }
+
+    async fn do_exchange(&self, request: Request<Streaming<FlightData>>) -> Result<Self::DoExchangeStream> {
+        self.0.do_exchange(request).await
+    }
+}

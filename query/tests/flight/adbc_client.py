@@ -1,0 +1,155 @@
+"""The official ADBC driver for Flight SQL against lake's query nodes. Each function is one session."""
+
+import datetime
+import decimal
+import sys
+
+import adbc_driver_flightsql.dbapi as flight_sql
+import pyarrow as pa
+from adbc_driver_flightsql import StatementOptions
+
+UTC = datetime.timezone.utc
+
+
+def same(have, want):
+    assert have == want, f"{have!r} is not {want!r}"
+
+
+def refused(words, call):
+    try:
+        call()
+    except Exception as error:
+        assert words in str(error), f"{words!r} is not in {error}"
+    else:
+        raise AssertionError(f"was not refused: {words}")
+
+
+def connect(uri, **options):
+    return flight_sql.connect(uri, **{"autocommit": True} | options)
+
+
+def rows(cursor, sql, parameters=None):
+    cursor.execute(sql, parameters)
+    return cursor.fetchall()
+
+
+def parameters(uri, other):
+    with connect(uri) as lake, lake.cursor() as cursor:
+        same(rows(cursor, "SELECT name FROM fruit WHERE id = ?", [1]), [("apple",)])
+        same(rows(cursor, "SELECT id FROM fruit WHERE name IS NOT DISTINCT FROM $1", [None]), [(2,)])
+        values = [
+            True,
+            -(2**63) + 1,
+            0.1,
+            "it's \\ ü",
+            b"\x00\xff",
+            decimal.Decimal("-12.50"),
+            datetime.date(2026, 2, 28),
+            datetime.datetime(2026, 2, 28, 23, 59, 59, 999999),
+            datetime.time(12, 0, 0, 5),
+        ]
+        marks = ", ".join("?" for _ in values)
+        same(rows(cursor, f"SELECT {marks}", values), [tuple(values)])
+        # Of a schema, a time zone is part of the type.
+        at = datetime.datetime(2026, 1, 1, tzinfo=UTC)
+        same(rows(cursor, "SELECT ? = TIMESTAMP '2026-01-01 00:00:00+00:00'", [at]), [(True,)])
+        same(rows(cursor, "SELECT id FROM fruit ORDER BY id LIMIT ?", [1]), [(1,)])
+        cursor.execute("INSERT INTO fruit VALUES (?, ?)", [3, "cherry"])
+        cursor.executemany("INSERT INTO fruit (name, id) VALUES (?, ?)", [("date", 4), (None, 5)])
+        same(cursor.rowcount, 2)
+        cursor.executemany("UPDATE fruit SET name = ? WHERE id = ?", [("elder", 5), ("fig", 2)])
+        refused("does not exist", lambda: cursor.execute("SELECT * FROM nowhere WHERE id = ?", [1]))
+        refused("2 parameters", lambda: cursor.execute("SELECT ?, ?", [1]))
+    with connect(other) as lake, lake.cursor() as cursor:
+        names = [("apple",), ("fig",), ("cherry",), ("date",), ("elder",)]
+        same(rows(cursor, "SELECT name FROM fruit ORDER BY id"), names)
+
+
+def transactions(uri, other):
+    with flight_sql.connect(uri) as lake, lake.cursor() as cursor:
+        cursor.execute("INSERT INTO fruit VALUES (?, ?)", [10, "ten"])
+        cursor.executemany("INSERT INTO fruit VALUES (?, ?)", [(11, "eleven")])
+        same(rows(cursor, "SELECT count(*) FROM fruit"), [(4,)])
+        with connect(other) as elsewhere, elsewhere.cursor() as outside:
+            same(rows(outside, "SELECT count(*) FROM fruit"), [(2,)])
+        lake.commit()
+        cursor.execute("DELETE FROM fruit WHERE id > ?", [0])
+        same(rows(cursor, "SELECT count(*) FROM fruit"), [(0,)])
+        cursor.adbc_ingest("fruit", pa.table({"id": [12], "name": ["twelve"]}), mode="append")
+        same(rows(cursor, "SELECT name FROM fruit"), [("twelve",)])
+        lake.rollback()
+        refused("inside of a transaction", lambda: cursor.execute("CREATE TABLE x (id BIGINT)"))
+        lake.rollback()
+
+
+def ingest(uri, other):
+    some = pa.table({"id": pa.array([1, 2], pa.int64()), "name": pa.array(["one", None], pa.large_string())})
+    with connect(uri) as lake, lake.cursor() as cursor:
+        same(cursor.adbc_ingest("made", some, mode="create"), 2)
+        refused("exists already", lambda: cursor.adbc_ingest("made", some, mode="create"))
+        # By name, and what does not come has no value.
+        same(cursor.adbc_ingest("made", some.select(["name", "id"]), mode="append"), 2)
+        same(cursor.adbc_ingest("made", some.select(["id"]), mode="append"), 2)
+        same(rows(cursor, "SELECT count(*), count(name), sum(id) FROM made"), [(6, 2, 9)])
+        refused("nowhere", lambda: cursor.adbc_ingest("nowhere", some, mode="append"))
+        odd = pa.table({"id": [1], "odd": [1]})
+        refused("odd", lambda: cursor.adbc_ingest("made", odd, mode="append"))
+        same(rows(cursor, "SELECT count(*) FROM made"), [(6,)])
+        seven = pa.table({"id": [7], "name": ["seven"]})
+        same(cursor.adbc_ingest("made", seven, mode="replace"), 1)
+        for _ in range(2):
+            same(cursor.adbc_ingest("again", some, mode="create_append"), 2)
+        same(rows(cursor, "SELECT count(*) FROM again"), [(4,)])
+        cursor.execute("CREATE SCHEMA elsewhere")
+        cursor.adbc_ingest("t", seven, mode="create", db_schema_name="elsewhere")
+        same(rows(cursor, "SELECT name FROM elsewhere.t"), [("seven",)])
+        # Many batches are one change; one that fails leaves nothing.
+        batches = [pa.record_batch({"id": range(n, n + 1000)}) for n in range(0, 200_000, 1000)]
+        reader = pa.RecordBatchReader.from_batches(batches[0].schema, batches)
+        same(cursor.adbc_ingest("many", reader, mode="create"), 200_000)
+
+        def broken():
+            yield batches[0]
+            raise ValueError("no more")
+
+        reader = pa.RecordBatchReader.from_batches(batches[0].schema, broken())
+        refused("", lambda: cursor.adbc_ingest("many", reader, mode="append"))
+        same(rows(cursor, "SELECT count(*) FROM many"), [(200_000,)])
+
+
+def frames(uri, other):
+    import pandas
+    import polars
+
+    with connect(uri) as lake:
+        frame = pandas.read_sql("SELECT * FROM fruit WHERE id < ? ORDER BY id", lake, params=[2])
+        same(frame["name"].tolist(), ["apple"])
+        pandas.DataFrame({"id": [1, 2, 3], "x": [0.5, None, 1.5]}).to_sql("from_pandas", lake, index=False)
+        query = "SELECT * FROM fruit ORDER BY id"
+        same(polars.read_database(query, lake).rows(), [(1, "apple"), (2, None)])
+        made = polars.DataFrame({"id": [1, 2], "name": ["a", None]})
+        same(made.write_database("from_polars", lake, engine="adbc"), 2)
+    with connect(other) as lake, lake.cursor() as cursor:
+        cursor.execute("SELECT x FROM from_pandas ORDER BY id")
+        same(cursor.fetch_df()["x"].isna().tolist(), [False, True, False])
+        cursor.execute("SELECT * FROM from_polars ORDER BY id")
+        same(cursor.fetch_polars().rows(), [(1, "a"), (2, None)])
+
+
+def catalog(uri, other):
+    with connect(uri) as lake, lake.cursor() as cursor:
+        same(lake.adbc_get_info()["vendor_name"], "lake")
+        same(sorted(lake.adbc_get_table_types()), ["TABLE", "VIEW"])
+        same(lake.adbc_get_table_schema("fruit").names, ["id", "name"])
+        found = lake.adbc_get_objects(depth="columns", table_name_filter="fru%").read_all().to_pylist()
+        tables = found[0]["catalog_db_schemas"][0]["db_schema_tables"]
+        same([column["column_name"] for column in tables[0]["table_columns"]], ["id", "name"])
+        insert = "INSERT INTO fruit VALUES (20, 'twenty')"
+        option = StatementOptions.RPC_CALL_HEADER_PREFIX.value + "lake-operation-id"
+        for node in (uri, other):
+            with connect(node) as again, again.cursor(adbc_stmt_kwargs={option: "order 20"}) as once:
+                once.execute(insert)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,138 @@
+//! Tickets: what they hold, where and how long they are good, and that nobody else makes them.
+
+use std::time::{Duration, Instant};
+
+use arrow_flight::sql::{Any, Command, ProstMessageExt, TicketStatementQuery};
+use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightInfo, Ticket};
+use futures::{StreamExt, TryStreamExt};
+use prost::Message;
+
+use crate::common::{Cluster, number, numbers, rows_of, run};
+use crate::{flight_sql, redeem, ticket};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_reads_what_was_there_on_any_node() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t AS SELECT 1 AS x").await;
+    run(&sql, "CREATE VIEW v AS SELECT x FROM t").await;
+    let mut clients = [flight_sql(&cluster, 0).await, flight_sql(&cluster, 1).await];
+    let query = "SELECT count(*) FROM t JOIN v ON true".to_owned();
+    let info = clients[0].execute(query, None).await.unwrap();
+    assert!(info.endpoint[0].expiration_time.is_some());
+    run(&sql, "INSERT INTO t VALUES (2), (3)").await;
+    run(&sql, "CREATE OR REPLACE VIEW v AS SELECT x FROM t WHERE false").await;
+    for client in &mut clients {
+        let rows = redeem(client, ticket(&info)).await.unwrap();
+        assert_eq!(rows_of(&rows), [["1"]], "the table and the view as they were");
+    }
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 3);
+    run(&sql, "DROP VIEW v").await;
+    run(&sql, "DROP TABLE t").await;
+    let rows = redeem(&mut clients[1], ticket(&info)).await.unwrap();
+    assert_eq!(rows_of(&rows), [["1"]], "its files are there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_whose_metadata_is_gone_is_found_in_what_came_after() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT) WITH ('write.metadata.previous-versions-max' = '1')").await;
+    run(&sql, "INSERT INTO t VALUES (1)").await;
+    let (mut here, mut there) = (flight_sql(&cluster, 0).await, flight_sql(&cluster, 1).await);
+    let info = here.execute("SELECT * FROM t".to_owned(), None).await.unwrap();
+    let before = cluster.files(".metadata.json");
+    run(&sql, "ALTER TABLE t ADD COLUMN y BIGINT").await;
+    for _ in 0..3 {
+        run(&sql, "INSERT INTO t VALUES (2, 3)").await;
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    while cluster.files(".metadata.json").iter().any(|file| before.contains(file)) {
+        assert!(Instant::now() < until, "the version's metadata is still there");
+        tokio::task::yield_now().await;
+    }
+    // The other node has it in no cache.
+    let rows = redeem(&mut there, ticket(&info)).await.unwrap();
+    assert_eq!(rows_of(&rows), [["1"]]);
+    run(&sql, "DROP TABLE t").await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let error = redeem(&mut flight_sql(&cluster, 1).await, ticket(&info)).await.unwrap_err();
+    assert!(error.contains("is gone") && error.contains("run the query again"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_that_was_tampered_with_is_refused() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let info = client.execute("SELECT x FROM t".to_owned(), None).await.unwrap();
+    let handle = match Command::try_from(Any::decode(&*ticket(&info).ticket).unwrap()).unwrap() {
+        Command::TicketStatementQuery(ticket) => ticket.statement_handle,
+        other => panic!("{other:?}"),
+    };
+    let with = |handle: Vec<u8>| Ticket {
+        ticket: TicketStatementQuery { statement_handle: handle.into() }.as_any().encode_to_vec().into(),
+    };
+    let place = handle.windows(9).position(|bytes| bytes == b".metadata").unwrap();
+    let mut forged = handle.to_vec();
+    forged[place] = b'/';
+    for wrong in [forged, handle[..40].to_vec(), vec![1], b"{}".to_vec()] {
+        let error = redeem(&mut client, with(wrong)).await.unwrap_err();
+        assert!(error.contains("not made by"), "{error}");
+    }
+    assert_eq!(rows_of(&redeem(&mut client, with(handle.to_vec())).await.unwrap()), [["1"]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn asking_changes_nothing_and_a_change_is_made_once_whichever_nodes_are_asked() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let (mut one, mut other) = (flight_sql(&cluster, 0).await, flight_sql(&cluster, 1).await);
+    let mut infos = Vec::new();
+    for insert in
+        ["INSERT INTO t VALUES (1)", "INSERT INTO t SELECT count(*) FROM t", "CREATE TABLE u AS SELECT 5 AS x"]
+    {
+        infos.push(one.execute(insert.to_owned(), None).await.unwrap());
+    }
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+    for info in &infos {
+        let counts = [
+            redeem(&mut one, ticket(info)).await.unwrap(),
+            redeem(&mut other, ticket(info)).await.unwrap(),
+            redeem(&mut one, ticket(info)).await.unwrap(),
+        ];
+        assert!(counts.iter().all(|count| rows_of(count) == [["1"]]), "{counts:?}");
+    }
+    assert_eq!(numbers(&sql, "SELECT x FROM t").await, [1, 1]);
+    assert_eq!(numbers(&sql, "SELECT x FROM u").await, [5]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_is_cancelled_by_its_flight_info() {
+    let cluster = Cluster::start(1).await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let endless = "SELECT value FROM generate_series(1, 1000000000000)".to_owned();
+    let info = client.execute(endless, None).await.unwrap();
+    let mut rows = client.do_get(ticket(&info)).await.unwrap();
+    rows.next().await.unwrap().unwrap();
+    assert_eq!(cancel(&cluster, &info).await, CancelStatus::Cancelled);
+    let error = rows.try_for_each(|_| std::future::ready(Ok(()))).await.unwrap_err();
+    assert!(error.to_string().contains("cancelled"), "{error}");
+    // Its slot is given back, and there is nothing left to be cancelled.
+    let until = Instant::now() + Duration::from_secs(60);
+    while cluster.nodes[0].engine().running() > 0 {
+        assert!(Instant::now() < until, "the query still runs");
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(cancel(&cluster, &info).await, CancelStatus::NotCancellable);
+}
+
+async fn cancel(cluster: &Cluster, info: &FlightInfo) -> CancelStatus {
+    let body = CancelFlightInfoRequest::new(info.clone()).encode_to_vec();
+    let action = Action::new("CancelFlightInfo", body);
+    let mut client = flight_sql(cluster, 0).await;
+    let answers: Vec<_> = client.do_action(tonic::Request::new(action)).await.unwrap().try_collect().await.unwrap();
+    CancelFlightInfoResult::decode(&*answers[0].body).unwrap().status()
+}

@@ -1,0 +1,217 @@
+//! What the purge of a dropped table deletes, as workers do it part by part; and what it leaves.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use lake_client::catalog::{Catalog, TableIdent};
+use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task};
+use lake_client::procedures::{Procedure, Record, State, calls, kept};
+use lake_query::Kind;
+use lake_query::chores::{Chores, purge};
+
+use crate::common::*;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+async fn procedure(cluster: &Cluster, subject: &str) -> Procedure {
+    let all = calls::list(cluster.store.as_ref(), Default::default(), soon()).await.unwrap().value;
+    let is = |p: &Procedure| p.record.subject == subject && p.record.state == State::Active;
+    all.into_iter().find(is).unwrap_or_else(|| panic!("nothing is done with {subject}"))
+}
+
+async fn change(cluster: &Cluster, procedure: Procedure, record: Record) -> Procedure {
+    let txn = record.change(&procedure.id, procedure.mod_revision);
+    let committed = cluster.store.commit(txn, soon()).await.unwrap().result;
+    assert!(committed.succeeded, "{committed:?}");
+    Procedure { mod_revision: committed.revision, record, ..procedure }
+}
+
+/// Does what the leader does with the purge of a table, with parts as small as can be: each is done by one node, whose
+/// answer is lost, and then by another one. Gives what was kept in the end, and how many parts there were; or what the
+/// purge was stopped by.
+async fn purged(cluster: &Cluster, table: &str) -> Result<(Purge, usize), Answer> {
+    let mut procedure = procedure(cluster, table).await;
+    let record = Record { step: CHECK.to_owned(), ..procedure.record.clone() };
+    procedure = change(cluster, procedure, record).await;
+    for parts in 1.. {
+        let record = procedure.record.clone();
+        let task = Task { id: procedure.id.clone(), step: record.step.clone(), purge: record.data().unwrap() };
+        let nodes = cluster.nodes.iter().cycle().skip(parts).take(2);
+        let mut answer = Answer::Over;
+        for node in nodes {
+            answer = purge::part(node.engine().tables(), task.clone(), Instant::now()).await.unwrap();
+        }
+        let (step, purge) = match answer {
+            Answer::Part(purge) => (record.step.clone(), purge),
+            Answer::Done(purge) if record.step == CHECK => (DELETE.to_owned(), purge),
+            Answer::Done(purge) => return Ok((*purge, parts)),
+            other => return Err(other),
+        };
+        let next = Record { step, data: kept(&purge), ..record };
+        procedure = change(cluster, procedure, next).await;
+    }
+    unreachable!()
+}
+
+/// Where the files of a table are.
+fn home(cluster: &Cluster, table: &str) -> PathBuf {
+    let begins = format!("/{table}-");
+    let metadata = cluster.files(".metadata.json");
+    let of = metadata.iter().find(|path| path.to_string_lossy().contains(&begins));
+    of.and_then(|path| path.ancestors().nth(2)).unwrap_or_else(|| panic!("no {table} in {metadata:?}")).to_owned()
+}
+
+fn all_files(cluster: &Cluster) -> BTreeSet<PathBuf> {
+    cluster.files("").into_iter().collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_files_of_the_table_are_deleted_and_none_else() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE other AS SELECT * FROM (VALUES (1), (2)) v(x)").await;
+    run(&client, "CREATE TABLE t (k BIGINT, x BIGINT) PARTITIONED BY (k) WITH ('write.delete.mode' = 'merge-on-read')")
+        .await;
+    for n in 0..4 {
+        run(&client, &format!("INSERT INTO t SELECT value % 20, value + {n} FROM generate_series(1, 200)")).await;
+    }
+    run(&client, "DELETE FROM t WHERE x % 7 = 0").await;
+    run(&client, "CALL system.rewrite_manifests('t')").await;
+    run(&client, "UPDATE t SET x = 0 WHERE k = 3").await;
+    let before = all_files(&cluster);
+    let location = home(&cluster, "t");
+    assert!(cluster.files(".parquet").iter().filter(|file| file.starts_with(&location)).count() > 80);
+    run(&client, "DROP TABLE t PURGE").await;
+    assert_eq!(refused(&client, "SELECT * FROM t").await.kind, Kind::NotFound, "it leaves the catalog at once");
+    assert_eq!(all_files(&cluster), before, "and its files stay for a while");
+
+    // Its name is another's meanwhile; and something lies in its location that it knows nothing of.
+    run(&client, "CREATE TABLE t AS SELECT 7 AS x").await;
+    let theirs = location.join("data/notes.txt");
+    std::fs::write(&theirs, "mine").unwrap();
+    let expected: BTreeSet<PathBuf> =
+        all_files(&cluster).into_iter().filter(|file| !file.starts_with(&location) || *file == theirs).collect();
+    let (purge, parts) = purged(&cluster, "default.t").await.unwrap();
+    assert_eq!(all_files(&cluster), expected);
+    assert!(parts > 5 && purge.outside == 0 && purge.kept.is_empty(), "{parts} {purge:?}");
+    assert!(purge.deleted as usize >= before.iter().filter(|file| file.starts_with(&location)).count(), "{purge:?}");
+    // Directories that are left empty go, and no other.
+    assert!(theirs.exists() && !location.join("metadata").exists());
+    assert_eq!(std::fs::read_dir(location.join("data")).unwrap().count(), 1);
+    assert_eq!(numbers(&client, "SELECT x FROM t").await, [7]);
+    assert_eq!(numbers(&client, "SELECT x FROM other ORDER BY x").await, [1, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_live_tables_refer_to_stays() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1::BIGINT AS x").await;
+    let first = cluster.files(".parquet");
+    run(&client, "INSERT INTO t VALUES (2)").await;
+    let source = first[0].display();
+    run(&client, "CREATE TABLE borrower (x BIGINT)").await;
+    run(&client, &format!("CALL system.add_files('borrower', 'file://{source}')")).await;
+    run(&client, "DROP TABLE t PURGE").await;
+    let (purge, _) = purged(&cluster, "default.t").await.unwrap();
+    assert_eq!(purge.kept, [format!("file://{source}")]);
+    assert_eq!(numbers(&client, "SELECT x FROM borrower").await, [1]);
+    assert_eq!(cluster.files(".parquet"), first);
+
+    // What a table has borrowed is not its own.
+    run(&client, "DROP TABLE borrower PURGE").await;
+    let (purge, _) = purged(&cluster, "default.borrower").await.unwrap();
+    assert!(purge.outside > 0, "{purge:?}");
+    assert_eq!(all_files(&cluster).into_iter().collect::<Vec<_>>(), first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_lives_on_is_not_purged() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let metadata = cluster.files(".metadata.json").pop().unwrap();
+    // The same table, twice, as nothing of lake's makes it.
+    let catalog = Catalog::new(cluster.store.clone());
+    let ident = |name: &str| TableIdent::new("default".parse().unwrap(), name).unwrap();
+    let pointer = catalog.load_table(&ident("t"), soon()).await.unwrap().unwrap().value;
+    catalog.create_table(&ident("again"), &pointer, soon()).await.unwrap();
+    let before = all_files(&cluster);
+    run(&client, "DROP TABLE t PURGE").await;
+    let stopped = purged(&cluster, "default.t").await.unwrap_err();
+    assert!(matches!(&stopped, Answer::Refused(why) if why.contains("default.again is the same table")), "{stopped:?}");
+    // While a purge waits the table is not registered.
+    let register = format!("CALL system.register_table('third', 'file://{}')", metadata.display());
+    let error = refused(&client, &register).await;
+    assert!(error.kind == Kind::Conflict && error.message.contains("lake meta proc cancel purge-"), "{error}");
+    let over = procedure(&cluster, "default.t").await;
+    let failed = Record { state: State::Failed, ..over.record.clone() };
+    let id = over.id.clone();
+    change(&cluster, over, failed).await;
+    run(&client, "DROP TABLE again").await;
+    run(&client, &register).await;
+    assert_eq!(numbers(&client, "SELECT count(*) FROM third").await, [1]);
+    assert_eq!(all_files(&cluster), before);
+
+    // A part of it that comes late finds that it is over.
+    let purge = calls::get(cluster.store.as_ref(), &id, soon()).await.unwrap().unwrap().record.data().unwrap();
+    for step in [CHECK, DELETE] {
+        let task = Task { id: id.clone(), step: step.to_owned(), purge: Purge::clone(&purge) };
+        let chores = Chores::new(cluster.nodes[0].engine().tables().clone());
+        let answer = chores.carry_out(PURGE_TABLE, &task.to_bytes()).await.unwrap().unwrap();
+        assert_eq!(Answer::of(&answer), Ok(Answer::Over));
+        assert!(chores.in_hand().is_empty());
+    }
+    assert_eq!(all_files(&cluster), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_to_purge_is_told() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    assert_eq!(refused(&client, "DROP TABLE t PURGE").await.kind, Kind::NotFound);
+    run(&client, "DROP TABLE IF EXISTS t PURGE").await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    run(&client, "DROP TABLE t PURGE").await;
+    let listed = text(&client, "SELECT kind, subject, state, step, steps, failures, note FROM system.procedures").await;
+    assert_eq!(listed, [["purge_table", "default.t", "active", "retain", "0", "0", ""]]);
+    assert_eq!(number(&client, "SELECT count(*) FROM system.procedures WHERE submitted <= now()").await, 1);
+    // Files that somebody else has deleted.
+    for file in cluster.files(".metadata.json") {
+        std::fs::remove_file(file).unwrap();
+    }
+    let fresh = Cluster::over(cluster.store.clone(), 2, |options| options).await;
+    let stopped = purged(&fresh, "default.t").await.unwrap_err();
+    assert!(matches!(&stopped, Answer::Refused(why) if why.contains("is gone")), "{stopped:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_table_comes_back_while_its_files_are_there() {
+    let cluster = Cluster::start(2).await;
+    let (client, other) = (cluster.client(0).await, cluster.client(1).await);
+    assert_eq!(refused(&client, "UNDROP TABLE t").await.kind, Kind::NotFound);
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    run(&client, "DROP TABLE t PURGE").await;
+    let dropped = procedure(&cluster, "default.t").await;
+    run(&client, "CREATE TABLE t AS SELECT 2 AS x").await;
+    assert_eq!(refused(&client, "UNDROP TABLE t").await.kind, Kind::AlreadyExists);
+    run(&client, "DROP TABLE t").await;
+    run(&other, "UNDROP TABLE t").await;
+    assert_eq!(numbers(&client, "SELECT x FROM t").await, [1]);
+    let purge = calls::get(cluster.store.as_ref(), &dropped.id, soon()).await.unwrap().unwrap().record;
+    assert_eq!((purge.state, purge.note.as_str()), (State::Cancelled, "the table was undropped"));
+    assert_eq!(refused(&client, "UNDROP TABLE t").await.kind, Kind::NotFound, "once");
+
+    // Dropped again it is purged again; and then it is too late.
+    run(&client, "INSERT INTO t VALUES (3)").await;
+    run(&client, "DROP TABLE t PURGE").await;
+    let again = procedure(&cluster, "default.t").await;
+    assert_ne!(again.id, dropped.id);
+    let record = Record { step: DELETE.to_owned(), ..again.record.clone() };
+    change(&cluster, again, record).await;
+    let late = refused(&client, "UNDROP TABLE t").await;
+    assert!(late.kind == Kind::Conflict && late.message.contains("are being deleted"), "{late}");
+}

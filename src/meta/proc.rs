@@ -1,0 +1,249 @@
+//! `lake meta proc`: what the leader does in steps, and what it has done lately.
+
+use anyhow::{Result, bail};
+use lake_client::procedures::calls::{self, Asked, Clear};
+use lake_client::procedures::{Procedure, State};
+use serde_json::{Value, json};
+
+use super::EXIT_NO;
+use super::cluster::{Cluster, ReadArgs};
+use super::output::{FormatArgs, escaped, moment};
+use crate::columns::columns;
+
+/// The commands of `lake meta proc`.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// The procedures that there are, and those that have ended lately
+    List(ListArgs),
+    /// All that is kept of one
+    Show(ShowArgs),
+    /// Wait until one has ended, or is poisoned
+    Wait(WaitArgs),
+    /// Have one not go on, if that can be
+    Cancel(CancelArgs),
+    /// Have a poisoned one go on, or end, once it was looked into
+    Clear(ClearArgs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A procedure is `active` until it is `done`, has `failed` (nothing is in doubt), or was `cancelled`. One is `poisoned` if
+what it has done outside of the metadata is in doubt: it keeps its scopes until it is cleared.
+
+Exit codes: 0 none is poisoned, 3 one is.
+
+Examples:
+  lake meta proc list
+  lake meta proc list --active --format json")]
+pub struct ListArgs {
+    /// Only those that have not ended
+    #[arg(long)]
+    active: bool,
+    #[command(flatten)]
+    read: ReadArgs,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes: 0 it is there, 3 there is none of this id.
+
+Example:
+  lake meta proc show purge-6d3f0c1e-7f7e-4c52-9a0e-2f8a4c1d5b60-1742")]
+pub struct ShowArgs {
+    /// Its id
+    id: String,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes: 0 it is done, 3 it has ended otherwise, is poisoned, is not there, or was still active when the time was up.
+
+Example:
+  lake meta proc wait purge-6d3f0c1e-7f7e-4c52-9a0e-2f8a4c1d5b60-1742 --timeout-secs 600")]
+pub struct WaitArgs {
+    /// Its id
+    id: String,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+It is the leader who decides, by what was done already: the purge of a table can be cancelled until files are deleted.
+The command waits until it has decided.
+
+Exit codes: 0 it is cancelled, 3 it is not: it goes on, has ended, or is not there.
+
+Example:
+  lake meta proc cancel purge-6d3f0c1e-7f7e-4c52-9a0e-2f8a4c1d5b60-1742")]
+pub struct CancelArgs {
+    /// Its id
+    id: String,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Look into what its note says first, and at what it was about to do: `lake meta proc show`.
+
+Exit codes: 0 cleared, 3 it is not poisoned, or not there.
+
+Example:
+  lake meta proc clear purge-6d3f0c1e-7f7e-4c52-9a0e-2f8a4c1d5b60-1742 --retry")]
+pub struct ClearArgs {
+    /// Its id
+    id: String,
+    #[command(flatten)]
+    how: HowArgs,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct HowArgs {
+    /// It goes on with the step at which it stands
+    #[arg(long)]
+    retry: bool,
+    /// It ends as failed, and its scopes go
+    #[arg(long)]
+    give_up: bool,
+}
+
+impl Command {
+    /// Whether it changes nothing.
+    pub fn only_reads(&self) -> bool {
+        matches!(self, Self::List(_) | Self::Show(_) | Self::Wait(_))
+    }
+}
+
+/// Does what was asked.
+///
+/// # Errors
+/// As every call.
+pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
+    match command {
+        Command::List(args) => list(cluster, args).await,
+        Command::Show(args) => {
+            let found = calls::get(&cluster.store()?, &args.id, cluster.deadline()).await?;
+            tell(args.format, &args.id, found.as_ref(), found.is_some())
+        }
+        Command::Wait(args) => {
+            let found = calls::wait(&cluster.store()?, &args.id, cluster.deadline()).await?;
+            let done = found.as_ref().is_some_and(|p| p.record.state == State::Done);
+            tell(args.format, &args.id, found.as_ref(), done)
+        }
+        Command::Cancel(args) => cancel(cluster, args).await,
+        Command::Clear(args) => {
+            let how = if args.how.retry { Clear::Retry } else { Clear::GiveUp };
+            let asked = calls::clear(&cluster.store()?, &args.id, how, cluster.deadline()).await?;
+            let cleared = matches!(asked, Asked::Now(_));
+            tell(args.format, &args.id, found(asked).as_ref(), cleared)
+        }
+    }
+}
+
+async fn list(cluster: &Cluster, args: ListArgs) -> Result<u8> {
+    let (store, options) = args.read.open(cluster).await?;
+    let read = calls::list(&store, options, cluster.deadline()).await?;
+    let shown: Vec<&Procedure> = read.value.iter().filter(|p| !args.active || !p.record.state.is_ended()).collect();
+    args.format.print(
+        || table(&shown),
+        || {
+            let procedures: Value = shown.iter().map(|p| procedure_json(p)).collect();
+            json!({ "revision": read.revision, "procedures": procedures })
+        },
+    )?;
+    Ok(if read.value.iter().any(|p| p.record.state == State::Poisoned) { EXIT_NO } else { 0 })
+}
+
+/// Asks, and waits for what the leader says.
+async fn cancel(cluster: &Cluster, args: CancelArgs) -> Result<u8> {
+    let (store, deadline) = (cluster.store()?, cluster.deadline());
+    let mut seen = match calls::cancel(&store, &args.id, deadline).await? {
+        Asked::Now(seen) => Some(*seen),
+        other => found(other),
+    };
+    while seen.as_ref().is_some_and(|p| p.record.cancel && p.record.state == State::Active) {
+        if std::time::Instant::now() >= deadline {
+            bail!("procedure {} is asked to be cancelled, and no leader has decided about it yet", args.id);
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        seen = calls::get(&store, &args.id, deadline).await?;
+    }
+    let cancelled = seen.as_ref().is_some_and(|p| p.record.state == State::Cancelled);
+    tell(args.format, &args.id, seen.as_ref(), cancelled)
+}
+
+fn found(asked: Asked) -> Option<Procedure> {
+    match asked {
+        Asked::Now(procedure) | Asked::NotNow(procedure) => Some(*procedure),
+        Asked::NotFound => None,
+    }
+}
+
+/// Prints one, or that there is none.
+fn tell(format: FormatArgs, id: &str, procedure: Option<&Procedure>, yes: bool) -> Result<u8> {
+    format.answer(
+        yes,
+        || match procedure {
+            Some(procedure) => detail(procedure),
+            None => format!("there is no procedure {}, or none any more\n", escaped(id)),
+        },
+        || procedure.map_or(Value::Null, procedure_json),
+    )
+}
+
+fn table(procedures: &[&Procedure]) -> String {
+    let heading = ["ID", "KIND", "SUBJECT", "STATE", "STEP", "STEPS", "FAILURES", "CHANGED", "NOTE"];
+    let mut rows = vec![heading.map(str::to_owned)];
+    rows.extend(procedures.iter().map(|Procedure { id, record, .. }| {
+        [
+            escaped(id),
+            escaped(&record.kind),
+            escaped(&record.subject),
+            record.state.as_str().to_owned(),
+            escaped(&record.step),
+            record.steps.to_string(),
+            record.failures.to_string(),
+            moment(record.changed_unix_ms),
+            escaped(&record.note),
+        ]
+    }));
+    columns(rows)
+}
+
+fn detail(procedure: &Procedure) -> String {
+    let Procedure { id, record, mod_revision } = procedure;
+    let lines = [
+        ("id", escaped(id)),
+        ("kind", escaped(&record.kind)),
+        ("subject", escaped(&record.subject)),
+        ("state", record.state.as_str().to_owned()),
+        ("step", escaped(&record.step)),
+        ("steps", record.steps.to_string()),
+        ("failures", record.failures.to_string()),
+        ("scopes", if record.scopes.is_empty() { "-".to_owned() } else { escaped(&record.scopes.join(" ")) }),
+        ("submitted", moment(record.submitted_unix_ms)),
+        ("changed", moment(record.changed_unix_ms)),
+        ("revision", mod_revision.to_string()),
+        ("note", escaped(&record.note)),
+        ("data", escaped(&record.data.to_string())),
+    ];
+    columns(lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect())
+}
+
+fn procedure_json(procedure: &Procedure) -> Value {
+    let mut value = serde_json::to_value(&procedure.record).unwrap_or_default();
+    if let Value::Object(object) = &mut value {
+        object.insert("id".to_owned(), json!(procedure.id));
+        object.insert("mod_revision".to_owned(), json!(procedure.mod_revision));
+        object.insert("changed".to_owned(), json!(moment(procedure.record.changed_unix_ms)));
+    }
+    value
+}

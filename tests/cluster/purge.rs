@@ -1,0 +1,119 @@
+//! A table with thousands of files is dropped with PURGE, and whoever deletes them is killed in the middle of each
+//! part, and the leader after it: all of its files go, and none else.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use lake_chaos::{ProcessName, Role};
+use serde_json::Value;
+
+use crate::common::{PATIENCE, Scratch, TestCluster, lake, table, until};
+
+/// Files of the table that is dropped, one for each partition.
+const FILES: usize = 2000;
+/// Of which so many are written by one statement.
+const AT_ONCE: usize = 500;
+/// Where a worker dies (`query/src/chores/purge.rs`).
+const STEPS: [&str; 5] = ["purge-checked", "purge-files", "purge-manifests", "purge-lists", "purge-metadata"];
+
+fn files(dir: &Path) -> BTreeSet<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let below = entries.flat_map(|entry| match entry.path() {
+        path if path.is_dir() => files(&path),
+        path => BTreeSet::from([path]),
+    });
+    below.collect()
+}
+
+/// What `lake meta proc list` says of the only procedure.
+async fn listed(scratch: &Scratch, cluster: &TestCluster) -> Result<Value, String> {
+    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
+    let printed = lake(&scratch.path(""), &["meta", "proc", "list", "--at", &at, "--format", "json"]).await;
+    let listing: Value = serde_json::from_str(&printed.out).map_err(|e| format!("{e}: {printed:?}"))?;
+    listing["procedures"].as_array().and_then(|all| all.first()).cloned().ok_or_else(|| listing.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_files_of_a_dropped_table_go_and_none_else_whoever_is_killed() {
+    let _alone = crate::common::alone().await;
+    let scratch = Scratch::new();
+    let step_file = scratch.path("die-at");
+    let variable = ("LAKE_QUERY_DIE_AT".into(), step_file.clone().into_os_string());
+    let cluster = TestCluster::start_as(&scratch, |spec| {
+        let args = ["--purge-retention-secs", "0", "--node-heartbeat-ms", "500", "--node-lease-ms", "3000"];
+        spec.metasrv_args = args.map(str::to_owned).to_vec();
+        spec.query_env = vec![variable];
+    })
+    .await;
+    let sql = cluster.sql(0).await;
+    sql.run("CREATE TABLE other AS SELECT 1 AS x").await.unwrap();
+    sql.run("CREATE TABLE t (k BIGINT, x BIGINT) PARTITIONED BY (k)").await.unwrap();
+    for first in (1..=FILES).step_by(AT_ONCE) {
+        let rows = format!("generate_series({first}, {})", first + AT_ONCE - 1);
+        let insert = format!("INSERT INTO t SELECT value, 2 * value FROM {rows}");
+        sql.run_within(&insert, 5 * PATIENCE).await.unwrap();
+    }
+    sql.run("DELETE FROM t WHERE k < 100").await.unwrap();
+    let warehouse = scratch.path("lake-data/warehouse");
+    let is_of_t = |file: &PathBuf| file.strip_prefix(&warehouse).is_ok_and(|f| f.to_string_lossy().contains("/t-"));
+    let before = files(&warehouse);
+    assert!(before.iter().filter(|file| is_of_t(file)).count() > FILES);
+    std::fs::write(&step_file, STEPS[0]).unwrap();
+    sql.run("DROP TABLE t PURGE").await.unwrap();
+
+    let workers = [ProcessName::query(1), ProcessName::query(2)];
+    let lives = |name: ProcessName| cluster.processes.process(name).unwrap().state().pid.is_some();
+    for step in STEPS {
+        std::fs::write(&step_file, step).unwrap();
+        for name in workers.into_iter().filter(|name| !lives(*name)) {
+            cluster.processes.start_one(name).await.unwrap();
+        }
+        // One after the other is given the part, until none is left.
+        until(&format!("all workers to die at {step}"), PATIENCE, || async {
+            match workers.into_iter().find(|name| lives(*name)) {
+                Some(name) => Err(format!("{name} lives: {:?}", listed(&scratch, &cluster).await)),
+                None => Ok(()),
+            }
+        })
+        .await;
+        let leader = cluster.processes.leader(PATIENCE).await.unwrap();
+        cluster.processes.process(leader.process).unwrap().kill().await.unwrap();
+        cluster.processes.leader(PATIENCE).await.unwrap();
+        cluster.processes.start_one(leader.process).await.unwrap();
+    }
+    std::fs::remove_file(&step_file).unwrap();
+    for name in workers {
+        cluster.processes.start_one(name).await.unwrap();
+    }
+    let sql = cluster.sql(0).await;
+    sql.run("CREATE TABLE t AS SELECT 7 AS x").await.unwrap();
+    let done = until("the purge to be done", PATIENCE, || async {
+        let listed = listed(&scratch, &cluster).await?;
+        if listed["state"] == "done" { Ok(listed) } else { Err(listed.to_string()) }
+    })
+    .await;
+    assert!(done["note"].as_str().is_some_and(|note| note.contains("files are deleted")), "{done}");
+    let left: BTreeSet<PathBuf> = before.iter().filter(|file| !is_of_t(file)).cloned().collect();
+    let now = files(&warehouse);
+    assert_eq!(now.intersection(&before).cloned().collect::<BTreeSet<_>>(), left);
+    assert_eq!(sql.numbers("SELECT x FROM t").await, [7]);
+    assert_eq!(sql.numbers("SELECT x FROM other").await, [1]);
+
+    let shown = sql.run("SELECT kind, subject, state, step FROM system.procedures").await.unwrap();
+    let shown = table(&shown.batches);
+    assert!(shown.contains("| purge_table | default.t | done  | delete |"), "{shown}");
+    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
+    let id = done["id"].as_str().unwrap();
+    let meta =
+        async |args: &[&str]| lake(&scratch.path(""), &[&["meta", "proc"][..], args, &["--at", &at]].concat()).await;
+    let printed = meta(&["show", id]).await;
+    assert!(
+        printed.code == Some(0) && printed.out.contains("default.t") && printed.out.contains("done"),
+        "{printed:?}"
+    );
+    assert_eq!(meta(&["wait", id]).await.code, Some(0));
+    for refused in [["cancel", id].as_slice(), &["clear", id, "--retry"], &["show", "nothing"]] {
+        assert_eq!(meta(refused).await.code, Some(3), "{refused:?}");
+    }
+    cluster.stop().await;
+}
