@@ -22,8 +22,9 @@ use crate::run::recorder::Scribe;
 const ACCOUNTS: i64 = 8;
 const OPENING_BALANCE: i64 = 100;
 const MAX_AMOUNT: i64 = 20;
-/// How stale a bounded read may be.
+/// How stale a bounded read may be: chance says how far below this. A peer that is cut off is not so for long.
 const MAX_STALENESS: Duration = Duration::from_secs(2);
+const LEAST_STALENESS: Duration = Duration::from_millis(200);
 
 pub(super) fn plan(clients: usize) -> Plan {
     let (opened, acknowledged) = (Opened::default(), Acknowledged::default());
@@ -156,7 +157,7 @@ async fn read_all(
     let action = |balances| Action::Bank(Bank::Read { balances });
     let consistency = match access.rng.random_range(0..4) {
         0 => Consistency::Local,
-        1 => Consistency::Bounded(MAX_STALENESS),
+        1 => Consistency::Bounded(access.rng.random_range(LEAST_STALENESS..=MAX_STALENESS)),
         _ => Consistency::Linearizable,
     };
     let options = ReadOptions { consistency, min_revision: opened, ..ReadOptions::default() };
