@@ -103,7 +103,10 @@ pub fn opened(handle: &[u8]) -> Result<StatementTicket> {
 /// # Errors
 /// `Exhausted`: they are too many; `Invalid`: they cannot be read.
 pub async fn values(stream: PeekableFlightDataStream, max_bytes: usize) -> Result<Option<RecordBatch>> {
-    let mut batches = FlightRecordBatchStream::new_from_flight_data(stream.map_err(FlightError::from));
+    // Who sends no values may send the command alone.
+    let stream = stream.map_err(FlightError::from);
+    let stream = stream.try_filter(|data| std::future::ready(!data.data_header.is_empty()));
+    let mut batches = FlightRecordBatchStream::new_from_flight_data(stream);
     let (mut taken, mut bytes, mut rows) = (Vec::new(), 0usize, 0usize);
     while let Some(batch) = batches.try_next().await.map_err(|e| failed(e, "reading the values of the parameters"))? {
         bytes += batch.get_array_memory_size();
