@@ -1,4 +1,4 @@
-//! Compiles the .proto files with protox, so that building needs no protoc.
+//! Compiles the .proto files, which are one package, with protox, so that building needs no protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=build.rs");

@@ -300,11 +300,11 @@ mod tests {
                     assert!(commits(&store, &held).await);
                 }
                 // Half of them just die.
-                let until = if n % 2 == 0 { clock::now() } else { held.held_until() };
-                if n % 2 == 0 {
+                if n.is_multiple_of(2) {
                     held.release().await.unwrap();
+                    return (began, clock::now());
                 }
-                (began, until)
+                (began, held.held_until())
             })
         });
         let mut terms = Vec::new();

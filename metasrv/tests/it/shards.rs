@@ -292,7 +292,7 @@ async fn history(
     prefix: &str,
     last: Revision,
 ) -> BTreeMap<Revision, Vec<(String, Option<KeyValue>)>> {
-    let mut stream = store.watch(prefix, 1, soon()).await.unwrap();
+    let mut stream = MetaStore::watch(store, prefix, 1, soon()).await.unwrap();
     let mut history = BTreeMap::new();
     loop {
         let told = tokio::time::timeout(PATIENCE, stream.next()).await.expect("it is told in time").unwrap().unwrap();

@@ -113,7 +113,10 @@ impl TicketKeys {
         let known = |ring: &Ring| ring.keys.iter().find(|key| key.id == id).cloned();
         let key = match known(&self.known()) {
             Some(key) => key,
-            None => known(&self.look(deadline).await?).ok_or_else(unknown)?,
+            None => {
+                let ring = self.look(deadline).await?;
+                known(&ring).ok_or_else(unknown)?
+            }
         };
         hmac::verify(&key.key(), message, tag).map_err(|_| unknown())?;
         Ok(message)

@@ -9,7 +9,6 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_server::FlightService;
-use arrow_flight::sql::action_cancel_query_result::CancelResult;
 use arrow_flight::sql::metadata::{SqlInfoData, XdbcTypeInfoData};
 use arrow_flight::sql::server::{FlightSqlService, PeekableFlightDataStream};
 use arrow_flight::sql::{
@@ -441,9 +440,10 @@ impl FlightSqlService for LakeFlight {
         request: Request<Action>,
     ) -> Result<ActionCancelQueryResult, Status> {
         let info = FlightInfo::decode(query.info).map_err(|e| refused(Error::invalid(e)))?;
+        // The numbers are the same.
         let result = match self.cancel(request.metadata(), &info).await? {
-            true => CancelResult::Cancelled,
-            false => CancelResult::NotCancellable,
+            true => CancelStatus::Cancelled,
+            false => CancelStatus::NotCancellable,
         };
         Ok(ActionCancelQueryResult { result: result as i32 })
     }

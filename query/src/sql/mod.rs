@@ -369,9 +369,22 @@ impl Engine {
             });
         }
         if let Action::UndropTable(ident) = action {
-            let (command, schema) = (Command::UndropTable, count_schema(Command::UndropTable));
+            let command = Command::UndropTable;
             let work = Work::Ddl(Box::new(Ddl::UndropTable(ident)));
-            return Ok(Planned { command, schema, stale: found.stale, deadline, tables, faults, state, work, slot });
+            let (schema, stale) = (count_schema(command), found.stale);
+            return Ok(Planned {
+                command,
+                schema,
+                stale,
+                deadline,
+                parameters,
+                pins,
+                tables,
+                faults,
+                state,
+                work,
+                slot,
+            });
         }
         if let Action::View(statement) = action {
             let command = statement.command();

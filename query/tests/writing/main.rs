@@ -17,3 +17,4 @@ mod rows;
 mod sessions;
 mod table;
 mod tables;
+mod upkeep;

@@ -76,9 +76,9 @@ impl Phi {
         self.last = self.last.max(now);
     }
 
-    /// Nobody could be heard for so long.
-    pub fn forgive(&mut self, pause: Duration) {
-        self.last += pause;
+    /// Nobody could be heard for so long, until now.
+    pub fn forgive(&mut self, pause: Duration, now: Instant) {
+        self.last = (self.last + pause).min(now);
     }
 
     /// How surely it is lost.
@@ -166,7 +166,7 @@ impl Detectors {
     pub fn look(&mut self, now: Instant) {
         let since = self.looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
         if since > LATE {
-            self.nodes.values_mut().for_each(|watched| watched.phi.forgive(since));
+            self.nodes.values_mut().for_each(|watched| watched.phi.forgive(since, now));
         }
         self.looked = Some(now);
     }

@@ -129,7 +129,6 @@ fn followers_come_first_when_a_node_is_lost() {
         assert_eq!(change.route.node, before[&change.shard].route.followers[0]);
         assert!(!change.route.followers.contains(&"c".to_owned()) && change.route.followers.len() == 1);
     }
-    let mut world = world;
     world.apply(&lost);
     let world = world.settled();
     assert!(world.routes.values().all(|fenced| fenced.route.nodes().all(|node| node != "c")));

@@ -1,0 +1,88 @@
+//! Upkeep: what tables ask for, of whoever has them, under a guard.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use lake_client::shards::key;
+use lake_client::store::Token;
+use lake_proto::kv::Compare;
+use lake_query::upkeep::{Claim, Round, Upkeep};
+use uuid::Uuid;
+
+use crate::common::*;
+use crate::table::metadata;
+
+/// Has these tables, as long as a route is as it was.
+#[derive(Debug)]
+struct Has {
+    tables: HashSet<Uuid>,
+    guard: Mutex<Vec<Compare>>,
+}
+
+#[async_trait]
+impl Claim for Has {
+    fn guard(&self, table: Uuid) -> Option<Vec<Compare>> {
+        self.tables.contains(&table).then(|| self.guard.lock().unwrap().clone())
+    }
+
+    fn is_any(&self) -> bool {
+        true
+    }
+
+    async fn lost(&self, _: Uuid) {
+        std::future::pending().await
+    }
+}
+
+/// Moves the shard; says what guards its new route.
+async fn moved(cluster: &Cluster, token: Option<Token>) -> (Token, Vec<Compare>) {
+    let put = cluster.store.cas(&key(0), token, "a route".into(), std::time::Instant::now() + TIMEOUT.unwrap()).await;
+    let result = put.unwrap().result;
+    assert!(result.succeeded);
+    (Token::at(result.revision), vec![Compare::mod_revision(key(0), result.revision)])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_get_what_they_ask_for_from_whoever_has_them() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    let files = async |table: &str| number(&client, &format!("SELECT count(*) FROM \"{table}$files\"")).await;
+    let fill = async |table: &str| {
+        for n in 0..6 {
+            run(&client, &format!("INSERT INTO \"{table}\" VALUES ({n})")).await;
+        }
+    };
+    // One with an odd name, one that asks for nothing, and one that is another's.
+    for (table, asks) in [("It's", true), ("silent", false), ("other", true)] {
+        run(&client, &format!("CREATE TABLE \"{table}\" (x BIGINT)")).await;
+        if asks {
+            let property = "SET TBLPROPERTIES ('lake.compaction.enabled' = 'true')";
+            run(&client, &format!("ALTER TABLE \"{table}\" {property}")).await;
+        }
+        fill(table).await;
+    }
+    let mut tables = HashSet::new();
+    for table in ["It's", "silent"] {
+        tables.insert(metadata(&cluster, table).await.uuid());
+    }
+    let (route, guard) = moved(&cluster, None).await;
+    let claim = Arc::new(Has { tables, guard: Mutex::new(guard) });
+    let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), claim.clone());
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0 });
+    assert_eq!(files("It's").await, 1);
+    assert_eq!((files("silent").await, files("other").await), (6, 6));
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 0, failed: 0 }, "there is nothing to do");
+
+    // The shard is moved, which its worker does not know yet: nothing of what it does is committed.
+    fill("It's").await;
+    let before = metadata(&cluster, "It's").await.current_snapshot_id();
+    let (_, guard) = moved(&cluster, Some(route)).await;
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 0, failed: 0 });
+    assert_eq!(metadata(&cluster, "It's").await.current_snapshot_id(), before);
+    // Under the new fence it is.
+    *claim.guard.lock().unwrap() = guard;
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0 });
+    assert_eq!(files("It's").await, 1);
+    assert_eq!(number(&client, "SELECT sum(x) FROM \"It's\"").await, 30);
+}
