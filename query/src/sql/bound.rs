@@ -134,12 +134,9 @@ impl Bound {
         let names: Vec<Expr> = (0..count).map(|i| Expr::Identifier(Ident::with_quote('"', column(i)))).collect();
         replace(statement, &names);
         select_rows(statement)?;
-        let fields = values
-            .schema()
-            .fields()
-            .iter()
-            .enumerate()
-            .map(|(i, field)| Field::new(column(i), field.data_type().clone(), true));
+        let bound = values.schema();
+        let fields =
+            bound.fields().iter().enumerate().map(|(i, field)| Field::new(column(i), field.data_type().clone(), true));
         let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         let rows = RecordBatch::try_new(schema.clone(), values.columns().to_vec())
             .map_err(|e| Error::invalid(format!("reading the values of the parameters: {e}")))?;
