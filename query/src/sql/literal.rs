@@ -19,7 +19,8 @@ use crate::error::{Error, Result};
 /// `NotSupported`, naming the parameter and the type, for values that SQL has no literals for.
 pub fn of(column: &ArrayRef, row: usize, parameter: usize) -> Result<Expr> {
     let failed = |e: &dyn std::fmt::Display| Error::invalid(format!("reading the value of parameter {parameter}: {e}"));
-    if column.is_null(row) {
+    // A column of nothing else has no marks of which are null.
+    if column.is_null(row) || *column.data_type() == DataType::Null {
         return Ok(plain(Value::Null));
     }
     let as_type = |data_type: &DataType| cast(&column.slice(row, 1), data_type).map_err(|e| failed(&e));
