@@ -283,9 +283,9 @@ fn a_peer_that_dies_by_itself_is_part_of_the_verdict() {
     assert!(said.contains("logs/metasrv-1.log") && peers.findings[0].explanation.len() > 2, "{said}");
     let page = std::fs::read_to_string(run.out().join("report.html")).unwrap();
     assert!(page.contains("peer 1 was killed by signal 6"), "{page}");
-    // Nothing else was wrong.
+    // Nothing else was wrong; on a busy machine something may have shown too little.
     let others = results.checks.iter().filter(|outcome| outcome.checker != "peers");
-    assert!(others.clone().all(|outcome| outcome.verdict.word() == "valid"), "{:?}", others.collect::<Vec<_>>());
+    assert!(others.clone().all(|outcome| outcome.verdict.word() != "violation"), "{:?}", others.collect::<Vec<_>>());
 }
 
 /// Elsewhere than on a terminal a line is told every ten seconds, and when faults begin or end.

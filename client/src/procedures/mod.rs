@@ -235,13 +235,13 @@ impl Record {
 
     /// The transaction that submits it under this id, and does nothing where the id is taken or one of its scopes is.
     pub fn submission(&self, id: &str) -> Txn {
-        let key = key(id);
-        let acquire =
-            |path: &String| Op::AcquireScope { path: path.clone(), owner: ScopeOwner::Procedure(id.to_owned()) };
+        let (key, owner) = (key(id), ScopeOwner::Procedure(id.to_owned()));
+        let free = |path: &String| Compare::scope_free(path.clone(), Some(owner.clone()));
+        let acquire = |path: &String| Op::AcquireScope { path: path.clone(), owner: owner.clone() };
+        let when = self.scopes.iter().map(free).chain([Compare::absent(&key)]).collect();
         let mut then: Vec<Op> = self.scopes.iter().map(acquire).collect();
         then.push(Op::put(&key, self.to_bytes()));
-        let when = self.scopes.iter().map(|path| Compare::scope_free(path.clone(), None));
-        Txn { when: when.chain([Compare::absent(&key)]).collect(), then, otherwise: vec![] }
+        Txn { when, then, otherwise: vec![] }
     }
 
     /// The transaction that puts it in the place of what was read at `revision`; with its end its scopes go.

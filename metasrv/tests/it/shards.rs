@@ -383,7 +383,8 @@ async fn a_leader_that_slept_moves_nothing() {
         at_the_sleeper.move_shard(v1::MoveShardRequest { shard: 0, node: "a".to_owned() }).await
     });
     peers.leader_besides(&[asleep]).await;
-    let moved = store.move_shard(0, "b", soon()).await.unwrap();
+    // The workers come to the new leader one after the other.
+    let moved = eventually("b to be given the shard", async || store.move_shard(0, "b", soon()).await.ok()).await;
     let now = store.move_shard(0, "b", soon()).await.unwrap();
     assert_eq!((now.fence, now.to.as_str()), (moved.fence, "b"));
     peers.signal(asleep, Signal::CONT);

@@ -556,6 +556,7 @@ impl Gone {
 }
 
 /// Ids of rows, in format version 3: a data file that does not tell its first one has those that follow the file before it.
+/// Delete files have none, though there are writers whose lists say so of manifests of them.
 struct RowIds {
     spec_id: i32,
     next: Option<i64>,
@@ -563,7 +564,8 @@ struct RowIds {
 
 impl RowIds {
     fn of(manifest: &ManifestFile) -> Self {
-        let next = manifest.first_row_id.and_then(|id| i64::try_from(id).ok());
+        let first = manifest.first_row_id.filter(|_| manifest.content == ManifestContentType::Data);
+        let next = first.and_then(|id| i64::try_from(id).ok());
         Self { spec_id: manifest.partition_spec_id, next }
     }
 
@@ -759,6 +761,7 @@ async fn merge(
     let mut merged = writer.write_manifest_file().await?;
     // Each entry tells its own. Rows of before an upgrade to format version 3 have no ids, and get some now.
     let first: Option<Vec<u64>> = group.iter().map(|file| file.first_row_id).collect();
+    let first = first.filter(|_| content == ManifestContentType::Data);
     merged.first_row_id = first.and_then(|first| first.into_iter().min());
     Ok(merged)
 }

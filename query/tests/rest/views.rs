@@ -181,10 +181,10 @@ async fn several_tables_change_together_or_not_at_all() {
     let before = cluster.files("metadata.json").len();
     commit(made.clone()).await.expect(204);
     assert_eq!(cluster.files("metadata.json").len(), before);
-    let mut other = made;
-    other[0]["updates"][0]["uuid"] = json!(uuid::Uuid::from_u128(1));
-    other[0]["updates"].as_array_mut().unwrap().pop();
-    commit(other).await.refused(409, "CommitFailedException");
+    let mut elsewhere = made;
+    elsewhere[0]["updates"][0]["uuid"] = json!(uuid::Uuid::from_u128(1));
+    elsewhere[0]["updates"].as_array_mut().unwrap().pop();
+    commit(elsewhere).await.refused(409, "CommitFailedException");
 
     // Many at once, in turn with commits to one of the tables: all are made.
     let transactions = (0..8).map(|i| {
