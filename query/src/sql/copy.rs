@@ -182,7 +182,17 @@ impl CopyFrom {
             _ => self.columns.iter().map(ToString::to_string).collect(),
         };
         let into = if own.is_empty() { String::new() } else { format!(" ({})", own.join(", ")) };
-        let select = if self.by_name && !own.is_empty() { own.join(", ") } else { "*".to_owned() };
+        let null = files::split(&self.source).1.null;
+        let select = match (columns, null) {
+            // All of it is text, and the reader takes nothing but an empty value for NULL.
+            (Some(columns), Some(null)) if !self.by_name => {
+                let null = null.replace('\'', "''");
+                let names = columns.fields().iter().map(|field| quote(field.name()));
+                names.map(|name| format!("nullif({name}, '{null}') AS {name}")).collect::<Vec<_>>().join(", ")
+            }
+            _ if self.by_name && !own.is_empty() => own.join(", "),
+            _ => "*".to_owned(),
+        };
         format!("INSERT INTO {}{into} SELECT {select} FROM {source} AS copied", self.table)
     }
 }

@@ -150,20 +150,11 @@ impl FileOptions {
     }
 
     fn csv(&self) -> CsvFormat {
-        let null = self.null.as_deref().map(exactly);
         CsvFormat::default()
             .with_has_header(self.header.unwrap_or(true))
             .with_delimiter(self.delimiter.unwrap_or(b','))
             .with_quote(self.quote.unwrap_or(b'"'))
-            .with_null_regex(null)
     }
-}
-
-/// The regular expression of this very text. A backslash before what has no meaning of its own would give it one, or be an error.
-fn exactly(text: &str) -> String {
-    let has_meaning = |c: char| r"\.+*?()|[]{}^$#&-~".contains(c);
-    let escaped: String = text.chars().flat_map(|c| has_meaning(c).then_some('\\').into_iter().chain([c])).collect();
-    format!("^{escaped}$")
 }
 
 /// The name by which a statement's catalog has a file of which more is known.
@@ -334,19 +325,5 @@ fn location(url: &ListingTableUrl) -> String {
     match url.scheme() {
         "file" => format!("file:///{}", url.prefix()),
         _ => format!("{}{}", url.object_store().as_str(), url.prefix()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_text_for_null_is_that_text_and_no_pattern() {
-        for (text, pattern) in
-            [("", "^$"), ("NULL", "^NULL$"), ("<NA>", "^<NA>$"), ("–", "^–$"), ("- /", "^\\- /$"), ("\\N", "^\\\\N$")]
-        {
-            assert_eq!(exactly(text), pattern);
-        }
     }
 }
