@@ -559,10 +559,12 @@ async fn fall_behind(cluster: &TestCluster, way: &Way, id: u64, writes: usize, b
         cluster.put(&format!("/kv/{}/{}", ["a", "b"][n % 2], n % 3), vec![n as u8; bytes]).await;
     }
     let leader = cluster.leader().await;
-    eventually("the log to be purged", async || {
+    let written = cluster.status(leader).await.last_log_index;
+    eventually("the log to be purged, behind a snapshot of all of it", async || {
         // A snapshot is taken, and the log behind it purged, as writes come.
         cluster.put("/kv/b/more", "v").await;
-        (cluster.status(leader).await.purged_index > behind).then_some(())
+        let status = cluster.status(leader).await;
+        (status.purged_index > behind && status.snapshot_index >= written).then_some(())
     })
     .await;
     way.open();

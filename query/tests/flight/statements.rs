@@ -46,8 +46,8 @@ async fn parameters_are_bound_and_run_on_any_node() {
     update.set_parameters(values(vec![Arc::new(words), Arc::new(ids)])).unwrap();
     assert_eq!(update.execute_update().await.unwrap(), 2);
     assert_eq!(text(&sql, "SELECT what FROM t ORDER BY id").await, [["x"], ["NULL"], ["y"]]);
-    let mut failing = client.prepare("UPDATE t SET id = 10 / ? WHERE id = 3".to_owned(), None).await.unwrap();
-    failing.set_parameters(values(vec![Arc::new(Int64Array::from(vec![2, 0]))])).unwrap();
+    let mut failing = client.prepare("UPDATE t SET id = id / ? WHERE id = 3".to_owned(), None).await.unwrap();
+    failing.set_parameters(values(vec![Arc::new(Int64Array::from(vec![1, 0]))])).unwrap();
     let error = failing.execute_update().await.unwrap_err();
     assert!(error.to_string().contains("nothing was committed"), "{error}");
     assert_eq!(number(&sql, "SELECT CAST(max(id) AS BIGINT) FROM t").await, 3);
