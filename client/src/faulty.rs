@@ -50,7 +50,7 @@ impl FaultyStore {
 
 /// Long enough for any call of a test.
 pub fn soon() -> Instant {
-    clock::now() + Duration::from_secs(5)
+    clock::now() + Duration::from_secs(30)
 }
 
 #[async_trait]
