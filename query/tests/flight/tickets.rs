@@ -1,13 +1,12 @@
 //! Tickets: what they hold, where and how long they are good, and that nobody else makes them.
 
-use std::time::{Duration, Instant};
-
 use arrow_flight::sql::{Any, Command, ProstMessageExt, TicketStatementQuery};
 use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightInfo, Ticket};
 use futures::{StreamExt, TryStreamExt};
 use prost::Message;
 
 use crate::common::{Cluster, number, numbers, rows_of, run};
+use crate::support::eventually;
 use crate::{flight_sql, redeem, ticket};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -46,11 +45,11 @@ async fn a_version_whose_metadata_is_gone_is_found_in_what_came_after() {
     for _ in 0..3 {
         run(&sql, "INSERT INTO t VALUES (2, 3)").await;
     }
-    let until = Instant::now() + Duration::from_secs(60);
-    while cluster.files(".metadata.json").iter().any(|file| before.contains(file)) {
-        assert!(Instant::now() < until, "the version's metadata is still there");
-        tokio::task::yield_now().await;
-    }
+    eventually("the version's metadata to be gone", async || {
+        let stays = cluster.files(".metadata.json").iter().any(|file| before.contains(file));
+        (!stays).then_some(())
+    })
+    .await;
     // The other node has it in no cache.
     let rows = redeem(&mut there, ticket(&info)).await.unwrap();
     assert_eq!(rows_of(&rows), [["1"]]);
@@ -121,12 +120,11 @@ async fn a_query_is_cancelled_by_its_flight_info() {
     let error = rows.try_for_each(|_| std::future::ready(Ok(()))).await.unwrap_err();
     assert!(error.to_string().contains("cancelled"), "{error}");
     // Its slot is given back, and there is nothing left to be cancelled.
-    let until = Instant::now() + Duration::from_secs(60);
-    while cluster.nodes[0].engine().running() > 0 {
-        assert!(Instant::now() < until, "the query still runs");
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(cancel(&cluster, &info).await, CancelStatus::NotCancellable);
+    eventually("the query to be let go of", async || {
+        let running = cluster.nodes[0].engine().running();
+        (running == 0 && cancel(&cluster, &info).await == CancelStatus::NotCancellable).then_some(())
+    })
+    .await;
 }
 
 async fn cancel(cluster: &Cluster, info: &FlightInfo) -> CancelStatus {
