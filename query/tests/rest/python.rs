@@ -45,7 +45,7 @@ fn scripts() -> PathBuf {
 /// Runs a function of a script beside this file, with these arguments; it must end well. Returns what it printed.
 pub async fn run(script: &str, function: &str, arguments: &[&str]) -> String {
     let path = scripts().join(script).display().to_string();
-    let arguments = [&["-B", path.as_str(), function], arguments].concat();
+    let arguments = [&["-B", path.as_str(), function][..], arguments].concat();
     python(script, &arguments).await
 }
 
