@@ -132,6 +132,7 @@ fn line(seen: &Seen) -> Option<String> {
             applied.index, applied.term, applied.revision, applied.state
         ),
         Seen::Lost { peer } => format!("p{peer} has lost its disk"),
+        Seen::Differs { peer, index, what } => format!("p{peer} has done with entry {index} what it must not: {what}"),
         Seen::Installed { peer, index, state } => {
             format!("p{peer} begins from a snapshot at {index}: state {state:032x}")
         }
