@@ -8,6 +8,7 @@ use lake_proto::v1;
 use super::super::invariants::{Broken, Seen, broken};
 use super::super::load::Came;
 use super::super::observer;
+use super::super::plan::SNAPSHOT;
 use super::{PANICS, Simulation};
 use crate::history::Operation;
 
@@ -33,6 +34,10 @@ impl Simulation {
         for seen in seen {
             if let Some(line) = line(&seen) {
                 self.line(&line);
+            }
+            if matches!(seen, Seen::Installed { .. }) && self.plan.has_snapshots() {
+                let effect = self.effects.entry(SNAPSHOT.to_owned()).or_default();
+                (effect.begun, effect.took_effect) = (effect.begun + 1, effect.took_effect + 1);
             }
             self.invariants.see(&seen)?;
         }

@@ -4,7 +4,7 @@ use super::super::invariants::Broken;
 use super::super::plan::Fault;
 use super::super::report::Report;
 use super::Simulation;
-use crate::check::{self, Options, Outcome, Verdict, judge_history};
+use crate::check::{self, Options, Outcome, Verdict, availability, judge_history};
 use crate::history::{History, Kind, Operation};
 use crate::run::ledger::Looked;
 
@@ -91,6 +91,9 @@ impl Simulation {
         if succeeded < needed {
             let too_few = format!("only {succeeded} operations succeeded, {needed} are needed");
             verdict = verdict.worse(Verdict::Unknown(too_few));
+        }
+        if let Some(kind) = availability::never_succeeded(&history) {
+            verdict = verdict.worse(Verdict::Unknown(format!("no :{kind} ever succeeded")));
         }
         if looked_for == 0 {
             let nothing = "nothing that was acknowledged could be looked for at the end".to_owned();
