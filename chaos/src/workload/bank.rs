@@ -225,29 +225,31 @@ async fn read_all(
     }
 }
 
-/// Half of the accounts, and then the other half, of one snapshot; or page after page of its listing.
+/// Half of the accounts, and then the other half, of one snapshot; or page after page of its listing. Whatever is read is told to be
+/// of the revision that the snapshot was opened at, and judged by that.
 async fn of_a_snapshot(access: &mut Access) -> Result<Read<Vec<KeyValue>>, Error> {
     let deadline = access.deadline();
     let listed = access.chance(0.5);
-    let snapshot = access.store.open_snapshot(ReadOptions::default(), deadline).await?.value;
+    let opened = access.store.open_snapshot(ReadOptions::default(), deadline).await?;
+    let options = ReadOptions::at(opened.value);
+    let mut entries = Vec::new();
     if listed {
-        let (mut all, mut page) = (Vec::new(), None::<String>);
+        let mut page = None::<String>;
         loop {
-            let options = ReadOptions::at(snapshot);
             let read = access.store.list(&prefix(), page.as_deref(), PAGE_ENTRIES, options, deadline).await?;
-            all.extend(read.value.entries);
+            entries.extend(read.value.entries);
             page = read.value.next;
             if page.is_none() {
-                return Ok(Read { revision: read.revision, value: all });
+                break;
             }
         }
+    } else {
+        let places = places();
+        for half in places.chunks(places.len() / 2) {
+            entries.extend(access.store.batch_get(half, options, deadline).await?.value);
+        }
     }
-    let places = places();
-    let (one, other) = places.split_at(places.len() / 2);
-    let mut read = access.store.batch_get(one, ReadOptions::at(snapshot), deadline).await?;
-    let rest = access.store.batch_get(other, ReadOptions::at(snapshot), deadline).await?;
-    read.value.extend(rest.value);
-    Ok(read)
+    Ok(Read { revision: opened.revision, value: entries })
 }
 
 /// By a transaction that reads each of them, or lists them.
