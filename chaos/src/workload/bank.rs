@@ -249,6 +249,8 @@ async fn of_a_snapshot(access: &mut Access) -> Result<Read<Vec<KeyValue>>, Error
             entries.extend(access.store.batch_get(half, options, deadline).await?.value);
         }
     }
+    // Else it ends by itself, and a long run would have more than there can be.
+    let _ = access.store.close_snapshot(opened.value, deadline).await;
     Ok(Read { revision: opened.revision, value: entries })
 }
 
