@@ -218,6 +218,11 @@ fn banks_and_sets_survive_bad_networks_and_lost_directories() {
         let peers: Vec<u64> = run.record().facts.unwrap().peers.iter().map(|peer| peer.id).collect();
         assert_eq!(peers.len(), 3);
         assert!(peers.iter().any(|id| *id > 3), "{peers:?}");
+        // Also those of peers that are no more.
+        for id in [1, 2, 3].iter().chain(&peers) {
+            let log = run.out().join(format!("logs/metasrv-{id}.log"));
+            assert!(log.metadata().is_ok_and(|log| log.len() > 0), "{} is missing or empty", log.display());
+        }
     }
     side_by_side([bank, set]);
 }
