@@ -212,7 +212,7 @@ pub struct ShardMove {
     /// Who had it.
     pub from: Option<String>,
     pub to: String,
-    /// The new fence; `None`: it was not moved.
+    /// The new fence; `None`: it was not moved, or nobody knows whether it was.
     pub fence: Option<Revision>,
 }
 

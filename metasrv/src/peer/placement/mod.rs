@@ -336,7 +336,7 @@ impl Member {
     /// Moves shards until the workers have the same number of them, or with `dry_run` only says what would be moved.
     ///
     /// # Errors
-    /// As [`Member::move_shard`]. Moves that were not made are told with a fence of 0.
+    /// As [`Member::move_shard`], if none was moved. Otherwise those that were not, or of which nobody knows, are told with a fence of 0.
     pub async fn balance_shards(&self, dry_run: bool, call: &Call) -> Result<Vec<v1::ShardMove>, Failure> {
         let (term, world) = self.known_world(call).await?;
         let changes = plan::balance(&world);
@@ -345,11 +345,11 @@ impl Member {
         }
         let moves = futures::stream::iter(changes)
             .map(|change| async move {
-                let fence = self.change_route(term, &change, None, call).await?;
-                Ok::<_, Failure>(told(&change, fence.unwrap_or(0)))
+                let fence = self.change_route(term, &change, None, call).await;
+                (change, fence)
             })
             .buffered(MOVES_AT_ONCE);
-        moves.collect::<Vec<_>>().await.into_iter().collect()
+        balanced(moves.collect().await)
     }
 
     /// Begins or ends maintenance mode. Says at which revision.
@@ -393,6 +393,16 @@ fn no_shards() -> Failure {
     Failure::new(Kind::InvalidArgument, what.to_owned())
 }
 
+/// What came of several moves. That some failed does not hide those that were made.
+fn balanced(moves: Vec<(Change, Result<Option<u64>, Failure>)>) -> Result<Vec<v1::ShardMove>, Failure> {
+    let none = !moves.iter().any(|(_, fence)| matches!(fence, Ok(Some(_))));
+    let moves = moves.into_iter().map(|(change, fence)| match fence {
+        Err(failure) if none => Err(failure),
+        fence => Ok(told(&change, fence.ok().flatten().unwrap_or(0))),
+    });
+    moves.collect()
+}
+
 fn told(change: &Change, fence: u64) -> v1::ShardMove {
     let from = change.from.clone().unwrap_or_default();
     v1::ShardMove { shard: change.shard, from, to: change.route.node.clone(), fence }
@@ -417,6 +427,17 @@ mod tests {
         fn applied(&self, _: &Entry, _: &Answer, _: &State) {}
 
         fn installed(&self, _: &Applied) {}
+    }
+
+    #[test]
+    fn moves_that_were_made_are_told_also_if_others_failed() {
+        let change = |shard| Change { shard, expected: None, from: None, route: Route::default(), why: Why::Balance };
+        let failed = || Err(Failure::unavailable("no".to_owned()));
+        let moves = vec![(change(0), failed()), (change(1), Ok(Some(7))), (change(2), Ok(None))];
+        let fences: Vec<u64> = balanced(moves).unwrap().iter().map(|moved| moved.fence).collect();
+        assert_eq!(fences, [0, 7, 0]);
+        assert!(balanced(vec![(change(0), Ok(None)), (change(1), failed())]).is_err());
+        assert_eq!(balanced(vec![(change(0), Ok(None))]).unwrap().len(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread")]
