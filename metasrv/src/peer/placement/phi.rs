@@ -13,7 +13,7 @@
 //! - a detector that has heard nothing yet expects the interval that nodes are told to keep, give or take a quarter of it;
 //! - the silence that ended in a suspicion teaches nothing: one long pause does not make the next one look usual;
 //! - a look that comes more than [`LATE`] after the one before counts for no silence, nor for the time that this peer has led: it
-//!   slept, or no quorum confirmed it, and it heard nobody meanwhile;
+//!   slept, and heard nobody meanwhile. So does the first one after [`ALONE`] in which no quorum confirmed it;
 //! - since when a node is heard counts anew with another process, and after a suspicion;
 //! - detectors belong to one term, and a new leader has none. Nodes that routes name and that it has not heard of are watched from
 //!   the begin of its term, but not suspected before the warm-up is over.
@@ -31,6 +31,8 @@ pub const THRESHOLD: f64 = 8.0;
 const WINDOW: usize = 100;
 /// A look this much after the one before comes late.
 pub const LATE: Duration = Duration::from_secs(1);
+/// Without a quorum for so long, heartbeats were left without an answer.
+const ALONE: Duration = Duration::from_secs(2);
 
 /// What a detector expects of every node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -108,6 +110,8 @@ pub struct Detectors {
     leading: Option<(Expects, Instant)>,
     nodes: HashMap<String, Watched>,
     looked: Option<Instant>,
+    /// No quorum confirmed it when it looked last.
+    alone: bool,
 }
 
 #[derive(Debug)]
@@ -121,7 +125,7 @@ struct Watched {
 impl Detectors {
     /// This peer is on duty in `term` from now on, and has heard of nobody.
     pub fn lead(&mut self, term: u64, expects: Expects, now: Instant) {
-        *self = Self { term, leading: Some((expects, now)), nodes: HashMap::new(), looked: Some(now) };
+        *self = Self { term, leading: Some((expects, now)), nodes: HashMap::new(), looked: Some(now), alone: false };
     }
 
     /// It is no longer.
@@ -172,10 +176,12 @@ impl Detectors {
     /// no quorum has confirmed lately is none: it may not answer heartbeats then.
     pub fn look(&mut self, now: Instant, confirmed: bool) {
         if !confirmed {
+            self.alone = true;
             return;
         }
+        let late = if std::mem::take(&mut self.alone) { ALONE } else { LATE };
         let since = self.looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
-        if since > LATE {
+        if since > late {
             self.nodes.values_mut().for_each(|watched| watched.phi.forgive(since, now));
             if let Some((_, began)) = &mut self.leading {
                 *began = (*began + since).min(now);
@@ -372,6 +378,18 @@ mod tests {
             assert!(detectors.phi("a", now) > Some(THRESHOLD), "and looks in time since");
             assert!(detectors.phi("b", now) > Some(THRESHOLD) && detectors.led_for(now) > MS(9000));
         }
+    }
+
+    #[test]
+    fn a_quorum_that_is_missed_now_and_then_hides_no_silence() {
+        let (mut detectors, mut now) = (Detectors::default(), clock::now());
+        detectors.lead(3, expects(), now);
+        detectors.heard(3, "a", "p", now);
+        for _ in 0..10 {
+            now = look_on(&mut detectors, now, 2, false);
+            now = look_on(&mut detectors, now, 1, true);
+        }
+        assert!(detectors.phi("a", now) > Some(THRESHOLD));
     }
 
     #[test]
