@@ -296,7 +296,13 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
         let Some(current) = current.filter(|current| in_doubt.is_none_or(|uuid| uuid == current.value.uuid)) else {
             return match in_doubt {
                 // Our own attempt, or another's drop, did it.
-                Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+                Some(uuid) => {
+                    let dropped = rest.tables.check_dropped(&ident, uuid, purge, call.deadline).await;
+                    dropped.map(|()| StatusCode::NO_CONTENT.into_response()).map_err(|e| match e.kind {
+                        crate::error::Kind::NotFound => RestError::not_found(kind::NO_SUCH_TABLE, e.message),
+                        _ => RestError::of_a_change(e),
+                    })
+                }
                 None => Err(no_such_table(&ident)),
             };
         };

@@ -57,6 +57,7 @@ use iceberg::spec::{FormatVersion, Literal, MAIN_BRANCH, Operation, TableMetadat
 use lake_client::cache::Want;
 use lake_client::catalog::{CatalogError, Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::{Metadata, MetadataWriter};
+use lake_client::procedures::State;
 use lake_client::procedures::purge::ids_of;
 use lake_client::store::Applied;
 use lake_proto::kv::Compare;
@@ -532,6 +533,35 @@ impl Tables {
             false => Err(Error::not_supported(format!(
                 "dropping table {ident}: its files are purged by the leader of a metadata cluster, and this node's metadata is not in \
                  one; drop it without purging, and they stay. Nothing was done"
+            ))),
+        }
+    }
+
+    /// Whether what was to be dropped, and is gone, was dropped so, where our own attempt may have done it or another: with `purge` its
+    /// files are to be deleted as well.
+    ///
+    /// # Errors
+    /// `NotFound`: it was another's drop, and they stay; `Unknown`: nobody could say.
+    pub(crate) async fn check_dropped(
+        &self,
+        ident: &TableIdent,
+        uuid: Uuid,
+        purge: bool,
+        deadline: Instant,
+    ) -> Result<()> {
+        if !purge {
+            return Ok(());
+        }
+        let purges = self.metadata.procedures_of(&ids_of(uuid), deadline).await.map_err(|e| {
+            Error::unknown(format!(
+                "dropping table {ident}: it is dropped, and whether its files will be deleted is unknown: {e}; \
+                 system.procedures lists that"
+            ))
+        })?;
+        match purges.iter().any(|purge| purge.record.state != State::Cancelled) {
+            true => Ok(()),
+            false => Err(Error::not_found(format!(
+                "table {ident} was dropped by somebody else meanwhile, without a purge: its files stay"
             ))),
         }
     }

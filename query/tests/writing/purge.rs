@@ -2,14 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use lake_client::catalog::{Catalog, TableIdent};
+use lake_client::memory::MemoryStore;
 use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task};
 use lake_client::procedures::{Procedure, Record, State, calls, kept};
+use lake_client::store::{Applied, Committed, Error, SharedStore};
+use lake_proto::kv::{Condition, Op, Txn};
 use lake_query::Kind;
 use lake_query::chores::{Chores, purge};
 
+use crate::common::store::{Through, Way, unavailable};
 use crate::common::*;
 
 fn soon() -> Instant {
@@ -103,6 +109,41 @@ async fn all_files_of_the_table_are_deleted_and_none_else() {
     assert_eq!(std::fs::read_dir(location.join("data")).unwrap().count(), 1);
     assert_eq!(numbers(&client, "SELECT x FROM t").await, [7]);
     assert_eq!(numbers(&client, "SELECT x FROM other ORDER BY x").await, [1, 2]);
+}
+
+/// Another drops the table in whose drop a purge is submitted: that is lost on its way, and nobody can say so.
+#[derive(Debug)]
+struct Overtaken;
+
+#[async_trait]
+impl Way for Overtaken {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let is_purge = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/proc/"));
+        if !txn.then.iter().any(is_purge) {
+            return store.commit(txn, by).await;
+        }
+        for compare in txn.when {
+            if let Condition::ModRevision(revision) = compare.condition
+                && compare.key.starts_with("/lake/table/")
+            {
+                store.commit(Txn::cas_delete(compare.key, revision), by).await?;
+            }
+        }
+        Err(unavailable(Applied::Unknown))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drop_of_another_is_not_taken_for_one_with_a_purge() {
+    let store: SharedStore = Arc::new(MemoryStore::new());
+    let way = Arc::new(Through { store: store.clone(), way: Overtaken });
+    let mut cluster = Cluster::over(way, 1, |options| options).await;
+    cluster.store = store;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let error = refused(&client, "DROP TABLE t PURGE").await;
+    assert!(error.kind == Kind::NotFound && error.message.contains("its files stay"), "{error}");
+    assert!(calls::list(cluster.store.as_ref(), Default::default(), soon()).await.unwrap().value.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
