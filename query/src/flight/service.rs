@@ -212,7 +212,7 @@ impl LakeFlight {
             return Err(nothing());
         };
         let deadline = Instant::now() + LISTING_TIMEOUT;
-        let asked = Asked::decode(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
+        let asked = Asked::of(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
         let (here, metadata) = (self.sessions.transactions().node(), &self.engine.tables().metadata);
         Ok(self.running.cancel(asked.statement().id) || running::cancel_elsewhere(metadata, here, headers, info).await)
     }

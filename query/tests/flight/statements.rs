@@ -40,6 +40,15 @@ async fn parameters_are_bound_and_run_on_any_node() {
     let mut rows = rows_of(&redeem(&mut other, ticket(&info)).await.unwrap());
     rows.sort();
     assert_eq!(rows, [["c"], ["it's"]]);
+    // A few hundred of them are few bytes, though they come in one piece of memory.
+    let many = 400;
+    let marks = vec!["?"; many].join(", ");
+    let mut query = client.prepare(format!("SELECT count(*) FROM t WHERE id IN ({marks})"), None).await.unwrap();
+    query
+        .set_parameters(values((0..many as i64).map(|n| Arc::new(Int64Array::from(vec![n])) as ArrayRef).collect()))
+        .unwrap();
+    let info = query.execute().await.unwrap();
+    assert_eq!(rows_of(&redeem(&mut other, ticket(&info)).await.unwrap()), [["3"]]);
     // Other statements are run for each row, all or none.
     let mut update = client.prepare("UPDATE t SET what = ? WHERE id = ?".to_owned(), None).await.unwrap();
     let (words, ids) = (StringArray::from(vec!["x", "y"]), Int64Array::from(vec![1, 3]));

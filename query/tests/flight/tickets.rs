@@ -3,8 +3,12 @@
 use std::time::{Duration, Instant};
 
 use arrow_flight::sql::{Any, Command, ProstMessageExt, TicketStatementQuery};
-use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightInfo, Ticket};
+use arrow_flight::{
+    Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightEndpoint, FlightInfo, Ticket,
+};
 use futures::{StreamExt, TryStreamExt};
+use lake_query::flight::keys::TicketKeys;
+use lake_query::flight::ticket::{Plan, StatementTicket};
 use prost::Message;
 
 use crate::common::{Cluster, number, numbers, rows_of, run};
@@ -127,6 +131,25 @@ async fn a_query_is_cancelled_by_its_flight_info() {
         tokio::task::yield_now().await;
     }
     assert_eq!(cancel(&cluster, &info).await, CancelStatus::NotCancellable);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_ticket_has_begun_is_cancelled_after_that_has_expired() {
+    let cluster = Cluster::start(1).await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let endless = StatementTicket::new("SELECT value FROM generate_series(1, 1000000000000)");
+    let mut rows = client.do_get(endless.encode().unwrap()).await.unwrap();
+    rows.next().await.unwrap().unwrap();
+    let long_ago = serde_json::json!({"statement": endless, "expires_ms": 1});
+    let plan: Plan = serde_json::from_value(long_ago).unwrap();
+    let keys = TicketKeys::new(cluster.store.clone());
+    let expired = plan.encode(&keys, Instant::now() + Duration::from_secs(60)).await.unwrap();
+    let error = redeem(&mut client, expired.clone()).await.unwrap_err();
+    assert!(error.contains("has expired"), "{error}");
+    let info = FlightInfo::new().with_endpoint(FlightEndpoint::new().with_ticket(expired));
+    assert_eq!(cancel(&cluster, &info).await, CancelStatus::Cancelled);
+    let error = rows.try_for_each(|_| std::future::ready(Ok(()))).await.unwrap_err();
+    assert!(error.to_string().contains("cancelled"), "{error}");
 }
 
 async fn cancel(cluster: &Cluster, info: &FlightInfo) -> CancelStatus {
