@@ -41,6 +41,7 @@ pub mod rows;
 pub mod schemas;
 pub mod session;
 pub mod statement;
+pub mod sum;
 pub mod system;
 mod system_procedures;
 pub mod tpch;
@@ -59,11 +60,14 @@ use datafusion::common::TableReference;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
+use datafusion::execution::FunctionRegistry;
 use datafusion::execution::context::{SQLOptions, SessionConfig};
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
-use datafusion::logical_expr::{DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp};
+use datafusion::logical_expr::{
+    AggregateUDF, DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp,
+};
 use datafusion::optimizer::Analyzer;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::parser::Statement as ParsedStatement;
@@ -196,6 +200,7 @@ impl Engine {
             .with_default_features()
             .with_physical_optimizer_rule(Arc::new(NameDamagedFiles))
             .build();
+        template.register_udaf(Arc::new(AggregateUDF::from(sum::CheckedSum::default())))?;
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
         Ok(Self {
             tables,
