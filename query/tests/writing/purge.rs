@@ -170,6 +170,30 @@ async fn what_live_tables_refer_to_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_another_table_spells_otherwise_stays_as_well() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1::BIGINT AS x").await;
+    let (metadata, list) = (cluster.files(".metadata.json").pop().unwrap(), cluster.files(".avro"));
+    // As another engine may write it that has begun a table with the rows of this one.
+    let text = std::fs::read_to_string(metadata).unwrap().replace("file:///", "file:/");
+    let mut copy: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let elsewhere = cluster.dir.path().join("elsewhere/metadata");
+    std::fs::create_dir_all(&elsewhere).unwrap();
+    copy["table-uuid"] = serde_json::json!("00000000-0000-4000-8000-000000000007");
+    copy["location"] = serde_json::json!(format!("file:{}/elsewhere", cluster.dir.path().display()));
+    copy["metadata-log"] = serde_json::json!([]);
+    let file = elsewhere.join("00000-00000000-0000-4000-8000-000000000007.metadata.json");
+    std::fs::write(&file, copy.to_string()).unwrap();
+    run(&client, &format!("CALL system.register_table('copy', 'file://{}')", file.display())).await;
+    run(&client, "DROP TABLE t PURGE").await;
+    let (purge, _) = purged(&cluster, "default.t").await.unwrap();
+    assert!(!purge.kept.is_empty() && list.iter().all(|file| file.exists()), "{purge:?}");
+    let fresh = Cluster::over(cluster.store.clone(), 1, |options| options).await;
+    assert_eq!(numbers(&fresh.client(0).await, "SELECT x FROM copy").await, [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_lives_on_is_not_purged() {
     let cluster = Cluster::start(2).await;
     let client = cluster.client(0).await;
@@ -245,6 +269,17 @@ async fn a_dropped_table_comes_back_while_its_files_are_there() {
     let purge = calls::get(cluster.store.as_ref(), &dropped.id, soon()).await.unwrap().unwrap().record;
     assert_eq!((purge.state, purge.note.as_str()), (State::Cancelled, "the table was undropped"));
     assert_eq!(refused(&client, "UNDROP TABLE t").await.kind, Kind::NotFound, "once");
+
+    // Of two the one that was dropped last, whatever the clocks of the nodes showed.
+    run(&client, "CREATE TABLE u AS SELECT 1 AS x").await;
+    run(&client, "DROP TABLE u PURGE").await;
+    let first = procedure(&cluster, "default.u").await;
+    let record = Record { submitted_unix_ms: u64::MAX, ..first.record.clone() };
+    change(&cluster, first, record).await;
+    run(&client, "CREATE TABLE u AS SELECT 2 AS x").await;
+    run(&client, "DROP TABLE u PURGE").await;
+    run(&client, "UNDROP TABLE u").await;
+    assert_eq!(numbers(&client, "SELECT x FROM u").await, [2]);
 
     // Dropped again it is purged again; and then it is too late.
     run(&client, "INSERT INTO t VALUES (3)").await;
