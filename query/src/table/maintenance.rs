@@ -372,9 +372,14 @@ async fn old_objects(tables: &Tables, location: &str, older_than: Duration) -> R
 pub async fn register_table(tables: &Arc<Tables>, ident: &TableIdent, file: &str, deadline: Instant) -> Result<()> {
     let doing = format!("registering table {ident}");
     let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
-    tables.check_not_purged(metadata.uuid(), deadline).await.map_err(|e| e.while_doing(&doing))?;
+    let check = || tables.check_not_purged(metadata.uuid(), deadline);
+    let unpurged = check().await.map_err(|e| e.while_doing(&doing))?;
     let pointer = TablePointer { uuid: metadata.uuid(), metadata_location: file.to_owned(), previous_location: None };
-    match tables.recording()?.register_table(ident, &pointer, None, deadline).await {
+    let registered = tables.recording()?.guarded(unpurged).register_table(ident, &pointer, None, deadline).await;
+    if let Err(CatalogError::Fenced { resent: false }) = registered {
+        check().await.map_err(|e| e.while_doing(&doing))?;
+    }
+    match registered {
         Ok(current) if current.value == pointer => Ok(()),
         Ok(_) => Err(Error::already_exists(format!("table {ident} exists already"))),
         Err(error) => match catalog_error(&doing, error) {

@@ -552,7 +552,7 @@ impl Tables {
         if !purge {
             return Ok(());
         }
-        let purges = self.metadata.procedures_of(&ids_of(uuid), deadline).await.map_err(|e| {
+        let (purges, _) = self.metadata.procedures_of(&ids_of(uuid), deadline).await.map_err(|e| {
             Error::unknown(format!(
                 "dropping table {ident}: it is dropped, and whether its files will be deleted is unknown: {e}; \
                  system.procedures lists that"
@@ -566,18 +566,20 @@ impl Tables {
         }
     }
 
-    /// Refuses to make a table of metadata that is being purged.
+    /// Refuses to make a table of metadata that is being purged. What it is made with is to carry the guards that are returned, so
+    /// that no purge begins meanwhile.
     ///
     /// # Errors
     /// `Conflict`; `Unavailable` if that cannot be found out.
-    pub(crate) async fn check_not_purged(&self, uuid: Uuid, deadline: Instant) -> Result<()> {
+    pub(crate) async fn check_not_purged(&self, uuid: Uuid, deadline: Instant) -> Result<Vec<Compare>> {
         if !self.metadata.runs_procedures() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let purges = self.metadata.procedures_of(&ids_of(uuid), deadline).await;
-        let purges = purges.map_err(|e| Error::unavailable(format!("looking for a purge of the table: {e}")))?;
+        let (purges, unchanged) =
+            purges.map_err(|e| Error::unavailable(format!("looking for a purge of the table: {e}")))?;
         match purges.into_iter().find(|purge| !purge.record.state.is_ended()) {
-            None => Ok(()),
+            None => Ok(vec![unchanged]),
             Some(purge) => Err(Error::conflict(format!(
                 "the table was dropped with PURGE, and its files are to be deleted by procedure {id}: while that has not begun, UNDROP \
                  TABLE has it back, and `lake meta proc cancel {id}` keeps them",

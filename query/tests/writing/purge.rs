@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use lake_client::catalog::{Catalog, TableIdent};
 use lake_client::memory::MemoryStore;
-use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task};
+use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task, of_drop};
 use lake_client::procedures::{Procedure, Record, State, calls, kept};
 use lake_client::store::{Applied, Committed, Error, SharedStore};
 use lake_proto::kv::{Condition, Op, Txn};
@@ -144,6 +144,41 @@ async fn a_drop_of_another_is_not_taken_for_one_with_a_purge() {
     let error = refused(&client, "DROP TABLE t PURGE").await;
     assert!(error.kind == Kind::NotFound && error.message.contains("its files stay"), "{error}");
     assert!(calls::list(cluster.store.as_ref(), Default::default(), soon()).await.unwrap().value.is_empty());
+}
+
+/// Makes this, once, just before a table is made or changed.
+#[derive(Debug, Default)]
+struct Meanwhile(Mutex<Option<Txn>>);
+
+#[async_trait]
+impl Way for Meanwhile {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let of_table = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/"));
+        let first = if txn.then.iter().any(of_table) { self.0.lock().unwrap().take() } else { None };
+        if let Some(first) = first {
+            assert!(store.commit(first, by).await?.result.succeeded);
+        }
+        store.commit(txn, by).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_begins_to_be_purged_meanwhile_is_not_registered() {
+    let store: SharedStore = Arc::new(MemoryStore::new());
+    let way = Arc::new(Through { store: store.clone(), way: Meanwhile::default() });
+    let mut cluster = Cluster::over(way.clone(), 1, |options| options).await;
+    cluster.store = store.clone();
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let ident = TableIdent::new("default".parse().unwrap(), "t").unwrap();
+    let pointer = Catalog::new(store).load_table(&ident, soon()).await.unwrap().unwrap();
+    run(&client, "DROP TABLE t").await;
+    let (id, record) = of_drop(&ident, &pointer.value, pointer.mod_revision, 1);
+    *way.way.0.lock().unwrap() = Some(record.submission(&id));
+    let register = format!("CALL system.register_table('t', '{}')", pointer.value.metadata_location);
+    let error = refused(&client, &register).await;
+    assert!(error.kind == Kind::Conflict && error.message.contains(&id), "{error}");
+    assert_eq!(refused(&client, "SELECT * FROM t").await.kind, Kind::NotFound);
 }
 
 #[tokio::test(flavor = "multi_thread")]
