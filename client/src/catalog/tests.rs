@@ -372,6 +372,8 @@ async fn metadata_has_one_name() {
 
     // Under its own name it takes another version, and under another once it is dropped; also when an answer is lost.
     let back = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+    let same = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+    assert_eq!((same.mod_revision, catalog.turn(uuid, soon()).await.unwrap()), (back.mod_revision, None));
     assert_eq!(
         catalog.register_table(&table, &older, None, soon()).await,
         Err(CatalogError::TableExists(table.clone()))
