@@ -28,11 +28,14 @@ pub struct Args {
     /// network namespace of its own (root, and the packages iproute2 and nftables)
     #[arg(long, default_value = "local:3", value_name = "KIND:N", value_parser = cluster)]
     cluster: (Place, u64),
+    /// How many query nodes run beside the peers, over a warehouse in the run's directory (local:N only)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    query_nodes: u64,
     /// What the clients do: register, set, append, bank, watch, lock, idempotency or session
     #[arg(long, default_value = "register", value_name = "NAME")]
     workload: Workload,
     /// Faults: kill, pause, restart, snapshot, partition, slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe,
-    /// corrupt, loss, clock, disk, sync, power; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
+    /// corrupt, loss, clock, disk, sync, power; of query nodes query-kill, query-pause, query-partition; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
     /// slow:minority, clock:all; of a partition its kind, partition:ring
     #[arg(long, default_value = "kill,partition", value_delimiter = ',', value_name = "NAME,...")]
     nemesis: Vec<String>,
@@ -57,6 +60,9 @@ pub struct Args {
     /// One more argument for every peer; may be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     metasrv_arg: Vec<String>,
+    /// One more argument for every query node; may be given several times
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    query_arg: Vec<String>,
 }
 
 /// Runs it and judges it. Gives the exit code: 0 valid, 1 violation, 2 unknown.
@@ -76,6 +82,7 @@ pub async fn run(args: Args) -> Result<u8> {
         out: std::path::absolute(&args.out).context("finding out where the run's directory is")?,
         place,
         peers,
+        query_nodes: args.query_nodes,
         workload: args.workload,
         nemeses,
         time: args.time,
@@ -84,13 +91,18 @@ pub async fn run(args: Args) -> Result<u8> {
         seed,
         operation_timeout: args.operation_timeout,
         metasrv_args: args.metasrv_arg,
+        query_args: args.query_arg,
     };
     settings.validate().map_err(|problem| anyhow!(problem))?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     println!(
-        "{} on {} peers, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}",
+        "{} on {} peers{}, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}",
         settings.workload,
         settings.peers,
+        match settings.query_nodes {
+            0 => String::new(),
+            nodes => format!(" and {nodes} query nodes"),
+        },
         settings.clients,
         settings.rate,
         settings.time.as_secs_f64(),

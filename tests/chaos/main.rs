@@ -288,6 +288,30 @@ fn a_peer_that_dies_by_itself_is_part_of_the_verdict() {
     assert!(others.clone().all(|outcome| outcome.verdict.word() != "violation"), "{:?}", others.collect::<Vec<_>>());
 }
 
+/// Query nodes run beside the peers, and each of their faults is seen to have taken effect.
+#[test]
+fn query_nodes_are_killed_paused_and_cut_off() {
+    let run = Run::new();
+    let faults = ["query-kill:all", "query-pause", "query-partition:one"];
+    let arguments = "--workload session --query-nodes 2 --time 30s --rate 60 --clients 4";
+    let history = run.holds(arguments, &faults);
+    assert!(proofs(&history, "query-kill-all").iter().all(|proof| proof.matches("is gone").count() == 2));
+    assert!(proofs(&history, "query-partition-one").iter().all(|proof| proof.ends_with("met the cut")));
+    assert_eq!(run.record().query_nodes, 2);
+    for id in [1, 2] {
+        let log = std::fs::read_to_string(run.out().join(format!("logs/query-{id}.log"))).unwrap();
+        assert!(log.matches("the query node serves Flight SQL").count() > 1, "it was not started again: {log}");
+    }
+}
+
+#[test]
+fn a_fault_of_query_nodes_takes_query_nodes() {
+    let run = Run::new();
+    let output = run.go("--nemesis query-kill --time 5s");
+    assert_code(&output, 3);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--query-nodes 2"));
+}
+
 /// Elsewhere than on a terminal a line is told every ten seconds, and when faults begin or end.
 #[test]
 fn how_it_goes_is_told_while_it_runs() {

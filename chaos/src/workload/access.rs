@@ -40,6 +40,12 @@ impl Roster {
         }
     }
 
+    /// It is there now.
+    pub fn replace(&self, id: u64, endpoint: String) {
+        let mut peers = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        peers.iter_mut().filter(|(known, _)| *known == id).for_each(|(_, at)| at.clone_from(&endpoint));
+    }
+
     /// One less.
     pub fn remove(&self, id: u64) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|(known, _)| *known != id);
