@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -15,11 +16,15 @@ use lake_chaos::net::namespaces::{self, PRIVATE_NETWORK};
 use lake_chaos::report::{self, page, record};
 use lake_chaos::run::sampler::Live;
 use lake_chaos::run::{self, Place, Settings};
+use lake_chaos::sql::Front;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::print::{self, Format};
 use crate::signals::{Interrupts, Termination};
+
+/// Query nodes of a run that speaks SQL.
+const QUERY_NODES: u64 = 2;
 
 /// Options of `lake chaos run`.
 #[derive(Debug, clap::Args)]
@@ -28,10 +33,10 @@ pub struct Args {
     /// network namespace of its own (root, and the packages iproute2 and nftables)
     #[arg(long, default_value = "local:3", value_name = "KIND:N", value_parser = cluster)]
     cluster: (Place, u64),
-    /// How many query nodes run beside the peers, over a warehouse in the run's directory (local:N only)
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    query_nodes: u64,
-    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session
+    /// How many query nodes run beside the peers, over a warehouse in the run's directory (local:N only) [default: 2 for workloads that speak SQL]
+    #[arg(long, value_name = "N")]
+    query_nodes: Option<u64>,
+    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session; through SQL: table
     #[arg(long, default_value = "register", value_name = "NAME")]
     workload: Workload,
     /// Faults: kill, pause, restart, snapshot, partition, slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe,
@@ -82,7 +87,8 @@ pub async fn run(args: Args) -> Result<u8> {
         out: std::path::absolute(&args.out).context("finding out where the run's directory is")?,
         place,
         peers,
-        query_nodes: args.query_nodes,
+        query_nodes: args.query_nodes.unwrap_or(if args.workload.is_sql() { QUERY_NODES } else { 0 }),
+        front: front(),
         workload: args.workload,
         nemeses,
         time: args.time,
@@ -139,6 +145,15 @@ pub async fn run(args: Args) -> Result<u8> {
     let code = print::verdict(results.workload, &results.checks, Format::Text)?;
     println!("{}", settings.out.join(page::FILE_NAME).display());
     Ok(code)
+}
+
+/// The client of query nodes.
+fn front() -> Option<Arc<dyn Front>> {
+    #[cfg(feature = "query")]
+    let front = super::front::front();
+    #[cfg(not(feature = "query"))]
+    let front = None;
+    front
 }
 
 /// `local:3`: where peers run, and how many.

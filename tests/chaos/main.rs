@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lake_chaos::history::{Action, History, Idempotency, Installation, Outcome, Phase, file};
+use lake_chaos::history::{Action, History, Idempotency, Installation, Operation, Outcome, Phase, Table, file};
 use lake_chaos::nemesis::clock;
 use lake_chaos::report::{Record, Results, record, results};
 use lake_chaos::{disk, manifest, net::namespaces};
@@ -304,12 +304,31 @@ fn query_nodes_are_killed_paused_and_cut_off() {
     }
 }
 
+/// What an SQL client is promised, while query nodes die, sleep and are cut off.
+#[test]
+fn rows_are_there_once_and_whole_however_query_nodes_are_hurt() {
+    let run = Run::new();
+    let faults = ["query-kill:one", "query-pause:one", "query-partition:one"];
+    let history = run.holds("--workload table --time 35s --rate 15 --clients 5 --operation-timeout 5s", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "tables").unwrap();
+    assert!(judged.figures["writes"] > 20 && judged.figures["reads"] > 20, "{judged:?}");
+    let nodes: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
+    assert_eq!(nodes, BTreeSet::from([1, 2]));
+    let listed =
+        |operation: &Operation| matches!(&operation.action, Action::Table(Table::Line { snapshots: Some(_), .. }));
+    assert!(history.operations().iter().any(listed));
+    assert!(run.record().facts.unwrap().looked_for > 0);
+}
+
 #[test]
 fn a_fault_of_query_nodes_takes_query_nodes() {
     let run = Run::new();
     let output = run.go("--nemesis query-kill --time 5s");
     assert_code(&output, 3);
     assert!(String::from_utf8_lossy(&output.stderr).contains("--query-nodes 2"));
+    let output = run.go("--workload table --query-nodes 0 --time 5s");
+    assert_code(&output, 3);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("speaks SQL"));
 }
 
 /// Elsewhere than on a terminal a line is told every ten seconds, and when faults begin or end.

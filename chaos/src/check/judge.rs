@@ -3,7 +3,7 @@
 use super::convergence::Facts;
 use super::{
     Budget, Death, Outcome, Verdict, append, availability, bank, convergence, deaths, faults, idempotency, linear,
-    lock, session, set, watch,
+    lock, session, set, table, watch,
 };
 use crate::history::{History, Workload};
 
@@ -43,6 +43,7 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Lock => vec![lock::check(history, options.drift), linear::check(history, &options.budget)],
         Workload::Idempotency => vec![idempotency::check(history)],
         Workload::Session => vec![session::check(history)],
+        Workload::Table => vec![table::check(history)],
     }
 }
 

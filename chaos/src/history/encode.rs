@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::action::{Action, Append, Bank, Idempotency, Key, Lock, Register, Session, Set, Watch};
+use super::action::{
+    Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
+};
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
 use super::operation::{Kind, Operation, Process};
@@ -63,6 +65,7 @@ pub fn action(action: &Action) -> (String, Edn) {
         Action::Idempotency(Idempotency::Apply { key, id }) => ("apply", keyed(key, Edn::Int(*id))),
         Action::Idempotency(Idempotency::Count { key, count }) => ("count", keyed(key, count.map_or(Edn::Nil, int))),
         Action::Session(session) => self::session(session),
+        Action::Table(table) => self::table(table),
         Action::Fault(fault) => return self::fault(fault),
     };
     (f.to_owned(), value)
@@ -116,6 +119,42 @@ fn session(action: &Session) -> (&'static str, Edn) {
         Session::Read { session, key, value } => ("session-read", session, key, *value),
     };
     (f, Edn::Map(vec![entry("session", int(*session)), entry("key", name(key)), entry("value", optional(value))]))
+}
+
+fn table(action: &Table) -> (&'static str, Edn) {
+    match action {
+        Table::Write(write) => {
+            let f = match write.change {
+                Change::Insert => "insert-rows",
+                Change::Update => "update-rows",
+                Change::Merge => "merge-rows",
+                Change::Delete => "delete-rows",
+            };
+            let entries = [
+                entry("table", name(&write.table)),
+                entry("id", Edn::Int(write.id)),
+                entry("number", Edn::Int(write.number)),
+                entry("once", Edn::Bool(write.once)),
+            ];
+            (f, Edn::Map(entries.into()))
+        }
+        Table::Read { table, rows, snapshot, stale_ms } => {
+            let of_id = |(id, values): (&i64, &Vec<i64>)| (Edn::Int(*id), Edn::Vector(ints(values)));
+            let rows = rows.as_ref().map_or(Edn::Nil, |rows| Edn::Map(rows.iter().map(of_id).collect()));
+            let mut entries = vec![entry("table", name(table)), entry("rows", rows)];
+            entries.extend(snapshot.map(|snapshot| entry("snapshot", Edn::Int(snapshot))));
+            entries.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-rows", Edn::Map(entries))
+        }
+        Table::Line { table, snapshots } => {
+            let one = |snapshot: &Snapshot| {
+                let Snapshot { sequence, id, parent, number } = snapshot;
+                Edn::Vector(vec![int(*sequence), Edn::Int(*id), optional(*parent), optional(*number)])
+            };
+            let line = snapshots.as_ref().map_or(Edn::Nil, |line| Edn::Vector(line.iter().map(one).collect()));
+            ("snapshots", Edn::Map(vec![entry("table", name(table)), entry("line", line)]))
+        }
+    }
 }
 
 fn fault(fault: &Fault) -> (String, Edn) {

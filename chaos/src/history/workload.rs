@@ -17,11 +17,24 @@ pub enum Workload {
     Lock,
     Idempotency,
     Session,
+    Table,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 8] = [
+    pub const ALL: [Workload; 9] = [
+        Workload::Register,
+        Workload::Set,
+        Workload::Append,
+        Workload::Bank,
+        Workload::Watch,
+        Workload::Lock,
+        Workload::Idempotency,
+        Workload::Session,
+        Workload::Table,
+    ];
+    /// Those whose clients speak to the metadata peers: they need no query nodes.
+    pub const OF_KEYS: [Workload; 8] = [
         Workload::Register,
         Workload::Set,
         Workload::Append,
@@ -31,6 +44,11 @@ impl Workload {
         Workload::Idempotency,
         Workload::Session,
     ];
+
+    /// Whether its clients speak SQL to query nodes.
+    pub fn is_sql(self) -> bool {
+        !Self::OF_KEYS.contains(&self)
+    }
 
     /// As it is written on the command line.
     pub fn name(self) -> &'static str {
@@ -43,6 +61,7 @@ impl Workload {
             Workload::Lock => "lock",
             Workload::Idempotency => "idempotency",
             Workload::Session => "session",
+            Workload::Table => "table",
         }
     }
 }

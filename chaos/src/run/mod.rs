@@ -56,7 +56,7 @@ use crate::net::{Fabric, Network, Node};
 use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
 use crate::workload::Frame;
-use crate::workload::access::Roster;
+use crate::workload::access::{Door, Roster};
 use crate::{Error, Result, workload};
 
 /// How long an operation may take beyond its timeout before it is left as it is.
@@ -204,6 +204,7 @@ async fn under_attack(
         timeout: settings.operation_timeout,
         seed: settings.seed,
         dialer: Dialer::default(),
+        door: settings.front.clone().map(|front| Door { front, nodes: field.query_nodes.clone() }),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
     let recorder = Recorder::new();

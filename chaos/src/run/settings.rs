@@ -1,11 +1,13 @@
 //! What a run is asked for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::recorder::MAX_OPERATIONS;
 use crate::history::Workload;
 use crate::nemesis::kind::Requested;
+use crate::sql::Front;
 use crate::{Error, IoContext, Result};
 
 /// Most peers of a run.
@@ -39,6 +41,8 @@ pub struct Settings {
     pub place: Place,
     pub peers: u64,
     pub query_nodes: u64,
+    /// How query nodes are spoken to; workloads that speak SQL need it.
+    pub front: Option<Arc<dyn Front>>,
     pub workload: Workload,
     /// None: nothing is hurt.
     pub nemeses: Vec<Requested>,
@@ -68,6 +72,10 @@ impl Settings {
             (
                 self.query_nodes <= MAX_QUERY_NODES,
                 format!("a run has up to {MAX_QUERY_NODES} query nodes, not {}", self.query_nodes),
+            ),
+            (
+                !self.workload.is_sql() || (self.query_nodes > 0 && self.front.is_some()),
+                format!("the workload {} speaks SQL: it needs query nodes, and a lake with SQL", self.workload),
             ),
             (
                 self.query_nodes == 0 || self.place == Place::Loopback,
@@ -130,6 +138,7 @@ mod tests {
             place: Place::Loopback,
             peers: 3,
             query_nodes: 0,
+            front: None,
             workload: Workload::Register,
             nemeses: vec![],
             time: Duration::from_secs(3600),
