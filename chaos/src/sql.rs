@@ -26,6 +26,12 @@ pub trait Session: Debug + Send + Sync {
     /// # Errors
     /// It did not succeed, or nobody knows.
     async fn run(&mut self, statement: &Statement) -> Result<Answer, Failure>;
+
+    /// What names the transaction that BEGIN has opened, to any node.
+    fn transaction(&self) -> Option<String>;
+
+    /// Goes on with that transaction, or with none: it is left as it is.
+    fn set_transaction(&mut self, handle: Option<String>);
 }
 
 /// What is to be run.

@@ -9,10 +9,12 @@ pub const VARIABLE: &str = "LAKE_PLANTED_BUG";
 pub enum Bug {
     /// What is committed under an operation id does not leave its outcome in the same transaction.
     OutcomeApart,
+    /// A transaction commits its tables one after the other.
+    TablesApart,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 1] = [("outcome-apart", Bug::OutcomeApart)];
+pub const BUGS: [(&str, Bug); 2] = [("outcome-apart", Bug::OutcomeApart), ("tables-apart", Bug::TablesApart)];
 
 /// Whether this process has the bug.
 #[cfg(not(feature = "planted-bugs"))]

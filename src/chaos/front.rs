@@ -46,6 +46,14 @@ impl Session for FlightSession {
         }
         Ok(Answer { rows: all, stale })
     }
+
+    fn transaction(&self) -> Option<String> {
+        self.0.settings().transaction
+    }
+
+    fn set_transaction(&mut self, handle: Option<String>) {
+        self.0.resume(Settings { transaction: handle, ..self.0.settings() });
+    }
 }
 
 /// A column's values: texts, or whatever else as whole numbers.

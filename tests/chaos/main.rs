@@ -321,6 +321,15 @@ fn rows_are_there_once_and_whole_however_query_nodes_are_hurt() {
 }
 
 #[test]
+fn the_total_over_several_tables_never_changes_however_query_nodes_are_hurt() {
+    let run = Run::new();
+    let faults = ["query-kill:one", "query-pause:one", "kill:leader"];
+    run.holds("--workload multi-table --time 35s --rate 12 --clients 5 --operation-timeout 6s", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "accounts").unwrap();
+    assert!(judged.figures["transfers"] > 10 && judged.figures["reads"] > 20, "{judged:?}");
+}
+
+#[test]
 fn a_fault_of_query_nodes_takes_query_nodes() {
     let run = Run::new();
     let output = run.go("--nemesis query-kill --time 5s");

@@ -133,3 +133,9 @@ fn cas_ignored() {
 fn outcome_apart() {
     assert_found("outcome-apart", "--workload table --nemesis none --time 20s --rate 15 --clients 5", &["tables"]);
 }
+
+#[test]
+fn tables_apart() {
+    let arguments = "--workload multi-table --nemesis none --time 20s --rate 15 --clients 5";
+    assert_found("tables-apart", arguments, &["accounts"]);
+}

@@ -5,7 +5,9 @@ use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
-use crate::history::action::{Append, Bank, Change, Idempotency, Lock, Register, Session, Set, Table, Watch, Write};
+use crate::history::action::{
+    Accounts, Append, Bank, Change, Idempotency, Lock, Register, Session, Set, Table, Watch, Write,
+};
 use crate::history::{Action, Call, History, Key, Outcome};
 
 /// Elements of a list or entries of a map that a label shows.
@@ -114,6 +116,11 @@ pub fn label(action: &Action) -> String {
             format!("session {session} reads {key} = {}", known(*value))
         }
         Action::Table(table) => self::table(table),
+        Action::Accounts(Accounts::Open { balances }) => format!("open {}", map(balances)),
+        Action::Accounts(Accounts::Move { from, to, amount }) => format!("move {amount} from {from} to {to}"),
+        Action::Accounts(Accounts::Read { balances, .. }) => {
+            format!("read {}", balances.as_ref().map_or_else(dots, map))
+        }
         Action::Fault(fault) => format!("{:?} {} of {}", fault.phase, fault.name, fault.target),
     }
 }

@@ -51,6 +51,7 @@ pub enum Action {
     Idempotency(Idempotency),
     Session(Session),
     Table(Table),
+    Accounts(Accounts),
     /// The nemesis's only action.
     Fault(Fault),
 }
@@ -68,6 +69,7 @@ impl Action {
             Action::Idempotency(_) => Workload::Idempotency,
             Action::Session(_) => Workload::Session,
             Action::Table(_) => Workload::Table,
+            Action::Accounts(_) => Workload::MultiTable,
             Action::Fault(_) => return None,
         })
     }
@@ -265,4 +267,16 @@ pub struct Snapshot {
     pub parent: Option<i64>,
     /// Of the write under whose operation id it was made.
     pub number: Option<i64>,
+}
+
+/// Accounts that are rows of several tables, between which money moves in transactions of SQL. A key is of one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Accounts {
+    /// The accounts as they were made, before anything else.
+    Open { balances: BTreeMap<Key, i64> },
+    /// BEGIN, an UPDATE of each account, COMMIT. One that finds too little, or a conflict, is a [`super::Kind::Fail`].
+    Move { from: Key, to: Key, amount: i64 },
+    /// All accounts, by one query; its peer is the query node. `versions`: by table, the sequence number of the version that was
+    /// read. `stale_ms`: how old they are, if the node said that they may be older than they should.
+    Read { balances: Option<BTreeMap<Key, i64>>, versions: Option<BTreeMap<Key, i64>>, stale_ms: Option<u64> },
 }

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch, Write,
+    Accounts, Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
+    Write,
 };
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
@@ -32,6 +33,7 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         Some("insert-rows" | "update-rows" | "merge-rows" | "delete-rows" | "read-rows" | "snapshots") => {
             Workload::Table
         }
+        Some("open-accounts" | "move" | "read-accounts") => Workload::MultiTable,
         Some("read") => match value {
             Some(Edn::Map(_)) => Workload::Bank,
             Some(Edn::Set(_)) => Workload::Set,
@@ -104,6 +106,7 @@ fn action(edn: &Edn, workload: Workload) -> Result<Action, Problem> {
         Workload::Idempotency => idempotency(f, value).map(Action::Idempotency),
         Workload::Session => session(f, value).map(Action::Session),
         Workload::Table => table(f, value).map(Action::Table),
+        Workload::MultiTable => accounts(f, value).map(Action::Accounts),
     };
     let f = f.map_or_else(|| "an operation without :f".to_owned(), |f| format!(":{f}"));
     action.map_err(|problem| format!("{f} of the workload {workload}: {problem}"))
@@ -258,6 +261,23 @@ fn table(f: Option<&str>, value: &Edn) -> Result<Table, Problem> {
     let once = matches!(value.get("once"), Some(Edn::Bool(true)));
     let (id, number) = (int(part(value, "id")?)?, int(part(value, "number")?)?);
     Ok(Table::Write(Write { change, table, id, number, once }))
+}
+
+fn accounts(f: Option<&str>, value: &Edn) -> Result<Accounts, Problem> {
+    match f {
+        Some("open-accounts") => Ok(Accounts::Open { balances: by_key(value, int)? }),
+        Some("move") => Ok(Accounts::Move {
+            from: key(part(value, "from")?)?,
+            to: key(part(value, "to")?)?,
+            amount: int(part(value, "amount")?)?,
+        }),
+        Some("read-accounts") => {
+            let of = |name: &str| optional(value.get(name).unwrap_or(&Edn::Nil), |value| by_key(value, int));
+            let (balances, versions) = (of("balances")?, of("versions")?);
+            Ok(Accounts::Read { balances, versions, stale_ms: number(value, "stale-ms")? })
+        }
+        _ => Err("it has :open-accounts, :move and :read-accounts".into()),
+    }
 }
 
 /// `{id [value ...]}`.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
+    Accounts, Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
 };
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
@@ -55,10 +55,7 @@ pub fn action(action: &Action) -> (String, Edn) {
         }
         Action::Append(steps) => ("txn", Edn::Vector(steps.iter().map(step).collect())),
         Action::Bank(Bank::Open { balances }) => ("open", by_key(balances)),
-        Action::Bank(Bank::Transfer { from, to, amount }) => {
-            let entries = [entry("from", name(from)), entry("to", name(to)), entry("amount", Edn::Int(*amount))];
-            ("transfer", Edn::Map(entries.into()))
-        }
+        Action::Bank(Bank::Transfer { from, to, amount }) => ("transfer", moved(from, to, *amount)),
         Action::Bank(Bank::Read { balances }) => ("read", balances.as_ref().map_or(Edn::Nil, by_key)),
         Action::Watch(watch) => self::watch(watch),
         Action::Lock(lock) => self::lock(lock),
@@ -66,6 +63,7 @@ pub fn action(action: &Action) -> (String, Edn) {
         Action::Idempotency(Idempotency::Count { key, count }) => ("count", keyed(key, count.map_or(Edn::Nil, int))),
         Action::Session(session) => self::session(session),
         Action::Table(table) => self::table(table),
+        Action::Accounts(accounts) => self::accounts(accounts),
         Action::Fault(fault) => return self::fault(fault),
     };
     (f.to_owned(), value)
@@ -119,6 +117,23 @@ fn session(action: &Session) -> (&'static str, Edn) {
         Session::Read { session, key, value } => ("session-read", session, key, *value),
     };
     (f, Edn::Map(vec![entry("session", int(*session)), entry("key", name(key)), entry("value", optional(value))]))
+}
+
+fn moved(from: &Key, to: &Key, amount: i64) -> Edn {
+    Edn::Map(vec![entry("from", name(from)), entry("to", name(to)), entry("amount", Edn::Int(amount))])
+}
+
+fn accounts(action: &Accounts) -> (&'static str, Edn) {
+    match action {
+        Accounts::Open { balances } => ("open-accounts", by_key(balances)),
+        Accounts::Move { from, to, amount } => ("move", moved(from, to, *amount)),
+        Accounts::Read { balances, versions, stale_ms } => {
+            let mut entries = vec![entry("balances", balances.as_ref().map_or(Edn::Nil, by_key))];
+            entries.extend(versions.as_ref().map(|versions| entry("versions", by_key(versions))));
+            entries.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-accounts", Edn::Map(entries))
+        }
+    }
 }
 
 fn table(action: &Table) -> (&'static str, Edn) {

@@ -193,6 +193,14 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
         .prop_map(Action::Session)
         .boxed(),
         Workload::Table => tables().prop_map(Action::Table).boxed(),
+        Workload::MultiTable => prop_oneof![
+            by_key().prop_map(|balances| Accounts::Open { balances }),
+            (keys(), keys(), value()).prop_map(|(from, to, amount)| Accounts::Move { from, to, amount }),
+            (option::of(by_key()), option::of(by_key()), option::of(numbers()))
+                .prop_map(|(balances, versions, stale_ms)| Accounts::Read { balances, versions, stale_ms }),
+        ]
+        .prop_map(Action::Accounts)
+        .boxed(),
     }
 }
 

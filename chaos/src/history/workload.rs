@@ -18,11 +18,13 @@ pub enum Workload {
     Idempotency,
     Session,
     Table,
+    #[serde(rename = "multi-table")]
+    MultiTable,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 9] = [
+    pub const ALL: [Workload; 10] = [
         Workload::Register,
         Workload::Set,
         Workload::Append,
@@ -32,6 +34,7 @@ impl Workload {
         Workload::Idempotency,
         Workload::Session,
         Workload::Table,
+        Workload::MultiTable,
     ];
     /// Those whose clients speak to the metadata peers: they need no query nodes.
     pub const OF_KEYS: [Workload; 8] = [
@@ -62,6 +65,7 @@ impl Workload {
             Workload::Idempotency => "idempotency",
             Workload::Session => "session",
             Workload::Table => "table",
+            Workload::MultiTable => "multi-table",
         }
     }
 }

@@ -129,6 +129,22 @@ impl Access {
         if nodes.is_empty() { None } else { nodes.get(self.rng.random_range(0..nodes.len())).copied() }
     }
 
+    /// What names the transaction that this client has open at a query node.
+    pub fn transaction(&self, node: u64) -> Option<String> {
+        self.sessions.as_ref()?.open.get(&node)?.1.transaction()
+    }
+
+    /// Has the session at a query node go on with a transaction, or with none.
+    ///
+    /// # Errors
+    /// There is no session yet, and none can be had until `by`.
+    pub async fn set_transaction(&mut self, node: u64, handle: Option<String>, by: Instant) -> Result<(), Failure> {
+        let left = by.saturating_duration_since(clock::now());
+        let sessions = self.sessions.as_mut().ok_or_else(|| Failure::unreached("this run has no query nodes"))?;
+        sessions.at(node, left).await?.set_transaction(handle);
+        Ok(())
+    }
+
     /// Runs a statement at a query node, until `by`.
     ///
     /// # Errors

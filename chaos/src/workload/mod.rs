@@ -6,12 +6,13 @@
 //!
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
-//! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each; [`table`]: the
-//!   same through SQL;
+//! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
+//!   [`table`], [`accounts`]: the same through SQL;
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
 
 pub mod access;
+mod accounts;
 mod append;
 mod bank;
 mod idempotency;
@@ -87,6 +88,7 @@ pub fn plan(workload: Workload, clients: usize) -> Plan {
         Workload::Idempotency => idempotency::plan(clients),
         Workload::Session => session::plan(clients),
         Workload::Table => table::plan(clients),
+        Workload::MultiTable => accounts::plan(clients),
     }
 }
 
