@@ -39,10 +39,11 @@ impl Session for FlightSession {
         let rows = self.0.execute(&statement.sql, Some(statement.timeout)).await.map_err(failure)?;
         let stale = rows.stale;
         let batches: Vec<RecordBatch> = rows.try_collect().await.map_err(failure)?;
-        let mut all = Vec::new();
+        let mut all: Vec<Vec<Value>> = Vec::new();
         for batch in &batches {
             let columns = batch.columns().iter().map(values).collect::<Result<Vec<_>, _>>()?;
-            all.extend((0..batch.num_rows()).map(|row| columns.iter().map(|column| column[row].clone()).collect()));
+            let row = |row: usize| columns.iter().map(|column: &Vec<Value>| column[row].clone()).collect::<Vec<_>>();
+            all.extend((0..batch.num_rows()).map(row));
         }
         Ok(Answer { rows: all, stale })
     }

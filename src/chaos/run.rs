@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -16,10 +15,11 @@ use lake_chaos::net::namespaces::{self, PRIVATE_NETWORK};
 use lake_chaos::report::{self, page, record};
 use lake_chaos::run::sampler::Live;
 use lake_chaos::run::{self, Place, Settings};
-use lake_chaos::sql::Front;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "query")]
+use super::front::front;
 use super::print::{self, Format};
 use crate::signals::{Interrupts, Termination};
 
@@ -147,13 +147,10 @@ pub async fn run(args: Args) -> Result<u8> {
     Ok(code)
 }
 
-/// The client of query nodes.
-fn front() -> Option<Arc<dyn Front>> {
-    #[cfg(feature = "query")]
-    let front = super::front::front();
-    #[cfg(not(feature = "query"))]
-    let front = None;
-    front
+/// The client of query nodes: there is none in a build without SQL.
+#[cfg(not(feature = "query"))]
+fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
+    None
 }
 
 /// `local:3`: where peers run, and how many.
