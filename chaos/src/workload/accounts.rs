@@ -39,10 +39,10 @@ const ONCE: f64 = 0.3;
 /// The probability that the answer to the first COMMIT is not waited for.
 const LOST: f64 = 0.3;
 /// How long a COMMIT has whose answer is to be lost.
-const TOO_SHORT_MS: std::ops::Range<u64> = 1..80;
+const TOO_SHORT_MS: std::ops::Range<u64> = 1..15;
 /// How often COMMIT is sent.
-const COMMITS: usize = 5;
-/// Before something is sent again.
+const COMMITS: usize = 8;
+/// Before something is sent again, unless its answer was lost on purpose.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long a ROLLBACK may take, which changes nothing about the outcome.
 const ROLLBACK: Duration = Duration::from_millis(500);
@@ -147,7 +147,8 @@ async fn commit(node: u64, by: Instant, access: &mut Access) -> Result<Option<u6
     let handle = access.transaction(node);
     let (mut at, mut in_doubt) = (node, None::<Failure>);
     for sending in 1..=COMMITS {
-        let sent = match sending == 1 && access.chance(LOST) {
+        let is_lost = sending == 1 && access.chance(LOST);
+        let sent = match is_lost {
             true => {
                 let patience = Duration::from_millis(access.rng.random_range(TOO_SHORT_MS));
                 let sent = tokio::time::timeout(patience, access.run(at, "COMMIT", None, by)).await;
@@ -168,7 +169,9 @@ async fn commit(node: u64, by: Instant, access: &mut Access) -> Result<Option<u6
         if clock::now() + PAUSE >= by {
             break;
         }
-        tokio::time::sleep(PAUSE).await;
+        if !is_lost {
+            tokio::time::sleep(PAUSE).await;
+        }
         if in_doubt.is_some() {
             // The session that lost the answer has nothing open any more.
             let next = access.any_node().unwrap_or(at);

@@ -35,13 +35,14 @@ const UPDATES: u32 = 12;
 const MERGES: u32 = 12;
 /// The probability that a write is made under an operation id.
 const ONCE: f64 = 0.5;
-/// The probability that the answer to such a sending is not waited for, while there may be another one.
+/// The probability that the answer to one of the first such sendings is not waited for.
 const LOST: f64 = 0.4;
+const MAX_LOST: usize = 3;
 /// How long a sending has whose answer is to be lost.
-const TOO_SHORT_MS: std::ops::Range<u64> = 1..120;
+const TOO_SHORT_MS: std::ops::Range<u64> = 1..50;
 /// Sendings of one write.
-const SENDINGS: usize = 4;
-/// Before a write is sent again that was not served.
+const SENDINGS: usize = 8;
+/// Before a write is sent again, unless its answer was lost on purpose.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How often each read in the end is tried.
 const TRIES: usize = 5;
@@ -205,7 +206,8 @@ async fn send_until_answered(
     let mut node = first;
     let mut in_doubt: Option<Failure> = None;
     for sending in 1..=SENDINGS {
-        let sent = match sending < SENDINGS && access.chance(LOST) {
+        let is_lost = sending <= MAX_LOST && access.chance(LOST);
+        let sent = match is_lost {
             true => {
                 let patience = Duration::from_millis(access.rng.random_range(TOO_SHORT_MS));
                 let sent = tokio::time::timeout(patience, access.run(node, sql, Some(&operation), by)).await;
@@ -226,7 +228,9 @@ async fn send_until_answered(
         if clock::now() + PAUSE >= by {
             break;
         }
-        tokio::time::sleep(PAUSE).await;
+        if !is_lost {
+            tokio::time::sleep(PAUSE).await;
+        }
         node = access.any_node().unwrap_or(node);
     }
     Err((in_doubt.unwrap_or_else(|| Failure::unanswered(Duration::ZERO)), node))
