@@ -103,7 +103,8 @@ impl Actor for Client {
             Ok(()) => commit(node, by, access).await,
             Err(failure) => Err(failure),
         };
-        if !matches!(ended, Ok(Some(_))) {
+        // Wherever it was last asked to be committed.
+        for node in access.nodes() {
             roll_back(node, access).await;
         }
         match ended {
@@ -187,10 +188,6 @@ async fn commit(node: u64, by: Instant, access: &mut Access) -> Result<Option<u6
                 break;
             }
         }
-    }
-    // Whichever node it was last asked at: nothing is open there for the next transfer.
-    if at != node {
-        roll_back(at, access).await;
     }
     Err(in_doubt.unwrap_or_else(|| Failure {
         what: What::NotServed,
