@@ -8,7 +8,7 @@
 //!   people see them;
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
 //!   [`watch`], [`lock`], [`idempotency`], [`session`], [`table`] (rows through SQL), [`accounts`] (transactions
-//!   over several tables);
+//!   over several tables); [`refusals`]: of any of them;
 //! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
 //!   themselves), [`convergence`] (after healing);
 //! - [`judge_history`], [`judge_run`]: which checkers judge which workload.
@@ -29,6 +29,7 @@ mod judge;
 pub mod linear;
 pub mod lock;
 pub mod outcome;
+pub mod refusals;
 pub mod session;
 pub mod set;
 pub mod table;

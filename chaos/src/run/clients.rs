@@ -22,6 +22,8 @@ use crate::workload::access::{Access, Door, Roster, Sessions};
 
 /// How far a client that was held up may be behind its pace.
 const MAX_DEBT: Duration = Duration::from_millis(500);
+/// How long the session of every other client may be silent, which is the least that there can be: faults outlast it.
+const SHORT_SESSION: Duration = Duration::from_secs(5);
 
 /// How clients reach the cluster, and how long they wait.
 #[derive(Debug, Clone)]
@@ -48,6 +50,7 @@ impl Reach {
         let mut endpoints = self.endpoints.clone();
         endpoints.shuffle(&mut rng);
         let store = RemoteStore::connect_by(RemoteConfig { endpoints, secret: None }, self.dialer.clone())?;
+        let store = if number % 2 == 1 { store.with_session_ttl(SHORT_SESSION)? } else { store };
         let (sessions, roster) = (self.door.clone().map(Sessions::new), self.roster.clone());
         Ok(Access { store, sessions, roster, ledger: self.ledger.clone(), timeout: self.timeout, rng })
     }
