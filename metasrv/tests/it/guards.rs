@@ -73,7 +73,8 @@ async fn who_waits_for_a_scope_has_it_once_its_guard_is_dropped_or_its_holder_is
     };
     let first = acquire(&store, &["/a"], 60).await.unwrap();
     let fence = first.lease().id();
-    match wait("/a/b", Instant::now() + Duration::from_millis(1500)).await {
+    // Enough for a lease and a transaction, also where a disk is slow.
+    match wait("/a/b", Instant::now() + Duration::from_secs(5)).await {
         Acquired::Taken(by) => assert_eq!(by[0].path, "/a", "who is in the way is told"),
         Acquired::Held(_) => panic!("it is taken"),
     }
