@@ -24,7 +24,7 @@ use crate::support::processes::Processes;
 use crate::support::{PATIENCE, TestCluster, eventually, figure, kind};
 
 /// A node is heard a few times a second, and its lease lives longer than it must.
-const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(5000) };
+const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(8000) };
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE
