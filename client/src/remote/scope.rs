@@ -20,8 +20,6 @@ use crate::store::{Committed, Error, MetaStore, ReadOptions};
 
 /// How long the release of a guard that was dropped is tried. Its lease ends by itself after that.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
-/// A look at a claim that has no more time than this before the deadline may fail: what was known before it is the answer.
-const LAST_LOOK: Duration = Duration::from_secs(1);
 
 /// What came of a transaction under scopes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,8 +199,7 @@ async fn is_gone_by(deadline: Instant, is_live: impl AsyncFn() -> Result<bool, E
         match is_live().await {
             Ok(true) => {}
             Ok(false) => return Ok(true),
-            // It came so late that it tells nothing of the cluster, nor of the claim.
-            Err(Error::Unavailable { .. }) if had <= LAST_LOOK => return Ok(false),
+            Err(e) if e.is_of_a_last_look(had) => return Ok(false),
             Err(e) => return Err(e),
         }
         if !backoff.wait(deadline).await {
@@ -259,8 +256,8 @@ mod tests {
             assert_eq!(waits(Duration::from_millis(1500 + more), Duration::MAX).await, Ok(false), "{more} ms more");
         }
         let patience = Duration::from_secs(10);
-        assert_eq!(waits(patience, patience - LAST_LOOK / 2).await, Ok(false), "it was away for a moment");
-        assert_eq!(waits(patience, patience - 3 * LAST_LOOK).await, Err(late()), "nobody knows");
+        assert_eq!(waits(patience, patience - Duration::from_millis(500)).await, Ok(false), "it was away for a moment");
+        assert_eq!(waits(patience, patience - Duration::from_secs(3)).await, Err(late()), "nobody knows");
     }
 
     #[tokio::test(start_paused = true)]
