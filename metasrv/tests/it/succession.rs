@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::support::{CALM, PATIENCE, TestCluster, eventually};
+use lake_metasrv::config::Timing;
 use lake_metasrv::server::Server;
 
 /// Raft's own timer is off at the followers: only the broken connection can tell them.
@@ -15,7 +16,8 @@ fn leave_it_to_the_connections(cluster: &TestCluster, ids: &[u64]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_whose_process_dies_is_followed_though_no_timer_runs() {
-    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    // As in operation.
+    let mut cluster = TestCluster::founded(3, |config| config.timing = Timing::default()).await;
     cluster.put("/kv/a", "1").await;
     // One peer lives in a runtime of its own, which can end without a word to anybody.
     let id = cluster.leader().await;

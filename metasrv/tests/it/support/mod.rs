@@ -28,7 +28,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Nobody stands for election because the machine is busy with other things: who leads, leads until the test has it otherwise.
 pub const CALM: Timing = Timing {
-    heartbeat: Duration::from_millis(150),
+    heartbeat: Duration::from_millis(80),
     election_timeout_min: Duration::from_millis(1000),
     election_timeout_max: Duration::from_millis(1500),
 };
