@@ -21,7 +21,7 @@ use tonic::Request;
 use tonic::transport::Channel;
 
 /// How long a change may take with peers being killed around it.
-const CHANGE: Duration = Duration::from_secs(60);
+const CHANGE: Duration = Duration::from_secs(120);
 
 /// Waits until a peer serves, and has applied as much as the leader had.
 async fn serves(processes: &Processes, id: u64) {

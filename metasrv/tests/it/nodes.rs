@@ -265,7 +265,7 @@ async fn instructions_reach_a_node_and_their_answers_come_back() {
     assert_eq!(ask(PING, "", PATIENCE).await.unwrap(), Bytes::new());
     until_listed(&store, "n", |node| node.load.as_ref().is_some_and(|load| load.running_statements == 4)).await;
 
-    let late = ask("never", "", Duration::from_secs(2)).await.unwrap_err();
+    let late = ask("never", "", Duration::from_secs(5)).await.unwrap_err();
     assert_eq!(late.applied(), lake_client::store::Applied::Unknown, "{late}");
     let waits = tokio::spawn(ask("never", "", PATIENCE));
     let leader = cluster.leader().await;
@@ -276,7 +276,7 @@ async fn instructions_reach_a_node_and_their_answers_come_back() {
     // It is told why, and not that its time is over.
     let gone = waits.await.unwrap().unwrap_err();
     assert!(gone.to_string().contains("went before it answered"), "{gone}");
-    let nobody = ask(PING, "", Duration::from_secs(2)).await.unwrap_err();
+    let nobody = ask(PING, "", Duration::from_secs(5)).await.unwrap_err();
     assert_eq!(nobody.applied(), lake_client::store::Applied::No, "{nobody}");
     cluster.stop_all().await;
 }

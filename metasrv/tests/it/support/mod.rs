@@ -211,7 +211,8 @@ impl TestCluster {
         eventually("a commit", async || {
             for id in self.running.keys() {
                 let mut request = Request::new(v1::TxnRequest { txn: Some(txn.clone().into()), stamp: None });
-                request.set_timeout(Duration::from_secs(5));
+                // What is given up may be made all the same, and then once more.
+                request.set_timeout(Duration::from_secs(15));
                 if let Ok(response) = self.kv(*id).txn(request).await {
                     return Some(response.into_inner());
                 }
