@@ -28,6 +28,8 @@ struct Etcd {
 impl Etcd {
     async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
+        // Before a port is looked for, which is kept for a minute: this may take longer.
+        tokio::task::spawn_blocking(|| installed(ETCD, "etcd")).await.unwrap();
         let peer = free_port();
         let this = Self::member(dir, "one", peer, &format!("one=http://127.0.0.1:{peer}")).await;
         let store = this.store();
@@ -163,6 +165,7 @@ async fn much_is_watched_and_moved_in_messages_of_a_bearable_size() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_without_a_leader_ends_its_watches() {
+    tokio::task::spawn_blocking(|| installed(ETCD, "etcd")).await.unwrap();
     let ports = [free_port(), free_port(), free_port()];
     let names = ["one", "two", "three"];
     let members: Vec<_> =

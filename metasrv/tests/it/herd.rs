@@ -44,7 +44,8 @@ async fn calls(n: usize, store: RemoteStore, client: Arc<Client>, began: Instant
 }
 
 /// So many clients, each with connections and a view of its own, and a leader that is killed. No more questions than so many
-/// a client reach each of the peers that are left.
+/// a client reach each of the peers that are left; two more for each second that nobody leads, since one is answered within a
+/// second then.
 async fn through_a_leader_kill(clients: usize, questions_each: f64) {
     let mut peers = Processes::founded(100_000).await;
     let (began, stop) = (Instant::now(), Arc::<AtomicBool>::default());
@@ -91,9 +92,10 @@ async fn through_a_leader_kill(clients: usize, questions_each: f64) {
          half of the clients took up to {half:.2?}, that of the last one {last:.2?}; the two peers left were asked {questions:?} times, which is {} a client",
         each.join(" and ")
     );
+    let most = questions_each + 2.0 * elected.as_secs_f64();
     for n in questions {
         assert!(n / clients as f64 >= 0.5, "who lost the leader has to ask");
-        assert!(n / clients as f64 <= questions_each, "a herd: {n} questions");
+        assert!(n / clients as f64 <= most, "a herd: {n} questions");
     }
 }
 
