@@ -40,9 +40,9 @@ impl Catalog {
             return Err(CatalogError::NotYourTurn { table: table.clone(), turn, resent: false });
         }
         let made = self.register_in_turn(table, new, expected, claim, deadline).await;
-        if let (Err(error), Some(claim)) = (&made, claim)
-            && error.applied() == Applied::No
-        {
+        // Of what was as asked for already the claim is still there, too.
+        let is_known = made.as_ref().err().is_none_or(|error| error.applied() == Applied::No);
+        if let Some(claim) = claim.filter(|_| is_known) {
             // Whoever waits for it ends it otherwise.
             let _ = self.end_turn(new.uuid, claim, deadline).await;
         }

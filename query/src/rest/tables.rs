@@ -255,7 +255,8 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         _ => RestError::of_a_change(e),
     })?;
     rest.allowed("the table's location", metadata.location(), deadline).await?;
-    rest.tables.check_not_purged(metadata.uuid(), deadline).await.map_err(RestError::of_a_change)?;
+    let check = || rest.tables.check_not_purged(metadata.uuid(), deadline);
+    let unpurged = check().await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid: metadata.uuid(), metadata_location: location, previous_location: None };
     let there = rest.tables.metadata.read_table(&ident, deadline).await?;
     let expected = match there {
@@ -263,8 +264,12 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         Some(there) if body.overwrite == Some(true) => Some(there.mod_revision),
         Some(_) => return Err(CatalogError::TableExists(ident).into()),
     };
-    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?;
-    let pointer = writer.register_table(&ident, &new, expected, deadline).await?;
+    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?.guarded(unpurged);
+    let registered = writer.register_table(&ident, &new, expected, deadline).await;
+    if let Err(CatalogError::Fenced { resent: false }) = registered {
+        check().await.map_err(RestError::of_a_change)?;
+    }
+    let pointer = registered?;
     if pointer.value != new {
         return Err(CatalogError::TableExists(ident).into());
     }
@@ -296,7 +301,13 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
         let Some(current) = current.filter(|current| in_doubt.is_none_or(|uuid| uuid == current.value.uuid)) else {
             return match in_doubt {
                 // Our own attempt, or another's drop, did it.
-                Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+                Some(uuid) => {
+                    let dropped = rest.tables.check_dropped(&ident, uuid, purge, call.deadline).await;
+                    dropped.map(|()| StatusCode::NO_CONTENT.into_response()).map_err(|e| match e.kind {
+                        crate::error::Kind::NotFound => RestError::not_found(kind::NO_SUCH_TABLE, e.message),
+                        _ => RestError::of_a_change(e),
+                    })
+                }
                 None => Err(no_such_table(&ident)),
             };
         };
