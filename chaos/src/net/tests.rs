@@ -293,8 +293,13 @@ async fn what_is_held_back_is_overtaken_by_another_connection() {
         }
         fabric.counts()[&CLIENTS_TO_1].overtaken_chunks
     };
-    // Both are held back; the first to have waited long enough passes the other.
-    assert!(overtaken().await > 0);
+    // Both are held back; the first to have waited long enough passes the other, unless the machine lets it go before the other
+    // one is there.
+    let mut times = 0;
+    while overtaken().await == 0 {
+        times += 1;
+        assert!(times < 50, "nothing was ever overtaken");
+    }
     fabric.set(Conditions::new());
     let before = fabric.counts()[&CLIENTS_TO_1].overtaken_chunks;
     assert_eq!(overtaken().await, before);
