@@ -6,6 +6,7 @@ mod common;
 mod duckdb;
 mod frames;
 mod http;
+mod limits;
 mod pyiceberg;
 mod python;
 #[path = "../../../client/tests/support/s3.rs"]
