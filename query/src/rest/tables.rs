@@ -234,6 +234,7 @@ pub async fn create_by_commit(
     change.check(there.as_ref().map(|table| &*table.metadata))?;
     let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
     let metadata = change.found(|uuid| place.of(uuid))?;
+    rest.tables.check_not_purged(metadata.uuid(), call.deadline).await.map_err(RestError::of_a_change)?;
     match publish(rest, ident, metadata, call, status).await {
         Err(error) if error.kind == kind::ALREADY_EXISTS => Err(RestError::lost(error.message)),
         outcome => outcome,

@@ -232,7 +232,9 @@ async fn one(
         },
         _ => {
             let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
-            (change.found(|uuid| place.of(uuid))?, Vec::new())
+            let metadata = change.found(|uuid| place.of(uuid))?;
+            rest.tables.check_not_purged(metadata.uuid(), call.deadline).await.map_err(RestError::of_a_change)?;
+            (metadata, Vec::new())
         }
     };
     let base_location = current.as_ref().map(|current| current.value.metadata_location.clone());

@@ -292,6 +292,38 @@ async fn a_staged_table_exists_once_it_is_committed() {
 }
 
 #[tokio::test]
+async fn a_table_is_not_made_under_the_uuid_of_another() {
+    let cluster = cluster(2).await;
+    let (rest, other) = (rest(&cluster, 0), rest(&cluster, 1));
+    let there = with_table(&rest).await;
+    let requirements = json!([{"type": "assert-create"}]);
+    let updates = json!([
+        {"action": "assign-uuid", "uuid": there["metadata"]["table-uuid"]},
+        {"action": "add-schema", "schema": schema()},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]);
+    let create = json!({"requirements": requirements, "updates": updates});
+    let before = cluster.files("metadata.json").len();
+    let message = other.post(&format!("{TABLES}/u"), create.clone()).await.refused(409, "CommitFailedException");
+    assert!(message.contains("n.t"), "{message}");
+    let named = |name: &str| json!({"namespace": ["n"], "name": name});
+    let both = json!({"table-changes": [
+        {"identifier": named("t"), "requirements": [], "updates": [set("k", "1")]},
+        {"identifier": named("u"), "requirements": requirements, "updates": updates},
+    ]});
+    other.post("/v1/lake/transactions/commit", both).await.refused(409, "AlreadyExistsException");
+    rest.head(&format!("{TABLES}/u")).await.expect(404);
+    assert_eq!(rest.get(&format!("{TABLES}/t")).await.json()["metadata"]["properties"].get("k"), None);
+    assert_eq!(cluster.files("metadata.json").len(), before);
+    // Once there is no such table it may be; but not while the files of that one are to be deleted.
+    rest.delete(&format!("{TABLES}/t")).await.expect(204);
+    other.post(&format!("{TABLES}/u"), create.clone()).await.expect(200);
+    other.delete(&format!("{TABLES}/u?purgeRequested=true")).await.expect(204);
+    let message = rest.post(&format!("{TABLES}/u"), create).await.refused(409, "CommitFailedException");
+    assert!(message.contains("PURGE"), "{message}");
+}
+
+#[tokio::test]
 async fn a_table_is_registered_by_its_metadata() {
     let cluster = cluster(1).await;
     let rest = rest(&cluster, 0);
