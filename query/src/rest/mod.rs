@@ -24,6 +24,7 @@ mod metrics;
 mod namespaces;
 mod once;
 mod openapi;
+mod rendered;
 mod request;
 mod tables;
 mod transactions;
@@ -52,6 +53,7 @@ use self::comeback::{Client, Comebacks};
 use self::endpoint::{ENDPOINTS, Endpoint, Operation, Routed, route};
 use self::error::{RestError, Result, json_response, kind};
 use self::metrics::Metrics;
+use self::rendered::Rendered;
 use self::request::Call;
 use crate::config::Config;
 use crate::table::Tables;
@@ -86,6 +88,7 @@ pub struct Rest {
     bodies: Arc<Semaphore>,
     metrics: Metrics,
     comebacks: Comebacks,
+    rendered: Rendered,
 }
 
 impl Rest {
@@ -103,6 +106,7 @@ impl Rest {
             bodies: Arc::new(Semaphore::new(BODIES_BYTES)),
             metrics: Metrics::new()?,
             comebacks: Comebacks::default(),
+            rendered: Rendered::default(),
         })
     }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use iceberg::TableCreation;
 use iceberg::spec::{FormatVersion, Schema, SortOrder, TableMetadata, TableMetadataBuilder, UnboundPartitionSpec};
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
@@ -132,9 +133,8 @@ async fn publish(
 ) -> Result<Response> {
     let uuid = metadata.uuid();
     let location = version::metadata_location(metadata.location(), None);
-    let bytes = version::to_json(&metadata).map_err(RestError::of_a_change)?;
-    let size = bytes.len();
-    rest.tables.storage.write_new(&location, bytes.into()).await.map_err(RestError::of_a_change)?;
+    let json = Bytes::from(version::to_json(&metadata).map_err(RestError::of_a_change)?);
+    rest.tables.storage.write_new(&location, json.clone()).await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid, metadata_location: location.clone(), previous_location: None };
     let kept = (status == StatusCode::OK).then_some(location.as_str());
     let mut created = rest.writer(call, status, kept)?.create_table(ident, &new, call.deadline).await;
@@ -150,7 +150,8 @@ async fn publish(
     match created {
         Ok(_) => {
             let metadata = Arc::new(metadata);
-            rest.tables.cache.put_table(&location, metadata.clone(), size).await;
+            rest.tables.cache.put_table(&location, metadata.clone(), json.len()).await;
+            rest.rendered.keep(&location, json);
             match kept {
                 Some(location) => loaded(rest, call, Some(location), &metadata, Snapshots::All),
                 None => Ok(status.into_response()),
@@ -366,6 +367,9 @@ pub fn report_metrics(call: &Call) -> Result<Response> {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// What an answer has besides a table's metadata takes about this many bytes.
+const ROOM_AROUND: usize = 1 << 10;
+
 /// Which of a table's snapshots an answer holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Snapshots {
@@ -383,7 +387,11 @@ fn loaded(
     snapshots: Snapshots,
 ) -> Result<Response> {
     let failed = |e: serde_json::Error| RestError::of_a_read(crate::Error::internal(format!("writing JSON: {e}")));
-    let mut bytes = version::to_json(metadata).map_err(RestError::of_a_read)?;
+    let json = match location {
+        Some(location) => rest.rendered.json(location, metadata),
+        None => version::to_json(metadata).map(Bytes::from),
+    };
+    let mut bytes = json.map_err(RestError::of_a_read)?;
     if snapshots == Snapshots::Refs {
         let mut json: Value = serde_json::from_slice(&bytes).map_err(failed)?;
         let named: HashSet<i64> = json["refs"]
@@ -395,14 +403,15 @@ fn loaded(
         if let Some(snapshots) = json.get_mut("snapshots").and_then(Value::as_array_mut) {
             snapshots.retain(|snapshot| snapshot["snapshot-id"].as_i64().is_some_and(|id| named.contains(&id)));
         }
-        bytes = serde_json::to_vec(&json).map_err(failed)?;
+        bytes = Bytes::from(serde_json::to_vec(&json).map_err(failed)?);
     }
-    let mut body = b"{".to_vec();
+    let mut body = Vec::with_capacity(bytes.len() + ROOM_AROUND);
+    body.push(b'{');
     if let Some(location) = location {
         body.extend_from_slice(format!("\"metadata-location\":{},", Value::from(location)).as_bytes());
     }
     body.extend_from_slice(b"\"metadata\":");
-    body.append(&mut bytes);
+    body.extend_from_slice(&bytes);
     let config = json!(rest.tables.storage.client_config(metadata.location()));
     body.extend_from_slice(format!(",\"config\":{config}").as_bytes());
     if rest.lends && asks_for_credentials(call) {
