@@ -60,6 +60,10 @@ async fn the_configuration_says_what_is_served() {
         assert_eq!(config["overrides"]["prefix"], "lake");
         let endpoints: Vec<_> = config["endpoints"].as_array().unwrap().iter().map(|e| e.as_str().unwrap()).collect();
         assert!(endpoints.contains(&"HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}"), "{endpoints:?}");
+        // What is not served is not advertised.
+        for word in ["sign", "oauth", "plan", "tasks", "credentials"] {
+            assert!(!endpoints.iter().any(|endpoint| endpoint.contains(word)), "{word} in {endpoints:?}");
+        }
     }
     rest.get("/v1/config?warehouse=other").await.refused(404, "NoSuchWarehouseException");
     rest.get("/v1/other/namespaces").await.refused(404, "NoSuchWarehouseException");
