@@ -6,4 +6,5 @@ mod keys;
 mod members;
 mod status;
 mod transfer;
+mod warehouse;
 mod watch;
