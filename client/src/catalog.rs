@@ -42,7 +42,7 @@ mod swaps;
 #[cfg(test)]
 mod tests;
 
-use lake_proto::kv::{Compare, Condition, TxnResult};
+use lake_proto::kv::{Compare, Condition, KeyValue, TxnResult};
 
 pub use self::error::CatalogError;
 #[cfg(feature = "cache")]
@@ -78,6 +78,7 @@ impl Catalog {
     /// A handle whose changes carry these compares besides their own: where one does not hold, nothing is changed
     /// ([`CatalogError::Fenced`]). Over a store that changes one key at a time those of other keys are looked up right before.
     pub fn guarded(&self, guards: Vec<Compare>) -> Self {
+        let guards = self.guards.iter().cloned().chain(guards).collect();
         Self { guards, ..self.clone() }
     }
 
@@ -94,6 +95,11 @@ impl Catalog {
                 Condition::Absent => Some(entry.is_none()),
                 Condition::ModRevision(_) if entry.is_none() && !all_observed => None,
                 Condition::ModRevision(revision) => Some(entry.is_some_and(|entry| entry.mod_revision == *revision)),
+                Condition::PrefixUnchangedSince(revision) if all_observed => {
+                    let newer =
+                        |entry: &KeyValue| entry.key.starts_with(&compare.key) && entry.mod_revision > *revision;
+                    Some(!result.observed.iter().any(newer))
+                }
                 _ => None,
             }
         };

@@ -1,6 +1,7 @@
 //! For this crate's own tests: a store in memory with the faults of one that is not, each switched on by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -22,6 +23,8 @@ pub struct FaultyStore {
     pub away: AtomicBool,
     /// So many commits are applied and their answers lost; each is asked for again, as the remote store does.
     pub lose_answers: AtomicU32,
+    /// Another's, which comes before the next commit: that is lost on its way, and sent again.
+    pub overtakes: Mutex<Option<Txn>>,
     /// Watches are not refused.
     pub watches: AtomicBool,
     /// Reads of several keys take a while.
@@ -112,7 +115,11 @@ impl MetaStore for FaultyStore {
 
     async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
         self.call()?;
-        let mut resent = false;
+        let first = self.overtakes.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut resent = first.is_some();
+        if let Some(first) = first {
+            self.store.commit(first, by).await?;
+        }
         while self.lose_answers.load(Ordering::SeqCst) > 0 {
             self.lose_answers.fetch_sub(1, Ordering::SeqCst);
             self.store.commit(txn.clone(), by).await?;

@@ -11,6 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use lake_chaos::check::Verdict;
 use lake_chaos::history::{Action, History, Idempotency, Installation, Outcome, Phase, file};
 use lake_chaos::nemesis::clock;
 use lake_chaos::report::{Record, Results, record, results};
@@ -217,6 +218,11 @@ fn banks_and_sets_survive_bad_networks_and_lost_directories() {
         let peers: Vec<u64> = run.record().facts.unwrap().peers.iter().map(|peer| peer.id).collect();
         assert_eq!(peers.len(), 3);
         assert!(peers.iter().any(|id| *id > 3), "{peers:?}");
+        // Also those of peers that are no more.
+        for id in [1, 2, 3].iter().chain(&peers) {
+            let log = run.out().join(format!("logs/metasrv-{id}.log"));
+            assert!(log.metadata().is_ok_and(|log| log.len() > 0), "{} is missing or empty", log.display());
+        }
     }
     side_by_side([bank, set]);
 }
@@ -421,13 +427,20 @@ fn nothing_is_left_of_namespaces_when_their_run_is_killed() {
     assert_eq!(left_outside(), Vec::<String>::new());
 }
 
+/// One of two that were asked for comes, and the other one cannot.
 #[test]
 fn a_fault_that_never_took_effect_makes_the_verdict_unknown() {
     let run = Run::new();
-    let output = run.go("--cluster local:1 --workload register --nemesis partition --time 5s --rate 100 --clients 2");
-    assert_code(&output, 2);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("partition") && said.contains("only one peer"), "{said}");
+    let arguments = "--cluster local:1 --workload register --nemesis kill,partition --time 14s --rate 100 --clients 2";
+    assert_code(&run.go(arguments), 2);
+    assert_eq!(installed(&run.history()), BTreeSet::from(["kill".to_owned()]));
+    let results = run.results();
+    let faults = results.checks.iter().find(|outcome| outcome.checker == "faults").unwrap();
+    assert!(faults.figures["kill"] > 0 && faults.figures["partition"] == 0, "{faults:?}");
+    let Verdict::Unknown(why) = &faults.verdict else { panic!("{faults:?}") };
+    assert!(why.contains("never took effect: partition (") && why.contains("only one peer"), "{why}");
+    let page = std::fs::read_to_string(run.out().join("report.html")).unwrap();
+    assert!(page.contains("never took effect: partition ("), "{page}");
 }
 
 #[test]

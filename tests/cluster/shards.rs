@@ -171,6 +171,8 @@ async fn a_janitor_does_the_upkeep_where_there_is_no_cluster() {
         .await;
     };
     packed().await;
+    let beside = lake(&scratch.path(""), &janitor).await;
+    assert!(beside.code == Some(1) && beside.err.contains("in use by another lake process"), "{beside:?}");
     first.kill().await.unwrap();
     run(&fill("s.t")).await;
     let printed = lake(&scratch.path(""), &janitor).await;

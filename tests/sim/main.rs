@@ -308,11 +308,11 @@ mod planted {
 
     #[test]
     fn cas_ignored() {
-        is_found("cas-ignored", "--workload register --profile none", &["linearizable registers"]);
+        is_found("cas-ignored", "--workload register --profile none", &["commands", "linearizable registers"]);
     }
 
     #[test]
     fn descendants_ignored() {
-        is_found("descendants-ignored", "--workload lock --profile none", &["scopes", "locks"]);
+        is_found("descendants-ignored", "--workload lock --profile none", &["scopes", "commands", "locks"]);
     }
 }

@@ -65,6 +65,8 @@ pub fn check(facts: &Facts) -> Outcome {
     let mut hashes: BTreeMap<u64, Vec<(u64, &str)>> = BTreeMap::new();
     for peer in facts.peers.iter().filter(|peer| peer.excused.is_none()) {
         match &peer.state {
+            // Nothing is the same of all peers, and says nothing.
+            Ok(state) if state.hash.is_empty() => {}
             Ok(state) => hashes.entry(state.applied).or_default().push((peer.id, &state.hash)),
             Err(why) => add("peer gone", format!("peer {} did not come back: {why}", peer.id)),
         }
@@ -83,6 +85,8 @@ pub fn check(facts: &Facts) -> Outcome {
     let expected = facts.peers.iter().filter(|peer| peer.excused.is_none()).count();
     let otherwise = if facts.leader_after_ms.is_none() {
         Verdict::Unknown(format!("the peers were watched for {} ms only and had no leader yet", facts.watched_ms))
+    } else if expected == 0 {
+        Verdict::Unknown("there was no peer left that had to agree with anybody".into())
     } else if expected > 1 && compared < expected {
         Verdict::Unknown(format!("the hashes of {compared} of {expected} peers could be compared at one index"))
     } else if facts.looked_for == 0 {
@@ -144,9 +148,11 @@ mod tests {
 
     #[test]
     fn what_was_not_looked_at_is_unknown() {
-        let changes: [fn(&mut Facts); 4] = [
+        let changes: [fn(&mut Facts); 6] = [
             |f| (f.leader_after_ms, f.watched_ms) = (None, 100),
             |f| f.peers[1].state = Ok(State { applied: 8, hash: "a".into() }),
+            |f| f.peers.iter_mut().for_each(|peer| peer.state = Ok(State { applied: 0, hash: String::new() })),
+            |f| f.peers.iter_mut().for_each(|peer| peer.excused = Some("its log was damaged".into())),
             // Two that agree lag behind three that agree.
             |f| {
                 let behind = State { applied: 8, hash: "b".into() };

@@ -41,7 +41,7 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Watch => vec![watch::check(history)],
         // What a lock guards is a register as well.
         Workload::Lock => vec![lock::check(history, options.drift), linear::check(history, &options.budget)],
-        Workload::Idempotency => vec![idempotency::check(history)],
+        Workload::Idempotency => vec![idempotency::check(history, options.drift)],
         Workload::Session => vec![session::check(history)],
     }
 }

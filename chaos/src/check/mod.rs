@@ -7,7 +7,7 @@
 //! - [`verdict`]: the three verdicts and the exit codes; [`outcome`]: what one checker found; [`bars`]: operations as
 //!   people see them;
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
-//!   [`watch`], [`lock`], [`idempotency`], [`session`];
+//!   [`watch`], [`lock`], [`idempotency`], [`session`]; [`refusals`]: of any of them;
 //! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
 //!   themselves), [`convergence`] (after healing);
 //! - [`judge_history`], [`judge_run`]: which checkers judge which workload.
@@ -27,6 +27,7 @@ mod judge;
 pub mod linear;
 pub mod lock;
 pub mod outcome;
+pub mod refusals;
 pub mod session;
 pub mod set;
 pub mod verdict;

@@ -90,6 +90,12 @@ fn a_report_is_made_from_the_files_of_a_run() {
     assert_eq!(fs::read_to_string(dir.path().join(page::FILE_NAME)).unwrap(), page);
     for part in [
         "read 7 = nil",
+        "Faults in force",
+        "Operations per second",
+        "class=\"band\"",
+        "Latency of what succeeded",
+        "Leader @ term",
+        "Log entries yet to be applied, by peer",
         "peer 1 leads, term 3",
         "nobody known to lead",
         "lake chaos run --seed 7 --out &#39;my &#39;\\&#39;&#39;run&#39;\\&#39;&#39;&#39;",

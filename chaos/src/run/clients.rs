@@ -22,6 +22,8 @@ use crate::workload::access::{Access, Roster};
 
 /// How far a client that was held up may be behind its pace.
 const MAX_DEBT: Duration = Duration::from_millis(500);
+/// How long the session of every other client may be silent, which is the least that there can be: faults outlast it.
+const SHORT_SESSION: Duration = Duration::from_secs(5);
 
 /// How clients reach the cluster, and how long they wait.
 #[derive(Debug, Clone)]
@@ -46,6 +48,7 @@ impl Reach {
         let mut endpoints = self.endpoints.clone();
         endpoints.shuffle(&mut rng);
         let store = RemoteStore::connect_by(RemoteConfig { endpoints, secret: None }, self.dialer.clone())?;
+        let store = if number % 2 == 1 { store.with_session_ttl(SHORT_SESSION)? } else { store };
         Ok(Access { store, roster: self.roster.clone(), ledger: self.ledger.clone(), timeout: self.timeout, rng })
     }
 }

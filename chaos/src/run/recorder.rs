@@ -172,6 +172,11 @@ pub struct Scribe {
 }
 
 impl Scribe {
+    /// Another client of the same history, for what this one does at the same time.
+    pub fn beside(&self) -> Scribe {
+        self.recorder.scribe()
+    }
+
     /// An operation begins.
     pub fn invoke(&self, action: Action) {
         self.record(Kind::Invoke, action, |operation| operation);

@@ -41,7 +41,7 @@ pub enum CatalogError {
     #[error("{path} is held by {owner} for structural work; nothing was done: try again when that has ended")]
     ScopeHeld { path: String, owner: String },
     /// What the caller does is another's to do by now ([`Catalog::guarded`]).
-    #[error("what this was done for is another's by now, or its lease has ended; nothing was changed")]
+    #[error("what this was done for is another's by now, or its lease has ended; {}", fate(.resent))]
     Fenced {
         /// An earlier attempt of this call may have been applied before.
         resent: bool,
@@ -80,6 +80,14 @@ pub enum CatalogError {
     Damaged { what: String, why: String },
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+/// What is known of a change that was refused now, and may have been sent before.
+fn fate(resent: &bool) -> &'static str {
+    match resent {
+        true => "whether it was changed by an attempt before is unknown",
+        false => "nothing was changed",
+    }
 }
 
 impl CatalogError {

@@ -222,8 +222,9 @@ impl Catalog {
             return Ok(committed.result.revision);
         }
         match observed(table, &committed.result, &key)? {
-            // The entry expected is gone, and an attempt whose answer was lost may have removed it.
-            None if committed.resent => {
+            // The entry expected is gone, and an attempt whose answer was lost may have removed it: unless what it is a part of was not
+            // done, as when another has dropped it.
+            None if committed.resent && self.have_left(&committed.result) => {
                 self.forget_names(&gone, deadline).await;
                 Ok(committed.result.revision)
             }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use lake_proto::kv::Txn;
 use uuid::Uuid;
 
 use super::*;
@@ -132,6 +133,25 @@ async fn a_lost_answer_is_not_taken_for_a_lost_race() {
     catalog.drop_table(&table, swapped.mod_revision, soon()).await.unwrap();
     lose();
     catalog.drop_namespace(&nested, soon()).await.unwrap();
+}
+
+#[tokio::test]
+async fn anothers_drop_is_not_taken_for_one_that_is_a_part_of_more() {
+    let (store, catalog, _, table) = setup();
+    let first = created(&catalog, &table).await;
+    let part = catalog.within(Operation::new("test", "1", "done").unwrap());
+    let theirs = Txn::cas_delete(table.key(), first.mod_revision);
+    *store.overtakes.lock().unwrap() = Some(theirs);
+    let dropped = part.drop_table(&table, first.mod_revision, soon()).await;
+    assert_eq!(dropped, Err(CatalogError::TableNotFound(table.clone())), "what goes with the drop was not done");
+    assert_eq!(catalog.outcome("test", "1", soon()).await.unwrap(), None);
+    let again = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+    store.lose_answers.store(1, Ordering::SeqCst);
+    part.drop_table(&table, again.mod_revision, soon()).await.unwrap();
+    assert!(catalog.outcome("test", "1", soon()).await.unwrap().is_some());
+    for (resent, word) in [(false, "nothing was changed"), (true, "is unknown")] {
+        assert!(CatalogError::Fenced { resent }.to_string().ends_with(word));
+    }
 }
 
 #[tokio::test]
@@ -351,6 +371,8 @@ async fn metadata_has_one_name() {
 
     // Under its own name it takes another version, and under another once it is dropped; also when an answer is lost.
     let back = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+    let same = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+    assert_eq!((same.mod_revision, catalog.turn(uuid, soon()).await.unwrap()), (back.mod_revision, None));
     assert_eq!(
         catalog.register_table(&table, &older, None, soon()).await,
         Err(CatalogError::TableExists(table.clone()))

@@ -145,8 +145,13 @@ async fn change(
     to: impl Fn(&Record) -> Option<Record>,
 ) -> Result<Asked, Error> {
     let mut backoff = Backoff::default();
+    // An attempt whose answer was lost.
+    let mut sent: Option<Record> = None;
     loop {
         let Some(seen) = get(store, id, deadline).await? else { return Ok(Asked::NotFound) };
+        if sent.as_ref() == Some(&seen.record) {
+            return Ok(Asked::Now(Box::new(seen)));
+        }
         let Some(record) = to(&seen.record) else { return Ok(Asked::NotNow(Box::new(seen))) };
         if record == seen.record {
             return Ok(Asked::Now(Box::new(seen)));
@@ -155,6 +160,9 @@ async fn change(
         if committed.result.succeeded {
             let mod_revision = committed.result.revision;
             return Ok(Asked::Now(Box::new(Procedure { mod_revision, record, ..seen })));
+        }
+        if committed.resent {
+            sent = Some(record);
         }
         // The leader was first: what it made of it decides.
         if !backoff.wait(deadline).await {
@@ -165,9 +173,23 @@ async fn change(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
-    use crate::faulty::soon;
+    use crate::faulty::{FaultyStore, soon};
     use crate::memory::MemoryStore;
+
+    #[tokio::test]
+    async fn a_change_whose_answer_was_lost_is_known_for_ones_own() {
+        let store = FaultyStore::default();
+        let record = Record::new("k", "s", "first", super::super::kept(&()), 1);
+        let Submitted::New(revision) = submit(&store, "p", &record, soon()).await.unwrap() else { panic!() };
+        let poisoned = Record { state: State::Poisoned, ..record };
+        store.commit(poisoned.change("p", revision), soon()).await.unwrap();
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let asked = clear(&store, "p", Clear::Retry, soon()).await.unwrap();
+        assert!(matches!(&asked, Asked::Now(now) if now.record.state == State::Active), "{asked:?}");
+    }
 
     #[tokio::test]
     async fn a_procedure_is_submitted_once_and_asked_to_change() {

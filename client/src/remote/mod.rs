@@ -26,6 +26,8 @@
 
 pub(crate) mod attempts;
 mod connections;
+#[cfg(test)]
+mod deadlines;
 mod leader;
 mod pipe;
 mod session;

@@ -1,14 +1,18 @@
 //! Leases and scopes that are held for as long as something lives, and what they tell whoever holds them.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{PATIENCE, TestCluster, eventually};
+use lake_client::catalog::{Catalog, CatalogError, Namespace, TableChange, TableIdent, TablePointer};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::keeper::LeaseKeeper;
 use lake_client::remote::scope::{Acquired, Fenced, ScopeGuard};
-use lake_client::store::{Error, MetaStore};
+use lake_client::store::{Error, MetaStore, ReadOptions};
 use lake_proto::coordination::{Scope, ScopeOwner};
-use lake_proto::kv::{Compare, Op, Txn};
+use lake_proto::kv::{Compare, Op, Revision, Txn};
+use uuid::Uuid;
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE
@@ -115,4 +119,79 @@ async fn work_under_a_lease_ends_when_the_lease_may_be_lost() {
     let lost = keeper.while_held(std::future::pending::<()>()).await.unwrap_err();
     assert!(keeper.held_until() >= until && !keeper.is_held());
     assert!(lost.contains(&lease.id.to_string()), "{lost}");
+}
+
+async fn revision(store: &RemoteStore) -> Revision {
+    store.get("/kv/nothing", ReadOptions::default(), soon()).await.unwrap().revision
+}
+
+/// One that nothing else is.
+fn pointer() -> TablePointer {
+    let uuid = Uuid::new_v4();
+    TablePointer { uuid, metadata_location: format!("file:///{uuid}"), previous_location: None }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn structure_is_one_transaction_that_no_scope_of_others_may_be_in_the_way_of() {
+    let mut cluster = TestCluster::founded(3, |_| {}).await;
+    let store = cluster.client();
+    let catalog = Catalog::new(Arc::new(store.clone()));
+    let [n, o, nested] = ["n", "o", "n.m"].map(|name| name.parse::<Namespace>().unwrap());
+    for namespace in [&n, &o] {
+        catalog.create_namespace(namespace, BTreeMap::new(), soon()).await.unwrap();
+    }
+    let named = |name: &str| TableIdent::new(n.clone(), name).unwrap();
+    let (t, v, x, y) = (named("t"), named("v"), named("x"), named("y"));
+    let table = catalog.create_table(&t, &pointer(), soon()).await.unwrap();
+    let view = catalog.create_view(&v, &pointer(), soon()).await.unwrap().mod_revision;
+    let properties: BTreeMap<String, String> = [("a".to_owned(), "b".to_owned())].into();
+    let new_x = [TableChange { table: x.clone(), expected: None, new: pointer() }];
+
+    let guard = acquire(&store, &["/catalog/n", "/catalog/o"], 60).await.unwrap();
+    let before = revision(&store).await;
+    let refused = [
+        ("/catalog/n", catalog.create_table(&x, &pointer(), soon()).await.map(drop)),
+        ("/catalog/n", catalog.create_view(&x, &pointer(), soon()).await.map(drop)),
+        ("/catalog/n", catalog.change_tables(&new_x, soon()).await.map(drop)),
+        ("/catalog/n", catalog.rename_table(&t, &x, soon()).await.map(drop)),
+        ("/catalog/n", catalog.rename_view(&v, &x, soon()).await.map(drop)),
+        ("/catalog/n", catalog.drop_table(&t, table.mod_revision, soon()).await.map(drop)),
+        ("/catalog/n", catalog.drop_view(&v, view, soon()).await.map(drop)),
+        ("/catalog/n", catalog.create_namespace(&nested, BTreeMap::new(), soon()).await),
+        ("/catalog/n", catalog.drop_namespace_and_contents(&n, soon()).await.map(drop)),
+        ("/catalog/o", catalog.drop_namespace(&o, soon()).await),
+    ];
+    for (at, (path, refused)) in refused.into_iter().enumerate() {
+        let expected = CatalogError::ScopeHeld { path: path.to_owned(), owner: guard.owner().to_string() };
+        assert_eq!(refused, Err(expected), "{at}");
+    }
+    assert_eq!(revision(&store).await, before, "nothing was done");
+    // These are no structure: they go on.
+    let next = TablePointer { uuid: table.value.uuid, ..pointer() };
+    let swapped = catalog.swap_table(&t, table.mod_revision, &next, None, soon()).await.unwrap().mod_revision;
+    catalog.update_namespace(&n, &Default::default(), &properties, soon()).await.unwrap();
+    assert_eq!((swapped, revision(&store).await), (before + 1, before + 2));
+
+    assert!(guard.release(soon()).await.unwrap());
+    let mut last = revision(&store).await;
+    let mut one = async |what: &str, done: Result<(), CatalogError>| {
+        done.unwrap_or_else(|e| panic!("{what}: {e}"));
+        last += 1;
+        assert_eq!(revision(&store).await, last, "{what} is one transaction");
+    };
+    one("a change that creates", catalog.change_tables(&new_x, soon()).await.map(drop)).await;
+    one("creating a view", catalog.create_view(&y, &pointer(), soon()).await.map(drop)).await;
+    one("renaming a table", catalog.rename_table(&t, &named("u"), soon()).await.map(drop)).await;
+    one("renaming a view", catalog.rename_view(&v, &named("w"), soon()).await.map(drop)).await;
+    let table = catalog.create_table(&t, &pointer(), soon()).await;
+    let (table, created) = (table.as_ref().map_or(0, |table| table.mod_revision), table.map(drop));
+    one("creating a table", created).await;
+    one("dropping a table", catalog.drop_table(&t, table, soon()).await.map(drop)).await;
+    one("creating a namespace", catalog.create_namespace(&nested, BTreeMap::new(), soon()).await).await;
+    one("dropping a namespace", catalog.drop_namespace(&nested, soon()).await).await;
+    one("properties", catalog.update_namespace(&o, &Default::default(), &properties, soon()).await.map(drop)).await;
+    let dropped = catalog.drop_namespace_and_contents(&n, soon()).await;
+    assert_eq!(dropped, Ok(4), "two tables and two views");
+    one("dropping a namespace with all that is in it", dropped.map(drop)).await;
+    cluster.stop_all().await;
 }

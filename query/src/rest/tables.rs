@@ -12,6 +12,7 @@ use iceberg::spec::{FormatVersion, Schema, SortOrder, TableMetadata, TableMetada
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
 use lake_client::procedures;
 use lake_client::store::Applied;
+use lake_proto::kv::Compare;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -78,7 +79,7 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
         rest.tables.storage.prepare_directory(&dir).await.map_err(RestError::of_a_change)?;
         return loaded(rest, call, None, &metadata, Snapshots::All);
     }
-    publish(rest, &ident, metadata, call, StatusCode::OK).await
+    publish(rest, &ident, metadata, Vec::new(), call, StatusCode::OK).await
 }
 
 /// The first version of a table that a client asks for.
@@ -123,11 +124,12 @@ pub fn no_location(asked: &str) -> RestError {
     )
 }
 
-/// Makes a new table's first version current. The answer has this status; where that is OK, it holds the table.
+/// Makes a new table's first version current, if the guards hold. The answer has this status; where that is OK, it holds the table.
 async fn publish(
     rest: &Rest,
     ident: &TableIdent,
     metadata: TableMetadata,
+    guards: Vec<Compare>,
     call: &Call,
     status: StatusCode,
 ) -> Result<Response> {
@@ -137,7 +139,8 @@ async fn publish(
     rest.tables.storage.write_new(&location, json.clone()).await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid, metadata_location: location.clone(), previous_location: None };
     let kept = (status == StatusCode::OK).then_some(location.as_str());
-    let mut created = rest.writer(call, status, kept)?.create_table(ident, &new, call.deadline).await;
+    let writer = rest.writer(call, status, kept)?.guarded(guards);
+    let mut created = writer.create_table(ident, &new, call.deadline).await;
     if matches!(&created, Err(e) if e.applied() == Applied::Unknown)
         && let Ok(Some(there)) = rest.tables.metadata.read_table(ident, call.deadline).await
     {
@@ -235,9 +238,15 @@ pub async fn create_by_commit(
     change.check(there.as_ref().map(|table| &*table.metadata))?;
     let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
     let metadata = change.found(|uuid| place.of(uuid))?;
-    rest.tables.check_not_purged(metadata.uuid(), call.deadline).await.map_err(RestError::of_a_change)?;
-    match publish(rest, ident, metadata, call, status).await {
+    let uuid = metadata.uuid();
+    let check = || rest.tables.check_not_purged(uuid, call.deadline);
+    let unpurged = check().await.map_err(RestError::of_a_change)?;
+    match publish(rest, ident, metadata, unpurged, call, status).await {
         Err(error) if error.kind == kind::ALREADY_EXISTS => Err(RestError::lost(error.message)),
+        Err(error) if error.kind == kind::COMMIT_FAILED => {
+            check().await.map_err(RestError::of_a_change)?;
+            Err(error)
+        }
         outcome => outcome,
     }
 }
@@ -257,7 +266,8 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         _ => RestError::of_a_change(e),
     })?;
     rest.allowed("the table's location", metadata.location(), deadline).await?;
-    rest.tables.check_not_purged(metadata.uuid(), deadline).await.map_err(RestError::of_a_change)?;
+    let check = || rest.tables.check_not_purged(metadata.uuid(), deadline);
+    let unpurged = check().await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid: metadata.uuid(), metadata_location: location, previous_location: None };
     let there = rest.tables.metadata.read_table(&ident, deadline).await?;
     let expected = match there {
@@ -265,8 +275,12 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         Some(there) if body.overwrite == Some(true) => Some(there.mod_revision),
         Some(_) => return Err(CatalogError::TableExists(ident).into()),
     };
-    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?;
-    let pointer = writer.register_table(&ident, &new, expected, deadline).await?;
+    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?.guarded(unpurged);
+    let registered = writer.register_table(&ident, &new, expected, deadline).await;
+    if let Err(CatalogError::Fenced { resent: false }) = registered {
+        check().await.map_err(RestError::of_a_change)?;
+    }
+    let pointer = registered?;
     if pointer.value != new {
         return Err(CatalogError::TableExists(ident).into());
     }
@@ -298,7 +312,13 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
         let Some(current) = current.filter(|current| in_doubt.is_none_or(|uuid| uuid == current.value.uuid)) else {
             return match in_doubt {
                 // Our own attempt, or another's drop, did it.
-                Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+                Some(uuid) => {
+                    let dropped = rest.tables.check_dropped(&ident, uuid, purge, call.deadline).await;
+                    dropped.map(|()| StatusCode::NO_CONTENT.into_response()).map_err(|e| match e.kind {
+                        crate::error::Kind::NotFound => RestError::not_found(kind::NO_SUCH_TABLE, e.message),
+                        _ => RestError::of_a_change(e),
+                    })
+                }
                 None => Err(no_such_table(&ident)),
             };
         };

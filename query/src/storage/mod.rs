@@ -47,6 +47,17 @@ const CHECK_ATTEMPT: Duration = Duration::from_secs(15);
 /// ... and how many there are.
 const CHECK_ATTEMPTS: usize = 3;
 
+/// The one spelling of a location that engines spell in several ways: `s3a://b/x` is `s3://b/x`, `file:/x` and `/x` are `file:///x`.
+pub fn canonical(location: &str) -> String {
+    if let Some(rest) = location.strip_prefix("s3a://") {
+        return format!("s3://{rest}");
+    }
+    match location.strip_prefix("file:").unwrap_or(location) {
+        path if path.starts_with('/') && !path.starts_with("//") => format!("file://{path}"),
+        _ => location.to_owned(),
+    }
+}
+
 /// How S3 is reached, with no bucket named: what the configuration says, and else the environment.
 pub fn s3_settings(config: &S3Config) -> AmazonS3Builder {
     let mut builder = AmazonS3Builder::from_env().with_virtual_hosted_style_request(!config.path_style);
@@ -523,6 +534,20 @@ mod tests {
         storage.delete(&location).await.unwrap();
         storage.delete(&location).await.unwrap();
         assert_eq!(storage.read(&location).await.unwrap_err().kind, Kind::NotFound);
+    }
+
+    #[test]
+    fn a_location_has_one_spelling() {
+        for (location, spelled) in [
+            ("s3://b/x", "s3://b/x"),
+            ("s3a://b/x", "s3://b/x"),
+            ("file:///x/y", "file:///x/y"),
+            ("file:/x/y", "file:///x/y"),
+            ("/x/y", "file:///x/y"),
+            ("hdfs://x", "hdfs://x"),
+        ] {
+            assert_eq!(canonical(location), spelled);
+        }
     }
 
     #[tokio::test]

@@ -1,10 +1,20 @@
 //! Tickets: what they hold, where and how long they are good, and that nobody else makes them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow_flight::sql::{Any, Command, ProstMessageExt, TicketStatementQuery};
-use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightInfo, Ticket};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_flight::sql::{Any, Command, EndTransaction, ProstMessageExt, TicketStatementQuery};
+use arrow_flight::{
+    Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightEndpoint, FlightInfo, Ticket,
+};
 use futures::{StreamExt, TryStreamExt};
+use lake_query::Kind;
+use lake_query::flight::keys::TicketKeys;
+use lake_query::flight::ticket::{Plan, StatementTicket};
+use lake_query::sql::bound::Bound;
+use lake_query::sql::session::{Sessions, Settings};
+use lake_query::sql::transactions::Transactions;
 use prost::Message;
 
 use crate::common::{Cluster, number, numbers, rows_of, run};
@@ -127,6 +137,65 @@ async fn a_query_is_cancelled_by_its_flight_info() {
         tokio::task::yield_now().await;
     }
     assert_eq!(cancel(&cluster, &info).await, CancelStatus::NotCancellable);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_ticket_has_begun_is_cancelled_after_that_has_expired() {
+    let cluster = Cluster::start(1).await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let endless = StatementTicket::new("SELECT value FROM generate_series(1, 1000000000000)");
+    let mut rows = client.do_get(endless.encode().unwrap()).await.unwrap();
+    rows.next().await.unwrap().unwrap();
+    let long_ago = serde_json::json!({"statement": endless, "expires_ms": 1});
+    let plan: Plan = serde_json::from_value(long_ago).unwrap();
+    let keys = TicketKeys::new(cluster.store.clone());
+    let expired = plan.encode(&keys, Instant::now() + Duration::from_secs(60)).await.unwrap();
+    let error = redeem(&mut client, expired.clone()).await.unwrap_err();
+    assert!(error.contains("has expired"), "{error}");
+    let info = FlightInfo::new().with_endpoint(FlightEndpoint::new().with_ticket(expired));
+    assert_eq!(cancel(&cluster, &info).await, CancelStatus::Cancelled);
+    let error = rows.try_for_each(|_| std::future::ready(Ok(()))).await.unwrap_err();
+    assert!(error.to_string().contains("cancelled"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_is_cancelled_aborts_its_transaction() {
+    let cluster = Cluster::start(1).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let transaction = client.begin_transaction().await.unwrap();
+    client.execute_update("INSERT INTO t VALUES (1)".to_owned(), Some(transaction.clone())).await.unwrap();
+    let endless = "INSERT INTO t SELECT value FROM generate_series(1, 1000000000000)".to_owned();
+    let info = client.execute(endless, Some(transaction.clone())).await.unwrap();
+    let mut other = flight_sql(&cluster, 0).await;
+    let insert = ticket(&info);
+    let inserting = tokio::spawn(async move { redeem(&mut other, insert).await });
+    let until = Instant::now() + Duration::from_secs(60);
+    while cancel(&cluster, &info).await != CancelStatus::Cancelled {
+        assert!(Instant::now() < until, "the change does not run");
+        tokio::task::yield_now().await;
+    }
+    let error = inserting.await.unwrap().unwrap_err();
+    assert!(error.contains("cancelled"), "{error}");
+    let ended = client.end_transaction(transaction, EndTransaction::Commit).await;
+    let error = ended.unwrap_err().to_string();
+    assert!(error.contains("aborted") && error.contains("cancelled"), "{error}");
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_for_many_rows_of_values_has_one_deadline() {
+    let cluster = Cluster::start(1).await;
+    run(&cluster.client(0).await, "CREATE TABLE t (x BIGINT)").await;
+    let engine = cluster.nodes[0].engine().clone();
+    let transactions = Transactions::new(engine.tables().clone(), "here".to_owned());
+    let sessions = Sessions::new(engine, Arc::new(transactions));
+    let column: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
+    let parameters = Some(RecordBatch::try_from_iter([("x", column)]).unwrap());
+    let delete = Bound { parameters, ..Bound::from("DELETE FROM t WHERE x = ?") };
+    let error = sessions.change(&delete, &Settings::default(), Some(Duration::ZERO)).await.unwrap_err();
+    assert!(error.kind == Kind::Deadline && error.message.contains("0 of 3 rows of values"), "{error}");
 }
 
 async fn cancel(cluster: &Cluster, info: &FlightInfo) -> CancelStatus {
