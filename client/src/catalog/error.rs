@@ -25,8 +25,10 @@ pub enum CatalogError {
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
     TableExists(TableIdent),
-    /// What is to be registered is a table that there is.
-    #[error("that is the metadata of table {0}, which exists: drop that first, and its objects stay")]
+    /// What is to be made has the uuid of a table that there is.
+    #[error(
+        "table {0} exists and has that uuid, and a table has one name: drop that first, and its objects stay; nothing was made"
+    )]
     Registered(TableIdent),
     #[error("view {0} does not exist")]
     ViewNotFound(TableIdent),

@@ -21,18 +21,27 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// From one look for an unknown bucket to the next.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
+/// A uuid as text.
+const UUID_CHARS: usize = 36;
+
 /// Where something new is to live, but for its uuid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place(String);
 
 impl Place {
-    /// Names may hold what paths should not; the uuid keeps locations apart anyway.
+    /// Names may hold what paths should not; the uuid keeps locations apart anyway. No level of a namespace ends as tables' locations
+    /// do: none of these lies in another.
     pub fn new(root: &str, ident: &TableIdent) -> Self {
         let clean = |name: &str| -> String {
             let safe = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' };
             name.chars().take(64).map(safe).collect()
         };
-        let namespace: Vec<String> = ident.namespace.levels().iter().map(|level| clean(level)).collect();
+        let level = |level: &String| {
+            let level = clean(level);
+            let ends_in_uuid = level.len() >= UUID_CHARS && Uuid::try_parse(&level[level.len() - UUID_CHARS..]).is_ok();
+            if ends_in_uuid { level + "_" } else { level }
+        };
+        let namespace: Vec<String> = ident.namespace.levels().iter().map(level).collect();
         Self(format!("{root}/{}/{}", namespace.join("/"), clean(&ident.name)))
     }
 
@@ -128,7 +137,7 @@ mod tests {
     use lake_client::warehouse::{Profile, S3};
     use lake_proto::kv::{KeyValue, Txn};
 
-    use super::{Arc, Duration, Instant, Tables};
+    use super::*;
     use crate::config::S3Config;
     use crate::storage::Storage;
 
@@ -189,5 +198,27 @@ mod tests {
             storage.knows_bucket("b")
         };
         assert_eq!(tokio::join!(knows(), knows(), knows()), (true, true, true));
+    }
+
+    #[test]
+    fn no_location_lies_in_another() {
+        let ident = |levels: &[&str], name: &str| {
+            TableIdent::new(Namespace::new(levels.iter().copied()).unwrap(), name).unwrap()
+        };
+        let at = |ident: &TableIdent, uuid: Uuid| Place::new("file:///w", ident).of(uuid);
+        let uuid = Uuid::from_u128(7);
+        let table = at(&ident(&["n"], "t"), uuid);
+        assert_eq!(table, format!("file:///w/n/t-{uuid}"));
+        // A namespace that is called as the last part of the table's location, also once what is too long is cut off.
+        let long = format!("{}t-{uuid}", "x".repeat(26));
+        for (level, name) in [(format!("t-{uuid}"), "t"), (format!("{long}more"), &*format!("{}t", "x".repeat(26)))] {
+            let table = at(&ident(&["n"], name), uuid);
+            let inner = at(&ident(&["n", &level], "u"), Uuid::from_u128(8));
+            assert!(!inner.starts_with(&format!("{table}/")), "{inner} is in {table}");
+        }
+        // Names that are written alike have a uuid each.
+        let [one, two] = [at(&ident(&["a.b"], "t"), uuid), at(&ident(&["a_b"], "t"), Uuid::from_u128(8))];
+        assert_eq!(one.replace(&uuid.to_string(), ""), two.replace(&Uuid::from_u128(8).to_string(), ""));
+        assert_ne!(one, two);
     }
 }
