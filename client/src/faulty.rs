@@ -29,6 +29,8 @@ pub struct FaultyStore {
     pub watches: AtomicBool,
     /// Reads of several keys take a while.
     pub slow_reads: AtomicBool,
+    /// Reads of one key take a while, and fail at their deadlines.
+    pub slow_gets: AtomicBool,
     /// Listings have expired as soon as they are asked for.
     pub forgets_listings: AtomicBool,
 }
@@ -38,16 +40,20 @@ impl FaultyStore {
         self.calls.fetch_add(1, Ordering::SeqCst);
         match self.away.load(Ordering::SeqCst) {
             false => Ok(()),
-            true => Err(Error::Unavailable {
-                doing: "test".into(),
-                endpoints: vec![],
-                attempts: 1,
-                elapsed: Duration::ZERO,
-                leader: Leader::Without,
-                last: String::new(),
-                applied: Applied::No,
-            }),
+            true => Err(unavailable()),
         }
+    }
+}
+
+fn unavailable() -> Error {
+    Error::Unavailable {
+        doing: "test".into(),
+        endpoints: vec![],
+        attempts: 1,
+        elapsed: Duration::ZERO,
+        leader: Leader::Without,
+        last: String::new(),
+        applied: Applied::No,
     }
 }
 
@@ -64,6 +70,13 @@ impl MetaStore for FaultyStore {
 
     async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
         self.call()?;
+        if self.slow_gets.load(Ordering::SeqCst) {
+            let answered = clock::now() + Duration::from_millis(30);
+            tokio::time::sleep_until(answered.min(by).into()).await;
+            if answered > by {
+                return Err(unavailable());
+            }
+        }
         self.store.get(key, options, by).await
     }
 

@@ -271,6 +271,9 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
     }
 }
 
+/// A look with no more time than this may come too late without anybody being away.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
 /// Whether a failed change may have been made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
@@ -409,6 +412,12 @@ impl Error {
     /// Whether the cluster could not be reached, rather than having answered.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Error::Unavailable { .. })
+    }
+
+    /// Whether it is that of the last of many looks at something, which had so little time until its deadline, `had`, that it
+    /// says nothing of the store: what was seen before stands.
+    pub fn is_of_a_last_look(&self, had: Duration) -> bool {
+        self.is_unavailable() && had <= LAST_LOOK
     }
 }
 

@@ -403,7 +403,7 @@ mod tests {
     async fn a_silence_that_is_short_for_others_takes_neither_leader_nor_connection() {
         let leader = Slow::default();
         let (store, server) = led_by(leader.clone()).await;
-        let keeper = LeaseKeeper::start(store.clone(), lease(Duration::from_secs(3)));
+        let keeper = LeaseKeeper::start(store.clone(), lease(Duration::from_secs(6)));
         let told = keeper.lost().await;
         assert!(told.contains("no answer within"), "{told}");
         assert!(leader.arrived.lock().unwrap().len() > 1, "it is tried on another stream");

@@ -391,6 +391,7 @@ mod tests {
         assert_eq!(error.applied(), Applied::No);
         let message = error.to_string();
         assert!(message.contains("unreachable") && message.contains(&endpoint), "{message}");
-        assert!(clock::now() < deadline + Duration::from_secs(1));
+        // An attempt may take 4 s: that is not what ended it.
+        assert!(clock::now() < deadline + Duration::from_secs(3));
     }
 }

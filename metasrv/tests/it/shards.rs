@@ -26,7 +26,7 @@ use crate::support::processes::Processes;
 use crate::support::{PATIENCE, TestCluster, eventually, kind};
 
 /// Workers are heard a few times a second, and their leases live as long as they must.
-const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(3000) };
+const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(6000) };
 const SHARDS: u32 = 12;
 /// Under it workers write what they have done, by shards.
 const DONE: &str = "/kv/upkeep/";

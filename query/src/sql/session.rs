@@ -20,8 +20,8 @@ use arrow::datatypes::{Field, SchemaRef};
 use datafusion::sql::sqlparser::ast::{
     Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel, TransactionMode, Value,
 };
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 
 use super::bound::Bound;
@@ -265,16 +265,19 @@ impl Sessions {
         timeout: Option<Duration>,
     ) -> Result<(SchemaRef, Rows, Option<Duration>)> {
         let Some(handle) = settings.handle()? else {
-            let planned = match &bound.pins {
-                None => self.engine.plan(bound, timeout).await?,
-                Some(pins) => {
-                    let tables = self.engine.tables().within(Scope::Pinned(pins.clone()));
-                    self.engine.plan_in(bound, timeout, &tables).await?
+            let tables = self.engine.tables().clone();
+            let Some(pins) = bound.pins.clone() else { return self.query_on(&tables, bound, timeout).await };
+            let pinned = tables.within(Scope::Pinned(pins.clone()));
+            return match self.query_on(&pinned, bound, timeout).await {
+                Ok((schema, rows, stale)) => {
+                    let rows = rows.or_else(move |error| {
+                        let (pins, tables) = (pins.clone(), tables.clone());
+                        async move { Err::<RecordBatch, Error>(pins.explain(&tables, error).await) }
+                    });
+                    Ok((schema, rows.boxed(), stale))
                 }
+                Err(error) => Err(pins.explain(&tables, error).await),
             };
-            let stale = planned.stale;
-            let (schema, rows) = self.engine.query(planned).await?;
-            return Ok((schema, rows, stale));
         };
         let run = |tables| async move {
             let planned = self.engine.plan_in(bound, timeout, &tables).await?;
@@ -288,6 +291,18 @@ impl Sessions {
             }
         });
         Ok((schema, rows.boxed(), None))
+    }
+
+    async fn query_on(
+        &self,
+        tables: &Arc<Tables>,
+        bound: &Bound,
+        timeout: Option<Duration>,
+    ) -> Result<(SchemaRef, Rows, Option<Duration>)> {
+        let planned = self.engine.plan_in(bound, timeout, tables).await?;
+        let stale = planned.stale;
+        let (schema, rows) = self.engine.query(planned).await?;
+        Ok((schema, rows, stale))
     }
 
     /// Makes a change, of tables or of the session.

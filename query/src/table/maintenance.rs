@@ -14,7 +14,7 @@ use iceberg::spec::{
     MAIN_BRANCH, Operation, Snapshot, SnapshotRef, SnapshotReference, SnapshotRetention, TableMetadata,
     TableMetadataBuilder,
 };
-use lake_client::catalog::{TableIdent, TablePointer};
+use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
 use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::commit::{self, Proposal};

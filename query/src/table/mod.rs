@@ -65,6 +65,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
+use crate::planted::{self, Bug};
 use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
@@ -172,6 +173,7 @@ impl Tables {
     pub(crate) fn recording(&self) -> Result<MetadataWriter> {
         match &self.scope {
             Scope::Plain | Scope::Pinned(_) => Ok(self.writer.clone()),
+            Scope::Once(_) if planted::has(Bug::OutcomeApart) => Ok(self.writer.clone()),
             Scope::Once(once) => Ok(self.writer.within(once.record(None)?)),
             Scope::Within(_) => {
                 Err(Error::not_supported("inside of a transaction this statement is not supported; nothing was done"))

@@ -71,6 +71,20 @@ async fn a_version_whose_metadata_is_gone_is_found_in_what_came_after() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_has_expired_since_is_said_to_be_gone() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    run(&sql, "INSERT INTO t VALUES (1)").await;
+    let info = flight_sql(&cluster, 0).await.execute("SELECT * FROM t".to_owned(), None).await.unwrap();
+    run(&sql, "INSERT INTO t VALUES (2)").await;
+    assert_eq!(number(&sql, "CALL system.expire_snapshots('t', older_than => now())").await, 1);
+    // Its metadata is there, and what is found by it is not.
+    let error = redeem(&mut flight_sql(&cluster, 1).await, ticket(&info)).await.unwrap_err();
+    assert!(error.contains("is gone") && error.contains("run the query again"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_ticket_that_was_tampered_with_is_refused() {
     let cluster = Cluster::start(2).await;
     let sql = cluster.client(0).await;
