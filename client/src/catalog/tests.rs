@@ -447,9 +447,9 @@ async fn metadata_is_registered_by_one_lookup_and_a_name_that_is_left_behind_cou
 
     let put = async |uuid: Uuid, ident: &TableIdent| {
         let (name, key) = (format!("/lake/named/{uuid}"), ident.key());
-        let there = store.get(&name, ReadOptions::default(), soon()).await.unwrap().value;
+        let there = catalog.store().get(&name, ReadOptions::default(), soon()).await.unwrap().value;
         let token = there.as_ref().map(crate::store::Token::of);
-        assert!(store.cas(&name, token, key.into(), soon()).await.unwrap().result.succeeded);
+        assert!(catalog.store().cas(&name, token, key.into(), soon()).await.unwrap().result.succeeded);
     };
     // It says a table that there is not, and one that has another uuid.
     for left in [ident("nothing"), table.clone()] {
