@@ -85,7 +85,8 @@ impl Sessions {
             _ => {
                 let connecting = tokio::time::timeout(within, self.door.front.connect(&endpoint));
                 let late = |_| Failure::unreached(format!("query node {node} accepts no connection"));
-                (endpoint, connecting.await.map_err(late)??)
+                let session = connecting.await.map_err(late)??;
+                (endpoint, session)
             }
         };
         Ok(&mut self.open.entry(node).or_insert(open).1)
