@@ -88,7 +88,10 @@ pub async fn run(args: Args) -> Result<u8> {
 }
 
 fn simulate(args: &Args, children: &Children) -> Result<u8> {
-    let workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
+    let workloads = if args.workload.is_empty() { Workload::OF_KEYS.to_vec() } else { args.workload.clone() };
+    if let Some(sql) = workloads.iter().find(|workload| workload.is_sql()) {
+        bail!("the workload {sql} needs query nodes, which a simulation has not: use lake chaos run");
+    }
     let draw = |seed| Plan::draw(seed, args.profile.unwrap_or(Profile::ALL), &workloads, args.time);
     let single = match &args.plan {
         Some(path) => Some(read(path)?),

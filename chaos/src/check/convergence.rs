@@ -22,6 +22,9 @@ pub struct Facts {
     /// How long they were watched, in milliseconds.
     pub watched_ms: u64,
     pub peers: Vec<Peer>,
+    /// Query nodes that did not serve again; each in a few words.
+    #[serde(default)]
+    pub query_nodes_away: Vec<String>,
     /// Acknowledged writes that were looked for.
     pub looked_for: u64,
     /// Of these, what was not found as it must be; each in a few words.
@@ -77,6 +80,9 @@ pub fn check(facts: &Facts) -> Outcome {
             add("states differ", format!("at index {applied} the peers' states differ: {}", hashes.join(", ")));
         }
     }
+    for what in &facts.query_nodes_away {
+        add("query node gone", format!("after all faults had ended a query node did not come back: {what}"));
+    }
     for what in &facts.not_found {
         add("acknowledged and gone", what.clone());
     }
@@ -110,6 +116,7 @@ mod tests {
             leader_after_ms: Some(700),
             watched_ms: 700,
             peers: vec![peer(1, "a"), peer(2, "a"), peer(3, "a")],
+            query_nodes_away: vec![],
             looked_for: 5,
             not_found: vec![],
         }
@@ -119,6 +126,12 @@ mod tests {
         let mut facts = facts();
         change(&mut facts);
         check(&facts).verdict
+    }
+
+    #[test]
+    fn a_query_node_that_does_not_come_back_is_a_violation() {
+        let verdict = with(|f| f.query_nodes_away = vec!["query node 2 ended with exit code 101".into()]);
+        assert!(matches!(&verdict, Verdict::Violation(what) if what.contains("query node 2")), "{verdict:?}");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use super::convergence::Facts;
 use super::{
-    Budget, Death, Outcome, Verdict, append, availability, bank, convergence, deaths, faults, idempotency, linear,
-    lock, session, set, watch,
+    Budget, Death, Outcome, Verdict, accounts, append, availability, bank, convergence, deaths, faults, idempotency,
+    linear, lock, session, set, table, watch,
 };
 use crate::history::{History, Workload};
 
@@ -43,6 +43,8 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Lock => vec![lock::check(history, options.drift), linear::check(history, &options.budget)],
         Workload::Idempotency => vec![idempotency::check(history, options.drift)],
         Workload::Session => vec![session::check(history)],
+        Workload::Table => vec![table::check(history)],
+        Workload::MultiTable => vec![accounts::check(history)],
     }
 }
 

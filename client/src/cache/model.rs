@@ -11,7 +11,7 @@
 //! - fresh: current when the call began, or at most the bound before (unless metasrv is away, or a peer lagged);
 //! - not of before a doubt (`invalidate`) that was there when the call began (unless metasrv is away, or a peer lagged);
 //! - of one moment, several at once (unless metasrv is away);
-//! - not earlier than the revision asked for.
+//! - not earlier than the revision asked for, nor than one that was waited for before it began.
 //!
 //! At the end everything heals, and the cache has to show what is.
 
@@ -69,6 +69,8 @@ struct Ended {
     began: Instant,
     ended: Instant,
     min_revision: Revision,
+    /// What had been waited for.
+    awaited: Revision,
     /// By table: what had been shown.
     shown: [Revision; TABLES],
     /// By table: when it had last been doubted.
@@ -86,6 +88,8 @@ struct World {
     shown: [Revision; TABLES],
     /// By table: when it was last doubted.
     doubted: [Option<Instant>; TABLES],
+    /// The latest revision up to which somebody has waited for changes, and not in vain.
+    awaited: Revision,
     calls: usize,
 }
 
@@ -168,6 +172,9 @@ impl World {
             }
             if resolved.valid_through < call.min_revision {
                 return wrong(format!("not of revision {}", call.min_revision));
+            }
+            if resolved.valid_through < call.awaited {
+                return wrong(format!("not of revision {}, which had been waited for", call.awaited));
             }
             let end = self.next(table, since);
             latest_begin = latest_begin.max(since);
@@ -276,9 +283,9 @@ impl Schedule {
         let (cache, world) = (self.cache.clone(), self.world.clone());
         tokio::spawn(async move {
             let began = clock::now();
-            let (shown, doubted) = {
+            let (awaited, shown, doubted) = {
                 let world = world.lock().unwrap();
-                (world.shown, world.doubted)
+                (world.awaited, world.shown, world.doubted)
             };
             let idents: Vec<TableIdent> = tables.iter().map(|table| ident(*table)).collect();
             let want = Want::by(began + Duration::from_secs(4)).at_least(min_revision);
@@ -292,7 +299,24 @@ impl Schedule {
                 world.shown[table] = world.shown[table].max(world.state(table, through).0);
             }
             world.calls -= 1;
-            world.ended.push(Ended { tables, began, ended: clock::now(), min_revision, shown, doubted, outcome });
+            let ended = clock::now();
+            world.ended.push(Ended { tables, began, ended, min_revision, awaited, shown, doubted, outcome });
+        });
+    }
+
+    /// Waits until changes have been told.
+    fn wait(&mut self) {
+        let mut world = self.world.lock().unwrap();
+        let revision = self.rng.random_range(0..=world.revision());
+        world.calls += 1;
+        let (cache, world) = (self.cache.clone(), self.world.clone());
+        tokio::spawn(async move {
+            let told = cache.wait_for_version(revision, clock::now() + Duration::from_secs(1)).await;
+            let mut world = world.lock().unwrap();
+            if told.is_ok() {
+                world.awaited = world.awaited.max(revision);
+            }
+            world.calls -= 1;
         });
     }
 
@@ -409,11 +433,12 @@ impl Schedule {
             }
             84..85 => self.tell(None),
             85..89 => self.cache.evict(&ident(table)),
-            89..90 => {
+            89..91 => {
                 self.cache.invalidate(&ident(table));
                 self.world.lock().unwrap().doubted[table] = Some(clock::now());
             }
-            90..91 => self.cache.notice(revision),
+            91..92 => self.cache.notice(revision),
+            92..94 => self.wait(),
             _ => {}
         }
     }

@@ -8,13 +8,17 @@ use std::time::{Duration, Instant};
 use crate::support::hurt::put;
 use crate::support::processes::Processes;
 use crate::support::{PATIENCE, TestCluster, eventually, figure};
+use lake_chaos::probe;
 use lake_client::remote::RemoteStore;
 use lake_client::store::{MetaStore, ReadOptions};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Counted by each peer.
 const QUESTIONS: &str = "lake_metasrv_leader_questions_total";
 /// Between two calls of a client, about. All of them together keep the cluster busy, but not overloaded.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long any of them may have to wait where the machine has much else to do.
+const LONG: Duration = Duration::from_secs(120);
 
 /// A client that makes a call now and then.
 #[derive(Default)]
@@ -30,7 +34,7 @@ async fn calls(n: usize, store: RemoteStore, client: Arc<Client>, began: Instant
     let mut write = n.is_multiple_of(2);
     while !stop.load(Ordering::Relaxed) {
         let called = Instant::now();
-        let deadline = called + PATIENCE;
+        let deadline = called + LONG;
         if write {
             store.commit(put(&key, "v"), deadline).await.unwrap();
         } else {
@@ -43,28 +47,46 @@ async fn calls(n: usize, store: RemoteStore, client: Arc<Client>, began: Instant
     }
 }
 
-/// So many clients, each with connections and a view of its own, and a leader that is killed. No more questions than so many
-/// a client reach each of the peers that are left.
-async fn through_a_leader_kill(clients: usize, questions_each: f64) {
+/// Lets this process, and the peers that it starts, have so many files open.
+fn allow_files(least: u64, most: u64) {
+    let limit = getrlimit(Resource::Nofile);
+    let allowed = limit.maximum.unwrap_or(most).min(most);
+    assert!(allowed >= least, "{least} open files are needed, and {allowed} are allowed: see `ulimit -Hn`");
+    if limit.current.is_some_and(|current| current < allowed) {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), ..limit }).unwrap();
+    }
+}
+
+/// Each client has connections and a view of its own. However long the peers take to elect another leader, and the clients
+/// to have their turn on a busy machine: everybody is answered again, and nobody asks and asks meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_clients_lose_their_leader() {
+    const CLIENTS: usize = 1000;
+    allow_files(4_000, 20_000);
     let mut peers = Processes::founded(100_000).await;
     let (began, stop) = (Instant::now(), Arc::<AtomicBool>::default());
-    let states: Vec<_> = (0..clients).map(|_| Arc::<Client>::default()).collect();
+    let states: Vec<_> = (0..CLIENTS).map(|_| Arc::<Client>::default()).collect();
     let running: Vec<_> = states
         .iter()
         .enumerate()
         .map(|(n, state)| tokio::spawn(calls(n, peers.store(), state.clone(), began, stop.clone())))
         .collect();
-    let all_since = |since: Instant| {
+    let everybody = async |since: Instant| {
         let since_us = (since - began).as_micros() as u64;
-        states.iter().all(|state| state.answered_us.load(Ordering::Relaxed) > since_us).then_some(())
+        let waiting = || states.iter().filter(|state| state.answered_us.load(Ordering::Relaxed) <= since_us).count();
+        let answered = async || match waiting() {
+            0 => Ok(()),
+            waiting => Err(format!("{waiting} clients wait")),
+        };
+        probe::until("every client to be answered", LONG, answered).await.unwrap_or_else(|e| panic!("{e}"));
     };
-    let everybody = async |since: Instant| eventually("every client to be answered", async || all_since(since)).await;
     everybody(began).await;
     everybody(Instant::now()).await;
 
     let leader = peers.leader().await;
     let survivors: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
     let mut before = Vec::new();
+    let counted = Instant::now();
     for id in &survivors {
         before.push(peers.figure(*id, QUESTIONS).await);
     }
@@ -74,27 +96,32 @@ async fn through_a_leader_kill(clients: usize, questions_each: f64) {
     peers.leader_besides(&[leader]).await;
     let elected = killed.elapsed();
     everybody(Instant::now()).await;
+    let recovered = killed.elapsed();
     let mut slowest: Vec<_> = states.iter().map(|state| state.slowest_us.load(Ordering::Relaxed)).collect();
     slowest.sort_unstable();
-    let [half, last] = [slowest[clients / 2], slowest[clients - 1]].map(Duration::from_micros);
+    let [half, last] = [slowest[CLIENTS / 2], slowest[CLIENTS - 1]].map(Duration::from_micros);
     let mut questions = Vec::new();
     for (id, before) in survivors.iter().zip(before) {
         questions.push(peers.figure(*id, QUESTIONS).await - before);
     }
+    let counted = counted.elapsed();
     stop.store(true, Ordering::Relaxed);
     for client in running {
         client.await.unwrap();
     }
-    let each: Vec<_> = questions.iter().map(|n| format!("{:.2}", n / clients as f64)).collect();
+    let each = questions.iter().map(|n| n / CLIENTS as f64);
+    let told: Vec<_> = each.clone().map(|each| format!("{each:.2}")).collect();
     println!(
-        "{clients} clients lost their leader: another one led after {elected:.2?}; the slowest call of \
-         half of the clients took up to {half:.2?}, that of the last one {last:.2?}; the two peers left were asked {questions:?} times, which is {} a client",
-        each.join(" and ")
+        "{CLIENTS} clients lost their leader: another one led after {elected:.2?}; the slowest call of half of the clients \
+         took up to {half:.2?}, that of the last one {last:.2?}; all were answered again after {recovered:.2?}; the two \
+         peers left were asked {questions:?} times in {counted:.2?}, which is {} a client",
+        told.join(" and ")
     );
-    for n in questions {
-        assert!(n / clients as f64 >= 0.5, "who lost the leader has to ask");
-        assert!(n / clients as f64 <= questions_each, "a herd: {n} questions");
-    }
+    assert!(each.clone().sum::<f64>() >= 1.0, "who lost the leader has to ask");
+    // Once at once and once more, and while there is still none they are asked to wait for a second. A machine that is busy
+    // has clients lose the next leader as well: a connection that was silent for so long is given up.
+    let most = 3.0 + 2.0 * counted.as_secs_f64();
+    assert!(each.clone().all(|each| each <= most), "a herd: more than {most:.1} questions from each client");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,16 +170,4 @@ async fn the_callers_of_one_client_ask_once_and_remember() {
     calls(0).await;
     assert_eq!(since(&before, questions().await), 0.0, "the hint was followed");
     cluster.stop_all().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_clients_lose_their_leader() {
-    through_a_leader_kill(200, 5.0).await;
-}
-
-/// To be run by itself, in release, with 4,000 open files allowed.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "wants the machine to itself: cargo test --release --workspace --test it herd -- --ignored --nocapture"]
-async fn a_thousand_clients_lose_their_leader() {
-    through_a_leader_kill(1000, 5.0).await;
 }

@@ -41,8 +41,9 @@ const LOST_FOR: Duration = Duration::from_secs(10);
 const MAX_LOST: usize = 4096;
 /// Most loads that wait, of all tables together: they take up requests that the node serves.
 const MAX_WAITING: usize = 96;
-/// How long a load waits for its turn at most.
-const WAIT: Duration = Duration::from_secs(10);
+/// How long a load waits for its turn at most: as many turns as there are writers who come back, and less than clients wait for
+/// an answer (DuckDB 30 s, others longer). Whoever is let go without a turn has probably lost again.
+const WAIT: Duration = Duration::from_secs(20);
 /// How long a turn lasts in which nothing is committed.
 const TURN_WITHIN: Duration = Duration::from_secs(1);
 /// After one turn in so many there is room for others ...
