@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(store.calls.load(Ordering::SeqCst), 1);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_listing_that_expires_all_the_time_is_begun_again_with_pauses() {
         let store = FaultyStore::default();
         store.forgets_listings.store(true, Ordering::SeqCst);

@@ -10,7 +10,7 @@ use super::condition::{AtMessage, Condition, Cut, When};
 use super::partition;
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const CLIENTS_TO_1: Path = (Node::Clients, Node::Peer(1));
 const BACK_FROM_1: Path = (Node::Peer(1), Node::Clients);
 

@@ -651,9 +651,10 @@ mod tests {
         let error = at(endpoint).read(location).await.unwrap_err();
         assert!(error.message.contains(location), "{error}");
         assert_eq!(asked.load(Ordering::Relaxed), 1);
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // Bound, so that it is nobody else's, and nobody listens there.
+        let nobody = tokio::net::TcpSocket::new_v4().unwrap();
+        nobody.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let endpoint = format!("http://{}", nobody.local_addr().unwrap());
-        drop(nobody);
         let error = at(endpoint).read(location).await.unwrap_err();
         assert!(error.kind == Kind::Storage && error.message.contains(location), "{error}");
     }

@@ -18,6 +18,7 @@ use lake_query::sql::transactions::Transactions;
 use prost::Message;
 
 use crate::common::{Cluster, number, numbers, rows_of, run};
+use crate::support::eventually;
 use crate::{flight_sql, redeem, ticket};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,11 +57,11 @@ async fn a_version_whose_metadata_is_gone_is_found_in_what_came_after() {
     for _ in 0..3 {
         run(&sql, "INSERT INTO t VALUES (2, 3)").await;
     }
-    let until = Instant::now() + Duration::from_secs(60);
-    while cluster.files(".metadata.json").iter().any(|file| before.contains(file)) {
-        assert!(Instant::now() < until, "the version's metadata is still there");
-        tokio::task::yield_now().await;
-    }
+    eventually("the version's metadata to be gone", async || {
+        let stays = cluster.files(".metadata.json").iter().any(|file| before.contains(file));
+        (!stays).then_some(())
+    })
+    .await;
     // The other node has it in no cache.
     let rows = redeem(&mut there, ticket(&info)).await.unwrap();
     assert_eq!(rows_of(&rows), [["1"]]);
@@ -145,12 +146,11 @@ async fn a_query_is_cancelled_by_its_flight_info() {
     let error = rows.try_for_each(|_| std::future::ready(Ok(()))).await.unwrap_err();
     assert!(error.to_string().contains("cancelled"), "{error}");
     // Its slot is given back, and there is nothing left to be cancelled.
-    let until = Instant::now() + Duration::from_secs(60);
-    while cluster.nodes[0].engine().running() > 0 {
-        assert!(Instant::now() < until, "the query still runs");
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(cancel(&cluster, &info).await, CancelStatus::NotCancellable);
+    eventually("the query to be let go of", async || {
+        let running = cluster.nodes[0].engine().running();
+        (running == 0 && cancel(&cluster, &info).await == CancelStatus::NotCancellable).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,11 +185,8 @@ async fn a_change_that_is_cancelled_aborts_its_transaction() {
     let mut other = flight_sql(&cluster, 0).await;
     let insert = ticket(&info);
     let inserting = tokio::spawn(async move { redeem(&mut other, insert).await });
-    let until = Instant::now() + Duration::from_secs(60);
-    while cancel(&cluster, &info).await != CancelStatus::Cancelled {
-        assert!(Instant::now() < until, "the change does not run");
-        tokio::task::yield_now().await;
-    }
+    eventually("the change to run", async || (cancel(&cluster, &info).await == CancelStatus::Cancelled).then_some(()))
+        .await;
     let error = inserting.await.unwrap().unwrap_err();
     assert!(error.contains("cancelled"), "{error}");
     let ended = client.end_transaction(transaction, EndTransaction::Commit).await;

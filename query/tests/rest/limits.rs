@@ -55,8 +55,9 @@ impl MetaStore for Holding {
         self.inner.batch_get(keys, options, by).await
     }
 
-    async fn list(&self, _: &str, _: Option<&str>, _: u32, _: ReadOptions, _: Instant) -> Result<Read<Page>, Error> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
+    async fn list(&self, at: &str, _: Option<&str>, _: u32, _: ReadOptions, _: Instant) -> Result<Read<Page>, Error> {
+        // A node looks through outcomes by itself.
+        self.begun.fetch_add(usize::from(!at.starts_with("/lake/op/")), Ordering::SeqCst);
         std::future::pending().await
     }
 

@@ -1,6 +1,6 @@
 //! The protocol, request by request: statuses, types, fields, limits.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use lake_query::Options;
 use serde_json::{Value, json};
@@ -153,7 +153,7 @@ async fn a_table_is_created_loaded_listed_renamed_and_dropped() {
 
     rest.delete("/v1/lake/namespaces/n").await.refused(409, "NamespaceNotEmptyException");
     let purges = async || {
-        let by = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let by = std::time::Instant::now() + crate::common::PATIENCE;
         let all =
             lake_client::procedures::calls::list(cluster.store.as_ref(), Default::default(), by).await.unwrap().value;
         all.into_iter().map(|purge| (purge.record.subject, purge.record.data["uuid"].clone())).collect::<Vec<_>>()
@@ -538,6 +538,6 @@ async fn a_node_that_stops_ends_what_it_has_begun() {
     }));
     assert_eq!(commits.await, [200; 8]);
     let node = cluster.nodes.remove(0);
-    tokio::time::timeout(Duration::from_secs(15), node.shutdown()).await.unwrap();
+    crate::common::in_time("the node to stop", node.shutdown()).await;
     assert!(tokio::net::TcpStream::connect(rest.address).await.is_err());
 }
