@@ -192,6 +192,40 @@ fn crashes_and_cuts_that_meet_nothing_make_the_verdict_unknown() {
     assert!(trace.contains("links are whole again, 0 messages met the cut"), "{said}");
 }
 
+/// A network so slow that no cluster can be founded on it: that breaks a promise without a bug. It is told as a failing seed is,
+/// and what has nothing to do with it is left out.
+#[test]
+fn what_fails_is_told_and_made_smaller() {
+    let dir = scratch();
+    let plan = r#"{
+        "seed": 5, "peers": 3, "workload": "register", "clients": 3, "rate": 100.0, "operations": 1000, "time_ms": 3000,
+        "latency_ms": 300000, "sync_ms": 5, "snapshot_entries": 100000, "kept_entries": 10000,
+        "faults": [
+            { "at_ms": 300, "fault": { "crash": { "who": "leader", "for_ms": 100 } } },
+            { "at_ms": 900, "fault": { "slow": { "latency_ms": 20, "for_ms": 500 } } }
+        ]
+    }"#;
+    std::fs::write(dir.path().join("plan.json"), plan).unwrap();
+    let (code, said) = simulate(dir.path(), "--plan plan.json", None);
+    assert_eq!(code, Some(1), "{said}");
+    for part in [
+        "seed 5: violation: recovery: founding the cluster",
+        "made smaller in ",
+        "0 of 2 faults",
+        "1 of 3 clients",
+        "what was done, and came of it",
+        "the trace's last ",
+        "lake chaos sim --plan ./seed-5.json --trace FILE",
+        "1 seeds: 0 valid, 0 unknown, 1 violations",
+    ] {
+        let part = part.replace("./", &format!("{}/", dir.path().display()));
+        assert!(said.contains(&part), "{part} is not said");
+    }
+    let (code, again) = simulate(dir.path(), "--plan seed-5.json --attempts 0", None);
+    assert_eq!(code, Some(1), "{again}");
+    assert!(again.contains("seed 5: violation: recovery: founding the cluster"), "{again}");
+}
+
 /// Nothing can be said of what hardly happened.
 #[test]
 fn too_few_operations_make_the_verdict_unknown() {

@@ -527,7 +527,7 @@ mod tests {
 
     #[test]
     fn what_is_done_otherwise_is_noticed() {
-        let put = |value: &str| Txn { then: vec![Op::put("/kv/a", value)], ..Txn::default() };
+        let put = |value: &str| Txn { then: vec![Op::put("/kv/a", value.to_owned())], ..Txn::default() };
         let command = |txn| Action::Txn(txn).unstamped();
         let mut both = Both::default();
         both.run(&command(put("1")));

@@ -121,6 +121,11 @@ impl Comebacks {
         self.lock().held.values().find(|held| held.table == table).map(|held| held.claim)
     }
 
+    /// Whether somebody waits for a turn of a table, has it, or is committing in it.
+    pub fn is_awaited(&self, table: Uuid) -> bool {
+        self.line.is_taken(table)
+    }
+
     /// Whether a client is expected back, which it then is no longer.
     fn is_back(&self, key: &Key) -> bool {
         self.lock().lost.remove(key).is_some_and(|at| at.elapsed() < LOST_FOR)
@@ -224,10 +229,13 @@ mod tests {
         let uuid = Uuid::new_v4();
         let place = comebacks.line.enter(uuid, far).await.unwrap();
         let number = comebacks.hold(key(1), uuid, 7, place);
+        assert!(comebacks.is_awaited(uuid) && !comebacks.is_awaited(Uuid::nil()));
         assert!(comebacks.line.enter(uuid, Instant::now()).await.is_none(), "the next in line waits");
         assert_eq!((comebacks.claim(uuid), comebacks.claim(Uuid::nil())), (Some(7), None));
         assert!(comebacks.turn(client(2), &table).is_none() && comebacks.turn(client(1), &other).is_none());
-        assert_eq!(comebacks.turn(client(1), &table).unwrap().claim, 7);
+        let held = comebacks.turn(client(1), &table).unwrap();
+        assert!(held.claim == 7 && comebacks.is_awaited(uuid), "until its commit is made");
+        drop(held);
         assert!(comebacks.take_back(&key(1), number).is_none(), "it was used");
         let place = comebacks.line.enter(uuid, far).await.unwrap();
         let second = comebacks.hold(key(1), uuid, 8, place);

@@ -186,8 +186,9 @@ impl Commit<'_> {
     /// Commits once those who were before it have.
     async fn queued(mut self, known: Versioned<TablePointer>) -> Result<Committed> {
         let (table, comebacks) = (known.value.uuid, &self.rest.comebacks);
-        // A snapshot rests on the one before it: behind others it is probably passed already.
-        if comebacks.claim(table).is_some() || (self.change.tells() && self.tables.queues.is_taken(table)) {
+        // A snapshot rests on the one before it: behind others it is probably passed already, and a look costs less than an attempt.
+        let is_behind = || comebacks.is_awaited(table) || self.tables.queues.is_taken(table);
+        if comebacks.claim(table).is_some() || (self.change.tells() && is_behind()) {
             self.refuse_what_is_lost().await?;
         }
         let Some(mut turn) = self.tables.queues.enter(table, self.deadline).await else {
