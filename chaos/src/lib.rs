@@ -12,13 +12,15 @@
 //! - [`net`]: links between them that can be cut, slowed and made lossy;
 //! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed;
 //! - [`disk`]: disks that fill up, take their time, or lose what was not flushed;
+//! - [`sql`]: what a fault run needs of a client of query nodes, which it is given;
 //! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together;
 //! - [`history`]: what the clients of a fault run saw, and its file; [`check`]: whether that is what was promised;
 //!   [`report`]: what is left of it for people and machines;
 //! - `sim` (feature `sim`): the same with peers, clients, network, disks and time in one process, decided by a seed.
 //!
 //! Invariants: no child outlives its supervisor, however that ends; every wait is bounded; readiness is asked for, never
-//! slept for; `cluster.json` is never half written. Nothing here knows SQL or what a child does with its data.
+//! slept for; `cluster.json` is never half written. Nothing here knows what a child does with its data, and SQL is only text here:
+//! neither Flight SQL nor Arrow is a dependency.
 
 pub mod check;
 pub mod cluster;
@@ -37,6 +39,7 @@ pub mod report;
 pub mod run;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod sql;
 pub mod workload;
 
 pub use cluster::{Cluster, Spec};

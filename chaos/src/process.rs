@@ -32,10 +32,11 @@ const TAIL_BYTES: u64 = 4 << 10;
 const TAIL_LINES: usize = 20;
 
 /// What a process is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// A peer of the metadata cluster.
+    #[default]
     Metasrv,
     /// A query node.
     Query,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::probe::until;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -69,7 +69,7 @@ async fn until_state(process: &Process, mut wanted: impl FnMut(&State) -> bool) 
 
 #[tokio::test]
 async fn a_child_starts_and_stops_when_told() {
-    let mut f = shell("exec sleep 1000", quick());
+    let mut f = shell("exec sleep 1000", Policy { stop_timeout: PATIENCE, ..quick() });
     assert_eq!(f.process.state(), State::default());
     f.process.start().await.unwrap();
     let pid = f.process.state().pid.unwrap();

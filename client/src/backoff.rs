@@ -10,6 +10,9 @@ use crate::clock;
 
 const FIRST: Duration = Duration::from_millis(10);
 const CAP: Duration = Duration::from_millis(150);
+/// An attempt that has less time than this is not begun: it would hardly be answered, and that no answer came in time says less than
+/// what the one before it was told.
+const LEAST: Duration = Duration::from_millis(20);
 
 /// The waits of one call.
 #[derive(Debug)]
@@ -36,10 +39,10 @@ impl Backoff {
         self.waits = 0;
     }
 
-    /// Waits for that long. False, and at once: the deadline comes first.
+    /// Waits for that long. False, and at once: there would be no time left for another attempt.
     pub async fn wait(&mut self, deadline: Instant) -> bool {
         let until = clock::now() + self.next_wait();
-        if until >= deadline {
+        if until + LEAST > deadline {
             return false;
         }
         tokio::time::sleep_until(until.into()).await;
@@ -64,6 +67,21 @@ mod tests {
         let waits: Vec<_> = (0..100).map(|_| backoff.next_wait()).collect();
         assert!(waits[0] >= FIRST / 2 && waits[0] <= FIRST);
         assert!(waits[20..].iter().all(|w| *w >= CAP / 2 && *w <= CAP));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_attempt_is_begun_that_has_no_time() {
+        for seed in 0..200 {
+            let (mut backoff, deadline) = (Backoff::seeded(seed), clock::now() + Duration::from_millis(500));
+            let mut waits = 0;
+            while backoff.wait(deadline).await {
+                waits += 1;
+                let left = deadline.saturating_duration_since(clock::now());
+                // A sleep ends up to a millisecond later.
+                assert!(left + Duration::from_millis(1) >= LEAST, "{left:?} were left");
+            }
+            assert!(waits > 3, "{waits}");
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! /lake/catalog/<namespace>            the namespace's properties
 //! /lake/warehouses                     the namespaces that have a place of their own ([`crate::warehouse`])
 //! /lake/table/<namespace>/<table>      the pointer: table uuid, current and previous metadata location
-//! /lake/view/<namespace>/<view>        the same of a view
+//! /lake/named/<table uuid>             which table has that uuid: the key of its pointer
+//! /lake/view/<namespace>/<view>        as a table's, of a view
 //! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
 //! /lake/op/<domain>/<id>               what became of an operation that its caller may ask for again
 //! /lake/append/<table uuid>/<id>       an append that is handed over ([`appends`])
@@ -24,7 +25,8 @@
 //! that holds exactly what the call wanted to write was written by it.
 //!
 //! In reading order: `names` (what keys are made of), `pointers` (what they hold, and reading it), `namespaces`, `structure`
-//! (creating, renaming and dropping tables and views), `registering` (metadata that is there), `swaps` (commits, and the turns that make them fair), `operations` (what is
+//! (creating, renaming and dropping tables and views), `registering` (metadata that is there, and that a table has
+//! one name), `swaps` (commits, and the turns that make them fair), `operations` (what is
 //! done once), [`appends`], [`one_key`], `error`.
 
 pub mod appends;
@@ -40,7 +42,7 @@ mod swaps;
 #[cfg(test)]
 mod tests;
 
-use lake_proto::kv::{Compare, Condition, TxnResult};
+use lake_proto::kv::{Compare, Condition, KeyValue, TxnResult};
 
 pub use self::error::CatalogError;
 #[cfg(feature = "cache")]
@@ -76,6 +78,7 @@ impl Catalog {
     /// A handle whose changes carry these compares besides their own: where one does not hold, nothing is changed
     /// ([`CatalogError::Fenced`]). Over a store that changes one key at a time those of other keys are looked up right before.
     pub fn guarded(&self, guards: Vec<Compare>) -> Self {
+        let guards = self.guards.iter().cloned().chain(guards).collect();
         Self { guards, ..self.clone() }
     }
 
@@ -92,6 +95,11 @@ impl Catalog {
                 Condition::Absent => Some(entry.is_none()),
                 Condition::ModRevision(_) if entry.is_none() && !all_observed => None,
                 Condition::ModRevision(revision) => Some(entry.is_some_and(|entry| entry.mod_revision == *revision)),
+                Condition::PrefixUnchangedSince(revision) if all_observed => {
+                    let newer =
+                        |entry: &KeyValue| entry.key.starts_with(&compare.key) && entry.mod_revision > *revision;
+                    Some(!result.observed.iter().any(newer))
+                }
                 _ => None,
             }
         };

@@ -1,6 +1,7 @@
 //! For this crate's own tests: a store in memory with the faults of one that is not, each switched on by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -22,10 +23,14 @@ pub struct FaultyStore {
     pub away: AtomicBool,
     /// So many commits are applied and their answers lost; each is asked for again, as the remote store does.
     pub lose_answers: AtomicU32,
+    /// Another's, which comes before the next commit: that is lost on its way, and sent again.
+    pub overtakes: Mutex<Option<Txn>>,
     /// Watches are not refused.
     pub watches: AtomicBool,
     /// Reads of several keys take a while.
     pub slow_reads: AtomicBool,
+    /// Reads of one key take a while, and fail at their deadlines.
+    pub slow_gets: AtomicBool,
     /// Listings have expired as soon as they are asked for.
     pub forgets_listings: AtomicBool,
 }
@@ -35,22 +40,26 @@ impl FaultyStore {
         self.calls.fetch_add(1, Ordering::SeqCst);
         match self.away.load(Ordering::SeqCst) {
             false => Ok(()),
-            true => Err(Error::Unavailable {
-                doing: "test".into(),
-                endpoints: vec![],
-                attempts: 1,
-                elapsed: Duration::ZERO,
-                leader: Leader::Without,
-                last: String::new(),
-                applied: Applied::No,
-            }),
+            true => Err(unavailable()),
         }
+    }
+}
+
+fn unavailable() -> Error {
+    Error::Unavailable {
+        doing: "test".into(),
+        endpoints: vec![],
+        attempts: 1,
+        elapsed: Duration::ZERO,
+        leader: Leader::Without,
+        last: String::new(),
+        applied: Applied::No,
     }
 }
 
 /// Long enough for any call of a test.
 pub fn soon() -> Instant {
-    clock::now() + Duration::from_secs(5)
+    clock::now() + Duration::from_secs(30)
 }
 
 #[async_trait]
@@ -61,6 +70,13 @@ impl MetaStore for FaultyStore {
 
     async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
         self.call()?;
+        if self.slow_gets.load(Ordering::SeqCst) {
+            let answered = clock::now() + Duration::from_millis(30);
+            tokio::time::sleep_until(answered.min(by).into()).await;
+            if answered > by {
+                return Err(unavailable());
+            }
+        }
         self.store.get(key, options, by).await
     }
 
@@ -112,7 +128,11 @@ impl MetaStore for FaultyStore {
 
     async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
         self.call()?;
-        let mut resent = false;
+        let first = self.overtakes.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut resent = first.is_some();
+        if let Some(first) = first {
+            self.store.commit(first, by).await?;
+        }
         while self.lose_answers.load(Ordering::SeqCst) > 0 {
             self.lose_answers.fetch_sub(1, Ordering::SeqCst);
             self.store.commit(txn.clone(), by).await?;

@@ -58,7 +58,7 @@ impl Settings {
 }
 
 /// Who has a shard, under [`key`]. JSON. The fence is the revision of the entry: every change of a route makes a new one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Route {
     /// The leader worker.
     pub node: String,
@@ -212,7 +212,7 @@ pub struct ShardMove {
     /// Who had it.
     pub from: Option<String>,
     pub to: String,
-    /// The new fence; `None`: it was not moved.
+    /// The new fence; `None`: it was not moved, or nobody knows whether it was.
     pub fence: Option<Revision>,
 }
 

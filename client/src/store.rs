@@ -271,6 +271,9 @@ pub trait MetaStore: Debug + Send + Sync + 'static {
     }
 }
 
+/// A look with no more time than this may come too late without anybody being away.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
 /// Whether a failed change may have been made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
@@ -410,6 +413,12 @@ impl Error {
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Error::Unavailable { .. })
     }
+
+    /// Whether it is that of the last of many looks at something, which had so little time until its deadline, `had`, that it
+    /// says nothing of the store: what was seen before stands.
+    pub fn is_of_a_last_look(&self, had: Duration) -> bool {
+        self.is_unavailable() && had <= LAST_LOOK
+    }
 }
 
 /// The attempts of a call that ended without a result: what its error is made of.
@@ -482,7 +491,7 @@ mod tests {
         assert_eq!(store.calls.load(Ordering::SeqCst), 1);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_listing_that_expires_all_the_time_is_begun_again_with_pauses() {
         let store = FaultyStore::default();
         store.forgets_listings.store(true, Ordering::SeqCst);

@@ -37,7 +37,7 @@ const BEHIND: i32 = 10;
 /// ends with the work, also when the caller does not wait for it any more.
 ///
 /// # Errors
-/// What it fails with; its panic; that no thread could be had.
+/// What it fails with; its panic. `WouldBlock`: no thread could be had at present, and nothing was begun.
 pub(crate) async fn behind<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -51,7 +51,8 @@ pub(crate) async fn behind<T: Send + 'static>(
         // Whoever does not wait any more has no use for it.
         let _ = done.send(work());
     };
-    thread::Builder::new().name(name.to_owned()).spawn(run)?;
+    let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
+    spawned.map_err(|e| io::Error::new(e.kind(), format!("starting the thread {name}: {e}")))?;
     result.await.unwrap_or_else(|_| Err(io::Error::other(format!("the thread {name} panicked"))))
 }
 

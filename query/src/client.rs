@@ -78,6 +78,8 @@ pub struct Rows {
     pub schema: SchemaRef,
     /// What the user should know besides, such as that the rows are from old table versions.
     pub notices: Vec<String>,
+    /// How old those versions are, if the node said so.
+    pub stale: Option<Duration>,
     /// What a statement that changed something was; then there is one row, `count`.
     pub command: Option<String>,
     /// The node they come from.
@@ -199,8 +201,8 @@ impl SqlClient {
                 Err(error) => tracing::warn!(%error, "the settings that an answer brings cannot be read"),
             }
         }
-        let endpoint = self.endpoint.clone();
-        Ok(Rows { schema, notices: notices.into_iter().collect(), command, endpoint, first, batches })
+        let (endpoint, stale) = (self.endpoint.clone(), stale.map(Duration::from_millis));
+        Ok(Rows { schema, notices: notices.into_iter().collect(), stale, command, endpoint, first, batches })
     }
 
     /// Runs a statement and returns all its rows.

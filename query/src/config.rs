@@ -52,6 +52,9 @@ pub struct Options {
     /// Whether the REST catalog hands a warehouse's S3 keys, those that are in a file or a variable, to clients that ask for them [default: false]
     #[arg(long, env = "LAKE_QUERY_REST_LEND_CREDENTIALS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub rest_lend_credentials: Option<bool>,
+    /// How long the body of a request to the REST catalog may take to come, in milliseconds [default: 20000]
+    #[arg(long, env = "LAKE_QUERY_REST_BODY_WITHIN_MS", value_name = "MS")]
+    pub rest_body_within_ms: Option<u64>,
     /// The metadata peers; or a store that holds the metadata without them: etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX, file:///DIR
     #[arg(long, env = "LAKE_QUERY_META", value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub meta: Option<Vec<String>>,
@@ -157,6 +160,7 @@ pub struct Config {
     pub http_listen: Option<SocketAddr>,
     pub rest_cached_reads: bool,
     pub rest_lend_credentials: bool,
+    pub rest_body_within: Duration,
     /// Endpoints of the metadata peers (`host:port`), or where else the metadata is. The node itself is given a store; this is
     /// for who makes it.
     pub meta: Vec<String>,
@@ -242,8 +246,8 @@ impl Options {
     pub fn over(self, below: Options) -> Options {
         let top = self;
         over!(top, below;
-            config, id, roles, dir, listen, advertise, rest_listen, http_listen, rest_cached_reads, rest_lend_credentials, meta,
-            warehouse, s3_endpoint, s3_region, s3_path_style, s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
+            config, id, roles, dir, listen, advertise, rest_listen, http_listen, rest_cached_reads, rest_lend_credentials,
+            rest_body_within_ms, meta, warehouse, s3_endpoint, s3_region, s3_path_style, s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
             spill_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, max_queued_statements,
             max_queue_wait_secs, max_result_rows, max_result_bytes, target_partitions,
@@ -323,6 +327,11 @@ impl Config {
             http_listen,
             rest_cached_reads: options.rest_cached_reads.unwrap_or(false),
             rest_lend_credentials,
+            rest_body_within: Duration::from_millis(at_least(
+                "rest_body_within_ms",
+                options.rest_body_within_ms.unwrap_or(20_000),
+                1,
+            )?),
             meta: options.meta.unwrap_or_default(),
             warehouse: warehouse_uri(&warehouse)?,
             s3: S3Config {

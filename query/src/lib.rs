@@ -26,7 +26,8 @@
 //! - [`cluster`]: what the leader is told of this process, and has it do; [`chores`]: those of it that touch objects;
 //! - [`probes`]: what the node says of itself over HTTP;
 //! - [`node`]: all of it started, served and stopped;
-//! - [`client`]: the other end, for the shell and tests.
+//! - [`client`]: the other end, for the shell and tests;
+//! - [`planted`]: bugs on purpose, in builds that are to have one.
 
 pub mod chores;
 pub mod client;
@@ -37,6 +38,7 @@ pub mod flight;
 pub mod janitor;
 pub mod node;
 pub mod outcomes;
+pub mod planted;
 pub mod probes;
 pub mod rest;
 pub mod scan;

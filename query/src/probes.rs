@@ -6,13 +6,15 @@
 //! - `/metrics`: Prometheus' text format ([`crate::flight::metrics`]).
 //!
 //! Nothing here needs the secret, and nothing can change anything; names, texts and rows do not appear. At most
-//! [`MAX_CONNECTIONS`] at once; one more waits.
+//! [`MAX_CONNECTIONS`] at once; one more waits. One on which nothing moves for [`IDLE`] is ended, so that those who hold theirs open
+//! do not keep probes away: a node that does not answer them would be restarted.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -23,6 +25,7 @@ use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
@@ -31,6 +34,9 @@ use crate::sql::Engine;
 
 /// Connections at once.
 pub const MAX_CONNECTIONS: usize = 256;
+
+/// How long nothing may move on a connection.
+pub const IDLE: Duration = Duration::from_secs(60);
 
 /// Whoever may be asked.
 #[derive(Debug, Clone)]
@@ -86,10 +92,29 @@ struct Bounded {
 }
 
 /// A connection in its slot.
-struct Slotted {
-    stream: TcpStream,
+struct Slotted<S = TcpStream> {
+    stream: S,
+    /// Ends when nothing has moved for too long.
+    silence: Pin<Box<Sleep>>,
     /// `None` only if the slots are closed, which nobody does.
     _slot: Option<OwnedSemaphorePermit>,
+}
+
+impl<S> Slotted<S> {
+    fn new(stream: S, slot: Option<OwnedSemaphorePermit>) -> Self {
+        Self { stream, silence: Box::pin(tokio::time::sleep(IDLE)), _slot: slot }
+    }
+
+    /// What came of moving something; an error once nothing has moved for too long.
+    fn moved<T>(&mut self, what: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        match what {
+            Poll::Pending => self.silence.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
+            ready => {
+                self.silence.as_mut().reset(tokio::time::Instant::now() + IDLE);
+                ready
+            }
+        }
+    }
 }
 
 impl Listener for Bounded {
@@ -99,7 +124,7 @@ impl Listener for Bounded {
     async fn accept(&mut self) -> (Slotted, SocketAddr) {
         let slot = self.slots.clone().acquire_owned().await.ok();
         let (stream, address) = Listener::accept(&mut self.listener).await;
-        (Slotted { stream, _slot: slot }, address)
+        (Slotted::new(stream, slot), address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -107,15 +132,19 @@ impl Listener for Bounded {
     }
 }
 
-impl AsyncRead for Slotted {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+impl<S: AsyncRead + Unpin> AsyncRead for Slotted<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        this.moved(read, cx)
     }
 }
 
-impl AsyncWrite for Slotted {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+impl<S: AsyncWrite + Unpin> AsyncWrite for Slotted<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.moved(written, cx)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -124,5 +153,28 @@ impl AsyncWrite for Slotted {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_on_which_nothing_moves_is_ended() {
+        let (mut near, far) = tokio::io::duplex(4);
+        let mut slotted = Slotted::new(far, None);
+        let mut got = [0; 3];
+        near.write_all(b"GET").await.unwrap();
+        tokio::time::advance(IDLE / 2).await;
+        slotted.read_exact(&mut got).await.unwrap();
+        tokio::time::advance(IDLE / 2).await;
+        near.write_all(b" /l").await.unwrap();
+        slotted.read_exact(&mut got).await.unwrap();
+        assert_eq!(slotted.read_u8().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let unread = slotted.write_all(b"live\n").await.unwrap_err();
+        assert_eq!(unread.kind(), io::ErrorKind::TimedOut, "an answer that is not taken");
     }
 }

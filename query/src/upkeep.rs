@@ -14,7 +14,7 @@
 //! Limits: one statement at a time, of at most [`STATEMENT`]; a table that failed is left alone for [`FAILED_PAUSE`], and at most
 //! [`MAX_REMEMBERED`] of those are remembered. Failure cases: what fails is logged, and tried again in a later round.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -148,14 +148,34 @@ pub struct Round {
     pub failed: usize,
 }
 
+/// The versions of tables in which compaction found nothing to do: it finds nothing again.
+#[derive(Debug, Default)]
+struct Settled(HashMap<Uuid, String>);
+
+impl Settled {
+    fn is_settled(&self, table: Uuid, version: &str) -> bool {
+        self.0.get(&table).is_some_and(|settled| settled == version)
+    }
+
+    fn note(&mut self, table: Uuid, version: &str) {
+        if self.0.len() < MAX_REMEMBERED || self.0.contains_key(&table) {
+            self.0.insert(table, version.to_owned());
+        }
+    }
+
+    /// Only these tables are there.
+    fn keep(&mut self, tables: &HashSet<Uuid>) {
+        self.0.retain(|table, _| tables.contains(table));
+    }
+}
+
 /// The upkeep of one process.
 pub struct Upkeep {
     engine: Arc<Engine>,
     claim: Arc<dyn Claim>,
     /// Until when a table is left alone.
     failed: HashMap<Uuid, Instant>,
-    /// The versions in which compaction found nothing to do: it finds nothing again.
-    compact: HashMap<Uuid, String>,
+    compact: Settled,
 }
 
 impl std::fmt::Debug for Upkeep {
@@ -167,7 +187,7 @@ impl std::fmt::Debug for Upkeep {
 impl Upkeep {
     /// Nothing has been looked at yet.
     pub fn new(engine: Arc<Engine>, claim: Arc<dyn Claim>) -> Self {
-        Self { engine, claim, failed: HashMap::new(), compact: HashMap::new() }
+        Self { engine, claim, failed: HashMap::new(), compact: Settled::default() }
     }
 
     /// Goes on until it is dropped.
@@ -198,6 +218,7 @@ impl Upkeep {
         let listed = tables.list(deadline).await?;
         let idents: Vec<TableIdent> = listed.into_iter().flat_map(|(_, tables)| tables).collect();
         let mut round = Round::default();
+        let mut there = HashSet::new();
         self.failed.retain(|_, until| Instant::now() < *until);
         for some in idents.chunks(AT_ONCE) {
             let pointers = tables.metadata.tables(some, Want::by(Instant::now() + LOOK)).await;
@@ -205,6 +226,7 @@ impl Upkeep {
             for (ident, resolved) in some.iter().zip(pointers) {
                 let Some(pointer) = resolved.pointer() else { continue };
                 let uuid = pointer.value.uuid;
+                there.insert(uuid);
                 if self.claim.guard(uuid).is_none() || self.failed.contains_key(&uuid) {
                     continue;
                 }
@@ -229,6 +251,7 @@ impl Upkeep {
                 }
             }
         }
+        self.compact.keep(&there);
         Ok(round)
     }
 
@@ -236,7 +259,7 @@ impl Upkeep {
         let uuid = table.pointer.value.uuid;
         let version = &table.pointer.value.metadata_location;
         for kind in asks_for(table) {
-            if kind == Kind::Compact && self.compact.get(&uuid) == Some(version) {
+            if kind == Kind::Compact && self.compact.is_settled(uuid, version) {
                 continue;
             }
             let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
@@ -255,8 +278,8 @@ impl Upkeep {
             };
             if count > 0 {
                 round.changed += 1;
-            } else if kind == Kind::Compact && self.compact.len() < MAX_REMEMBERED {
-                self.compact.insert(uuid, version.clone());
+            } else if kind == Kind::Compact {
+                self.compact.note(uuid, version);
             }
         }
         Ok(())
@@ -266,6 +289,19 @@ impl Upkeep {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_remembered_of_tables_goes_with_them() {
+        let mut settled = Settled::default();
+        let [first, last] = [0, MAX_REMEMBERED as u128].map(Uuid::from_u128);
+        (0..=MAX_REMEMBERED as u128).for_each(|table| settled.note(Uuid::from_u128(table), "1"));
+        assert!(settled.is_settled(first, "1") && !settled.is_settled(last, "1"), "there is a bound");
+        settled.note(first, "2");
+        assert!(settled.is_settled(first, "2") && !settled.is_settled(first, "1"));
+        settled.keep(&HashSet::from([first]));
+        settled.note(last, "1");
+        assert!(settled.is_settled(first, "2") && settled.is_settled(last, "1"));
+    }
 
     #[test]
     fn a_statement_names_its_table_whatever_that_is_called() {

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Cluster, TIMEOUT, number, refused, run};
+use common::{Cluster, TIMEOUT, in_time, number, refused, run, until};
 use futures::TryStreamExt;
 use lake_client::memory::MemoryStore;
 use lake_query::client::{Rows, SqlClient};
@@ -31,13 +31,11 @@ async fn so_many_statements_run_and_the_rest_waits_or_is_refused() {
         let client = client.clone();
         tokio::spawn(async move { number(&client, "SELECT 7").await })
     };
-    while engine.waiting() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until("a statement to wait", async || engine.waiting() > 0).await;
     let error = refused(&client, "SELECT 8").await;
     assert!(error.kind == Kind::Exhausted && error.message.contains("another node"), "{error}");
     drop(first);
-    assert_eq!(waiting.await.unwrap(), 7);
+    assert_eq!(in_time("the one that waited", waiting).await.unwrap(), 7);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,11 +43,9 @@ async fn a_query_ends_at_its_deadline_though_nobody_reads_it() {
     let cluster = cluster(|options| options).await;
     let engine = cluster.nodes[0].engine();
     let client = cluster.client(0).await;
-    let rows = begin_long_query(&client, Some(Duration::from_secs(6))).await;
+    let rows = begin_long_query(&client, Some(Duration::from_secs(15))).await;
     assert_eq!(engine.running(), 1);
-    while engine.running() > 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("the query to end", async || engine.running() == 0).await;
     let error = rows.try_collect::<Vec<_>>().await.unwrap_err();
     assert_eq!(error.kind, Kind::Deadline, "{error}");
     // Read in time, all rows come.
@@ -75,9 +71,7 @@ async fn a_query_that_is_too_large_fails_alone() {
     assert!(error.kind == Kind::Exhausted && error.message.contains("HashJoinInput"), "{error}");
     assert_eq!(other, 15_000);
     // What it held is free again, once its tasks have noticed.
-    while cluster.nodes[0].engine().memory_held() > 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("what it held to be free", async || cluster.nodes[0].engine().memory_held() == 0).await;
     for (query, setting) in [
         ("SELECT l_orderkey FROM tpch('lineitem', 0.01)", "max_result_rows"),
         ("SELECT repeat('x', 100000)", "max_result_bytes"),

@@ -3,11 +3,14 @@
 //! - [`run`]: a fault run from beginning to verdict;
 //! - [`check`]: judges a history, wherever it comes from; [`report`]: judges a run anew and makes its page again;
 //! - [`sim`] (feature `sim`): simulations of the whole cluster, decided by seeds;
+//! - [`front`] (feature `query`): the client of query nodes that runs use;
 //! - [`print`]: verdicts and findings for the terminal.
 //!
 //! Exit codes of all of them: 0 valid, 1 violation, 2 unknown, 3 the command itself went wrong.
 
 mod check;
+#[cfg(feature = "query")]
+mod front;
 mod print;
 mod report;
 mod run;

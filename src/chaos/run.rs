@@ -18,8 +18,13 @@ use lake_chaos::run::{self, Place, Settings};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "query")]
+use super::front::front;
 use super::print::{self, Format};
 use crate::signals::{Interrupts, Termination};
+
+/// Query nodes of a run that speaks SQL.
+const QUERY_NODES: u64 = 2;
 
 /// Options of `lake chaos run`.
 #[derive(Debug, clap::Args)]
@@ -28,11 +33,14 @@ pub struct Args {
     /// network namespace of its own (root, and the packages iproute2 and nftables)
     #[arg(long, default_value = "local:3", value_name = "KIND:N", value_parser = cluster)]
     cluster: (Place, u64),
-    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session
+    /// How many query nodes run beside the peers, over a warehouse in the run's directory (local:N only) [default: 2 for workloads that speak SQL]
+    #[arg(long, value_name = "N")]
+    query_nodes: Option<u64>,
+    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session; through SQL: table or multi-table
     #[arg(long, default_value = "register", value_name = "NAME")]
     workload: Workload,
     /// Faults: kill, pause, restart, snapshot, partition, slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe,
-    /// corrupt, loss, clock, disk, sync, power; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
+    /// corrupt, loss, clock, disk, sync, power; of query nodes query-kill, query-pause, query-partition; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
     /// slow:minority, clock:all; of a partition its kind, partition:ring
     #[arg(long, default_value = "kill,partition", value_delimiter = ',', value_name = "NAME,...")]
     nemesis: Vec<String>,
@@ -57,6 +65,9 @@ pub struct Args {
     /// One more argument for every peer; may be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     metasrv_arg: Vec<String>,
+    /// One more argument for every query node; may be given several times
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    query_arg: Vec<String>,
 }
 
 /// Runs it and judges it. Gives the exit code: 0 valid, 1 violation, 2 unknown.
@@ -76,6 +87,8 @@ pub async fn run(args: Args) -> Result<u8> {
         out: std::path::absolute(&args.out).context("finding out where the run's directory is")?,
         place,
         peers,
+        query_nodes: args.query_nodes.unwrap_or(if args.workload.is_sql() { QUERY_NODES } else { 0 }),
+        front: front(),
         workload: args.workload,
         nemeses,
         time: args.time,
@@ -84,13 +97,18 @@ pub async fn run(args: Args) -> Result<u8> {
         seed,
         operation_timeout: args.operation_timeout,
         metasrv_args: args.metasrv_arg,
+        query_args: args.query_arg,
     };
     settings.validate().map_err(|problem| anyhow!(problem))?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     println!(
-        "{} on {} peers, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}",
+        "{} on {} peers{}, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}",
         settings.workload,
         settings.peers,
+        match settings.query_nodes {
+            0 => String::new(),
+            nodes => format!(" and {nodes} query nodes"),
+        },
         settings.clients,
         settings.rate,
         settings.time.as_secs_f64(),
@@ -127,6 +145,12 @@ pub async fn run(args: Args) -> Result<u8> {
     let code = print::verdict(results.workload, &results.checks, Format::Text)?;
     println!("{}", settings.out.join(page::FILE_NAME).display());
     Ok(code)
+}
+
+/// The client of query nodes: there is none in a build without SQL.
+#[cfg(not(feature = "query"))]
+fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
+    None
 }
 
 /// `local:3`: where peers run, and how many.

@@ -27,9 +27,10 @@ pub struct Args {
     /// Which seeds: a number, or two with dots between, both included
     #[arg(long, default_value = "1..100", value_name = "FROM..TO", value_parser = seeds_of)]
     seeds: RangeInclusive<u64>,
-    /// Which faults: crash, partition, membership, snapshot, clock, disk; none for no fault
-    #[arg(long, default_value = "crash,partition,membership,snapshot,clock,disk", value_name = "NAME,...")]
-    profile: Profile,
+    /// Which faults: crash, partition, membership, snapshot, clock, disk; none for no fault. Of each that is named, one must have
+    /// taken effect in some seed [default: any]
+    #[arg(long, value_name = "NAME,...")]
+    profile: Option<Profile>,
     /// What the clients do, drawn from these: register, set, append, bank, watch, lock, idempotency, session [default: any]
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     workload: Vec<Workload>,
@@ -87,14 +88,17 @@ pub async fn run(args: Args) -> Result<u8> {
 }
 
 fn simulate(args: &Args, children: &Children) -> Result<u8> {
-    let workloads = if args.workload.is_empty() { Workload::ALL.to_vec() } else { args.workload.clone() };
-    let draw = |seed| Plan::draw(seed, args.profile, &workloads, args.time);
+    let workloads = if args.workload.is_empty() { Workload::OF_KEYS.to_vec() } else { args.workload.clone() };
+    if let Some(sql) = workloads.iter().find(|workload| workload.is_sql()) {
+        bail!("the workload {sql} needs query nodes, which a simulation has not: use lake chaos run");
+    }
+    let draw = |seed| Plan::draw(seed, args.profile.unwrap_or(Profile::ALL), &workloads, args.time);
     let single = match &args.plan {
         Some(path) => Some(read(path)?),
         None if args.seeds.start() == args.seeds.end() => Some(draw(*args.seeds.start())),
         None => None,
     };
-    let tally = Mutex::new(Tally::new(args.seeds.clone().count()));
+    let tally = Mutex::new(Tally::new(args.seeds.clone().count(), args.profile));
     let locked = || tally.lock().unwrap_or_else(PoisonError::into_inner);
     match (single, &args.trace) {
         (Some(plan), trace) => {
@@ -119,6 +123,11 @@ fn simulate(args: &Args, children: &Children) -> Result<u8> {
     }
     for (seed, why) in &tally.harness {
         output::print(&format!("seed {seed}: no verdict: {why}\n"))?;
+    }
+    for name in tally.not_shown() {
+        output::print(&format!(
+            "unknown: no fault of the profile {name} took effect; simulate more seeds, or longer\n"
+        ))?;
     }
     output::print(&format!("{}\n", tally.sum()))?;
     Ok(tally.exit_code())
@@ -181,6 +190,8 @@ fn lines(text: &mut String, lines: &[impl Display]) {
 #[derive(Default)]
 struct Tally {
     wanted: usize,
+    /// The faults that were asked for by name.
+    asked: Option<Profile>,
     begun: Option<Instant>,
     told: Option<Instant>,
     valid: u64,
@@ -196,9 +207,16 @@ struct Tally {
 }
 
 impl Tally {
-    fn new(wanted: usize) -> Self {
+    fn new(wanted: usize, asked: Option<Profile>) -> Self {
         let now = Some(Instant::now());
-        Self { wanted, begun: now, told: now, ..Self::default() }
+        Self { wanted, asked, begun: now, told: now, ..Self::default() }
+    }
+
+    /// What was asked for by name, and took no effect in any simulation.
+    fn not_shown(&self) -> impl Iterator<Item = &'static str> {
+        let took_effect = |kind: &&str| self.effects.get(*kind).is_some_and(|effect| effect.took_effect > 0);
+        let asked = self.asked.into_iter().flat_map(Profile::shown_by);
+        asked.filter(move |(_, kinds)| !kinds.iter().any(took_effect)).map(|(name, _)| name)
     }
 
     fn ended(&self) -> usize {
@@ -267,7 +285,7 @@ impl Tally {
             1
         } else if !self.harness.is_empty() || self.ended() == 0 {
             HARNESS_ERROR
-        } else if !self.unknown.is_empty() {
+        } else if !self.unknown.is_empty() || self.not_shown().next().is_some() {
             2
         } else {
             0
@@ -290,6 +308,23 @@ fn seeds_of(word: &str) -> Result<RangeInclusive<u64>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_asked_for_by_name_and_never_came_makes_the_verdict_unknown() {
+        let after = |profile: Option<&str>, kinds: &[(&str, u64)]| {
+            let mut tally = Tally::new(1, profile.map(|profile| profile.parse().unwrap()));
+            let effect = |took_effect| Effect { begun: 2, took_effect };
+            tally.effects = kinds.iter().map(|(kind, took)| ((*kind).to_owned(), effect(*took))).collect();
+            tally.valid = 1;
+            (tally.exit_code(), tally.not_shown().collect::<Vec<_>>())
+        };
+        assert_eq!(after(Some("crash,partition"), &[("crash", 1), ("split", 2)]), (0, vec![]));
+        assert_eq!(after(Some("crash,partition"), &[("crash", 1)]), (2, vec!["partition"]));
+        assert_eq!(after(Some("membership"), &[("transfer", 0), ("crash", 1)]), (2, vec!["membership"]));
+        assert_eq!(after(Some("snapshot"), &[("crash", 1)]), (2, vec!["snapshot"]));
+        assert_eq!(after(Some("none"), &[]), (0, vec![]));
+        assert_eq!(after(None, &[("crash", 1)]), (0, vec![]), "nothing was asked for by name");
+    }
 
     #[test]
     fn seeds_are_read() {

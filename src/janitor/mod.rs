@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use lake_chaos::dirlock::DirLock;
 use lake_query::janitor::{self, Options as Janitor};
 use lake_query::{Config, Options};
 use tokio_util::sync::CancellationToken;
@@ -29,7 +30,7 @@ pub struct Args {
     /// Where tables live: file:///dir or s3://bucket/prefix
     #[arg(long, env = "LAKE_QUERY_WAREHOUSE", value_name = "URI")]
     warehouse: String,
-    /// Directory for spill files and logs
+    /// Directory for spill files and logs, of this process alone
     #[arg(long, value_name = "DIR", default_value = "./lake-janitor")]
     dir: PathBuf,
     /// S3 endpoint, for other services than AWS
@@ -60,7 +61,7 @@ pub struct Args {
 /// Works until asked to stop.
 ///
 /// # Errors
-/// It cannot start; with `--once`, the round failed.
+/// It cannot start, or its directory is another process's; with `--once`, the round failed.
 pub async fn run(args: Args) -> Result<()> {
     let config = Config::new(Options {
         dir: Some(args.dir),
@@ -71,6 +72,8 @@ pub async fn run(args: Args) -> Result<()> {
         s3_secret_key_file: args.s3_secret_key_file,
         ..Options::default()
     })?;
+    // Another janitor with this directory would begin by removing the files of this one.
+    let _lock = DirLock::take(&config.dir)?;
     let mut stop = args.service.begin(&config.dir)?;
     let place = args.store.parse::<Place>().map_err(|e| anyhow!("store: {e}"))?;
     if let Place::Cluster(_) = place {

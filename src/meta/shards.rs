@@ -59,7 +59,7 @@ pub struct MoveArgs {
 #[command(after_help = "\
 The leader does the same by itself, outside of maintenance mode, when workers differ by much and have been there for a while.
 
-Exit codes: 0 balanced, 3 a shard was changed meanwhile and not moved: run it again.
+Exit codes: 0 balanced, 3 a shard was not moved, or not for certain: run it again.
 
 Example:
   lake meta shards balance --dry-run")]
@@ -200,7 +200,7 @@ fn moves_table(moves: &[ShardMove], dry_run: bool) -> String {
         let fence = match moved.fence {
             Some(fence) => fence.to_string(),
             None if dry_run => "dry run".to_owned(),
-            None => "not moved: its route was changed meanwhile".to_owned(),
+            None => "not moved, or not for certain".to_owned(),
         };
         [moved.shard.to_string(), or_dash(moved.from.as_deref().map(escaped)), escaped(&moved.to), fence]
     }));

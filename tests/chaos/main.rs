@@ -11,7 +11,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lake_chaos::history::{Action, History, Idempotency, Installation, Outcome, Phase, file};
+use lake_chaos::check::Verdict;
+use lake_chaos::history::{Action, History, Idempotency, Installation, Operation, Outcome, Phase, Table, file};
 use lake_chaos::nemesis::clock;
 use lake_chaos::report::{Record, Results, record, results};
 use lake_chaos::{disk, manifest, net::namespaces};
@@ -82,14 +83,19 @@ impl Run {
 
     /// Runs until it has shown something, [`ATTEMPTS`] times at most.
     fn go_until_judged(&self, arguments: &str) -> Output {
-        let mut output = self.go(arguments);
+        self.until_judged(|| self.go(arguments))
+    }
+
+    /// The same of what runs in another way.
+    fn until_judged(&self, go: impl Fn() -> Output) -> Output {
+        let mut output = go();
         for _ in 1..ATTEMPTS {
             if output.status.code() != Some(2) {
                 break;
             }
             println!("{}\nonce more", String::from_utf8_lossy(&output.stdout));
             std::fs::remove_dir_all(self.out()).unwrap();
-            output = self.go(arguments);
+            output = go();
         }
         output
     }
@@ -217,6 +223,11 @@ fn banks_and_sets_survive_bad_networks_and_lost_directories() {
         let peers: Vec<u64> = run.record().facts.unwrap().peers.iter().map(|peer| peer.id).collect();
         assert_eq!(peers.len(), 3);
         assert!(peers.iter().any(|id| *id > 3), "{peers:?}");
+        // Also those of peers that are no more.
+        for id in [1, 2, 3].iter().chain(&peers) {
+            let log = run.out().join(format!("logs/metasrv-{id}.log"));
+            assert!(log.metadata().is_ok_and(|log| log.len() > 0), "{} is missing or empty", log.display());
+        }
     }
     side_by_side([bank, set]);
 }
@@ -270,7 +281,7 @@ fn registers_survive_snapshots_that_are_sent_and_locks_have_one_holder() {
 #[test]
 fn a_peer_that_dies_by_itself_is_part_of_the_verdict() {
     let run = Run::new();
-    let child = run.command("--workload session --nemesis none --time 10s --rate 100 --clients 4").spawn().unwrap();
+    let child = run.command("--workload session --nemesis none --time 20s --rate 100 --clients 4").spawn().unwrap();
     await_load(&run.out());
     signal(pids(&run.out().join("cluster"))[0], Signal::ABORT);
     let output = child.wait_with_output().unwrap();
@@ -286,6 +297,58 @@ fn a_peer_that_dies_by_itself_is_part_of_the_verdict() {
     // Nothing else was wrong; on a busy machine something may have shown too little.
     let others = results.checks.iter().filter(|outcome| outcome.checker != "peers");
     assert!(others.clone().all(|outcome| outcome.verdict.word() != "violation"), "{:?}", others.collect::<Vec<_>>());
+}
+
+/// Query nodes run beside the peers, and each of their faults is seen to have taken effect.
+#[test]
+fn query_nodes_are_killed_paused_and_cut_off() {
+    let run = Run::new();
+    let faults = ["query-kill:all", "query-pause", "query-partition:one"];
+    let arguments = "--workload session --query-nodes 2 --time 30s --rate 60 --clients 4";
+    let history = run.holds(arguments, &faults);
+    assert!(proofs(&history, "query-kill-all").iter().all(|proof| proof.matches("is gone").count() == 2));
+    assert!(proofs(&history, "query-partition-one").iter().all(|proof| proof.ends_with("met the cut")));
+    assert_eq!(run.record().query_nodes, 2);
+    for id in [1, 2] {
+        let log = std::fs::read_to_string(run.out().join(format!("logs/query-{id}.log"))).unwrap();
+        assert!(log.matches("the query node serves Flight SQL").count() > 1, "it was not started again: {log}");
+    }
+}
+
+/// What an SQL client is promised, while query nodes die, sleep and are cut off.
+#[test]
+fn rows_are_there_once_and_whole_however_query_nodes_are_hurt() {
+    let run = Run::new();
+    let faults = ["query-kill:one", "query-pause:one", "query-partition:one"];
+    let history = run.holds("--workload table --time 35s --rate 15 --clients 5 --operation-timeout 5s", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "tables").unwrap();
+    assert!(judged.figures["writes"] > 20 && judged.figures["reads"] > 20, "{judged:?}");
+    let nodes: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
+    assert_eq!(nodes, BTreeSet::from([1, 2]));
+    let listed =
+        |operation: &Operation| matches!(&operation.action, Action::Table(Table::Line { snapshots: Some(_), .. }));
+    assert!(history.operations().iter().any(listed));
+    assert!(run.record().facts.unwrap().looked_for > 0);
+}
+
+#[test]
+fn the_total_over_several_tables_never_changes_however_query_nodes_are_hurt() {
+    let run = Run::new();
+    let faults = ["query-kill:one", "query-pause:one", "kill:leader"];
+    run.holds("--workload multi-table --time 35s --rate 12 --clients 5 --operation-timeout 6s", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "accounts").unwrap();
+    assert!(judged.figures["transfers"] > 10 && judged.figures["reads"] > 20, "{judged:?}");
+}
+
+#[test]
+fn a_fault_of_query_nodes_takes_query_nodes() {
+    let run = Run::new();
+    let output = run.go("--nemesis query-kill --time 5s");
+    assert_code(&output, 3);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--query-nodes 2"));
+    let output = run.go("--workload table --query-nodes 0 --time 5s");
+    assert_code(&output, 3);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("speaks SQL"));
 }
 
 /// Elsewhere than on a terminal a line is told every ten seconds, and when faults begin or end.
@@ -312,7 +375,8 @@ fn a_terminal_has_one_line_that_is_written_over() {
     let run = Run::new();
     // Of util-linux: gives what it starts a terminal, and tells what arrives there.
     let command = format!("{LAKE} chaos run --nemesis none --time 5s --rate 50 --seed 7 --out {}", run.out().display());
-    let output = Command::new("script").args(["-qefc", &command, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let go = || Command::new("script").args(["-qefc", &command, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let output = run.until_judged(go);
     assert_code(&output, 0);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.matches("\r\x1b[2K").count() >= 3, "{said:?}");
@@ -323,7 +387,7 @@ fn a_terminal_has_one_line_that_is_written_over() {
 #[test]
 fn a_run_whose_cluster_is_dead_in_the_end_ends_soon() {
     let run = Run::new();
-    let child = run.command("--workload register --nemesis none --time 6s --rate 50 --clients 4").spawn().unwrap();
+    let child = run.command("--workload register --nemesis none --time 15s --rate 50 --clients 4").spawn().unwrap();
     await_load(&run.out());
     // They neither answer nor end.
     pids(&run.out().join("cluster")).into_iter().for_each(|pid| signal(pid, Signal::STOP));
@@ -421,13 +485,20 @@ fn nothing_is_left_of_namespaces_when_their_run_is_killed() {
     assert_eq!(left_outside(), Vec::<String>::new());
 }
 
+/// One of two that were asked for comes, and the other one cannot.
 #[test]
 fn a_fault_that_never_took_effect_makes_the_verdict_unknown() {
     let run = Run::new();
-    let output = run.go("--cluster local:1 --workload register --nemesis partition --time 5s --rate 100 --clients 2");
-    assert_code(&output, 2);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("partition") && said.contains("only one peer"), "{said}");
+    let arguments = "--cluster local:1 --workload register --nemesis kill,partition --time 14s --rate 100 --clients 2";
+    assert_code(&run.go(arguments), 2);
+    assert_eq!(installed(&run.history()), BTreeSet::from(["kill".to_owned()]));
+    let results = run.results();
+    let faults = results.checks.iter().find(|outcome| outcome.checker == "faults").unwrap();
+    assert!(faults.figures["kill"] > 0 && faults.figures["partition"] == 0, "{faults:?}");
+    let Verdict::Unknown(why) = &faults.verdict else { panic!("{faults:?}") };
+    assert!(why.contains("never took effect: partition (") && why.contains("only one peer"), "{why}");
+    let page = std::fs::read_to_string(run.out().join("report.html")).unwrap();
+    assert!(page.contains("never took effect: partition ("), "{page}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lake_chaos::Role;
 
-use crate::common::{Scratch, TestCluster};
+use crate::common::{PATIENCE, Scratch, TestCluster};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queries_go_on_without_metasrv_and_inserts_say_why_they_cannot() {
@@ -26,21 +26,18 @@ async fn queries_go_on_without_metasrv_and_inserts_say_why_they_cannot() {
         let joined = "SELECT count(*) FROM t a JOIN t b ON a.x = b.x";
         assert_eq!(node.numbers(joined).await, [3]);
         // The answer is old by now, and says so.
-        crate::common::until("an answer that says how old it is", Duration::from_secs(20), || async {
+        crate::common::until("an answer that says how old it is", PATIENCE, || async {
             let answer = node.run("SELECT x FROM t").await.map_err(|e| e.to_string())?;
             answer.notices.iter().any(|n| n.contains("away")).then_some(()).ok_or_else(|| "no notice".to_owned())
         })
         .await;
 
         let started = Instant::now();
-        let error = node.run_within("INSERT INTO t VALUES (4)", Duration::from_secs(3)).await.unwrap_err();
+        // Enough to come as far as the pointer, also on a busy machine.
+        let error = node.run_within("INSERT INTO t VALUES (4)", Duration::from_secs(10)).await.unwrap_err();
         assert!(error.message.contains("the metadata cluster is unreachable"), "{error}");
         assert!(error.message.contains("nothing was committed"), "{error}");
-        assert!(
-            started.elapsed() < Duration::from_secs(20),
-            "it ended by its deadline, not after {:?}",
-            started.elapsed()
-        );
+        assert!(started.elapsed() < PATIENCE, "it ended by its deadline, not after {:?}", started.elapsed());
     }
 
     cluster.processes.start_role(Role::Metasrv).await.unwrap();

@@ -241,7 +241,7 @@ async fn full_disks_of_the_peers_stop_writes_until_there_is_room() {
 
     for (round, spare) in [(2, 8 << 20), (3, 0)] {
         let filler = disk.fill(spare);
-        let error = sql.run_within(&format!("INSERT INTO t VALUES ({})", 10 * round), Duration::from_secs(4)).await;
+        let error = sql.run_within(&format!("INSERT INTO t VALUES ({})", 10 * round), Duration::from_secs(10)).await;
         let error = error.expect_err("there is no room for the log");
         // What was proposed before the disk was found full may still come; the message has to say which of the two it is.
         let refused = error.message.contains("nothing was committed");

@@ -1,11 +1,11 @@
 //! The leader is killed while clients write: they see nothing but a pause.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lake_proto::v1::status_response::Stage;
 
 use crate::common::load::{Load, Outcome};
-use crate::common::{Scratch, TestCluster, until};
+use crate::common::{PATIENCE, Scratch, TestCluster, until};
 
 const KILLS: usize = 5;
 const CLIENTS: usize = 8;
@@ -15,12 +15,12 @@ async fn every_insert_is_there_once_though_the_leader_is_killed_five_times() {
     let _alone = crate::common::alone().await;
     let scratch = Scratch::new();
     let cluster = TestCluster::start(&scratch).await;
-    let load = Load::start(&cluster, CLIENTS, Duration::from_secs(10)).await;
+    let load = Load::start(&cluster, CLIENTS, PATIENCE).await;
 
     let mut pauses = Vec::new();
     for kill in 1..=KILLS {
         load.until_acknowledged(16).await;
-        let leader = cluster.processes.leader(Duration::from_secs(20)).await.unwrap();
+        let leader = cluster.processes.leader(PATIENCE).await.unwrap();
         let killed_at = Instant::now();
         cluster.processes.process(leader.process).unwrap().kill().await.unwrap();
         // More than the answers that were on their way.
@@ -31,7 +31,7 @@ async fn every_insert_is_there_once_though_the_leader_is_killed_five_times() {
 
         cluster.processes.start_one(leader.process).await.unwrap();
         // The next kill needs a quorum beside it.
-        until("the killed peer to be back and up to date", Duration::from_secs(30), || async {
+        until("the killed peer to be back and up to date", PATIENCE, || async {
             let statuses = cluster.processes.statuses().await;
             let newest = statuses.iter().map(|s| s.applied_index).max().unwrap_or(0);
             let serving = statuses.iter().filter(|s| s.stage() == Stage::Member);

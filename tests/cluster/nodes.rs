@@ -1,7 +1,6 @@
 //! Query nodes as the leader knows them: listed, paused, replaced by a process of the same name, stopped.
 
 use std::process::Stdio;
-use std::time::Duration;
 
 use lake_chaos::{ProcessName, Role};
 use serde_json::Value;
@@ -32,7 +31,8 @@ async fn a_node_is_what_its_last_process_is() {
     let _alone = crate::common::alone().await;
     let scratch = Scratch::new();
     let cluster = TestCluster::start_as(&scratch, |spec| {
-        spec.metasrv_args = ["--node-heartbeat-ms", "500", "--node-lease-ms", "3000"].map(str::to_owned).to_vec();
+        // Longer than a leader is elected on a busy machine: no node loses its lease by that.
+        spec.metasrv_args = ["--node-heartbeat-ms", "500", "--node-lease-ms", "10000"].map(str::to_owned).to_vec();
     })
     .await;
     let up = |node: &Value| node["state"] == "up" && !node["cache_bytes"].is_null();
@@ -98,7 +98,7 @@ async fn a_node_is_what_its_last_process_is() {
     drop(process.stdin.take());
     let ended = tokio::time::timeout(PATIENCE, process.wait()).await.expect("it ends").unwrap();
     assert!(ended.success(), "{ended}");
-    until("the node to be listed no more", Duration::from_secs(20), || async {
+    until("the node to be listed no more", PATIENCE, || async {
         match listed(&scratch, &cluster, "query-1").await {
             Some(node) => Err(node.to_string()),
             None => Ok(()),

@@ -54,13 +54,13 @@ async fn the_files_of_a_dropped_table_go_and_none_else_whoever_is_killed() {
         let insert = format!("INSERT INTO t SELECT value, 2 * value FROM {rows}");
         sql.run_within(&insert, 5 * PATIENCE).await.unwrap();
     }
-    sql.run("DELETE FROM t WHERE k < 100").await.unwrap();
+    sql.run_within("DELETE FROM t WHERE k < 100", 5 * PATIENCE).await.unwrap();
     let warehouse = scratch.path("lake-data/warehouse");
     let is_of_t = |file: &PathBuf| file.strip_prefix(&warehouse).is_ok_and(|f| f.to_string_lossy().contains("/t-"));
     let before = files(&warehouse);
     assert!(before.iter().filter(|file| is_of_t(file)).count() > FILES);
     std::fs::write(&step_file, STEPS[0]).unwrap();
-    sql.run("DROP TABLE t PURGE").await.unwrap();
+    sql.run_within("DROP TABLE t PURGE", 5 * PATIENCE).await.unwrap();
 
     let workers = [ProcessName::query(1), ProcessName::query(2)];
     let lives = |name: ProcessName| cluster.processes.process(name).unwrap().state().pid.is_some();
@@ -72,7 +72,7 @@ async fn the_files_of_a_dropped_table_go_and_none_else_whoever_is_killed() {
         // One after the other is given the part, until none is left. At the very end nothing is: the next one finds
         // that, and is done.
         let die = if step == LAST { 1 } else { workers.len() };
-        until(&format!("{die} workers to die at {step}"), PATIENCE, || async {
+        until(&format!("{die} workers to die at {step}"), 5 * PATIENCE, || async {
             let dead = workers.into_iter().filter(|name| !lives(*name)).count();
             if dead >= die { Ok(()) } else { Err(format!("{dead} did: {:?}", listed(&scratch, &cluster).await)) }
         })
@@ -88,7 +88,7 @@ async fn the_files_of_a_dropped_table_go_and_none_else_whoever_is_killed() {
     }
     let sql = cluster.sql(0).await;
     sql.run("CREATE TABLE t AS SELECT 7 AS x").await.unwrap();
-    let done = until("the purge to be done", PATIENCE, || async {
+    let done = until("the purge to be done", 5 * PATIENCE, || async {
         let listed = listed(&scratch, &cluster).await?;
         if listed["state"] == "done" { Ok(listed) } else { Err(listed.to_string()) }
     })

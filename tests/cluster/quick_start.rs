@@ -2,7 +2,6 @@
 
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use datafusion::datasource::MemTable;
@@ -252,7 +251,7 @@ async fn a_signal_during_the_start_leaves_nothing_behind() {
     })
     .await;
     kill_process(Pid::from_raw(process.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
-    tokio::time::timeout(Duration::from_secs(30), process.wait()).await.expect("it ends soon").unwrap();
+    tokio::time::timeout(PATIENCE, process.wait()).await.expect("it ends soon").unwrap();
     let now = manifest::read(&dir).unwrap().unwrap_or_default();
     until_gone(&[pids, now.iter().filter_map(|e| e.pid).collect()].concat()).await;
 }

@@ -37,7 +37,7 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     let _alone = crate::common::alone().await;
     let scratch = Scratch::new();
     let cluster = TestCluster::start_as(&scratch, |spec| {
-        let times = ["--node-heartbeat-ms", "500", "--node-lease-ms", "3000", "--shards", "8"];
+        let times = ["--node-heartbeat-ms", "500", "--node-lease-ms", "6000", "--shards", "8"];
         spec.metasrv_args = times.map(str::to_owned).to_vec();
         spec.query_args = ["--upkeep-interval-secs", "1"].map(str::to_owned).to_vec();
     })
@@ -171,6 +171,8 @@ async fn a_janitor_does_the_upkeep_where_there_is_no_cluster() {
         .await;
     };
     packed().await;
+    let beside = lake(&scratch.path(""), &janitor).await;
+    assert!(beside.code == Some(1) && beside.err.contains("in use by another lake process"), "{beside:?}");
     first.kill().await.unwrap();
     run(&fill("s.t")).await;
     let printed = lake(&scratch.path(""), &janitor).await;

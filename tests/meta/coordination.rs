@@ -48,8 +48,9 @@ async fn a_lease_is_granted_shown_kept_alive_and_ended_with_its_keys() {
     let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("it is renewed").unwrap().unwrap();
     assert!(line.contains("\"held_ms\":"), "{line}");
     kill_process(Pid::from_raw(process.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
-    assert_eq!(process.wait_with_output().await.unwrap().status.code(), Some(0));
-    let short = peers.done(&["lease", "grant", "--ttl-secs", "6"]).await["id"].to_string();
+    let ended = tokio::time::timeout(PATIENCE, process.wait_with_output()).await.expect("it ends").unwrap();
+    assert_eq!(ended.status.code(), Some(0));
+    let short = peers.done(&["lease", "grant", "--ttl-secs", "30"]).await["id"].to_string();
     let (process, mut lines) = keep(&short);
     tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("it is renewed").unwrap().unwrap();
     assert_eq!(peers.meta(&["lease", "revoke", &short]).await.code, Some(0));

@@ -14,4 +14,5 @@ mod support;
 mod transfer;
 #[cfg(feature = "store-object")]
 mod transfer_pairs;
+mod warehouse;
 mod watch;

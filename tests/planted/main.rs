@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use lake_metasrv::planted::{BUGS, VARIABLE};
+use lake_query::planted;
 use serde_json::Value;
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
@@ -19,7 +20,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs with the bug until one finds it; the checker that did.
 fn found_by(bug: &str, arguments: &str) -> Vec<String> {
-    assert!(BUGS.iter().any(|(name, _)| *name == bug), "there is no bug {bug}");
+    let mut bugs = BUGS.iter().map(|(name, _)| *name).chain(planted::BUGS.iter().map(|(name, _)| *name));
+    assert!(bugs.any(|name| name == bug) && VARIABLE == planted::VARIABLE, "there is no bug {bug}");
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::Builder::new().prefix("lake-planted-").tempdir().unwrap();
     let mut said = String::new();
@@ -125,4 +127,15 @@ fn snapshot_short() {
 #[test]
 fn cas_ignored() {
     assert_found("cas-ignored", "--workload register --nemesis none --time 8s --rate 300", &["linearizable registers"]);
+}
+
+#[test]
+fn outcome_apart() {
+    assert_found("outcome-apart", "--workload table --nemesis none --time 20s --rate 15 --clients 5", &["tables"]);
+}
+
+#[test]
+fn tables_apart() {
+    let arguments = "--workload multi-table --nemesis none --time 20s --rate 15 --clients 5";
+    assert_found("tables-apart", arguments, &["accounts"]);
 }

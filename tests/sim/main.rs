@@ -105,12 +105,19 @@ fn a_process_that_is_held_up_leaves_the_same_trace() {
     let (first, _) = halting(dir.path(), GIVEN_UP, u64::MAX, None);
     // Longer than h2 remembers a stream.
     let pause = Duration::from_millis(1_100);
-    // Often enough that it is so between the end of a stream and the frame that comes late.
-    let grown_by = first.len() as u64 / 20;
-    let (again, stopped) = halting(dir.path(), GIVEN_UP, grown_by, Some(pause));
+    // Often enough that it is so between the end of a stream and the frame that comes late. Where this process is held up itself,
+    // it misses some.
+    let mut stopped = 0;
+    for times in [20, 60, 180] {
+        let (again, so_often) = halting(dir.path(), GIVEN_UP, first.len() as u64 / times, Some(pause));
+        let differs = first.lines().zip(again.lines()).find(|(one, other)| one != other);
+        assert!(first == again, "{differs:?}");
+        stopped = so_often;
+        if stopped >= 10 {
+            break;
+        }
+    }
     assert!(stopped >= 10, "it was held up {stopped} times only");
-    let differs = first.lines().zip(again.lines()).find(|(one, other)| one != other);
-    assert!(first == again, "{differs:?}");
 }
 
 /// What was done to peers is in the trace, by what came of it.
@@ -183,6 +190,40 @@ fn crashes_and_cuts_that_meet_nothing_make_the_verdict_unknown() {
     assert!(said.contains("crash 0 of 1, crash-all 1 of 1, isolate 1 of 2, slow 1 of 1"), "{said}");
     let trace = std::fs::read_to_string(dir.path().join("trace")).unwrap();
     assert!(trace.contains("links are whole again, 0 messages met the cut"), "{said}");
+}
+
+/// A network so slow that no cluster can be founded on it: that breaks a promise without a bug. It is told as a failing seed is,
+/// and what has nothing to do with it is left out.
+#[test]
+fn what_fails_is_told_and_made_smaller() {
+    let dir = scratch();
+    let plan = r#"{
+        "seed": 5, "peers": 3, "workload": "register", "clients": 3, "rate": 100.0, "operations": 1000, "time_ms": 3000,
+        "latency_ms": 300000, "sync_ms": 5, "snapshot_entries": 100000, "kept_entries": 10000,
+        "faults": [
+            { "at_ms": 300, "fault": { "crash": { "who": "leader", "for_ms": 100 } } },
+            { "at_ms": 900, "fault": { "slow": { "latency_ms": 20, "for_ms": 500 } } }
+        ]
+    }"#;
+    std::fs::write(dir.path().join("plan.json"), plan).unwrap();
+    let (code, said) = simulate(dir.path(), "--plan plan.json", None);
+    assert_eq!(code, Some(1), "{said}");
+    for part in [
+        "seed 5: violation: recovery: founding the cluster",
+        "made smaller in ",
+        "0 of 2 faults",
+        "1 of 3 clients",
+        "what was done, and came of it",
+        "the trace's last ",
+        "lake chaos sim --plan ./seed-5.json --trace FILE",
+        "1 seeds: 0 valid, 0 unknown, 1 violations",
+    ] {
+        let part = part.replace("./", &format!("{}/", dir.path().display()));
+        assert!(said.contains(&part), "{part} is not said");
+    }
+    let (code, again) = simulate(dir.path(), "--plan seed-5.json --attempts 0", None);
+    assert_eq!(code, Some(1), "{again}");
+    assert!(again.contains("seed 5: violation: recovery: founding the cluster"), "{again}");
 }
 
 /// Nothing can be said of what hardly happened.
@@ -308,11 +349,11 @@ mod planted {
 
     #[test]
     fn cas_ignored() {
-        is_found("cas-ignored", "--workload register --profile none", &["linearizable registers"]);
+        is_found("cas-ignored", "--workload register --profile none", &["commands", "linearizable registers"]);
     }
 
     #[test]
     fn descendants_ignored() {
-        is_found("descendants-ignored", "--workload lock --profile none", &["scopes", "locks"]);
+        is_found("descendants-ignored", "--workload lock --profile none", &["scopes", "commands", "locks"]);
     }
 }

@@ -106,8 +106,6 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
     let calm = outside.iter().filter(|call| call.outcome == End::Ok).count();
     let longest = outages(history, &calls, &faults, limits, &mut findings);
     let (served, asked) = seconds(history, &calls);
-    let kinds = kinds(history, &calls);
-    let never = kinds.iter().find(|(_, (tried, succeeded))| *tried >= TRIES && *succeeded == 0).map(|(kind, _)| kind);
     let otherwise = if succeeded < limits.successes {
         Verdict::Unknown(format!("only {succeeded} operations succeeded, {} are needed", limits.successes))
     } else if answered * 100 < outside.len() * limits.answered_percent {
@@ -120,7 +118,7 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
         Verdict::Unknown(format!(
             "in only {served} of {asked} seconds did anything succeed: faults left too little to judge"
         ))
-    } else if let Some(kind) = never {
+    } else if let Some(kind) = never_succeeded(history) {
         Verdict::Unknown(format!("no :{kind} ever succeeded"))
     } else {
         Verdict::Valid
@@ -159,16 +157,17 @@ fn seconds(history: &History, calls: &[&Call]) -> (usize, usize) {
     (served.intersection(&asked).count(), asked.len())
 }
 
-/// How often each kind of operation was tried, and how often it succeeded.
-fn kinds(history: &History, calls: &[&Call]) -> BTreeMap<String, (usize, usize)> {
+/// A kind of operation that was tried often enough, and never succeeded: whatever is promised of it was not seen.
+pub fn never_succeeded(history: &History) -> Option<String> {
     let mut kinds: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-    for call in calls {
+    for call in history.calls().iter().filter(|call| is_asked_for(history, call)) {
         let (kind, _) = crate::history::encode::action(&history.invocation(call).action);
         let (tried, succeeded) = kinds.entry(kind).or_default();
         *tried += 1;
         *succeeded += usize::from(call.outcome == End::Ok);
     }
-    kinds
+    let never = kinds.into_iter().find(|(_, (tried, succeeded))| *tried >= TRIES && *succeeded == 0);
+    never.map(|(kind, _)| kind)
 }
 
 /// Windows that overlap joined, in order.

@@ -7,20 +7,27 @@
 //! - A read that was to be fresh, or no staler than it asked for, shows what had been acknowledged by then: whoever read says in
 //!   the answer that it does not (*stale*).
 //!
+//! - A transfer replaced just the balances that it had compared with: whoever made it says in the answer if it did not
+//!   (*another value before*).
+//!
+//! A run whose reads all began before the first transfer had ended has shown nothing of transfers.
+//!
 //! Without a [`Bank::Open`] the first read tells the total and the accounts, and balances are not judged; nor are they
 //! of reads without a revision.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::Verdict;
-use super::bars::Bar;
+use super::bars::{Bar, label};
 use super::outcome::{Finding, Findings, Outcome};
+use super::{Verdict, refusals};
 use crate::history::{Action, Bank, Call, History, Key, Outcome as End};
 
 /// Its name in results.
 pub const NAME: &str = "bank";
 /// What is wrong about an answer: as the history says it.
 pub const TOO_STALE: &str = "it lacks what was acknowledged before it may have been stale";
+/// The same of a transfer.
+pub const OTHER_PREVIOUS: &str = "it has replaced other balances than those that it had compared with";
 /// Transfers shown with an impossible balance that had ended before it was read.
 const SETTLED_SHOWN: usize = 8;
 
@@ -77,10 +84,13 @@ fn below(sums: &[(u64, i128, i128)], place: u64) -> (i128, i128) {
 /// Judges every read of the accounts.
 pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
+    refusals::judge(history, &mut findings);
     let mut first: Option<(&Call, &BTreeMap<Key, i64>)> = None;
     let mut opened = false;
     let mut ledgers: HashMap<&Key, Ledger<'_>> = HashMap::new();
     let (mut transfers, mut reads) = (0, Vec::new());
+    // Where the first transfer had ended.
+    let mut moved = usize::MAX;
     for call in history.calls().iter().filter(|call| call.outcome != End::Fail) {
         match history.action(call) {
             Action::Bank(Bank::Open { balances }) => {
@@ -89,6 +99,15 @@ pub fn check(history: &History) -> Outcome {
             }
             Action::Bank(Bank::Transfer { from, to, amount }) => {
                 transfers += usize::from(call.outcome == End::Ok);
+                if let (End::Ok, Some(ended)) = (call.outcome, call.ended) {
+                    moved = moved.min(ended);
+                }
+                if history.end(call).is_some_and(|end| end.error.as_deref() == Some(OTHER_PREVIOUS)) {
+                    let what = format!("{} has replaced what it had not compared with", label(history.action(call)));
+                    findings.add("another value before", || {
+                        Finding::new("another value before", what.clone(), Bar::all(history, [call]))
+                    });
+                }
                 let revision = history.revision(call).filter(|_| call.outcome == End::Ok);
                 for (key, amount) in [(from, amount.saturating_neg()), (to, *amount)] {
                     ledgers.entry(key).or_default().changes.push(Change { call, amount, revision });
@@ -105,6 +124,9 @@ pub fn check(history: &History) -> Outcome {
     let otherwise = match (transfers, reads.len()) {
         (0, _) => Verdict::Unknown("no transfer succeeded".into()),
         (_, 0) => Verdict::Unknown("the accounts were never read".into()),
+        _ if reads.iter().all(|(read, _)| read.invoked < moved) => {
+            Verdict::Unknown("the accounts were never read after a transfer".into())
+        }
         _ => Verdict::Valid,
     };
     if let Some((first_call, first)) = first {

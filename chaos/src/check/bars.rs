@@ -5,7 +5,9 @@ use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
-use crate::history::action::{Append, Bank, Idempotency, Lock, Register, Session, Set, Watch};
+use crate::history::action::{
+    Accounts, Append, Bank, Change, Idempotency, Lock, Register, Session, Set, Table, Watch, Write,
+};
 use crate::history::{Action, Call, History, Key, Outcome};
 
 /// Elements of a list or entries of a map that a label shows.
@@ -113,6 +115,12 @@ pub fn label(action: &Action) -> String {
         Action::Session(Session::Read { session, key, value }) => {
             format!("session {session} reads {key} = {}", known(*value))
         }
+        Action::Table(table) => self::table(table),
+        Action::Accounts(Accounts::Open { balances }) => format!("open {}", map(balances)),
+        Action::Accounts(Accounts::Move { from, to, amount }) => format!("move {amount} from {from} to {to}"),
+        Action::Accounts(Accounts::Read { balances, .. }) => {
+            format!("read {}", balances.as_ref().map_or_else(dots, map))
+        }
         Action::Fault(fault) => format!("{:?} {} of {}", fault.phase, fault.name, fault.target),
     }
 }
@@ -121,6 +129,33 @@ fn step(step: &Append) -> String {
     match step {
         Append::Append { key, value } => format!("append {value} to {key}"),
         Append::Read { key, list } => format!("read {key} = {}", self::list(list.as_deref())),
+    }
+}
+
+fn table(action: &Table) -> String {
+    match action {
+        Table::Write(Write { change, table, id, number, once }) => {
+            let what = match change {
+                Change::Insert => "insert",
+                Change::Update => "update",
+                Change::Merge => "merge",
+                Change::Delete => "delete",
+            };
+            let named = if *once { ", once" } else { "" };
+            format!("{what} {id} in table {table} by write {number}{named}")
+        }
+        Table::Read { table, rows, .. } => {
+            let told = |values: &Vec<i64>| match Table::number(values) {
+                Some(number) => format!("write {number}"),
+                None => list(Some(values.as_slice())),
+            };
+            let rows = rows.as_ref().map(|rows| entries_of(rows.iter().map(|(id, values)| (id, told(values)))));
+            format!("read table {table} = {}", rows.unwrap_or_else(dots))
+        }
+        Table::Line { table, snapshots } => match snapshots {
+            Some(line) => format!("{} snapshots of table {table}", line.len()),
+            None => format!("snapshots of table {table}"),
+        },
     }
 }
 

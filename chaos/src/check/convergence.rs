@@ -22,6 +22,9 @@ pub struct Facts {
     /// How long they were watched, in milliseconds.
     pub watched_ms: u64,
     pub peers: Vec<Peer>,
+    /// Query nodes that did not serve again; each in a few words.
+    #[serde(default)]
+    pub query_nodes_away: Vec<String>,
     /// Acknowledged writes that were looked for.
     pub looked_for: u64,
     /// Of these, what was not found as it must be; each in a few words.
@@ -65,6 +68,8 @@ pub fn check(facts: &Facts) -> Outcome {
     let mut hashes: BTreeMap<u64, Vec<(u64, &str)>> = BTreeMap::new();
     for peer in facts.peers.iter().filter(|peer| peer.excused.is_none()) {
         match &peer.state {
+            // Nothing is the same of all peers, and says nothing.
+            Ok(state) if state.hash.is_empty() => {}
             Ok(state) => hashes.entry(state.applied).or_default().push((peer.id, &state.hash)),
             Err(why) => add("peer gone", format!("peer {} did not come back: {why}", peer.id)),
         }
@@ -75,6 +80,9 @@ pub fn check(facts: &Facts) -> Outcome {
             add("states differ", format!("at index {applied} the peers' states differ: {}", hashes.join(", ")));
         }
     }
+    for what in &facts.query_nodes_away {
+        add("query node gone", format!("after all faults had ended a query node did not come back: {what}"));
+    }
     for what in &facts.not_found {
         add("acknowledged and gone", what.clone());
     }
@@ -83,6 +91,8 @@ pub fn check(facts: &Facts) -> Outcome {
     let expected = facts.peers.iter().filter(|peer| peer.excused.is_none()).count();
     let otherwise = if facts.leader_after_ms.is_none() {
         Verdict::Unknown(format!("the peers were watched for {} ms only and had no leader yet", facts.watched_ms))
+    } else if expected == 0 {
+        Verdict::Unknown("there was no peer left that had to agree with anybody".into())
     } else if expected > 1 && compared < expected {
         Verdict::Unknown(format!("the hashes of {compared} of {expected} peers could be compared at one index"))
     } else if facts.looked_for == 0 {
@@ -106,6 +116,7 @@ mod tests {
             leader_after_ms: Some(700),
             watched_ms: 700,
             peers: vec![peer(1, "a"), peer(2, "a"), peer(3, "a")],
+            query_nodes_away: vec![],
             looked_for: 5,
             not_found: vec![],
         }
@@ -115,6 +126,12 @@ mod tests {
         let mut facts = facts();
         change(&mut facts);
         check(&facts).verdict
+    }
+
+    #[test]
+    fn a_query_node_that_does_not_come_back_is_a_violation() {
+        let verdict = with(|f| f.query_nodes_away = vec!["query node 2 ended with exit code 101".into()]);
+        assert!(matches!(&verdict, Verdict::Violation(what) if what.contains("query node 2")), "{verdict:?}");
     }
 
     #[test]
@@ -144,9 +161,11 @@ mod tests {
 
     #[test]
     fn what_was_not_looked_at_is_unknown() {
-        let changes: [fn(&mut Facts); 4] = [
+        let changes: [fn(&mut Facts); 6] = [
             |f| (f.leader_after_ms, f.watched_ms) = (None, 100),
             |f| f.peers[1].state = Ok(State { applied: 8, hash: "a".into() }),
+            |f| f.peers.iter_mut().for_each(|peer| peer.state = Ok(State { applied: 0, hash: String::new() })),
+            |f| f.peers.iter_mut().for_each(|peer| peer.excused = Some("its log was damaged".into())),
             // Two that agree lag behind three that agree.
             |f| {
                 let behind = State { applied: 8, hash: "b".into() };

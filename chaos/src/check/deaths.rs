@@ -1,4 +1,4 @@
-//! Did every peer live until it was told to end? One that panics, crashes or gives up by itself has broken the promise that
+//! Did every peer and query node live until it was told to end? One that panics, crashes or gives up by itself has broken the promise that
 //! faults of others do not take a sound peer down; its last words are shown. What was damaged on purpose may give up.
 //!
 //! One that a signal ended that only others send (SIGKILL, SIGTERM, ...) was ended from outside: by a machine without
@@ -8,16 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use super::outcome::{Finding, Findings, Outcome};
 use super::verdict::Verdict;
+use crate::process::Role;
 
 /// Its name in results.
 pub const NAME: &str = "peers";
 /// SIGHUP, SIGINT, SIGKILL, SIGTERM: what a process does not do to itself.
 const FROM_OUTSIDE: [i32; 4] = [1, 2, 9, 15];
 
-/// A peer's process that ended without having been told to.
+/// A process that ended without having been told to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Death {
     pub peer: u64,
+    /// What it was: the number is a peer's or a query node's.
+    #[serde(default)]
+    pub role: Role,
     /// When, in the history's time.
     pub time_ns: u64,
     /// Exit code or signal, in words.
@@ -34,15 +38,22 @@ impl Death {
     pub fn told(&self) -> String {
         let at = self.time_ns as f64 / 1e9;
         match &self.excused {
-            None => format!("peer {} {} at {at:.1} s, without having been told to", self.peer, self.how),
-            Some(why) => format!("peer {} {} at {at:.1} s, as it may: {why}", self.peer, self.how),
+            None => format!("{} {} at {at:.1} s, without having been told to", self.named(), self.how),
+            Some(why) => format!("{} {} at {at:.1} s, as it may: {why}", self.named(), self.how),
+        }
+    }
+
+    fn named(&self) -> String {
+        match self.role {
+            Role::Metasrv => format!("peer {}", self.peer),
+            Role::Query => format!("query node {}", self.peer),
         }
     }
 
     fn finding(&self, kind: &str) -> Finding {
         let mut finding = Finding::new(kind, self.told(), Vec::new());
         if !self.last_lines.is_empty() {
-            finding.explanation.push(format!("The end of its log (logs/metasrv-{}.log):", self.peer));
+            finding.explanation.push(format!("The end of its log (logs/{}-{}.log):", self.role, self.peer));
             finding.explanation.extend(self.last_lines.iter().cloned());
         }
         finding
@@ -76,7 +87,15 @@ mod tests {
     fn death(signal: Option<i32>, excused: Option<&str>) -> Death {
         let how = signal.map_or("ended with exit code 101".to_owned(), |n| format!("was killed by signal {n}"));
         let last_lines = vec!["thread 'main' panicked".to_owned()];
-        Death { peer: 2, time_ns: 3_500_000_000, how, signal, last_lines, excused: excused.map(str::to_owned) }
+        Death {
+            peer: 2,
+            role: Role::Metasrv,
+            time_ns: 3_500_000_000,
+            how,
+            signal,
+            last_lines,
+            excused: excused.map(str::to_owned),
+        }
     }
 
     #[test]
@@ -86,6 +105,17 @@ mod tests {
             assert!(matches!(&outcome.verdict, Verdict::Violation(what) if what.contains("at 3.5 s")), "{outcome:?}");
             assert!(outcome.findings[0].explanation.iter().any(|line| line.contains("panicked")), "{outcome:?}");
         }
+    }
+
+    #[test]
+    fn a_query_node_is_told_from_a_peer() {
+        let death = Death { role: Role::Query, ..death(Some(6), None) };
+        let outcome = check(&[death]);
+        assert!(
+            matches!(&outcome.verdict, Verdict::Violation(what) if what.starts_with("query node 2 ")),
+            "{outcome:?}"
+        );
+        assert!(outcome.findings[0].explanation.iter().any(|line| line.contains("logs/query-2.log")), "{outcome:?}");
     }
 
     #[test]

@@ -5,7 +5,11 @@
 //! - all answers to one id name the same revision, and answers to two ids two revisions;
 //! - a count of a key's changes is not below those that were surely made before it began (*lost*), and not above those
 //!   that may have been made before it ended (*made twice*). With one change a key that is exact;
-//! - a count is never below an earlier one.
+//! - a count is never below an earlier one;
+//! - no session is over, unless clocks were made to differ, as long as its client had an answer for which it had to live
+//!   longer (*over early*): who asked says so in the history.
+//!
+//! Where no change was sent again and each was answered there is nothing that could have been made twice: nothing was shown.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,6 +20,9 @@ use crate::history::{Action, Call, History, Idempotency, Key, Outcome as End};
 
 /// Its name in results.
 pub const NAME: &str = "exactly once";
+
+/// Why a change was refused that should not have been: as the history says it.
+pub const OVER_EARLY: &str = "the session is over, and had been heard of within its time to live";
 
 /// One change, however often it was sent.
 #[derive(Default)]
@@ -34,6 +41,11 @@ impl<'a> Change<'a> {
         self.sendings.iter().filter(|call| call.outcome == End::Ok).count()
     }
 
+    /// Whether there was an occasion to make it twice: it was sent again, or somebody may have done so whom it was not answered.
+    fn is_telling(&self) -> bool {
+        self.sendings.len() > 1 || self.sendings.iter().any(|call| call.outcome == End::Unknown)
+    }
+
     /// Since when it may have been made; none if all failed.
     fn may_be_made(&self) -> Option<usize> {
         self.sendings.iter().filter(|call| call.outcome != End::Fail).map(|call| call.invoked).min()
@@ -46,8 +58,8 @@ struct Counted<'a> {
     counts: Vec<(&'a Call, u64)>,
 }
 
-/// Judges all changes of a history.
-pub fn check(history: &History) -> Outcome {
+/// Judges all changes of a history. Where clocks were made to differ (`drift`), a session may be over early.
+pub fn check(history: &History, drift: bool) -> Outcome {
     let mut findings = Findings::default();
     let mut keys: BTreeMap<&Key, Counted<'_>> = BTreeMap::new();
     for call in history.calls() {
@@ -61,6 +73,9 @@ pub fn check(history: &History) -> Outcome {
             _ => {}
         }
     }
+    if !drift {
+        judge_refusals(history, &mut findings);
+    }
     judge_revisions(history, &keys, &mut findings);
     keys.iter().for_each(|(key, counted)| judge_counts(history, key, counted, &mut findings));
     let changes = || keys.values().flat_map(|counted| counted.changes.values());
@@ -69,6 +84,9 @@ pub fn check(history: &History) -> Outcome {
     let otherwise = match (made, counts) {
         (0, _) => Verdict::Unknown("no change was acknowledged".into()),
         (_, 0) => Verdict::Unknown("no key's changes were counted".into()),
+        _ if !changes().any(|change| change.is_telling()) => {
+            Verdict::Unknown("each change was sent once and answered: none could have been made twice".into())
+        }
         _ => Verdict::Valid,
     };
     findings
@@ -77,6 +95,17 @@ pub fn check(history: &History) -> Outcome {
         .with("changes sent again", changes().filter(|change| change.sendings.len() > 1).count())
         .with("changes answered more than once", changes().filter(|change| change.answers() > 1).count())
         .with("counts", counts)
+}
+
+fn judge_refusals(history: &History, findings: &mut Findings) {
+    let is_early = |call: &&Call| history.end(call).is_some_and(|end| end.refusal.as_deref() == Some(OVER_EARLY));
+    for call in history.calls().iter().filter(is_early) {
+        let Action::Idempotency(Idempotency::Apply { key, id }) = history.action(call) else { continue };
+        findings.add("over early", || {
+            let what = format!("change {id} of key {key} was refused since its session was over, which had to be open");
+            Finding::new("over early", what, Bar::all(history, [call]))
+        });
+    }
 }
 
 fn judge_revisions(history: &History, keys: &BTreeMap<&Key, Counted<'_>>, findings: &mut Findings) {

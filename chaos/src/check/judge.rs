@@ -2,8 +2,8 @@
 
 use super::convergence::Facts;
 use super::{
-    Budget, Death, Outcome, Verdict, append, availability, bank, convergence, deaths, faults, idempotency, linear,
-    lock, session, set, watch,
+    Budget, Death, Outcome, Verdict, accounts, append, availability, bank, convergence, deaths, faults, idempotency,
+    linear, lock, session, set, table, watch,
 };
 use crate::history::{History, Workload};
 
@@ -41,8 +41,10 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Watch => vec![watch::check(history)],
         // What a lock guards is a register as well.
         Workload::Lock => vec![lock::check(history, options.drift), linear::check(history, &options.budget)],
-        Workload::Idempotency => vec![idempotency::check(history)],
+        Workload::Idempotency => vec![idempotency::check(history, options.drift)],
         Workload::Session => vec![session::check(history)],
+        Workload::Table => vec![table::check(history)],
+        Workload::MultiTable => vec![accounts::check(history)],
     }
 }
 

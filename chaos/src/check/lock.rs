@@ -10,8 +10,12 @@
 //!   write of unknown outcome that took effect too late;
 //! - a write refused because the lease was over, when the holder had an answer that it is alive for longer (*over early*), unless
 //!   clocks were made to differ;
+//! - a grant refused because of a lock that had been let go before (*still held*), or a lock let go by its holder that was not
+//!   held any more while its lease was alive (*not held*);
 //! - a grant whose answer shows that a key of an earlier holder, which hung on a lease, is still there (*left behind*), or that
 //!   one is gone which did not hang on it any more when it ended (*taken along*).
+//!
+//! Where no lock was granted more than once nothing was excluded, and nothing shown.
 //!
 //! That the register itself is linearizable is for [`super::linear`] to say.
 
@@ -27,6 +31,12 @@ pub const NAME: &str = "locks";
 
 /// Why a write was refused that should not have been: as the history says it.
 pub const OVER_EARLY: &str = "the lease is over, and was granted or kept alive for longer";
+
+/// Why a grant was refused that should not have been.
+pub const STILL_HELD: &str = "a lock is in the way that was let go before";
+
+/// What is wrong about letting go: as the history says it.
+pub const NOT_HELD: &str = "its lease is alive, and it was not held any more";
 
 /// What is wrong about a grant: as the history says it.
 pub const LEFT_BEHIND: &str = "a key is there that hung on the lease of an earlier holder";
@@ -69,9 +79,11 @@ pub fn check(history: &History, drift: bool) -> Outcome {
     }
     let count = |what| locks.values().flatten().filter(|seen| seen.what == what).count();
     let (granted, written) = (count(What::Granted), count(What::Wrote));
+    let handed_on = |seen: &Vec<Seen<'_>>| seen.iter().filter(|seen| seen.what == What::Granted).count() > 1;
     let otherwise = match (granted, written) {
         (0, _) => Verdict::Unknown("no lock was acquired".into()),
         (_, 0) => Verdict::Unknown("no guarded write succeeded".into()),
+        _ if !locks.values().any(handed_on) => Verdict::Unknown("no lock was acquired more than once".into()),
         _ => Verdict::Valid,
     };
     findings.conclude(NAME, otherwise).with("grants", granted).with("guarded writes", written)
@@ -114,8 +126,22 @@ fn judge_refusals(history: &History, findings: &mut Findings) {
     }
 }
 
-/// Keys that did not end with their leases, or did with others'.
+/// Keys that did not end with their leases, or did with others', and locks that do not end or did by themselves.
 fn judge_keys(history: &History, findings: &mut Findings) {
+    for call in history.calls() {
+        let Some(end) = history.end(call) else { continue };
+        match history.action(call) {
+            Action::Lock(Lock::Acquire { lock, .. }) if end.refusal.as_deref() == Some(STILL_HELD) => {
+                let what = "it was refused because of a fence that had been let go before";
+                Report { history, lock }.add(findings, "still held", what, [call, call]);
+            }
+            Action::Lock(Lock::Release { lock, fence }) if end.error.as_deref() == Some(NOT_HELD) => {
+                let what = format!("it was not held any more under fence {fence}, whose lease was alive");
+                Report { history, lock }.add(findings, "not held", &what, [call, call]);
+            }
+            _ => {}
+        }
+    }
     for call in history.calls().iter().filter(|call| call.outcome == End::Ok) {
         let Action::Lock(Lock::Acquire { lock, fence: Some(fence) }) = history.action(call) else { continue };
         let (kind, which) = match history.end(call).and_then(|end| end.error.as_deref()) {

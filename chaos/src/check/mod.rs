@@ -7,13 +7,15 @@
 //! - [`verdict`]: the three verdicts and the exit codes; [`outcome`]: what one checker found; [`bars`]: operations as
 //!   people see them;
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
-//!   [`watch`], [`lock`], [`idempotency`], [`session`];
+//!   [`watch`], [`lock`], [`idempotency`], [`session`], [`table`] (rows through SQL), [`accounts`] (transactions
+//!   over several tables); [`refusals`]: of any of them;
 //! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
 //!   themselves), [`convergence`] (after healing);
 //! - [`judge_history`], [`judge_run`]: which checkers judge which workload.
 //!
 //! Cost: all but [`linear`] and [`append`] are about linear in the history. `linear` searches, within a [`Budget`].
 
+pub mod accounts;
 pub mod append;
 pub mod availability;
 pub mod bank;
@@ -27,8 +29,10 @@ mod judge;
 pub mod linear;
 pub mod lock;
 pub mod outcome;
+pub mod refusals;
 pub mod session;
 pub mod set;
+pub mod table;
 pub mod verdict;
 pub mod watch;
 

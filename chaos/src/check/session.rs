@@ -5,7 +5,8 @@
 //! - the newest that the session wrote before the read began (*own write not read*), and
 //! - the newest that it read before (*went back*).
 //!
-//! And a value that two answers show at one revision is the same value.
+//! And a value that two answers show at one revision is the same value. Where no session ever read a key of which it knew
+//! anything, nothing was shown.
 
 use std::collections::HashMap;
 
@@ -31,6 +32,8 @@ pub fn check(history: &History) -> Outcome {
     let mut known: HashMap<(u64, &Key), Vec<Known<'_>>> = HashMap::new();
     let mut values: HashMap<(&Key, u64), (i64, &Call)> = HashMap::new();
     let (mut writes, mut reads, mut without_revision) = (0, 0, 0);
+    // Reads of what the session had written or read before.
+    let mut telling = 0;
     for call in history.calls().iter().filter(|call| call.outcome == End::Ok) {
         let Action::Session(action) = history.action(call) else { continue };
         let (session, key, value, by_writing) = match action {
@@ -53,6 +56,7 @@ pub fn check(history: &History) -> Outcome {
             writes += 1;
         } else {
             reads += 1;
+            telling += usize::from(newest.is_some_and(|newest| newest.revision > 0));
             if let Some(newest) = newest.filter(|newest| newest.revision > revision) {
                 let kind = if newest.by_writing { "own write not read" } else { "went back" };
                 findings.add(kind, || {
@@ -88,7 +92,12 @@ pub fn check(history: &History) -> Outcome {
         }
         (0, _) => Verdict::Unknown("no session wrote anything".into()),
         (_, 0) => Verdict::Unknown("no session read anything".into()),
+        _ if telling == 0 => Verdict::Unknown("no session read a key that it had written or read before".into()),
         _ => Verdict::Valid,
     };
-    findings.conclude(NAME, otherwise).with("writes", writes).with("reads", reads)
+    findings
+        .conclude(NAME, otherwise)
+        .with("writes", writes)
+        .with("reads", reads)
+        .with("reads of what was known", telling)
 }

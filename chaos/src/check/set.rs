@@ -3,15 +3,16 @@
 //! An element is there for sure from when its adding succeeded, or a read that saw it ended. Of every read that begins
 //! later it must be part. One that is missing there is *stale* if a later read sees it, *lost* if none does. An element
 //! that nobody added, whose adding failed or had not begun, is *unexpected*. An unknown adding that a read saw is
-//! *recovered*, which is as it should be.
+//! *recovered*, which is as it should be. An adding that is refused since the element was there is *refused wrongly*: it is
+//! added once.
 //!
 //! Cost: the elements of all reads together.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
+use super::{Verdict, refusals};
 use crate::history::{Action, Call, History, Key, Outcome as End, Set};
 
 /// Its name in results.
@@ -37,6 +38,7 @@ struct One<'a> {
 /// Judges every set of a history.
 pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
+    refusals::judge(history, &mut findings);
     let (mut adds, mut reads, mut recovered, mut unread) = (0, 0, 0, 0);
     for (key, one) in &sets(history) {
         judge(history, key, one, &mut findings);

@@ -130,9 +130,9 @@ impl Layout {
     }
 
     fn output(&self, name: ProcessName) -> PathBuf {
-        match &self.spec.peer_logs {
-            Some(logs) if name.role == Role::Metasrv => logs.join(format!("{name}.log")),
-            _ => self.spec.dir.join(name.to_string()).join(OUTPUT_FILE),
+        match &self.spec.logs {
+            Some(logs) => logs.join(format!("{name}.log")),
+            None => self.spec.dir.join(name.to_string()).join(OUTPUT_FILE),
         }
     }
 
@@ -140,6 +140,9 @@ impl Layout {
         let mut places = self.places();
         if let Some(place) = places.get_mut(&name) {
             place.pid = pid;
+        }
+        if let (Role::Query, Some(network)) = (name.role, &self.spec.network) {
+            network.set_process(name.id, pid);
         }
         if let Err(error) = self.write(&places) {
             tracing::error!(%error, "cluster.json does not say what runs");
@@ -184,10 +187,14 @@ impl Layout {
             Role::Query => {
                 let file = || format!("file://{}", self.spec.dir.join("warehouse").display());
                 let warehouse = self.spec.warehouse.clone().unwrap_or_else(file);
-                query_args(&places, name, &dir, &warehouse)
+                let meta = self.peers_of_clients(&places);
+                query_args(&places, name, &dir, &meta, &warehouse)
             }
         };
         args.push("--exit-with-parent".to_owned());
+        if self.spec.logs.is_some() {
+            args.push("--log-stderr".to_owned());
+        }
         if let Some(level) = &self.spec.log_level {
             args.extend(["--log-level".to_owned(), level.clone()]);
         }
@@ -212,8 +219,19 @@ impl Layout {
             .map(|(variable, value)| (variable.clone(), of_process(value, name.id)))
             .collect(),
             output: self.output(name),
-            append: self.spec.peer_logs.is_some(),
+            append: self.spec.logs.is_some(),
         }
+    }
+
+    /// Where whoever is no peer reaches the peers.
+    fn peers_of_clients(&self, places: &BTreeMap<ProcessName, Place>) -> Vec<String> {
+        let peers = places.iter().filter(|(name, _)| name.role == Role::Metasrv);
+        let reached = peers.filter_map(|(name, place)| {
+            let network = self.spec.network.as_ref();
+            let through = network.and_then(|network| network.address(Node::Clients, Node::Peer(name.id)));
+            through.or_else(|| place.address("grpc"))
+        });
+        reached.collect()
     }
 
     fn metasrv_args(&self, places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path) -> Vec<String> {
@@ -261,9 +279,6 @@ impl Layout {
         if let Some(advertise) = network.filter(|_| in_namespace).and_then(|network| network.address(own, own)) {
             args.extend(["--raft-advertise".to_owned(), advertise, "--insecure-open-network".to_owned()]);
         }
-        if self.spec.peer_logs.is_some() {
-            args.push("--log-stderr".to_owned());
-        }
         if self.is_spare(name) {
             let known = places.iter().filter(|(other, _)| other.role == Role::Metasrv && other.id != name.id);
             let known = known.filter_map(|(other, place)| {
@@ -303,7 +318,13 @@ fn endpoints(places: &BTreeMap<ProcessName, Place>, role: Role) -> Vec<String> {
     of_role.filter_map(|(_, place)| place.address(services(role)[0])).collect()
 }
 
-fn query_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Path, warehouse: &str) -> Vec<String> {
+fn query_args(
+    places: &BTreeMap<ProcessName, Place>,
+    name: ProcessName,
+    dir: &Path,
+    meta: &[String],
+    warehouse: &str,
+) -> Vec<String> {
     let address = |service| places.get(&name).and_then(|p| p.address(service)).unwrap_or_default();
     [
         "query",
@@ -316,7 +337,7 @@ fn query_args(places: &BTreeMap<ProcessName, Place>, name: ProcessName, dir: &Pa
         "--rest-listen",
         &address("rest"),
         "--meta",
-        &endpoints(places, Role::Metasrv).join(","),
+        &meta.join(","),
         "--warehouse",
         warehouse,
     ]

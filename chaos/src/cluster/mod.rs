@@ -64,8 +64,8 @@ pub struct Spec {
     /// More arguments for every peer, and for every query node.
     pub metasrv_args: Vec<String>,
     pub query_args: Vec<String>,
-    /// A directory in which every peer's whole log is kept over its starts. `None`: with its data.
-    pub peer_logs: Option<PathBuf>,
+    /// A directory in which every process's whole log is kept over its starts. `None`: with its data.
+    pub logs: Option<PathBuf>,
     /// Added to the environment of every peer; `{id}` in a value stands for its id.
     pub metasrv_env: Vec<(OsString, OsString)>,
     /// The same for every query node.
@@ -90,7 +90,7 @@ impl Spec {
             log_level: None,
             metasrv_args: Vec::new(),
             query_args: Vec::new(),
-            peer_logs: None,
+            logs: None,
             metasrv_env: Vec::new(),
             query_env: Vec::new(),
             network: None,

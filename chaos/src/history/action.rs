@@ -50,6 +50,8 @@ pub enum Action {
     Lock(Lock),
     Idempotency(Idempotency),
     Session(Session),
+    Table(Table),
+    Accounts(Accounts),
     /// The nemesis's only action.
     Fault(Fault),
 }
@@ -66,6 +68,8 @@ impl Action {
             Action::Lock(_) => Workload::Lock,
             Action::Idempotency(_) => Workload::Idempotency,
             Action::Session(_) => Workload::Session,
+            Action::Table(_) => Workload::Table,
+            Action::Accounts(_) => Workload::MultiTable,
             Action::Fault(_) => return None,
         })
     }
@@ -194,4 +198,85 @@ pub enum Session {
     Write { session: u64, key: Key, value: i64 },
     /// The answer carries the revision at which the entry was last changed; none and no value if the key was absent.
     Read { session: u64, key: Key, value: Option<i64> },
+}
+
+/// Rows of tables, written through SQL. Under an `id` a table has [`Table::PARTS`] rows or none: all that one statement writes. An id
+/// is written by one client at a time, and no more once the outcome of a write is unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Table {
+    Write(Write),
+    /// All rows of one version: by id the values of its rows, in order. The answer's revision is the version's sequence number,
+    /// its peer the query node. `stale_ms`: how old the version is, if the node said that it may be older than it should.
+    Read {
+        table: Key,
+        rows: Option<BTreeMap<i64, Vec<i64>>>,
+        snapshot: Option<i64>,
+        stale_ms: Option<u64>,
+    },
+    /// Every snapshot that the table's metadata has in the end, by sequence number.
+    Line {
+        table: Key,
+        snapshots: Option<Vec<Snapshot>>,
+    },
+}
+
+impl Table {
+    /// Rows under one id.
+    pub const PARTS: usize = 3;
+
+    /// The values of the rows that a write of this number leaves: no two rows of a run are alike.
+    pub fn values(number: i64) -> Vec<i64> {
+        let parts = Self::PARTS as i64;
+        (0..parts).map(|part| number.saturating_mul(parts).saturating_add(part)).collect()
+    }
+
+    /// The number of the write that has left these rows; `None` if no single one leaves such.
+    pub fn number(values: &[i64]) -> Option<i64> {
+        let number = values.first()?.div_euclid(Self::PARTS as i64);
+        (Self::values(number) == values).then_some(number)
+    }
+}
+
+/// One statement that changes the rows under an id. An UPDATE or DELETE that finds none is a [`super::Kind::Fail`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    pub change: Change,
+    pub table: Key,
+    pub id: i64,
+    /// Unique in a run.
+    pub number: i64,
+    /// It was made under an operation id, which has that number, and may have been sent several times.
+    pub once: bool,
+}
+
+/// What a statement does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Change {
+    Insert,
+    Update,
+    /// UPDATE if the rows are there, else INSERT.
+    Merge,
+    Delete,
+}
+
+/// A snapshot of a table as its metadata lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    pub sequence: u64,
+    pub id: i64,
+    pub parent: Option<i64>,
+    /// Of the write under whose operation id it was made.
+    pub number: Option<i64>,
+}
+
+/// Accounts that are rows of several tables, between which money moves in transactions of SQL. A key is of one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Accounts {
+    /// The accounts as they were made, before anything else.
+    Open { balances: BTreeMap<Key, i64> },
+    /// BEGIN, an UPDATE of each account, COMMIT. One that finds too little, or a conflict, is a [`super::Kind::Fail`].
+    Move { from: Key, to: Key, amount: i64 },
+    /// All accounts, by one query; its peer is the query node. `versions`: by table, the sequence number of the version that was
+    /// read. `stale_ms`: how old they are, if the node said that they may be older than they should.
+    Read { balances: Option<BTreeMap<Key, i64>>, versions: Option<BTreeMap<Key, i64>>, stale_ms: Option<u64> },
 }

@@ -6,7 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use super::action::{Action, Append, Bank, Idempotency, Key, Lock, Register, Session, Set, Watch};
+use super::action::{
+    Accounts, Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
+    Write,
+};
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
 use super::operation::{Kind, Operation, Process};
@@ -27,6 +30,10 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         Some("acquire" | "release" | "guarded-write" | "guarded-read") => Workload::Lock,
         Some("apply" | "count") => Workload::Idempotency,
         Some("session-write" | "session-read") => Workload::Session,
+        Some("insert-rows" | "update-rows" | "merge-rows" | "delete-rows" | "read-rows" | "snapshots") => {
+            Workload::Table
+        }
+        Some("open-accounts" | "move" | "read-accounts") => Workload::MultiTable,
         Some("read") => match value {
             Some(Edn::Map(_)) => Workload::Bank,
             Some(Edn::Set(_)) => Workload::Set,
@@ -98,6 +105,8 @@ fn action(edn: &Edn, workload: Workload) -> Result<Action, Problem> {
         Workload::Lock => lock(f, value).map(Action::Lock),
         Workload::Idempotency => idempotency(f, value).map(Action::Idempotency),
         Workload::Session => session(f, value).map(Action::Session),
+        Workload::Table => table(f, value).map(Action::Table),
+        Workload::MultiTable => accounts(f, value).map(Action::Accounts),
     };
     let f = f.map_or_else(|| "an operation without :f".to_owned(), |f| format!(":{f}"));
     action.map_err(|problem| format!("{f} of the workload {workload}: {problem}"))
@@ -224,6 +233,77 @@ fn session(f: Option<&str>, edn: &Edn) -> Result<Session, Problem> {
         (Some("session-write"), Some(value)) => Ok(Session::Write { session, key, value }),
         (Some("session-read"), value) => Ok(Session::Read { session, key, value }),
         _ => Err("it has :session-write with a value, and :session-read".into()),
+    }
+}
+
+fn table(f: Option<&str>, value: &Edn) -> Result<Table, Problem> {
+    let table = key(part(value, "table")?)?;
+    let change = match f {
+        Some("insert-rows") => Change::Insert,
+        Some("update-rows") => Change::Update,
+        Some("merge-rows") => Change::Merge,
+        Some("delete-rows") => Change::Delete,
+        Some("read-rows") => {
+            let rows = optional(value.get("rows").unwrap_or(&Edn::Nil), rows)?;
+            let snapshot = optional_int(value.get("snapshot").unwrap_or(&Edn::Nil))?;
+            return Ok(Table::Read { table, rows, snapshot, stale_ms: number(value, "stale-ms")? });
+        }
+        Some("snapshots") => {
+            let snapshots = optional(value.get("line").unwrap_or(&Edn::Nil), line)?;
+            return Ok(Table::Line { table, snapshots });
+        }
+        _ => {
+            return Err(
+                "it has :insert-rows, :update-rows, :merge-rows, :delete-rows, :read-rows and :snapshots".into()
+            );
+        }
+    };
+    let once = matches!(value.get("once"), Some(Edn::Bool(true)));
+    let (id, number) = (int(part(value, "id")?)?, int(part(value, "number")?)?);
+    Ok(Table::Write(Write { change, table, id, number, once }))
+}
+
+fn accounts(f: Option<&str>, value: &Edn) -> Result<Accounts, Problem> {
+    match f {
+        Some("open-accounts") => Ok(Accounts::Open { balances: by_key(value, int)? }),
+        Some("move") => Ok(Accounts::Move {
+            from: key(part(value, "from")?)?,
+            to: key(part(value, "to")?)?,
+            amount: int(part(value, "amount")?)?,
+        }),
+        Some("read-accounts") => {
+            let of = |name: &str| optional(value.get(name).unwrap_or(&Edn::Nil), |value| by_key(value, int));
+            let (balances, versions) = (of("balances")?, of("versions")?);
+            Ok(Accounts::Read { balances, versions, stale_ms: number(value, "stale-ms")? })
+        }
+        _ => Err("it has :open-accounts, :move and :read-accounts".into()),
+    }
+}
+
+/// `{id [value ...]}`.
+fn rows(value: &Edn) -> Result<BTreeMap<i64, Vec<i64>>, Problem> {
+    match value {
+        Edn::Map(entries) => entries.iter().map(|(id, values)| Ok((int(id)?, ints(values)?))).collect(),
+        _ => Err(expected("a map of rows by id", value)),
+    }
+}
+
+/// `[snapshot ...]`.
+fn line(value: &Edn) -> Result<Vec<Snapshot>, Problem> {
+    let snapshots = value.as_elements().ok_or_else(|| expected("a vector of snapshots", value))?;
+    snapshots.iter().map(snapshot).collect()
+}
+
+/// `[sequence id parent number]`.
+fn snapshot(value: &Edn) -> Result<Snapshot, Problem> {
+    match value.as_elements() {
+        Some([sequence, id, parent, number]) => Ok(Snapshot {
+            sequence: natural(sequence)?,
+            id: int(id)?,
+            parent: optional_int(parent)?,
+            number: optional_int(number)?,
+        }),
+        _ => Err(expected("[sequence id parent number]", value)),
     }
 }
 

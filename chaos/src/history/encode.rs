@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::action::{Action, Append, Bank, Idempotency, Key, Lock, Register, Session, Set, Watch};
+use super::action::{
+    Accounts, Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
+};
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
 use super::operation::{Kind, Operation, Process};
@@ -53,16 +55,15 @@ pub fn action(action: &Action) -> (String, Edn) {
         }
         Action::Append(steps) => ("txn", Edn::Vector(steps.iter().map(step).collect())),
         Action::Bank(Bank::Open { balances }) => ("open", by_key(balances)),
-        Action::Bank(Bank::Transfer { from, to, amount }) => {
-            let entries = [entry("from", name(from)), entry("to", name(to)), entry("amount", Edn::Int(*amount))];
-            ("transfer", Edn::Map(entries.into()))
-        }
+        Action::Bank(Bank::Transfer { from, to, amount }) => ("transfer", moved(from, to, *amount)),
         Action::Bank(Bank::Read { balances }) => ("read", balances.as_ref().map_or(Edn::Nil, by_key)),
         Action::Watch(watch) => self::watch(watch),
         Action::Lock(lock) => self::lock(lock),
         Action::Idempotency(Idempotency::Apply { key, id }) => ("apply", keyed(key, Edn::Int(*id))),
         Action::Idempotency(Idempotency::Count { key, count }) => ("count", keyed(key, count.map_or(Edn::Nil, int))),
         Action::Session(session) => self::session(session),
+        Action::Table(table) => self::table(table),
+        Action::Accounts(accounts) => self::accounts(accounts),
         Action::Fault(fault) => return self::fault(fault),
     };
     (f.to_owned(), value)
@@ -116,6 +117,59 @@ fn session(action: &Session) -> (&'static str, Edn) {
         Session::Read { session, key, value } => ("session-read", session, key, *value),
     };
     (f, Edn::Map(vec![entry("session", int(*session)), entry("key", name(key)), entry("value", optional(value))]))
+}
+
+fn moved(from: &Key, to: &Key, amount: i64) -> Edn {
+    Edn::Map(vec![entry("from", name(from)), entry("to", name(to)), entry("amount", Edn::Int(amount))])
+}
+
+fn accounts(action: &Accounts) -> (&'static str, Edn) {
+    match action {
+        Accounts::Open { balances } => ("open-accounts", by_key(balances)),
+        Accounts::Move { from, to, amount } => ("move", moved(from, to, *amount)),
+        Accounts::Read { balances, versions, stale_ms } => {
+            let mut entries = vec![entry("balances", balances.as_ref().map_or(Edn::Nil, by_key))];
+            entries.extend(versions.as_ref().map(|versions| entry("versions", by_key(versions))));
+            entries.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-accounts", Edn::Map(entries))
+        }
+    }
+}
+
+fn table(action: &Table) -> (&'static str, Edn) {
+    match action {
+        Table::Write(write) => {
+            let f = match write.change {
+                Change::Insert => "insert-rows",
+                Change::Update => "update-rows",
+                Change::Merge => "merge-rows",
+                Change::Delete => "delete-rows",
+            };
+            let entries = [
+                entry("table", name(&write.table)),
+                entry("id", Edn::Int(write.id)),
+                entry("number", Edn::Int(write.number)),
+                entry("once", Edn::Bool(write.once)),
+            ];
+            (f, Edn::Map(entries.into()))
+        }
+        Table::Read { table, rows, snapshot, stale_ms } => {
+            let of_id = |(id, values): (&i64, &Vec<i64>)| (Edn::Int(*id), Edn::Vector(ints(values)));
+            let rows = rows.as_ref().map_or(Edn::Nil, |rows| Edn::Map(rows.iter().map(of_id).collect()));
+            let mut entries = vec![entry("table", name(table)), entry("rows", rows)];
+            entries.extend(snapshot.map(|snapshot| entry("snapshot", Edn::Int(snapshot))));
+            entries.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-rows", Edn::Map(entries))
+        }
+        Table::Line { table, snapshots } => {
+            let one = |snapshot: &Snapshot| {
+                let Snapshot { sequence, id, parent, number } = snapshot;
+                Edn::Vector(vec![int(*sequence), Edn::Int(*id), optional(*parent), optional(*number)])
+            };
+            let line = snapshots.as_ref().map_or(Edn::Nil, |line| Edn::Vector(line.iter().map(one).collect()));
+            ("snapshots", Edn::Map(vec![entry("table", name(table)), entry("line", line)]))
+        }
+    }
 }
 
 fn fault(fault: &Fault) -> (String, Edn) {

@@ -27,7 +27,10 @@ pub mod split;
 mod tests;
 pub mod workload;
 
-pub use action::{Action, Append, Bank, Idempotency, Key, Lock, Register, Session, Set, Watch};
+pub use action::{
+    Accounts, Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
+    Write,
+};
 pub use fault::{Fault, Installation, Phase};
 pub use history::{Call, History, Malformed, Outcome};
 pub use operation::{Kind, Operation, Process};

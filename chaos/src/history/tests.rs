@@ -192,7 +192,30 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
         ]
         .prop_map(Action::Session)
         .boxed(),
+        Workload::Table => tables().prop_map(Action::Table).boxed(),
+        Workload::MultiTable => prop_oneof![
+            by_key().prop_map(|balances| Accounts::Open { balances }),
+            (keys(), keys(), value()).prop_map(|(from, to, amount)| Accounts::Move { from, to, amount }),
+            (option::of(by_key()), option::of(by_key()), option::of(numbers()))
+                .prop_map(|(balances, versions, stale_ms)| Accounts::Read { balances, versions, stale_ms }),
+        ]
+        .prop_map(Action::Accounts)
+        .boxed(),
     }
+}
+
+fn tables() -> impl Strategy<Value = Table> {
+    let change = prop_oneof![Just(Change::Insert), Just(Change::Update), Just(Change::Merge), Just(Change::Delete)];
+    let write = (change, keys(), any::<i64>(), any::<i64>(), any::<bool>());
+    let rows = option::of(btree_map(any::<i64>(), vec(any::<i64>(), 0..4), 0..4));
+    let snapshot = (numbers(), any::<i64>(), option::of(any::<i64>()), option::of(any::<i64>()))
+        .prop_map(|(sequence, id, parent, number)| Snapshot { sequence, id, parent, number });
+    prop_oneof![
+        write.prop_map(|(change, table, id, number, once)| Table::Write(Write { change, table, id, number, once })),
+        (keys(), rows, option::of(any::<i64>()), option::of(numbers()))
+            .prop_map(|(table, rows, snapshot, stale_ms)| Table::Read { table, rows, snapshot, stale_ms }),
+        (keys(), option::of(vec(snapshot, 0..4))).prop_map(|(table, snapshots)| Table::Line { table, snapshots }),
+    ]
 }
 
 fn faults() -> impl Strategy<Value = Fault> {

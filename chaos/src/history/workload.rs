@@ -17,11 +17,27 @@ pub enum Workload {
     Lock,
     Idempotency,
     Session,
+    Table,
+    #[serde(rename = "multi-table")]
+    MultiTable,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 8] = [
+    pub const ALL: [Workload; 10] = [
+        Workload::Register,
+        Workload::Set,
+        Workload::Append,
+        Workload::Bank,
+        Workload::Watch,
+        Workload::Lock,
+        Workload::Idempotency,
+        Workload::Session,
+        Workload::Table,
+        Workload::MultiTable,
+    ];
+    /// Those whose clients speak to the metadata peers: they need no query nodes.
+    pub const OF_KEYS: [Workload; 8] = [
         Workload::Register,
         Workload::Set,
         Workload::Append,
@@ -31,6 +47,11 @@ impl Workload {
         Workload::Idempotency,
         Workload::Session,
     ];
+
+    /// Whether its clients speak SQL to query nodes.
+    pub fn is_sql(self) -> bool {
+        !Self::OF_KEYS.contains(&self)
+    }
 
     /// As it is written on the command line.
     pub fn name(self) -> &'static str {
@@ -43,6 +64,8 @@ impl Workload {
             Workload::Lock => "lock",
             Workload::Idempotency => "idempotency",
             Workload::Session => "session",
+            Workload::Table => "table",
+            Workload::MultiTable => "multi-table",
         }
     }
 }

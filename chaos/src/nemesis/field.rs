@@ -16,7 +16,7 @@ use super::kind::Target;
 use crate::cluster::Cluster;
 use crate::net::condition::Condition;
 use crate::net::{Conditions, Counts, Network, Node, Path, combine};
-use crate::process::ProcessName;
+use crate::process::{ProcessName, Role};
 use crate::workload::access::Roster;
 use crate::{Result, probe};
 
@@ -36,6 +36,8 @@ pub struct Field {
     pub disks: Disks,
     /// Where every peer's fake clock is read from, if there is a library that fakes it.
     pub clocks: Option<PathBuf>,
+    /// The query nodes, and where clients reach them.
+    pub query_nodes: Roster,
     hurt: Mutex<Hurt>,
 }
 
@@ -43,6 +45,8 @@ pub struct Field {
 struct Hurt {
     /// Peers whose process or disk is under a fault.
     peers: BTreeSet<u64>,
+    /// Query nodes that are under a fault.
+    query_nodes: BTreeSet<u64>,
     /// Peers to whose data something was done that no peer need survive.
     damaged: BTreeMap<u64, Damage>,
     /// What is wrong with the network, by what made it so.
@@ -70,7 +74,13 @@ impl Field {
         spares: Vec<u64>,
     ) -> Self {
         let hurt = Mutex::new(Hurt { spares, ..Hurt::default() });
-        Self { cluster, network, store, roster, disks, clocks, hurt }
+        let query_nodes = Roster::default();
+        for entry in cluster.entries().iter().filter(|entry| entry.role == Role::Query) {
+            if let Some(address) = entry.addresses.get("flight") {
+                query_nodes.add(entry.id, address.clone());
+            }
+        }
+        Self { cluster, network, store, roster, disks, clocks, query_nodes, hurt }
     }
 
     fn hurt(&self) -> MutexGuard<'_, Hurt> {
@@ -167,6 +177,58 @@ impl Field {
             true => Ok(chosen),
             false => Err(format!("the leader is none of {}", named(&members))),
         }
+    }
+
+    /// Chooses query nodes that are under no fault, and notes that they are now: one, unless all are asked for or chance says so.
+    ///
+    /// # Errors
+    /// Why there are none, or not all.
+    pub fn claim_query(&self, target: Option<Target>, rng: &mut StdRng) -> Result<Vec<u64>, String> {
+        let mut hurt = self.hurt();
+        let all = self.query_nodes.ids();
+        let mut free: Vec<u64> = all.iter().copied().filter(|id| !hurt.query_nodes.contains(id)).collect();
+        free.shuffle(rng);
+        let meant = match target {
+            Some(Target::All) => all.len(),
+            Some(_) => 1,
+            None => rng.random_range(1..=all.len().max(1)),
+        };
+        let chosen: Vec<u64> = free.iter().copied().take(meant).collect();
+        match (all.len(), chosen.len()) {
+            (0, _) => return Err("there is no query node".to_owned()),
+            (_, 0) => return Err("every query node is under another fault".to_owned()),
+            (_, had) if had < meant && target.is_some() => {
+                return Err(format!(
+                    "some query nodes are under another fault; free: {}",
+                    named_as("query node", &free)
+                ));
+            }
+            _ => {}
+        }
+        hurt.query_nodes.extend(&chosen);
+        Ok(chosen)
+    }
+
+    /// The fault on these query nodes is over.
+    pub fn release_query(&self, nodes: &[u64]) {
+        let mut hurt = self.hurt();
+        for id in nodes {
+            hurt.query_nodes.remove(id);
+        }
+    }
+
+    /// Starts a query node, unless it runs, and waits until it serves; clients are told where.
+    ///
+    /// # Errors
+    /// It does not serve in time.
+    pub async fn start_query(&self, id: u64) -> Result<()> {
+        let name = ProcessName::query(id);
+        self.cluster.start_one(name).await?;
+        // If somebody had taken its port it has another one.
+        if let Some(address) = self.cluster.entry(name)?.addresses.get("flight") {
+            self.query_nodes.replace(id, address.clone());
+        }
+        Ok(())
     }
 
     /// Something was done to a peer's data that it need not survive: it is asked for nothing more, unless it
@@ -341,9 +403,14 @@ pub fn told(ways: &[Path]) -> String {
 
 /// Peers for people: `peer 1, peer 3`.
 pub fn named(peers: &[u64]) -> String {
-    match peers {
+    named_as("peer", peers)
+}
+
+/// The same of whatever is called by this name.
+pub fn named_as(name: &str, ids: &[u64]) -> String {
+    match ids {
         [] => "nobody".to_owned(),
-        peers => peers.iter().map(|id| format!("peer {id}")).collect::<Vec<_>>().join(", "),
+        ids => ids.iter().map(|id| format!("{name} {id}")).collect::<Vec<_>>().join(", "),
     }
 }
 

@@ -27,11 +27,14 @@ pub enum Kind {
     Disk,
     Sync,
     Power,
+    QueryKill,
+    QueryPause,
+    QueryPartition,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 19] = [
+    pub const ALL: [Kind; 22] = [
         Kind::Kill,
         Kind::Pause,
         Kind::Restart,
@@ -51,6 +54,9 @@ impl Kind {
         Kind::Disk,
         Kind::Sync,
         Kind::Power,
+        Kind::QueryKill,
+        Kind::QueryPause,
+        Kind::QueryPartition,
     ];
 
     /// As it is written on the command line and in histories.
@@ -75,6 +81,9 @@ impl Kind {
             Kind::Disk => "disk",
             Kind::Sync => "sync",
             Kind::Power => "power",
+            Kind::QueryKill => "query-kill",
+            Kind::QueryPause => "query-pause",
+            Kind::QueryPartition => "query-partition",
         }
     }
 
@@ -94,6 +103,11 @@ impl Kind {
         kinds.contains(&self) || self.spare_peers() > 0
     }
 
+    /// Whether it is done to query nodes, not to peers.
+    pub fn is_of_query_nodes(self) -> bool {
+        matches!(self, Kind::QueryKill | Kind::QueryPause | Kind::QueryPartition)
+    }
+
     /// Whom it may be asked to be done to.
     fn targets(self) -> &'static [Target] {
         use Target::{All, Leader, Majority, Minority, One};
@@ -103,6 +117,7 @@ impl Kind {
             Kind::Clock | Kind::Disk | Kind::Sync | Kind::Power => &[Leader, One, Minority, Majority, All],
             Kind::Snapshot => &[Leader, One, Minority],
             Kind::Membership | Kind::Wipe | Kind::Corrupt | Kind::Loss => &[Leader, One],
+            Kind::QueryKill | Kind::QueryPause | Kind::QueryPartition => &[One, All],
             Kind::Partition | Kind::Rejoin | Kind::Transfer => &[],
         }
     }
@@ -119,12 +134,13 @@ impl Kind {
             Kind::Snapshot => format!("{targets}: the others must go on meanwhile"),
             Kind::Membership => format!("{targets}: one voter goes at a time"),
             Kind::Wipe | Kind::Corrupt | Kind::Loss => format!("{targets}: the others make good what one has lost"),
+            kind if kind.is_of_query_nodes() => format!("{targets}: it is done to query nodes, which nobody leads"),
             _ => targets,
         }
     }
 }
 
-/// Which peers a fault is done to.
+/// Which peers, or query nodes, a fault is done to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Target {
     Leader,
@@ -215,7 +231,16 @@ mod tests {
 
     #[test]
     fn faults_are_read_as_they_are_written() {
-        let words = ["kill", "kill:leader", "pause:majority", "partition:one-way", "power:all", "wipe", "slow:all"];
+        let words = [
+            "kill",
+            "kill:leader",
+            "pause:majority",
+            "partition:one-way",
+            "power:all",
+            "wipe",
+            "slow:all",
+            "query-kill:all",
+        ];
         for word in words {
             let requested: Requested = word.parse().unwrap();
             assert_eq!((requested.to_string().as_str(), requested.label()), (word, word.replace(':', "-")));
@@ -227,6 +252,7 @@ mod tests {
             ("snapshot:majority", "takes leader, one, minority: the others"),
             ("transfer:leader", "takes nothing"),
             ("partition:leader", "takes halves, leader-alone"),
+            ("query-kill:leader", "takes one, all: it is done to query nodes"),
         ];
         for (word, says) in wrong {
             let message = word.parse::<Requested>().unwrap_err().to_string();

@@ -6,9 +6,10 @@
 //!
 //! - [`kind`]: the names, and what each is done to; [`field`]: the cluster as nemeses see it;
 //! - [`schedule`]: the plan of a run, a function of its seed;
-//! - [`process`], [`network`], [`leadership`], [`members`], [`files`], [`clock`], [`disk`]: the faults.
+//! - [`process`], [`network`], [`leadership`], [`members`], [`files`], [`clock`], [`disk`]: the faults of peers; [`query`]: those
+//!   of query nodes.
 //!
-//! Invariant: a peer is under one fault of its process or disk at a time. Every wait is bounded.
+//! Invariant: a peer is under one fault of its process or disk at a time, and a query node under one. Every wait is bounded.
 
 pub mod clock;
 pub mod disk;
@@ -19,12 +20,13 @@ mod leadership;
 mod members;
 mod network;
 mod process;
+mod query;
 pub mod schedule;
 
 use async_trait::async_trait;
 use rand::rngs::StdRng;
 
-use self::field::{Field, named};
+use self::field::{Field, named_as};
 use self::kind::{Kind, Requested};
 pub use self::process::SNAPSHOT_ARGUMENTS;
 use crate::history::Installation;
@@ -52,14 +54,19 @@ impl Done {
 
     /// The same was done to several peers: what shows it of each, or why nothing does. It took effect if it did on all.
     fn of_each(came: &[(u64, Result<String, String>)]) -> Self {
-        let target = named(&came.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+        Self::of_all("peer", came)
+    }
+
+    /// The same of what is called by this name.
+    fn of_all(name: &str, came: &[(u64, Result<String, String>)]) -> Self {
+        let target = named_as(name, &came.iter().map(|(id, _)| *id).collect::<Vec<_>>());
         let told = came.iter().map(|(id, came)| match came {
-            Ok(proof) => format!("peer {id}: {proof}"),
-            Err(why) => format!("peer {id}: no effect, {why}"),
+            Ok(proof) => format!("{name} {id}: {proof}"),
+            Err(why) => format!("{name} {id}: no effect, {why}"),
         });
         let told = told.collect::<Vec<_>>().join("; ");
         match came {
-            [] => Self::failed(target, "there was no peer to do it to"),
+            [] => Self::failed(target, format!("there was no {name} to do it to")),
             came if came.iter().all(|(_, came)| came.is_ok()) => Self::installed(target, told),
             _ => Self::failed(target, told),
         }
@@ -102,6 +109,9 @@ pub fn of(requested: &Requested) -> Box<dyn Nemesis> {
         Kind::Disk => Box::new(disk::Full::new(requested.target)),
         Kind::Sync => Box::new(disk::SlowSync::new(requested.target)),
         Kind::Power => Box::new(disk::PowerLoss::new(requested.target)),
+        Kind::QueryKill => Box::new(query::Kill::new(requested.target)),
+        Kind::QueryPause => Box::new(query::Pause::new(requested.target)),
+        Kind::QueryPartition => Box::new(query::Partition::new(requested.target)),
     }
 }
 

@@ -63,7 +63,7 @@ pub(super) async fn kill(field: &Field, id: u64) -> Result<u32> {
 ///
 /// # Errors
 /// There was none, so that nothing was done to it; it cannot be signalled; it is alive after that.
-async fn killed(process: &Process) -> Result<u32> {
+pub(super) async fn killed(process: &Process) -> Result<u32> {
     let before = process.state().pid;
     process.kill().await?;
     let pid = before.ok_or_else(|| Error::NoProcess(process.name()))?;
@@ -148,7 +148,7 @@ impl Nemesis for Pause {
 ///
 /// # Errors
 /// There is no process, or it is not so within [`PROOF_WITHIN`].
-async fn seen_in(process: &Process, what: &str, is_so: impl Fn(char) -> bool) -> Result<u32> {
+pub(super) async fn seen_in(process: &Process, what: &str, is_so: impl Fn(char) -> bool) -> Result<u32> {
     let pid = process.state().pid.ok_or_else(|| Error::NoProcess(process.name()))?;
     probe::until(&format!("{} {what}", process.name()), PROOF_WITHIN, || async {
         match kernel_state(pid) {

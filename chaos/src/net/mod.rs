@@ -4,6 +4,7 @@
 //!   peer 1 -- link (peer 1 -> peer 2) --> peer 2        one listener per link, told to peer 1 as "where peer 2 is"
 //!   peer 2 -- link (peer 2 -> peer 1) --> peer 1
 //!   clients -- link (clients -> peer 1) --> peer 1      one per peer, which is what the peer advertises
+//!   query node 1 -- the same link --------> peer 1      told from clients by its process
 //! ```
 //! What is hurt is the path from one node to another ([`condition::Condition`] per ordered pair), not a link: what peer 1
 //! says to peer 2 travels on its own link as requests, and on peer 2's link as answers, and a path that is cut one way
@@ -13,6 +14,7 @@
 //! - [`counts`]: what happened on a path;
 //! - [`proxy`]: listeners, connections, and the pumps that carry bytes;
 //! - `frames`: where a message ends, for faults between a request and its answer;
+//! - `owners`: whose a connection is;
 //! - [`partition`]: which paths a partition cuts, as a function;
 //! - [`namespaces`]: the same for peers in network namespaces, where the kernel drops real packets;
 //! - this file: [`Fabric`], all links of a cluster, changed as one; [`Network`], either of the two.
@@ -28,6 +30,7 @@ pub mod condition;
 mod counts;
 mod frames;
 pub mod namespaces;
+mod owners;
 pub mod partition;
 mod proxy;
 
@@ -43,6 +46,7 @@ use tokio_util::sync::CancellationToken;
 use self::condition::Condition;
 pub use self::counts::Counts;
 use self::namespaces::Namespaces;
+use self::owners::Owners;
 pub use self::proxy::Counters;
 use crate::ports::{self, Port};
 use crate::{IoContext, Result};
@@ -54,6 +58,8 @@ pub enum Node {
     Clients,
     /// A peer, by its id.
     Peer(u64),
+    /// A query node, by its id.
+    Query(u64),
 }
 
 impl fmt::Display for Node {
@@ -61,6 +67,7 @@ impl fmt::Display for Node {
         match self {
             Node::Clients => f.pad("clients"),
             Node::Peer(id) => f.pad(&format!("peer {id}")),
+            Node::Query(id) => f.pad(&format!("query node {id}")),
         }
     }
 }
@@ -81,7 +88,8 @@ struct Link {
 pub struct Fabric {
     links: BTreeMap<Path, Link>,
     conditions: watch::Sender<Arc<Conditions>>,
-    counters: BTreeMap<Path, Arc<Counters>>,
+    counters: Arc<BTreeMap<Path, Arc<Counters>>>,
+    owners: Arc<Owners>,
     stop: CancellationToken,
     listeners: tokio::sync::Mutex<JoinSet<()>>,
 }
@@ -99,14 +107,25 @@ impl Fabric {
     /// # Errors
     /// No port is free, or one cannot be listened on.
     pub async fn open(peers: &[u64], seed: u64) -> Result<Arc<Self>> {
+        Self::open_with(peers, &[], seed).await
+    }
+
+    /// The same with query nodes, whose ways to each peer can be hurt as well.
+    ///
+    /// # Errors
+    /// As [`Fabric::open`].
+    pub async fn open_with(peers: &[u64], query_nodes: &[u64], seed: u64) -> Result<Arc<Self>> {
         let between = peers.iter().flat_map(|from| peers.iter().map(move |to| (Node::Peer(*from), Node::Peer(*to))));
         let from_clients = peers.iter().map(|to| (Node::Clients, Node::Peer(*to)));
         let paths: Vec<Path> = between.filter(|(from, to)| from != to).chain(from_clients).collect();
         let conditions = watch::Sender::new(Arc::new(Conditions::new()));
         let stop = CancellationToken::new();
         let mut listeners = JoinSet::new();
-        let both_ways = paths.iter().flat_map(|(from, to)| [(*from, *to), (*to, *from)]);
+        let from_query =
+            peers.iter().flat_map(|to| query_nodes.iter().map(|from| (Node::Query(*from), Node::Peer(*to))));
+        let both_ways = paths.iter().copied().chain(from_query).flat_map(|(from, to)| [(from, to), (to, from)]);
         let counters: BTreeMap<Path, Arc<Counters>> = both_ways.map(|path| (path, Arc::default())).collect();
+        let (counters, owners) = (Arc::new(counters), Arc::new(Owners::default()));
         let mut links = BTreeMap::new();
         for (n, path) in paths.into_iter().enumerate() {
             let port = ports::reserve()?;
@@ -119,14 +138,15 @@ impl Fabric {
                 path,
                 target: target.subscribe(),
                 conditions: conditions.subscribe(),
-                there: counters[&path].clone(),
-                back: counters[&(path.1, path.0)].clone(),
+                counters: counters.clone(),
+                owners: owners.clone(),
                 seed: seed.wrapping_add(n as u64),
             };
             listeners.spawn(proxy::listen(listener, link, stop.clone()));
             links.insert(path, Link { port, target });
         }
-        Ok(Arc::new(Self { links, conditions, counters, stop, listeners: tokio::sync::Mutex::new(listeners) }))
+        let listeners = tokio::sync::Mutex::new(listeners);
+        Ok(Arc::new(Self { links, conditions, counters, owners, stop, listeners }))
     }
 
     /// Where `from` reaches `to`: the listener of the link. `None` if there is no such link.
@@ -147,6 +167,11 @@ impl Fabric {
                 });
             }
         }
+    }
+
+    /// That query node is this process now, or none.
+    pub fn set_process(&self, query_node: u64, pid: Option<u32>) {
+        self.owners.set(query_node, pid);
     }
 
     /// What is wrong from now on, instead of what was.
@@ -196,6 +221,14 @@ impl Network {
         match self {
             Network::Proxies(fabric) => fabric.set_targets(id, for_clients, for_peers),
             Network::Namespaces(namespaces) => namespaces.set_targets(id, for_clients, for_peers),
+        }
+    }
+
+    /// That query node is this process now, or none. Only proxies have to know.
+    pub fn set_process(&self, query_node: u64, pid: Option<u32>) {
+        match self {
+            Network::Proxies(fabric) => fabric.set_process(query_node, pid),
+            Network::Namespaces(_) => {}
         }
     }
 

@@ -4,6 +4,7 @@
 //! queue with the time at which each may arrive, and writes them out at that time, in order, once the path is not cut. The
 //! end of one side is a chunk like any other: it cannot be seen through a cut path.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 use super::condition::{Cut, HELD_BACK};
 use super::counts::Counts;
 use super::frames::Frames;
-use super::{Conditions, Path};
+use super::owners::Owners;
+use super::{Conditions, Node, Path};
 
 /// Most connections on one link; further ones are reset.
 pub const MAX_CONNECTIONS: usize = 256;
@@ -75,13 +77,28 @@ pub(super) struct Link {
     pub path: Path,
     pub target: watch::Receiver<Option<String>>,
     pub conditions: watch::Receiver<Arc<Conditions>>,
-    /// Of the path there, and of the path back.
-    pub there: Arc<Counters>,
-    pub back: Arc<Counters>,
+    /// Of all paths.
+    pub counters: Arc<BTreeMap<Path, Arc<Counters>>>,
+    pub owners: Arc<Owners>,
     pub seed: u64,
 }
 
 impl Link {
+    /// The path that this connection is on: query nodes come by the clients' link. `None`: nobody knows.
+    fn path_of(&self, near: &TcpStream) -> Option<Path> {
+        let from = match self.path.0 {
+            Node::Clients => self.owners.of(near.peer_addr().ok()?, near.local_addr().ok()?)?,
+            from => from,
+        };
+        Some((from, self.path.1))
+    }
+
+    /// One way of a connection.
+    fn way(&self, path: Path, rng: StdRng, frames: Frames) -> Way {
+        let counters = self.counters.get(&path).cloned().unwrap_or_default();
+        Way { path, conditions: self.conditions.clone(), counters, rng, frames }
+    }
+
     fn refuses(&self) -> bool {
         self.conditions.borrow().get(&self.path).is_some_and(|condition| condition.cut == Some(Cut::Refuse))
     }
@@ -144,13 +161,15 @@ fn cannot(link: &Link, what: &str, e: &std::io::Error) {
 }
 
 async fn connection(mut near: TcpStream, link: Link, rng: StdRng, stop: CancellationToken) {
-    let frames = Frames::of_a_client();
-    let mut there =
-        Way { path: link.path, conditions: link.conditions.clone(), counters: link.there.clone(), rng, frames };
+    let Some(path) = link.path_of(&near) else {
+        tracing::warn!(to = %link.path.1, "whose a connection is, the kernel does not say: it is reset");
+        // It goes away either way.
+        let _ = near.set_zero_linger();
+        return;
+    };
+    let mut there = link.way(path, rng, Frames::of_a_client());
     let back_rng = StdRng::from_rng(&mut there.rng);
-    let back_path = (link.path.1, link.path.0);
-    let (conditions, counters) = (link.conditions.clone(), link.back.clone());
-    let mut back = Way { path: back_path, conditions, counters, rng: back_rng, frames: Frames::of_a_server() };
+    let mut back = link.way((path.1, path.0), back_rng, Frames::of_a_server());
     let target = link.target.borrow().clone();
     let carried = tokio::select! {
         () = stop.cancelled() => return,

@@ -61,8 +61,12 @@ fn verdict(verdict: &Verdict) -> String {
 fn run(record: &Record) -> String {
     let named = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     let mut html = format!(
-        "<p>{} peers, {} clients, {} operations per second for {} s; faults asked for: {}; seed {}; lake {}; began {}.</p>\n",
+        "<p>{} peers{}, {} clients, {} operations per second for {} s; faults asked for: {}; seed {}; lake {}; began {}.</p>\n",
         record.peers,
+        match record.query_nodes {
+            0 => String::new(),
+            nodes => format!(", {nodes} query nodes"),
+        },
         record.clients,
         record.rate,
         record.time_ms as f64 / 1000.0,

@@ -27,6 +27,8 @@ pub struct Record {
     /// What the history calls them, each once: `kill-leader`.
     pub faults: Vec<String>,
     pub peers: u64,
+    #[serde(default)]
+    pub query_nodes: u64,
     pub clients: u64,
     /// Operations per second that were asked for.
     pub rate: f64,

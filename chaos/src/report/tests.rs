@@ -3,6 +3,7 @@ use std::fs;
 use super::*;
 use crate::check::convergence::{Facts, Peer, State};
 use crate::check::{Death, Verdict};
+use crate::process::Role;
 
 const STALE: &str = "{:type :info, :f :start-kill, :value {:target \"leader (2)\", :outcome :installed, :because \"pid 9 is gone\"}, :process :nemesis, :time 1000000}
 {:type :invoke, :f :write, :value [7 1], :process 0, :time 2000000}
@@ -25,6 +26,7 @@ fn record() -> Record {
         nemeses: vec!["kill:leader".into(), "clock".into()],
         faults: vec!["kill".into(), "clock".into()],
         peers: 3,
+        query_nodes: 0,
         clients: 2,
         rate: 100.0,
         time_ms: 8000,
@@ -34,6 +36,7 @@ fn record() -> Record {
             leader_after_ms: Some(10),
             watched_ms: 10,
             peers: vec![peer(1), peer(2)],
+            query_nodes_away: vec![],
             looked_for: 1,
             not_found: vec![],
         }),
@@ -46,6 +49,7 @@ fn record() -> Record {
 fn death(peer: u64, excused: Option<&str>) -> Death {
     Death {
         peer,
+        role: Role::Metasrv,
         time_ns: 7_000_000,
         how: "ended with exit code 101".into(),
         signal: None,
@@ -90,6 +94,12 @@ fn a_report_is_made_from_the_files_of_a_run() {
     assert_eq!(fs::read_to_string(dir.path().join(page::FILE_NAME)).unwrap(), page);
     for part in [
         "read 7 = nil",
+        "Faults in force",
+        "Operations per second",
+        "class=\"band\"",
+        "Latency of what succeeded",
+        "Leader @ term",
+        "Log entries yet to be applied, by peer",
         "peer 1 leads, term 3",
         "nobody known to lead",
         "lake chaos run --seed 7 --out &#39;my &#39;\\&#39;&#39;run&#39;\\&#39;&#39;&#39;",

@@ -18,10 +18,12 @@ use tokio_util::sync::CancellationToken;
 use super::ledger::Ledger;
 use super::recorder::Recorder;
 use crate::workload::Actor;
-use crate::workload::access::{Access, Roster};
+use crate::workload::access::{Access, Door, Roster, Sessions};
 
 /// How far a client that was held up may be behind its pace.
 const MAX_DEBT: Duration = Duration::from_millis(500);
+/// How long the session of every other client may be silent, which is the least that there can be: faults outlast it.
+const SHORT_SESSION: Duration = Duration::from_secs(5);
 
 /// How clients reach the cluster, and how long they wait.
 #[derive(Debug, Clone)]
@@ -34,6 +36,8 @@ pub struct Reach {
     pub seed: u64,
     /// How connections are made.
     pub dialer: Dialer,
+    /// How query nodes are reached, if clients are to speak SQL.
+    pub door: Option<Door>,
 }
 
 impl Reach {
@@ -46,7 +50,9 @@ impl Reach {
         let mut endpoints = self.endpoints.clone();
         endpoints.shuffle(&mut rng);
         let store = RemoteStore::connect_by(RemoteConfig { endpoints, secret: None }, self.dialer.clone())?;
-        Ok(Access { store, roster: self.roster.clone(), ledger: self.ledger.clone(), timeout: self.timeout, rng })
+        let store = if number % 2 == 1 { store.with_session_ttl(SHORT_SESSION)? } else { store };
+        let (sessions, roster) = (self.door.clone().map(Sessions::new), self.roster.clone());
+        Ok(Access { store, sessions, roster, ledger: self.ledger.clone(), timeout: self.timeout, rng })
     }
 }
 
@@ -177,6 +183,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             seed: 1,
             dialer: lake_client::dial::Dialer::default(),
+            door: None,
         };
         let actors = [true, false].map(|is_paced| Box::new(Broken { is_paced }) as Box<dyn Actor>);
         let mut clients = Clients::start(actors.into(), 1000.0, &reach, &Recorder::new()).unwrap();

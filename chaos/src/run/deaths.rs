@@ -1,4 +1,4 @@
-//! Peers that end without having been told to: each is noted as it happens, with the end of its log.
+//! Peers and query nodes that end without having been told to: each is noted as it happens, with the end of its log.
 
 use std::sync::Arc;
 
@@ -36,15 +36,16 @@ impl Deaths {
                     () = stopped.cancelled() => break,
                 };
                 match event {
-                    Ok(Event::Died { process, how, signal, .. }) if process.role == Role::Metasrv => {
+                    Ok(Event::Died { process, how, signal, .. }) => {
                         if deaths.len() < MAX_DEATHS {
                             deaths.push(Death {
                                 peer: process.id,
+                                role: process.role,
                                 time_ns: recorder.now_ns(),
                                 how,
                                 signal,
                                 last_lines: field.cluster.last_words(process).lines().map(str::to_owned).collect(),
-                                excused: field.damage_of(process.id),
+                                excused: field.damage_of(process.id).filter(|_| process.role == Role::Metasrv),
                             });
                         }
                     }
@@ -63,19 +64,23 @@ impl Deaths {
         self.stop.cancel();
         let mut deaths = (&mut self.task).await.unwrap_or_default();
         let members = field.roster.ids();
-        for death in deaths.iter_mut().filter(|death| !members.contains(&death.peer) && death.excused.is_none()) {
+        let is_out = |death: &Death| death.role == Role::Metasrv && !members.contains(&death.peer);
+        for death in deaths.iter_mut().filter(|death| is_out(death) && death.excused.is_none()) {
             death.excused = Some("it was taken out of the cluster".to_owned());
         }
-        for id in members {
-            let Ok(process) = field.cluster.process(ProcessName::metasrv(id)) else { continue };
+        let nodes = field.query_nodes.ids().into_iter().map(ProcessName::query);
+        for name in members.into_iter().map(ProcessName::metasrv).chain(nodes) {
+            let Ok(process) = field.cluster.process(name) else { continue };
             let state = process.state();
-            let noted = deaths.iter().filter(|death| death.peer == id).count() as u64;
+            let is_its = |death: &&Death| (death.role, death.peer) == (name.role, name.id);
+            let noted = deaths.iter().filter(is_its).count() as u64;
             if state.deaths > noted {
                 let last = state.last_exit.unwrap_or_default();
                 deaths.push(Death {
-                    peer: id,
+                    peer: name.id,
+                    role: name.role,
                     how: format!("ended {} more times; the last time it {last}", state.deaths - noted),
-                    excused: field.damage_of(id),
+                    excused: field.damage_of(name.id).filter(|_| name.role == Role::Metasrv),
                     ..Death::default()
                 });
             }

@@ -1,4 +1,4 @@
-//! What is found once every fault has ended: one leader, and the same state everywhere.
+//! What is found once every fault has ended: one leader, the same state everywhere, and query nodes that serve.
 //!
 //! All of it is bounded, so that a run against a cluster that is dead ends soon: what has no leader by then is not asked for
 //! more.
@@ -16,6 +16,8 @@ use crate::process::ProcessName;
 
 /// How long peers that have to be started may take until they serve; after that the others are looked at without them.
 const SERVE_WITHIN: Duration = Duration::from_secs(10);
+/// The same of query nodes.
+const QUERY_SERVES_WITHIN: Duration = Duration::from_secs(40);
 /// How long a leader is looked for: beyond what it may take, so that a late one is told from none.
 const LOOK_FOR_LEADER: Duration = Duration::from_millis(LEADER_WITHIN_MS + 2_000);
 /// How long all peers may take to have applied the same.
@@ -26,7 +28,8 @@ fn expected(field: &Field) -> Vec<u64> {
     field.roster.ids().into_iter().filter(|id| field.loss_of(*id).is_none()).collect()
 }
 
-/// Has every peer that belongs to the cluster run, and waits until all of them name one leader. The network is sound.
+/// Has every peer that belongs to the cluster run, waits until all of them name one leader, and then has every query node run. The
+/// network is sound.
 pub async fn heal(field: &Field) -> Facts {
     let members = expected(field);
     let starting = members.iter().copied().map(|id| async move {
@@ -57,7 +60,17 @@ pub async fn heal(field: &Field) -> Facts {
     })
     .await;
     let watched_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Facts { leader_after_ms: named.ok().map(|()| watched_ms), watched_ms, ..Facts::default() }
+    let nodes = field.query_nodes.ids();
+    let coming = nodes.iter().map(|id| async move {
+        match timeout(QUERY_SERVES_WITHIN, field.start_query(*id)).await {
+            Ok(Ok(())) => None,
+            Ok(Err(e)) => Some(format!("query node {id}: {e}")),
+            Err(_) => Some(format!("query node {id} does not serve within {} s", QUERY_SERVES_WITHIN.as_secs())),
+        }
+    });
+    let away = futures::future::join_all(coming).await;
+    let query_nodes_away: Vec<String> = away.into_iter().flatten().collect();
+    Facts { leader_after_ms: named.ok().map(|()| watched_ms), watched_ms, query_nodes_away, ..Facts::default() }
 }
 
 /// Compares the states of all peers once nothing changes any more. Without a leader they are looked at as they are.

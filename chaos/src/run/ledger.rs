@@ -5,6 +5,7 @@
 //! something newer than what that delete expected to find was acknowledged: then it can take nothing any more.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,9 +43,9 @@ pub struct Looked {
     pub not_found: Vec<String>,
 }
 
-/// The newest acknowledged change of every key.
+/// The newest acknowledged change of every key; and how many acknowledged writes elsewhere were read again, for their checker.
 #[derive(Debug, Default)]
-pub struct Ledger(Mutex<BTreeMap<String, Acknowledged>>);
+pub struct Ledger(Mutex<BTreeMap<String, Acknowledged>>, AtomicU64);
 
 impl Ledger {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Acknowledged>> {
@@ -54,6 +55,11 @@ impl Ledger {
     /// A put was acknowledged.
     pub fn put(&self, key: &str, revision: Revision) {
         self.note(key, revision, false);
+    }
+
+    /// So many acknowledged writes, of what is no key, were looked for by the workload itself.
+    pub fn looked_for_elsewhere(&self, writes: u64) {
+        self.1.fetch_add(writes, Ordering::Relaxed);
     }
 
     /// A delete begins of what was changed at the revision `expected`; its outcome is in doubt from now on.
@@ -93,7 +99,7 @@ impl Ledger {
     pub async fn look(&self, store: &RemoteStore) -> Result<Looked, Error> {
         let wanted: Vec<(String, Acknowledged)> =
             self.lock().iter().filter(|(_, a)| a.is_certain()).map(|(k, a)| (k.clone(), a.clone())).collect();
-        let mut looked = Looked::default();
+        let mut looked = Looked { looked_for: self.1.load(Ordering::Relaxed), ..Looked::default() };
         let mut missing = 0;
         for some in wanted.chunks(KEYS_AT_ONCE) {
             let keys: Vec<String> = some.iter().map(|(key, _)| key.clone()).collect();

@@ -8,7 +8,8 @@
 //!   stop the cluster, write the record, judge it
 //! ```
 //! In the run's directory: `history.edn`, `results.json`, `report.html`, `samples.jsonl`, `run.json` (what was asked for, and
-//! with what), `logs/` (each peer's whole log), `cluster/` (what is left of the peers' data).
+//! with what), `logs/` (each process's whole log), `cluster/` (what is left of their data, and the warehouse of
+//! query nodes).
 //!
 //! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
 //! - [`sampler`]: looks at the peers; [`deaths`]: those that end by themselves; [`heal`]: what is found afterwards;
@@ -55,7 +56,7 @@ use crate::net::{Fabric, Network, Node};
 use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
 use crate::workload::Frame;
-use crate::workload::access::Roster;
+use crate::workload::access::{Door, Roster};
 use crate::{Error, Result, workload};
 
 /// How long an operation may take beyond its timeout before it is left as it is.
@@ -102,6 +103,7 @@ pub fn record(settings: &Settings, ran: &Ran, command: Vec<String>, began_unix_m
         nemeses: settings.nemeses.iter().map(ToString::to_string).collect(),
         faults,
         peers: settings.peers,
+        query_nodes: settings.query_nodes,
         clients: settings.clients as u64,
         rate: settings.rate,
         time_ms: u64::try_from(settings.time.as_millis()).unwrap_or(u64::MAX),
@@ -123,8 +125,9 @@ pub async fn run(settings: &Settings, live: watch::Sender<Live>, interrupt: Canc
     let plan = schedule::plan(&settings.nemeses, settings.time, settings.seed);
     let spares = plan.iter().map(|planned| settings.nemeses[planned.which].kind.spare_peers()).sum::<u64>();
     let ids: Vec<u64> = (1..=settings.peers + spares).collect();
+    let query_nodes: Vec<u64> = (1..=settings.query_nodes).collect();
     let network = match settings.place {
-        Place::Loopback => Network::Proxies(Fabric::open(&ids, settings.seed).await?),
+        Place::Loopback => Network::Proxies(Fabric::open_with(&ids, &query_nodes, settings.seed).await?),
         Place::Namespaces => Network::Namespaces(Namespaces::open(&ids).await?),
     };
     let prepared = prepare(settings, &ids, spares, &network);
@@ -163,10 +166,11 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
     let spec = Spec {
         peers: Some(settings.peers),
         spare_peers: spares,
-        query_nodes: 0,
+        query_nodes: settings.query_nodes,
+        query_args: settings.query_args.clone(),
         metasrv_args: arguments,
         metasrv_env: environment,
-        peer_logs: Some(settings.out.join("logs")),
+        logs: Some(settings.out.join("logs")),
         network: Some(network.clone()),
         policy: Policy { min_backoff: RESTART_AFTER, max_backoff: RESTART_AFTER * 4, ..Policy::default() },
         ..Spec::new(&settings.binary, &dir)
@@ -200,6 +204,7 @@ async fn under_attack(
         timeout: settings.operation_timeout,
         seed: settings.seed,
         dialer: Dialer::default(),
+        door: settings.front.clone().map(|front| Door { front, nodes: field.query_nodes.clone() }),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
     let recorder = Recorder::new();

@@ -12,7 +12,8 @@ use lake_client::clock;
 use lake_client::store::{Applied, Error};
 use tokio_util::sync::CancellationToken;
 
-use crate::history::{Action, Append, Bank, Fault, Kind, Operation, Process, Set, Watch};
+use crate::history::{Accounts, Action, Append, Bank, Fault, Kind, Operation, Process, Set, Table, Watch};
+use crate::sql::{Failure, What};
 
 /// Most events of one run. They are held in memory until the end.
 pub const MAX_OPERATIONS: usize = 4_000_000;
@@ -157,6 +158,11 @@ fn bytes_of(action: &Action) -> usize {
             Action::Watch(Watch::Change { changes } | Watch::Next { changes: Some(changes), .. }) => {
                 changes.len() * ENTRY
             }
+            Action::Table(Table::Read { rows: Some(rows), .. }) => {
+                rows.values().map(|values| ENTRY + values.len() * NUMBER).sum()
+            }
+            Action::Accounts(Accounts::Read { balances: Some(balances), .. }) => balances.len() * ENTRY,
+            Action::Table(Table::Line { snapshots: Some(line), .. }) => line.len() * ENTRY,
             Action::Watch(Watch::List { entries: Some(entries), .. } | Watch::Final { entries: Some(entries) }) => {
                 entries.len() * ENTRY
             }
@@ -172,6 +178,11 @@ pub struct Scribe {
 }
 
 impl Scribe {
+    /// Another client of the same history, for what this one does at the same time.
+    pub fn beside(&self) -> Scribe {
+        self.recorder.scribe()
+    }
+
     /// An operation begins.
     pub fn invoke(&self, action: Action) {
         self.record(Kind::Invoke, action, |operation| operation);
@@ -216,6 +227,28 @@ impl Scribe {
     pub fn read_failed(&self, action: Action, error: &Error, peer: Option<u64>) {
         self.count_error(error);
         self.failed(action, &error.to_string(), peer);
+    }
+
+    /// A statement that changes something ended in an error: as that says. `peer`: the query node that was asked.
+    pub fn statement_failed(&mut self, action: Action, failure: &Failure, peer: u64) {
+        self.count_failure(failure);
+        match failure.what {
+            What::Conflict => self.record(Kind::Fail, action, |operation| {
+                Operation { peer: Some(peer), ..operation }.refused(shortened(&failure.message))
+            }),
+            What::Refused | What::NotServed => self.failed(action, &failure.message, Some(peer)),
+            What::Unknown => self.unknown(action, &failure.message),
+        }
+    }
+
+    /// A query that ended in an error has done nothing.
+    pub fn query_failed(&self, action: Action, failure: &Failure, peer: u64) {
+        self.count_failure(failure);
+        self.failed(action, &failure.message, Some(peer));
+    }
+
+    fn count_failure(&self, failure: &Failure) {
+        *self.recorder.lock().errors.entry(format!("sql: {}", failure.kind)).or_default() += 1;
     }
 
     fn count_error(&self, error: &Error) {

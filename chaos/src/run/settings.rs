@@ -1,15 +1,19 @@
 //! What a run is asked for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::recorder::MAX_OPERATIONS;
 use crate::history::Workload;
 use crate::nemesis::kind::Requested;
+use crate::sql::Front;
 use crate::{Error, IoContext, Result};
 
 /// Most peers of a run.
 pub const MAX_PEERS: u64 = 9;
+/// Most query nodes.
+pub const MAX_QUERY_NODES: u64 = 8;
 /// Most clients.
 pub const MAX_CLIENTS: usize = 200;
 /// Most operations per second, all clients together.
@@ -36,6 +40,9 @@ pub struct Settings {
     pub out: PathBuf,
     pub place: Place,
     pub peers: u64,
+    pub query_nodes: u64,
+    /// How query nodes are spoken to; workloads that speak SQL need it.
+    pub front: Option<Arc<dyn Front>>,
     pub workload: Workload,
     /// None: nothing is hurt.
     pub nemeses: Vec<Requested>,
@@ -50,6 +57,8 @@ pub struct Settings {
     pub operation_timeout: Duration,
     /// More arguments for every peer.
     pub metasrv_args: Vec<String>,
+    /// More arguments for every query node.
+    pub query_args: Vec<String>,
 }
 
 impl Settings {
@@ -60,6 +69,22 @@ impl Settings {
     pub fn validate(&self) -> Result<(), String> {
         let checks = [
             ((1..=MAX_PEERS).contains(&self.peers), format!("a run has 1 to {MAX_PEERS} peers, not {}", self.peers)),
+            (
+                self.query_nodes <= MAX_QUERY_NODES,
+                format!("a run has up to {MAX_QUERY_NODES} query nodes, not {}", self.query_nodes),
+            ),
+            (
+                !self.workload.is_sql() || (self.query_nodes > 0 && self.front.is_some()),
+                format!("the workload {} speaks SQL: it needs query nodes, and a lake with SQL", self.workload),
+            ),
+            (
+                self.query_nodes == 0 || self.place == Place::Loopback,
+                "query nodes run beside peers on loopback only: ask for --cluster local:N".to_owned(),
+            ),
+            (
+                self.query_nodes > 0 || !self.nemeses.iter().any(|asked| asked.kind.is_of_query_nodes()),
+                "there is no query node that could be hurt: ask for some, as with --query-nodes 2".to_owned(),
+            ),
             (
                 (1..=MAX_CLIENTS).contains(&self.clients),
                 format!("a run has 1 to {MAX_CLIENTS} clients, not {}", self.clients),
@@ -112,6 +137,8 @@ mod tests {
             out: "run".into(),
             place: Place::Loopback,
             peers: 3,
+            query_nodes: 0,
+            front: None,
             workload: Workload::Register,
             nemeses: vec![],
             time: Duration::from_secs(3600),
@@ -120,10 +147,16 @@ mod tests {
             seed: 1,
             operation_timeout: Duration::from_secs(3),
             metasrv_args: vec![],
+            query_args: vec![],
         };
         assert_eq!(settings.validate(), Ok(()));
         let much = Settings { rate: 600.0, ..settings.clone() };
         assert!(much.validate().unwrap_err().contains("one history holds"));
+        let hurts = Settings { nemeses: vec!["query-kill".parse().unwrap()], ..settings.clone() };
+        assert!(hurts.validate().unwrap_err().contains("no query node"));
+        assert_eq!(Settings { query_nodes: 2, ..hurts }.validate(), Ok(()));
+        let apart = Settings { query_nodes: 2, place: Place::Namespaces, ..settings.clone() };
+        assert!(apart.validate().unwrap_err().contains("local:N"));
         let nobody = Settings { clients: 0, ..settings };
         assert!(nobody.validate().unwrap_err().contains("clients"));
     }

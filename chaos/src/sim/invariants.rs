@@ -11,13 +11,14 @@
 //! - Exactly once: a request of a session that has had its effect has none when it comes again.
 //! - Leases: nothing that asks for a live lease goes through once the lease is over; and none is over before its time to
 //!   live has passed since it was granted, and since the leader that ends it began to lead, on that leader's clock. With it
-//!   go the keys that hang on it.
+//!   go the keys that hang on it, and the scopes that it owns.
 //! - Scopes: no two owners hold conflicting paths, and a takeover's fence is the revision of the takeover.
+//! - Commands: each does, and answers, what the contract says, to the last number ([`super::model`]).
 //! - Lost disks: a peer that comes back on an empty disk under its old id takes no part: it gets no entry and no state, and
 //!   leads nothing.
 //!
-//! The four before the last look at commands as they are applied for the first time, and keep account of leases, scopes and
-//! requests by themselves, from what commands ask for and are answered: they do not believe the state that they check.
+//! All about commands look at them as they are applied for the first time, and keep account of leases, scopes and requests by
+//! themselves, from what commands ask for and are answered: they do not believe the state that they check.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,6 +85,12 @@ pub enum Seen {
     Lost {
         peer: u64,
     },
+    /// It is the first to have applied an entry, and has done something else than the contract says ([`super::model`]).
+    Differs {
+        peer: u64,
+        index: u64,
+        what: String,
+    },
 }
 
 impl Seen {
@@ -97,7 +104,8 @@ impl Seen {
             | Seen::Purged { peer, .. }
             | Seen::Applied { peer, .. }
             | Seen::Installed { peer, .. }
-            | Seen::Lost { peer } => peer,
+            | Seen::Lost { peer }
+            | Seen::Differs { peer, .. } => peer,
         }
     }
 }
@@ -128,10 +136,10 @@ pub enum Effect {
     LeaseEnded(LeaseId),
     /// The leader ended it: nobody kept it alive.
     LeaseExpired(LeaseId),
-    /// The lease has just ended, and this key hangs on it still.
+    /// The lease has just ended, and this key hangs on it still, or it owns this scope.
     LeftBehind {
         lease: LeaseId,
-        key: String,
+        what: String,
     },
     /// A transaction went through that asked for this lease to be alive.
     UnderLease(LeaseId),
@@ -239,6 +247,9 @@ impl Invariants {
                     return broken("state", what);
                 }
                 self.has_state(peer, index, state)
+            }
+            Seen::Differs { peer, index, ref what } => {
+                broken("commands", format!("with entry {index} applied by peer {peer}, {what}"))
             }
         }
     }
@@ -366,8 +377,8 @@ impl Account {
                 self.expired(*lease, applied)?;
                 self.ended(*lease);
             }
-            Effect::LeftBehind { lease, key } => {
-                return broken("leases", format!("entry {index} ends lease {lease}, and leaves {key} behind"));
+            Effect::LeftBehind { lease, what } => {
+                return broken("leases", format!("entry {index} ends lease {lease}, and leaves {what} behind"));
             }
             Effect::UnderLease(lease) if !self.leases.contains_key(lease) => {
                 return broken("leases", format!("entry {index} goes through under lease {lease}, which is over"));
@@ -470,9 +481,15 @@ mod tests {
 
     #[test]
     fn a_lease_takes_its_keys_along() {
-        let left = Effect::LeftBehind { lease: 1, key: "/kv/a".into() };
+        let left = Effect::LeftBehind { lease: 1, what: "/kv/a".into() };
         holds(commands(vec![vec![began(1)], vec![Effect::LeaseEnded(1)]]));
         assert_eq!(breaks(commands(vec![vec![began(1)], vec![Effect::LeaseEnded(1), left]])), "leases");
+    }
+
+    #[test]
+    fn a_command_does_what_the_contract_says() {
+        let differs = Seen::Differs { peer: 2, index: 7, what: "it answers 3, and not 4".to_owned() };
+        assert_eq!(breaks(vec![differs]), "commands");
     }
 
     #[test]

@@ -117,7 +117,7 @@ mod tests {
     use crate::sim::plan::{Fault, Profile};
 
     fn plan() -> Plan {
-        let plans = (0..).map(|seed| Plan::draw(seed, Profile::ALL, &Workload::ALL, Duration::from_secs(20)));
+        let plans = (0..).map(|seed| Plan::draw(seed, Profile::ALL, &Workload::OF_KEYS, Duration::from_secs(20)));
         let fits = |plan: &Plan| plan.faults.len() > 8 && plan.has(|f| matches!(f, Fault::Transfer));
         plans.into_iter().find(fits).unwrap()
     }

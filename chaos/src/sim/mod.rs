@@ -9,7 +9,8 @@
 //!
 //! In reading order:
 //! - [`plan`]: what follows from a seed; [`minimise`]: a smaller plan that fails in the same way;
-//! - [`invariants`]: what must hold at every step, pure; [`observer`]: how it is seen; [`trace`]: what happened, a line each;
+//! - [`invariants`]: what must hold at every step, pure; [`model`]: what commands must do, pure; [`observer`]: how both are seen;
+//!   [`trace`]: what happened, a line each;
 //! - [`host`]: a peer in the simulation; [`load`]: the clients; [`run`]: one simulation from beginning to verdict;
 //! - [`report`]: what came of it; [`children`]: many of them, each in a process of its own.
 //!
@@ -23,6 +24,7 @@ mod host;
 pub mod invariants;
 mod load;
 pub mod minimise;
+mod model;
 mod net;
 mod observer;
 pub mod plan;

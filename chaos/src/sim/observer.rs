@@ -9,25 +9,30 @@ use lake_metasrv::raft::types::{Answer, Entry, Payload};
 use lake_metasrv::raft::wire::vote_to_wire;
 use lake_metasrv::state;
 use lake_metasrv::state::command::{Action, Outcome};
-use lake_proto::coordination::LeaseId;
+use lake_proto::coordination::{LeaseId, ScopeOwner};
 use lake_proto::kv::{Condition, Op, OpResult, Txn, TxnResult};
 
 use super::invariants::{Applied, Effect, Seen};
+use super::model::Model;
 use super::trace::Fnv;
 
 /// What was seen since somebody last looked. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Eyes(Arc<Mutex<Vec<Seen>>>);
+pub struct Eyes {
+    seen: Arc<Mutex<Vec<Seen>>>,
+    /// Of all peers: whoever applies an entry first is held against it.
+    model: Arc<Mutex<Model>>,
+}
 
 impl Eyes {
     /// Notes something.
     pub fn see(&self, seen: Seen) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
     }
 
     /// All of it, in order.
     pub fn take(&self) -> Vec<Seen> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Those that look at one peer's state machine.
@@ -52,8 +57,11 @@ impl Observe for OnStateMachine {
             revision: state.revision(),
             ..Applied::default()
         };
-        if let (Payload::Normal(command), Answer(Some(outcome))) = (&entry.payload, answer) {
-            let command = command.command();
+        let command = match (&entry.payload, answer) {
+            (Payload::Normal(command), Answer(Some(outcome))) => Some((command.command(), outcome)),
+            _ => None,
+        };
+        if let Some((command, outcome)) = command {
             applied.stamp = command.stamp.map(|stamp| (stamp.session, stamp.sequence));
             applied.refused = matches!(outcome, Outcome::Refused(_));
             applied.effects = effects(applied.term, &command.action, outcome);
@@ -64,7 +72,13 @@ impl Observe for OnStateMachine {
             let left: Vec<Effect> = left.collect();
             applied.effects.extend(left);
         }
+        let Applied { index, term, .. } = applied;
+        // What an invariant of its own has a name for is told by that.
         self.eyes.see(Seen::Applied { peer: self.peer, applied });
+        let mut model = self.eyes.model.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(what) = model.applied(index, term, command, state) {
+            self.eyes.see(Seen::Differs { peer: self.peer, index, what });
+        }
     }
 
     fn installed(&self, applied: &State) {
@@ -105,10 +119,11 @@ fn hash(entry: &Entry) -> u64 {
     hasher.finish()
 }
 
-/// Keys that hang on a lease, in a state in which it is over.
+/// Keys that hang on a lease, and scopes that it owns, in a state in which it is over.
 fn left_behind(state: &state::State, lease: LeaseId) -> Vec<Effect> {
-    let entries = state.iter().filter(|entry| entry.lease == Some(lease));
-    entries.map(|entry| Effect::LeftBehind { lease, key: entry.key }).collect()
+    let entries = state.iter().filter(|entry| entry.lease == Some(lease)).map(|entry| entry.key);
+    let scopes = state.scopes("", "").filter(|scope| scope.owner == ScopeOwner::Lease(lease)).map(|scope| scope.path);
+    entries.chain(scopes).map(|what| Effect::LeftBehind { lease, what }).collect()
 }
 
 fn effects(term: u64, action: &Action, outcome: &Outcome) -> Vec<Effect> {

@@ -38,7 +38,25 @@ impl Profile {
     /// All of them.
     pub const ALL: Profile =
         Profile { crash: true, partition: true, membership: true, snapshot: true, clock: true, disk: true };
+
+    /// Those that are in it, by name, each with the kinds of faults that show it.
+    pub fn shown_by(self) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+        let all: [(bool, &str, &[&str]); 6] = [
+            (self.crash, "crash", &["crash", "crash-all", "depose"]),
+            (self.partition, "partition", &["isolate", "mute", "split", "strand", "cut-clients", "slow"]),
+            (self.membership, "membership", &["transfer", "join", "remove"]),
+            (self.snapshot, "snapshot", &[SNAPSHOT]),
+            (self.clock, "clock", &["clock"]),
+            (self.disk, "disk", &["full", "lose"]),
+        ];
+        all.into_iter().filter_map(|(is_in, name, kinds)| is_in.then_some((name, kinds)))
+    }
 }
+
+/// As what it counts that a peer began, or went on, from a snapshot.
+pub const SNAPSHOT: &str = "snapshot";
+/// A snapshot after so many entries is one that no simulation comes to.
+const NO_SNAPSHOTS: u64 = 100_000;
 
 /// A profile that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -212,7 +230,7 @@ impl Plan {
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let (snapshot_entries, kept_entries) = match profile.snapshot {
             true => (rng.random_range(20..200), rng.random_range(0..60)),
-            false => (100_000, 10_000),
+            false => (NO_SNAPSHOTS, 10_000),
         };
         let mut plan = Plan {
             seed,
@@ -241,6 +259,11 @@ impl Plan {
         }
         plan.faults.sort_by_key(|timed| timed.at_ms);
         plan
+    }
+
+    /// Whether logs are cut.
+    pub fn has_snapshots(&self) -> bool {
+        self.snapshot_entries < NO_SNAPSHOTS
     }
 
     /// Whether faults of some kind are in it.
@@ -345,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_plan_follows_from_its_seed_and_survives_being_written_down() {
-        let draw = |seed| Plan::draw(seed, Profile::ALL, &Workload::ALL, Duration::from_secs(10));
+        let draw = |seed| Plan::draw(seed, Profile::ALL, &Workload::OF_KEYS, Duration::from_secs(10));
         for seed in 0..200 {
             let plan = draw(seed);
             assert_eq!(plan, draw(seed));
@@ -360,7 +383,7 @@ mod tests {
     fn every_fault_of_a_profile_is_drawn_and_none_of_another() {
         let draw = |profile: &str| {
             let profile = profile.parse().unwrap();
-            let plans = (0..300).map(|seed| Plan::draw(seed, profile, &Workload::ALL, Duration::from_secs(10)));
+            let plans = (0..300).map(|seed| Plan::draw(seed, profile, &Workload::OF_KEYS, Duration::from_secs(10)));
             plans.collect::<Vec<_>>()
         };
         let any = |plans: &[Plan], kind: fn(&Fault) -> bool| plans.iter().any(|plan| plan.has(kind));

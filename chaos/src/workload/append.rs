@@ -1,10 +1,11 @@
-//! Transactions over lists that only grow: what was read must not have changed when the appends are made.
+//! Transactions over lists that only grow: what was read must not have changed when the appends are made. That is compared list by
+//! list, or for all lists at once.
 
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use lake_client::store::{Committed, Error, MetaStore, ReadOptions};
-use lake_proto::kv::{Compare, Expected, KeyValue, Op, Txn};
+use lake_proto::kv::{Compare, Condition, Expected, KeyValue, Op, Revision, Txn};
 use rand::Rng;
 
 use super::access::Access;
@@ -19,6 +20,10 @@ const USES: u64 = 120;
 const MAX_STEPS: usize = 4;
 /// Lists in one final read.
 const FINAL_KEYS: usize = 16;
+/// How often one compare is for all lists.
+const GUARDED_TOGETHER: f64 = 0.03;
+/// How often a list is compared as what lies under a prefix. Lists whose names begin with its own then count, too.
+const GUARDED_AS_PREFIX: f64 = 0.2;
 
 pub(super) fn plan(clients: usize) -> Plan {
     let lists = Rotation::new((clients / 2).max(3), USES);
@@ -103,7 +108,7 @@ async fn transact(steps: Vec<Append>, access: &mut Access, scribe: &mut Scribe) 
         return Ok(());
     }
     let txn = Txn {
-        when: keys.iter().map(|key| Compare::expected(key.clone(), expected(before.get(key.as_str())))).collect(),
+        when: guards(&keys, &before, read.revision, access),
         then: appended.iter().map(|(place, key)| Op::put(place.clone(), numbers_to(&lists[key]))).collect(),
         otherwise: vec![],
     };
@@ -132,8 +137,28 @@ async fn transact(steps: Vec<Append>, access: &mut Access, scribe: &mut Scribe) 
     Ok(())
 }
 
-fn expected(entry: Option<&&KeyValue>) -> Expected {
-    entry.map_or(Expected::Absent, |entry| Expected::ModRevision(entry.mod_revision))
+/// Compares that fail if any of these lists is not as it was read, at this revision.
+fn guards(
+    keys: &[String],
+    before: &BTreeMap<&str, &KeyValue>,
+    revision: Revision,
+    access: &mut Access,
+) -> Vec<Compare> {
+    let unchanged = |prefix: String| Compare { key: prefix, condition: Condition::PrefixUnchangedSince(revision) };
+    if access.chance(GUARDED_TOGETHER) {
+        return vec![unchanged(place(Workload::Append, &Key::from("")))];
+    }
+    let mut guards = Vec::with_capacity(keys.len());
+    for key in keys {
+        let as_prefix = access.chance(GUARDED_AS_PREFIX);
+        guards.push(match before.get(key.as_str()) {
+            Some(_) if as_prefix => unchanged(key.clone()),
+            None if as_prefix => Compare::prefix_empty(key.clone()),
+            Some(entry) => Compare::expected(key.clone(), Expected::ModRevision(entry.mod_revision)),
+            None => Compare::expected(key.clone(), Expected::Absent),
+        });
+    }
+    guards
 }
 
 struct Final {

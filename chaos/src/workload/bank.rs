@@ -1,6 +1,8 @@
 //! Accounts between which money moves. Every read of all of them, however fresh, sees the same total.
 //!
-//! Clients tell each other what was acknowledged to them, so that a read that is to be fresh can be seen not to be.
+//! Clients tell each other what was acknowledged to them, so that a read that is to be fresh can be seen not to be. Accounts are
+//! read in every way that there is: by their keys, from any peer; of a snapshot, by their keys and as a listing in pages; and in
+//! a transaction.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +12,12 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use lake_client::clock;
 use lake_client::store::{Consistency, Error, MetaStore, Read, ReadOptions};
-use lake_proto::kv::{Compare, Expected, KeyValue, Op, Revision, Txn};
+use lake_proto::kv::{Compare, Expected, KeyValue, Op, OpResult, Revision, Txn};
 use rand::Rng;
 
 use super::access::Access;
 use super::{Actor, Frame, Plan, number_of, place};
-use crate::check::bank;
+use crate::check::{bank, refusals};
 use crate::history::{Action, Bank, Key, Workload};
 use crate::run::recorder::Scribe;
 
@@ -25,6 +27,10 @@ const MAX_AMOUNT: i64 = 20;
 /// How stale a bounded read may be: chance says how far below this. A peer that is cut off is not so for long.
 const MAX_STALENESS: Duration = Duration::from_secs(2);
 const LEAST_STALENESS: Duration = Duration::from_millis(200);
+/// Half of them are no staler than this.
+const LITTLE_STALENESS: Duration = Duration::from_millis(500);
+/// Entries in a page of a snapshot's listing.
+const PAGE_ENTRIES: u32 = 3;
 
 pub(super) fn plan(clients: usize) -> Plan {
     let (opened, acknowledged) = (Opened::default(), Acknowledged::default());
@@ -127,27 +133,51 @@ async fn transfer(from: i64, to: i64, amount: i64, access: &mut Access, scribe: 
     let [from, to] = places;
     let txn = Txn {
         when: vec![Compare::mod_revision(from.clone(), from_revision), Compare::mod_revision(to.clone(), to_revision)],
-        then: vec![
-            Op::put(from.clone(), (has - amount).to_string()),
-            Op::put(to.clone(), (receives + amount).to_string()),
-        ],
+        then: vec![put(&from, has - amount), put(&to, receives + amount)],
         otherwise: vec![],
     };
     match access.store.commit(txn, deadline).await {
         Ok(done) if done.result.succeeded => {
-            scribe.ok(action, Some(done.result.revision), None);
+            let previous: Vec<_> = done.result.results.iter().map(previous).collect();
+            // What the compares have found is what the writes have replaced. Of an answer kept in parts nobody knows.
+            let is_right = done.result.reduced.is_some()
+                || previous == [Some((has, from_revision)), Some((receives, to_revision))];
+            match is_right {
+                true => scribe.ok(action, Some(done.result.revision), None),
+                false => scribe.amiss(action, Some(done.result.revision), None, bank::OTHER_PREVIOUS),
+            }
             [from, to].iter().for_each(|place| access.ledger.put(place, done.result.revision));
             return Some(done.result.revision);
         }
         Ok(done) if done.resent => scribe.unknown(action, "sent twice, and the second compare failed"),
-        Ok(_) => scribe.refused(action, "an account has changed"),
+        Ok(done) => {
+            let is_there = |key: &String, revision: Revision| {
+                done.result.observed.iter().any(|entry| entry.key == *key && entry.mod_revision == revision)
+            };
+            match is_there(&from, from_revision) && is_there(&to, to_revision) {
+                true => scribe.refused(action, refusals::WRONGLY),
+                false => scribe.refused(action, "an account has changed"),
+            }
+        }
         Err(error) => scribe.change_failed(action, &error),
     }
     None
 }
 
-/// All accounts at one revision: from any peer, as fresh as chance wants it, or from a snapshot. Never from before they were
-/// opened, which a peer may not have heard of yet.
+fn put(place: &str, balance: i64) -> Op {
+    Op::Put { key: place.to_owned(), value: balance.to_string().into(), return_previous: true, lease: None }
+}
+
+/// What a write has replaced: the balance, and since when it was there.
+fn previous(result: &OpResult) -> Option<(i64, Revision)> {
+    match result {
+        OpResult::Put { previous: Some(entry) } => Some((number_of(&entry.value)?, entry.mod_revision)),
+        _ => None,
+    }
+}
+
+/// All accounts at one revision: from any peer, as fresh as chance wants it, from a snapshot, or in a transaction. Never from
+/// before they were opened, which a peer may not have heard of yet.
 async fn read_all(
     opened: Revision,
     acknowledged: &Acknowledged,
@@ -157,14 +187,17 @@ async fn read_all(
     let action = |balances| Action::Bank(Bank::Read { balances });
     let consistency = match access.rng.random_range(0..4) {
         0 => Consistency::Local,
-        1 => Consistency::Bounded(access.rng.random_range(LEAST_STALENESS..=MAX_STALENESS)),
+        1 => {
+            let most = if access.chance(0.5) { LITTLE_STALENESS } else { MAX_STALENESS };
+            Consistency::Bounded(access.rng.random_range(LEAST_STALENESS..=most))
+        }
         _ => Consistency::Linearizable,
     };
     let options = ReadOptions { consistency, min_revision: opened, ..ReadOptions::default() };
     let from = if access.chance(0.8) { access.any_peer() } else { None };
     let (began, deadline) = (clock::now(), access.deadline());
     let must_see = match consistency {
-        // From a snapshot it is a fresh one.
+        // A snapshot is a fresh one, and a transaction runs now.
         _ if from.is_none() => acknowledged.seen_by(began, Duration::ZERO),
         Consistency::Linearizable => acknowledged.seen_by(began, Duration::ZERO),
         Consistency::Bounded(staleness) => acknowledged.seen_by(began, staleness),
@@ -173,7 +206,8 @@ async fn read_all(
     scribe.invoke(action(None));
     let (answer, peer) = match from {
         Some((id, at)) => (access.store.batch_get_from(&at, &places(), options, deadline).await, Some(id)),
-        None => (of_a_snapshot(access).await, None),
+        None if access.chance(0.5) => (of_a_snapshot(access).await, None),
+        None => (in_a_transaction(access).await, None),
     };
     match answer {
         Ok(read) => {
@@ -191,20 +225,56 @@ async fn read_all(
     }
 }
 
-/// Half of the accounts, and then the other half, of one snapshot.
-async fn of_a_snapshot(access: &Access) -> Result<Read<Vec<KeyValue>>, Error> {
+/// Half of the accounts, and then the other half, of one snapshot; or page after page of its listing. Whatever is read is told to be
+/// of the revision that the snapshot was opened at, and judged by that.
+async fn of_a_snapshot(access: &mut Access) -> Result<Read<Vec<KeyValue>>, Error> {
     let deadline = access.deadline();
-    let snapshot = access.store.open_snapshot(ReadOptions::default(), deadline).await?.value;
-    let places = places();
-    let (one, other) = places.split_at(places.len() / 2);
-    let mut read = access.store.batch_get(one, ReadOptions::at(snapshot), deadline).await?;
-    let rest = access.store.batch_get(other, ReadOptions::at(snapshot), deadline).await?;
-    read.value.extend(rest.value);
-    Ok(read)
+    let listed = access.chance(0.5);
+    let opened = access.store.open_snapshot(ReadOptions::default(), deadline).await?;
+    let options = ReadOptions::at(opened.value);
+    let mut entries = Vec::new();
+    if listed {
+        let mut page = None::<String>;
+        loop {
+            let read = access.store.list(&prefix(), page.as_deref(), PAGE_ENTRIES, options, deadline).await?;
+            entries.extend(read.value.entries);
+            page = read.value.next;
+            if page.is_none() {
+                break;
+            }
+        }
+    } else {
+        let places = places();
+        for half in places.chunks(places.len() / 2) {
+            entries.extend(access.store.batch_get(half, options, deadline).await?.value);
+        }
+    }
+    // Else it ends by itself, and a long run would have more than there can be.
+    let _ = access.store.close_snapshot(opened.value, deadline).await;
+    Ok(Read { revision: opened.revision, value: entries })
+}
+
+/// By a transaction that reads each of them, or lists them.
+async fn in_a_transaction(access: &mut Access) -> Result<Read<Vec<KeyValue>>, Error> {
+    let then = match access.chance(0.5) {
+        true => places().into_iter().map(|key| Op::Get { key }).collect(),
+        false => vec![Op::List { prefix: prefix(), limit: ACCOUNTS as u32 }],
+    };
+    let done = access.store.commit(Txn { then, ..Txn::default() }, access.deadline()).await?;
+    let entries = done.result.results.into_iter().flat_map(|result| match result {
+        OpResult::Get { entry } => entry.into_iter().collect(),
+        OpResult::List { entries, .. } => entries,
+        _ => Vec::new(),
+    });
+    Ok(Read { revision: done.result.revision, value: entries.collect() })
+}
+
+fn prefix() -> String {
+    place(Workload::Bank, &Key::from(""))
 }
 
 fn balances(entries: &[KeyValue]) -> BTreeMap<Key, i64> {
-    let prefix = place(Workload::Bank, &Key::from(""));
+    let prefix = prefix();
     let account =
         |entry: &KeyValue| Some((entry.key.strip_prefix(&prefix)?.parse::<i64>().ok()?, number_of(&entry.value)?));
     entries.iter().filter_map(account).map(|(account, balance)| (Key::from(account), balance)).collect()

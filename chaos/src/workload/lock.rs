@@ -8,8 +8,11 @@
 //! Half of the clients claim the lock's path, half a part of it: an ancestor and a descendant exclude each other. Some
 //! holders stand still for longer than their lease lives, without keeping it alive, and then write as if nothing had
 //! happened: the compare that the lease is alive is all that stops them.
+//!
+//! A lock is let go by the end of its lease, or by itself. Others try to let it go as well, which must come to nothing. Who is
+//! refused a lock and is told that one is in the way which had been let go before says so.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,6 +34,14 @@ use crate::run::recorder::Scribe;
 const LEASE_TTL: Duration = Duration::from_secs(1);
 /// Guarded writes under one claim.
 const WRITES: std::ops::Range<u32> = 1..8;
+/// How often a lock is let go by itself, and not by the end of its lease.
+const BY_ITSELF: f64 = 0.4;
+/// How often somebody tries to let go what another one may hold.
+const MEDDLES: f64 = 0.1;
+/// The lease of nobody.
+const NOBODY: LeaseId = LeaseId::MAX;
+/// Locks that were let go of which it is known when: the newest.
+const MAX_LET_GO: usize = 1_000;
 /// How long a holder sleeps, with its lease kept alive or not: for longer than it lives otherwise.
 const OVERSLEPT: std::ops::Range<u64> = 1_200..2_500;
 
@@ -43,18 +54,40 @@ pub(super) fn plan(clients: usize) -> Plan {
     Plan::of(clients, client, Final { locks })
 }
 
-/// The locks that somebody was told to have got, each with what is left there. Cheap to clone.
+/// What clients tell each other. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-struct Granted(Arc<Mutex<BTreeSet<i64>>>);
+struct Granted(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The locks that somebody was told to have got, each with what is left there.
+    granted: BTreeSet<i64>,
+    /// By their fences, when it was acknowledged that they were let go.
+    let_go: BTreeMap<u64, Instant>,
+}
 
 impl Granted {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<i64>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn let_go(&self, fence: u64) {
+        let mut known = self.lock();
+        known.let_go.insert(fence, clock::now());
+        if known.let_go.len() > MAX_LET_GO {
+            known.let_go.pop_first();
+        }
+    }
+
+    /// Whether one with this fence was let go before.
+    fn was_let_go(&self, fence: u64, before: Instant) -> bool {
+        self.lock().let_go.get(&fence).is_some_and(|at| *at < before)
     }
 }
 
 struct Holding {
     lock: i64,
+    path: String,
     fence: u64,
     lease: Lease,
     /// Until its holder oversleeps.
@@ -80,14 +113,28 @@ impl Actor for Client {
                 // How it ended is in the history.
                 let _ = read(lock, access, scribe).await;
             }
+            None if access.chance(MEDDLES) => self.meddle(access).await,
             None => self.holding = self.acquire(access, scribe).await,
-            Some(holding) if holding.writes_left == 0 => release(holding, access, scribe).await,
+            Some(holding) if holding.writes_left == 0 => self.release(holding, access, scribe).await,
             Some(holding) => self.holding = self.write(holding, access, scribe).await,
         }
     }
 }
 
 impl Client {
+    fn path(&self, lock: i64) -> String {
+        if self.part { format!("/chaos/lock/{lock}/part") } else { format!("/chaos/lock/{lock}") }
+    }
+
+    /// Tries to let go what it does not hold. If that came to something, the next holder and the one before it would write at one
+    /// time.
+    async fn meddle(&self, access: &mut Access) {
+        let path = self.path(access.rng.random_range(0..self.locks));
+        let then = vec![Op::ReleaseScope { path, owner: ScopeOwner::Lease(NOBODY) }];
+        // Whether it was tried shows in nothing else.
+        let _ = access.store.commit(Txn { then, ..Txn::default() }, access.deadline()).await;
+    }
+
     /// Hangs a key on a lease and takes it off again, so that it stays when the lease ends.
     fn taken_off(lease: LeaseId, place: &str, by_delete: bool) -> Vec<Op> {
         let put = |lease: Option<LeaseId>| Op::Put {
@@ -106,10 +153,10 @@ impl Client {
         let deadline = access.deadline();
         // A lease is nothing to anybody yet.
         let lease = access.store.grant_lease(LEASE_TTL, "chaos", deadline).await.ok()?;
-        let path = if self.part { format!("/chaos/lock/{lock}/part") } else { format!("/chaos/lock/{lock}") };
+        let path = self.path(lock);
         let owner = ScopeOwner::Lease(lease.id);
         let holder = Op::Put {
-            key: format!("{}/holder", place(Workload::Lock, &lock.into())),
+            key: holder_place(lock),
             value: lease.id.to_string().into(),
             return_previous: true,
             lease: Some(lease.id),
@@ -117,13 +164,14 @@ impl Client {
         let kept = format!("{}/kept", place(Workload::Lock, &lock.into()));
         let txn = Txn {
             when: vec![Compare::lease_alive(lease.id), Compare::scope_free(path.clone(), Some(owner.clone()))],
-            then: [Op::AcquireScope { path, owner }, holder]
+            then: [Op::AcquireScope { path: path.clone(), owner }, holder]
                 .into_iter()
                 .chain(Self::taken_off(lease.id, &kept, access.chance(0.5)))
                 .collect(),
             otherwise: vec![],
         };
-        let must_be_kept = self.granted.lock().contains(&lock);
+        let must_be_kept = self.granted.lock().granted.contains(&lock);
+        let began = clock::now();
         scribe.invoke(action(None));
         let answer = access.store.commit(txn, deadline).await;
         match answer {
@@ -144,13 +192,16 @@ impl Client {
                     None => scribe.ok(action(Some(*fence)), Some(done.result.revision), None),
                 }
                 access.ledger.put(&kept, done.result.revision);
-                self.granted.lock().insert(lock);
+                self.granted.lock().granted.insert(lock);
                 let keeper = access.chance(0.5).then(|| LeaseKeeper::start(access.store.clone(), lease));
                 let writes_left = access.rng.random_range(WRITES);
-                return Some(Holding { lock, fence: *fence, lease, keeper, writes_left });
+                return Some(Holding { lock, path, fence: *fence, lease, keeper, writes_left });
             }
             // The first of two sendings may have got it, for as long as the lease lived.
             Ok(done) if done.resent => scribe.unknown(action(None), "sent twice, and the second compare failed"),
+            Ok(done) if done.result.conflicts.iter().any(|scope| self.granted.was_let_go(scope.fence, began)) => {
+                scribe.refused(action(None), lock::STILL_HELD);
+            }
             Ok(_) => scribe.refused(action(None), "somebody holds it, or the lease is over"),
             Err(error) => scribe.change_failed(action(None), &error),
         }
@@ -204,21 +255,59 @@ impl Client {
             }
         }
     }
+
+    async fn release(&self, holding: Holding, access: &mut Access, scribe: &mut Scribe) {
+        let Holding { lock, path, fence, lease, keeper, .. } = holding;
+        let action = Action::Lock(Lock::Release { lock: lock.into(), fence });
+        let by_itself = access.chance(BY_ITSELF);
+        if by_itself {
+            let txn = Txn {
+                when: vec![Compare::lease_alive(lease.id)],
+                then: vec![
+                    Op::ReleaseScope { path, owner: ScopeOwner::Lease(lease.id) },
+                    Op::delete(holder_place(lock)),
+                ],
+                otherwise: vec![],
+            };
+            scribe.invoke(action.clone());
+            match access.store.commit(txn, access.deadline()).await {
+                Ok(done) if done.result.succeeded => {
+                    let released = done.result.results.first() == Some(&OpResult::ReleaseScope { released: true });
+                    match released || done.result.reduced.is_some() {
+                        true => scribe.ok(action.clone(), Some(done.result.revision), None),
+                        false => scribe.amiss(action.clone(), Some(done.result.revision), None, lock::NOT_HELD),
+                    }
+                    self.granted.let_go(fence);
+                }
+                Ok(_) => scribe.unknown(action.clone(), "the lease was over"),
+                Err(error) => scribe.change_failed(action.clone(), &error),
+            }
+        }
+        if let Some(keeper) = keeper {
+            keeper.stop().await;
+        }
+        let deadline: Instant = access.deadline();
+        if by_itself {
+            // If it fails it ends by itself.
+            let _ = access.store.revoke_lease(lease.id, deadline).await;
+            return;
+        }
+        scribe.invoke(action.clone());
+        match access.store.revoke_lease(lease.id, deadline).await {
+            Ok(true) => {
+                scribe.ok(action, None, None);
+                self.granted.let_go(fence);
+            }
+            // It was over already, or the first of two sendings has ended it.
+            Ok(false) => scribe.unknown(action, "the lease was over"),
+            Err(error) => scribe.change_failed(action, &error),
+        }
+    }
 }
 
-async fn release(holding: Holding, access: &mut Access, scribe: &mut Scribe) {
-    let action = Action::Lock(Lock::Release { lock: holding.lock.into(), fence: holding.fence });
-    if let Some(keeper) = holding.keeper {
-        keeper.stop().await;
-    }
-    let deadline: Instant = access.deadline();
-    scribe.invoke(action.clone());
-    match access.store.revoke_lease(holding.lease.id, deadline).await {
-        Ok(true) => scribe.ok(action, None, None),
-        // It was over already, or the first of two sendings has ended it.
-        Ok(false) => scribe.unknown(action, "the lease was over"),
-        Err(error) => scribe.change_failed(action, &error),
-    }
+/// Where the key is that hangs on the holder's lease.
+fn holder_place(lock: i64) -> String {
+    format!("{}/holder", place(Workload::Lock, &lock.into()))
 }
 
 /// What the guarded register holds, as any peer has it.

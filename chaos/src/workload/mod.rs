@@ -7,10 +7,12 @@
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
+//!   [`table`], [`accounts`]: the same through SQL;
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
 
 pub mod access;
+mod accounts;
 mod append;
 mod bank;
 mod idempotency;
@@ -19,6 +21,7 @@ mod register;
 mod rotation;
 mod session;
 mod set;
+mod table;
 mod watch;
 
 use std::sync::Arc;
@@ -84,6 +87,8 @@ pub fn plan(workload: Workload, clients: usize) -> Plan {
         Workload::Lock => lock::plan(clients),
         Workload::Idempotency => idempotency::plan(clients),
         Workload::Session => session::plan(clients),
+        Workload::Table => table::plan(clients),
+        Workload::MultiTable => accounts::plan(clients),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Single registers: reads from every peer, blind writes, and compare-and-set by the revision, by the value, or by the version
 //! and when the key was created.
 //!
-//! A compare-and-set expects what its client last saw there, which somebody else may have changed since. Some blind writes
+//! A compare-and-set expects what its client last saw there, which somebody else may have changed since. If that is there still,
+//! and it is refused, the client says so: values are written once, so that it is the very same. Some blind writes
 //! delete the key and create it again, in one transaction: its versions begin anew then. A key is left after [`USES`]
 //! operations.
 
@@ -9,12 +10,13 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use lake_client::store::{Error, MetaStore, ReadOptions};
-use lake_proto::kv::{Compare, Condition, Expected, KeyValue, Op, Revision, Txn};
+use lake_proto::kv::{Compare, Condition, Expected, KeyValue, Op, OpResult, Revision, Txn, TxnResult};
 use rand::Rng;
 
 use super::access::Access;
 use super::rotation::Rotation;
 use super::{Actor, Frame, Plan, Unique, number_of, place};
+use crate::check::refusals;
 use crate::history::{Action, Key, Register, Workload};
 use crate::run::recorder::Scribe;
 
@@ -101,7 +103,8 @@ impl Client {
                 vec![Compare::expected(place.clone(), Expected::ModRevision(revision))]
             }
         };
-        let txn = Txn { when, then: vec![Op::put(place.clone(), to.to_string())], otherwise: vec![] };
+        let otherwise = if access.chance(0.3) { vec![Op::Get { key: place.clone() }] } else { vec![] };
+        let txn = Txn { when, then: vec![Op::put(place.clone(), to.to_string())], otherwise };
         scribe.invoke(action.clone());
         match access.store.commit(txn, access.deadline()).await {
             Ok(done) if done.result.succeeded => {
@@ -121,12 +124,24 @@ impl Client {
                     // The first of two sendings did it, and only the second was answered.
                     Some(There { value, revision, .. }) if value == to => scribe.ok(action, Some(revision), None),
                     _ if done.resent => scribe.unknown(action, "sent twice, and the second compare failed"),
+                    _ if is_wrong(seen, &done.result) => scribe.refused(action, refusals::WRONGLY),
                     _ => scribe.refused(action, "the compare failed"),
                 }
             }
             Err(error) => scribe.change_failed(action, &error),
         }
     }
+}
+
+/// Whether a refusal shows just what was expected, or the other branch has found something else than the compares.
+fn is_wrong(expected: Seen, refused: &TxnResult) -> bool {
+    let value = |entry: Option<&KeyValue>| entry.and_then(|entry| number_of(&entry.value));
+    let there = refused.observed.first();
+    let found = refused.results.iter().find_map(|result| match result {
+        OpResult::Get { entry } => Some(entry.as_ref()),
+        _ => None,
+    });
+    value(there) == expected.map(|there| there.value) || found.is_some_and(|found| found != there)
 }
 
 fn as_seen(entry: &KeyValue) -> Seen {

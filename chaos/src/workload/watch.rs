@@ -1,5 +1,8 @@
 //! Watchers of one prefix, and clients that change what is under it, now and then by the end of a lease that a key hangs on. A
-//! watcher lets go of its stream now and then and opens it again behind the last revision it saw.
+//! watcher lets go of its stream now and then and opens it again behind the last revision it saw, or takes nothing for a while.
+//!
+//! Some transactions also write keys beside the prefix, of which no watcher may hear, write a key twice, of which only the last is
+//! told, make a key and delete it again, of which nothing is, or do all in the branch that runs where a compare fails.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,6 +24,16 @@ use crate::run::recorder::Scribe;
 const KEYS: i64 = 12;
 /// Most keys in one transaction.
 const MAX_KEYS: usize = 3;
+/// How often a transaction does each of these in addition.
+const BESIDE: f64 = 0.2;
+const TWICE: f64 = 0.15;
+const IN_VAIN: f64 = 0.1;
+/// How often it does all in the other branch.
+const OTHERWISE: f64 = 0.1;
+/// Keys beside the prefix: beginnings of it, one of them in the order before it, and one behind it.
+const NEIGHBOURS: [&str; 3] = ["/kv/chaos/wat", "/kv/chaos/watch", "/kv/chaos/watching"];
+/// Nobody ever writes it.
+const NEVER: &str = "/kv/chaos/never";
 /// How often a writer puts a key that goes with a lease. At which revision is not told to anybody but watchers, so that the
 /// outcome of these is unknown to the history.
 const FLEETING: f64 = 0.02;
@@ -28,6 +41,9 @@ const FLEETING: f64 = 0.02;
 const FLEETING_TTL: Duration = Duration::from_secs(60);
 /// How often a watcher lets go of its stream, per message.
 const LET_GO: f64 = 0.01;
+/// How often a watcher takes nothing for a while, per message, and for how long: for longer than its stream is held for it.
+const PAUSES: f64 = 0.004;
+const PAUSE_MS: std::ops::Range<u64> = 600..1_500;
 /// How long watchers may take to see the end, once all is healed.
 const CATCH_UP: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -80,9 +96,14 @@ impl Actor for Writer {
         }
         let put =
             |(key, value): (&Key, &Option<i64>)| Some(Op::put(place(Workload::Watch, key), (*value)?.to_string()));
-        let then: Vec<Op> = changes.iter().filter_map(put).collect();
-        let places: Vec<String> = then.iter().map(|op| op.key().to_owned()).collect();
-        let done = commit(Watch::Change { changes }, Txn { then, ..Txn::default() }, access, scribe).await;
+        let puts: Vec<Op> = changes.iter().filter_map(put).collect();
+        let places: Vec<String> = puts.iter().map(|op| op.key().to_owned()).collect();
+        let ops = self.with_more(puts, access);
+        let txn = match access.chance(OTHERWISE) {
+            true => Txn { when: vec![Compare::mod_revision(NEVER, 1)], then: vec![], otherwise: ops },
+            false => Txn { then: ops, ..Txn::default() },
+        };
+        let done = commit(Watch::Change { changes }, txn, access, scribe).await;
         if let Ended::At(revision) = done {
             places.iter().for_each(|place| access.ledger.put(place, revision));
         }
@@ -90,6 +111,25 @@ impl Actor for Writer {
 }
 
 impl Writer {
+    /// The same with what makes no difference to watchers.
+    fn with_more(&self, mut ops: Vec<Op>, access: &mut Access) -> Vec<Op> {
+        if access.chance(TWICE) {
+            let key = ops[0].key().to_owned();
+            let before =
+                if access.chance(0.5) { Op::delete(key) } else { Op::put(key, self.values.next().to_string()) };
+            ops.insert(0, before);
+        }
+        if access.chance(BESIDE) {
+            let key = NEIGHBOURS[access.rng.random_range(0..NEIGHBOURS.len())];
+            ops.push(Op::put(key, self.values.next().to_string()));
+        }
+        if access.chance(IN_VAIN) {
+            let key = place(Workload::Watch, &Key::from(KEYS + self.values.next()));
+            ops.extend([Op::put(key.clone(), "0"), Op::delete(key)]);
+        }
+        ops
+    }
+
     /// Puts a key that nobody else touches, and ends the lease that it hangs on.
     async fn fleeting(&self, access: &mut Access, scribe: &mut Scribe) {
         // A lease is nothing to anybody yet.
@@ -135,11 +175,13 @@ enum Ended {
     Unknown,
 }
 
+/// It is made by whichever branch of the transaction has something to do.
 async fn commit(change: Watch, txn: Txn, access: &mut Access, scribe: &mut Scribe) -> Ended {
     let action = Action::Watch(change);
+    let by_then = !txn.then.is_empty();
     scribe.invoke(action.clone());
     match access.store.commit(txn, access.deadline()).await {
-        Ok(done) if done.result.succeeded => {
+        Ok(done) if done.result.succeeded == by_then => {
             scribe.ok(action, Some(done.result.revision), None);
             Ended::At(done.result.revision)
         }
@@ -234,6 +276,10 @@ impl Watcher {
                 self.stream = None;
                 return;
             }
+            if access.chance(PAUSES) {
+                self.backoff = Duration::from_millis(access.rng.random_range(PAUSE_MS));
+                return;
+            }
             let Some(stream) = &mut self.stream else { return };
             let message = stream.next().await;
             match message {
@@ -278,7 +324,9 @@ fn taken_apart(message: Changes) -> VecDeque<Part> {
         .into_iter()
         .map(|change| {
             let value = |entry: Option<lake_proto::kv::KeyValue>| entry.and_then(|entry| number_of(&entry.value));
-            let events = change.events.into_iter().filter_map(|event| Some((key_at(&event.key)?, value(event.entry))));
+            // Of other keys it should hear nothing: what it does is in the history, and of nobody.
+            let key = |place: &str| key_at(place).unwrap_or_else(|| Key::from(place));
+            let events = change.events.into_iter().map(|event| (key(&event.key), value(event.entry)));
             (change.revision, Some(events.collect()))
         })
         .collect();

@@ -80,9 +80,11 @@ impl Registered {
     async fn load(&self, load: Load, until: Instant) -> Outcome {
         let (shared, tables) = (&self.shared, &self.tables);
         let mut backoff = shared.backoff();
+        let mut behind = None;
         loop {
             let asked = shared.lock().ask();
             let read_at = clock::now();
+            let had = until.saturating_duration_since(read_at);
             shared.counting.call(load.reason);
             // What only the caller knows of is not waited for at the store: it may never come, and that no answer comes for want
             // of it would look as if the store was away.
@@ -92,7 +94,11 @@ impl Registered {
                 Ok(read) => read,
                 Err(_) => Err(unanswered(LOOKING_UP, clock::since(read_at)).into()),
             };
-            shared.note_reached(read.as_ref().is_err_and(is_away));
+            match (&read, behind.take()) {
+                // The store has answered a moment ago, and is not away.
+                (Err(CatalogError::Store(e)), Some(behind)) if e.is_of_a_last_look(had) => return Err(behind),
+                _ => shared.note_reached(read.as_ref().is_err_and(is_away)),
+            }
             let (revision, pointers) = read?;
             match self.land(asked, load.min_revision, revision, read_at, pointers) {
                 Ok(entries) => return Ok(entries),
@@ -100,17 +106,20 @@ impl Registered {
                     count(&shared.counting.refused);
                     tracing::debug!(revision, ?why, "what was read of table pointers is not the latest known");
                     match why {
-                        Refused::Behind if !backoff.wait(until).await => {
+                        Refused::Behind => {
                             let seen = asked.seen.max(load.min_revision);
-                            let doing = LOOKING_UP.to_owned();
-                            return Err(CatalogError::Behind { doing, answered: revision, seen });
+                            let error = CatalogError::Behind { doing: LOOKING_UP.to_owned(), answered: revision, seen };
+                            if !backoff.wait(until).await {
+                                return Err(error);
+                            }
+                            behind = Some(error);
                         }
                         Refused::Overtaken if clock::now() >= until => {
                             let last = "it changed each time while it was read";
                             return Err(unavailable(LOOKING_UP, last, clock::since(read_at)).into());
                         }
                         // The next answer has what this one lacks.
-                        Refused::Behind | Refused::Overtaken => {}
+                        Refused::Overtaken => {}
                     }
                 }
             }

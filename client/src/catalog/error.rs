@@ -25,8 +25,10 @@ pub enum CatalogError {
     TableNotFound(TableIdent),
     #[error("table {0} exists already")]
     TableExists(TableIdent),
-    /// What is to be registered is a table that there is.
-    #[error("that is the metadata of table {0}, which exists: drop that first, and its objects stay")]
+    /// What is to be made has the uuid of a table that there is.
+    #[error(
+        "table {0} exists and has that uuid, and a table has one name: drop that first, and its objects stay; nothing was made"
+    )]
     Registered(TableIdent),
     #[error("view {0} does not exist")]
     ViewNotFound(TableIdent),
@@ -39,7 +41,7 @@ pub enum CatalogError {
     #[error("{path} is held by {owner} for structural work; nothing was done: try again when that has ended")]
     ScopeHeld { path: String, owner: String },
     /// What the caller does is another's to do by now ([`Catalog::guarded`]).
-    #[error("what this was done for is another's by now, or its lease has ended; nothing was changed")]
+    #[error("what this was done for is another's by now, or its lease has ended; {}", fate(.resent))]
     Fenced {
         /// An earlier attempt of this call may have been applied before.
         resent: bool,
@@ -78,6 +80,14 @@ pub enum CatalogError {
     Damaged { what: String, why: String },
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+/// What is known of a change that was refused now, and may have been sent before.
+fn fate(resent: &bool) -> &'static str {
+    match resent {
+        true => "whether it was changed by an attempt before is unknown",
+        false => "nothing was changed",
+    }
 }
 
 impl CatalogError {

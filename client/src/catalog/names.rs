@@ -6,12 +6,16 @@
 use std::fmt;
 use std::str::FromStr;
 
+use uuid::Uuid;
+
 use super::CatalogError;
 
 /// Keys of namespaces begin so.
 pub(crate) const NAMESPACES: &str = "/lake/catalog/";
 /// Keys of pointers begin so.
 pub(crate) const TABLES: &str = "/lake/table/";
+/// Keys of what says which table has a uuid begin so.
+const NAMED: &str = "/lake/named/";
 /// Keys of views begin so.
 const VIEWS: &str = "/lake/view/";
 /// Paths of scopes on what is in the catalog begin so.
@@ -151,6 +155,11 @@ impl fmt::Display for TableIdent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.namespace, self.name)
     }
+}
+
+/// The key of what says which table has this uuid.
+pub(super) fn named_key(uuid: Uuid) -> String {
+    format!("{NAMED}{uuid}")
 }
 
 /// Whether it can be a level of a namespace, a table, or what else is one part of a key.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::Result;
 use super::names::NAMESPACES;
 use super::pointers::{encode, find};
-use super::{Catalog, CatalogError, MAX_RACES, Namespace, claimed};
+use super::{Catalog, CatalogError, MAX_RACES, Namespace, TablePointer, claimed};
 use crate::store::{Error, ReadOptions};
 
 /// Most tables and views that are dropped together with their namespace: each is a compare and an operation of one
@@ -118,10 +118,14 @@ impl Catalog {
                 vec![Compare::mod_revision(&key, revision), Compare::prefix_empty(namespace.nested_prefix())];
             when.extend(self.unclaimed(namespace.scope_path()));
             let mut then = vec![Op::delete(&key)];
+            let mut gone = Vec::new();
             for prefix in &prefixes {
                 let read = self.store.list_all(prefix, ReadOptions::default(), deadline).await?;
                 when.push(Compare { key: prefix.clone(), condition: Condition::PrefixUnchangedSince(read.revision) });
                 for entry in read.value {
+                    if let Ok(table) = serde_json::from_slice::<TablePointer>(&entry.value) {
+                        gone.push((entry.key.clone(), table.uuid));
+                    }
                     when.push(Compare::mod_revision(&entry.key, entry.mod_revision));
                     then.push(Op::delete(&entry.key));
                 }
@@ -138,6 +142,7 @@ impl Catalog {
             }
             let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
             if committed.result.succeeded {
+                self.forget_names(&gone, deadline).await;
                 return Ok(count);
             }
             if committed.result.observed.iter().any(|e| e.key.starts_with(namespace.nested_prefix().as_str())) {

@@ -7,7 +7,8 @@
 //! ```
 //! So namespaces and tables are created, and pointers swapped and dropped, by compare-and-set on their own keys, and what a
 //! transaction would compare besides is looked up right before. A table and a view that are created at the same moment can have
-//! one name. What writes several keys (renaming, several tables at once, operations that leave their outcome), or rests on what
+//! one name; two tables of one uuid cannot be (`registering`). What writes several keys (renaming, several tables at once,
+//! operations that leave their outcome), or rests on what
 //! lies under a prefix (dropping a namespace, so that one which was looked up stays), goes to the store as it is, and is refused.
 
 use std::sync::Arc;
@@ -194,8 +195,61 @@ mod tests {
         assert_eq!(one.change_tables(&[change(&other)], soon()).await.unwrap().len(), 1);
         assert!(one.drop_table(&table, first.mod_revision, soon()).await.is_err());
         one.drop_table(&table, last.mod_revision, soon()).await.unwrap();
+        let name = format!("/lake/named/{}", last.value.uuid);
+        assert_eq!(one.store().get(&name, ReadOptions::default(), soon()).await.unwrap().value, None);
         assert_eq!(two.load_table(&table, soon()).await.unwrap(), None);
         let again = two.create_table(&table, &pointer(), soon()).await.unwrap();
         assert!(again.mod_revision > last.mod_revision, "no state of it comes again");
+    }
+
+    #[tokio::test]
+    async fn of_two_who_register_at_once_at_most_one_is_told_that_it_did() {
+        const TIMES: usize = 20;
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Catalog::new(over(Arc::new(crate::object::ObjectMetaStore::local(dir.path()).unwrap())));
+        let (one, two) = (open(), open());
+        let namespace: Namespace = "n".parse().unwrap();
+        one.create_namespace(&namespace, Default::default(), soon()).await.unwrap();
+        let [a, b] = ["a", "b"].map(|name| TableIdent::new(namespace.clone(), name).unwrap());
+        let mut made = 0;
+        for n in 0..TIMES {
+            let new = pointer();
+            if n % 2 == 0 {
+                // Somebody who took the name has ended, or is about to make a table.
+                let (name, key) = (format!("/lake/named/{}", new.uuid), a.key());
+                assert!(one.store().cas(&name, None, key.into(), soon()).await.unwrap().result.succeeded);
+            }
+            let first = one.register_table(&a, &new, None, soon());
+            let both: [_; 2] = tokio::join!(first, two.register_table(&b, &new, None, soon())).into();
+            assert!(both.iter().any(Result::is_err), "{both:?}");
+            for (ident, registered) in [&a, &b].into_iter().zip(both) {
+                let there = one.load_table(ident, soon()).await.unwrap();
+                match registered {
+                    Ok(registered) => {
+                        assert_eq!(there.unwrap().value, new);
+                        let twin = two.register_table(if *ident == a { &b } else { &a }, &new, None, soon()).await;
+                        assert_eq!(twin, Err(CatalogError::Registered(ident.clone())));
+                        one.drop_table(ident, registered.mod_revision, soon()).await.unwrap();
+                        made += 1;
+                    }
+                    Err(error) => {
+                        assert!(matches!(error, CatalogError::Registered(_)), "{error}");
+                        assert_eq!(there, None, "what was made of it is gone");
+                    }
+                }
+            }
+        }
+        assert!(made > 0, "nobody ever registered anything");
+
+        // In the place of a table of another uuid.
+        let [old, new] = [pointer(), pointer()];
+        let there = one.create_table(&a, &old, soon()).await.unwrap();
+        let other = one.create_table(&b, &pointer(), soon()).await.unwrap();
+        let twin = TablePointer { uuid: other.value.uuid, ..pointer() };
+        let refused = two.register_table(&a, &twin, Some(there.mod_revision), soon()).await;
+        assert_eq!(refused, Err(CatalogError::Registered(b.clone())));
+        assert_eq!(two.load_table(&a, soon()).await.unwrap().unwrap().value, old);
+        two.register_table(&a, &new, Some(there.mod_revision), soon()).await.unwrap();
+        two.register_table(&TableIdent::new(namespace, "c").unwrap(), &old, None, soon()).await.unwrap();
     }
 }

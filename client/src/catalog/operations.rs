@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use lake_proto::kv::{Compare, Expected, Op, Revision, Txn};
+use lake_proto::kv::{Compare, Expected, Op, Revision, Txn, TxnResult};
 
 use super::error::Result;
 use super::names::validate_name;
@@ -110,6 +110,14 @@ impl Catalog {
             self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
         }
         Ok(())
+    }
+
+    /// Whether a transaction that did not run found what each operation, if there is any, would have left.
+    pub(super) fn have_left(&self, result: &TxnResult) -> bool {
+        let has_left = |operation: &Operation| {
+            find(&result.observed, &operation.key).is_some_and(|there| there.value == operation.outcome)
+        };
+        self.operations.iter().all(has_left)
     }
 
     /// Makes a transaction a part of the operations, if there are any.

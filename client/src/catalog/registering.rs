@@ -1,31 +1,38 @@
-//! Metadata that is there already, made a table. A table has one name: two would change it without each other's knowledge,
-//! and what one of them refers to would be an orphan to the other.
+//! A table has one name: none is made under the uuid of another. Two would change it without each other's knowledge, and what one of
+//! them refers to would be an orphan to the other.
+//!
+//! `/lake/named/<uuid>` says which table has a uuid: the key of its pointer. A table is made together with it, so one lookup tells of
+//! another. It counts while that table has that uuid; one that is left behind, by a process that ended or a table that was renamed,
+//! counts as none once a listing has shown that no table has the uuid.
 //!
 //! ```text
-//!   no other has the uuid? -> claim the uuid's turn -> still none? -> create, or swap; ends the claim
-//!        | `Registered`          | `NotYourTurn`          | `Registered`
+//!   a transaction:      name and pointer together --- there is a name ---> its table, or any, has the uuid: `Registered`
+//!                                `----------------------------------------- none has: in its place
+//!   one key at a time:  name -> pointer -> is it the name still? yes: made
+//!                                            `--- no: the pointer goes again, `Registered`
 //! ```
-//! The claim keeps two of them apart; a table that there is commits by its turns as well, but is found by the first look.
-//! Over a store that changes one key at a time, where nobody has turns, two that register at the same moment may both do.
+//! So over a store that changes one key at a time at most one of those who make tables of one uuid at the same moment is told that it
+//! has. A process that ends before its last look may leave a second table, if another took its name meanwhile.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
-use lake_proto::kv::Revision;
+use bytes::Bytes;
+use lake_proto::kv::{Compare, Expected, KeyValue, Op, Revision, Txn};
 use uuid::Uuid;
 
 use super::error::Result;
-use super::names::TABLES;
-use super::pointers::Kind;
-use super::{Catalog, CatalogError, TableIdent, TablePointer, Versioned};
-use crate::store::{Applied, ReadOptions};
+use super::names::{TABLES, named_key};
+use super::pointers::{Kind, encode, find, observed, written};
+use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned};
+use crate::store::{Applied, ReadOptions, Token};
 
 impl Catalog {
     /// Creates a table of metadata that is there already, or puts it in the place of what `table` is at the revision
     /// `expected`. No table of another name may have its uuid.
     ///
     /// # Errors
-    /// `Registered`, `NotYourTurn` while somebody else has claimed the turn of that uuid, those of
-    /// [`Catalog::create_table`] or [`Catalog::swap_table`]. Only one whose outcome is unknown may leave a claim behind.
+    /// `Registered`, those of [`Catalog::create_table`] or [`Catalog::swap_table`].
     pub async fn register_table(
         &self,
         table: &TableIdent,
@@ -33,49 +40,203 @@ impl Catalog {
         expected: Option<Revision>,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        self.check_nameless(table, new.uuid, deadline).await?;
-        let claim = self.claim_turn(new.uuid, Uuid::new_v4(), deadline).await?;
-        if claim.is_none() && self.store.capabilities().multi_key {
-            let turn = self.turn(new.uuid, deadline).await?.unwrap_or(0);
-            return Err(CatalogError::NotYourTurn { table: table.clone(), turn, resent: false });
+        let Some(expected) = expected else { return self.create_table(table, new, deadline).await };
+        let there = self.load_table(table, deadline).await?;
+        match there.filter(|there| there.mod_revision == expected && there.value.uuid != new.uuid) {
+            Some(old) => self.replace(table, &old, new, deadline).await,
+            // Another version of the same table; or not what was expected, and then this says what is there.
+            None => self.swap_table(table, expected, new, None, deadline).await,
         }
-        let made = self.register_in_turn(table, new, expected, claim, deadline).await;
-        if let (Err(error), Some(claim)) = (&made, claim)
-            && error.applied() == Applied::No
-        {
-            // Whoever waits for it ends it otherwise.
-            let _ = self.end_turn(new.uuid, claim, deadline).await;
-        }
-        made
     }
 
-    async fn register_in_turn(
+    /// Puts a table of another uuid in the place of `old`.
+    async fn replace(
+        &self,
+        table: &TableIdent,
+        old: &Versioned<TablePointer>,
+        new: &TablePointer,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
+        if !self.store.capabilities().multi_key {
+            return self.make_in_steps(table, new, Some(old), deadline).await;
+        }
+        let (key, name) = (table.key(), named_key(new.uuid));
+        let gone = [(key.clone(), old.value.uuid)];
+        let mut stale = self.stale_name(table, new.uuid, deadline).await?;
+        for _ in 0..MAX_RACES {
+            let txn = Txn {
+                when: vec![Compare::mod_revision(&key, old.mod_revision), name_is(&name, stale)],
+                then: vec![Op::put(&key, encode(new, &key)?), Op::put(&name, key.clone())],
+                otherwise: vec![],
+            };
+            let committed = self.commit(txn, deadline).await?;
+            let (result, resent) = (committed.result, committed.resent);
+            if result.succeeded {
+                self.forget_names(&gone, deadline).await;
+                return Ok(written(new, result.revision));
+            }
+            match observed(table, &result, &key)? {
+                // By an attempt of this call whose answer was lost.
+                Some(current) if current.value == *new => {
+                    self.forget_names(&gone, deadline).await;
+                    return Ok(current);
+                }
+                Some(current) if current.mod_revision == old.mod_revision => {}
+                current => return Err(CatalogError::Conflict { table: table.clone(), current, resent }),
+            }
+            stale = self.stale_name(table, new.uuid, deadline).await?;
+        }
+        Err(self.raced(format!("registering {table}")))
+    }
+
+    /// Makes a table where one key is changed at a time.
+    pub(super) async fn make_in_steps(
         &self,
         table: &TableIdent,
         new: &TablePointer,
-        expected: Option<Revision>,
-        claim: Option<Revision>,
+        old: Option<&Versioned<TablePointer>>,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        self.check_nameless(table, new.uuid, deadline).await?;
-        match expected {
-            None => self.create(Kind::Table, table, new, claim, deadline).await,
-            Some(expected) => self.swap_table(table, expected, new, claim, deadline).await,
+        let key = table.key();
+        let taken = self.take_name(table, new.uuid, deadline).await?;
+        let made = match old {
+            None => self.create(Kind::Table, table, new, deadline).await,
+            Some(old) => self.swap_table(table, old.mod_revision, new, None, deadline).await,
+        };
+        let made = match made {
+            Ok(made) => made,
+            Err(error) => {
+                if error.applied() == Applied::No {
+                    self.give_name_back(table, new.uuid, taken, deadline).await;
+                }
+                return Err(error);
+            }
+        };
+        let unknown = || CatalogError::Conflict { table: table.clone(), current: None, resent: true };
+        let read = self.store.get(&named_key(new.uuid), ReadOptions::default(), deadline).await;
+        let name = read.map_err(|_| unknown())?.value;
+        if name.as_ref().is_some_and(|name| name.value == key) {
+            if let Some(old) = old {
+                self.forget_names(&[(key, old.value.uuid)], deadline).await;
+            }
+            return Ok(made);
+        }
+        let undo = match old {
+            None => self.store.cas_delete(&key, Token::at(made.mod_revision), deadline).await,
+            Some(old) => {
+                let value = Bytes::from(encode(&old.value, &key)?);
+                self.store.cas(&key, Some(Token::at(made.mod_revision)), value, deadline).await
+            }
+        };
+        match undo {
+            Ok(undone) if undone.result.succeeded => {
+                let other = name.and_then(|name| named(&name.value)).unwrap_or_else(|| table.clone());
+                Err(CatalogError::Registered(other))
+            }
+            _ => Err(unknown()),
         }
     }
 
-    /// Checks that no table but `table` has this uuid.
-    async fn check_nameless(&self, table: &TableIdent, uuid: Uuid, deadline: Instant) -> Result<()> {
-        let own = table.key();
-        let read = self.store.list_all(TABLES, ReadOptions::default(), deadline).await?;
-        for entry in read.value.iter().filter(|entry| entry.key != own) {
-            // A damaged one does not say whose it is, and is not what keeps another from being brought back.
-            let Ok(there) = serde_json::from_slice::<TablePointer>(&entry.value) else { continue };
-            if there.uuid == uuid {
-                let other = TableIdent::from_key(&entry.key).unwrap_or_else(|| table.clone());
+    /// Takes the name of a uuid that no other table has. Returns the revision at which it is taken.
+    async fn take_name(&self, table: &TableIdent, uuid: Uuid, deadline: Instant) -> Result<Revision> {
+        let (key, name) = (table.key(), named_key(uuid));
+        let mut stale: Option<Revision> = None;
+        for _ in 0..MAX_RACES {
+            let value = Bytes::from(key.clone());
+            let result = self.store.cas(&name, stale.map(Token::at), value, deadline).await?.result;
+            if !result.succeeded {
+                stale = self.stale_name(table, uuid, deadline).await?;
+                continue;
+            }
+            // Whoever had it may have made a table after the look, and have seen that it had it still.
+            if stale.is_some()
+                && let Some(other) = self.table_with(uuid, &[], deadline).await?.filter(|other| other != table)
+            {
+                let value = Bytes::from(other.key());
+                // Where it stays as it is, it is one that is left behind.
+                let _ = self.store.cas(&name, Some(Token::at(result.revision)), value, deadline).await;
                 return Err(CatalogError::Registered(other));
             }
+            return Ok(result.revision);
         }
-        Ok(())
+        Err(self.raced(format!("making {table}")))
     }
+
+    /// Lets a name go again that was taken for a table that was not made.
+    async fn give_name_back(&self, table: &TableIdent, uuid: Uuid, taken: Revision, deadline: Instant) {
+        let Ok(there) = self.load_table(table, deadline).await else { return };
+        if there.is_none_or(|there| there.value.uuid != uuid) {
+            let _ = self.store.cas_delete(&named_key(uuid), Token::at(taken), deadline).await;
+        }
+    }
+
+    /// The revision of a name that is left behind, or is of `table` itself; `None`: there is none.
+    ///
+    /// # Errors
+    /// `Registered`: it is another table's; the store's.
+    pub(super) async fn stale_name(
+        &self,
+        table: &TableIdent,
+        uuid: Uuid,
+        deadline: Instant,
+    ) -> Result<Option<Revision>> {
+        let read = self.store.get(&named_key(uuid), ReadOptions::default(), deadline).await?;
+        let Some(name) = read.value else { return Ok(None) };
+        match self.table_with(uuid, &name.value, deadline).await? {
+            Some(other) if other != *table => Err(CatalogError::Registered(other)),
+            _ => Ok(Some(name.mod_revision)),
+        }
+    }
+
+    /// The table that has this uuid: the one that its name says, or whichever it is.
+    async fn table_with(&self, uuid: Uuid, name: &[u8], deadline: Instant) -> Result<Option<TableIdent>> {
+        // A damaged one does not say whose it is, and is not what keeps another from being brought back.
+        let has = |value: &[u8]| serde_json::from_slice::<TablePointer>(value).is_ok_and(|there| there.uuid == uuid);
+        if let Some(table) = named(name) {
+            let read = self.store.get(&table.key(), ReadOptions::default(), deadline).await?;
+            if read.value.is_some_and(|entry| has(&entry.value)) {
+                return Ok(Some(table));
+            }
+        }
+        let read = self.store.list_all(TABLES, ReadOptions::default(), deadline).await?;
+        let found = read.value.iter().find(|entry| has(&entry.value));
+        Ok(found.and_then(|entry| TableIdent::from_key(&entry.key)))
+    }
+
+    /// Lets the names of tables go that are gone, by their keys and uuids. One that stays counts as none.
+    pub(super) async fn forget_names(&self, gone: &[(String, Uuid)], deadline: Instant) {
+        if gone.is_empty() {
+            return;
+        }
+        let gone: HashMap<String, &String> = gone.iter().map(|(key, uuid)| (named_key(*uuid), key)).collect();
+        let names: Vec<String> = gone.keys().cloned().collect();
+        let Ok(read) = self.store.batch_get(&names, ReadOptions::default(), deadline).await else { return };
+        let theirs = read.value.into_iter().filter(|name| gone.get(&name.key).is_some_and(|key| name.value == **key));
+        let theirs: Vec<(String, Revision)> = theirs.map(|name| (name.key, name.mod_revision)).collect();
+        let _ = self.forget(&theirs, deadline).await;
+    }
+
+    /// Has the name of a table's uuid follow a renaming. One that does not is found by a listing.
+    pub(super) async fn move_name(&self, uuid: Uuid, from: &TableIdent, to: &TableIdent, deadline: Instant) {
+        let name = named_key(uuid);
+        let Ok(read) = self.store.get(&name, ReadOptions::default(), deadline).await else { return };
+        if let Some(there) = read.value.filter(|there| there.value == from.key()) {
+            let _ = self.store.cas(&name, Some(Token::of(&there)), Bytes::from(to.key()), deadline).await;
+        }
+    }
+}
+
+/// Demands that a name is the one that is left behind, or is not there.
+pub(super) fn name_is(name: &str, stale: Option<Revision>) -> Compare {
+    Compare::expected(name, stale.map_or(Expected::Absent, Expected::ModRevision))
+}
+
+/// The revision of a name among what a transaction observed.
+pub(super) fn name_seen(observed: &[KeyValue], name: &str) -> Option<Revision> {
+    find(observed, name).map(|entry| entry.mod_revision)
+}
+
+/// The table that a name says.
+fn named(value: &[u8]) -> Option<TableIdent> {
+    TableIdent::from_key(std::str::from_utf8(value).ok()?)
 }

@@ -9,8 +9,9 @@ use lake_proto::kv::{Compare, Op, Revision, Txn};
 use uuid::Uuid;
 
 use super::error::Result;
+use super::names::named_key;
 use super::pointers::{Kind, encode, find, observed, pointer, written};
-use super::swaps::turn_key;
+use super::registering::{name_is, name_seen};
 use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned, claimed};
 use crate::store::ReadOptions;
 
@@ -18,40 +19,44 @@ impl Catalog {
     /// Creates a table that points at `new`.
     ///
     /// # Errors
-    /// `TableExists`, `ViewExists`, `NamespaceNotFound`, `ScopeHeld`, or the store's.
+    /// `TableExists`, `ViewExists`, `NamespaceNotFound`, `ScopeHeld`, `Registered` if another table has its uuid, or the store's.
     pub async fn create_table(
         &self,
         table: &TableIdent,
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        self.create(Kind::Table, table, new, None, deadline).await
+        match self.store.capabilities().multi_key {
+            true => self.create(Kind::Table, table, new, deadline).await,
+            false => self.make_in_steps(table, new, None, deadline).await,
+        }
     }
 
     /// Creates a view that points at `new`.
     ///
     /// # Errors
-    /// As [`Catalog::create_table`].
+    /// As [`Catalog::create_table`], but `Registered`.
     pub async fn create_view(
         &self,
         view: &TableIdent,
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
-        self.create(Kind::View, view, new, None, deadline).await
+        self.create(Kind::View, view, new, deadline).await
     }
 
-    /// Creates one, with its uuid's turn if the caller has claimed that, which ends with it.
+    /// Creates one; a table with the name of its uuid, where that can be done at once.
     pub(super) async fn create(
         &self,
         kind: Kind,
         table: &TableIdent,
         new: &TablePointer,
-        turn: Option<Revision>,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
         let (key, other_key) = (kind.key(table), kind.other().key(table));
         let value = encode(new, &key)?;
+        let name = (kind == Kind::Table && self.store.capabilities().multi_key).then(|| named_key(new.uuid));
+        let mut stale: Option<Revision> = None;
         let mut in_doubt = false;
         for _ in 0..MAX_RACES {
             let namespace = self.namespace_revision(&table.namespace, deadline).await?;
@@ -62,9 +67,9 @@ impl Catalog {
             ];
             when.extend(self.unclaimed(table.scope_path()));
             let mut then = vec![Op::put(&key, value.clone())];
-            if let Some(claim) = turn {
-                when.push(Compare::mod_revision(turn_key(new.uuid), claim));
-                then.push(Op::delete(turn_key(new.uuid)));
+            if let Some(name) = &name {
+                when.push(name_is(name, stale));
+                then.push(Op::put(name, key.clone()));
             }
             let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
             if committed.result.succeeded {
@@ -85,13 +90,16 @@ impl Catalog {
                 return Err(kind.other().exists(table));
             }
             claimed(&committed.result)?;
-            let held = find(&committed.result.observed, &turn_key(new.uuid)).map(|e| e.mod_revision);
-            if turn.is_some() && held != turn {
-                return Err(CatalogError::NotYourTurn {
-                    table: table.clone(),
-                    turn: held.unwrap_or(0),
-                    resent: in_doubt,
-                });
+            if let Some(name) = &name
+                && name_seen(&committed.result.observed, name) != stale
+            {
+                stale = match self.stale_name(table, new.uuid, deadline).await {
+                    // Ours, perhaps, and renamed since.
+                    Err(CatalogError::Registered(_)) if in_doubt => {
+                        return Err(CatalogError::Conflict { table: table.clone(), current: None, resent: true });
+                    }
+                    stale => stale?,
+                };
             }
         }
         Err(self.raced(format!("creating {table}")))
@@ -139,6 +147,9 @@ impl Catalog {
                 && there.value.uuid == moved
             {
                 // By an attempt of this call whose answer was lost.
+                if kind == Kind::Table {
+                    self.move_name(moved, from, to, deadline).await;
+                }
                 return Ok(there.clone());
             }
             let Some(entry) = find(&read.value, &keys[0]) else {
@@ -165,6 +176,9 @@ impl Catalog {
             let then = vec![Op::delete(&keys[0]), Op::put(&keys[1], entry.value.clone())];
             let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
             if committed.result.succeeded {
+                if kind == Kind::Table {
+                    self.move_name(current.value.uuid, from, to, deadline).await;
+                }
                 return Ok(written(&current.value, committed.result.revision));
             }
             if committed.resent {
@@ -193,16 +207,27 @@ impl Catalog {
 
     async fn remove(&self, kind: Kind, table: &TableIdent, expected: Revision, deadline: Instant) -> Result<Revision> {
         let key = kind.key(table);
+        let there = match kind {
+            // One that cannot be read can be dropped all the same.
+            Kind::Table => self.load_table(table, deadline).await.ok().flatten(),
+            Kind::View => None,
+        };
+        let gone: Vec<_> = there.map(|there| (key.clone(), there.value.uuid)).into_iter().collect();
         let mut when = vec![Compare::mod_revision(&key, expected)];
         when.extend(self.unclaimed(table.scope_path()));
         let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
         let committed = self.commit(txn, deadline).await?;
         if committed.result.succeeded {
+            self.forget_names(&gone, deadline).await;
             return Ok(committed.result.revision);
         }
         match observed(table, &committed.result, &key)? {
-            // The entry expected is gone, and an attempt whose answer was lost may have removed it.
-            None if committed.resent => Ok(committed.result.revision),
+            // The entry expected is gone, and an attempt whose answer was lost may have removed it: unless what it is a part of was not
+            // done, as when another has dropped it.
+            None if committed.resent && self.have_left(&committed.result) => {
+                self.forget_names(&gone, deadline).await;
+                Ok(committed.result.revision)
+            }
             None => Err(kind.missing(table)),
             Some(current) if current.mod_revision == expected => {
                 claimed(&committed.result)?;

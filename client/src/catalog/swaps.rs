@@ -7,7 +7,7 @@
 //! rests on it: the compare on the pointer decides as before, and a claim that outlives its claimant is ended by whoever
 //! waits for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use lake_proto::kv::{Compare, Op, Revision, Txn};
@@ -15,7 +15,9 @@ use uuid::Uuid;
 
 use super::appends::Settling;
 use super::error::Result;
+use super::names::named_key;
 use super::pointers::{encode, find, observed, written};
+use super::registering::{name_is, name_seen};
 use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned, claimed};
 use crate::store::{ReadOptions, Token};
 
@@ -141,6 +143,17 @@ impl Catalog {
         unchanged: &[(TableIdent, Revision)],
         deadline: Instant,
     ) -> Result<Vec<Versioned<TablePointer>>> {
+        let multi_key = self.store.capabilities().multi_key;
+        if let ([TableChange { table, expected: None, new }], [], false) = (changes, unchanged, multi_key) {
+            return Ok(vec![self.create_table(table, new, deadline).await?]);
+        }
+        let mut uuids = HashMap::new();
+        for TableChange { table, new, .. } in changes {
+            if let Some(other) = uuids.insert(new.uuid, table) {
+                return Err(CatalogError::Registered(other.clone()));
+            }
+        }
+        let mut stale: HashMap<Uuid, Revision> = HashMap::new();
         let mut in_doubt = false;
         for _ in 0..MAX_RACES {
             let (mut when, mut then) = (Vec::new(), Vec::new());
@@ -157,6 +170,9 @@ impl Catalog {
                     None => {
                         when.push(Compare::absent(&key));
                         when.push(Compare::absent(table.view_key()));
+                        let name = named_key(new.uuid);
+                        when.push(name_is(&name, stale.get(&new.uuid).copied()));
+                        then.push(Op::put(&name, key));
                         when.extend(self.unclaimed(table.scope_path()));
                         let revision = self.namespace_revision(&table.namespace, deadline).await?;
                         namespaces.insert(table.namespace.key(), revision);
@@ -205,6 +221,20 @@ impl Catalog {
                 }
             }
             claimed(&result)?;
+            for TableChange { table, new, .. } in changes.iter().filter(|change| change.expected.is_none()) {
+                let known = stale.remove(&new.uuid);
+                let now = match name_seen(&result.observed, &named_key(new.uuid)) == known {
+                    true => known,
+                    false => match self.stale_name(table, new.uuid, deadline).await {
+                        // Ours, perhaps, and renamed since.
+                        Err(CatalogError::Registered(_)) if in_doubt => {
+                            return Err(CatalogError::Conflict { table: table.clone(), current: None, resent: true });
+                        }
+                        stale => stale?,
+                    },
+                };
+                stale.extend(now.map(|revision| (new.uuid, revision)));
+            }
         }
         Err(self.raced("changing several tables".to_owned()))
     }
@@ -245,6 +275,6 @@ impl Catalog {
     }
 }
 
-pub(super) fn turn_key(table: Uuid) -> String {
+fn turn_key(table: Uuid) -> String {
     format!("/lake/turn/{table}")
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use lake_proto::kv::Txn;
 use uuid::Uuid;
 
 use super::*;
@@ -132,6 +133,25 @@ async fn a_lost_answer_is_not_taken_for_a_lost_race() {
     catalog.drop_table(&table, swapped.mod_revision, soon()).await.unwrap();
     lose();
     catalog.drop_namespace(&nested, soon()).await.unwrap();
+}
+
+#[tokio::test]
+async fn anothers_drop_is_not_taken_for_one_that_is_a_part_of_more() {
+    let (store, catalog, _, table) = setup();
+    let first = created(&catalog, &table).await;
+    let part = catalog.within(Operation::new("test", "1", "done").unwrap());
+    let theirs = Txn::cas_delete(table.key(), first.mod_revision);
+    *store.overtakes.lock().unwrap() = Some(theirs);
+    let dropped = part.drop_table(&table, first.mod_revision, soon()).await;
+    assert_eq!(dropped, Err(CatalogError::TableNotFound(table.clone())), "what goes with the drop was not done");
+    assert_eq!(catalog.outcome("test", "1", soon()).await.unwrap(), None);
+    let again = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+    store.lose_answers.store(1, Ordering::SeqCst);
+    part.drop_table(&table, again.mod_revision, soon()).await.unwrap();
+    assert!(catalog.outcome("test", "1", soon()).await.unwrap().is_some());
+    for (resent, word) in [(false, "nothing was changed"), (true, "is unknown")] {
+        assert!(CatalogError::Fenced { resent }.to_string().ends_with(word));
+    }
 }
 
 #[tokio::test]
@@ -348,20 +368,21 @@ async fn metadata_has_one_name() {
     assert_eq!(catalog.register_table(&twin, &older, None, soon()).await, there);
     let other = catalog.create_table(&twin, &pointer(), soon()).await.unwrap();
     assert_eq!(catalog.register_table(&twin, &older, Some(other.mod_revision), soon()).await, there);
-    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
 
     // Under its own name it takes another version, and under another once it is dropped; also when an answer is lost.
     let back = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+    let same = catalog.register_table(&table, &older, Some(first.mod_revision), soon()).await.unwrap();
+    assert_eq!((same.mod_revision, catalog.turn(uuid, soon()).await.unwrap()), (back.mod_revision, None));
     assert_eq!(
         catalog.register_table(&table, &older, None, soon()).await,
         Err(CatalogError::TableExists(table.clone()))
     );
-    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
     catalog.drop_table(&table, back.mod_revision, soon()).await.unwrap();
     store.lose_answers.store(1, Ordering::SeqCst);
     let moved = catalog.register_table(&twin, &older, Some(other.mod_revision), soon()).await.unwrap();
     assert_eq!(moved.value, older);
-    assert_eq!(catalog.turn(uuid, soon()).await.unwrap(), None, "no claim is left");
+    let early = catalog.register_table(&twin, &other.value, Some(first.mod_revision), soon()).await;
+    assert!(matches!(early, Err(CatalogError::Conflict { resent: false, .. })), "{early:?}");
 
     // Two at the same time.
     catalog.drop_table(&twin, moved.mod_revision, soon()).await.unwrap();
@@ -370,9 +391,88 @@ async fn metadata_has_one_name() {
         catalog.register_table(&twin, &older, None, soon())
     );
     assert_ne!(both.0.is_ok(), both.1.is_ok(), "{both:?}");
-    let held = catalog.claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
-    let nil = TablePointer { uuid: Uuid::nil(), ..pointer() };
-    let third = TableIdent::new(table.namespace.clone(), "third").unwrap();
-    let busy = catalog.register_table(&third, &nil, None, soon()).await;
-    assert_eq!(busy, Err(CatalogError::NotYourTurn { table: third.clone(), turn: held, resent: false }));
+}
+
+/// What says which table has a uuid.
+async fn name_of(catalog: &Catalog, uuid: Uuid) -> Option<String> {
+    let read = catalog.store().get(&format!("/lake/named/{uuid}"), ReadOptions::default(), soon()).await.unwrap();
+    read.value.map(|entry| String::from_utf8(entry.value.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn what_a_uuid_is_called_follows_its_table() {
+    let (store, catalog, namespace, table) = setup();
+    let first = created(&catalog, &table).await;
+    let uuid = first.value.uuid;
+    let ident = |name: &str| TableIdent::new(namespace.clone(), name).unwrap();
+    assert_eq!(name_of(&catalog, uuid).await, Some(table.key()));
+    store.lose_answers.store(1, Ordering::SeqCst);
+    let moved = catalog.rename_table(&table, &ident("u"), soon()).await.unwrap();
+    assert_eq!(name_of(&catalog, uuid).await, Some(ident("u").key()));
+    // Another table in its place: the one's name goes, and the other's comes.
+    let other = pointer();
+    catalog.register_table(&ident("u"), &other, Some(moved.mod_revision), soon()).await.unwrap();
+    assert_eq!((name_of(&catalog, uuid).await, name_of(&catalog, other.uuid).await), (None, Some(ident("u").key())));
+    let there = catalog.load_table(&ident("u"), soon()).await.unwrap().unwrap();
+    catalog.drop_table(&ident("u"), there.mod_revision, soon()).await.unwrap();
+    assert_eq!(name_of(&catalog, other.uuid).await, None);
+
+    let [a, b] = [pointer(), pointer()];
+    let change = |name: &str, new: &TablePointer| TableChange { table: ident(name), expected: None, new: new.clone() };
+    let twice = catalog.change_tables(&[change("a", &a), change("b", &a)], soon()).await;
+    assert_eq!(twice, Err(CatalogError::Registered(ident("a"))));
+    catalog.change_tables(&[change("a", &a), change("b", &b)], soon()).await.unwrap();
+    let twin = catalog.change_tables(&[change("c", &pointer()), change("d", &b)], soon()).await;
+    assert_eq!(twin, Err(CatalogError::Registered(ident("b"))));
+    assert_eq!(catalog.load_table(&ident("c"), soon()).await.unwrap(), None, "nothing of it was done");
+    assert_eq!(catalog.create_table(&ident("d"), &a, soon()).await, Err(CatalogError::Registered(ident("a"))));
+    catalog.drop_namespace_and_contents(&namespace, soon()).await.unwrap();
+    assert_eq!((name_of(&catalog, a.uuid).await, name_of(&catalog, b.uuid).await), (None, None));
+}
+
+#[tokio::test]
+async fn metadata_is_registered_by_one_lookup_and_a_name_that_is_left_behind_counts_as_none() {
+    let (store, catalog, namespace, table) = setup();
+    let first = created(&catalog, &table).await;
+    let ident = |name: &str| TableIdent::new(namespace.clone(), name).unwrap();
+    // A listing would be asked for again and again until the deadline.
+    store.forgets_listings.store(true, Ordering::SeqCst);
+    let new = pointer();
+    catalog.register_table(&ident("new"), &new, None, soon()).await.unwrap();
+    for (there, uuid) in [(ident("new"), new.uuid), (table.clone(), first.value.uuid)] {
+        let twin = catalog.register_table(&ident("twin"), &TablePointer { uuid, ..pointer() }, None, soon()).await;
+        assert_eq!(twin, Err(CatalogError::Registered(there)));
+    }
+    store.forgets_listings.store(false, Ordering::SeqCst);
+
+    let put = async |uuid: Uuid, ident: &TableIdent| {
+        let (name, key) = (format!("/lake/named/{uuid}"), ident.key());
+        let there = catalog.store().get(&name, ReadOptions::default(), soon()).await.unwrap().value;
+        let token = there.as_ref().map(crate::store::Token::of);
+        assert!(catalog.store().cas(&name, token, key.into(), soon()).await.unwrap().result.succeeded);
+    };
+    // It says a table that there is not, and one that has another uuid.
+    for left in [ident("nothing"), table.clone()] {
+        let (made, together, instead) = (pointer(), pointer(), pointer());
+        for uuid in [made.uuid, together.uuid, instead.uuid] {
+            put(uuid, &left).await;
+        }
+        let at = catalog.create_table(&ident("a"), &made, soon()).await.unwrap().mod_revision;
+        assert_eq!(name_of(&catalog, made.uuid).await, Some(ident("a").key()));
+        let change = TableChange { table: ident("b"), expected: None, new: together.clone() };
+        let other = TableChange { table: ident("c"), expected: None, new: pointer() };
+        let both = catalog.change_tables(&[change, other], soon()).await.unwrap();
+        assert_eq!(name_of(&catalog, together.uuid).await, Some(ident("b").key()));
+        catalog.register_table(&ident("a"), &instead, Some(at), soon()).await.unwrap();
+        assert_eq!(name_of(&catalog, instead.uuid).await, Some(ident("a").key()));
+        // It says another table than the one that has the uuid: a listing finds that.
+        put(together.uuid, &left).await;
+        let twin = catalog.create_table(&ident("d"), &together, soon()).await;
+        assert_eq!(twin, Err(CatalogError::Registered(ident("b"))));
+        let there = catalog.load_table(&ident("a"), soon()).await.unwrap().unwrap();
+        catalog.drop_table(&ident("a"), there.mod_revision, soon()).await.unwrap();
+        for (name, made) in ["b", "c"].into_iter().zip(both) {
+            catalog.drop_table(&ident(name), made.mod_revision, soon()).await.unwrap();
+        }
+    }
 }

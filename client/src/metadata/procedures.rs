@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use lake_proto::kv::{Compare, Condition};
 
 use super::{Metadata, MetadataWriter};
 use crate::catalog::{Operation, TableIdent, TablePointer, Versioned};
@@ -24,14 +25,15 @@ impl Metadata {
         Ok(calls::list(self.catalog.store().as_ref(), ReadOptions::default(), deadline).await?.value)
     }
 
-    /// Those whose id begins so.
+    /// Those whose id begins so, and the compare that holds until one of them goes on or another comes.
     ///
     /// # Errors
     /// The store's.
-    pub async fn procedures_of(&self, ids: &str, deadline: Instant) -> Result<Vec<Procedure>, Error> {
-        let prefix = crate::procedures::key(ids);
-        let read = self.catalog.store().list_all(&prefix, ReadOptions::default(), deadline).await?;
-        Ok(read.value.iter().filter_map(Procedure::of).collect())
+    pub async fn procedures_of(&self, ids: &str, deadline: Instant) -> Result<(Vec<Procedure>, Compare), Error> {
+        let key = crate::procedures::key(ids);
+        let read = self.catalog.store().list_all(&key, ReadOptions::default(), deadline).await?;
+        let unchanged = Compare { key, condition: Condition::PrefixUnchangedSince(read.revision) };
+        Ok((read.value.iter().filter_map(Procedure::of).collect(), unchanged))
     }
 
     /// One of them.

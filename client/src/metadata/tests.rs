@@ -213,6 +213,24 @@ async fn a_claim_that_was_left_behind_is_ended() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whose_turn_it_is_is_told_though_the_last_look_comes_too_late() {
+    let store = Arc::new(FaultyStore::default());
+    let shared: SharedStore = store.clone();
+    let one = Metadata::new(shared, CacheConfig::default());
+    one.writer().create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    one.writer().create_table(&table(), &pointer("a"), soon()).await.unwrap();
+    one.writer().claim_turn(Uuid::nil(), Uuid::new_v4(), soon()).await.unwrap().unwrap();
+    store.slow_gets.store(true, Ordering::SeqCst);
+    let change = |_: &TablePointer| Ok::<_, String>(Some(pointer("b")));
+    // Deadlines before, in the middle of and behind a look.
+    for more in 0..250 {
+        let by = clock::now() + Duration::from_millis(400 + more);
+        let error = one.writer().read_modify_write(&table(), by, change).await.unwrap_err();
+        assert!(matches!(error, ModifyError::Catalog(CatalogError::NotYourTurn { .. })), "{more} ms more: {error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_old_pointer_does_not_decide_that_nothing_is_to_be_done() {
     // Nothing is told here: watches are refused.
     let shared: SharedStore = Arc::new(FaultyStore::default());

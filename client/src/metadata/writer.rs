@@ -461,8 +461,12 @@ impl MetadataWriter {
             if !backoff.wait(deadline).await {
                 return Ok(false);
             }
-            if self.metadata.turn(table, deadline).await? != Some(claim) {
-                return Ok(true);
+            let had = deadline.saturating_duration_since(clock::now());
+            match self.metadata.turn(table, deadline).await {
+                Ok(turn) if turn != Some(claim) => return Ok(true),
+                Ok(_) => {}
+                Err(CatalogError::Store(e)) if e.is_of_a_last_look(had) => return Ok(false),
+                Err(e) => return Err(e),
             }
             if clock::now() >= until {
                 self.end_turn(table, claim, deadline).await?;

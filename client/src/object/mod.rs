@@ -145,17 +145,20 @@ impl ObjectMetaStore {
     /// The same until the deadline, whatever fails on the way.
     async fn read_by(&self, doing: &str, key: &str, deadline: Instant) -> Result<Option<Stored>, Error> {
         let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
+        let mut last = None;
         loop {
             attempts += 1;
-            let read = tokio::time::timeout_at(deadline.into(), self.read(key)).await.unwrap_or_else(|_| Err(late()));
-            let error = match read {
-                Ok(stored) => return Ok(stored),
-                Err(e) if is_final(&e) => return Err(refused(doing, e)),
-                Err(e) => e,
+            let error = match tokio::time::timeout_at(deadline.into(), self.read(key)).await {
+                Ok(Ok(stored)) => return Ok(stored),
+                Ok(Err(e)) if is_final(&e) => return Err(refused(doing, e)),
+                Ok(Err(e)) => e,
+                // What the attempt before it was told says more.
+                Err(_) => last.take().unwrap_or_else(late),
             };
             if !backoff.wait(deadline).await {
                 return Err(self.unavailable(doing, started, attempts, &error, Applied::No));
             }
+            last = Some(error);
         }
     }
 

@@ -93,11 +93,19 @@ pub async fn submit(store: &dyn MetaStore, id: &str, record: &Record, deadline: 
 /// # Errors
 /// The store's.
 pub async fn wait(store: &dyn MetaStore, id: &str, deadline: Instant) -> Result<Option<Procedure>, Error> {
+    let mut last = None;
     loop {
-        let Some(seen) = get(store, id, deadline).await? else { return Ok(None) };
+        let had = deadline.saturating_duration_since(clock::now());
+        let seen = match (get(store, id, deadline).await, last) {
+            (Ok(Some(seen)), _) => seen,
+            (Ok(None), _) => return Ok(None),
+            (Err(e), Some(last)) if e.is_of_a_last_look(had) => return Ok(Some(last)),
+            (Err(e), _) => return Err(e),
+        };
         if seen.record.state != State::Active || clock::now() + LOOK >= deadline {
             return Ok(Some(seen));
         }
+        last = Some(seen);
         tokio::time::sleep(LOOK).await;
     }
 }
@@ -145,8 +153,13 @@ async fn change(
     to: impl Fn(&Record) -> Option<Record>,
 ) -> Result<Asked, Error> {
     let mut backoff = Backoff::default();
+    // An attempt whose answer was lost.
+    let mut sent: Option<Record> = None;
     loop {
         let Some(seen) = get(store, id, deadline).await? else { return Ok(Asked::NotFound) };
+        if sent.as_ref() == Some(&seen.record) {
+            return Ok(Asked::Now(Box::new(seen)));
+        }
         let Some(record) = to(&seen.record) else { return Ok(Asked::NotNow(Box::new(seen))) };
         if record == seen.record {
             return Ok(Asked::Now(Box::new(seen)));
@@ -155,6 +168,9 @@ async fn change(
         if committed.result.succeeded {
             let mod_revision = committed.result.revision;
             return Ok(Asked::Now(Box::new(Procedure { mod_revision, record, ..seen })));
+        }
+        if committed.resent {
+            sent = Some(record);
         }
         // The leader was first: what it made of it decides.
         if !backoff.wait(deadline).await {
@@ -165,9 +181,40 @@ async fn change(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
-    use crate::faulty::soon;
+    use crate::faulty::{FaultyStore, soon};
     use crate::memory::MemoryStore;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_is_told_what_was_seen_last_though_the_last_look_comes_too_late() {
+        let store = FaultyStore::default();
+        let record = Record::new("k", "s", "first", super::super::kept(&()), 1);
+        submit(&store, "p", &record, soon()).await.unwrap();
+        store.slow_gets.store(true, Ordering::SeqCst);
+        // Deadlines before, in the middle of and behind a look.
+        for more in 0..250 {
+            let by = clock::now() + Duration::from_millis(500 + more);
+            let seen = wait(&store, "p", by).await.unwrap_or_else(|e| panic!("{more} ms more: {e}"));
+            assert_eq!(seen.unwrap().record.state, State::Active);
+        }
+        // Nothing was ever seen.
+        let by = clock::now() + Duration::from_millis(10);
+        assert!(wait(&store, "p", by).await.unwrap_err().is_unavailable());
+    }
+
+    #[tokio::test]
+    async fn a_change_whose_answer_was_lost_is_known_for_ones_own() {
+        let store = FaultyStore::default();
+        let record = Record::new("k", "s", "first", super::super::kept(&()), 1);
+        let Submitted::New(revision) = submit(&store, "p", &record, soon()).await.unwrap() else { panic!() };
+        let poisoned = Record { state: State::Poisoned, ..record };
+        store.commit(poisoned.change("p", revision), soon()).await.unwrap();
+        store.lose_answers.store(1, Ordering::SeqCst);
+        let asked = clear(&store, "p", Clear::Retry, soon()).await.unwrap();
+        assert!(matches!(&asked, Asked::Now(now) if now.record.state == State::Active), "{asked:?}");
+    }
 
     #[tokio::test]
     async fn a_procedure_is_submitted_once_and_asked_to_change() {

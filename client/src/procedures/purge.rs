@@ -98,6 +98,11 @@ pub fn ids_of(table: Uuid) -> String {
     format!("purge-{table}-")
 }
 
+/// The revision that the pointer of a table had when it was dropped, by the id of its purge.
+pub fn dropped_at(id: &str, table: Uuid) -> Option<Revision> {
+    id.strip_prefix(&ids_of(table))?.parse().ok()
+}
+
 /// What a worker is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
@@ -160,6 +165,7 @@ mod tests {
         let (id, record) = of_drop(&table, &pointer, 17, 3);
         super::super::validate_id(&id).unwrap();
         assert!(id.starts_with(&ids_of(pointer.uuid)) && id.ends_with("-17"), "{id}");
+        assert_eq!((dropped_at(&id, pointer.uuid), dropped_at(&id, Uuid::nil())), (Some(17), None));
         assert_eq!((record.subject.as_str(), record.step.as_str()), ("a.b.t", RETAIN));
         let purge: Purge = record.data().unwrap();
         let task = Task { id, step: DELETE.to_owned(), purge: purge.clone() };

@@ -284,7 +284,8 @@ impl Keeping {
         let limit = (sent + self.lease.ttl / PER_TTL).min(self.last_moment());
         match tokio::time::timeout_at(limit.into(), answer).await {
             Ok(answer) => Ok(answer?),
-            Err(_) => Err(Unanswered::Silent(clock::since(sent))),
+            // The time that it was given: a process that was not woken in time has not listened for longer.
+            Err(_) => Err(Unanswered::Silent(limit.saturating_duration_since(sent))),
         }
     }
 }
@@ -403,7 +404,7 @@ mod tests {
     async fn a_silence_that_is_short_for_others_takes_neither_leader_nor_connection() {
         let leader = Slow::default();
         let (store, server) = led_by(leader.clone()).await;
-        let keeper = LeaseKeeper::start(store.clone(), lease(Duration::from_secs(3)));
+        let keeper = LeaseKeeper::start(store.clone(), lease(Duration::from_secs(9)));
         let told = keeper.lost().await;
         assert!(told.contains("no answer within"), "{told}");
         assert!(leader.arrived.lock().unwrap().len() > 1, "it is tried on another stream");
@@ -411,6 +412,21 @@ mod tests {
         assert_eq!(view.leader().map(|leader| leader.id), Some(1));
         assert_eq!(view.question(clock::now()).besides, None, "nobody says that it failed");
         server.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_was_not_woken_in_time_takes_nobody_for_silent() {
+        let config = RemoteConfig { endpoints: vec!["127.0.0.1:1".to_owned()], secret: None };
+        let store = RemoteStore::connect(config).unwrap();
+        let lease = lease(Duration::from_secs(9));
+        let (held, _) = watch::channel(Held { until: lease.held_until, lost: None });
+        let keeping = Keeping { store, lease, held, tag: 0 };
+        let sent = clock::now();
+        tokio::time::advance(Duration::from_secs(5)).await;
+        let answer = keeping.in_time(sent, std::future::pending::<Result<(), Status>>()).await;
+        let Err(Unanswered::Silent(within)) = answer else { panic!("nothing answers") };
+        assert_eq!(within, lease.ttl / PER_TTL);
+        assert!(!Failure::silent(within).broken);
     }
 
     #[tokio::test(start_paused = true)]

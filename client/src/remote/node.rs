@@ -95,6 +95,12 @@ struct Known {
     last: Option<String>,
 }
 
+impl Known {
+    fn held(&self) -> Option<Tenure> {
+        self.tenure.filter(|tenure| self.superseded.is_none() && clock::now() < tenure.held_until)
+    }
+}
+
 /// What a process holds as its node at any moment. Cheap to clone; once the [`NodeKeeper`] has ended, the last tenure runs out.
 #[derive(Debug, Clone)]
 pub struct Tenures {
@@ -104,15 +110,16 @@ pub struct Tenures {
 impl Tenures {
     /// What is certainly held now, unless it is revoked.
     pub fn now(&self) -> Option<Tenure> {
-        let known = self.known.borrow();
-        known.tenure.filter(|tenure| known.superseded.is_none() && clock::now() < tenure.held_until)
+        self.known.borrow().held()
     }
 
     /// Waits until this lease is no longer held, by what is known here and this process's clock. Cancel-safe.
     pub async fn over(&self, lease: LeaseId) {
-        while let Some(tenure) = self.now().filter(|tenure| tenure.lease == lease) {
-            let mut known = self.known.clone();
-            known.mark_unchanged();
+        let mut known = self.known.clone();
+        loop {
+            // Marked as seen with the same look: what changes right after it wakes.
+            let held = known.borrow_and_update().held();
+            let Some(tenure) = held.filter(|tenure| tenure.lease == lease) else { return };
             tokio::select! {
                 () = tokio::time::sleep_until(tenure.held_until.into()) => {}
                 // Its end leaves what is known as it is.

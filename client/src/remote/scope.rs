@@ -70,10 +70,11 @@ pub enum Acquired {
 }
 
 impl ScopeGuard {
-    /// Acquires all of these scopes at once, or none, and waits for those that others hold until the deadline.
+    /// Acquires all of these scopes at once, or none, and waits for those that others hold until the deadline. `Taken` then,
+    /// as last seen: a look for which there was less than a second may fail without that being an error.
     ///
     /// # Errors
-    /// As [`ScopeGuard::acquire`].
+    /// As [`ScopeGuard::acquire`]; `Unavailable` if the cluster did not answer for longer than that.
     pub async fn wait_for(
         store: &RemoteStore,
         paths: Vec<String>,
@@ -86,12 +87,9 @@ impl ScopeGuard {
                 Acquired::Held(guard) => return Ok(Acquired::Held(guard)),
                 Acquired::Taken(by) => by,
             };
-            for scope in &taken {
-                let mut backoff = Backoff::default();
-                while is_live(store, scope, deadline).await? {
-                    if !backoff.wait(deadline).await {
-                        return Ok(Acquired::Taken(taken));
-                    }
+            for (n, scope) in taken.iter().enumerate() {
+                if !is_gone_by(deadline, async || is_live(store, scope, deadline).await).await? {
+                    return Ok(Acquired::Taken(taken[n..].to_vec()));
                 }
             }
         }
@@ -193,9 +191,87 @@ impl ScopeGuard {
     }
 }
 
+/// Waits until a claim that stood a moment ago is gone, as these looks at it say. False: it is not, by the deadline.
+async fn is_gone_by(deadline: Instant, is_live: impl AsyncFn() -> Result<bool, Error>) -> Result<bool, Error> {
+    let mut backoff = Backoff::default();
+    loop {
+        let had = deadline.saturating_duration_since(clock::now());
+        match is_live().await {
+            Ok(true) => {}
+            Ok(false) => return Ok(true),
+            Err(e) if e.is_of_a_last_look(had) => return Ok(false),
+            Err(e) => return Err(e),
+        }
+        if !backoff.wait(deadline).await {
+            return Ok(false);
+        }
+    }
+}
+
 /// Whether this very claim still stands.
 async fn is_live(store: &RemoteStore, scope: &Scope, deadline: Instant) -> Result<bool, Error> {
     // In order: a scope comes before those whose paths begin with its own.
     let first = store.list_scopes(&scope.path, "", 1, ReadOptions::default(), deadline).await?;
     Ok(first.value.items.first().is_some_and(|found| (&found.path, found.fence) == (&scope.path, scope.fence)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Applied, Leader};
+
+    /// What a look says for which there was no time.
+    fn late() -> Error {
+        Error::Unavailable {
+            doing: "listing the scopes".into(),
+            endpoints: vec![],
+            attempts: 1,
+            elapsed: Duration::ZERO,
+            leader: Leader::Without,
+            last: "Timeout expired".into(),
+            applied: Applied::No,
+        }
+    }
+
+    /// The end of a wait of this length for a claim that stands. A look takes 5 ms; what would be answered later than after
+    /// `away` is not.
+    async fn waits(patience: Duration, away: Duration) -> Result<bool, Error> {
+        let (began, deadline) = (clock::now(), clock::now() + patience);
+        is_gone_by(deadline, async || {
+            let answer = clock::now() + Duration::from_millis(5);
+            if answer.duration_since(began) > away || answer > deadline {
+                tokio::time::sleep_until(deadline.into()).await;
+                return Err(late());
+            }
+            tokio::time::sleep_until(answer.into()).await;
+            Ok(true)
+        })
+        .await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_comes_too_late_leaves_a_claim_as_it_was_seen() {
+        // Deadlines in the middle of a look, before and behind one.
+        for more in 0..300 {
+            assert_eq!(waits(Duration::from_millis(1500 + more), Duration::MAX).await, Ok(false), "{more} ms more");
+        }
+        let patience = Duration::from_secs(10);
+        assert_eq!(waits(patience, patience - Duration::from_millis(500)).await, Ok(false), "it was away for a moment");
+        assert_eq!(waits(patience, patience - Duration::from_secs(3)).await, Err(late()), "nobody knows");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_is_gone_is_waited_for_no_longer() {
+        let began = clock::now();
+        let gone =
+            is_gone_by(began + Duration::from_secs(60), async || Ok(clock::since(began) < Duration::from_secs(1)));
+        assert_eq!(gone.await, Ok(true));
+        assert!(clock::since(began) < Duration::from_secs(2));
+        let refused = Error::Refused { doing: "a test".into(), message: "no".into() };
+        assert_eq!(
+            is_gone_by(began, async || Err(refused.clone())).await,
+            Err(refused.clone()),
+            "it is no lack of time"
+        );
+    }
 }

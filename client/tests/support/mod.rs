@@ -1,17 +1,46 @@
 //! Services of others that the tests run stores against: installed from PyPI, started, and killed when dropped.
 
+use std::ffi::OsStr;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long anything in these tests may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
+/// How long one command of an installation may take, in seconds.
+const INSTALL_WITHIN: &str = "600";
+/// How often it is tried: registries fail now and then.
+const INSTALL_ATTEMPTS: u32 = 3;
 
-/// Runs a command that must succeed.
-fn must(command: &mut Command) {
-    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+/// A program that is ended if it takes too long.
+pub fn bounded(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", INSTALL_WITHIN]).arg(program);
+    command
+}
+
+/// Runs a command that must succeed in the end, and may be run again.
+pub fn must(command: &mut Command) {
+    for attempt in 1.. {
+        let output = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        if output.status.success() {
+            return;
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(attempt < INSTALL_ATTEMPTS, "{command:?}, {attempt} times: {}: {said}", output.status);
+        std::thread::sleep(Duration::from_secs(5));
+    }
+}
+
+/// Waits until no other process of these tests installs what is called so, and keeps them waiting until it is dropped.
+pub fn alone(name: &str) -> File {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.lock"));
+    let lock = File::options().create(true).append(true).open(&path);
+    let lock = lock.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    lock.lock().unwrap_or_else(|e| panic!("locking {}: {e}", path.display()));
+    lock
 }
 
 /// The binary that comes with a package, installed under the target directory if it is not there yet.
@@ -19,13 +48,14 @@ pub fn installed(package: &str, binary: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let name = package.replace("==", "-");
+    let _alone = alone(&name);
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
     if !home.exists() {
         // Made aside and renamed, so that an interrupted installation is not taken for a whole one. A venv knows its own
         // path, but what is looked for in it does not care.
         let unfinished = home.with_file_name(format!("{name}.unfinished-{}", std::process::id()));
-        must(Command::new("python3").args(["-m", "venv"]).arg(&unfinished));
-        must(Command::new(unfinished.join("bin/python")).args(["-m", "pip", "install", "--quiet", package]));
+        must(bounded("python3").args(["-m", "venv"]).arg(&unfinished));
+        must(bounded(unfinished.join("bin/python")).args(["-m", "pip", "install", "--quiet", package]));
         if let Err(e) = std::fs::rename(&unfinished, &home) {
             assert!(home.exists(), "{}: {e}", home.display());
             std::fs::remove_dir_all(&unfinished).unwrap();

@@ -63,11 +63,13 @@ impl S3 {
         let objects = this.bucket(bucket);
         let path = Path::from("is-it-there");
         eventually("the S3 service to take an object", async || {
-            let put = tokio::time::timeout(ATTEMPT, objects.put(&path, "yes".into())).await;
-            put.ok().and_then(Result::ok)
+            let put_and_deleted = async {
+                objects.put(&path, "yes".into()).await?;
+                objects.delete(&path).await
+            };
+            tokio::time::timeout(ATTEMPT, put_and_deleted).await.ok().and_then(Result::ok)
         })
         .await;
-        objects.delete(&path).await.unwrap();
         this
     }
 

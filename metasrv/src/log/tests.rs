@@ -15,6 +15,9 @@ use crate::raft::types::{Member, Membership};
 use crate::snapshot::SnapshotStore;
 use crate::state::command::Action;
 
+/// How long what should happen soon may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn identity() -> Mark {
     Mark { peer_id: 1, incarnation: "ab".repeat(16), ..Mark::default() }
 }
@@ -293,7 +296,7 @@ fn create_with_room(dir: &Path, room: &Arc<AtomicU64>) -> Log {
 
 async fn until(log: &Log, wanted: impl Fn(&Health) -> bool) {
     let mut health = log.health();
-    tokio::time::timeout(Duration::from_secs(20), health.wait_for(wanted)).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, health.wait_for(wanted)).await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -322,7 +325,7 @@ async fn a_log_can_be_closed_while_the_disk_is_full() {
     let (callback, flushed) = callback();
     log.append(vec![entry(1, 0, 10)], callback).await.unwrap();
     until(&log, |h| matches!(h, Health::Held(_))).await;
-    tokio::time::timeout(Duration::from_secs(20), log.close()).await.unwrap();
+    tokio::time::timeout(PATIENCE, log.close()).await.unwrap();
     assert!(flushed.await.is_err(), "what was held is refused");
     assert_eq!(open(dir.path()).unwrap().bounds().1, None);
 }

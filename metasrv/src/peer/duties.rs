@@ -464,8 +464,9 @@ mod tests {
         let member = founding::found_alone(&peer).await.unwrap();
         member.recovered().wait_for(|recovered| *recovered).await.unwrap();
         let call = &Call::own(clock::now() + Duration::from_secs(30));
-        let ttl = Duration::from_secs(1);
-        let lease = member.grant_lease(1000, String::new(), None, call).await.unwrap();
+        // Longer than a machine is busy with other things before the peer stops: it would end before that.
+        let ttl = Duration::from_secs(4);
+        let lease = member.grant_lease(4000, String::new(), None, call).await.unwrap();
         let granted = member.log.bounds().1.unwrap().index;
         // Something behind it, so that the lease itself is applied.
         member.propose(Action::SetQuota { prefix: "/kv/".into(), bytes: Some(1 << 20) }, None, call).await.unwrap();

@@ -385,8 +385,8 @@ impl Snapshots {
     }
 }
 
-/// Writes a snapshot, however often it takes until the disk has room for it: others may take what was free when it began. The
-/// log is kept meanwhile, and nothing is lost.
+/// Writes a snapshot, however often it takes until the disk has room for it, and the machine a thread: others may take what was
+/// free when it began. The log is kept meanwhile, and nothing is lost.
 ///
 /// # Errors
 /// Those of writing; that there was no room when the peer was stopped.
@@ -397,7 +397,7 @@ async fn where_there_is_room<T: Send + 'static>(
     let mut told = false;
     loop {
         match behind("lake-snapshot", write.clone()).await {
-            Err(e) if is_full(&e) && !log.holds_no_more() => {
+            Err(e) if is_for_want_of_room(&e) && !log.holds_no_more() => {
                 if !told {
                     told = true;
                     tracing::warn!("{e}; the log stays as it is, and the snapshot is written once there is room");
@@ -409,8 +409,9 @@ async fn where_there_is_room<T: Send + 'static>(
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+/// Of the disk, or of the machine for a thread.
+fn is_for_want_of_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::WouldBlock)
 }
 
 /// Writes one snapshot from an immutable state.
@@ -456,6 +457,8 @@ mod tests {
         let full_until = |tries: usize| {
             let tried = tried.clone();
             move || match tried.fetch_add(1, Ordering::SeqCst) {
+                // So it is said that there is no thread to be had.
+                1 => Err(io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error())),
                 n if n < tries => Err(io::Error::from(io::ErrorKind::StorageFull)),
                 n => Ok(n),
             }

@@ -52,6 +52,8 @@ async fn everything_is_there_after_all_peers_are_restarted() {
     for i in 0..50 {
         cluster.put(&format!("/kv/{i}"), format!("{i}")).await;
     }
+    // It has applied all of it by then.
+    assert!(cluster.get(1, "/kv/49").await.is_some());
     let before = cluster.status(1).await;
     cluster.stop_all().await;
     for id in 1..=3 {
@@ -87,10 +89,14 @@ async fn when_the_leader_goes_another_takes_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_is_the_last_to_stop_waits_for_nobody() {
+    const AT_ONCE: Duration = Duration::from_millis(400);
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     let mut quickest = Duration::MAX;
-    // The quickest of a few, for a machine that is busy with other things.
-    for _ in 0..3 {
+    // The quickest of some, for a machine that is busy with other things.
+    for _ in 0..10 {
+        if quickest < AT_ONCE {
+            break;
+        }
         let leader = cluster.leader().await;
         let last = cluster.running.remove(&leader).unwrap();
         cluster.stop_all().await;
@@ -101,7 +107,7 @@ async fn a_leader_that_is_the_last_to_stop_waits_for_nobody() {
             cluster.start(id).await;
         }
     }
-    assert!(quickest < Duration::from_millis(400), "it waited {quickest:?}, for a successor that is down");
+    assert!(quickest < AT_ONCE, "it waited {quickest:?}, for a successor that is down");
     cluster.stop_all().await;
 }
 
@@ -141,7 +147,6 @@ async fn a_follower_that_was_away_too_long_gets_a_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_of_a_listing_see_one_revision_and_expire() {
-    // A disk that is busy with other things holds a put up for a while.
     const LIFE: Duration = Duration::from_secs(3);
     let mut cluster = TestCluster::founded(1, |config| config.page_life = LIFE).await;
     for i in 0..30 {
@@ -151,9 +156,18 @@ async fn pages_of_a_listing_see_one_revision_and_expire() {
         let request = v1::ListRequest { prefix: "/kv/".into(), limit: 10, page: page.into(), options: None };
         cluster.kv(1).list(request).await.map(|r| r.into_inner())
     };
-    let first = list("").await.unwrap();
-    cluster.put("/kv/15", "changed").await;
-    let second = list(&first.next_page).await.unwrap();
+    // A machine that is busy with other things may let a page expire that is asked for at once: then again.
+    let (first, second) = eventually("two pages", async || {
+        cluster.put("/kv/15", "1").await;
+        let first = list("").await.unwrap();
+        cluster.put("/kv/15", "changed").await;
+        match list(&first.next_page).await {
+            Ok(second) => Some((first, second)),
+            Err(error) if kind(&error) == Kind::SnapshotExpired => None,
+            Err(error) => panic!("{error}"),
+        }
+    })
+    .await;
     assert_eq!(second.entries[5].value, "1", "a later page does not see what changed meanwhile");
     assert_eq!(first.header.unwrap().revision, second.header.clone().unwrap().revision);
     // It lives for as long as it is asked for.
@@ -339,21 +353,22 @@ async fn without_a_quorum_a_read_is_as_old_as_it_may_be_and_no_older() {
     for id in (1..=3).filter(|id| *id != leader) {
         cluster.stop(id).await;
     }
-    let read = async |consistency: Consistency, max_staleness_ms| {
+    let read = async |consistency: Consistency, max_staleness_ms, within| {
         let options =
             v1::ReadOptions { consistency: consistency as i32, max_staleness_ms, ..v1::ReadOptions::default() };
         let mut request = Request::new(v1::GetRequest { key: "/kv/a".into(), options: Some(options) });
-        request.set_timeout(Duration::from_millis(500));
+        request.set_timeout(within);
         cluster.kv(leader).get(request).await.map(|answer| answer.into_inner().entry.unwrap().value)
     };
+    let soon = Duration::from_millis(500);
     assert_eq!(
-        why(async || read(Consistency::Bounded, 100).await).await,
+        why(async || read(Consistency::Bounded, 100, soon).await).await,
         Kind::Unavailable,
         "what it has is too old by then"
     );
-    assert_eq!(read(Consistency::Bounded, 600_000).await.unwrap(), "1", "which needs nobody");
-    assert_eq!(read(Consistency::Local, 0).await.unwrap(), "1");
-    assert_eq!(why(async || read(Consistency::Linearizable, 0).await).await, Kind::Unavailable);
+    assert_eq!(read(Consistency::Bounded, 600_000, PATIENCE).await.unwrap(), "1", "which needs nobody");
+    assert_eq!(read(Consistency::Local, 0, PATIENCE).await.unwrap(), "1");
+    assert_eq!(why(async || read(Consistency::Linearizable, 0, soon).await).await, Kind::Unavailable);
     cluster.stop_all().await;
 }
 

@@ -47,7 +47,7 @@ impl Load {
                             break;
                         }
                         let key = format!("/kv/{run}/{w}/{n:06}");
-                        let deadline = Instant::now() + Duration::from_secs(20);
+                        let deadline = Instant::now() + PATIENCE;
                         let committed = store.cas(&key, None, "v".into(), deadline).await.unwrap();
                         assert!(committed.result.succeeded || committed.resent, "{key} was there already");
                         acknowledged.push(key);

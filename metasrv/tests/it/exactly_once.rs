@@ -149,14 +149,16 @@ async fn more_changes_than_a_window_holds_wait_their_turn() {
         async move { store.commit(put(&format!("/kv/{n}"), "1"), soon()).await.unwrap() }
     });
     let revisions: Vec<_> = futures::future::join_all(puts).await.iter().map(|done| done.result.revision).collect();
-    // One for the session, and one for each of them.
-    assert_eq!(revisions.iter().max(), Some(&(before + 1 + many)));
+    // One for each of them, and one for the session; another one for each time that its opening was asked for again.
+    let distinct: std::collections::BTreeSet<_> = revisions.iter().collect();
+    let sessions = distinct.last().map(|last| **last - before - many);
+    assert!(distinct.len() as u64 == many && sessions.is_some_and(|n| (1..=3).contains(&n)), "{sessions:?} sessions");
     cluster.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_is_kept_open_while_its_store_lives_and_no_longer() {
-    const TTL: Duration = Duration::from_secs(5);
+    const TTL: Duration = Duration::from_secs(10);
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     let store = cluster.client().with_session_ttl(TTL).unwrap();
     let direct = cluster.client();
@@ -203,8 +205,7 @@ async fn leaders_killed_with_requests_in_flight_lose_nothing_and_do_nothing_twic
                 let key = format!("/kv/{writer}");
                 let mut last = None;
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    let deadline = Instant::now() + Duration::from_secs(20);
-                    let done = store.commit(put(&key, "v"), deadline).await.unwrap();
+                    let done = store.commit(put(&key, "v"), soon()).await.unwrap();
                     let replaced = previous(&done).map(|entry| entry.mod_revision);
                     assert_eq!(replaced, last, "each change of {key} follows the one before");
                     last = Some(done.result.revision);

@@ -28,6 +28,7 @@ async fn acquire(store: &RemoteStore, paths: &[&str], ttl_s: u64) -> Result<Scop
 
 #[tokio::test(flavor = "multi_thread")]
 async fn scopes_are_held_all_or_none_until_their_guard_goes() {
+    const TTL_S: u64 = 6;
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     let store = cluster.client();
     let guard = acquire(&store, &["/a/b", "/c"], 60).await.unwrap();
@@ -54,11 +55,11 @@ async fn scopes_are_held_all_or_none_until_their_guard_goes() {
     assert!(!guard.release(soon()).await.unwrap(), "there is nothing to give back");
     assert!(!store.commit(under_it, soon()).await.unwrap().result.succeeded, "it is held no more");
 
-    let dropped = acquire(&store, &["/a"], 1).await.expect("it was given back");
-    // It is kept alive for as long as the guard is there, however short its time.
+    let dropped = acquire(&store, &["/a"], TTL_S).await.expect("it was given back");
+    // It is kept alive for as long as the guard is there.
     let renewed = dropped.lease().held_until();
     eventually("three renewals", async || {
-        (dropped.lease().held_until() > renewed + Duration::from_secs(1)).then_some(())
+        (dropped.lease().held_until() > renewed + Duration::from_secs(TTL_S)).then_some(())
     })
     .await;
     assert!(acquire(&store, &["/a/b"], 60).await.is_err());
@@ -77,7 +78,8 @@ async fn who_waits_for_a_scope_has_it_once_its_guard_is_dropped_or_its_holder_is
     };
     let first = acquire(&store, &["/a"], 60).await.unwrap();
     let fence = first.lease().id();
-    match wait("/a/b", Instant::now() + Duration::from_millis(1500)).await {
+    // Enough for a lease and a transaction, also where a disk is slow.
+    match wait("/a/b", Instant::now() + Duration::from_secs(5)).await {
         Acquired::Taken(by) => assert_eq!(by[0].path, "/a", "who is in the way is told"),
         Acquired::Held(_) => panic!("it is taken"),
     }
@@ -95,13 +97,13 @@ async fn who_waits_for_a_scope_has_it_once_its_guard_is_dropped_or_its_holder_is
     assert!(second.lease().id() > fence, "the fence rises");
 
     // One whose process is gone: nobody renews its lease.
-    let silent = store.grant_lease(Duration::from_secs(1), "a test", soon()).await.unwrap();
+    let silent = store.grant_lease(Duration::from_secs(6), "a test", soon()).await.unwrap();
     let owner = ScopeOwner::Lease(silent.id);
     let when = vec![Compare::lease_alive(silent.id), Compare::scope_free("/c".to_owned(), Some(owner.clone()))];
     let then = vec![Op::AcquireScope { path: "/c".to_owned(), owner }];
     let txn = Txn { when, then, otherwise: vec![] };
     assert!(store.commit(txn, soon()).await.unwrap().result.succeeded);
-    let Acquired::Held(third) = wait("/c", soon()).await else { panic!("its lease ends after a second") };
+    let Acquired::Held(third) = wait("/c", soon()).await else { panic!("its lease ends by itself") };
     assert!(third.release(soon()).await.unwrap() && second.release(soon()).await.unwrap());
     cluster.stop_all().await;
 }
@@ -110,7 +112,7 @@ async fn who_waits_for_a_scope_has_it_once_its_guard_is_dropped_or_its_holder_is
 async fn work_under_a_lease_ends_when_the_lease_may_be_lost() {
     let mut cluster = TestCluster::founded(3, |_| {}).await;
     let store = cluster.client();
-    let lease = store.grant_lease(Duration::from_secs(2), "a test", soon()).await.unwrap();
+    let lease = store.grant_lease(Duration::from_secs(6), "a test", soon()).await.unwrap();
     let keeper = LeaseKeeper::start(store, lease);
     assert_eq!(keeper.while_held(async { 7 }).await, Ok(7));
     keeper.renewed().await.unwrap();

@@ -21,7 +21,7 @@ use tonic::Request;
 use tonic::transport::Channel;
 
 /// How long a change may take with peers being killed around it.
-const CHANGE: Duration = Duration::from_secs(60);
+const CHANGE: Duration = Duration::from_secs(120);
 
 /// Waits until a peer serves, and has applied as much as the leader had.
 async fn serves(processes: &Processes, id: u64) {
@@ -204,7 +204,7 @@ async fn a_leader_that_slept_through_its_deposition_serves_nothing_old() {
     for round in 0..3u32 {
         let zombie = processes.leader().await;
         put(&store, "/kv/zombie", format!("old {round}").into_bytes()).await;
-        let term = processes.status(zombie).await.unwrap().term;
+        let term = eventually("its term", async || processes.status(zombie).await).await.term;
         processes.signal(zombie, Signal::STOP);
         let leader = processes.leader_besides(&[zombie]).await;
         println!("peer {leader} leads instead of {zombie}");
@@ -339,7 +339,8 @@ async fn a_snapshot_cut_off_in_the_middle_is_sent_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_that_is_down_for_long_does_not_grow_the_leader() {
-    let mut processes = Processes::founded(32).await;
+    // Nobody else leads meanwhile: it is one process that is measured.
+    let mut processes = Processes::calm(32).await;
     let store = processes.store();
     let leader = processes.leader().await;
     let down = (1..=3).find(|id| *id != leader).unwrap();

@@ -151,10 +151,12 @@ async fn a_greedy_caller_is_refused_and_a_modest_one_gets_in() {
         cluster.start(id).await;
     }
     let (mut modest, mut greedy) = (modest.into_inner(), greedy.into_inner());
+    let by = Instant::now() + 4 * PATIENCE;
     while modest.done < MODEST || greedy.iter().map(|caller| caller.done).sum::<u64>() < taken {
         modest.look();
         greedy.iter_mut().for_each(Caller::look);
         assert_eq!(modest.refused, 0);
+        assert!(Instant::now() < by, "{} of the modest one's are done", modest.done);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     greedy.push(modest);

@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use crate::support::processes::Processes;
 use crate::support::{PATIENCE, TestCluster, eventually};
 
-const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(3000) };
+const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(6000) };
 /// What is purged has so many files, of which a part deletes one.
 pub const FILES: u64 = 12;
 

@@ -12,7 +12,8 @@ use lake_proto::v1::error_detail::{Applied, Kind};
 use lake_proto::v1::sessions_client::SessionsClient;
 use tonic::{Request, Status};
 
-const TTL: Duration = Duration::from_secs(5);
+/// A machine may be busy with other things for half of it.
+const TTL: Duration = Duration::from_secs(10);
 
 fn soon() -> Instant {
     Instant::now() + PATIENCE

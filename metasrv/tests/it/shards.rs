@@ -11,11 +11,11 @@ use lake_client::follow::{Follower, Told};
 use lake_client::nodes::Rhythm;
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::{Node, NodeKeeper, Tenures};
-use lake_client::shards::{self, ROUTES, Routes, ShardListing, ShardStatus};
-use lake_client::store::MetaStore;
+use lake_client::shards::{self, ROUTES, Routes, SETTINGS, Settings, ShardListing, ShardStatus};
+use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::peer::placement::Placement;
 use lake_metasrv::peer::placement::phi::THRESHOLD;
-use lake_proto::kv::{KeyValue, Op, Revision, Txn};
+use lake_proto::kv::{Expected, KeyValue, Op, Revision, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::shards_client::ShardsClient;
@@ -26,7 +26,7 @@ use crate::support::processes::Processes;
 use crate::support::{PATIENCE, TestCluster, eventually, kind};
 
 /// Workers are heard a few times a second, and their leases live as long as they must.
-const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(3000) };
+const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(6000) };
 const SHARDS: u32 = 12;
 /// Under it workers write what they have done, by shards.
 const DONE: &str = "/kv/upkeep/";
@@ -204,6 +204,31 @@ async fn shards_follow_their_workers() {
     })
     .await;
     assert!(kept.shards.iter().all(|shard| shard.route.node == "a"));
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_puts_in_the_place_of_a_route_or_the_settings_is_borne() {
+    let mut cluster = founded().await;
+    let store = cluster.client();
+    let put = async |key: &str, over: Revision, value: Bytes| {
+        let done = store.commit(Txn::cas(key, Expected::ModRevision(over), value), soon()).await.unwrap().result;
+        assert!(done.succeeded, "{key}");
+        done.revision
+    };
+    let _a = worker(cluster.client(), "a");
+    let listing = until_listed(&store, "a to have all", |listing| held_by(listing, &[("a", 12)])).await;
+    let odd = put(&shards::key(3), listing.shards[3].fence, "no route".into()).await;
+    until_listed(&store, "the shard to be given again", |listing| {
+        held_by(listing, &[("a", 12)]) && listing.shards[3].fence > odd
+    })
+    .await;
+    let settings = store.get(SETTINGS, ReadOptions::default(), soon()).await.unwrap().value.unwrap();
+    put(SETTINGS, settings.mod_revision, Settings { shards: 5, maintenance: false }.to_bytes()).await;
+    until_listed(&store, "the five that count to be listed", |listing| {
+        held_by(listing, &[("a", 5)]) && listing.count == 5 && listing.shards.len() == 5
+    })
+    .await;
     cluster.stop_all().await;
 }
 

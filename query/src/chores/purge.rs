@@ -22,6 +22,7 @@ use lake_client::procedures::purge::{Answer, CHECK, DELETE, MAX_KEPT, Part, Purg
 
 use super::ASK;
 use crate::error::{Error, Kind, Result};
+use crate::storage::canonical;
 use crate::table::{Tables, catalog_error, steps};
 
 /// Live tables that are looked at before the time is.
@@ -67,9 +68,9 @@ pub async fn part(tables: &Tables, task: Task, until: Instant) -> Result<Answer>
     }
 }
 
-/// The directory of a table's location.
+/// The directory of a table's location. Here all locations are compared in their one spelling.
 fn directory(metadata: &TableMetadata) -> String {
-    format!("{}/", metadata.location().trim_end_matches('/'))
+    format!("{}/", canonical(metadata.location().trim_end_matches('/')))
 }
 
 // ---- checking -------------------------------------------------------------------------------------------------
@@ -141,13 +142,14 @@ async fn look_at(
     let doing = |e: Error| e.while_doing(format_args!("looking for files in {own} that table {ident} refers to"));
     let metadata = tables.cache.table(&pointer.metadata_location).await.map_err(doing)?;
     let theirs = directory(&metadata);
-    if pointer.metadata_location.starts_with(own) || theirs.starts_with(own) || own.starts_with(&theirs) {
+    if canonical(&pointer.metadata_location).starts_with(own) || theirs.starts_with(own) || own.starts_with(&theirs) {
         return Ok(Found::LivesThere(format!("table {ident} lives in {theirs}, and this one in {own}")));
     }
     let mut used: Vec<String> = Vec::new();
     let mut note = |location: &str| {
+        let location = canonical(location);
         if location.starts_with(own) && used.len() <= MAX_KEPT {
-            used.push(location.to_owned());
+            used.push(location);
         }
     };
     beside_snapshots(&metadata).for_each(&mut note);
@@ -279,9 +281,10 @@ impl Deleting<'_> {
     async fn delete(&mut self, locations: &[impl AsRef<str>]) -> Result<()> {
         let mut own: Vec<&str> = Vec::new();
         for location in locations.iter().map(AsRef::as_ref) {
-            match location.starts_with(&self.own) {
+            let spelled = canonical(location);
+            match spelled.starts_with(&self.own) {
                 false => self.purge.outside += 1,
-                true if self.kept.contains(location) => {}
+                true if self.kept.contains(&spelled) => {}
                 true => own.push(location),
             }
         }

@@ -23,12 +23,15 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
 use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 
 use super::prepared::failed;
 use crate::error::{Error, Result};
 use crate::sql::bound::{Bound, ROWS};
 use crate::sql::{CATALOG, DEFAULT_SCHEMA};
+
+/// Most rows that are worked on together.
+const ROWS_AT_A_TIME: usize = 65_536;
 
 /// What becomes of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,8 +90,14 @@ impl Target {
         format!("{}.{}", quoted(&self.schema), quoted(&self.table))
     }
 
-    /// The statement that the rows go in by; `exists`: the table is there.
-    pub fn statement(&self, rows: Incoming, exists: bool) -> Bound {
+    /// Whether it matters, before the rows go in, if the table is there.
+    pub fn looks_first(&self) -> bool {
+        matches!(self.mode, Mode::ReplaceExisting | Mode::CreateOrAppend)
+    }
+
+    /// The statement that the rows go in by. It is the same whether the table is there or not, so that who sends it again by the
+    /// same operation id is told what came of the first.
+    pub fn statement(&self, rows: Incoming) -> Bound {
         let columns: Vec<String> = rows.schema.fields().iter().map(|field| quoted(field.name())).collect();
         let (name, columns) = (self.name(), columns.join(", "));
         let sql = match self.mode {
@@ -96,10 +105,9 @@ impl Target {
                 format!("INSERT INTO {name} ({columns}) SELECT {columns} FROM \"{ROWS}\"")
             }
             Mode::Create => format!("CREATE TABLE {name} AS SELECT * FROM \"{ROWS}\""),
-            Mode::Replace | Mode::ReplaceExisting if exists => {
+            Mode::Replace | Mode::ReplaceExisting => {
                 format!("CREATE OR REPLACE TABLE {name} AS SELECT * FROM \"{ROWS}\"")
             }
-            Mode::Replace | Mode::ReplaceExisting => format!("CREATE TABLE {name} AS SELECT * FROM \"{ROWS}\""),
         };
         Bound { rows: Some(rows.table), ..Bound::from(sql.as_str()) }
     }
@@ -144,12 +152,20 @@ impl Incoming {
         let rows = futures::stream::iter(first.map(Ok)).chain(batches.map_err(move |e| failed(e, doing)));
         let rows = rows.map(move |batch| {
             let batch = batch.map_err(Error::into_datafusion)?;
-            Ok(RecordBatch::try_new(target.clone(), batch.columns().to_vec())?)
+            Ok::<_, DataFusionError>(parts(RecordBatch::try_new(target.clone(), batch.columns().to_vec())?))
         });
-        let once = Once { schema: schema.clone(), rows: Mutex::new(Some(rows.boxed())) };
+        let once = Once { schema: schema.clone(), rows: Mutex::new(Some(rows.try_flatten().boxed())) };
         let table = StreamingTable::try_new(schema.clone(), vec![Arc::new(once)])?;
         Ok(Self { schema, table: Arc::new(table) })
     }
+}
+
+/// A batch in parts: a few bytes may stand for any number of rows (of nothing but NULL, or of one value), which then need memory of
+/// their own.
+fn parts(batch: RecordBatch) -> impl Stream<Item = DfResult<RecordBatch>> + Send + 'static {
+    let rows = batch.num_rows();
+    let starts = (0..rows).step_by(ROWS_AT_A_TIME);
+    futures::stream::iter(starts.map(move |at| Ok(batch.slice(at, ROWS_AT_A_TIME.min(rows - at)))))
 }
 
 /// Rows that can be read once.
@@ -181,10 +197,23 @@ impl PartitionStream for Once {
 
 #[cfg(test)]
 mod tests {
+    use arrow::array::{ArrayRef, NullArray};
     use arrow_flight::sql::TableDefinitionOptions;
 
     use super::*;
     use crate::error::Kind;
+
+    #[tokio::test]
+    async fn rows_that_take_no_room_come_in_parts() {
+        let column: ArrayRef = Arc::new(NullArray::new(usize::MAX / 2));
+        let batch = RecordBatch::try_from_iter_with_nullable([("x", column, true)]).unwrap();
+        let mut rows = Box::pin(parts(batch));
+        assert_eq!(rows.next().await.unwrap().unwrap().num_rows(), ROWS_AT_A_TIME);
+        let column: ArrayRef = Arc::new(NullArray::new(ROWS_AT_A_TIME + 1));
+        let batch = RecordBatch::try_from_iter_with_nullable([("x", column, true)]).unwrap();
+        let sizes: Vec<usize> = parts(batch).map(|part| part.unwrap().num_rows()).collect().await;
+        assert_eq!(sizes, [ROWS_AT_A_TIME, 1]);
+    }
 
     #[test]
     fn modes_are_those_of_adbc() {

@@ -4,8 +4,10 @@
 //!
 //! ```text
 //! no key, or the newest is older than [`ROTATE_AFTER`] -> a node adds one by compare-and-set, and drops those past [`KEPT_FOR`]
-//! signing      -> the newest; one that could not be replaced in time signs on for as long as it is sure to be known
-//! a ticket of a key that is not known here  -> the keys are read again, at most once in [`LOOK_EVERY`]
+//! signing      -> the newest; one that could not be replaced in time signs on for as long as it is sure to be known, and who signs
+//!                 with it does not wait for those that try to replace it
+//! a ticket of a key that is not known here  -> the keys are read again, at most once in [`LOOK_EVERY`]: all that wait for it
+//!                 have what was there after they came
 //! ```
 //! In the steady state nobody is asked. Ages are by the nodes' clocks, which may differ by hours: a key is kept for a day longer
 //! than it signs, and a ticket lives for minutes.
@@ -31,7 +33,11 @@ pub const ROTATE_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long it is known, from when it was made.
 pub const KEPT_FOR: Duration = Duration::from_secs(3 * 24 * 60 * 60);
 /// From one look for new keys to the next, however many unknown ones are met.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long replacing a key may take that can sign on ...
+const RENEW_WITHIN: Duration = Duration::from_secs(2);
+/// ... and when that is tried again.
+const RENEW_AGAIN: Duration = Duration::from_secs(10);
 /// How often a change is tried again that another node was first with.
 const MAX_RACES: usize = 8;
 
@@ -81,14 +87,23 @@ impl Kept {
 pub struct TicketKeys {
     store: SharedStore,
     known: Mutex<Arc<Ring>>,
-    /// When they were last read; whoever reads them holds it.
-    looked: tokio::sync::Mutex<Option<Instant>>,
+    /// Whoever reads or renews them holds it.
+    last: tokio::sync::Mutex<Last>,
+}
+
+/// What was done with the keys last.
+#[derive(Debug, Default)]
+struct Last {
+    /// When the last reading of them began.
+    read: Option<Instant>,
+    /// When they could not be renewed.
+    failed: Option<Instant>,
 }
 
 impl TicketKeys {
     /// Knows none yet: they are read when one is first needed.
     pub fn new(store: SharedStore) -> Self {
-        Self { store, known: Mutex::default(), looked: tokio::sync::Mutex::default() }
+        Self { store, known: Mutex::default(), last: tokio::sync::Mutex::default() }
     }
 
     /// Signs a message: it follows the key's id and its tag.
@@ -135,24 +150,36 @@ impl TicketKeys {
     /// The key to sign with.
     async fn signing(&self, deadline: Instant) -> Result<Kept> {
         let newest = |ring: &Ring| ring.keys.last().cloned();
+        let known = newest(&self.known());
+        if let Some(key) = known.as_ref().filter(|key| key.signs(now_ms())) {
+            return Ok(key.clone());
+        }
+        // Every node still knows it for long enough.
+        let lasts = known.filter(|key| key.age(now_ms()) < 2 * ROTATE_AFTER);
+        let mut last = match &lasts {
+            None => self.turn(deadline).await?,
+            Some(key) => match self.last.try_lock() {
+                Ok(last) if last.failed.is_none_or(|at| at.elapsed() >= RENEW_AGAIN) => last,
+                _ => return Ok(key.clone()),
+            },
+        };
+        // Somebody may have renewed them meanwhile.
         if let Some(key) = newest(&self.known()).filter(|key| key.signs(now_ms())) {
             return Ok(key);
         }
-        let mut looked = self.looked.lock().await;
-        // Somebody may have looked meanwhile.
-        if let Some(key) = newest(&self.known()).filter(|key| key.signs(now_ms())) {
-            return Ok(key);
-        }
-        let renewed = self.renew(deadline).await;
-        *looked = Some(Instant::now());
-        match (renewed, newest(&self.known())) {
-            (Ok(key), _) => Ok(key),
-            // Every node still knows it for long enough.
-            (Err(error), Some(key)) if key.age(now_ms()) < 2 * ROTATE_AFTER => {
-                tracing::warn!(%error, "the key that signs tickets could not be replaced, and is used on");
+        let began = Instant::now();
+        let by = if lasts.is_some() { deadline.min(began + RENEW_WITHIN) } else { deadline };
+        match (self.renew(by).await, lasts) {
+            (Ok(key), _) => {
+                *last = Last { read: Some(began), failed: None };
                 Ok(key)
             }
-            (Err(error), _) => Err(error),
+            (Err(error), Some(key)) => {
+                tracing::warn!(%error, "the key that signs tickets could not be replaced, and is used on");
+                last.failed = Some(Instant::now());
+                Ok(key)
+            }
+            (Err(error), None) => Err(error),
         }
     }
 
@@ -180,15 +207,30 @@ impl TicketKeys {
         Err(Error::unavailable(format!("{doing}: other nodes were first all the time; try again")))
     }
 
-    /// Reads the keys again, unless that was done a moment ago.
+    /// Reads the keys again, so that what was there before the call is found.
     async fn look(&self, deadline: Instant) -> Result<Arc<Ring>> {
-        let mut looked = self.looked.lock().await;
-        if looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
-            return Ok(self.known());
+        let came = Instant::now();
+        let mut last = self.turn(deadline).await?;
+        if let Some(at) = last.read {
+            if at >= came {
+                return Ok(self.known());
+            }
+            tokio::time::sleep_until((at + LOOK_EVERY).into()).await;
         }
+        let began = Instant::now();
         let (ring, _) = self.read(deadline).await?;
-        *looked = Some(Instant::now());
+        last.read = Some(began);
         Ok(self.note(ring))
+    }
+
+    /// Waits until nobody else reads or renews the keys.
+    async fn turn(&self, deadline: Instant) -> Result<tokio::sync::MutexGuard<'_, Last>> {
+        let turn = tokio::time::timeout_at(deadline.into(), self.last.lock()).await;
+        turn.map_err(|_| {
+            Error::unavailable(
+                "the keys that tickets are signed with could not be read in time; nothing was done: try again",
+            )
+        })
     }
 
     async fn read(&self, deadline: Instant) -> Result<(Ring, Option<Token>)> {
@@ -208,6 +250,7 @@ impl TicketKeys {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use lake_client::memory::MemoryStore;
 
     use super::*;
@@ -232,6 +275,37 @@ mod tests {
         }
         let shown = format!("{:?}", one.known());
         assert!(shown.contains("made_ms") && !shown.contains("secret"), "{shown}");
+    }
+
+    #[tokio::test]
+    async fn a_key_that_was_made_a_moment_after_a_look_is_found() {
+        let store: SharedStore = Arc::new(MemoryStore::new());
+        let (one, other) = (TicketKeys::new(store.clone()), TicketKeys::new(store));
+        let nobodys = [7; ID_BYTES + TAG_BYTES];
+        assert_eq!(other.verify(&nobodys, soon()).await.unwrap_err().kind, Kind::Invalid);
+        let signed = one.sign(b"message", soon()).await.unwrap();
+        assert_eq!(other.verify(&signed, soon()).await, Ok(&b"message"[..]));
+    }
+
+    #[tokio::test]
+    async fn a_key_that_can_sign_on_waits_for_nobody() {
+        let keys = TicketKeys::new(Arc::new(MemoryStore::new()));
+        let known = |hours: u64| {
+            let made_ms = now_ms() - hours * 3_600_000;
+            keys.note(Ring { keys: vec![Kept { made_ms, ..Kept::new(0) }] }).keys[0].id.to_be_bytes()
+        };
+        let old = known(25);
+        let mut last = keys.last.lock().await;
+        let signed = keys.sign(b"m", soon()).now_or_never().expect("it waits for another who renews").unwrap();
+        assert_eq!(signed[..ID_BYTES], old);
+        known(49);
+        assert_eq!(keys.sign(b"m", Instant::now()).await.unwrap_err().kind, Kind::Unavailable);
+        let old = known(25);
+        last.failed = Some(Instant::now());
+        drop(last);
+        assert_eq!(keys.sign(b"m", soon()).await.unwrap()[..ID_BYTES], old, "that was tried a moment ago");
+        keys.last.lock().await.failed = None;
+        assert_ne!(keys.sign(b"m", soon()).await.unwrap()[..ID_BYTES], old);
     }
 
     #[tokio::test]

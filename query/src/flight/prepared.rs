@@ -5,6 +5,9 @@
 //! ([`MAX_HANDLE_VALUES`]); those of a change come with the call that makes it, or in the handle ([`MAX_VALUES`], [`MAX_ROWS`]).
 //! Many rows are better loaded than bound: bulk ingest streams them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use arrow::datatypes::Schema;
@@ -23,14 +26,13 @@ use super::rows::outgoing_schema;
 use super::status::{from_error, to_error};
 use super::ticket::StatementTicket;
 use crate::error::{Error, Kind, Result};
+use crate::sql::bound::MAX_ROWS;
 use crate::sql::session::{Described, Sessions};
 
-/// Most bytes of values for a query, as they are in memory.
+/// Most bytes of values for a query, as they are sent.
 pub const MAX_HANDLE_VALUES: usize = 512 << 10;
 /// Most bytes of values for a change.
 pub const MAX_VALUES: usize = 32 << 20;
-/// Most rows of values for a change.
-pub const MAX_ROWS: usize = 1_000_000;
 
 /// What describing a statement without values has come to: where its parameters could be anything it may fail for want of
 /// them, and running it will tell.
@@ -106,18 +108,25 @@ pub async fn values(stream: PeekableFlightDataStream, max_bytes: usize) -> Resul
     // Who sends no values may send the command alone.
     let stream = stream.map_err(FlightError::from);
     let stream = stream.try_filter(|data| std::future::ready(!data.data_header.is_empty()));
+    // Of what is read all columns share the memory of one message: it is counted as it comes.
+    let bytes = Arc::new(AtomicUsize::new(0));
+    let counted = bytes.clone();
+    let stream = stream.inspect_ok(move |data| {
+        counted.fetch_add(data.data_body.len(), Ordering::Relaxed);
+    });
     let mut batches = FlightRecordBatchStream::new_from_flight_data(stream);
-    let (mut taken, mut bytes, mut rows) = (Vec::new(), 0usize, 0usize);
+    let (mut taken, mut rows) = (Vec::new(), 0usize);
     while let Some(batch) = batches.try_next().await.map_err(|e| failed(e, "reading the values of the parameters"))? {
-        bytes += batch.get_array_memory_size();
-        rows += batch.num_rows();
-        if bytes > max_bytes || rows > MAX_ROWS {
+        rows = rows.saturating_add(batch.num_rows());
+        if bytes.load(Ordering::Relaxed) > max_bytes || rows > MAX_ROWS {
             return Err(Error::exhausted(format!(
                 "the values of the parameters have more than {max_bytes} bytes, or {MAX_ROWS} rows; nothing was done: load many \
                  rows by bulk ingest, or from a file"
             )));
         }
-        taken.push(batch);
+        if batch.num_rows() > 0 {
+            taken.push(batch);
+        }
     }
     let Some(schema) = batches.schema().filter(|schema| !schema.fields().is_empty()) else { return Ok(None) };
     let values = concat_batches(schema, &taken);

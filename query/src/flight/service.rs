@@ -212,7 +212,7 @@ impl LakeFlight {
             return Err(nothing());
         };
         let deadline = Instant::now() + LISTING_TIMEOUT;
-        let asked = Asked::decode(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
+        let asked = Asked::of(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
         let (here, metadata) = (self.sessions.transactions().node(), &self.engine.tables().metadata);
         Ok(self.running.cancel(asked.statement().id) || running::cancel_elsewhere(metadata, here, headers, info).await)
     }
@@ -410,12 +410,10 @@ impl FlightSqlService for LakeFlight {
                 handle.node
             ))));
         }
-        let (timeout, deadline) = (timeout_of(&headers), self.engine.write_deadline(timeout_of(&headers)));
         let rows = Incoming::new(request.into_inner()).await.map_err(refused)?;
-        let exists = match target.mode {
-            Mode::Create | Mode::Append => false,
-            _ => self.engine.has_table(&target.schema, &target.table, deadline).await.map_err(refused)?,
-        };
+        let (timeout, deadline) = (timeout_of(&headers), self.engine.write_deadline(timeout_of(&headers)));
+        let exists = target.looks_first()
+            && self.engine.has_table(&target.schema, &target.table, deadline).await.map_err(refused)?;
         match target.mode {
             Mode::ReplaceExisting if !exists => {
                 let name = format!("{}.{}", target.schema, target.table);
@@ -428,7 +426,7 @@ impl FlightSqlService for LakeFlight {
             }
             _ => {}
         }
-        let statement = target.statement(rows, exists);
+        let statement = target.statement(rows);
         let command = self.command_of(&statement.sql, &settings)?.unwrap_or(Command::Insert);
         let count = self.change(Uuid::new_v4(), command, statement, settings, timeout).await?.count;
         Ok(i64::try_from(count).unwrap_or(i64::MAX))

@@ -139,23 +139,34 @@ pub enum Asked {
 }
 
 impl Asked {
-    /// From the handle within a ticket.
+    /// From the handle within a ticket that is to be redeemed.
     ///
     /// # Errors
     /// `Invalid`: it was not made by lake, was changed, or has expired.
     pub async fn decode(handle: &[u8], keys: &TicketKeys, deadline: Instant) -> Result<Self> {
+        let asked = Self::of(handle, keys, deadline).await?;
+        if let Self::Plan(plan) = &asked
+            && plan.expires_ms < now_ms()
+        {
+            return Err(Error::invalid(format!(
+                "the ticket has expired: it may be redeemed for {} minutes; plan the query again",
+                LIFETIME.as_secs() / 60
+            )));
+        }
+        Ok(asked)
+    }
+
+    /// The same of a ticket that may have expired: what was begun by it may still be running.
+    ///
+    /// # Errors
+    /// `Invalid`: it was not made by lake, or was changed.
+    pub async fn of(handle: &[u8], keys: &TicketKeys, deadline: Instant) -> Result<Self> {
         let Some((&PLAN, signed)) = handle.split_first() else {
             return StatementTicket::from_handle(handle).map(Self::Statement);
         };
         let message = keys.verify(signed, deadline).await?;
         let (mut plan, parameters): (Plan, _) =
             read(message).map_err(|e| e.while_doing(format_args!("reading a ticket")))?;
-        if plan.expires_ms < now_ms() {
-            return Err(Error::invalid(format!(
-                "the ticket has expired: it may be redeemed for {} minutes; plan the query again",
-                LIFETIME.as_secs() / 60
-            )));
-        }
         plan.statement.parameters = parameters;
         Ok(Self::Plan(plan))
     }
@@ -242,6 +253,7 @@ mod tests {
         let ticket = handle(&past.encode(&keys, soon).await.unwrap());
         let error = Asked::decode(&ticket, &keys, soon).await.unwrap_err();
         assert!(error.message.contains("expired"), "{error}");
+        assert_eq!(Asked::of(&ticket, &keys, soon).await, Ok(Asked::Plan(past)), "what it began can be cancelled");
         assert_eq!(Asked::decode(b"", &keys, soon).await.unwrap_err().kind, Kind::Invalid);
     }
 }

@@ -41,8 +41,9 @@ const LOST_FOR: Duration = Duration::from_secs(10);
 const MAX_LOST: usize = 4096;
 /// Most loads that wait, of all tables together: they take up requests that the node serves.
 const MAX_WAITING: usize = 96;
-/// How long a load waits for its turn at most.
-const WAIT: Duration = Duration::from_secs(10);
+/// How long a load waits for its turn at most: as many turns as there are writers who come back, and less than clients wait for
+/// an answer (DuckDB 30 s, others longer). Whoever is let go without a turn has probably lost again.
+const WAIT: Duration = Duration::from_secs(20);
 /// How long a turn lasts in which nothing is committed.
 const TURN_WITHIN: Duration = Duration::from_secs(1);
 /// After one turn in so many there is room for others ...
@@ -118,6 +119,11 @@ impl Comebacks {
     /// The claim of who has the turn of a table on this node.
     pub fn claim(&self, table: Uuid) -> Option<u64> {
         self.lock().held.values().find(|held| held.table == table).map(|held| held.claim)
+    }
+
+    /// Whether somebody waits for a turn of a table, has it, or is committing in it.
+    pub fn is_awaited(&self, table: Uuid) -> bool {
+        self.line.is_taken(table)
     }
 
     /// Whether a client is expected back, which it then is no longer.
@@ -223,10 +229,13 @@ mod tests {
         let uuid = Uuid::new_v4();
         let place = comebacks.line.enter(uuid, far).await.unwrap();
         let number = comebacks.hold(key(1), uuid, 7, place);
+        assert!(comebacks.is_awaited(uuid) && !comebacks.is_awaited(Uuid::nil()));
         assert!(comebacks.line.enter(uuid, Instant::now()).await.is_none(), "the next in line waits");
         assert_eq!((comebacks.claim(uuid), comebacks.claim(Uuid::nil())), (Some(7), None));
         assert!(comebacks.turn(client(2), &table).is_none() && comebacks.turn(client(1), &other).is_none());
-        assert_eq!(comebacks.turn(client(1), &table).unwrap().claim, 7);
+        let held = comebacks.turn(client(1), &table).unwrap();
+        assert!(held.claim == 7 && comebacks.is_awaited(uuid), "until its commit is made");
+        drop(held);
         assert!(comebacks.take_back(&key(1), number).is_none(), "it was used");
         let place = comebacks.line.enter(uuid, far).await.unwrap();
         let second = comebacks.hold(key(1), uuid, 8, place);

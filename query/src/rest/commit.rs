@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use bytes::Bytes;
 use iceberg::spec::TableMetadata;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
@@ -185,7 +186,9 @@ impl Commit<'_> {
     /// Commits once those who were before it have.
     async fn queued(mut self, known: Versioned<TablePointer>) -> Result<Committed> {
         let (table, comebacks) = (known.value.uuid, &self.rest.comebacks);
-        if comebacks.claim(table).is_some() {
+        // A snapshot rests on the one before it: behind others it is probably passed already, and a look costs less than an attempt.
+        let is_behind = || comebacks.is_awaited(table) || self.tables.queues.is_taken(table);
+        if comebacks.claim(table).is_some() || (self.change.tells() && is_behind()) {
             self.refuse_what_is_lost().await?;
         }
         let Some(mut turn) = self.tables.queues.enter(table, self.deadline).await else {
@@ -278,9 +281,9 @@ impl Commit<'_> {
     async fn attempt(&mut self, base: &Versioned<TablePointer>, next: Next) -> Result<Attempt> {
         let base_location = &base.value.metadata_location;
         let location = version::metadata_location(next.metadata.location(), Some(base_location));
-        let bytes = version::to_json(&next.metadata).map_err(|e| self.ended(RestError::of_a_change(e)))?;
-        let size = bytes.len();
-        let written = self.tables.storage.write_new(&location, bytes.into()).await;
+        let json = version::to_json(&next.metadata).map_err(|e| self.ended(RestError::of_a_change(e)))?;
+        let json = Bytes::from(json);
+        let written = self.tables.storage.write_new(&location, json.clone()).await;
         written.map_err(|e| self.ended(RestError::of_a_change(e)))?;
         let pointer = TablePointer {
             uuid: base.value.uuid,
@@ -299,7 +302,8 @@ impl Commit<'_> {
                 for (_, made) in std::mem::take(&mut self.doubts) {
                     self.discard(&made).await;
                 }
-                self.tables.cache.put_table(&made.location, made.metadata.clone(), size).await;
+                self.tables.cache.put_table(&made.location, made.metadata.clone(), json.len()).await;
+                self.rest.rendered.keep(&made.location, json);
                 remove_expired(self.tables, &made.metadata, next.expired);
                 Ok(Attempt::Done(made, pointer))
             }

@@ -24,6 +24,7 @@ mod metrics;
 mod namespaces;
 mod once;
 mod openapi;
+mod rendered;
 mod request;
 mod tables;
 mod transactions;
@@ -52,6 +53,7 @@ use self::comeback::{Client, Comebacks};
 use self::endpoint::{ENDPOINTS, Endpoint, Operation, Routed, route};
 use self::error::{RestError, Result, json_response, kind};
 use self::metrics::Metrics;
+use self::rendered::Rendered;
 use self::request::Call;
 use crate::config::Config;
 use crate::table::Tables;
@@ -64,9 +66,8 @@ pub const BODIES_BYTES: usize = 128 << 20;
 pub const MAX_REQUESTS: usize = 256;
 /// How long serving one request may take.
 pub const DEADLINE: Duration = Duration::from_secs(30);
-/// How long a request waits for its turn, and its body may take to come.
+/// How long a request waits for its turn.
 const ADMISSION: Duration = Duration::from_secs(5);
-const BODY_WITHIN: Duration = Duration::from_secs(20);
 /// What a node's own warehouse is called. The name of a warehouse is what paths begin with behind the version.
 pub const WAREHOUSE: &str = lake_client::warehouse::DEFAULT;
 
@@ -81,10 +82,13 @@ pub struct Rest {
     outside_warehouse: bool,
     /// Keys are handed to clients that ask for them.
     lends: bool,
+    /// How long a body may take to come.
+    body_within: Duration,
     requests: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
     metrics: Metrics,
     comebacks: Comebacks,
+    rendered: Rendered,
 }
 
 impl Rest {
@@ -97,10 +101,12 @@ impl Rest {
             cached_reads: config.rest_cached_reads,
             outside_warehouse: config.allow_local_files,
             lends: config.rest_lend_credentials,
+            body_within: config.rest_body_within,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bodies: Arc::new(Semaphore::new(BODIES_BYTES)),
             metrics: Metrics::new()?,
             comebacks: Comebacks::default(),
+            rendered: Rendered::default(),
         })
     }
 
@@ -290,7 +296,7 @@ async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Resp
         .ok()
         .and_then(|permit| permit.ok())
         .ok_or_else(|| busy("too many large requests are being served"))?;
-    let body = read(body).await?;
+    let body = read(body, rest.body_within).await?;
     let mut call = Call {
         captures,
         query: request::query(parts.uri.query().unwrap_or_default()),
@@ -327,19 +333,16 @@ async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Resp
     }
 }
 
-async fn read(body: Body) -> Result<Bytes> {
-    match tokio::time::timeout(BODY_WITHIN, axum::body::to_bytes(body, MAX_BODY_BYTES)).await {
+async fn read(body: Body, within: Duration) -> Result<Bytes> {
+    match tokio::time::timeout(within, axum::body::to_bytes(body, MAX_BODY_BYTES)).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) if error.to_string().contains("length limit") => Err(too_large()),
         Ok(Err(error)) => Err(RestError::bad("body", format!("it did not come whole: {error}"))),
-        Err(_) => {
-            let seconds = BODY_WITHIN.as_secs();
-            Err(RestError::new(
-                StatusCode::REQUEST_TIMEOUT,
-                kind::BAD_REQUEST,
-                format!("body: it did not come within {seconds} s"),
-            ))
-        }
+        Err(_) => Err(RestError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            kind::BAD_REQUEST,
+            format!("body: it did not come within {within:?} (rest_body_within_ms); nothing was done: send it again"),
+        )),
     }
 }
 

@@ -6,11 +6,13 @@ use std::time::Instant;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use iceberg::TableCreation;
 use iceberg::spec::{FormatVersion, Schema, SortOrder, TableMetadata, TableMetadataBuilder, UnboundPartitionSpec};
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
 use lake_client::procedures;
 use lake_client::store::Applied;
+use lake_proto::kv::Compare;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -77,7 +79,7 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
         rest.tables.storage.prepare_directory(&dir).await.map_err(RestError::of_a_change)?;
         return loaded(rest, call, None, &metadata, Snapshots::All);
     }
-    publish(rest, &ident, metadata, call, StatusCode::OK).await
+    publish(rest, &ident, metadata, Vec::new(), call, StatusCode::OK).await
 }
 
 /// The first version of a table that a client asks for.
@@ -122,22 +124,23 @@ pub fn no_location(asked: &str) -> RestError {
     )
 }
 
-/// Makes a new table's first version current. The answer has this status; where that is OK, it holds the table.
+/// Makes a new table's first version current, if the guards hold. The answer has this status; where that is OK, it holds the table.
 async fn publish(
     rest: &Rest,
     ident: &TableIdent,
     metadata: TableMetadata,
+    guards: Vec<Compare>,
     call: &Call,
     status: StatusCode,
 ) -> Result<Response> {
     let uuid = metadata.uuid();
     let location = version::metadata_location(metadata.location(), None);
-    let bytes = version::to_json(&metadata).map_err(RestError::of_a_change)?;
-    let size = bytes.len();
-    rest.tables.storage.write_new(&location, bytes.into()).await.map_err(RestError::of_a_change)?;
+    let json = Bytes::from(version::to_json(&metadata).map_err(RestError::of_a_change)?);
+    rest.tables.storage.write_new(&location, json.clone()).await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid, metadata_location: location.clone(), previous_location: None };
     let kept = (status == StatusCode::OK).then_some(location.as_str());
-    let mut created = rest.writer(call, status, kept)?.create_table(ident, &new, call.deadline).await;
+    let writer = rest.writer(call, status, kept)?.guarded(guards);
+    let mut created = writer.create_table(ident, &new, call.deadline).await;
     if matches!(&created, Err(e) if e.applied() == Applied::Unknown)
         && let Ok(Some(there)) = rest.tables.metadata.read_table(ident, call.deadline).await
     {
@@ -150,7 +153,8 @@ async fn publish(
     match created {
         Ok(_) => {
             let metadata = Arc::new(metadata);
-            rest.tables.cache.put_table(&location, metadata.clone(), size).await;
+            rest.tables.cache.put_table(&location, metadata.clone(), json.len()).await;
+            rest.rendered.keep(&location, json);
             match kept {
                 Some(location) => loaded(rest, call, Some(location), &metadata, Snapshots::All),
                 None => Ok(status.into_response()),
@@ -234,8 +238,15 @@ pub async fn create_by_commit(
     change.check(there.as_ref().map(|table| &*table.metadata))?;
     let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
     let metadata = change.found(|uuid| place.of(uuid))?;
-    match publish(rest, ident, metadata, call, status).await {
+    let uuid = metadata.uuid();
+    let check = || rest.tables.check_not_purged(uuid, call.deadline);
+    let unpurged = check().await.map_err(RestError::of_a_change)?;
+    match publish(rest, ident, metadata, unpurged, call, status).await {
         Err(error) if error.kind == kind::ALREADY_EXISTS => Err(RestError::lost(error.message)),
+        Err(error) if error.kind == kind::COMMIT_FAILED => {
+            check().await.map_err(RestError::of_a_change)?;
+            Err(error)
+        }
         outcome => outcome,
     }
 }
@@ -255,7 +266,8 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         _ => RestError::of_a_change(e),
     })?;
     rest.allowed("the table's location", metadata.location(), deadline).await?;
-    rest.tables.check_not_purged(metadata.uuid(), deadline).await.map_err(RestError::of_a_change)?;
+    let check = || rest.tables.check_not_purged(metadata.uuid(), deadline);
+    let unpurged = check().await.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid: metadata.uuid(), metadata_location: location, previous_location: None };
     let there = rest.tables.metadata.read_table(&ident, deadline).await?;
     let expected = match there {
@@ -263,8 +275,12 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         Some(there) if body.overwrite == Some(true) => Some(there.mod_revision),
         Some(_) => return Err(CatalogError::TableExists(ident).into()),
     };
-    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?;
-    let pointer = writer.register_table(&ident, &new, expected, deadline).await?;
+    let writer = rest.writer(call, StatusCode::OK, Some(&new.metadata_location))?.guarded(unpurged);
+    let registered = writer.register_table(&ident, &new, expected, deadline).await;
+    if let Err(CatalogError::Fenced { resent: false }) = registered {
+        check().await.map_err(RestError::of_a_change)?;
+    }
+    let pointer = registered?;
     if pointer.value != new {
         return Err(CatalogError::TableExists(ident).into());
     }
@@ -296,7 +312,13 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
         let Some(current) = current.filter(|current| in_doubt.is_none_or(|uuid| uuid == current.value.uuid)) else {
             return match in_doubt {
                 // Our own attempt, or another's drop, did it.
-                Some(_) => Ok(StatusCode::NO_CONTENT.into_response()),
+                Some(uuid) => {
+                    let dropped = rest.tables.check_dropped(&ident, uuid, purge, call.deadline).await;
+                    dropped.map(|()| StatusCode::NO_CONTENT.into_response()).map_err(|e| match e.kind {
+                        crate::error::Kind::NotFound => RestError::not_found(kind::NO_SUCH_TABLE, e.message),
+                        _ => RestError::of_a_change(e),
+                    })
+                }
                 None => Err(no_such_table(&ident)),
             };
         };
@@ -365,6 +387,9 @@ pub fn report_metrics(call: &Call) -> Result<Response> {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// What an answer has besides a table's metadata takes about this many bytes.
+const ROOM_AROUND: usize = 1 << 10;
+
 /// Which of a table's snapshots an answer holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Snapshots {
@@ -382,7 +407,11 @@ fn loaded(
     snapshots: Snapshots,
 ) -> Result<Response> {
     let failed = |e: serde_json::Error| RestError::of_a_read(crate::Error::internal(format!("writing JSON: {e}")));
-    let mut bytes = version::to_json(metadata).map_err(RestError::of_a_read)?;
+    let json = match location {
+        Some(location) => rest.rendered.json(location, metadata),
+        None => version::to_json(metadata).map(Bytes::from),
+    };
+    let mut bytes = json.map_err(RestError::of_a_read)?;
     if snapshots == Snapshots::Refs {
         let mut json: Value = serde_json::from_slice(&bytes).map_err(failed)?;
         let named: HashSet<i64> = json["refs"]
@@ -394,14 +423,15 @@ fn loaded(
         if let Some(snapshots) = json.get_mut("snapshots").and_then(Value::as_array_mut) {
             snapshots.retain(|snapshot| snapshot["snapshot-id"].as_i64().is_some_and(|id| named.contains(&id)));
         }
-        bytes = serde_json::to_vec(&json).map_err(failed)?;
+        bytes = Bytes::from(serde_json::to_vec(&json).map_err(failed)?);
     }
-    let mut body = b"{".to_vec();
+    let mut body = Vec::with_capacity(bytes.len() + ROOM_AROUND);
+    body.push(b'{');
     if let Some(location) = location {
         body.extend_from_slice(format!("\"metadata-location\":{},", Value::from(location)).as_bytes());
     }
     body.extend_from_slice(b"\"metadata\":");
-    body.append(&mut bytes);
+    body.extend_from_slice(&bytes);
     let config = json!(rest.tables.storage.client_config(metadata.location()));
     body.extend_from_slice(format!(",\"config\":{config}").as_bytes());
     if rest.lends && asks_for_credentials(call) {

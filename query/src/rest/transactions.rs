@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use iceberg::spec::{MetadataLog, TableMetadata};
 use lake_client::catalog::{CatalogError, TableChange, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
+use lake_proto::kv::Compare;
 use serde_json::Value;
 
 use super::Rest;
@@ -33,6 +34,8 @@ struct Made {
     bytes: usize,
     base_location: Option<String>,
     expired: Vec<MetadataLog>,
+    /// What must hold besides.
+    guards: Vec<Compare>,
 }
 
 pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
@@ -96,7 +99,8 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
         }
         let written: Vec<String> = made.iter().map(|made| made.change.new.metadata_location.clone()).collect();
         let parts: Vec<TableChange> = made.iter().map(|made| made.change.clone()).collect();
-        let writer = rest.writer(call, StatusCode::NO_CONTENT, None)?;
+        let guards = made.iter().flat_map(|made| made.guards.iter().cloned()).collect();
+        let writer = rest.writer(call, StatusCode::NO_CONTENT, None)?.guarded(guards);
         let error = match writer.change_tables(&parts, call.deadline).await {
             Ok(_) => {
                 for made in made {
@@ -225,6 +229,7 @@ async fn one(
         return Err(no_such_table(ident));
     }
     change.check(base.as_deref())?;
+    let mut guards = Vec::new();
     let (metadata, expired) = match (&base, &current) {
         (Some(base), Some(current)) => match change.apply(base, &current.value.metadata_location)? {
             Evolved::Unchanged => return Ok(None),
@@ -232,7 +237,10 @@ async fn one(
         },
         _ => {
             let place = rest.tables.new_place(ident, call.deadline).await.map_err(RestError::of_a_change)?;
-            (change.found(|uuid| place.of(uuid))?, Vec::new())
+            let metadata = change.found(|uuid| place.of(uuid))?;
+            let unpurged = rest.tables.check_not_purged(metadata.uuid(), call.deadline).await;
+            guards = unpurged.map_err(RestError::of_a_change)?;
+            (metadata, Vec::new())
         }
     };
     let base_location = current.as_ref().map(|current| current.value.metadata_location.clone());
@@ -243,5 +251,5 @@ async fn one(
     let uuid = current.as_ref().map_or(metadata.uuid(), |current| current.value.uuid);
     let new = TablePointer { uuid, metadata_location: location, previous_location: base_location.clone() };
     let change = TableChange { table: ident.clone(), expected: current.map(|current| current.mod_revision), new };
-    Ok(Some(Made { change, metadata: Arc::new(metadata), bytes, base_location, expired }))
+    Ok(Some(Made { change, metadata: Arc::new(metadata), bytes, base_location, expired, guards }))
 }

@@ -11,18 +11,20 @@
 //! several, a query                         -> refused
 //! none, though there are parameters        -> it can be described, and not run
 //! ```
-//! Bounds: [`MAX_PARAMETERS`], and the bytes of their values (by who takes them in, [`crate::flight::prepared`]).
+//! Bounds: [`MAX_PARAMETERS`], [`MAX_ROWS`], and the bytes of their values (by who takes them in, [`crate::flight::prepared`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use arrow::buffer::Buffer;
 use arrow::compute::concat_batches;
 use arrow::datatypes::{Field, Schema};
 use arrow::error::ArrowError;
-use arrow::ipc::reader::StreamReader;
+use arrow::ipc::reader::StreamDecoder;
 use arrow::ipc::writer::StreamWriter;
 use datafusion::catalog::TableProvider;
 use datafusion::datasource::MemTable;
@@ -36,12 +38,14 @@ use datafusion::sql::sqlparser::tokenizer::Span;
 use uuid::Uuid;
 
 use super::{literal, once};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, words_of_panic};
 use crate::outcomes::fingerprint;
 use crate::table::pins::Pins;
 
 /// Most parameters of a statement.
 pub const MAX_PARAMETERS: usize = 10_000;
+/// Most rows of values.
+pub const MAX_ROWS: usize = 1_000_000;
 /// The table of the rows that came with a statement.
 pub const ROWS: &str = "__lake_rows";
 
@@ -160,18 +164,33 @@ pub fn to_bytes(values: &RecordBatch) -> Result<Vec<u8>> {
     write().map_err(|e: ArrowError| Error::invalid(format!("writing the values of the parameters: {e}")))
 }
 
-/// Values from what [`to_bytes`] has written.
+/// Values from what [`to_bytes`] has written. They come from a client: nothing is allocated for a length that they tell, and what
+/// Arrow panics on is an error.
 ///
 /// # Errors
-/// `Invalid`: it is something else.
+/// `Invalid`: it is something else, or more than [`MAX_ROWS`].
 pub fn from_bytes(bytes: &[u8]) -> Result<RecordBatch> {
-    let read = || {
-        let reader = StreamReader::try_new(bytes, None)?;
-        let schema = reader.schema();
-        let batches = reader.collect::<Result<Vec<_>, _>>()?;
+    let read = || -> Result<RecordBatch, ArrowError> {
+        let (mut decoder, mut rest) = (StreamDecoder::new(), Buffer::from(bytes));
+        let (mut batches, mut rows) = (Vec::new(), 0usize);
+        while !rest.is_empty() {
+            if let Some(batch) = decoder.decode(&mut rest)? {
+                rows = rows.saturating_add(batch.num_rows());
+                batches.push(batch);
+            }
+        }
+        decoder.finish()?;
+        if rows > MAX_ROWS {
+            return Err(ArrowError::IpcError(format!("they have more than {MAX_ROWS} rows")));
+        }
+        let schema = decoder.schema().ok_or_else(|| ArrowError::IpcError("they have no schema".to_owned()))?;
         concat_batches(&schema, &batches)
     };
-    read().map_err(|e: ArrowError| Error::invalid(format!("reading the values of the parameters: {e}")))
+    let failed = |why: &dyn fmt::Display| Error::invalid(format!("reading the values of the parameters: {why}"));
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(read) => read.map_err(|e| failed(&e)),
+        Err(panic) => Err(failed(&words_of_panic(panic.as_ref()))),
+    }
 }
 
 /// Whether a statement is one change with many rows of values: INSERT of one row of VALUES.
@@ -336,7 +355,7 @@ impl VisitorMut for Replacing<'_> {
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{ArrayRef, Int64Array, StringArray};
+    use arrow::array::{ArrayRef, Int64Array, NullArray, StringArray};
     use datafusion::sql::parser::DFParser;
 
     use super::*;
@@ -404,5 +423,25 @@ mod tests {
         let values = bound(7).parameters.unwrap();
         assert_eq!(from_bytes(&to_bytes(&values).unwrap()), Ok(values));
         assert_eq!(from_bytes(b"nonsense").unwrap_err().kind, Kind::Invalid);
+        assert_eq!(from_bytes(b"").unwrap_err().kind, Kind::Invalid);
+        let many = values(vec![Arc::new(NullArray::new(MAX_ROWS + 1))]);
+        assert_eq!(from_bytes(&to_bytes(&many).unwrap()).unwrap_err().kind, Kind::Invalid);
+    }
+
+    #[test]
+    fn damaged_values_are_an_error() {
+        let of = values(vec![Arc::new(Int64Array::from(vec![1, 2])), Arc::new(StringArray::from(vec!["a", "it's"]))]);
+        let bytes = to_bytes(&of).unwrap();
+        for place in 0..bytes.len() {
+            for bit in [0x01, 0x80] {
+                let mut damaged = bytes.clone();
+                damaged[place] ^= bit;
+                if let Err(error) = from_bytes(&damaged) {
+                    assert_eq!(error.kind, Kind::Invalid, "{place}");
+                }
+            }
+            // What is missing may be the end of the stream alone.
+            assert!(from_bytes(&bytes[..place]).is_err() || place + 8 >= bytes.len(), "{place}");
+        }
     }
 }

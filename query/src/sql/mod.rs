@@ -41,6 +41,7 @@ pub mod rows;
 pub mod schemas;
 pub mod session;
 pub mod statement;
+pub mod sum;
 pub mod system;
 mod system_procedures;
 pub mod tpch;
@@ -59,11 +60,14 @@ use datafusion::common::TableReference;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
+use datafusion::execution::FunctionRegistry;
 use datafusion::execution::context::{SQLOptions, SessionConfig};
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
-use datafusion::logical_expr::{DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp};
+use datafusion::logical_expr::{
+    AggregateUDF, DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp,
+};
 use datafusion::optimizer::Analyzer;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::parser::Statement as ParsedStatement;
@@ -196,6 +200,7 @@ impl Engine {
             .with_default_features()
             .with_physical_optimizer_rule(Arc::new(NameDamagedFiles))
             .build();
+        template.register_udaf(Arc::new(AggregateUDF::from(sum::CheckedSum::default())))?;
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
         Ok(Self {
             tables,
@@ -328,144 +333,64 @@ impl Engine {
             .with_catalog_list(found.catalogs.clone())
             .build();
         state.mark_start_execution();
-        let parameters = Vec::new();
-        if matches!(action, Action::Alter(_) | Action::AlterLayout(_)) {
-            let command = action.command();
-            let ddl = match action {
-                Action::AlterLayout(alter) => ddl::plan_layout(*alter),
-                _ => ddl::plan_alter(&state, &parsed).await,
-            };
-            let work = Work::Ddl(Box::new(ddl.map_err(|e| found.explain(e))?));
-            return Ok(Planned {
-                command,
-                schema: count_schema(command),
-                stale: found.stale,
-                deadline,
-                tables,
-                parameters,
-                pins,
-                faults,
-                state,
-                work,
-                slot,
-            });
-        }
-        if let Action::Schema(statement) = action {
-            let command = statement.command();
-            let work = Work::Ddl(Box::new(Ddl::Schema(*statement)));
-            let (schema, stale) = (count_schema(command), found.stale);
-            return Ok(Planned {
-                command,
-                schema,
-                stale,
-                deadline,
-                parameters,
-                pins,
-                tables,
-                faults,
-                state,
-                work,
-                slot,
-            });
-        }
-        if let Action::UndropTable(ident) = action {
-            let command = Command::UndropTable;
-            let work = Work::Ddl(Box::new(Ddl::UndropTable(ident)));
-            let (schema, stale) = (count_schema(command), found.stale);
-            return Ok(Planned {
-                command,
-                schema,
-                stale,
-                deadline,
-                parameters,
-                pins,
-                tables,
-                faults,
-                state,
-                work,
-                slot,
-            });
-        }
-        if let Action::View(statement) = action {
-            let command = statement.command();
-            let plan = match statement.has_query() {
-                true => Some(state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?),
-                false => None,
-            };
-            let change = views::plan(*statement, plan.as_ref().map(|plan| (plan, &found.views)))?;
-            let work = Work::Ddl(Box::new(Ddl::View(Box::new(change))));
-            let (schema, stale) = (count_schema(command), found.stale);
-            return Ok(Planned {
-                command,
-                schema,
-                stale,
-                deadline,
-                parameters,
-                pins,
-                tables,
-                faults,
-                state,
-                work,
-                slot,
-            });
-        }
-        if action == Action::Call {
-            let ParsedStatement::Statement(statement) = &parsed else { return Err(Error::internal("CALL of nothing")) };
-            let Statement::Call(call) = statement.as_ref() else { return Err(Error::internal("CALL of nothing")) };
-            let (command, schema) = (Command::Call, count_schema(Command::Call));
-            let (work, stale) = (Work::Call(Box::new(procedures::plan(self, &state, call).await?)), found.stale);
-            return Ok(Planned {
-                command,
-                schema,
-                stale,
-                deadline,
-                parameters,
-                pins,
-                tables,
-                faults,
-                state,
-                work,
-                slot,
-            });
-        }
-        let parsed = match &action {
-            Action::CopyFrom(copy) => {
-                let columns = found.columns(copy.source()).await?;
-                statement::parse(&self.template, &copy.insert(Some(&columns)))?.0
-            }
-            _ => parsed,
-        };
-        let plan = state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?;
-        let plan = values::without_ids(plan)?;
-        let parameters = match unbound {
-            0 => parameters,
-            count => parameter_fields(&plan, count)?,
-        };
         let command = action.command();
-        let (schema, work) = match action {
-            Action::Query => {
-                check_reads_only(&plan)?;
-                let mut plan = Self::explained(plan)?;
-                if unbound == 0 {
-                    plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
+        let (mut schema, mut parameters) = (count_schema(command), Vec::new());
+        let work = match action {
+            Action::Alter(_) => {
+                let ddl = ddl::plan_alter(&state, &parsed).await;
+                Work::Ddl(Box::new(ddl.map_err(|e| found.explain(e))?))
+            }
+            Action::AlterLayout(alter) => Work::Ddl(Box::new(ddl::plan_layout(*alter).map_err(|e| found.explain(e))?)),
+            Action::Schema(statement) => Work::Ddl(Box::new(Ddl::Schema(*statement))),
+            Action::UndropTable(ident) => Work::Ddl(Box::new(Ddl::UndropTable(ident))),
+            Action::View(statement) => {
+                let plan = match statement.has_query() {
+                    true => Some(state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?),
+                    false => None,
+                };
+                let change = views::plan(*statement, plan.as_ref().map(|plan| (plan, &found.views)))?;
+                Work::Ddl(Box::new(Ddl::View(Box::new(change))))
+            }
+            Action::Call => {
+                let nothing = || Error::internal("CALL of nothing");
+                let ParsedStatement::Statement(statement) = &parsed else { return Err(nothing()) };
+                let Statement::Call(call) = statement.as_ref() else { return Err(nothing()) };
+                Work::Call(Box::new(procedures::plan(self, &state, call).await?))
+            }
+            action => {
+                let parsed = match &action {
+                    Action::CopyFrom(copy) => {
+                        let columns = found.columns(copy.source()).await?;
+                        statement::parse(&self.template, &copy.insert(Some(&columns)))?.0
+                    }
+                    _ => parsed,
+                };
+                let plan = state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?;
+                let plan = values::without_ids(plan)?;
+                if unbound > 0 {
+                    parameters = parameter_fields(&plan, unbound)?;
                 }
-                (Arc::new(plan.schema().as_arrow().clone()), Work::Query(Box::new(plan)))
+                match action {
+                    Action::Query => {
+                        check_reads_only(&plan)?;
+                        let mut plan = Self::explained(plan)?;
+                        if unbound == 0 {
+                            plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
+                        }
+                        schema = Arc::new(plan.schema().as_arrow().clone());
+                        Work::Query(Box::new(plan))
+                    }
+                    Action::CopyTo => Work::CopyTo(Box::new(plan)),
+                    Action::ChangeRows(_) | Action::CopyFrom(_) => {
+                        check_dml(&plan)?;
+                        let LogicalPlan::Dml(dml) = plan else {
+                            return Err(Error::internal("a change without a target"));
+                        };
+                        Work::ChangeRows(Box::new(dml))
+                    }
+                    action => Work::Ddl(Box::new(ddl::plan(plan, &action)?)),
+                }
             }
-            Action::CopyTo => (count_schema(command), Work::CopyTo(Box::new(plan))),
-            Action::ChangeRows(_) | Action::CopyFrom(_) => {
-                check_dml(&plan)?;
-                let LogicalPlan::Dml(dml) = plan else { return Err(Error::internal("a change without a target")) };
-                (count_schema(command), Work::ChangeRows(Box::new(dml)))
-            }
-            Action::CreateTable { .. }
-            | Action::Alter(_)
-            | Action::AlterLayout(_)
-            | Action::Call
-            | Action::Schema(_)
-            | Action::UndropTable(_)
-            | Action::View(_)
-            | Action::Session(_)
-            | Action::DropTable { .. } => (count_schema(command), Work::Ddl(Box::new(ddl::plan(plan, &action)?))),
         };
         let stale = found.stale;
         Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, slot })

@@ -20,8 +20,8 @@ use arrow::datatypes::{Field, SchemaRef};
 use datafusion::sql::sqlparser::ast::{
     Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel, TransactionMode, Value,
 };
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 
 use super::bound::Bound;
@@ -265,16 +265,19 @@ impl Sessions {
         timeout: Option<Duration>,
     ) -> Result<(SchemaRef, Rows, Option<Duration>)> {
         let Some(handle) = settings.handle()? else {
-            let planned = match &bound.pins {
-                None => self.engine.plan(bound, timeout).await?,
-                Some(pins) => {
-                    let tables = self.engine.tables().within(Scope::Pinned(pins.clone()));
-                    self.engine.plan_in(bound, timeout, &tables).await?
+            let tables = self.engine.tables().clone();
+            let Some(pins) = bound.pins.clone() else { return self.query_on(&tables, bound, timeout).await };
+            let pinned = tables.within(Scope::Pinned(pins.clone()));
+            return match self.query_on(&pinned, bound, timeout).await {
+                Ok((schema, rows, stale)) => {
+                    let rows = rows.or_else(move |error| {
+                        let (pins, tables) = (pins.clone(), tables.clone());
+                        async move { Err::<RecordBatch, Error>(pins.explain(&tables, error).await) }
+                    });
+                    Ok((schema, rows.boxed(), stale))
                 }
+                Err(error) => Err(pins.explain(&tables, error).await),
             };
-            let stale = planned.stale;
-            let (schema, rows) = self.engine.query(planned).await?;
-            return Ok((schema, rows, stale));
         };
         let run = |tables| async move {
             let planned = self.engine.plan_in(bound, timeout, &tables).await?;
@@ -288,6 +291,18 @@ impl Sessions {
             }
         });
         Ok((schema, rows.boxed(), None))
+    }
+
+    async fn query_on(
+        &self,
+        tables: &Arc<Tables>,
+        bound: &Bound,
+        timeout: Option<Duration>,
+    ) -> Result<(SchemaRef, Rows, Option<Duration>)> {
+        let planned = self.engine.plan_in(bound, timeout, tables).await?;
+        let stale = planned.stale;
+        let (schema, rows) = self.engine.query(planned).await?;
+        Ok((schema, rows, stale))
     }
 
     /// Makes a change, of tables or of the session.
@@ -323,6 +338,7 @@ impl Sessions {
                 return Ok(Changed { count: 0, settings: Some(next) });
             }
             (_, Some(handle)) => {
+                let of = &handle;
                 let run = |tables| async move {
                     if !may_be_staged(&action) {
                         let command = action.command().as_str();
@@ -330,12 +346,15 @@ impl Sessions {
                             "{command} inside of a transaction is not supported; nothing was done"
                         )));
                     }
-                    self.change_rows(bound, is_repeated, timeout, &tables).await
+                    let changing = self.transactions.changing(of);
+                    let changed = self.change_rows(bound, is_repeated, deadline, &tables).await;
+                    changing.ended();
+                    changed
                 };
                 self.transactions.statement(&handle, bound.fingerprint()?, run).await?
             }
             (Action::ChangeRows(Command::Insert) | Action::CopyFrom(_), None) if settings.serializable => {
-                self.in_transaction(Isolation::Serializable, bound, operation, timeout, deadline).await?
+                self.in_transaction(Isolation::Serializable, bound, operation, deadline).await?
             }
             (action, None) if is_repeated => {
                 if !may_be_staged(action) {
@@ -344,7 +363,7 @@ impl Sessions {
                         "several rows of values for {command} are not supported; nothing was done"
                     )));
                 }
-                self.in_transaction(Isolation::Snapshot, bound, operation, timeout, deadline).await?
+                self.in_transaction(Isolation::Snapshot, bound, operation, deadline).await?
             }
             (_, None) => match operation {
                 Some(operation) => once::run(&self.engine, operation, bound, timeout).await?,
@@ -405,19 +424,26 @@ impl Sessions {
         Ok(next)
     }
 
-    /// Makes a change on tables as somebody sees them: once, or once for each row of values.
+    /// Makes a change on tables as somebody sees them, by the deadline: once, or once for each row of values.
     async fn change_rows(
         &self,
         bound: &Bound,
         is_repeated: bool,
-        timeout: Option<Duration>,
+        deadline: Instant,
         tables: &Arc<Tables>,
     ) -> Result<u64> {
         let mut count = 0;
         for row in 0..if is_repeated { bound.len() } else { 1 } {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if is_repeated && left.is_zero() {
+                return Err(Error::deadline(format!(
+                    "the statement was run for {row} of {} rows of values when its time was over; nothing was committed",
+                    bound.len()
+                )));
+            }
             let planned = match is_repeated {
-                true => self.engine.plan_in(&bound.row(row), timeout, tables).await?,
-                false => self.engine.plan_in(bound, timeout, tables).await?,
+                true => self.engine.plan_in(&bound.row(row), Some(left), tables).await?,
+                false => self.engine.plan_in(bound, Some(left), tables).await?,
             };
             count += self.engine.change(planned).await?;
         }
@@ -431,7 +457,6 @@ impl Sessions {
         isolation: Isolation,
         bound: &Bound,
         operation: Option<(&'static str, &str)>,
-        timeout: Option<Duration>,
         deadline: Instant,
     ) -> Result<u64> {
         let tables = self.engine.tables();
@@ -450,7 +475,7 @@ impl Sessions {
         };
         let open = Open::new(isolation, operation.clone());
         let inserted = async {
-            let count = self.change_rows(bound, is_repeated, timeout, &open.tables(tables)).await?;
+            let count = self.change_rows(bound, is_repeated, deadline, &open.tables(tables)).await?;
             if let Some(operation) = &operation {
                 operation.will_answer(count);
             }

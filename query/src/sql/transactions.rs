@@ -272,6 +272,11 @@ impl Transactions {
         }
     }
 
+    /// One of its statements begins to change something.
+    pub(super) fn changing<'a>(&'a self, handle: &'a Handle) -> Changing<'a> {
+        Changing { transactions: self, handle, ended: false }
+    }
+
     /// Ends a transaction. Runs to its end even if the caller goes away.
     ///
     /// # Errors
@@ -378,6 +383,30 @@ impl Transactions {
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A statement that changes something in a transaction. If it is given up before it has ended, as when its client cancels it, the
+/// transaction is aborted: a part of what it does may be staged.
+#[derive(Debug)]
+pub(super) struct Changing<'a> {
+    transactions: &'a Transactions,
+    handle: &'a Handle,
+    ended: bool,
+}
+
+impl Changing<'_> {
+    /// It has, with whatever.
+    pub fn ended(mut self) {
+        self.ended = true;
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.transactions.fail(self.handle, &Error::cancelled("a statement of it was cancelled"));
+        }
     }
 }
 

@@ -47,6 +47,17 @@ const CHECK_ATTEMPT: Duration = Duration::from_secs(15);
 /// ... and how many there are.
 const CHECK_ATTEMPTS: usize = 3;
 
+/// The one spelling of a location that engines spell in several ways: `s3a://b/x` is `s3://b/x`, `file:/x` and `/x` are `file:///x`.
+pub fn canonical(location: &str) -> String {
+    if let Some(rest) = location.strip_prefix("s3a://") {
+        return format!("s3://{rest}");
+    }
+    match location.strip_prefix("file:").unwrap_or(location) {
+        path if path.starts_with('/') && !path.starts_with("//") => format!("file://{path}"),
+        _ => location.to_owned(),
+    }
+}
+
 /// How S3 is reached, with no bucket named: what the configuration says, and else the environment.
 pub fn s3_settings(config: &S3Config) -> AmazonS3Builder {
     let mut builder = AmazonS3Builder::from_env().with_virtual_hosted_style_request(!config.path_style);
@@ -525,6 +536,20 @@ mod tests {
         assert_eq!(storage.read(&location).await.unwrap_err().kind, Kind::NotFound);
     }
 
+    #[test]
+    fn a_location_has_one_spelling() {
+        for (location, spelled) in [
+            ("s3://b/x", "s3://b/x"),
+            ("s3a://b/x", "s3://b/x"),
+            ("file:///x/y", "file:///x/y"),
+            ("file:/x/y", "file:///x/y"),
+            ("/x/y", "file:///x/y"),
+            ("hdfs://x", "hdfs://x"),
+        ] {
+            assert_eq!(canonical(location), spelled);
+        }
+    }
+
     #[tokio::test]
     async fn a_warehouse_that_cannot_be_written_is_named() {
         let dir = tempfile::tempdir().unwrap();
@@ -626,9 +651,10 @@ mod tests {
         let error = at(endpoint).read(location).await.unwrap_err();
         assert!(error.message.contains(location), "{error}");
         assert_eq!(asked.load(Ordering::Relaxed), 1);
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // Bound, so that it is nobody else's, and nobody listens there.
+        let nobody = tokio::net::TcpSocket::new_v4().unwrap();
+        nobody.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let endpoint = format!("http://{}", nobody.local_addr().unwrap());
-        drop(nobody);
         let error = at(endpoint).read(location).await.unwrap_err();
         assert!(error.kind == Kind::Storage && error.message.contains(location), "{error}");
     }

@@ -757,7 +757,7 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadli
         let Some(current) = current else {
             return match doomed {
                 // Our own attempt, or another's drop, did it.
-                Some((_, true)) => Ok(()),
+                Some((before, true)) => tables.check_dropped(ident, before, purge, deadline).await,
                 _ => Err(Error::not_found(format!("table {ident} does not exist"))),
             };
         };
@@ -766,7 +766,7 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadli
             && before != uuid
         {
             // What was to be dropped is gone; another table has its name.
-            return Ok(());
+            return tables.check_dropped(ident, before, purge, deadline).await;
         }
         let writer = tables.recording()?;
         let (writer, submitted) = match purge {

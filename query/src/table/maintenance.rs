@@ -14,7 +14,7 @@ use iceberg::spec::{
     MAIN_BRANCH, Operation, Snapshot, SnapshotRef, SnapshotReference, SnapshotRetention, TableMetadata,
     TableMetadataBuilder,
 };
-use lake_client::catalog::{TableIdent, TablePointer};
+use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
 use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::commit::{self, Proposal};
@@ -23,6 +23,7 @@ use super::writer::DataFiles;
 use super::{Table, Tables, catalog_error};
 use crate::error::{Error, Kind, Result};
 use crate::storage::cache::MetadataCache;
+use crate::storage::canonical;
 use crate::storage::io::LakeIo;
 
 /// How old a file must be to be taken for an orphan, unless said otherwise ...
@@ -318,7 +319,7 @@ pub async fn remove_orphan_files(
 /// Refuses if another table's location, or its current metadata, is inside this one or around it. One whose metadata cannot be
 /// read is an error, too.
 async fn lives_alone(tables: &Tables, ident: &TableIdent, location: &str, deadline: Instant) -> Result<()> {
-    let directory = |location: &str| format!("{}/", location.trim_end_matches('/'));
+    let directory = |location: &str| format!("{}/", canonical(location.trim_end_matches('/')));
     let own = directory(location);
     for (_, idents) in tables.list(deadline).await? {
         for other in idents.iter().filter(|other| *other != ident) {
@@ -328,7 +329,7 @@ async fn lives_alone(tables: &Tables, ident: &TableIdent, location: &str, deadli
             let file = &pointer.value.metadata_location;
             let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
             let theirs = directory(metadata.location());
-            if file.starts_with(&own) || theirs.starts_with(&own) || own.starts_with(&theirs) {
+            if canonical(file).starts_with(&own) || theirs.starts_with(&own) || own.starts_with(&theirs) {
                 return Err(Error::not_supported(format!(
                     "removing orphans of table {ident}: table {other} lives in {location} as well, and its files would look like \
                      orphans; nothing was removed"
@@ -371,9 +372,14 @@ async fn old_objects(tables: &Tables, location: &str, older_than: Duration) -> R
 pub async fn register_table(tables: &Arc<Tables>, ident: &TableIdent, file: &str, deadline: Instant) -> Result<()> {
     let doing = format!("registering table {ident}");
     let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
-    tables.check_not_purged(metadata.uuid(), deadline).await.map_err(|e| e.while_doing(&doing))?;
+    let check = || tables.check_not_purged(metadata.uuid(), deadline);
+    let unpurged = check().await.map_err(|e| e.while_doing(&doing))?;
     let pointer = TablePointer { uuid: metadata.uuid(), metadata_location: file.to_owned(), previous_location: None };
-    match tables.recording()?.register_table(ident, &pointer, None, deadline).await {
+    let registered = tables.recording()?.guarded(unpurged).register_table(ident, &pointer, None, deadline).await;
+    if let Err(CatalogError::Fenced { resent: false }) = registered {
+        check().await.map_err(|e| e.while_doing(&doing))?;
+    }
+    match registered {
         Ok(current) if current.value == pointer => Ok(()),
         Ok(_) => Err(Error::already_exists(format!("table {ident} exists already"))),
         Err(error) => match catalog_error(&doing, error) {

@@ -5,7 +5,7 @@
 //! that was dropped, is an error that says so: nothing else is read in its place.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use iceberg::spec::{MAIN_BRANCH, SnapshotReference, SnapshotRetention, TableMetadata};
 use lake_client::catalog::{Namespace, TableIdent, TablePointer, Versioned};
@@ -14,6 +14,9 @@ use uuid::Uuid;
 
 use super::{Table, Tables, catalog_error};
 use crate::error::{Error, Kind, Result};
+
+/// How long the metadata may take to say whether a version is gone.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// The version of one table or view.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +57,20 @@ impl Pins {
     /// The version of a view, if there is one.
     pub fn view(&self, view: &TableIdent) -> Option<Versioned<TablePointer>> {
         self.find(view, true).map(Pin::pointer)
+    }
+
+    /// An error of a query on these versions: that one of them is gone, if it is and that may be the reason. The metadata of a
+    /// version often outlives the files that are found by it.
+    pub async fn explain(&self, tables: &Tables, error: Error) -> Error {
+        if !matches!(error.kind, Kind::NotFound | Kind::Corrupt | Kind::Storage) {
+            return error;
+        }
+        for pin in self.0.iter().filter(|pin| !pin.view) {
+            if pin.is_gone(tables, Instant::now() + LOOK).await {
+                return pin.gone();
+            }
+        }
+        error
     }
 
     pub(super) fn table(&self, table: &TableIdent) -> Option<&Pin> {
@@ -127,6 +144,20 @@ impl Pin {
             .and_then(|builder| builder.set_ref(MAIN_BRANCH, SnapshotReference { snapshot_id, retention }))
             .and_then(|builder| builder.build());
         then.map(|built| built.metadata).map_err(|_| self.gone())
+    }
+
+    /// Whether its table has it no longer. Where nobody can tell it is not said.
+    async fn is_gone(&self, tables: &Tables, deadline: Instant) -> bool {
+        let Ok(ident) = self.ident() else { return false };
+        match tables.metadata.read_table(&ident, deadline).await {
+            Ok(Some(current)) if current.value.uuid == self.uuid => {
+                let newer = tables.cache.table(&current.value.metadata_location).await;
+                let has = |newer: &TableMetadata| self.snapshot.is_none_or(|id| newer.snapshot_by_id(id).is_some());
+                newer.is_ok_and(|newer| !has(&newer))
+            }
+            Ok(_) => true,
+            Err(_) => false,
+        }
     }
 
     fn gone(&self) -> Error {

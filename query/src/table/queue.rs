@@ -42,6 +42,11 @@ impl CommitQueues {
         Some(turn)
     }
 
+    /// Whether somebody has the turn of a table.
+    pub fn is_taken(&self, table: Uuid) -> bool {
+        self.lock().get(&table).is_some_and(|slot| slot.try_lock().is_err())
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, Arc<tokio::sync::Mutex<Slot>>>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,6 +94,7 @@ mod tests {
         let far = Instant::now() + Duration::from_secs(60);
         let first = queues.enter(table, far).await.unwrap();
         assert!(queues.enter(table, Instant::now()).await.is_none(), "taken");
+        assert!(queues.is_taken(table) && !queues.is_taken(Uuid::nil()));
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut waiting = Vec::new();
         for i in 0..4 {
@@ -102,6 +108,7 @@ mod tests {
         }
         drop(first);
         futures::future::join_all(waiting).await;
+        assert!(!queues.is_taken(table));
         assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3]);
         assert!(queues.lock().is_empty());
     }

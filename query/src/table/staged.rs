@@ -42,6 +42,7 @@ use super::version::{self, Change, Removed};
 use super::writer::DataFiles;
 use super::{Loaded, Table, Tables, catalog_error, check_writable};
 use crate::error::{Error, Kind, Result};
+use crate::planted::{self, Bug};
 use crate::storage::io::LakeIo;
 
 /// Most tables that a transaction may name.
@@ -577,7 +578,11 @@ impl Commit<'_> {
         unchanged: &[(TableIdent, Revision)],
     ) -> Result<Ended> {
         let swaps: Vec<TableChange> = made.iter().map(|made| made.swap.clone()).collect();
-        Ok(match writer.change_tables_while(&swaps, unchanged, self.deadline).await {
+        let changed = match planted::has(Bug::TablesApart) {
+            false => writer.change_tables_while(&swaps, unchanged, self.deadline).await,
+            true => self.one_by_one(writer, &swaps).await,
+        };
+        Ok(match changed {
             Ok(pointers) => Ended::Done(pointers),
             Err(error) if error.applied() == Applied::Unknown => Ended::InDoubt(error),
             Err(CatalogError::Conflict { .. }) => Ended::Lost,
@@ -590,6 +595,22 @@ impl Commit<'_> {
                 return Err(self.failed(error.kind, error));
             }
         })
+    }
+
+    /// A bug that is planted.
+    async fn one_by_one(
+        &self,
+        writer: &MetadataWriter,
+        swaps: &[TableChange],
+    ) -> Result<Vec<Versioned<TablePointer>>, CatalogError> {
+        let (first, others) = swaps.split_at(1.min(swaps.len()));
+        let mut pointers = writer.change_tables_while(first, &[], self.deadline).await?;
+        for swap in others {
+            tokio::time::sleep(BACKOFF[1]).await;
+            let writer = self.tables.metadata.writer();
+            pointers.extend(writer.change_tables_while(std::slice::from_ref(swap), &[], self.deadline).await?);
+        }
+        Ok(pointers)
     }
 
     async fn done(&mut self, made: Vec<Made>, pointers: Vec<Versioned<TablePointer>>) {

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
-use lake_client::procedures::purge::{CHECK, PURGE_TABLE, Purge, RETAIN};
+use lake_client::procedures::purge::{CHECK, PURGE_TABLE, Purge, RETAIN, dropped_at};
 use lake_client::procedures::{self, Procedure, State};
 
 use super::{Tables, catalog_error};
@@ -65,8 +65,8 @@ impl Tables {
             let purge = waits.then(|| record.data::<Purge>().ok()).flatten()?;
             (purge.table == name).then_some((procedure, purge))
         });
-        // The entry is as old as the drop.
-        let last = purges.max_by_key(|(procedure, _)| (procedure.record.submitted_unix_ms, procedure.id.clone()));
+        // By what no clock tells: of tables of one name, what was dropped later was changed later.
+        let last = purges.max_by_key(|(procedure, purge)| dropped_at(&procedure.id, purge.uuid));
         last.ok_or_else(|| {
             Error::not_found(format!(
                 "no table {ident} waits to be purged: only one that was dropped with PURGE can be undropped, while its \

@@ -4,7 +4,7 @@
 //! from a bucket that it does not know. So a table never lands in the wrong place, and in the steady state nothing is asked.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lake_client::catalog::{Namespace, TableIdent};
@@ -21,18 +21,27 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// From one look for an unknown bucket to the next.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
+/// A uuid as text.
+const UUID_CHARS: usize = 36;
+
 /// Where something new is to live, but for its uuid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place(String);
 
 impl Place {
-    /// Names may hold what paths should not; the uuid keeps locations apart anyway.
+    /// Names may hold what paths should not; the uuid keeps locations apart anyway. No level of a namespace ends as tables' locations
+    /// do: none of these lies in another.
     pub fn new(root: &str, ident: &TableIdent) -> Self {
         let clean = |name: &str| -> String {
             let safe = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' };
             name.chars().take(64).map(safe).collect()
         };
-        let namespace: Vec<String> = ident.namespace.levels().iter().map(|level| clean(level)).collect();
+        let level = |level: &String| {
+            let level = clean(level);
+            let ends_in_uuid = level.len() >= UUID_CHARS && Uuid::try_parse(&level[level.len() - UUID_CHARS..]).is_ok();
+            if ends_in_uuid { level + "_" } else { level }
+        };
+        let namespace: Vec<String> = ident.namespace.levels().iter().map(level).collect();
         Self(format!("{root}/{}/{}", namespace.join("/"), clean(&ident.name)))
     }
 
@@ -42,20 +51,9 @@ impl Place {
     }
 }
 
-/// When a node last looked for a bucket that it did not know.
+/// When a node last looked for a bucket that it did not know; whoever looks holds it.
 #[derive(Debug, Clone, Default)]
-pub struct LastLook(Arc<Mutex<Option<Instant>>>);
-
-impl LastLook {
-    fn is_due(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let due = last.is_none_or(|last| last.elapsed() >= LOOK_AGAIN);
-        if due {
-            *last = Some(Instant::now());
-        }
-        due
-    }
-}
+pub struct LastLook(Arc<tokio::sync::Mutex<Option<Instant>>>);
 
 impl Tables {
     /// Where a table or view of this name is to live that is made now.
@@ -93,16 +91,23 @@ impl Tables {
         Ok(known())
     }
 
-    /// Looks for the warehouse of a location in a bucket that the node does not know.
+    /// Looks for the warehouse of a location in a bucket that the node does not know, or waits for who does so already.
     ///
     /// # Errors
     /// As [`Tables::learn_warehouses`].
     pub(crate) async fn find_bucket(&self, location: &str, deadline: Instant) -> Result<()> {
-        let unknown = warehouse::bucket(location).is_some_and(|bucket| !self.storage.knows_bucket(bucket));
-        match unknown && self.last_look.is_due() {
-            true => self.learn_warehouses(deadline).await,
-            false => Ok(()),
+        let unknown = || warehouse::bucket(location).is_some_and(|bucket| !self.storage.knows_bucket(bucket));
+        if !unknown() {
+            return Ok(());
         }
+        // Where no answer comes in time, what is done with the location says what is wrong.
+        let looking = tokio::time::timeout_at(deadline.into(), self.last_look.0.lock()).await;
+        let Ok(mut last) = looking else { return Ok(()) };
+        if !unknown() || last.is_some_and(|last| last.elapsed() < LOOK_AGAIN) {
+            return Ok(());
+        }
+        *last = Some(Instant::now());
+        self.learn_warehouses(deadline).await
     }
 
     /// Learns of every change of the warehouses, until it is dropped.
@@ -119,5 +124,101 @@ impl Tables {
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use lake_client::cache::CacheConfig;
+    use lake_client::memory::MemoryStore;
+    use lake_client::metadata::Metadata;
+    use lake_client::store::{Capabilities, Committed, Error, MetaStore, Page, Read, ReadOptions, SharedStore};
+    use lake_client::warehouse::{Profile, S3};
+    use lake_proto::kv::{KeyValue, Txn};
+
+    use super::*;
+    use crate::config::S3Config;
+    use crate::storage::Storage;
+
+    /// Takes a while to say which warehouses there are.
+    #[derive(Debug)]
+    struct Slow(SharedStore);
+
+    #[async_trait]
+    impl MetaStore for Slow {
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { watch: false, ..self.0.capabilities() }
+        }
+
+        async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+            if key == "/lake/warehouses" {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            self.0.get(key, options, by).await
+        }
+
+        async fn batch_get(
+            &self,
+            keys: &[String],
+            options: ReadOptions,
+            by: Instant,
+        ) -> Result<Read<Vec<KeyValue>>, Error> {
+            self.0.batch_get(keys, options, by).await
+        }
+
+        async fn list(
+            &self,
+            prefix: &str,
+            page: Option<&str>,
+            limit: u32,
+            options: ReadOptions,
+            by: Instant,
+        ) -> Result<Read<Page>, Error> {
+            self.0.list(prefix, page, limit, options, by).await
+        }
+
+        async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
+            self.0.commit(txn, by).await
+        }
+    }
+
+    #[tokio::test]
+    async fn who_comes_while_a_bucket_is_looked_for_waits_for_what_is_found() {
+        let by = Instant::now() + Duration::from_secs(60);
+        let store = MemoryStore::shared();
+        let there = S3 { endpoint: Some("http://s3".into()), ..S3::default() };
+        let profile = Profile::new("s3://b/p", Some(there)).unwrap();
+        lake_client::Catalog::new(store.clone()).create_warehouse("w", &profile, by).await.unwrap();
+        let storage = Storage::new("file:///nowhere", S3Config::default());
+        let metadata = Metadata::new(Arc::new(Slow(store)), CacheConfig::default());
+        let tables = Tables::new(storage.clone(), 1 << 20, metadata, 1 << 20);
+        let knows = || async {
+            tables.find_bucket("s3://b/p/t/metadata/1.json", by).await.unwrap();
+            storage.knows_bucket("b")
+        };
+        assert_eq!(tokio::join!(knows(), knows(), knows()), (true, true, true));
+    }
+
+    #[test]
+    fn no_location_lies_in_another() {
+        let ident = |levels: &[&str], name: &str| {
+            TableIdent::new(Namespace::new(levels.iter().copied()).unwrap(), name).unwrap()
+        };
+        let at = |ident: &TableIdent, uuid: Uuid| Place::new("file:///w", ident).of(uuid);
+        let uuid = Uuid::from_u128(7);
+        let table = at(&ident(&["n"], "t"), uuid);
+        assert_eq!(table, format!("file:///w/n/t-{uuid}"));
+        // A namespace that is called as the last part of the table's location, also once what is too long is cut off.
+        let long = format!("{}t-{uuid}", "x".repeat(26));
+        for (level, name) in [(format!("t-{uuid}"), "t"), (format!("{long}more"), &*format!("{}t", "x".repeat(26)))] {
+            let table = at(&ident(&["n"], name), uuid);
+            let inner = at(&ident(&["n", &level], "u"), Uuid::from_u128(8));
+            assert!(!inner.starts_with(&format!("{table}/")), "{inner} is in {table}");
+        }
+        // Names that are written alike have a uuid each.
+        let [one, two] = [at(&ident(&["a.b"], "t"), uuid), at(&ident(&["a_b"], "t"), Uuid::from_u128(8))];
+        assert_eq!(one.replace(&uuid.to_string(), ""), two.replace(&Uuid::from_u128(8).to_string(), ""));
+        assert_ne!(one, two);
     }
 }

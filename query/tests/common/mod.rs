@@ -5,7 +5,7 @@ pub mod store;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
@@ -13,6 +13,7 @@ use lake_client::memory::MemoryStore;
 use lake_client::store::SharedStore;
 use lake_query::client::{SqlClient, SqlError};
 use lake_query::{Config, Options, QueryNode};
+use tokio::sync::Semaphore;
 
 /// One or more query nodes that share their metadata and their warehouse.
 pub struct Cluster {
@@ -73,6 +74,27 @@ impl Cluster {
 }
 
 pub const TIMEOUT: Option<Duration> = Some(Duration::from_secs(60));
+/// How long anything may take that comes by itself.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until something holds.
+pub async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds().await {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Whatever takes too long is a failure, and does not hang.
+pub async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+/// Waits for a permit of a semaphore that counts what has happened, and takes it.
+pub async fn happened(what: &str, count: &Semaphore) {
+    in_time(what, count.acquire()).await.unwrap().forget();
+}
 
 pub async fn run(client: &SqlClient, sql: &str) -> Vec<RecordBatch> {
     client.query(sql, TIMEOUT).await.unwrap_or_else(|e| panic!("{sql}: {e}"))

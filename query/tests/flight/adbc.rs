@@ -1,12 +1,19 @@
 //! The official ADBC driver from Python, as its users use it.
 
+use std::sync::Arc;
+
+use lake_client::memory::MemoryStore;
+use lake_query::Options;
+
 use crate::common::{Cluster, number, numbers, run, text};
 use crate::python;
 
 const SCRIPT: &str = "../flight/adbc_client.py";
 
 async fn with(function: &str) -> Cluster {
-    let cluster = Cluster::start(2).await;
+    // Each node sees at once what the other has done.
+    let change = |options| Options { pointer_ttl_ms: Some(0), ..options };
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 2, change).await;
     run(
         &cluster.client(1).await,
         "CREATE TABLE fruit AS SELECT * FROM (VALUES (1, 'apple'), (2, NULL)) AS v(id, name)",

@@ -1,7 +1,6 @@
 //! What a node says of itself, and how it stops.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use futures::{StreamExt, TryStreamExt};
 use lake_client::memory::MemoryStore;
@@ -9,6 +8,7 @@ use lake_query::{Kind, Options};
 
 use crate::common::{Cluster, TIMEOUT, refused, run};
 use crate::http::Http;
+use crate::support::eventually;
 
 async fn observed(change: impl Fn(Options) -> Options) -> (Cluster, Http) {
     let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, |options| {
@@ -25,15 +25,7 @@ async fn metrics(http: &Http) -> String {
 
 /// Waits until the figures have this line.
 async fn until_counted(http: &Http, line: &str) {
-    let until = Instant::now() + Duration::from_secs(60);
-    loop {
-        let text = metrics(http).await;
-        if text.lines().any(|known| known == line) {
-            return;
-        }
-        assert!(Instant::now() < until, "{line} is not in {text}");
-        tokio::task::yield_now().await;
-    }
+    eventually(line, async || metrics(http).await.lines().any(|known| known == line).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -74,15 +66,13 @@ async fn a_node_that_stops_ends_what_it_has_begun_and_begins_no_more() {
     let first = rows.next().await.unwrap().unwrap();
     let node = cluster.nodes.pop().unwrap();
     let stopping = tokio::spawn(node.shutdown());
-    let until = Instant::now() + Duration::from_secs(60);
-    while http.get("/ready").await.status == 200 {
-        assert!(Instant::now() < until, "it is still ready");
-        tokio::task::yield_now().await;
-    }
+    eventually("it to be ready no more", async || (http.get("/ready").await.status != 200).then_some(())).await;
+    // Read at once: the node does not wait for its clients for ever.
+    let rest = tokio::spawn(rows.try_collect::<Vec<_>>());
     // Ready no more, the node may have closed its connections already.
     let error = refused(&late, "SELECT 1").await;
     assert!(matches!(error.kind, Kind::Unavailable | Kind::Unknown), "{error}");
-    let rest: Vec<_> = rows.try_collect().await.unwrap();
+    let rest = rest.await.unwrap().unwrap();
     let count = first.num_rows() + rest.iter().map(|batch| batch.num_rows()).sum::<usize>();
     assert_eq!(count, 1_000_000);
     stopping.await.unwrap();

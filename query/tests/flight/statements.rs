@@ -5,7 +5,10 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Int32Type};
 use arrow_flight::sql::client::FlightSqlServiceClient;
-use arrow_flight::sql::{CommandGetTables, CommandGetXdbcTypeInfo};
+use arrow_flight::sql::{
+    CommandGetTables, CommandGetXdbcTypeInfo, CommandStatementIngest, TableDefinitionOptions, TableExistsOption,
+    TableNotExistOption,
+};
 use arrow_flight::{FlightDescriptor, IpcMessage};
 use futures::TryStreamExt;
 use tonic::transport::Channel;
@@ -40,6 +43,15 @@ async fn parameters_are_bound_and_run_on_any_node() {
     let mut rows = rows_of(&redeem(&mut other, ticket(&info)).await.unwrap());
     rows.sort();
     assert_eq!(rows, [["c"], ["it's"]]);
+    // A few hundred of them are few bytes, though they come in one piece of memory.
+    let many = 400;
+    let marks = vec!["?"; many].join(", ");
+    let mut query = client.prepare(format!("SELECT count(*) FROM t WHERE id IN ({marks})"), None).await.unwrap();
+    query
+        .set_parameters(values((0..many as i64).map(|n| Arc::new(Int64Array::from(vec![n])) as ArrayRef).collect()))
+        .unwrap();
+    let info = query.execute().await.unwrap();
+    assert_eq!(rows_of(&redeem(&mut other, ticket(&info)).await.unwrap()), [["3"]]);
     // Other statements are run for each row, all or none.
     let mut update = client.prepare("UPDATE t SET what = ? WHERE id = ?".to_owned(), None).await.unwrap();
     let (words, ids) = (StringArray::from(vec!["x", "y"]), Int64Array::from(vec![1, 3]));
@@ -82,6 +94,28 @@ async fn what_does_not_fit_is_said() {
         let error = client.prepare(sql.to_owned(), None).await.map(drop).unwrap_err();
         assert!(error.to_string().contains(words), "{sql}: {error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_sent_again_by_their_operation_id_go_in_once() {
+    let cluster = Cluster::start(1).await;
+    let sql = cluster.client(0).await;
+    let mut client = flight_sql(&cluster, 0).await;
+    client.set_header("lake-operation-id", "load 1");
+    for _ in 0..2 {
+        let command = CommandStatementIngest {
+            table_definition_options: Some(TableDefinitionOptions {
+                if_not_exist: TableNotExistOption::Create as i32,
+                if_exists: TableExistsOption::Replace as i32,
+            }),
+            table: "t".into(),
+            ..CommandStatementIngest::default()
+        };
+        let rows = values(vec![Arc::new(Int64Array::from(vec![1, 2]))]);
+        let rows = futures::stream::iter([Ok(rows)]);
+        assert_eq!(client.execute_ingest(command, rows).await.unwrap(), 2);
+    }
+    assert_eq!(number(&sql, "SELECT count(*) FROM \"t$snapshots\"").await, 1);
 }
 
 async fn listed(client: &mut FlightSqlServiceClient<Channel>, command: CommandGetTables) -> Vec<Vec<String>> {

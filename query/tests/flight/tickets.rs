@@ -1,13 +1,24 @@
 //! Tickets: what they hold, where and how long they are good, and that nobody else makes them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow_flight::sql::{Any, Command, ProstMessageExt, TicketStatementQuery};
-use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightInfo, Ticket};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_flight::sql::{Any, Command, EndTransaction, ProstMessageExt, TicketStatementQuery};
+use arrow_flight::{
+    Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightEndpoint, FlightInfo, Ticket,
+};
 use futures::{StreamExt, TryStreamExt};
+use lake_query::Kind;
+use lake_query::flight::keys::TicketKeys;
+use lake_query::flight::ticket::{Plan, StatementTicket};
+use lake_query::sql::bound::Bound;
+use lake_query::sql::session::{Sessions, Settings};
+use lake_query::sql::transactions::Transactions;
 use prost::Message;
 
 use crate::common::{Cluster, number, numbers, rows_of, run};
+use crate::support::eventually;
 use crate::{flight_sql, redeem, ticket};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -46,16 +57,30 @@ async fn a_version_whose_metadata_is_gone_is_found_in_what_came_after() {
     for _ in 0..3 {
         run(&sql, "INSERT INTO t VALUES (2, 3)").await;
     }
-    let until = Instant::now() + Duration::from_secs(60);
-    while cluster.files(".metadata.json").iter().any(|file| before.contains(file)) {
-        assert!(Instant::now() < until, "the version's metadata is still there");
-        tokio::task::yield_now().await;
-    }
+    eventually("the version's metadata to be gone", async || {
+        let stays = cluster.files(".metadata.json").iter().any(|file| before.contains(file));
+        (!stays).then_some(())
+    })
+    .await;
     // The other node has it in no cache.
     let rows = redeem(&mut there, ticket(&info)).await.unwrap();
     assert_eq!(rows_of(&rows), [["1"]]);
     run(&sql, "DROP TABLE t").await;
     run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let error = redeem(&mut flight_sql(&cluster, 1).await, ticket(&info)).await.unwrap_err();
+    assert!(error.contains("is gone") && error.contains("run the query again"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_has_expired_since_is_said_to_be_gone() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    run(&sql, "INSERT INTO t VALUES (1)").await;
+    let info = flight_sql(&cluster, 0).await.execute("SELECT * FROM t".to_owned(), None).await.unwrap();
+    run(&sql, "INSERT INTO t VALUES (2)").await;
+    assert_eq!(number(&sql, "CALL system.expire_snapshots('t', older_than => now())").await, 1);
+    // Its metadata is there, and what is found by it is not.
     let error = redeem(&mut flight_sql(&cluster, 1).await, ticket(&info)).await.unwrap_err();
     assert!(error.contains("is gone") && error.contains("run the query again"), "{error}");
 }
@@ -121,12 +146,67 @@ async fn a_query_is_cancelled_by_its_flight_info() {
     let error = rows.try_for_each(|_| std::future::ready(Ok(()))).await.unwrap_err();
     assert!(error.to_string().contains("cancelled"), "{error}");
     // Its slot is given back, and there is nothing left to be cancelled.
-    let until = Instant::now() + Duration::from_secs(60);
-    while cluster.nodes[0].engine().running() > 0 {
-        assert!(Instant::now() < until, "the query still runs");
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(cancel(&cluster, &info).await, CancelStatus::NotCancellable);
+    eventually("the query to be let go of", async || {
+        let running = cluster.nodes[0].engine().running();
+        (running == 0 && cancel(&cluster, &info).await == CancelStatus::NotCancellable).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_ticket_has_begun_is_cancelled_after_that_has_expired() {
+    let cluster = Cluster::start(1).await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let endless = StatementTicket::new("SELECT value FROM generate_series(1, 1000000000000)");
+    let mut rows = client.do_get(endless.encode().unwrap()).await.unwrap();
+    rows.next().await.unwrap().unwrap();
+    let long_ago = serde_json::json!({"statement": endless, "expires_ms": 1});
+    let plan: Plan = serde_json::from_value(long_ago).unwrap();
+    let keys = TicketKeys::new(cluster.store.clone());
+    let expired = plan.encode(&keys, Instant::now() + Duration::from_secs(60)).await.unwrap();
+    let error = redeem(&mut client, expired.clone()).await.unwrap_err();
+    assert!(error.contains("has expired"), "{error}");
+    let info = FlightInfo::new().with_endpoint(FlightEndpoint::new().with_ticket(expired));
+    assert_eq!(cancel(&cluster, &info).await, CancelStatus::Cancelled);
+    let error = rows.try_for_each(|_| std::future::ready(Ok(()))).await.unwrap_err();
+    assert!(error.to_string().contains("cancelled"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_is_cancelled_aborts_its_transaction() {
+    let cluster = Cluster::start(1).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let mut client = flight_sql(&cluster, 0).await;
+    let transaction = client.begin_transaction().await.unwrap();
+    client.execute_update("INSERT INTO t VALUES (1)".to_owned(), Some(transaction.clone())).await.unwrap();
+    let endless = "INSERT INTO t SELECT value FROM generate_series(1, 1000000000000)".to_owned();
+    let info = client.execute(endless, Some(transaction.clone())).await.unwrap();
+    let mut other = flight_sql(&cluster, 0).await;
+    let insert = ticket(&info);
+    let inserting = tokio::spawn(async move { redeem(&mut other, insert).await });
+    eventually("the change to run", async || (cancel(&cluster, &info).await == CancelStatus::Cancelled).then_some(()))
+        .await;
+    let error = inserting.await.unwrap().unwrap_err();
+    assert!(error.contains("cancelled"), "{error}");
+    let ended = client.end_transaction(transaction, EndTransaction::Commit).await;
+    let error = ended.unwrap_err().to_string();
+    assert!(error.contains("aborted") && error.contains("cancelled"), "{error}");
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_for_many_rows_of_values_has_one_deadline() {
+    let cluster = Cluster::start(1).await;
+    run(&cluster.client(0).await, "CREATE TABLE t (x BIGINT)").await;
+    let engine = cluster.nodes[0].engine().clone();
+    let transactions = Transactions::new(engine.tables().clone(), "here".to_owned());
+    let sessions = Sessions::new(engine, Arc::new(transactions));
+    let column: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
+    let parameters = Some(RecordBatch::try_from_iter([("x", column)]).unwrap());
+    let delete = Bound { parameters, ..Bound::from("DELETE FROM t WHERE x = ?") };
+    let error = sessions.change(&delete, &Settings::default(), Some(Duration::ZERO)).await.unwrap_err();
+    assert!(error.kind == Kind::Deadline && error.message.contains("0 of 3 rows of values"), "{error}");
 }
 
 async fn cancel(cluster: &Cluster, info: &FlightInfo) -> CancelStatus {

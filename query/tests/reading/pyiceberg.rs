@@ -1,6 +1,5 @@
 //! Tables that PyIceberg writes, read here; and tables made by hand, read by PyIceberg: both must agree.
 
-use std::process::Command;
 use std::sync::Arc;
 
 use iceberg::spec::{FormatVersion, PrimitiveType, TableMetadata, UnboundPartitionSpec};
@@ -9,18 +8,11 @@ use lake_client::catalog::TablePointer;
 
 use crate::common::*;
 use crate::foreign::*;
-use crate::python::interpreter;
+use crate::python::python;
 
-async fn script(source: &'static str, arguments: Vec<String>) -> serde_json::Value {
-    let output = tokio::task::spawn_blocking(move || {
-        let mut command = Command::new(interpreter());
-        // Settings of whoever runs the tests are not the tests'.
-        command.env("PYICEBERG_HOME", "/nonexistent").env_remove("PYTHONPATH");
-        command.arg("-c").arg(source).args(arguments).output().unwrap()
-    });
-    let output = output.await.unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{out}{err}");
+async fn script(source: &str, arguments: &[String]) -> serde_json::Value {
+    let all: Vec<&str> = ["-c", source].into_iter().chain(arguments.iter().map(String::as_str)).collect();
+    let out = python("a script", &all).await;
     serde_json::from_str(out.lines().last().unwrap()).unwrap_or_else(|e| panic!("{e}: {out}"))
 }
 
@@ -131,7 +123,7 @@ async fn what_pyiceberg_writes_is_read_as_pyiceberg_reads_it() {
     let cluster = crate::cluster().await;
     let client = cluster.client(0).await;
     let home = cluster.dir.path().join("warehouse/python").display().to_string();
-    let told = script(WRITE, vec![home.clone()]).await;
+    let told = script(WRITE, std::slice::from_ref(&home)).await;
     let catalog = Catalog::new(cluster.store.clone());
     let _ = catalog.create_namespace(&ident("x").namespace, Default::default(), deadline()).await;
     assert_eq!(told.as_object().unwrap().len(), 11);
@@ -196,7 +188,7 @@ async fn pyiceberg_reads_hand_made_deletes_as_we_do() {
         locations.push(table.location.clone());
         ours.push(numbers(&client, &format!("SELECT id FROM {name} ORDER BY id")).await);
     }
-    let theirs = script(READ, locations).await;
+    let theirs = script(READ, &locations).await;
     let theirs: Vec<Vec<i64>> = serde_json::from_value(theirs).unwrap();
     assert_eq!(ours, theirs);
     assert_eq!(ours.iter().map(Vec::len).collect::<Vec<_>>(), [306, 306]);
@@ -226,7 +218,7 @@ async fn pyiceberg_reads_the_deletes_that_we_write() {
         locations.push(pointer.value.metadata_location);
         ours.push(numbers(&client, &format!("SELECT id FROM {name} ORDER BY id")).await);
     }
-    let theirs: Vec<Vec<i64>> = serde_json::from_value(script(READ, locations).await).unwrap();
+    let theirs: Vec<Vec<i64>> = serde_json::from_value(script(READ, &locations).await).unwrap();
     assert_eq!(ours, theirs);
     assert!(ours.iter().all(|ids| ids.len() == 852), "{:?}", ours.iter().map(Vec::len).collect::<Vec<_>>());
 }

@@ -1,7 +1,7 @@
 //! Polars and Daft, as their users use them.
 
 use crate::common::{Cluster, numbers, run};
-use crate::{cluster, make_from_sql, python, uri};
+use crate::{cluster, make_deleted, make_from_sql, python, uri};
 
 const SCRIPT: &str = "frames_client.py";
 
@@ -13,6 +13,13 @@ async fn with(function: &str) -> Cluster {
     make_from_sql(&sql).await;
     python::run(SCRIPT, function, &[&uri]).await;
     cluster
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn polars_and_daft_see_what_sql_has_deleted() {
+    let cluster = cluster(2).await;
+    make_deleted(&cluster.client(1).await).await;
+    python::run(SCRIPT, "sees_what_sql_deleted", &[&uri(&cluster, 0)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

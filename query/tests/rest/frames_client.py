@@ -54,5 +54,16 @@ def with_daft(uri):
     assert "default.from_daft" in [str(name) for name in catalog.list_tables()]
 
 
+def sees_what_sql_deleted(uri):
+    """Rows that are named in delete files are gone for both."""
+    import daft
+    import polars as pl
+
+    table = connect(uri).load_table("default.deleted")
+    assert any(task.delete_files for task in table.scan().plan_files()), "no delete file was read"
+    same(pl.scan_iceberg(table).sort("id").collect().rows(), [(1, "a"), (3, "z"), (4, None)])
+    same(daft.read_iceberg(table).sort("id").to_pydict(), {"id": [1, 3, 4], "what": ["a", "z", None]})
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*(argument for argument in sys.argv[2:] if "=" not in argument))

@@ -1,10 +1,14 @@
 //! As much of an HTTP client as these tests need: one request per connection, or one connection for several.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+
+/// How long an answer may take: longer than a node takes for one.
+const WITHIN: Duration = Duration::from_secs(120);
 
 /// Where requests go, and what they all carry.
 #[derive(Debug, Clone)]
@@ -106,7 +110,9 @@ impl Http {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let (mut reading, mut writing) = stream.split();
         let mut received = Vec::new();
-        let (_, _) = tokio::join!(writing.write_all(request), reading.read_to_end(&mut received));
+        let both = async { tokio::join!(writing.write_all(request), reading.read_to_end(&mut received)) };
+        // What went wrong shows in what was received.
+        let _ = tokio::time::timeout(WITHIN, both).await.expect("the server ends the connection");
         let end = head_of(&received).expect("an answer");
         Answer::of(&received[..end], received[end..].to_vec())
     }
@@ -134,6 +140,10 @@ impl Session {
     }
 
     async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
+        tokio::time::timeout(WITHIN, self.exchange(method, path, body)).await.expect("the server answers")
+    }
+
+    async fn exchange(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
         self.stream.write_all(&self.http.request(method, path, body, "keep-alive")).await.unwrap();
         let mut received = Vec::new();
         let end = loop {

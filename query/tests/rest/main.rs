@@ -6,6 +6,8 @@ mod common;
 mod duckdb;
 mod frames;
 mod http;
+mod limits;
+mod outcomes;
 mod pyiceberg;
 mod python;
 #[path = "../../../client/tests/support/s3.rs"]
@@ -13,6 +15,7 @@ mod s3;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../../../client/tests/support/mod.rs"]
 mod support;
+mod updates;
 mod views;
 mod warehouses;
 mod wire;
@@ -45,6 +48,15 @@ fn uri(cluster: &Cluster, node: usize) -> String {
 async fn make_from_sql(sql: &SqlClient) {
     run(sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
     run(sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
+}
+
+/// Makes a table by SQL, and deletes and changes rows of it that stay in their files: they are named in delete files.
+async fn make_deleted(sql: &SqlClient) {
+    let with = "WITH ('write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read')";
+    run(sql, &format!("CREATE TABLE deleted (id BIGINT, what TEXT) {with}")).await;
+    run(sql, "INSERT INTO deleted VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, NULL)").await;
+    run(sql, "DELETE FROM deleted WHERE id = 2").await;
+    run(sql, "UPDATE deleted SET what = 'z' WHERE id = 3").await;
 }
 
 /// A client of a node's REST catalog.

@@ -7,7 +7,7 @@ use lake_query::Options;
 
 use crate::common::{number, numbers, run, text};
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
-use crate::{cluster, make_from_sql, over, python, uri};
+use crate::{cluster, make_deleted, make_from_sql, over, python, uri};
 
 const SCRIPT: &str = "pyiceberg_client.py";
 
@@ -31,6 +31,20 @@ async fn pyiceberg_and_sql_read_what_the_other_wrote() {
     assert_eq!(rows, [["10", "x", "1.25"], ["11", "NULL", "NULL"], ["12", "z", "3.50"]]);
     run(&sql, "INSERT INTO from_python VALUES (13, 'q', 4.75)").await;
     python::run(SCRIPT, "sees_what_sql_added", &[&uri]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_pyiceberg_or_sql_deletes_is_gone_for_the_other() {
+    let cluster = cluster(2).await;
+    let sql = cluster.client(1).await;
+    let uri = uri(&cluster, 0);
+    make_deleted(&sql).await;
+    python::run(SCRIPT, "deletes", &[&uri]).await;
+    let rows = text(&sql, "SELECT id, what FROM deleted_there ORDER BY id").await;
+    assert_eq!(rows, [["1", "a"], ["3", "z"], ["5", "e"], ["6", "f"]]);
+    run(&sql, "DELETE FROM deleted_there WHERE id IN (1, 5)").await;
+    run(&sql, "UPDATE deleted_there SET what = 'y' WHERE id = 3").await;
+    python::run(SCRIPT, "sees_what_sql_deleted", &[&uri]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -233,6 +233,24 @@ def reads_and_appends(uri):
     made.append(pa.Table.from_pylist(data, schema=columns))
 
 
+def deletes(uri):
+    """Rows that lake has deleted are gone here, and those deleted here are gone there."""
+    lake = connect(uri)
+    table = lake.load_table("default.deleted")
+    assert any(task.delete_files for task in table.scan().plan_files()), "no delete file was read"
+    same([(r["id"], r["what"]) for r in rows(table)], [(1, "a"), (3, "z"), (4, None)])
+    made = lake.create_table("default.deleted_there", COLUMNS)
+    made.append(some((1, "a"), (2, "b"), (3, "c")))
+    made.append(some((4, "d")))
+    made.delete("id = 2")
+    made.upsert(some((3, "z"), (5, "e")), join_cols=["id"])
+    made.overwrite(some((6, "f")), overwrite_filter=EqualTo("id", 4))
+
+
+def sees_what_sql_deleted(uri):
+    same([(r["id"], r["what"]) for r in rows(connect(uri).load_table("default.deleted_there"))], [(3, "y"), (6, "f")])
+
+
 def sees_what_sql_added(uri):
     table = connect(uri).load_table("default.from_python")
     same([(r["id"], r["price"]) for r in rows(table)][-1], (13, decimal.Decimal("4.75")))

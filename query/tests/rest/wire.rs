@@ -1,6 +1,6 @@
 //! The protocol, request by request: statuses, types, fields, limits.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use lake_query::Options;
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ pub fn set_main(id: i64) -> Value {
     json!({"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": id})
 }
 
-fn set(name: &str, value: &str) -> Value {
+pub fn set(name: &str, value: &str) -> Value {
     json!({"action": "set-properties", "updates": {name: value}})
 }
 
@@ -60,6 +60,10 @@ async fn the_configuration_says_what_is_served() {
         assert_eq!(config["overrides"]["prefix"], "lake");
         let endpoints: Vec<_> = config["endpoints"].as_array().unwrap().iter().map(|e| e.as_str().unwrap()).collect();
         assert!(endpoints.contains(&"HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}"), "{endpoints:?}");
+        // What is not served is not advertised.
+        for word in ["sign", "oauth", "plan", "tasks", "credentials"] {
+            assert!(!endpoints.iter().any(|endpoint| endpoint.contains(word)), "{word} in {endpoints:?}");
+        }
     }
     rest.get("/v1/config?warehouse=other").await.refused(404, "NoSuchWarehouseException");
     rest.get("/v1/other/namespaces").await.refused(404, "NoSuchWarehouseException");
@@ -149,7 +153,7 @@ async fn a_table_is_created_loaded_listed_renamed_and_dropped() {
 
     rest.delete("/v1/lake/namespaces/n").await.refused(409, "NamespaceNotEmptyException");
     let purges = async || {
-        let by = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let by = std::time::Instant::now() + crate::common::PATIENCE;
         let all =
             lake_client::procedures::calls::list(cluster.store.as_ref(), Default::default(), by).await.unwrap().value;
         all.into_iter().map(|purge| (purge.record.subject, purge.record.data["uuid"].clone())).collect::<Vec<_>>()
@@ -289,6 +293,38 @@ async fn a_staged_table_exists_once_it_is_committed() {
     let mut other = commit(location);
     other["updates"][0]["uuid"] = json!(uuid::Uuid::from_u128(1));
     rest.post(&table, other).await.refused(409, "CommitFailedException");
+}
+
+#[tokio::test]
+async fn a_table_is_not_made_under_the_uuid_of_another() {
+    let cluster = cluster(2).await;
+    let (rest, other) = (rest(&cluster, 0), rest(&cluster, 1));
+    let there = with_table(&rest).await;
+    let requirements = json!([{"type": "assert-create"}]);
+    let updates = json!([
+        {"action": "assign-uuid", "uuid": there["metadata"]["table-uuid"]},
+        {"action": "add-schema", "schema": schema()},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]);
+    let create = json!({"requirements": requirements, "updates": updates});
+    let before = cluster.files("metadata.json").len();
+    let message = other.post(&format!("{TABLES}/u"), create.clone()).await.refused(409, "CommitFailedException");
+    assert!(message.contains("n.t"), "{message}");
+    let named = |name: &str| json!({"namespace": ["n"], "name": name});
+    let both = json!({"table-changes": [
+        {"identifier": named("t"), "requirements": [], "updates": [set("k", "1")]},
+        {"identifier": named("u"), "requirements": requirements, "updates": updates},
+    ]});
+    other.post("/v1/lake/transactions/commit", both).await.refused(409, "AlreadyExistsException");
+    rest.head(&format!("{TABLES}/u")).await.expect(404);
+    assert_eq!(rest.get(&format!("{TABLES}/t")).await.json()["metadata"]["properties"].get("k"), None);
+    assert_eq!(cluster.files("metadata.json").len(), before);
+    // Once there is no such table it may be; but not while the files of that one are to be deleted.
+    rest.delete(&format!("{TABLES}/t")).await.expect(204);
+    other.post(&format!("{TABLES}/u"), create.clone()).await.expect(200);
+    other.delete(&format!("{TABLES}/u?purgeRequested=true")).await.expect(204);
+    let message = rest.post(&format!("{TABLES}/u"), create).await.refused(409, "CommitFailedException");
+    assert!(message.contains("PURGE"), "{message}");
 }
 
 #[tokio::test]
@@ -473,74 +509,6 @@ async fn metadata_files_stay_where_a_table_wants_them_to() {
 }
 
 #[tokio::test]
-async fn a_load_looks_at_the_pointer_unless_the_node_may_use_what_it_has_cached() {
-    let reads = |store: &Holding| store.reads.load(std::sync::atomic::Ordering::SeqCst);
-    for cached in [false, true] {
-        let inner: lake_client::store::SharedStore = std::sync::Arc::new(lake_client::memory::MemoryStore::new());
-        let store = std::sync::Arc::new(Holding { inner, begun: 0.into(), reads: 0.into() });
-        let cluster = over(store.clone(), 1, |o| Options {
-            rest_cached_reads: Some(cached),
-            pointer_ttl_ms: Some(3_600_000),
-            ..o
-        })
-        .await;
-        let rest = rest(&cluster, 0);
-        with_table(&rest).await;
-        let table = format!("{TABLES}/t");
-        rest.get(&table).await.expect(200);
-        for n in 0..5 {
-            let set = rest.post(&table, json!({"updates": [set("n", &n.to_string())]})).await.expect(200).json();
-            let before = reads(&store);
-            // What this node has committed it sees in either case.
-            assert_eq!(rest.get(&table).await.expect(200).json()["metadata-location"], set["metadata-location"]);
-            assert_eq!(reads(&store) - before, if cached { 0 } else { 1 });
-        }
-    }
-}
-
-#[tokio::test]
-async fn nothing_that_is_sent_makes_a_node_fall() {
-    let cluster = cluster(1).await;
-    let rest = rest(&cluster, 0);
-    with_table(&rest).await;
-    let table = format!("{TABLES}/t");
-    let deep = format!("{{\"updates\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
-    for body in [&b"{"[..], b"", b"[]", b"\xff\xfe", b"null", b"3", deep.as_bytes(), br#"{"updates": {}}"#] {
-        let answer = rest.send("POST", &table, body).await;
-        assert!([200, 400].contains(&answer.status), "{}: {}", answer.status, String::from_utf8_lossy(body));
-    }
-    // What the metadata code panics on, or would have to.
-    for update in [
-        json!({"action": "add-schema", "schema": {"type": "struct", "schema-id": 2147483647, "fields": []}}),
-        json!({"action": "add-spec", "spec": {"spec-id": 2147483647, "fields": [
-            {"source-id": 1, "field-id": 2147483647, "name": "x", "transform": "bucket[0]"}]}}),
-        json!({"action": "add-spec", "spec": {"fields": [{"source-id": 1, "name": "x", "transform": "truncate[4294967295]"}]}}),
-        json!({"action": "remove-snapshots", "snapshot-ids": [1]}),
-        json!({"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1}),
-        json!({"action": "remove-schemas", "schema-ids": [0]}),
-        json!({"action": "remove-partition-specs", "spec-ids": [0]}),
-        json!({"action": "set-default-sort-order", "sort-order-id": -9}),
-        json!({"action": "add-snapshot", "snapshot": {"snapshot-id": i64::MIN, "sequence-number": i64::MAX,
-            "timestamp-ms": i64::MIN, "manifest-list": "", "summary": {"operation": "append"}}}),
-    ] {
-        let answer = rest.post(&table, json!({"requirements": [], "updates": [update]})).await;
-        assert!([200, 400, 406, 409].contains(&answer.status), "{update}: {}", answer.status);
-        rest.get(&table).await.expect(200);
-    }
-    let raw = |request: String| {
-        let rest = rest.clone();
-        async move { rest.exchange(request.as_bytes()).await.status }
-    };
-    let head = format!("POST {table} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
-    assert_eq!(raw(format!("{head}Content-Length: 99999999999\r\n\r\n")).await, 413);
-    let chunk = format!("{:x}\r\n{}\r\n", 1 << 20, "x".repeat(1 << 20));
-    assert_eq!(raw(format!("{head}Transfer-Encoding: chunked\r\n\r\n{}0\r\n\r\n", chunk.repeat(17))).await, 413);
-    rest.get("/v1/lake/namespaces/%ff").await.refused(400, "BadRequestException");
-    rest.get("/v1/lake/namespaces/a%2Fb").await.refused(400, "BadRequestException");
-    rest.get("/v1/config").await.expect(200);
-}
-
-#[tokio::test]
 async fn a_secret_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("secret");
@@ -570,93 +538,6 @@ async fn a_node_that_stops_ends_what_it_has_begun() {
     }));
     assert_eq!(commits.await, [200; 8]);
     let node = cluster.nodes.remove(0);
-    tokio::time::timeout(Duration::from_secs(15), node.shutdown()).await.unwrap();
+    crate::common::in_time("the node to stop", node.shutdown()).await;
     assert!(tokio::net::TcpStream::connect(rest.address).await.is_err());
-}
-
-/// A store whose listings begin and never end, once it holds.
-#[derive(Debug)]
-struct Holding {
-    inner: lake_client::store::SharedStore,
-    begun: std::sync::atomic::AtomicUsize,
-    /// Reads of tables' pointers.
-    reads: std::sync::atomic::AtomicUsize,
-}
-
-impl Holding {
-    fn count(&self, counts: bool) {
-        self.reads.fetch_add(usize::from(counts), std::sync::atomic::Ordering::SeqCst);
-    }
-}
-
-#[async_trait::async_trait]
-impl lake_client::MetaStore for Holding {
-    fn capabilities(&self) -> lake_client::store::Capabilities {
-        lake_client::store::Capabilities { watch: false, ..self.inner.capabilities() }
-    }
-
-    async fn get(
-        &self,
-        key: &str,
-        options: lake_client::ReadOptions,
-        by: std::time::Instant,
-    ) -> Result<lake_client::store::Read<Option<lake_proto::kv::KeyValue>>, lake_client::Error> {
-        self.count(key.starts_with("/lake/table/"));
-        self.inner.get(key, options, by).await
-    }
-
-    async fn batch_get(
-        &self,
-        keys: &[String],
-        options: lake_client::ReadOptions,
-        by: std::time::Instant,
-    ) -> Result<lake_client::store::Read<Vec<lake_proto::kv::KeyValue>>, lake_client::Error> {
-        self.count(keys.iter().any(|key| key.starts_with("/lake/table/")));
-        self.inner.batch_get(keys, options, by).await
-    }
-
-    async fn list(
-        &self,
-        _: &str,
-        _: Option<&str>,
-        _: u32,
-        _: lake_client::ReadOptions,
-        _: std::time::Instant,
-    ) -> Result<lake_client::store::Read<lake_client::store::Page>, lake_client::Error> {
-        self.begun.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        std::future::pending().await
-    }
-
-    async fn commit(
-        &self,
-        txn: lake_proto::kv::Txn,
-        by: std::time::Instant,
-    ) -> Result<lake_client::store::Committed, lake_client::Error> {
-        self.inner.commit(txn, by).await
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn clients_that_go_away_make_no_room_for_more_than_a_node_serves() {
-    const SERVED: usize = 256;
-    let begun = |store: &Holding| store.begun.load(std::sync::atomic::Ordering::SeqCst);
-    let inner: lake_client::store::SharedStore = std::sync::Arc::new(lake_client::memory::MemoryStore::new());
-    let store = std::sync::Arc::new(Holding { inner, begun: 0.into(), reads: 0.into() });
-    let cluster = over(store.clone(), 1, |options| options).await;
-    let rest = rest(&cluster, 0);
-    let ask = || async {
-        let sent = rest.get("/v1/lake/namespaces");
-        // The connection is closed once the request is being served.
-        let before = begun(&store);
-        tokio::select! {
-            answer = sent => panic!("answered: {answer:?}"),
-            () = async { while begun(&store) == before { tokio::task::yield_now().await } } => {}
-        }
-    };
-    for _ in 0..SERVED {
-        ask().await;
-    }
-    let message = rest.get("/v1/lake/namespaces").await.refused(503, "ServiceUnavailableException");
-    assert!(message.contains("nothing was done"), "{message}");
-    assert_eq!(begun(&store), SERVED);
 }

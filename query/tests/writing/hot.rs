@@ -35,6 +35,9 @@ fn what(txn: &Txn) -> What {
     }
 }
 
+/// How long a store that is away leaves a call without an answer.
+const SILENT_FOR: Duration = Duration::from_secs(1);
+
 /// The leases of a store in memory, which has none of its own.
 type Leases = Arc<Mutex<HashSet<LeaseId>>>;
 
@@ -80,8 +83,12 @@ impl Faults {
         }
     }
 
+    async fn until_held(&self) {
+        happened("the swap to be held back", &self.held).await;
+    }
+
     async fn until_handed_over(&self) {
-        self.handed_over.acquire().await.unwrap().forget();
+        happened("what was held back to be handed over", &self.handed_over).await;
     }
 }
 
@@ -93,7 +100,8 @@ impl Way for Faults {
 
     async fn call(&self, about: &str, by: Instant) -> Result<(), Error> {
         if self.away.load(Ordering::SeqCst) {
-            tokio::time::sleep_until(by.into()).await;
+            // Silent, and not for longer than it takes to see that.
+            tokio::time::sleep_until(by.min(Instant::now() + SILENT_FOR).into()).await;
             return Err(unavailable(Applied::No));
         }
         match self.refuse_listings.load(Ordering::SeqCst) && about.starts_with("/lake/append/") {
@@ -106,7 +114,7 @@ impl Way for Faults {
         let what = what(&txn);
         if what == What::Swap && self.hold.swap(false, Ordering::SeqCst) {
             self.held.add_permits(1);
-            self.released.acquire().await.unwrap().forget();
+            happened("what is held back to be released", &self.released).await;
         }
         if what == What::Swap && self.refuse_swaps.load(Ordering::SeqCst) {
             return Err(unavailable(Applied::No));
@@ -183,7 +191,7 @@ impl Two {
 
     async fn insert(&self, node: usize, value: i64) -> Result<(), SqlError> {
         let sql = format!("INSERT INTO t VALUES ({value})");
-        self.cluster.client(node).await.query(&sql, Some(Duration::from_secs(20))).await.map(drop)
+        self.cluster.client(node).await.query(&sql, TIMEOUT).await.map(drop)
     }
 
     /// The first node's insert, which loses its race against one of the second node's and is handed over. Does `then` while
@@ -196,7 +204,7 @@ impl Two {
     async fn handed_over_from(&self, first: i64, then: impl AsyncFnOnce()) -> Result<(), SqlError> {
         self.ways[0].hold.store(true, Ordering::SeqCst);
         let other = async {
-            self.ways[0].held.acquire().await.unwrap().forget();
+            self.ways[0].until_held().await;
             self.insert(1, first + 1).await.unwrap();
             self.ways[0].released.add_permits(1);
             self.ways[0].until_handed_over().await;
@@ -208,7 +216,7 @@ impl Two {
 
     async fn rows(&self) -> Vec<i64> {
         let client = self.cluster.client(0).await;
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + PATIENCE;
         let current = metadata(&self.cluster, "t").await;
         let total = current.current_snapshot().unwrap().summary().additional_properties["total-records"].clone();
         loop {
@@ -239,13 +247,9 @@ async fn what_waits_together_is_one_snapshot_unless_the_table_says_otherwise() {
     way.hold.store(true, Ordering::SeqCst);
     let inserts = futures::future::join_all((0..WRITERS).map(|value| two.insert(0, value)));
     let holding = async {
-        way.held.acquire().await.unwrap().forget();
-        let until = Instant::now() + Duration::from_secs(20);
+        way.until_held().await;
         // All have written their files, and wait.
-        while (two.cluster.files(".parquet").len() as i64) < WRITERS {
-            assert!(Instant::now() < until, "not all have written their files");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("all to have written their files", async || two.cluster.files(".parquet").len() as i64 >= WRITERS).await;
         way.released.add_permits(1);
     };
     let (outcomes, ()) = tokio::join!(inserts, holding);
@@ -274,12 +278,17 @@ async fn the_node_that_commits_takes_the_other_ones_appends_along() {
         let before = two.snapshots().await;
         two.handed_over_from(next, async || two.insert(1, next + 2).await.unwrap()).await.unwrap();
         next += 3;
-        assert_eq!(numbers(&client, "SELECT x FROM t ORDER BY x").await, (0..next).collect::<Vec<_>>(), "seen at once");
-        assert_eq!(two.under("/lake/append/").await, 0);
         let table = metadata(&two.cluster, "t").await;
         let totals = &table.current_snapshot().unwrap().summary().additional_properties;
         assert_eq!(totals["total-data-files"], next.to_string());
-        if totals["added-records"] == "2" {
+        let taken = totals["added-records"] == "2";
+        let seen = match taken {
+            true => numbers(&client, "SELECT x FROM t ORDER BY x").await,
+            false => two.rows().await,
+        };
+        assert_eq!(seen, (0..next).collect::<Vec<_>>(), "seen at once by who was told that it is taken along");
+        assert_eq!(two.under("/lake/append/").await, 0);
+        if taken {
             assert_eq!(two.snapshots().await, before + 2);
             break;
         }
@@ -333,7 +342,7 @@ async fn what_cannot_be_committed_is_withdrawn() {
         two.ways[0].hold.store(true, Ordering::SeqCst);
         let sql = two.cluster.client(0).await;
         let other = async {
-            two.ways[0].held.acquire().await.unwrap().forget();
+            two.ways[0].until_held().await;
             two.insert(1, 1).await.unwrap();
             two.ways[0].then_refuse_swaps.store(true, Ordering::SeqCst);
             two.ways[0].released.add_permits(1);
@@ -354,14 +363,14 @@ async fn a_giver_that_is_cut_off_keeps_its_files() {
     two.ways[0].hold.store(true, Ordering::SeqCst);
     let sql = two.cluster.client(0).await;
     let other = async {
-        two.ways[0].held.acquire().await.unwrap().forget();
+        two.ways[0].until_held().await;
         two.insert(1, 1).await.unwrap();
         two.ways[0].then_away.store(true, Ordering::SeqCst);
         two.ways[0].released.add_permits(1);
         two.ways[0].until_handed_over().await;
         two.insert(1, 2).await.unwrap();
     };
-    let (outcome, ()) = tokio::join!(sql.query("INSERT INTO t VALUES (0)", Some(Duration::from_secs(6))), other);
+    let (outcome, ()) = tokio::join!(sql.query("INSERT INTO t VALUES (0)", TIMEOUT), other);
     let error = outcome.unwrap_err();
     assert_eq!(error.kind, Kind::Unknown, "{error}");
     two.ways[0].then_away.store(false, Ordering::SeqCst);
@@ -377,7 +386,7 @@ async fn without_its_lease_nothing_is_taken_along() {
     two.ways[0].hold.store(true, Ordering::SeqCst);
     // Granted, and over before it is used: what is handed over under it is refused, and the node commits by itself.
     let other = async {
-        two.ways[0].held.acquire().await.unwrap().forget();
+        two.ways[0].until_held().await;
         two.insert(1, 1).await.unwrap();
         two.ways[0].released.add_permits(1);
     };
@@ -465,27 +474,19 @@ async fn snapshots_expire_while_rows_are_added() {
     .await;
     let lists =
         || two.cluster.files(".avro").into_iter().filter(|path| path.to_string_lossy().contains("/snap-")).count();
-    let until = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     let mut row = 0;
     let mut expired = false;
     while !expired {
-        assert!(Instant::now() < until, "{} snapshots", two.snapshots().await);
+        assert!(Instant::now() < deadline, "{} snapshots", two.snapshots().await);
         let before = two.snapshots().await;
         two.insert(0, row).await.unwrap();
         row += 1;
         expired = two.snapshots().await < before;
         assert_eq!(numbers(&client, "SELECT count(*) FROM t").await, [row]);
     }
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        let (lists, snapshots) = (lists(), two.snapshots().await);
-        // The version before the current one names its own.
-        if lists <= snapshots + 1 {
-            break;
-        }
-        assert!(Instant::now() < until, "{lists} manifest lists for {snapshots} snapshots");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    // The version before the current one names its own.
+    until("manifest lists to go with their snapshots", async || lists() <= two.snapshots().await + 1).await;
     assert_eq!(two.rows().await, (0..row).collect::<Vec<_>>());
     let named: i64 = number(&client, "SELECT count(*) FROM \"t$manifests\"").await;
     assert!(named < 6, "{named} manifests");

@@ -2,14 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use lake_client::catalog::{Catalog, TableIdent};
-use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task};
+use lake_client::memory::MemoryStore;
+use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task, of_drop};
 use lake_client::procedures::{Procedure, Record, State, calls, kept};
+use lake_client::store::{Applied, Committed, Error, SharedStore};
+use lake_proto::kv::{Condition, Op, Txn};
 use lake_query::Kind;
 use lake_query::chores::{Chores, purge};
 
+use crate::common::store::{Through, Way, unavailable};
 use crate::common::*;
 
 fn soon() -> Instant {
@@ -105,6 +111,76 @@ async fn all_files_of_the_table_are_deleted_and_none_else() {
     assert_eq!(numbers(&client, "SELECT x FROM other ORDER BY x").await, [1, 2]);
 }
 
+/// Another drops the table in whose drop a purge is submitted: that is lost on its way, and nobody can say so.
+#[derive(Debug)]
+struct Overtaken;
+
+#[async_trait]
+impl Way for Overtaken {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let is_purge = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/proc/"));
+        if !txn.then.iter().any(is_purge) {
+            return store.commit(txn, by).await;
+        }
+        for compare in txn.when {
+            if let Condition::ModRevision(revision) = compare.condition
+                && compare.key.starts_with("/lake/table/")
+            {
+                store.commit(Txn::cas_delete(compare.key, revision), by).await?;
+            }
+        }
+        Err(unavailable(Applied::Unknown))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drop_of_another_is_not_taken_for_one_with_a_purge() {
+    let store: SharedStore = Arc::new(MemoryStore::new());
+    let way = Arc::new(Through { store: store.clone(), way: Overtaken });
+    let mut cluster = Cluster::over(way, 1, |options| options).await;
+    cluster.store = store;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let error = refused(&client, "DROP TABLE t PURGE").await;
+    assert!(error.kind == Kind::NotFound && error.message.contains("its files stay"), "{error}");
+    assert!(calls::list(cluster.store.as_ref(), Default::default(), soon()).await.unwrap().value.is_empty());
+}
+
+/// Makes this, once, just before a table is made or changed.
+#[derive(Debug, Default)]
+struct Meanwhile(Mutex<Option<Txn>>);
+
+#[async_trait]
+impl Way for Meanwhile {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let of_table = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/"));
+        let first = if txn.then.iter().any(of_table) { self.0.lock().unwrap().take() } else { None };
+        if let Some(first) = first {
+            assert!(store.commit(first, by).await?.result.succeeded);
+        }
+        store.commit(txn, by).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_begins_to_be_purged_meanwhile_is_not_registered() {
+    let store: SharedStore = Arc::new(MemoryStore::new());
+    let way = Arc::new(Through { store: store.clone(), way: Meanwhile::default() });
+    let mut cluster = Cluster::over(way.clone(), 1, |options| options).await;
+    cluster.store = store.clone();
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let ident = TableIdent::new("default".parse().unwrap(), "t").unwrap();
+    let pointer = Catalog::new(store).load_table(&ident, soon()).await.unwrap().unwrap();
+    run(&client, "DROP TABLE t").await;
+    let (id, record) = of_drop(&ident, &pointer.value, pointer.mod_revision, 1);
+    *way.way.0.lock().unwrap() = Some(record.submission(&id));
+    let register = format!("CALL system.register_table('t', '{}')", pointer.value.metadata_location);
+    let error = refused(&client, &register).await;
+    assert!(error.kind == Kind::Conflict && error.message.contains(&id), "{error}");
+    assert_eq!(refused(&client, "SELECT * FROM t").await.kind, Kind::NotFound);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_live_tables_refer_to_stays() {
     let cluster = Cluster::start(2).await;
@@ -126,6 +202,30 @@ async fn what_live_tables_refer_to_stays() {
     let (purge, _) = purged(&cluster, "default.borrower").await.unwrap();
     assert!(purge.outside > 0, "{purge:?}");
     assert_eq!(all_files(&cluster).into_iter().collect::<Vec<_>>(), first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_table_spells_otherwise_stays_as_well() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1::BIGINT AS x").await;
+    let (metadata, list) = (cluster.files(".metadata.json").pop().unwrap(), cluster.files(".avro"));
+    // As another engine may write it that has begun a table with the rows of this one.
+    let text = std::fs::read_to_string(metadata).unwrap().replace("file:///", "file:/");
+    let mut copy: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let elsewhere = cluster.dir.path().join("elsewhere/metadata");
+    std::fs::create_dir_all(&elsewhere).unwrap();
+    copy["table-uuid"] = serde_json::json!("00000000-0000-4000-8000-000000000007");
+    copy["location"] = serde_json::json!(format!("file:{}/elsewhere", cluster.dir.path().display()));
+    copy["metadata-log"] = serde_json::json!([]);
+    let file = elsewhere.join("00000-00000000-0000-4000-8000-000000000007.metadata.json");
+    std::fs::write(&file, copy.to_string()).unwrap();
+    run(&client, &format!("CALL system.register_table('copy', 'file://{}')", file.display())).await;
+    run(&client, "DROP TABLE t PURGE").await;
+    let (purge, _) = purged(&cluster, "default.t").await.unwrap();
+    assert!(!purge.kept.is_empty() && list.iter().all(|file| file.exists()), "{purge:?}");
+    let fresh = Cluster::over(cluster.store.clone(), 1, |options| options).await;
+    assert_eq!(numbers(&fresh.client(0).await, "SELECT x FROM copy").await, [1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -204,6 +304,17 @@ async fn a_dropped_table_comes_back_while_its_files_are_there() {
     let purge = calls::get(cluster.store.as_ref(), &dropped.id, soon()).await.unwrap().unwrap().record;
     assert_eq!((purge.state, purge.note.as_str()), (State::Cancelled, "the table was undropped"));
     assert_eq!(refused(&client, "UNDROP TABLE t").await.kind, Kind::NotFound, "once");
+
+    // Of two the one that was dropped last, whatever the clocks of the nodes showed.
+    run(&client, "CREATE TABLE u AS SELECT 1 AS x").await;
+    run(&client, "DROP TABLE u PURGE").await;
+    let first = procedure(&cluster, "default.u").await;
+    let record = Record { submitted_unix_ms: u64::MAX, ..first.record.clone() };
+    change(&cluster, first, record).await;
+    run(&client, "CREATE TABLE u AS SELECT 2 AS x").await;
+    run(&client, "DROP TABLE u PURGE").await;
+    run(&client, "UNDROP TABLE u").await;
+    assert_eq!(numbers(&client, "SELECT x FROM u").await, [2]);
 
     // Dropped again it is purged again; and then it is too late.
     run(&client, "INSERT INTO t VALUES (3)").await;

@@ -205,11 +205,7 @@ async fn a_target_row_that_matches_twice_is_an_error() {
         assert!(error.message.contains("nothing was committed"), "{error}");
     }
     assert_eq!(metadata(&cluster, "t").await.current_snapshot_id(), before);
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    while cluster.files(".parquet") != files {
-        assert!(std::time::Instant::now() < until, "what was written goes: {:?}", cluster.files(".parquet"));
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    until("what was written to go", async || cluster.files(".parquet") == files).await;
     let error = refused(
         &client,
         "MERGE INTO t USING (SELECT 1 AS id) AS s ON t.id = (SELECT max(id) FROM t) WHEN MATCHED THEN DELETE",

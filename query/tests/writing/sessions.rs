@@ -1,14 +1,15 @@
 //! Sessions: operation ids and transactions, from two nodes and over Flight SQL's own calls.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use arrow_flight::sql::EndTransaction;
 use arrow_flight::sql::client::FlightSqlServiceClient;
 use futures::future::join_all;
-use lake_query::Kind;
+use lake_client::memory::MemoryStore;
 use lake_query::client::SqlClient;
 use lake_query::sql::transactions::{MAX_OPEN, MAX_STATEMENTS, Transactions};
 use lake_query::table::conflict::Isolation;
+use lake_query::{Kind, Options};
 
 use crate::common::*;
 use crate::table::{metadata, summary};
@@ -23,14 +24,8 @@ async fn all(client: &SqlClient, table: &str) -> Vec<i64> {
 }
 
 /// Another node's pointer is believed for a moment.
-async fn until(client: &SqlClient, sql: &str, expected: &[i64]) {
-    let seen = async {
-        while numbers(client, sql).await != expected {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let seen = tokio::time::timeout(Duration::from_secs(30), seen).await;
-    assert!(seen.is_ok(), "{sql}: {:?}, not {expected:?}", numbers(client, sql).await);
+async fn until_seen(client: &SqlClient, sql: &str, expected: &[i64]) {
+    until(&format!("{sql} to be {expected:?}"), async || numbers(client, sql).await == expected).await;
 }
 
 async fn conflict(client: &SqlClient, sql: &str) -> String {
@@ -60,7 +55,7 @@ async fn a_transaction_is_seen_by_itself_alone_and_then_by_all_at_once() {
     run(&a, "COMMIT").await;
     assert_eq!(all(&a, "t").await, [2, 4, 110]);
     let both = "SELECT t.x FROM t JOIN u ON t.x = u.x ORDER BY t.x";
-    until(&b, both, &[2, 4, 110]).await;
+    until_seen(&b, both, &[2, 4, 110]).await;
     let after = metadata(&cluster, "t").await;
     assert_eq!(after.snapshots().count(), before.snapshots().count() + 3, "a snapshot for each change");
     assert_eq!(after.metadata_log().len(), before.metadata_log().len() + 1, "one version");
@@ -174,7 +169,7 @@ async fn transactions_conflict_where_they_meet_and_nowhere_else() {
         }
     });
     join_all(writers).await;
-    assert_eq!(number(&a, "SELECT count(*) FROM one").await, 13);
+    until_seen(&a, "SELECT count(*) FROM one", &[13]).await;
     let missing = "SELECT count(*) FROM one FULL JOIN two ON one.x = two.x WHERE one.x IS NULL OR two.x IS NULL";
     assert_eq!(number(&a, missing).await, 0);
 }
@@ -246,7 +241,7 @@ async fn a_transaction_belongs_to_its_node_and_is_settled_without_it() {
         assert!(error.message.contains("was committed"), "{error}");
         client.resume(Default::default());
     }
-    until(&cluster.client(1).await, "SELECT x FROM t ORDER BY x", &[1, 2, 3]).await;
+    until_seen(&cluster.client(1).await, "SELECT x FROM t ORDER BY x", &[1, 2, 3]).await;
 
     // Without the node the transaction is lost, and whoever asks is told the same.
     let a = cluster.client(0).await;
@@ -265,7 +260,9 @@ async fn a_transaction_belongs_to_its_node_and_is_settled_without_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_is_made_once_on_whichever_node() {
-    let cluster = Cluster::start(2).await;
+    // Each node sees at once what the other has done.
+    let change = |options| Options { pointer_ttl_ms: Some(0), ..options };
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 2, change).await;
     let clients = [cluster.client(0).await, cluster.client(1).await];
     let [a, b] = &clients;
     make(a, "t", "(1)").await;

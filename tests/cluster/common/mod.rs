@@ -72,6 +72,7 @@ impl TestCluster {
         spec.peers = Some(3);
         // The tests decide what is down and when it is up again.
         spec.policy = Policy { restart: false, ..Policy::default() };
+        spec.start_timeout = 3 * PATIENCE;
         change(&mut spec);
         spec
     }

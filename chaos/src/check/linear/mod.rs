@@ -19,7 +19,7 @@ use self::part::{Effect, Part, Touch};
 use self::search::{Answer, Stuck};
 use super::bars::{Bar, label};
 use super::outcome::{Finding, Findings, Outcome};
-use super::{Budget, Verdict};
+use super::{Budget, Verdict, refusals};
 use crate::history::{Action, Call, History, Key, Lock, Outcome as End, Register};
 
 /// Its name in results.
@@ -30,7 +30,15 @@ pub fn check(history: &History, budget: &Budget) -> Outcome {
     let mut findings = Findings::default();
     let mut undecided: Vec<&Key> = Vec::new();
     let keys = by_key(history);
-    let judged = history.calls().iter().filter(|c| register(history, c).is_some() && c.outcome == End::Ok).count();
+    let succeeded = |is_meant: fn(Touch) -> bool| {
+        let done = history.calls().iter().filter(|call| call.outcome == End::Ok);
+        done.filter(|call| register(history, call).is_some_and(|(_, touch)| is_meant(touch))).count()
+    };
+    let judged = succeeded(|_| true);
+    // Any order of blind writes will do.
+    let observed = succeeded(|touch| matches!(touch, Touch::Read(_) | Touch::Cas(..)));
+    let changed = succeeded(|touch| touch != Touch::Read(None));
+    refusals::judge(history, &mut findings);
     for (key, calls) in &keys {
         let part = Part::of(history, calls);
         match search::search(&part, budget.next_search()) {
@@ -43,6 +51,8 @@ pub fn check(history: &History, budget: &Budget) -> Outcome {
     }
     let otherwise = match undecided.first() {
         _ if judged == 0 => Verdict::Unknown("no operation on a register succeeded".into()),
+        _ if observed == 0 => Verdict::Unknown("nothing that succeeded has looked at a register".into()),
+        _ if changed == 0 => Verdict::Unknown("no register was ever seen to be changed".into()),
         Some(first) => Verdict::Unknown(format!(
             "{} of {} keys could not be decided within the bounds of the search, the first of them {first}: \
              fewer operations per key, or fewer clients at once, make it easier",

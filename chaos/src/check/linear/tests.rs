@@ -82,6 +82,19 @@ fn a_history_in_which_nothing_succeeded_is_not_valid() {
 }
 
 #[test]
+fn registers_that_nobody_looked_at_or_nobody_changed_are_not_valid() {
+    let call = |process, action: Register| [(process, Kind::Invoke, action.clone()), (process, Kind::Ok, action)];
+    let judged = |calls: &[[(u64, Kind, Register); 2]]| check(&history(&calls.concat()), &Budget::default()).verdict;
+    let write = call(0, Register::Write { key: 1.into(), value: 3 });
+    let read = |value| call(1, Register::Read { key: 1.into(), value });
+    assert!(
+        matches!(judged(std::slice::from_ref(&write)), Verdict::Unknown(why) if why.contains("looked at a register"))
+    );
+    assert!(matches!(judged(&[read(None)]), Verdict::Unknown(why) if why.contains("to be changed")));
+    assert_eq!(judged(&[write, read(Some(3))]), Verdict::Valid);
+}
+
+#[test]
 fn a_search_beyond_its_bounds_is_not_valid() {
     // Concurrent writes of which nothing says in which order they came, and a read that none of the orders gives.
     let write = |value| Register::Write { key: 1.into(), value };
@@ -163,7 +176,10 @@ proptest! {
 
     #[test]
     fn the_search_finds_what_trying_everything_finds(history in any_history()) {
-        let judged_something = history.calls().iter().any(|call| call.outcome == Ended::Ok);
+        let ended = history.calls().iter().filter(|call| call.outcome == Ended::Ok);
+        let touches: Vec<Touch> = ended.filter_map(|call| Some(register(&history, call)?.1)).collect();
+        let judged_something = touches.iter().any(|touch| !matches!(touch, Touch::Write(_)))
+            && touches.iter().any(|touch| *touch != Touch::Read(None));
         let outcome = check(&history, &Budget::default());
         match judged_naively(&history) {
             true if judged_something => prop_assert_eq!(outcome.verdict, Verdict::Valid),

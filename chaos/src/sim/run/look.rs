@@ -8,6 +8,7 @@ use lake_proto::v1;
 use super::super::invariants::{Broken, Seen, broken};
 use super::super::load::Came;
 use super::super::observer;
+use super::super::plan::SNAPSHOT;
 use super::{PANICS, Simulation};
 use crate::history::Operation;
 
@@ -33,6 +34,10 @@ impl Simulation {
         for seen in seen {
             if let Some(line) = line(&seen) {
                 self.line(&line);
+            }
+            if matches!(seen, Seen::Installed { .. }) && self.plan.has_snapshots() {
+                let effect = self.effects.entry(SNAPSHOT.to_owned()).or_default();
+                (effect.begun, effect.took_effect) = (effect.begun + 1, effect.took_effect + 1);
             }
             self.invariants.see(&seen)?;
         }
@@ -132,6 +137,7 @@ fn line(seen: &Seen) -> Option<String> {
             applied.index, applied.term, applied.revision, applied.state
         ),
         Seen::Lost { peer } => format!("p{peer} has lost its disk"),
+        Seen::Differs { peer, index, what } => format!("p{peer} has done with entry {index} what it must not: {what}"),
         Seen::Installed { peer, index, state } => {
             format!("p{peer} begins from a snapshot at {index}: state {state:032x}")
         }

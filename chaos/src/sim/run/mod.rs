@@ -197,6 +197,7 @@ impl Simulation {
             timeout: OPERATION_TIMEOUT,
             seed: plan.seed,
             dialer: ways.dialer(CLIENTS),
+            door: None,
         };
         let (eyes, brought) = (Eyes::default(), Brought::default());
         let (phase, phases) = watch::channel(Phase::Founding);

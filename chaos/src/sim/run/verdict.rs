@@ -4,7 +4,7 @@ use super::super::invariants::Broken;
 use super::super::plan::Fault;
 use super::super::report::Report;
 use super::Simulation;
-use crate::check::{self, Options, Outcome, Verdict, judge_history};
+use crate::check::{self, Options, Outcome, Verdict, availability, judge_history};
 use crate::history::{History, Kind, Operation};
 use crate::run::ledger::Looked;
 
@@ -82,20 +82,21 @@ impl Simulation {
             findings.extend(finding.explanation.iter().map(|sentence| format!("{}: {sentence}", finding.kind)));
         }
         findings.truncate(MAX_SENTENCES);
-        let mut verdict = check::verdict(&outcomes);
+        // The first reason why it shows too little is told.
+        let mut reasons = Vec::new();
         if !self.without_effect.is_empty() {
-            let what = self.without_effect.join("; ");
-            verdict = verdict.worse(Verdict::Unknown(format!("faults took no effect: {what}")));
+            reasons.push(format!("faults took no effect: {}", self.without_effect.join("; ")));
         }
         let needed = LEAST_SUCCESSES.min(self.plan.operations);
         if succeeded < needed {
-            let too_few = format!("only {succeeded} operations succeeded, {needed} are needed");
-            verdict = verdict.worse(Verdict::Unknown(too_few));
+            reasons.push(format!("only {succeeded} operations succeeded, {needed} are needed"));
         }
         if looked_for == 0 {
-            let nothing = "nothing that was acknowledged could be looked for at the end".to_owned();
-            verdict = verdict.worse(Verdict::Unknown(nothing));
+            reasons.push("nothing that was acknowledged could be looked for at the end".to_owned());
         }
+        reasons.extend(availability::never_succeeded(&history).map(|kind| format!("no :{kind} ever succeeded")));
+        let shown = reasons.into_iter().next().map_or(Verdict::Valid, Verdict::Unknown);
+        let verdict = shown.worse(check::verdict(&outcomes));
         Ok((verdict, broke))
     }
 }

@@ -136,7 +136,7 @@ async fn after(rules: Rules, failures: &[(Kind, WireApplied)]) -> Error {
         Err::<(), _>(status::with_detail(detail, "why"))
     };
     store.inner.lock().view.learn(4, Some(&member));
-    store.on_leader("a test", clock::now() + Duration::from_secs(5), rules, send).await.unwrap_err()
+    store.on_leader("a test", clock::now() + Duration::from_secs(60), rules, send).await.unwrap_err()
 }
 
 #[tokio::test]

@@ -264,7 +264,7 @@ impl Member {
             self.revoke_lease(record.lease, None, call).await?;
         }
         lock(&self.nodes.registry).left(&beat.node, &beat.process);
-        lock(&self.nodes.detectors).left(&beat.node);
+        lock(&self.nodes.detectors).left(&beat.node, &beat.process);
         tracing::info!(node = beat.node, process = beat.process, "a node has left");
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Member {
         };
         let noted = lock(&self.nodes.registry).heard(term, &beat.node, presence);
         if noted {
-            lock(&self.nodes.detectors).heard(term, &beat.node, arrived);
+            lock(&self.nodes.detectors).heard(term, &beat.node, &beat.process, arrived);
             self.nodes.mailbox.open(&beat.node, line.stream, &line.outgoing);
         }
         noted

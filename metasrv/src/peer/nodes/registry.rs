@@ -69,6 +69,12 @@ impl Registry {
         }
     }
 
+    /// Forgets the nodes that are not in the map any more; says which, and the processes that were heard of them.
+    pub fn forget(&mut self, is_registered: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+        let gone = self.nodes.extract_if(|node, _| !is_registered(node));
+        gone.map(|(node, known)| (node, known.process)).collect()
+    }
+
     /// What was heard of this process of a node.
     pub fn of(&self, node: &str, process: &str) -> Option<&Presence> {
         self.nodes.get(node).filter(|known| known.process == process)
@@ -132,6 +138,10 @@ mod tests {
         assert!(registry.connected_as("worker").is_empty());
         registry.left("n", "b");
         assert!(registry.of("n", "b").is_none());
+        // What is deleted by hand does not say that it leaves.
+        assert!(registry.heard(3, "n", heard_on("b", 4)) && registry.heard(3, "deleted", heard_on("c", 5)));
+        assert_eq!(registry.forget(|node| node != "deleted"), [("deleted".to_owned(), "c".to_owned())]);
+        assert!(registry.of("n", "b").is_some() && registry.of("deleted", "c").is_none());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! Invariants:
 //! - a route is changed in one transaction, on the route as it was looked at, for a node whose lease lives, in a log entry of this
 //!   leader's term: a deposed leader moves nothing;
+//! - what is moved by itself is so in the settings that it was planned in: nothing is once maintenance has begun;
 //! - nothing is moved by itself from a node whose lease lives, but for balance.
 //!
 //! The supervisor is a part of this peer's duties, and ends with them. It keeps nothing from look to look but whose turn it is, and
@@ -26,8 +27,8 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lake_client::clock;
-use lake_client::nodes::{MAX_NODES, NODES, validate_node};
-use lake_client::shards::{DEFAULT_SHARDS, MAX_SHARDS, ROUTES, Routes, SETTINGS, Settings, WORKER};
+use lake_client::nodes::{MAX_NODES, NODES, key as node_key, validate_node};
+use lake_client::shards::{DEFAULT_SHARDS, Fenced, MAX_SHARDS, ROUTES, Route, Routes, SETTINGS, Settings, WORKER, key};
 use lake_proto::kv::{Compare, Expected, Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
@@ -74,10 +75,13 @@ pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
     loop {
         tokio::time::sleep(LOOK).await;
         let Some(member) = member.upgrade() else { return };
-        lock(&member.nodes.detectors).look(clock::now());
         // Without a quorum it could do nothing, and what it knows may be of the past.
-        if member.view.confirmed_term() == Some(term) {
-            member.look_after_shards(term, &mut turn).await;
+        if member.look_for_silence(term) {
+            tokio::select! {
+                () = member.look_after_shards(term, &mut turn) => {}
+                // Changes that take long are not time in which nobody could be heard.
+                () = member.go_on_looking(term) => {}
+            }
         }
     }
 }
@@ -91,25 +95,62 @@ fn routes(state: &State) -> Routes {
 }
 
 impl Member {
+    /// Has the detectors look. Says whether a quorum has confirmed this leader lately.
+    fn look_for_silence(&self, term: u64) -> bool {
+        let confirmed = self.view.confirmed_term() == Some(term);
+        lock(&self.nodes.detectors).look(clock::now(), confirmed);
+        confirmed
+    }
+
+    /// The same until it is dropped.
+    async fn go_on_looking(&self, term: u64) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            self.look_for_silence(term);
+        }
+    }
+
     async fn look_after_shards(&self, term: u64, turn: &mut usize) {
+        self.forget_the_deleted();
         let state = self.published.current().state.clone();
         let world = match self.world(&state) {
             Some(world) => world,
             None => return self.begin_placement(&state, term).await,
         };
         let changes = plan::plan(&world, MOVES_AT_ONCE, turn);
+        self.carry_out(term, &state, changes).await;
+    }
+
+    /// Carries out what was planned in this state. Where somebody has begun maintenance since, nothing is changed any more.
+    async fn carry_out(&self, term: u64, state: &State, changes: Vec<Change>) {
+        let settings = state.get(SETTINGS).map(|entry| Compare::mod_revision(SETTINGS, entry.mod_revision));
         let deadline = clock::now() + MOVE_WITHIN;
         let made = futures::stream::iter(changes)
-            .map(|change| async move {
-                let call = Call::own(deadline);
-                match self.change_route(term, &change, &call).await {
-                    Ok(Some(_)) => {}
-                    Ok(None) => tracing::debug!(shard = change.shard, "a route was changed meanwhile: looking again"),
-                    Err(failure) => tracing::debug!(shard = change.shard, "changing a route: {}", failure.message),
+            .map(|change| {
+                let settings = settings.clone();
+                async move {
+                    let call = Call::own(deadline);
+                    match self.change_route(term, &change, settings, &call).await {
+                        Ok(Some(_)) => {}
+                        Ok(None) => {
+                            tracing::debug!(shard = change.shard, "something was changed meanwhile: looking again")
+                        }
+                        Err(failure) => tracing::debug!(shard = change.shard, "changing a route: {}", failure.message),
+                    }
                 }
             })
             .buffer_unordered(MOVES_AT_ONCE);
         made.collect::<()>().await;
+    }
+
+    /// Forgets what was heard of nodes that were deleted from the map since: they may be many, over a long term.
+    fn forget_the_deleted(&self) {
+        let mut registry = lock(&self.nodes.registry);
+        // Read under the lock: whoever is noted was registered before that.
+        let applied = self.published.current();
+        let gone = registry.forget(|node| applied.state.get(&node_key(node)).is_some());
+        let mut detectors = lock(&self.nodes.detectors);
+        gone.iter().for_each(|(node, process)| detectors.left(node, process));
     }
 
     /// Decides how many shards there are, once a worker has been heard for an interval: others may come with it.
@@ -134,8 +175,16 @@ impl Member {
         let Routes { settings, mut routes } = routes(state);
         let settings = settings?;
         routes.retain(|shard, _| *shard < settings.shards);
+        // What is there and no route names nobody: it is replaced by one.
+        let missing = (0..settings.shards).filter(|shard| !routes.contains_key(shard));
+        let odd: Vec<(u32, Fenced)> = missing
+            .filter_map(|shard| {
+                Some((shard, Fenced { route: Route::default(), revision: state.get(&key(shard))?.mod_revision }))
+            })
+            .collect();
+        routes.extend(odd);
         let now = clock::now();
-        let nodes = routes.values().flat_map(|fenced| fenced.route.nodes());
+        let nodes = routes.values().flat_map(|fenced| fenced.route.nodes()).filter(|node| !node.is_empty());
         let mut detectors = lock(&self.nodes.detectors);
         detectors.resume(nodes);
         let led_for = detectors.led_for(now);
@@ -175,7 +224,7 @@ impl Member {
                 lease: Some(record.lease).filter(|lease| *lease != 0),
                 remaining: countdowns.remaining(record.lease, now).unwrap_or_default(),
                 heard_for: heard
-                    .and_then(|_| detectors.heard_since(&node))
+                    .and_then(|_| detectors.heard_since(&node, &record.process))
                     .map(|since| now.saturating_duration_since(since)),
                 suspicion: detectors.phi(&node, now),
                 cpu_permille: load.map_or(0, |load| load.cpu_millicores / cores),
@@ -186,9 +235,18 @@ impl Member {
         workers.collect()
     }
 
-    /// Makes a change. Says the new fence; `None`: the route, the lease or the term is another by now.
-    async fn change_route(&self, term: u64, change: &Change, call: &Call) -> Result<Option<u64>, Failure> {
-        let result = self.commit(change.txn(term), None, call).await?;
+    /// Makes a change, if this compare holds as well. Says the new fence; `None`: the route, the lease, the term or that is another by
+    /// now.
+    async fn change_route(
+        &self,
+        term: u64,
+        change: &Change,
+        settings: Option<Compare>,
+        call: &Call,
+    ) -> Result<Option<u64>, Failure> {
+        let mut txn = change.txn(term);
+        txn.when.extend(settings);
+        let result = self.commit(txn, None, call).await?;
         if !result.succeeded {
             return Ok(None);
         }
@@ -218,7 +276,10 @@ impl Member {
         self.confirmed_on_duty(&call.caller).await?;
         let applied = self.published.current();
         let state = &applied.state;
-        let Routes { settings, routes } = routes(state);
+        let Routes { settings, mut routes } = routes(state);
+        let count = settings.map_or(0, |settings| settings.shards);
+        // Settings of fewer shards may have been put since.
+        routes.retain(|shard, _| *shard < count);
         let now = clock::now();
         let countdowns = lock(self.duties.of(Mortal::Lease));
         let detectors = lock(&self.nodes.detectors);
@@ -229,7 +290,7 @@ impl Member {
                 shard,
                 lease: route.lease,
                 fence: fenced.revision,
-                remaining_ms: alive.then(|| countdowns.remaining(route.lease, now)).flatten().map(millis),
+                remaining_ms: alive.then(|| countdowns.remaining(route.lease, now).map_or(0, millis)),
                 suspicion: detectors.phi(&route.node, now),
                 node: route.node,
                 followers: route.followers,
@@ -238,7 +299,7 @@ impl Member {
         });
         Ok(v1::ListShardsResponse {
             header: Some(self.header(state.revision())),
-            count: settings.map_or(0, |settings| settings.shards),
+            count,
             maintenance: settings.is_some_and(|settings| settings.maintenance),
             shards: shards.collect(),
         })
@@ -265,7 +326,7 @@ impl Member {
                 let fence = world.routes.get(&shard).map_or(0, |fenced| fenced.revision);
                 return Ok(v1::ShardMove { shard, from: node.to_owned(), to: node.to_owned(), fence });
             };
-            if let Some(fence) = self.change_route(term, &change, call).await? {
+            if let Some(fence) = self.change_route(term, &change, None, call).await? {
                 return Ok(told(&change, fence));
             }
         }
@@ -275,7 +336,7 @@ impl Member {
     /// Moves shards until the workers have the same number of them, or with `dry_run` only says what would be moved.
     ///
     /// # Errors
-    /// As [`Member::move_shard`]. Moves that were not made are told with a fence of 0.
+    /// As [`Member::move_shard`], if none was moved. Otherwise those that were not, or of which nobody knows, are told with a fence of 0.
     pub async fn balance_shards(&self, dry_run: bool, call: &Call) -> Result<Vec<v1::ShardMove>, Failure> {
         let (term, world) = self.known_world(call).await?;
         let changes = plan::balance(&world);
@@ -284,11 +345,11 @@ impl Member {
         }
         let moves = futures::stream::iter(changes)
             .map(|change| async move {
-                let fence = self.change_route(term, &change, call).await?;
-                Ok::<_, Failure>(told(&change, fence.unwrap_or(0)))
+                let fence = self.change_route(term, &change, None, call).await;
+                (change, fence)
             })
             .buffered(MOVES_AT_ONCE);
-        moves.collect::<Vec<_>>().await.into_iter().collect()
+        balanced(moves.collect().await)
     }
 
     /// Begins or ends maintenance mode. Says at which revision.
@@ -332,7 +393,84 @@ fn no_shards() -> Failure {
     Failure::new(Kind::InvalidArgument, what.to_owned())
 }
 
+/// What came of several moves. That some failed does not hide those that were made.
+fn balanced(moves: Vec<(Change, Result<Option<u64>, Failure>)>) -> Result<Vec<v1::ShardMove>, Failure> {
+    let none = !moves.iter().any(|(_, fence)| matches!(fence, Ok(Some(_))));
+    let moves = moves.into_iter().map(|(change, fence)| match fence {
+        Err(failure) if none => Err(failure),
+        fence => Ok(told(&change, fence.ok().flatten().unwrap_or(0))),
+    });
+    moves.collect()
+}
+
 fn told(change: &Change, fence: u64) -> v1::ShardMove {
     let from = change.from.clone().unwrap_or_default();
     v1::ShardMove { shard: change.shard, from, to: change.route.node.clone(), fence }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::log::memory::MemoryDisk;
+    use crate::peer::{Opened, Peer, Settings as PeerSettings, founding};
+    use crate::raft::network::Transport;
+    use crate::raft::state_machine::{Applied, Observe};
+    use crate::raft::types::{Answer, Entry};
+
+    #[derive(Debug)]
+    struct Nobody;
+
+    impl Observe for Nobody {
+        fn applied(&self, _: &Entry, _: &Answer, _: &State) {}
+
+        fn installed(&self, _: &Applied) {}
+    }
+
+    #[test]
+    fn moves_that_were_made_are_told_also_if_others_failed() {
+        let change = |shard| Change { shard, expected: None, from: None, route: Route::default(), why: Why::Balance };
+        let failed = || Err(Failure::unavailable("no".to_owned()));
+        let moves = vec![(change(0), failed()), (change(1), Ok(Some(7))), (change(2), Ok(None))];
+        let fences: Vec<u64> = balanced(moves).unwrap().iter().map(|moved| moved.fence).collect();
+        assert_eq!(fences, [0, 7, 0]);
+        assert!(balanced(vec![(change(0), Ok(None)), (change(1), failed())]).is_err());
+        assert_eq!(balanced(vec![(change(0), Ok(None))]).unwrap().len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_was_planned_before_maintenance_began_is_not_done_after_it() {
+        let (dir, settings) = (tempfile::tempdir().unwrap(), PeerSettings::default());
+        let disk = MemoryDisk::new(1, "ab".repeat(16), 1, Duration::from_millis(2));
+        let opened = Opened::in_memory(&disk, dir.path().to_owned(), &settings, Arc::new(Nobody)).unwrap();
+        let transport = Transport::new(HashMap::new(), None);
+        let peer = Peer::start(opened, String::new(), String::new(), settings, transport).await.unwrap();
+        let member = founding::found_alone(&peer).await.unwrap();
+        let term = *member.duties.term().wait_for(|term| *term != 0).await.unwrap();
+        let call = &Call::own(clock::now() + Duration::from_secs(30));
+        let lease = member.grant_lease(60_000, "node a".to_owned(), None, call).await.unwrap();
+        let shards = Settings { shards: 2, maintenance: false };
+        assert!(
+            member.commit(Txn::cas(SETTINGS, Expected::Absent, shards.to_bytes()), None, call).await.unwrap().succeeded
+        );
+        let planned_in = member.published.current().state.clone();
+        let planned = |shard| Change {
+            shard,
+            expected: None,
+            from: None,
+            route: Route { node: "a".to_owned(), lease, ..Route::default() },
+            why: Why::Begins,
+        };
+        let route_of = |shard| member.published.current().state.get(&key(shard));
+        member.carry_out(term, &planned_in, vec![planned(0)]).await;
+        assert!(route_of(0).is_some());
+        member.maintain_shards(true, call).await.unwrap();
+        member.carry_out(term, &planned_in, vec![planned(1)]).await;
+        assert!(route_of(1).is_none(), "it was told that nothing is moved by itself any more");
+        // Somebody has asked for this one.
+        assert!(member.change_route(term, &planned(1), None, call).await.unwrap().is_some());
+        peer.shutdown().await;
+    }
 }

@@ -12,7 +12,9 @@
 //! Invariants:
 //! - a detector that has heard nothing yet expects the interval that nodes are told to keep, give or take a quarter of it;
 //! - the silence that ended in a suspicion teaches nothing: one long pause does not make the next one look usual;
-//! - a look that comes more than [`LATE`] after the one before counts for no silence: this peer slept, and heard nobody meanwhile;
+//! - a look that comes more than [`LATE`] after the one before counts for no silence, nor for the time that this peer has led: it
+//!   slept, and heard nobody meanwhile. So does the first one after [`ALONE`] in which no quorum confirmed it;
+//! - since when a node is heard counts anew with another process, and after a suspicion;
 //! - detectors belong to one term, and a new leader has none. Nodes that routes name and that it has not heard of are watched from
 //!   the begin of its term, but not suspected before the warm-up is over.
 //!
@@ -29,6 +31,8 @@ pub const THRESHOLD: f64 = 8.0;
 const WINDOW: usize = 100;
 /// A look this much after the one before comes late.
 pub const LATE: Duration = Duration::from_secs(1);
+/// Without a quorum for so long, heartbeats were left without an answer.
+const ALONE: Duration = Duration::from_secs(2);
 
 /// What a detector expects of every node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -106,19 +110,22 @@ pub struct Detectors {
     leading: Option<(Expects, Instant)>,
     nodes: HashMap<String, Watched>,
     looked: Option<Instant>,
+    /// No quorum confirmed it when it looked last.
+    alone: bool,
 }
 
 #[derive(Debug)]
 struct Watched {
     phi: Phi,
-    /// The first heartbeat of this term; `None`: only a route has told of it.
-    heard_first: Option<Instant>,
+    /// The process that was heard last, and its first heartbeat since it was not suspected any more; `None`: only a route has told of
+    /// the node.
+    heard: Option<(String, Instant)>,
 }
 
 impl Detectors {
     /// This peer is on duty in `term` from now on, and has heard of nobody.
     pub fn lead(&mut self, term: u64, expects: Expects, now: Instant) {
-        *self = Self { term, leading: Some((expects, now)), nodes: HashMap::new(), looked: Some(now) };
+        *self = Self { term, leading: Some((expects, now)), nodes: HashMap::new(), looked: Some(now), alone: false };
     }
 
     /// It is no longer.
@@ -126,19 +133,20 @@ impl Detectors {
         *self = Self::default();
     }
 
-    /// A heartbeat of a node came.
-    pub fn heard(&mut self, term: u64, node: &str, now: Instant) {
+    /// A heartbeat of a node's process came.
+    pub fn heard(&mut self, term: u64, node: &str, process: &str, now: Instant) {
         let Some((expects, _)) = self.leading.filter(|_| term != 0 && term == self.term) else { return };
-        match self.nodes.get_mut(node) {
-            Some(watched) => {
-                watched.phi.heard(now);
-                watched.heard_first.get_or_insert(now);
-            }
-            None => {
-                let watched = Watched { phi: Phi::new(expects, now), heard_first: Some(now) };
-                self.nodes.insert(node.to_owned(), watched);
-            }
+        let known = self.nodes.get_mut(node).filter(|watched| watched.may_be(process));
+        let Some(watched) = known else {
+            let watched = Watched { phi: Phi::new(expects, now), heard: Some((process.to_owned(), now)) };
+            self.nodes.insert(node.to_owned(), watched);
+            return;
+        };
+        if watched.phi.phi(now) > THRESHOLD {
+            watched.heard = None;
         }
+        watched.heard.get_or_insert_with(|| (process.to_owned(), now));
+        watched.phi.heard(now);
     }
 
     /// Routes name these nodes: those that have not been heard are watched, as if they had been heard when the term began.
@@ -146,27 +154,38 @@ impl Detectors {
         let Some((expects, began)) = self.leading else { return };
         for node in nodes {
             if !self.nodes.contains_key(node) {
-                let watched = Watched { phi: Phi::new(expects, began), heard_first: None };
+                let watched = Watched { phi: Phi::new(expects, began), heard: None };
                 self.nodes.insert(node.to_owned(), watched);
             }
         }
     }
 
-    /// How long this peer has been on duty.
+    /// How long this peer has been on duty, awake and confirmed.
     pub fn led_for(&self, now: Instant) -> Duration {
         self.leading.map_or(Duration::ZERO, |(_, began)| now.saturating_duration_since(began))
     }
 
-    /// The node is registered no more.
-    pub fn left(&mut self, node: &str) {
-        self.nodes.remove(node);
+    /// The process is registered no more.
+    pub fn left(&mut self, node: &str, process: &str) {
+        if self.nodes.get(node).is_some_and(|watched| watched.may_be(process)) {
+            self.nodes.remove(node);
+        }
     }
 
-    /// To be told before the detectors are asked, again and again: a look that comes late counts for no silence.
-    pub fn look(&mut self, now: Instant) {
+    /// To be told before the detectors are asked, again and again: a look that comes late counts for no silence. One of a leader that
+    /// no quorum has confirmed lately is none: it may not answer heartbeats then.
+    pub fn look(&mut self, now: Instant, confirmed: bool) {
+        if !confirmed {
+            self.alone = true;
+            return;
+        }
+        let late = if std::mem::take(&mut self.alone) { ALONE } else { LATE };
         let since = self.looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
-        if since > LATE {
+        if since > late {
             self.nodes.values_mut().for_each(|watched| watched.phi.forgive(since, now));
+            if let Some((_, began)) = &mut self.leading {
+                *began = (*began + since).min(now);
+            }
         }
         self.looked = Some(now);
     }
@@ -176,9 +195,17 @@ impl Detectors {
         self.nodes.get(node).map(|watched| watched.phi.phi(now))
     }
 
-    /// Since when it has been heard in this term, if it has.
-    pub fn heard_since(&self, node: &str) -> Option<Instant> {
-        self.nodes.get(node)?.heard_first
+    /// Since when this process of it has been heard in this term, if it has.
+    pub fn heard_since(&self, node: &str, process: &str) -> Option<Instant> {
+        let (heard, since) = self.nodes.get(node)?.heard.as_ref()?;
+        (heard == process).then_some(*since)
+    }
+}
+
+impl Watched {
+    /// Whether no other process was heard.
+    fn may_be(&self, process: &str) -> bool {
+        self.heard.as_ref().is_none_or(|(heard, _)| heard == process)
     }
 }
 
@@ -293,46 +320,95 @@ mod tests {
     #[test]
     fn detectors_belong_to_one_term_and_resume_from_routes() {
         let (mut detectors, began) = (Detectors::default(), clock::now());
-        detectors.heard(0, "a", began);
+        detectors.heard(0, "a", "p", began);
         assert_eq!(detectors.phi("a", began), None, "nobody is on duty");
         detectors.lead(3, expects(), began);
-        detectors.heard(2, "a", began);
+        detectors.heard(2, "a", "p", began);
         assert_eq!(detectors.phi("a", began), None, "of another term");
-        detectors.heard(3, "a", began + MS(500));
+        detectors.heard(3, "a", "p", began + MS(500));
         detectors.resume(["a", "b"].into_iter());
-        assert_eq!((detectors.heard_since("a"), detectors.heard_since("b")), (Some(began + MS(500)), None));
+        assert_eq!((detectors.heard_since("a", "p"), detectors.heard_since("b", "p")), (Some(began + MS(500)), None));
         let later = began + MS(9900);
         let mut looks = began;
         while looks < later {
             looks += MS(500);
-            detectors.look(looks);
+            detectors.look(looks, true);
         }
         assert!(detectors.phi("b", later) > Some(THRESHOLD), "it was watched from the begin");
-        detectors.heard(3, "b", later);
-        assert!(detectors.phi("b", later) < Some(1.0) && detectors.heard_since("b") == Some(later));
-        detectors.left("a");
+        detectors.heard(3, "b", "p", later);
+        assert!(detectors.phi("b", later) < Some(1.0) && detectors.heard_since("b", "p") == Some(later));
+        detectors.left("a", "of before");
+        assert!(detectors.phi("a", later).is_some());
+        detectors.left("a", "p");
         assert_eq!(detectors.phi("a", later), None);
         detectors.lead(4, expects(), later);
         assert_eq!(detectors.phi("b", later), None);
         detectors.stop();
-        detectors.heard(4, "b", later);
+        detectors.heard(4, "b", "p", later);
         assert_eq!(detectors.phi("b", later), None);
     }
 
+    /// After so many looks, 400 ms one after the other.
+    fn look_on(detectors: &mut Detectors, mut now: Instant, looks: u32, confirmed: bool) -> Instant {
+        for _ in 0..looks {
+            now += MS(400);
+            detectors.look(now, confirmed);
+        }
+        now
+    }
+
     #[test]
-    fn a_leader_that_slept_takes_nobody_for_silent() {
+    fn a_leader_that_slept_or_was_alone_takes_nobody_for_silent() {
+        for sleeps in [true, false] {
+            let (mut detectors, mut now) = (Detectors::default(), clock::now());
+            detectors.lead(3, expects(), now);
+            detectors.heard(3, "a", "p", now);
+            now += MS(900);
+            detectors.look(now, true);
+            now = match sleeps {
+                true => now + Duration::from_secs(60),
+                false => look_on(&mut detectors, now, 150, false),
+            };
+            detectors.look(now, true);
+            assert!(detectors.phi("a", now) < Some(1.0), "it heard nobody itself");
+            // Nor does it count as time in which nodes might have come.
+            detectors.resume(["b"].into_iter());
+            assert!(detectors.phi("b", now) < Some(1.0) && detectors.led_for(now) < MS(1000));
+            now = look_on(&mut detectors, now, 24, true);
+            assert!(detectors.phi("a", now) > Some(THRESHOLD), "and looks in time since");
+            assert!(detectors.phi("b", now) > Some(THRESHOLD) && detectors.led_for(now) > MS(9000));
+        }
+    }
+
+    #[test]
+    fn a_quorum_that_is_missed_now_and_then_hides_no_silence() {
         let (mut detectors, mut now) = (Detectors::default(), clock::now());
         detectors.lead(3, expects(), now);
-        detectors.heard(3, "a", now);
-        now += MS(900);
-        detectors.look(now);
-        now += Duration::from_secs(60);
-        detectors.look(now);
-        assert!(detectors.phi("a", now) < Some(1.0), "it slept itself");
-        for _ in 0..24 {
-            now += MS(400);
-            detectors.look(now);
+        detectors.heard(3, "a", "p", now);
+        for _ in 0..10 {
+            now = look_on(&mut detectors, now, 2, false);
+            now = look_on(&mut detectors, now, 1, true);
         }
-        assert!(detectors.phi("a", now) > Some(THRESHOLD), "and looks in time since");
+        assert!(detectors.phi("a", now) > Some(THRESHOLD));
+    }
+
+    #[test]
+    fn a_process_is_heard_since_its_own_first_heartbeat_and_anew_after_a_suspicion() {
+        let (mut detectors, began) = (Detectors::default(), clock::now());
+        detectors.lead(3, expects(), began);
+        let mut now = began;
+        for _ in 0..10 {
+            detectors.heard(3, "a", "first", now);
+            now += MS(3000);
+        }
+        assert_eq!(detectors.heard_since("a", "first"), Some(began));
+        assert_eq!(detectors.heard_since("a", "second"), None, "it has not been heard yet");
+        detectors.heard(3, "a", "second", now);
+        assert_eq!((detectors.heard_since("a", "first"), detectors.heard_since("a", "second")), (None, Some(now)));
+        let silent = now + Duration::from_secs(60);
+        detectors.heard(3, "a", "second", silent);
+        assert_eq!(detectors.heard_since("a", "second"), Some(silent));
+        detectors.heard(3, "a", "second", silent + MS(3000));
+        assert_eq!(detectors.heard_since("a", "second"), Some(silent));
     }
 }

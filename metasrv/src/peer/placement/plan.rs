@@ -227,6 +227,8 @@ impl<'a> Planning<'a> {
                 continue;
             }
             let why = match worker {
+                // Something that is no route was in its place.
+                None if node.is_empty() => Why::Begins,
                 None => Why::Left,
                 Some(worker) if self.world.warm && worker.suspected() => Why::Lost,
                 Some(_) => continue,

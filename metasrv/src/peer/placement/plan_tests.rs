@@ -104,6 +104,18 @@ fn nothing_is_taken_from_a_node_before_its_lease_has_ended() {
 }
 
 #[test]
+fn what_is_no_route_is_replaced_by_one() {
+    let mut world = world(2, 2).settled();
+    world.routes.insert(1, Fenced { route: Route::default(), revision: 999 });
+    world.look();
+    let changes = plan(&world, 16, &mut 0);
+    let given: Vec<_> = changes.iter().map(|change| (change.shard, change.expected, change.why)).collect();
+    assert_eq!(given, [(1, Some(999), Why::Begins)]);
+    assert_ne!(changes[0].route.node, "");
+    assert!(!changes[0].route.followers.contains(&String::new()));
+}
+
+#[test]
 fn a_node_that_comes_back_keeps_its_shards_under_its_new_lease() {
     let mut world = world(8, 2).settled();
     world.workers.get_mut("b").unwrap().lease = Some(9);

@@ -161,7 +161,7 @@ pub fn accepted(record: &Record, terms: Terms, now_ms: u64) -> Record {
 /// What a step makes of the record. `None`: nothing that is worth a commit.
 pub fn after(record: &Record, outcome: Outcome, now_ms: u64, pace: &Pace) -> Option<Record> {
     let advanced = |data: Kept| Record { steps: record.steps + 1, failures: 0, data, ..record.clone() };
-    Some(match outcome {
+    let next = match outcome {
         Outcome::Next { step, data, note: said } => {
             Record { step: step.to_owned(), note: note(said), ..advanced(data) }
         }
@@ -178,6 +178,11 @@ pub fn after(record: &Record, outcome: Outcome, now_ms: u64, pace: &Pace) -> Opt
         }
         Outcome::Failed(why) => ended(record.clone(), State::Failed, &why, now_ms),
         Outcome::Doubtful(why) => poisoned(record.clone(), &why),
+    };
+    // Tried again, it would come to the same: that is for somebody to see.
+    Some(match next.validate() {
+        Ok(()) => next,
+        Err(invalid) => poisoned(record.clone(), &format!("step {}: {invalid}", record.step)),
     })
 }
 
@@ -246,6 +251,12 @@ mod tests {
         assert_eq!(after(&record, Outcome::Doubtful("gone".into()), 0, &pace).unwrap().state, State::Poisoned);
         let failed = after(&record, Outcome::Failed("it cannot".into()), 9, &pace).unwrap();
         assert_eq!((failed.state, failed.ended_ms), (State::Failed, Some(9)));
+        // What cannot be kept would be done again for ever.
+        let large = kept(&"x".repeat(lake_client::procedures::MAX_RECORD_BYTES));
+        let large =
+            after(&record, Outcome::Next { step: "second", data: large, note: String::new() }, 0, &pace).unwrap();
+        assert_eq!((large.state, &large.step, &large.data), (State::Poisoned, &record.step, &record.data));
+        assert!(large.note.contains("may have at most"), "{}", large.note);
         // Waiting is no failure, and told once.
         let waits = after(&record, Outcome::Wait("nobody is there".into()), 0, &pace).unwrap();
         assert_eq!(waits.failures, record.failures);

@@ -23,7 +23,8 @@
 //!
 //! Limits: [`MAX_AT_ONCE`] in hand, [`MAX_PROCEDURES`] looked at, [`FORGOTTEN_AT_ONCE`] forgotten in one transaction.
 //! Failure cases: a commit that fails, or of which nobody knows, has the procedure read again after [`AGAIN`]; its
-//! step bears to be carried out again.
+//! step bears to be carried out again. So long after a failure nothing else is tried again either, the clock and the history
+//! included.
 
 pub mod book;
 pub mod clock;
@@ -50,7 +51,7 @@ use tokio_util::sync::CancellationToken;
 use self::book::{Book, Now};
 use self::clock::ClusterClock;
 use self::failpoints::{Point, reached};
-use self::machine::{Cancel, Pace, Terms, Turn};
+use self::machine::{Cancel, Outcome, Pace, Terms, Turn};
 use self::workers::InHand;
 use super::counters::Counter;
 use super::failure::Failure;
@@ -133,10 +134,41 @@ async fn moved_on(on_duty: &mut watch::Receiver<u64>, term: u64) {
     let _ = on_duty.wait_for(|now| *now != term).await;
 }
 
+/// A chore of which there is one at a time. One that came to nothing is not begun again at once: what it asked may be refused without a
+/// wait, by a disk that is full.
+#[derive(Debug, Default)]
+struct Single {
+    under_way: bool,
+    not_before: Option<Instant>,
+}
+
+impl Single {
+    /// Whether it is to be begun now.
+    fn begin(&mut self, now: Instant) -> bool {
+        if self.under_way || self.not_before.is_some_and(|until| now < until) {
+            return false;
+        }
+        self.under_way = true;
+        true
+    }
+
+    fn ended(&mut self, well: bool, now: Instant) {
+        *self = Self { under_way: false, not_before: (!well).then(|| now + AGAIN) };
+    }
+}
+
+/// How long a procedure is left alone that was committed so: until it is tried again after a failure, or what it waits for may be there.
+fn pause(id: &str, record: &Record, waits: bool, pace: &Pace) -> Option<Duration> {
+    match record.failures {
+        0 => waits.then_some(AGAIN),
+        failures => Some(pace.retry(id, failures)),
+    }
+}
+
 /// Something that was in hand, at its end.
 enum Done {
-    /// It was committed so.
-    Committed(Box<Procedure>),
+    /// It was committed so; whether that is that it waits.
+    Committed(Box<Procedure>, bool),
     /// Nothing was to be committed; it is tried again.
     Unchanged(Box<Procedure>),
     /// Nobody knows, or somebody else was first.
@@ -177,8 +209,8 @@ struct Leading {
     term: u64,
     book: Book,
     clock: ClusterClock,
-    saving: bool,
-    forgetting: bool,
+    saving: Single,
+    forgetting: Single,
     /// The revision up to which the book was read; `None`: it has to be read.
     read: Option<Revision>,
     read_at: Option<Instant>,
@@ -187,17 +219,17 @@ struct Leading {
 impl Leading {
     fn new(member: &Member, term: u64) -> Self {
         let clock = ClusterClock::from_entry(member.published.current().state.get(clock::KEY).as_ref(), time::now());
-        let book = Book::default();
-        Self { term, book, clock, saving: false, forgetting: false, read: None, read_at: None }
+        let (saving, forgetting) = (Single::default(), Single::default());
+        Self { term, book: Book::default(), clock, saving, forgetting, read: None, read_at: None }
     }
 
     fn take_back(&mut self, member: &Member, done: Done) {
         let (now, pace) = (time::now(), &member.procedures.pace);
         match done {
-            Done::Committed(procedure) => {
+            Done::Committed(procedure, waits) => {
                 let Procedure { id, mod_revision, record } = *procedure;
-                let waits = (record.failures > 0).then(|| now + pace.retry(&id, record.failures));
-                self.book.put_back(&id, mod_revision, record, waits);
+                let until = pause(&id, &record, waits, pace).map(|pause| now + pause);
+                self.book.put_back(&id, mod_revision, record, until);
                 // It may have been changed since, and seen.
                 self.read = None;
             }
@@ -211,7 +243,7 @@ impl Leading {
                 self.read = None;
             }
             Done::Saved(saved) => {
-                self.saving = false;
+                self.saving.ended(saved.is_some(), now);
                 match saved {
                     Some(clock) => self.clock = clock,
                     // Somebody else's, or nobody knows: what is counted goes on from what is there, which is no more.
@@ -222,7 +254,7 @@ impl Leading {
                 }
             }
             Done::Forgotten(forgotten) => {
-                self.forgetting = false;
+                self.forgetting.ended(forgotten.is_some(), now);
                 match forgotten {
                     Some(ids) => self.book.forgotten(&ids),
                     None => self.read = None,
@@ -256,12 +288,10 @@ impl Leading {
         let look = self.book.look(now, &member.procedures.pace, cancel);
         member.procedures.note(self.book.counts());
         let save = look.accepts || look.waits_for_clock && self.clock.unsaved(at) >= SAVE_CLOCK;
-        if save && !self.saving {
-            self.saving = true;
+        if save && self.saving.begin(at) {
             chores.push(Box::pin(save_clock(member.clone(), self.term, self.clock)));
         }
-        if !look.forget.is_empty() && !self.forgetting {
-            self.forgetting = true;
+        if !look.forget.is_empty() && self.forgetting.begin(at) {
             let ids = look.forget.into_iter().take(FORGOTTEN_AT_ONCE).collect();
             chores.push(Box::pin(forget(member.clone(), self.term, ids)));
         }
@@ -295,6 +325,7 @@ async fn take_turn(member: Arc<Member>, term: u64, clock: ClusterClock, procedur
         return Done::Unchanged(Box::new(procedure));
     };
     reached(Point::Begin, before);
+    let mut waits = false;
     let next = match turn {
         Turn::Accept => {
             let Terms { delay, within } = kind.terms(before, &pace);
@@ -303,15 +334,16 @@ async fn take_turn(member: Arc<Member>, term: u64, clock: ClusterClock, procedur
         Turn::Commit(record) => Some(*record),
         Turn::Execute => {
             let outcome = kind.execute(&member, &procedure).await;
+            waits = matches!(outcome, Outcome::Wait(_));
             machine::after(before, outcome, clock.now_ms(time::now()), &pace)
         }
         Turn::Wait(_) | Turn::Forget => None,
     };
     let Some(next) = next else { return Done::Unchanged(Box::new(procedure)) };
-    commit(&member, term, procedure, next).await
+    commit(&member, term, procedure, next, waits).await
 }
 
-async fn commit(member: &Member, term: u64, procedure: Procedure, next: Record) -> Done {
+async fn commit(member: &Member, term: u64, procedure: Procedure, next: Record, waits: bool) -> Done {
     let Procedure { id, mod_revision, record: before } = procedure;
     reached(Point::Uncommitted, &before);
     let next = Record { changed_unix_ms: unix_ms(), ..next };
@@ -322,7 +354,7 @@ async fn commit(member: &Member, term: u64, procedure: Procedure, next: Record) 
             let steps = next.steps.saturating_sub(before.steps);
             member.procedures.steps.add(steps);
             told(&id, &before, &next);
-            Done::Committed(Box::new(Procedure { id, mod_revision: revision, record: next }))
+            Done::Committed(Box::new(Procedure { id, mod_revision: revision, record: next }), waits)
         }
         Ok(None) => Done::Unknown(id),
         Err(failure) => {
@@ -379,4 +411,31 @@ async fn commit_in(member: &Member, term: u64, mut txn: Txn) -> Result<Option<Re
     txn.when.push(Compare { key: String::new(), condition: Condition::EntryTerm(term) });
     let result = member.commit(txn, None, &Call::own(time::now() + COMMIT)).await?;
     Ok(result.succeeded.then_some(result.revision))
+}
+
+#[cfg(test)]
+mod tests {
+    use lake_client::procedures::kept;
+
+    use super::*;
+
+    #[test]
+    fn what_came_to_nothing_is_not_begun_again_at_once() {
+        let (mut chore, now) = (Single::default(), time::now());
+        assert!(chore.begin(now) && !chore.begin(now + AGAIN), "one at a time");
+        chore.ended(false, now);
+        assert!(!chore.begin(now) && !chore.begin(now + AGAIN / 2));
+        assert!(chore.begin(now + AGAIN));
+        chore.ended(true, now + AGAIN);
+        assert!(chore.begin(now + AGAIN), "unless it went well");
+    }
+
+    #[test]
+    fn what_waits_or_has_failed_is_left_alone_for_a_while() {
+        let (pace, fresh) = (Pace::default(), Record::new("k", "s", "first", kept(&()), 0));
+        assert_eq!(pause("p", &fresh, false, &pace), None, "the next step comes at once");
+        assert_eq!(pause("p", &fresh, true, &pace), Some(AGAIN));
+        let failed = Record { failures: 3, ..fresh };
+        assert_eq!(pause("p", &failed, false, &pace), Some(pace.retry("p", 3)));
+    }
 }

@@ -30,8 +30,7 @@ impl Hurt {
         for (id, config) in &cluster.configs {
             fabric.set_targets(*id, &config.listen.to_string(), &config.raft_listen.to_string());
         }
-        assert!(cluster.init(1).await.unwrap().founded);
-        cluster.leader().await;
+        cluster.found().await;
         let store = connect(&fabric);
         Self { cluster, fabric, store }
     }

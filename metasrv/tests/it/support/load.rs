@@ -9,7 +9,7 @@ use lake_client::store::{MetaStore, ReadOptions};
 use super::{PATIENCE, eventually};
 
 /// How long a client waits for one write.
-pub const DEADLINE: Duration = Duration::from_secs(10);
+pub const DEADLINE: Duration = PATIENCE;
 
 /// Writers, each on its own keys, until told to stop. An error ends the test.
 pub struct Load {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use lake_chaos::peers::{Peers, Place};
 use lake_client::nodes::Rhythm;
 use lake_client::remote::{RemoteConfig, RemoteStore};
-use lake_metasrv::config::Config;
+use lake_metasrv::config::{Config, Timing};
 use lake_metasrv::peer::procedures::machine::Pace;
 use lake_metasrv::server::Server;
 use lake_proto::v1;
@@ -19,7 +19,7 @@ use lake_proto::v1::cluster_client::ClusterClient;
 use rustix::process::Signal;
 use tonic::transport::Channel;
 
-use super::{PATIENCE, eventually, figure, free_port};
+use super::{CALM, PATIENCE, eventually, figure, free_port};
 
 const PEER: &str = "LAKE_TEST_PEER";
 
@@ -35,6 +35,8 @@ async fn run_one_peer() {
     config.http_listen = Some(parts[5].parse().unwrap());
     let ms = |part: &str| Duration::from_millis(part.parse().unwrap());
     config.rhythm = Rhythm { interval: ms(parts[6]), lease: ms(parts[7]) };
+    let [heartbeat, election_timeout_min, election_timeout_max] = [8, 9, 10].map(|n| ms(parts[n]));
+    config.timing = Timing { heartbeat, election_timeout_min, election_timeout_max };
     config.pace = Pace { first_retry: Duration::from_millis(20), ..Pace::retaining(0) };
     config.storage.purge_margin_entries = config.storage.snapshot_entries / 4;
     config.storage.disk_reserve_bytes = 0;
@@ -49,6 +51,7 @@ pub struct Processes {
     pub peers: Peers,
     snapshot_entries: u64,
     rhythm: Rhythm,
+    timing: Timing,
     /// What else the peers find in their environment.
     env: Vec<(String, OsString)>,
     /// Where each serves its figures.
@@ -74,29 +77,40 @@ impl Processes {
 
     /// Three peers, founded, with a leader, which take a snapshot after so many entries.
     pub async fn founded(snapshot_entries: u64) -> Self {
-        Self::founded_so(3, snapshot_entries, Self::RHYTHM, Vec::new()).await
+        Self::founded_by(3, snapshot_entries).await
     }
 
     /// So many.
     pub async fn founded_by(count: u64, snapshot_entries: u64) -> Self {
-        Self::founded_so(count, snapshot_entries, Self::RHYTHM, Vec::new()).await
+        Self::founded_so(count, snapshot_entries, Self::RHYTHM, Timing::default(), Vec::new()).await
+    }
+
+    /// Three of which nobody stands for election because the machine is busy.
+    pub async fn calm(snapshot_entries: u64) -> Self {
+        Self::founded_so(3, snapshot_entries, Self::RHYTHM, CALM, Vec::new()).await
     }
 
     /// Three with other times for query nodes.
     pub async fn with_rhythm(rhythm: Rhythm) -> Self {
-        Self::founded_so(3, 100_000, rhythm, Vec::new()).await
+        Self::founded_so(3, 100_000, rhythm, Timing::default(), Vec::new()).await
     }
 
     /// Three that find this in their environment.
     #[cfg(feature = "failpoints")]
     pub async fn founded_in(env: Vec<(String, OsString)>) -> Self {
-        Self::founded_so(3, 100_000, Self::RHYTHM, env).await
+        Self::founded_so(3, 100_000, Self::RHYTHM, Timing::default(), env).await
     }
 
-    async fn founded_so(count: u64, snapshot_entries: u64, rhythm: Rhythm, env: Vec<(String, OsString)>) -> Self {
+    async fn founded_so(
+        count: u64,
+        snapshot_entries: u64,
+        rhythm: Rhythm,
+        timing: Timing,
+        env: Vec<(String, OsString)>,
+    ) -> Self {
         let dirs = tempfile::tempdir().unwrap();
         let peers = Peers::new(dirs.path().to_owned());
-        let mut this = Self { peers, snapshot_entries, rhythm, env, http: BTreeMap::new(), dirs };
+        let mut this = Self { peers, snapshot_entries, rhythm, timing, env, http: BTreeMap::new(), dirs };
         for id in 1..=count {
             this.spawn(id);
         }
@@ -117,7 +131,9 @@ impl Processes {
     /// Starts a peer, where it was before if it is known.
     pub fn spawn(&mut self, id: u64) {
         let (snapshot_entries, said) = (self.snapshot_entries, said(self.dirs.path()));
-        let (interval, lease) = (self.rhythm.interval.as_millis(), self.rhythm.lease.as_millis());
+        let Timing { heartbeat, election_timeout_min, election_timeout_max } = self.timing;
+        let times = [self.rhythm.interval, self.rhythm.lease, heartbeat, election_timeout_min, election_timeout_max];
+        let times = times.map(|time| time.as_millis().to_string()).join("|");
         let env = self.env.clone();
         let http = *self.http.entry(id).or_insert_with(free_port);
         let this_binary = |place: &Place| {
@@ -126,7 +142,7 @@ impl Processes {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command
                 .args(["--exact", "support::processes::run_one_peer", "--nocapture"])
-                .env(PEER, format!("{id}|{dir}|{grpc}|{raft}|{snapshot_entries}|{http}|{interval}|{lease}"))
+                .env(PEER, format!("{id}|{dir}|{grpc}|{raft}|{snapshot_entries}|{http}|{times}"))
                 .envs(env)
                 .stdout(Stdio::null())
                 .stderr(said);

@@ -1,0 +1,388 @@
+//! Rows of a small table that is written through SQL at any query node, and read whole at any.
+//!
+//! All rows under an id are written by one statement, and by one client: INSERT, UPDATE, MERGE and DELETE. Some are sent under an
+//! operation id, to any node, with so little time that the answer is often lost, and sent again, to any node, until there is one; those without
+//! are sent once. After an unknown outcome an id is left alone, so that what a read may show is known.
+//!
+//! A read asks for the rows and the snapshot that they are of in one statement. A table is left after [`USES`] operations.
+//! Every other one deletes rows by delete files, the others by writing anew what is left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lake_client::clock;
+use lake_client::store::Error;
+use rand::Rng;
+
+use super::access::Access;
+use super::rotation::Rotation;
+use super::{Actor, Frame, Plan, Unique};
+use crate::history::{Action, Change, Snapshot, Table, Write};
+use crate::run::recorder::Scribe;
+use crate::sql::{Answer, Failure, Value, What};
+
+/// The schema of all tables of the workload.
+const SCHEMA: &str = "chaos";
+/// Operations on one table: each may leave a file, and a read opens all of them.
+const USES: u64 = 120;
+/// Of a hundred operations, so many are reads; inserts; updates; merges. The rest are deletes.
+const READS: u32 = 35;
+const INSERTS: u32 = 30;
+const UPDATES: u32 = 12;
+const MERGES: u32 = 12;
+/// The probability that a write is made under an operation id.
+const ONCE: f64 = 0.5;
+/// The probability that the answer to one of the first such sendings is not waited for.
+const LOST: f64 = 0.4;
+const MAX_LOST: usize = 3;
+/// How long a sending has whose answer is to be lost.
+const TOO_SHORT_MS: std::ops::Range<u64> = 1..50;
+/// Sendings of one write.
+const SENDINGS: usize = 8;
+/// Before a write is sent again, unless its answer was lost on purpose.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How often each read in the end is tried.
+const TRIES: usize = 5;
+/// What an operation id begins with; the write's number follows.
+const OPERATION: &str = "chaos ";
+
+pub(super) fn plan(clients: usize) -> Plan {
+    let shared = Arc::new(Shared {
+        tables: Rotation::new(1, USES),
+        numbers: Unique::default(),
+        made: Mutex::default(),
+        acknowledged: AtomicU64::new(0),
+    });
+    let client = |_| Client { shared: shared.clone(), mine: Vec::new() };
+    Plan::of(clients, client, Tables { shared: shared.clone() })
+}
+
+/// What clients know together.
+#[derive(Debug)]
+struct Shared {
+    tables: Rotation,
+    numbers: Unique,
+    /// Tables that are there.
+    made: Mutex<BTreeSet<i64>>,
+    acknowledged: AtomicU64,
+}
+
+impl Shared {
+    fn made(&self) -> MutexGuard<'_, BTreeSet<i64>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a table unless it is there.
+    async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
+        if self.made().contains(&table) {
+            return Ok(());
+        }
+        let mode = if table % 2 == 0 { "merge-on-read" } else { "copy-on-write" };
+        let modes = ["delete", "update", "merge"].map(|what| format!("'write.{what}.mode' = '{mode}'")).join(", ");
+        let name = name(table);
+        let sql = format!("CREATE TABLE IF NOT EXISTS {name} (id BIGINT, part BIGINT, v BIGINT) WITH ({modes})");
+        access.run(node, &sql, None, access.deadline()).await?;
+        self.made().insert(table);
+        Ok(())
+    }
+}
+
+fn name(table: i64) -> String {
+    format!("{SCHEMA}.rows_{table}")
+}
+
+/// The listing of a table's snapshots.
+fn snapshots_of(table: i64) -> String {
+    format!("{SCHEMA}.\"rows_{table}$snapshots\"")
+}
+
+struct Client {
+    shared: Arc<Shared>,
+    /// Ids of which this client knows that their rows are there, with their table.
+    mine: Vec<(i64, i64)>,
+}
+
+#[async_trait]
+impl Actor for Client {
+    async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        let table = self.shared.tables.pick(&mut access.rng);
+        let Some(node) = access.any_node() else { return };
+        // Whoever comes next tries again.
+        if self.shared.make(table, node, access).await.is_err() {
+            return;
+        }
+        self.mine.retain(|(of, _)| *of == table);
+        let drawn = access.rng.random_range(0..100);
+        let known = match self.mine.len() {
+            0 => None,
+            n => Some(access.rng.random_range(0..n)),
+        };
+        let (change, at) = match (drawn, known) {
+            (0..READS, _) => {
+                // How it ended is in the history.
+                let _ = read(table, node, access, scribe).await;
+                return;
+            }
+            (_, None) => (Change::Insert, None),
+            (drawn, known) => match drawn - READS {
+                0..INSERTS => (Change::Insert, None),
+                n if n < INSERTS + UPDATES => (Change::Update, known),
+                n if n < INSERTS + UPDATES + MERGES => (Change::Merge, known.filter(|_| access.chance(0.5))),
+                _ => (Change::Delete, known),
+            },
+        };
+        // Until it is known what became of the write, nothing is known of the id.
+        let known = at.map(|at| self.mine.swap_remove(at).1);
+        let number = self.shared.numbers.next();
+        let once = access.chance(ONCE);
+        let write = Write { change, table: table.into(), id: known.unwrap_or(number), number, once };
+        if self.write(table, &write, node, access, scribe).await == Left::There {
+            self.mine.push((table, write.id));
+        }
+    }
+}
+
+/// What is known of an id after a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// Its rows are there.
+    There,
+    /// They are not, or nobody knows.
+    Unknown,
+}
+
+impl Client {
+    async fn write(&self, table: i64, write: &Write, node: u64, access: &mut Access, scribe: &mut Scribe) -> Left {
+        let action = Action::Table(Table::Write(write.clone()));
+        let sql = statement(table, write);
+        let by = access.deadline();
+        scribe.invoke(action.clone());
+        let sent = match write.once {
+            true => send_until_answered(&sql, write.number, node, by, access).await,
+            false => access.run(node, &sql, None, by).await.map(|answer| (answer, Some(node))).map_err(|e| (e, node)),
+        };
+        // What was there before a write that did nothing is there still.
+        let was_there = matches!(write.change, Change::Update | Change::Delete);
+        let unchanged = if was_there { Left::There } else { Left::Unknown };
+        match sent {
+            Ok((answer, by)) => match (count_of(&answer), write.change) {
+                (Some(0), Change::Update | Change::Delete) => {
+                    scribe.refused(action, "no row was found");
+                    unchanged
+                }
+                (Some(count), change) if count == Table::PARTS as i64 => {
+                    scribe.ok(action, None, by);
+                    self.shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+                    if change == Change::Delete { Left::Unknown } else { Left::There }
+                }
+                (count, _) => {
+                    let count = count.map_or_else(|| "an unknown number of".to_owned(), |count| count.to_string());
+                    scribe.amiss(action, None, by, &format!("changed {count} rows instead of {}", Table::PARTS));
+                    Left::Unknown
+                }
+            },
+            Err((failure, node)) => {
+                let unchanged = if failure.what == What::Unknown { Left::Unknown } else { unchanged };
+                scribe.statement_failed(action, &failure, node);
+                unchanged
+            }
+        }
+    }
+}
+
+/// Sends a write under an operation id until there is an answer, which is often not waited for. Gives the node that has made it, if it
+/// was sent once only: another one may only have found out what had become of it.
+async fn send_until_answered(
+    sql: &str,
+    number: i64,
+    first: u64,
+    by: Instant,
+    access: &mut Access,
+) -> Result<(Answer, Option<u64>), (Failure, u64)> {
+    let operation = format!("{OPERATION}{number}");
+    let mut node = first;
+    let mut in_doubt: Option<Failure> = None;
+    for sending in 1..=SENDINGS {
+        let is_lost = sending <= MAX_LOST && access.chance(LOST);
+        let sent = match is_lost {
+            true => {
+                let patience = Duration::from_millis(access.rng.random_range(TOO_SHORT_MS));
+                let sent = tokio::time::timeout(patience, access.run(node, sql, Some(&operation), by)).await;
+                sent.unwrap_or_else(|_| Err(Failure::unanswered(patience)))
+            }
+            false => access.run(node, sql, Some(&operation), by).await,
+        };
+        match sent {
+            Ok(answer) => return Ok((answer, (sending == 1).then_some(node))),
+            Err(failure) => match failure.what {
+                // It is kept as the outcome, whichever sending it was.
+                What::Conflict | What::Refused => return Err((failure, node)),
+                What::NotServed if in_doubt.is_none() => return Err((failure, node)),
+                What::NotServed => {}
+                What::Unknown => in_doubt = Some(failure),
+            },
+        }
+        if clock::now() + PAUSE >= by {
+            break;
+        }
+        if !is_lost {
+            tokio::time::sleep(PAUSE).await;
+        }
+        node = access.any_node().unwrap_or(node);
+    }
+    Err((in_doubt.unwrap_or_else(|| Failure::unanswered(Duration::ZERO)), node))
+}
+
+fn statement(table: i64, write: &Write) -> String {
+    let (name, id, parts) = (name(table), write.id, Table::PARTS);
+    let first = Table::values(write.number)[0];
+    let rows = || {
+        let rows = Table::values(write.number).into_iter().enumerate();
+        rows.map(|(part, value)| format!("({id}, {part}, {value})")).collect::<Vec<_>>().join(", ")
+    };
+    match write.change {
+        Change::Insert => format!("INSERT INTO {name} VALUES {}", rows()),
+        Change::Update => format!("UPDATE {name} SET v = {first} + part WHERE id = {id} AND part < {parts}"),
+        Change::Delete => format!("DELETE FROM {name} WHERE id = {id}"),
+        Change::Merge => format!(
+            "MERGE INTO {name} t USING (VALUES {}) AS s(id, part, v) ON t.id = s.id AND t.part = s.part \
+             WHEN MATCHED THEN UPDATE SET v = s.v WHEN NOT MATCHED THEN INSERT (id, part, v) VALUES (s.id, s.part, s.v)",
+            rows()
+        ),
+    }
+}
+
+/// How many rows a statement has changed.
+fn count_of(answer: &Answer) -> Option<i64> {
+    answer.rows.first()?.first()?.int()
+}
+
+/// All rows of a table, and the snapshot that they are of.
+async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+    let action =
+        |rows, snapshot, stale_ms| Action::Table(Table::Read { table: table.into(), rows, snapshot, stale_ms });
+    let (name, snapshots) = (name(table), snapshots_of(table));
+    let sql = format!(
+        "SELECT 0 AS what, id, v FROM {name} UNION ALL SELECT 1, snapshot_id, sequence_number FROM \
+         (SELECT snapshot_id, sequence_number FROM {snapshots} ORDER BY sequence_number DESC LIMIT 1) AS newest"
+    );
+    let by = access.deadline();
+    scribe.invoke(action(None, None, None));
+    let answer = match access.run(node, &sql, None, by).await {
+        Ok(answer) => answer,
+        Err(failure) => {
+            scribe.query_failed(action(None, None, None), &failure, node);
+            return Err(failure);
+        }
+    };
+    let (mut rows, mut newest) = (BTreeMap::<i64, Vec<i64>>::new(), None);
+    for row in &answer.rows {
+        match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
+            [Some(0), Some(id), Some(value)] => rows.entry(id).or_default().push(value),
+            [Some(1), Some(snapshot), Some(sequence)] => newest = Some((snapshot, sequence)),
+            _ => tracing::warn!(table, ?row, "a row that the workload did not write"),
+        }
+    }
+    rows.values_mut().for_each(|values| values.sort_unstable());
+    let stale_ms = answer.stale.map(|stale| u64::try_from(stale.as_millis()).unwrap_or(u64::MAX));
+    let sequence = newest.and_then(|(_, sequence)| u64::try_from(sequence).ok());
+    scribe.ok(action(Some(rows), newest.map(|(snapshot, _)| snapshot), stale_ms), sequence, Some(node));
+    Ok(())
+}
+
+/// Every snapshot of a table.
+async fn list(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+    let action = |snapshots| Action::Table(Table::Line { table: table.into(), snapshots });
+    let sql = format!(
+        "SELECT sequence_number, snapshot_id, parent_id, summary['lake.operation-id'] AS operation FROM {} ORDER BY 1",
+        snapshots_of(table)
+    );
+    let by = access.deadline();
+    scribe.invoke(action(None));
+    match access.run(node, &sql, None, by).await {
+        Ok(answer) => {
+            let snapshots = answer.rows.iter().filter_map(|row| snapshot(row)).collect();
+            scribe.ok(action(Some(snapshots)), None, Some(node));
+            Ok(())
+        }
+        Err(failure) => {
+            scribe.query_failed(action(None), &failure, node);
+            Err(failure)
+        }
+    }
+}
+
+fn snapshot(row: &[Value]) -> Option<Snapshot> {
+    let [sequence, id, parent, operation] = row else { return None };
+    let number = match operation {
+        Value::Text(operation) => operation.strip_prefix(OPERATION).and_then(|number| number.parse().ok()),
+        Value::Null | Value::Int(_) => None,
+    };
+    Some(Snapshot { sequence: u64::try_from(sequence.int()?).ok()?, id: id.int()?, parent: parent.int(), number })
+}
+
+struct Tables {
+    shared: Arc<Shared>,
+}
+
+#[async_trait]
+impl Frame for Tables {
+    async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
+        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
+        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        Ok(())
+    }
+
+    async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        let nodes = access.nodes();
+        let made = self.shared.made().clone();
+        for table in made {
+            for node in &nodes {
+                let mut tried = read(table, *node, access, scribe).await;
+                for _ in 1..TRIES {
+                    if tried.is_ok() {
+                        break;
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                    tried = read(table, *node, access, scribe).await;
+                }
+                tried?;
+            }
+            if let Some(node) = nodes.first() {
+                list(table, *node, access, scribe).await?;
+            }
+        }
+        access.ledger.looked_for_elsewhere(self.shared.acknowledged.load(Ordering::Relaxed));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_writes_all_rows_of_an_id() {
+        let write = |change| Write { change, table: 1.into(), id: 7, number: 5, once: false };
+        let insert = statement(1, &write(Change::Insert));
+        assert_eq!(insert, "INSERT INTO chaos.rows_1 VALUES (7, 0, 15), (7, 1, 16), (7, 2, 17)");
+        let update = statement(1, &write(Change::Update));
+        assert_eq!(update, "UPDATE chaos.rows_1 SET v = 15 + part WHERE id = 7 AND part < 3");
+        assert!(statement(1, &write(Change::Merge)).contains("(VALUES (7, 0, 15), (7, 1, 16), (7, 2, 17))"));
+        assert_eq!(Table::number(&[15, 16, 17]), Some(5));
+        assert_eq!(Table::number(&[15, 16]), None);
+        assert_eq!(Table::number(&[15, 16, 20]), None);
+    }
+
+    #[test]
+    fn a_snapshot_is_read_with_the_operation_that_made_it() {
+        let (one, text) = (Value::Int(1), |text: &str| Value::Text(text.to_owned()));
+        let row = [one.clone(), Value::Int(99), Value::Null, text("chaos 12")];
+        let expected = Snapshot { sequence: 1, id: 99, parent: None, number: Some(12) };
+        assert_eq!(snapshot(&row), Some(expected));
+        assert_eq!(snapshot(&[one, Value::Int(99), Value::Int(98), text("order 12")]).unwrap().number, None);
+    }
+}

@@ -1,0 +1,36 @@
+//! Bugs on purpose, to show that fault runs find them. Only a build with the feature `planted-bugs`, which no package has,
+//! can have one, and has the one that [`VARIABLE`] names. Those of the metadata peers are in their own crate.
+
+/// Names the bug, in a build that can have one.
+pub const VARIABLE: &str = "LAKE_PLANTED_BUG";
+
+/// A bug, and what it breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// What is committed under an operation id does not leave its outcome in the same transaction.
+    OutcomeApart,
+    /// A transaction commits its tables one after the other.
+    TablesApart,
+}
+
+/// Each with its name.
+pub const BUGS: [(&str, Bug); 2] = [("outcome-apart", Bug::OutcomeApart), ("tables-apart", Bug::TablesApart)];
+
+/// Whether this process has the bug.
+#[cfg(not(feature = "planted-bugs"))]
+pub(crate) const fn has(_: Bug) -> bool {
+    false
+}
+
+/// Whether this process has the bug.
+#[cfg(feature = "planted-bugs")]
+pub(crate) fn has(bug: Bug) -> bool {
+    static PLANTED: std::sync::OnceLock<Option<Bug>> = std::sync::OnceLock::new();
+    let planted = PLANTED.get_or_init(|| {
+        let name = std::env::var(VARIABLE).ok()?;
+        let bug = BUGS.iter().find(|(known, _)| *known == name).map(|(_, bug)| *bug)?;
+        tracing::error!("this process has the bug {bug:?} on purpose");
+        Some(bug)
+    });
+    *planted == Some(bug)
+}

@@ -1,0 +1,183 @@
+//! What a node does not let a request do: make it fall, take its time, or take its place; and how often a load asks the
+//! metadata.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use lake_client::memory::MemoryStore;
+use lake_client::store::{Capabilities, Committed, Page, Read, SharedStore};
+use lake_client::{Error, MetaStore, ReadOptions};
+use lake_proto::kv::{KeyValue, Txn};
+use lake_query::Options;
+use serde_json::json;
+
+use crate::wire::{TABLES, set, with_table};
+use crate::{cluster, over, rest};
+
+/// A store whose listings begin and never end.
+#[derive(Debug)]
+struct Holding {
+    inner: SharedStore,
+    begun: AtomicUsize,
+    /// Reads of tables' pointers.
+    reads: AtomicUsize,
+}
+
+impl Holding {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { inner: Arc::new(MemoryStore::new()), begun: 0.into(), reads: 0.into() })
+    }
+
+    fn count(&self, counts: bool) {
+        self.reads.fetch_add(usize::from(counts), Ordering::SeqCst);
+    }
+}
+
+#[async_trait::async_trait]
+impl MetaStore for Holding {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { watch: false, ..self.inner.capabilities() }
+    }
+
+    async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+        self.count(key.starts_with("/lake/table/"));
+        self.inner.get(key, options, by).await
+    }
+
+    async fn batch_get(
+        &self,
+        keys: &[String],
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Vec<KeyValue>>, Error> {
+        self.count(keys.iter().any(|key| key.starts_with("/lake/table/")));
+        self.inner.batch_get(keys, options, by).await
+    }
+
+    async fn list(&self, at: &str, _: Option<&str>, _: u32, _: ReadOptions, _: Instant) -> Result<Read<Page>, Error> {
+        // A node looks through outcomes by itself.
+        self.begun.fetch_add(usize::from(!at.starts_with("/lake/op/")), Ordering::SeqCst);
+        std::future::pending().await
+    }
+
+    async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        self.inner.commit(txn, by).await
+    }
+}
+
+#[tokio::test]
+async fn a_load_looks_at_the_pointer_unless_the_node_may_use_what_it_has_cached() {
+    let reads = |store: &Holding| store.reads.load(Ordering::SeqCst);
+    for cached in [false, true] {
+        let store = Holding::new();
+        let cluster = over(store.clone(), 1, |o| Options {
+            rest_cached_reads: Some(cached),
+            pointer_ttl_ms: Some(3_600_000),
+            ..o
+        })
+        .await;
+        let rest = rest(&cluster, 0);
+        with_table(&rest).await;
+        let table = format!("{TABLES}/t");
+        rest.get(&table).await.expect(200);
+        for n in 0..5 {
+            let set = rest.post(&table, json!({"updates": [set("n", &n.to_string())]})).await.expect(200).json();
+            let before = reads(&store);
+            // What this node has committed it sees in either case.
+            assert_eq!(rest.get(&table).await.expect(200).json()["metadata-location"], set["metadata-location"]);
+            assert_eq!(reads(&store) - before, if cached { 0 } else { 1 });
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_that_is_sent_makes_a_node_fall() {
+    let cluster = cluster(1).await;
+    let rest = rest(&cluster, 0);
+    with_table(&rest).await;
+    let table = format!("{TABLES}/t");
+    let deep = format!("{{\"updates\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    for body in [&b"{"[..], b"", b"[]", b"\xff\xfe", b"null", b"3", deep.as_bytes(), br#"{"updates": {}}"#] {
+        let answer = rest.send("POST", &table, body).await;
+        assert!([200, 400].contains(&answer.status), "{}: {}", answer.status, String::from_utf8_lossy(body));
+    }
+    // What the metadata code panics on, or would have to.
+    for update in [
+        json!({"action": "add-schema", "schema": {"type": "struct", "schema-id": 2147483647, "fields": []}}),
+        json!({"action": "add-spec", "spec": {"spec-id": 2147483647, "fields": [
+            {"source-id": 1, "field-id": 2147483647, "name": "x", "transform": "bucket[0]"}]}}),
+        json!({"action": "add-spec", "spec": {"fields": [{"source-id": 1, "name": "x", "transform": "truncate[4294967295]"}]}}),
+        json!({"action": "remove-snapshots", "snapshot-ids": [1]}),
+        json!({"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1}),
+        json!({"action": "remove-schemas", "schema-ids": [0]}),
+        json!({"action": "remove-partition-specs", "spec-ids": [0]}),
+        json!({"action": "set-default-sort-order", "sort-order-id": -9}),
+        json!({"action": "add-snapshot", "snapshot": {"snapshot-id": i64::MIN, "sequence-number": i64::MAX,
+            "timestamp-ms": i64::MIN, "manifest-list": "", "summary": {"operation": "append"}}}),
+    ] {
+        let answer = rest.post(&table, json!({"requirements": [], "updates": [update]})).await;
+        assert!([200, 400, 406, 409].contains(&answer.status), "{update}: {}", answer.status);
+        rest.get(&table).await.expect(200);
+    }
+    let raw = |request: String| {
+        let rest = rest.clone();
+        async move { rest.exchange(request.as_bytes()).await.status }
+    };
+    let head = format!("POST {table} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
+    assert_eq!(raw(format!("{head}Content-Length: 99999999999\r\n\r\n")).await, 413);
+    let chunk = format!("{:x}\r\n{}\r\n", 1 << 20, "x".repeat(1 << 20));
+    assert_eq!(raw(format!("{head}Transfer-Encoding: chunked\r\n\r\n{}0\r\n\r\n", chunk.repeat(17))).await, 413);
+    rest.get("/v1/lake/namespaces/%ff").await.refused(400, "BadRequestException");
+    rest.get("/v1/lake/namespaces/a%2Fb").await.refused(400, "BadRequestException");
+    rest.get("/v1/config").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let cluster = over(Arc::new(MemoryStore::new()), 1, |o| Options { rest_body_within_ms: Some(500), ..o }).await;
+    let rest = rest(&cluster, 0);
+    with_table(&rest).await;
+    let table = format!("{TABLES}/t");
+    let body = json!({"updates": [set("slow", "1")]}).to_string();
+    let half = &body[..body.len() / 2];
+    let head = format!("POST {table} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
+    let length = body.len();
+    // The connection stays open, and no more comes.
+    for sent in [
+        format!("{head}Content-Length: {length}\r\n\r\n{half}"),
+        format!("{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{half}\r\n", half.len()),
+        format!("{head}Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n"),
+    ] {
+        let message = rest.exchange(sent.as_bytes()).await.refused(408, "BadRequestException");
+        assert!(message.starts_with("body: ") && message.contains("nothing was done"), "{message}");
+    }
+    let properties = async || rest.get(&table).await.expect(200).json()["metadata"]["properties"].clone();
+    assert_eq!(properties().await.get("slow"), None);
+    rest.exchange(format!("{head}Content-Length: {length}\r\n\r\n{body}").as_bytes()).await.expect(200);
+    assert_eq!(properties().await["slow"], "1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_go_away_make_no_room_for_more_than_a_node_serves() {
+    const SERVED: usize = 256;
+    let begun = |store: &Holding| store.begun.load(Ordering::SeqCst);
+    let store = Holding::new();
+    let cluster = over(store.clone(), 1, |options| options).await;
+    let rest = rest(&cluster, 0);
+    let ask = || async {
+        let sent = rest.get("/v1/lake/namespaces");
+        // The connection is closed once the request is being served.
+        let before = begun(&store);
+        tokio::select! {
+            answer = sent => panic!("answered: {answer:?}"),
+            () = async { while begun(&store) == before { tokio::task::yield_now().await } } => {}
+        }
+    };
+    for _ in 0..SERVED {
+        ask().await;
+    }
+    let message = rest.get("/v1/lake/namespaces").await.refused(503, "ServiceUnavailableException");
+    assert!(message.contains("nothing was done"), "{message}");
+    assert_eq!(begun(&store), SERVED);
+}
