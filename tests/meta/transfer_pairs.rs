@@ -22,7 +22,7 @@ use crate::common::{PATIENCE, Peers, Printed, printed, tool};
 use crate::etcd::Etcd;
 
 /// Keys of every kind that lake has, and some that are the beginning of others, or awkward as a name.
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 26] = [
     "/kv/",
     "/kv/a",
     "/kv/a/",
@@ -36,6 +36,7 @@ const KEYS: [&str; 25] = [
     "/lake/catalog/sales\u{1f}eu",
     "/lake/janitor/fence",
     "/lake/janitor/lease",
+    "/lake/named/01980000-0000-7000-8000-000000000001",
     "/lake/node/one",
     "/lake/op/1",
     "/lake/proc/of-a-later-release",

@@ -17,11 +17,11 @@ pub enum Reason {
     Confirm,
     /// A watch was opened.
     Watch,
-    /// Something that is not cached was read.
+    /// Something that is not cached was read, or a snapshot opened or closed for that.
     Read,
     /// Something was listed.
     List,
-    /// Something was changed.
+    /// Something was changed, also a lease.
     Write,
 }
 

@@ -352,6 +352,22 @@ async fn what_is_shown_beside_a_writer_is_what_was_there_at_its_revision() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hit_waits_for_nobody() {
+    // It is fresh for as long as it takes.
+    let minute = Duration::from_secs(60);
+    let config = CacheConfig { refresh_after: minute, fresh_for: minute, ..CacheConfig::default() };
+    let s = setup(FaultyStore::default(), config).await;
+    s.resolve(&s.tables).await;
+    let (cache, table) = (s.cache.clone(), s.tables[0].clone());
+    let (tell, told) = std::sync::mpsc::channel();
+    // Whoever changes something of what is cached holds this meanwhile.
+    let held = s.cache.shared.lock();
+    std::thread::spawn(move || tell.send(cache.cached(&table).is_some()));
+    assert_eq!(told.recv_timeout(minute), Ok(true));
+    drop(held);
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_more_tables_are_held_than_may_be() {
     let config = CacheConfig { max_tables: 10, ..CacheConfig::default() };

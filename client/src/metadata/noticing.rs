@@ -27,13 +27,7 @@ impl Noticing {
         Self { store, pointers, counting }
     }
 
-    fn noticed<T>(
-        &self,
-        reason: Reason,
-        revision: impl Fn(&T) -> Revision,
-        answer: Result<T, Error>,
-    ) -> Result<T, Error> {
-        self.counting.call(reason);
+    fn noticed<T>(&self, revision: impl Fn(&T) -> Revision, answer: Result<T, Error>) -> Result<T, Error> {
         if let Ok(answer) = &answer {
             self.pointers.notice(revision(answer));
         }
@@ -48,8 +42,9 @@ impl MetaStore for Noticing {
     }
 
     async fn get(&self, key: &str, options: ReadOptions, by: Instant) -> Result<Read<Option<KeyValue>>, Error> {
+        self.counting.call(Reason::Read);
         let read = self.store.get(key, options, by).await;
-        self.noticed(Reason::Read, |read| read.revision, read)
+        self.noticed(|read| read.revision, read)
     }
 
     async fn batch_get(
@@ -58,8 +53,9 @@ impl MetaStore for Noticing {
         options: ReadOptions,
         by: Instant,
     ) -> Result<Read<Vec<KeyValue>>, Error> {
+        self.counting.call(Reason::Read);
         let read = self.store.batch_get(keys, options, by).await;
-        self.noticed(Reason::Read, |read| read.revision, read)
+        self.noticed(|read| read.revision, read)
     }
 
     async fn list(
@@ -70,22 +66,26 @@ impl MetaStore for Noticing {
         options: ReadOptions,
         by: Instant,
     ) -> Result<Read<Page>, Error> {
+        self.counting.call(Reason::List);
         let read = self.store.list(prefix, page, limit, options, by).await;
-        self.noticed(Reason::List, |read| read.revision, read)
+        self.noticed(|read| read.revision, read)
     }
 
     async fn open_snapshot(&self, options: ReadOptions, by: Instant) -> Result<Read<Snapshot>, Error> {
+        self.counting.call(Reason::Read);
         let read = self.store.open_snapshot(options, by).await;
-        self.noticed(Reason::Read, |read| read.revision, read)
+        self.noticed(|read| read.revision, read)
     }
 
     async fn close_snapshot(&self, snapshot: Snapshot, by: Instant) -> Result<bool, Error> {
+        self.counting.call(Reason::Read);
         self.store.close_snapshot(snapshot, by).await
     }
 
     async fn commit(&self, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        self.counting.call(Reason::Write);
         let committed = self.store.commit(txn, by).await;
-        self.noticed(Reason::Write, |committed| committed.result.revision, committed)
+        self.noticed(|committed| committed.result.revision, committed)
     }
 
     async fn watch(&self, prefix: &str, from: Revision, by: Instant) -> Result<ChangeStream, Error> {
@@ -94,14 +94,17 @@ impl MetaStore for Noticing {
     }
 
     async fn grant_lease(&self, ttl: Duration, holder: &str, by: Instant) -> Result<Lease, Error> {
+        self.counting.call(Reason::Write);
         self.store.grant_lease(ttl, holder, by).await
     }
 
     async fn renew_lease(&self, lease: Lease, by: Instant) -> Result<Option<Lease>, Error> {
+        self.counting.call(Reason::Write);
         self.store.renew_lease(lease, by).await
     }
 
     async fn revoke_lease(&self, id: LeaseId, by: Instant) -> Result<bool, Error> {
+        self.counting.call(Reason::Write);
         self.store.revoke_lease(id, by).await
     }
 }

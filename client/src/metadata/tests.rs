@@ -281,6 +281,33 @@ async fn a_revision_in_any_reply_has_what_is_older_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn every_call_is_counted_by_its_reason() {
+    let store = Arc::new(FaultyStore::default());
+    store.watches.store(true, Ordering::SeqCst);
+    let shared: SharedStore = store.clone();
+    let one = node(&shared).await;
+    let writer = one.writer();
+    let namespace: Namespace = "n".parse().unwrap();
+    writer.create_namespace(&namespace, Default::default(), soon()).await.unwrap();
+    let created = writer.create_table(&table(), &pointer("1"), soon()).await.unwrap();
+    for _ in 0..2 {
+        one.table(&table(), Want::by(soon())).await.unwrap();
+        tokio::time::advance(CacheConfig::default().fresh_for).await;
+    }
+    writer.swap_table(&table(), created.mod_revision, &pointer("2"), None, soon()).await.unwrap();
+    one.list_namespaces(soon()).await.unwrap();
+    let snapshot = one.open_snapshot(soon()).await.unwrap();
+    one.read_tables_at(snapshot, &[table()], soon()).await.unwrap();
+    one.close_snapshot(snapshot, soon()).await.unwrap();
+    one.close().await;
+    let counters = one.counters();
+    assert_eq!(counters.all_calls(), u64::from(store.calls.load(Ordering::SeqCst)), "{counters:?}");
+    for reason in [Reason::Miss, Reason::Confirm, Reason::Watch, Reason::Read, Reason::List, Reason::Write] {
+        assert!(counters.calls(reason) > 0, "{reason:?}: {counters:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn routes_are_seen_as_shards_are_moved() {
     let store = MemoryStore::shared();
     let one = node(&store).await;

@@ -19,23 +19,24 @@
 //! one of its attempts takes effect; behind more changes than are named it ends in doubt.
 //!
 //! Costs: a change is a read and a put; a listing names every key under the directory of its prefix once, if its pages are
-//! asked for one after the other, and reads each entry. Limits: [`MAX_LISTINGS_HELD`] listings under way whose names are
+//! asked for one after the other, and reads each entry. Limits: [`listing::MAX_LISTINGS_HELD`] listings under way whose names are
 //! kept; [`READS_AT_ONCE`] objects read at once; values as everywhere; keys whose object's name is not too long
 //! ([`NAME_BYTES`], [`FILE_NAME_BYTES`]).
 //!
-//! `names` has how a key becomes a name, `stored` what an object holds, `local` the lock and the file in the place of another,
-//! `failure` what errors mean.
+//! `opening` makes a store of what is there, `names` has how a key becomes a name, `stored` what an object holds, `listing` the
+//! names between two pages, `local` the lock and the file in the place of another, `failure` what errors mean.
 
 mod failure;
+mod listing;
 mod local;
 mod names;
+mod opening;
 mod stored;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::path::{Path as FsPath, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -43,14 +44,14 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use lake_proto::kv::{Condition, KeyValue, Op, Revision, Txn, TxnResult, validate_key, validate_keys, validate_prefix};
 use lake_proto::limits::{MAX_PAGE_BYTES, MAX_VALUE_BYTES, page_limit};
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig, UpdateVersion};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
 use uuid::Uuid;
 
-use self::failure::{failed, innermost, is_final, is_lost, is_precondition, late, refused};
-use self::local::{LOCK_FILE, lock, make_dir, replace};
+use self::failure::{failed, innermost, is_final, is_precondition, late, refused};
+use self::listing::Listing;
+use self::local::{LOCK_FILE, lock, replace};
 use self::names::{decode, encode};
 use self::stored::{HEADER_BYTES, ID_BYTES, IDS_KEPT, Stored, ids_kept};
 use crate::backoff::Backoff;
@@ -64,10 +65,6 @@ const READS_AT_ONCE: usize = 16;
 const NAME_BYTES: usize = 1024;
 /// Longest name of a file and of a directory on the usual file systems, less what a file has that is not finished.
 const FILE_NAME_BYTES: usize = 253;
-/// Listings whose next page needs no list of all names; the oldest gives way.
-const MAX_LISTINGS_HELD: usize = 4;
-/// One with more names asks for them again at each page.
-const MAX_NAMES_HELD: usize = 500_000;
 
 /// A store of objects that changes one key at a time.
 #[derive(Debug)]
@@ -79,15 +76,6 @@ pub struct ObjectMetaStore {
     swaps: Swaps,
     /// Listings under way, the newest first.
     listings: Mutex<Vec<Listing>>,
-}
-
-/// The names behind a page that was given.
-#[derive(Debug)]
-struct Listing {
-    prefix: String,
-    /// The key that the page ended with, which is its token.
-    last: String,
-    rest: Vec<String>,
 }
 
 /// What orders the changes of a key.
@@ -112,110 +100,6 @@ enum Put {
 }
 
 impl ObjectMetaStore {
-    /// The store under `root` of an object store, which must honour conditional puts: that is tried here, on an object of
-    /// its own, since there are services that ignore the conditions.
-    ///
-    /// # Errors
-    /// `Refused` if the object store overwrites against a condition; `Unavailable` if it does not answer by the deadline.
-    pub async fn open(objects: Arc<dyn ObjectStore>, root: &str, deadline: Instant) -> Result<Self, Error> {
-        let root = Path::parse(root).map_err(|e| refused("opening a metadata store", e))?;
-        let name = format!("{objects}, under {root:?}");
-        let this = Self { objects, root, name, swaps: Swaps::Conditional, listings: Mutex::default() };
-        this.prove_conditions(deadline).await?;
-        Ok(this)
-    }
-
-    /// The store under `root` of an S3 bucket, with what the environment says of the service (`AWS_ENDPOINT_URL`,
-    /// `AWS_REGION`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and so on).
-    ///
-    /// # Errors
-    /// `Refused` for settings that make no sense; as [`ObjectMetaStore::open`].
-    pub async fn s3(bucket: &str, root: &str, deadline: Instant) -> Result<Self, Error> {
-        Self::s3_as(AmazonS3Builder::from_env(), bucket, root, deadline).await
-    }
-
-    /// The same with settings of the caller's.
-    ///
-    /// # Errors
-    /// As it.
-    pub async fn s3_as(settings: AmazonS3Builder, bucket: &str, root: &str, deadline: Instant) -> Result<Self, Error> {
-        // What is tried again is tried here, where it is known what an earlier attempt may have done.
-        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-        let mut builder = settings.with_bucket_name(bucket).with_retry(retry);
-        if builder.get_config_value(&AmazonS3ConfigKey::Endpoint).is_some_and(|url| url.starts_with("http://")) {
-            builder = builder.with_allow_http(true);
-        }
-        let objects = builder.build().map_err(|e| refused(&format!("opening bucket {bucket}"), e))?;
-        Self::open(Arc::new(objects), root, deadline).await
-    }
-
-    /// The store in a directory of the local file system, made if it is not there. Several processes of this machine may
-    /// use it at once; over a network file system the lock is as good as that system's.
-    ///
-    /// # Errors
-    /// `Refused` if it cannot be made or opened.
-    pub fn local(dir: impl AsRef<FsPath>) -> Result<Self, Error> {
-        let dir = dir.as_ref();
-        let doing = format!("opening the metadata store in {}", dir.display());
-        let dir = std::path::absolute(dir).map_err(|e| refused(&doing, e))?;
-        make_dir(&dir).map_err(|e| refused(&doing, e))?;
-        File::options().create(true).append(true).open(dir.join(LOCK_FILE)).map_err(|e| refused(&doing, e))?;
-        let dir = dir.canonicalize().map_err(|e| refused(&doing, e))?;
-        let files = Arc::new(LocalFileSystem::new_with_prefix(&dir).map_err(|e| refused(&doing, e))?);
-        let name = dir.display().to_string();
-        let swaps = Swaps::Locked { dir, files: files.clone() };
-        Ok(Self { objects: files, root: Path::default(), name, swaps, listings: Mutex::default() })
-    }
-
-    async fn prove_conditions(&self, deadline: Instant) -> Result<(), Error> {
-        let doing = "trying whether conditional puts are honoured";
-        let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
-        loop {
-            attempts += 1;
-            match self.honours_conditions(deadline).await {
-                Ok(true) => return Ok(()),
-                Ok(false) => {
-                    let message = format!(
-                        "{} overwrites an object against If-None-Match or If-Match, or refuses one that should pass: use a service \
-                         that honours them",
-                        self.name
-                    );
-                    return Err(refused(doing, message));
-                }
-                Err(e) if is_final(&e) => return Err(refused(doing, e)),
-                Err(e) if !backoff.wait(deadline).await => {
-                    return Err(self.unavailable(doing, started, attempts, &e, Applied::No));
-                }
-                Err(_) => {}
-            }
-        }
-    }
-
-    /// Tries it on an object of its own.
-    async fn honours_conditions(&self, deadline: Instant) -> object_store::Result<bool> {
-        let path = self.root.clone().join(format!("probe-{}", Uuid::new_v4()));
-        let put = async |mode| {
-            let options = PutOptions { mode, ..PutOptions::default() };
-            let put = self.objects.put_opts(&path, Bytes::from_static(b"probe").into(), options);
-            tokio::time::timeout_at(deadline.into(), put).await.unwrap_or_else(|_| Err(late()))
-        };
-        let first = put(PutMode::Create).await?;
-        let second = put(PutMode::Create).await;
-        let other = UpdateVersion { e_tag: Some("\"00000000000000000000000000000000\"".to_owned()), version: None };
-        let third = put(PutMode::Update(other)).await;
-        let fourth = put(PutMode::Update(first.into())).await;
-        // Left behind it is harmless.
-        let deleted = tokio::time::timeout_at(deadline.into(), self.objects.delete(&path)).await;
-        if let Err(e) = deleted.unwrap_or_else(|_| Err(late())) {
-            tracing::warn!(object = %path, "an object that was written for a trial could not be removed: {e}");
-        }
-        let honoured = is_lost(&second) && is_lost(&third) && fourth.is_ok();
-        match [second, third, fourth].into_iter().find_map(|put| put.err().filter(|e| !is_precondition(e))) {
-            Some(e) if !honoured => Err(e),
-            _ => Ok(honoured),
-        }
-    }
-
     fn path(&self, key: &str) -> Path {
         let (dirs, name) = key.rsplit_once('/').map_or((None, key), |(dirs, name)| (Some(dirs), name));
         self.dir(dirs).join(format!("f{}", encode(name)))
@@ -314,51 +198,6 @@ impl ObjectMetaStore {
                 }
             }
         }
-    }
-
-    /// The names of what is under a prefix, in key order, behind the key `after`.
-    async fn keys_under(
-        &self,
-        doing: &str,
-        prefix: &str,
-        after: Option<&str>,
-        deadline: Instant,
-    ) -> Result<Vec<String>, Error> {
-        let dir = self.dir(prefix.rsplit_once('/').map(|(dirs, _)| dirs));
-        let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
-        let names = loop {
-            attempts += 1;
-            let names = self.objects.list((!dir.as_ref().is_empty()).then_some(&dir)).try_collect::<Vec<_>>();
-            match tokio::time::timeout_at(deadline.into(), names).await.unwrap_or_else(|_| Err(late())) {
-                Ok(names) => break names,
-                Err(object_store::Error::NotFound { .. }) => break Vec::new(),
-                Err(e) if is_final(&e) => return Err(refused(doing, e)),
-                Err(e) if !backoff.wait(deadline).await => {
-                    return Err(self.unavailable(doing, started, attempts, &e, Applied::No));
-                }
-                Err(_) => {}
-            }
-        };
-        let mut keys: Vec<_> = names.into_iter().filter_map(|object| self.key(&object.location)).collect();
-        keys.retain(|key| key.starts_with(prefix) && after.is_none_or(|after| key.as_str() > after));
-        keys.sort_unstable();
-        Ok(keys)
-    }
-
-    /// Keeps the names behind a page, so that the next one need not ask for all of them again.
-    fn hold(&self, prefix: &str, last: &str, rest: Vec<String>) {
-        if rest.len() <= MAX_NAMES_HELD {
-            let mut held = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
-            held.truncate(MAX_LISTINGS_HELD - 1);
-            held.insert(0, Listing { prefix: prefix.to_owned(), last: last.to_owned(), rest });
-        }
-    }
-
-    /// The names behind a page, if they are held.
-    fn taken_up(&self, prefix: &str, last: &str) -> Option<Vec<String>> {
-        let mut held = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = held.iter().position(|listing| listing.prefix == prefix && listing.last == last)?;
-        Some(held.remove(at).rest)
     }
 
     fn unavailable(

@@ -1,5 +1,6 @@
 //! What holds of every object store, and of bad ones.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 

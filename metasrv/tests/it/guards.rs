@@ -12,6 +12,7 @@ use lake_client::remote::scope::{Acquired, Fenced, ScopeGuard};
 use lake_client::store::{Error, MetaStore, ReadOptions};
 use lake_proto::coordination::{Scope, ScopeOwner};
 use lake_proto::kv::{Compare, Op, Revision, Txn};
+use lake_proto::watch::Change;
 use uuid::Uuid;
 
 fn soon() -> Instant {
@@ -176,10 +177,19 @@ async fn structure_is_one_transaction_that_no_scope_of_others_may_be_in_the_way_
 
     assert!(guard.release(soon()).await.unwrap());
     let mut last = revision(&store).await;
+    let mut told = store.watch("/lake/", last + 1).unwrap();
     let mut one = async |what: &str, done: Result<(), CatalogError>| {
         done.unwrap_or_else(|e| panic!("{what}: {e}"));
-        last += 1;
-        assert_eq!(revision(&store).await, last, "{what} is one transaction");
+        let (upto, mut changes) = (revision(&store).await, Vec::new());
+        while last < upto {
+            let message = tokio::time::timeout(PATIENCE, told.next()).await.expect("changes in time");
+            let message = message.expect("the watch goes on").unwrap();
+            last = message.progress;
+            changes.extend(message.changes);
+        }
+        // Which table has a uuid is kept up afterwards.
+        let is_structure = |change: &&Change| change.events.iter().any(|event| !event.key.starts_with("/lake/named/"));
+        assert_eq!(changes.iter().filter(is_structure).count(), 1, "{what} is one transaction: {changes:?}");
     };
     one("a change that creates", catalog.change_tables(&new_x, soon()).await.map(drop)).await;
     one("creating a view", catalog.create_view(&y, &pointer(), soon()).await.map(drop)).await;

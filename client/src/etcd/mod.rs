@@ -14,9 +14,14 @@
 //! order, and tell how far it has come. etcd can be asked for a watch's progress, too, but before 3.5.8 and 3.4.25 its answer may
 //! come ahead of changes that it counts as told. So each watch costs the bandwidth of all changes.
 //!
+//! `txn` has how a transaction becomes one of etcd's, `watch` what its watch tells, `answers` what its answers and errors mean.
+//!
 //! Limits: one connection per endpoint; one attempt at a time, of at most [`ATTEMPT_TIMEOUT`], within the deadline.
 
-use std::collections::{BTreeMap, VecDeque};
+mod answers;
+mod txn;
+mod watch;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -24,22 +29,22 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::coordination::{LeaseId, validate_holder, validate_lease_ttl};
-use lake_proto::etcd::compare::{CompareResult, CompareTarget, TargetUnion};
+use lake_proto::etcd as wire;
 use lake_proto::etcd::kv_client::KvClient;
 use lake_proto::etcd::lease_client::LeaseClient;
 use lake_proto::etcd::request_op::Request as WireRequest;
 use lake_proto::etcd::response_op::Response as WireResponse;
 use lake_proto::etcd::watch_client::WatchClient;
-use lake_proto::etcd::{self as wire, event::EventType};
-use lake_proto::kv::{
-    Compare, Condition, KeyValue, Op, OpResult, Revision, Txn, TxnResult, validate_key, validate_keys, validate_prefix,
-};
-use lake_proto::limits::{MAX_PAGE_ENTRIES, page_limit};
-use lake_proto::watch::{Change, Changes, Event};
+use lake_proto::kv::{KeyValue, Op, Revision, Txn, validate_key, validate_keys, validate_prefix};
+use lake_proto::limits::page_limit;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use self::answers::{
+    entry, fitting, header, is_busy, is_refusal, is_too_large, refused, signed, too_large, unreadable,
+};
+use self::watch::{Watching, revision};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::remote::attempts::{Resend, describe, transport_error};
@@ -61,8 +66,6 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_TXN_OPS: usize = 128;
 /// ... and bytes of keys and values, which leaves room in its 1.5 MiB for keys that are named again.
 const MAX_TXN_BYTES: usize = (1 << 20) + (64 << 10);
-/// How often progress is told that no change comes with, at most.
-const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 /// As etcd writes "from the first key on", and "all of them".
 const EVERYTHING: Bytes = Bytes::from_static(b"\0");
 /// Keys read by one request.
@@ -217,142 +220,6 @@ impl EtcdStore {
         let entries: Result<_, String> = entries.into_iter().map(|found| entry(&self.root, found)).collect();
         entries.map_err(|what| unreadable(doing, what))
     }
-
-    // ---- transactions ---------------------------------------------------------------------------------------------
-
-    /// etcd's compares for one of ours.
-    fn compare(&self, compare: &Compare) -> Result<Vec<wire::Compare>, Error> {
-        let on = |key: Bytes, result: CompareResult, target: CompareTarget, value: TargetUnion| wire::Compare {
-            result: result as i32,
-            target: target as i32,
-            key,
-            target_union: Some(value),
-            range_end: Bytes::new(),
-        };
-        let exists = |key: Bytes| on(key, CompareResult::Greater, CompareTarget::Version, TargetUnion::Version(0));
-        let key = self.key(&compare.key);
-        let equal = |target, value| vec![exists(key.clone()), on(key.clone(), CompareResult::Equal, target, value)];
-        Ok(match &compare.condition {
-            Condition::Absent => {
-                vec![on(key, CompareResult::Equal, CompareTarget::Version, TargetUnion::Version(0))]
-            }
-            Condition::ModRevision(r) => equal(CompareTarget::Mod, TargetUnion::ModRevision(signed(*r))),
-            Condition::CreateRevision(r) => equal(CompareTarget::Create, TargetUnion::CreateRevision(signed(*r))),
-            Condition::Version(v) => equal(CompareTarget::Version, TargetUnion::Version(signed(*v))),
-            Condition::Value(v) => equal(CompareTarget::Value, TargetUnion::Value(v.clone())),
-            Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => {
-                let since = match compare.condition {
-                    Condition::PrefixUnchangedSince(r) => signed(r.saturating_add(1)),
-                    _ => 1,
-                };
-                let (from, range_end) = self.under(&compare.key);
-                let less = on(from, CompareResult::Less, CompareTarget::Mod, TargetUnion::ModRevision(since));
-                vec![wire::Compare { range_end, ..less }]
-            }
-            Condition::LeaseAlive(id) => vec![exists(self.lease_key(*id))],
-            Condition::EntryTerm(_) | Condition::ScopeFree(_) => {
-                let what = format!("etcd cannot tell {:?}", compare.condition);
-                return Err(Error::cannot("running a transaction".to_owned(), &what));
-            }
-        })
-    }
-
-    fn request(&self, op: &Op) -> Result<wire::RequestOp, Error> {
-        let request = match op {
-            Op::Put { key, value, return_previous, lease } => WireRequest::RequestPut(wire::PutRequest {
-                key: self.key(key),
-                value: value.clone(),
-                lease: lease.map_or(0, signed),
-                prev_kv: *return_previous,
-            }),
-            Op::Delete { key, return_previous } => WireRequest::RequestDeleteRange(wire::DeleteRangeRequest {
-                key: self.key(key),
-                range_end: Bytes::new(),
-                prev_kv: *return_previous,
-            }),
-            Op::Get { key } => {
-                WireRequest::RequestRange(wire::RangeRequest { key: self.key(key), ..Default::default() })
-            }
-            Op::List { prefix, limit } => WireRequest::RequestRange(self.list_request(prefix, i64::from(*limit))),
-            Op::AcquireScope { .. } | Op::ReleaseScope { .. } => {
-                return Err(Error::cannot("running a transaction".to_owned(), "etcd has no scopes"));
-            }
-        };
-        Ok(wire::RequestOp { request: Some(request) })
-    }
-
-    fn list_request(&self, prefix: &str, limit: i64) -> wire::RangeRequest {
-        let (key, range_end) = self.under(prefix);
-        wire::RangeRequest { key, range_end, limit, ..Default::default() }
-    }
-
-    /// What is read when a compare fails: what it looked at.
-    fn look(&self, compare: &Compare) -> Option<wire::RequestOp> {
-        let range = match compare.condition {
-            Condition::PrefixEmpty | Condition::PrefixUnchangedSince(_) => {
-                self.list_request(&compare.key, MAX_PAGE_ENTRIES as i64)
-            }
-            Condition::EntryTerm(_) | Condition::LeaseAlive(_) | Condition::ScopeFree(_) => return None,
-            _ => wire::RangeRequest { key: self.key(&compare.key), ..Default::default() },
-        };
-        Some(wire::RequestOp { request: Some(WireRequest::RequestRange(range)) })
-    }
-
-    fn op_result(&self, op: &Op, response: wire::ResponseOp) -> Result<OpResult, String> {
-        let one = |found: Option<wire::KeyValue>| found.map(|found| entry(&self.root, found)).transpose();
-        Ok(match (op, response.response.ok_or("an operation has no answer")?) {
-            (Op::Put { .. }, WireResponse::ResponsePut(put)) => OpResult::Put { previous: one(put.prev_kv)? },
-            (Op::Delete { .. }, WireResponse::ResponseDeleteRange(gone)) => {
-                OpResult::Delete { deleted: gone.deleted > 0, previous: one(gone.prev_kvs.into_iter().next())? }
-            }
-            (Op::Get { .. }, WireResponse::ResponseRange(range)) => {
-                OpResult::Get { entry: one(range.kvs.into_iter().next())? }
-            }
-            (Op::List { .. }, WireResponse::ResponseRange(range)) => {
-                let entries = range.kvs.into_iter().map(|found| entry(&self.root, found)).collect::<Result<_, _>>()?;
-                OpResult::List { entries, more: range.more }
-            }
-            _ => return Err("an operation's answer is of another kind".to_owned()),
-        })
-    }
-
-    fn result(&self, txn: &Txn, response: wire::TxnResponse) -> Result<TxnResult, String> {
-        let revision = response.header.ok_or("the answer has no header")?.revision;
-        let revision = u64::try_from(revision).map_err(|_| "the revision lies below 0")?;
-        let branch = if response.succeeded { &txn.then } else { &txn.otherwise };
-        let mut responses: VecDeque<_> = response.responses.into();
-        let mut results = Vec::with_capacity(branch.len());
-        for op in branch {
-            results.push(self.op_result(op, responses.pop_front().ok_or("an operation has no answer")?)?);
-        }
-        let mut observed = BTreeMap::new();
-        for looked_at in responses {
-            let Some(WireResponse::ResponseRange(range)) = looked_at.response else {
-                return Err("an operation's answer is of another kind".to_owned());
-            };
-            for found in range.kvs {
-                let found = entry(&self.root, found)?;
-                observed.insert(found.key.clone(), found);
-            }
-        }
-        let observed = observed.into_values().collect();
-        Ok(TxnResult { revision, succeeded: response.succeeded, results, observed, ..TxnResult::default() })
-    }
-}
-
-/// An entry as this store tells it, whose keys lie under `root` in etcd.
-fn entry(root: &str, entry: wire::KeyValue) -> Result<KeyValue, String> {
-    let key = std::str::from_utf8(&entry.key).map_err(|e| format!("a key is no text: {e}"))?;
-    let key = key.strip_prefix(root).ok_or("a key lies outside what was asked for")?;
-    let number = |n: i64| u64::try_from(n).map_err(|_| format!("{key:?} has a number below 0"));
-    Ok(KeyValue {
-        key: key.to_owned(),
-        version: number(entry.version)?,
-        create_revision: number(entry.create_revision)?,
-        mod_revision: number(entry.mod_revision)?,
-        lease: Some(number(entry.lease)?).filter(|id| *id > 0),
-        value: entry.value,
-    })
 }
 
 fn kv(channel: Channel) -> KvClient<Channel> {
@@ -364,71 +231,6 @@ fn at(request: wire::RangeRequest, options: ReadOptions) -> wire::RangeRequest {
         Some(snapshot) => wire::RangeRequest { revision: signed(snapshot.to_wire()), ..request },
         None => wire::RangeRequest { serializable: options.consistency == Consistency::Local, ..request },
     }
-}
-
-/// A number that etcd counts in, too.
-fn signed(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
-}
-
-fn header(doing: &str, header: &Option<wire::ResponseHeader>) -> Result<Revision, Error> {
-    let revision = header.as_ref().and_then(|header| u64::try_from(header.revision).ok());
-    revision.ok_or_else(|| unreadable(doing, "it has no revision".to_owned()))
-}
-
-/// Of a read.
-fn unreadable(doing: &str, what: String) -> Error {
-    let message = format!("etcd's answer cannot be read: {what}");
-    Error::Internal { doing: doing.to_owned(), message, applied: Applied::No }
-}
-
-/// Of a read.
-fn too_large(doing: &str) -> Error {
-    let message = format!("etcd's answer has more than {MAX_MESSAGE_BYTES} bytes: ask for less at once");
-    Error::Internal { doing: doing.to_owned(), message, applied: Applied::No }
-}
-
-/// Whether this end did not take the answer, because of its size. etcd itself says that of revisions, with its name.
-fn is_too_large(status: &Status) -> bool {
-    status.code() == Code::OutOfRange && !status.message().starts_with("etcdserver")
-}
-
-/// An answer; `None`: it is too large.
-fn fitting<T>(answer: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Status> {
-    match answer {
-        Ok(answer) => Ok(Some(answer.into_inner())),
-        Err(status) if is_too_large(&status) => Ok(None),
-        Err(status) => Err(status),
-    }
-}
-
-/// Whether etcd has so much to do that it has not begun with what was asked.
-fn is_busy(status: &Status) -> bool {
-    status.code() == Code::ResourceExhausted && status.message().contains("too many requests")
-}
-
-/// Whether etcd said no to what was asked, and did nothing.
-fn is_refusal(status: &Status) -> bool {
-    !is_busy(status)
-        && matches!(
-            status.code(),
-            Code::InvalidArgument
-                | Code::NotFound
-                | Code::FailedPrecondition
-                | Code::OutOfRange
-                | Code::ResourceExhausted
-                | Code::PermissionDenied
-                | Code::Unauthenticated
-                | Code::Unimplemented
-        )
-}
-
-fn refused(doing: &str, status: &Status) -> Error {
-    if status.code() == Code::OutOfRange {
-        // A revision that is no longer kept, or that lies in the future: either way there is no such state.
-        return Error::snapshot_expired(doing);
-    }
-    Error::Refused { doing: doing.to_owned(), message: describe(status) }
 }
 
 #[async_trait]
@@ -634,116 +436,4 @@ impl MetaStore for EtcdStore {
         let (existed, resent) = self.call(&format!("revoking lease {id}"), deadline, Resend::Harmless, revoke).await?;
         Ok(existed || resent)
     }
-}
-
-/// A watch of etcd's.
-struct Watching {
-    stream: tonic::Streaming<wire::WatchResponse>,
-    /// What it answered when it was opened.
-    first: Option<wire::WatchResponse>,
-    from_now: bool,
-    /// The change that the next message may go on with.
-    unfinished: Option<Change>,
-    /// The revision up to which everything has come, whatever it was about.
-    seen: Revision,
-    /// The progress that was told last, and when.
-    told: Revision,
-    told_at: Instant,
-    /// Where the keys lie that are told of.
-    under: (Bytes, Bytes),
-    root: String,
-    endpoints: Vec<String>,
-    doing: String,
-    since: Instant,
-}
-
-impl Watching {
-    async fn next(&mut self) -> Result<Changes, Error> {
-        loop {
-            let response = match self.first.take() {
-                Some(first) => first,
-                None => {
-                    let quiet_until = (self.told_at + PROGRESS_EVERY).into();
-                    let message = tokio::select! {
-                        message = self.stream.message() => message,
-                        () = tokio::time::sleep_until(quiet_until), if self.seen > self.told => {
-                            return Ok(self.tell(Vec::new()));
-                        }
-                    };
-                    match message {
-                        Ok(Some(response)) => response,
-                        Ok(None) => return Err(self.unavailable("etcd ended the stream".to_owned())),
-                        Err(status) => return Err(self.unavailable(describe(&status))),
-                    }
-                }
-            };
-            if response.compact_revision > 0 {
-                let oldest = response.compact_revision.unsigned_abs();
-                return Err(Error::compacted(&self.doing, oldest));
-            }
-            if response.canceled {
-                return Err(Error::Refused { doing: self.doing.clone(), message: response.cancel_reason });
-            }
-            let (created, at_once, more) = (response.created, revision(&response), response.fragment);
-            let mut changes: Vec<Change> = self.unfinished.take().into_iter().collect();
-            // Of the last event, whatever it is about.
-            let mut last = None;
-            for event in response.events {
-                let (at, event) = self.event(event).map_err(|what| unreadable(&self.doing, what))?;
-                last = Some(at);
-                match (event, changes.last_mut()) {
-                    (None, _) => {}
-                    (Some(event), Some(change)) if change.revision == at => change.events.push(event),
-                    (Some(event), _) => changes.push(Change { revision: at, events: vec![event] }),
-                }
-            }
-            if more {
-                self.unfinished = changes.pop_if(|change| last.is_none_or(|last| change.revision == last));
-            }
-            match last {
-                // More of it may follow.
-                Some(last) if more => self.seen = last.saturating_sub(1),
-                // Later ones may be on their way, whatever the header says.
-                Some(last) => self.seen = last,
-                // What lies before the watch began has been told to somebody else.
-                None if created && !self.from_now => self.seen = 0,
-                None if !more => self.seen = self.seen.max(at_once),
-                None => {}
-            }
-            if !changes.is_empty() || created && self.from_now {
-                return Ok(self.tell(changes));
-            }
-        }
-    }
-
-    fn tell(&mut self, mut changes: Vec<Change>) -> Changes {
-        for change in &mut changes {
-            change.events.sort_by(|one, other| one.key.cmp(&other.key));
-        }
-        (self.told, self.told_at) = (self.seen, clock::now());
-        Changes { changes, progress: self.seen }
-    }
-
-    /// The revision of an event, and what is told of it, if it is about a key that is watched.
-    fn event(&self, event: wire::Event) -> Result<(Revision, Option<Event>), String> {
-        let deleted = event.r#type() == EventType::Delete;
-        let found = event.kv.ok_or("an event has no key")?;
-        let at = u64::try_from(found.mod_revision).map_err(|_| "an event has a revision below 0")?;
-        if found.key < self.under.0 || found.key >= self.under.1 {
-            return Ok((at, None));
-        }
-        let found = entry(&self.root, found)?;
-        let key = found.key.clone();
-        Ok((at, Some(Event { key, entry: (!deleted).then_some(found) })))
-    }
-
-    fn unavailable(&self, last: String) -> Error {
-        let (doing, elapsed) = (self.doing.clone(), clock::since(self.since));
-        let in_vain = InVain { doing, attempts: 1, elapsed, leader: Leader::Without, last };
-        in_vain.unavailable(self.endpoints.clone(), Applied::No)
-    }
-}
-
-fn revision(response: &wire::WatchResponse) -> Revision {
-    response.header.as_ref().map_or(0, |header| header.revision.unsigned_abs())
 }
