@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{PATIENCE, TestCluster, eventually};
-use futures::StreamExt;
 use lake_client::catalog::{Catalog, CatalogError, Namespace, TableChange, TableIdent, TablePointer};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::keeper::LeaseKeeper;
