@@ -20,6 +20,7 @@ use rand::Rng;
 use super::access::Access;
 use super::rotation::Rotation;
 use super::{Actor, Frame, Plan, Unique};
+use crate::check::table::FRESH_NS;
 use crate::history::{Action, Change, Snapshot, Table, Write};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value, What};
@@ -337,6 +338,8 @@ impl Frame for Tables {
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        // From now on every node has to show everything.
+        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
         let nodes = access.nodes();
         let made = self.shared.made().clone();
         for table in made {
