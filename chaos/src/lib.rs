@@ -12,6 +12,7 @@
 //! - [`net`]: links between them that can be cut, slowed and made lossy;
 //! - [`cluster`]: peers and query nodes together: founded, awaited, readdressed;
 //! - [`disk`]: disks that fill up, take their time, or lose what was not flushed;
+//! - [`hosts`]: a cluster that is there already, and the commands with which things are done to it;
 //! - [`sql`]: what a fault run needs of a client of query nodes, which it is given;
 //! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together;
 //! - [`history`]: what the clients of a fault run saw, and its file; [`check`]: whether that is what was promised;
@@ -28,6 +29,7 @@ pub mod dirlock;
 pub mod disk;
 mod error;
 pub mod history;
+pub mod hosts;
 pub mod manifest;
 pub mod nemesis;
 pub mod net;

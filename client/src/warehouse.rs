@@ -157,9 +157,10 @@ impl Profile {
     }
 }
 
-/// The bucket of a location, if it is on S3.
+/// The bucket of a location, if it is on S3; some engines write `s3a://`.
 pub fn bucket(location: &str) -> Option<&str> {
-    location.strip_prefix("s3://").map(|rest| rest.split_once('/').map_or(rest, |(bucket, _)| bucket))
+    let rest = location.strip_prefix("s3://").or_else(|| location.strip_prefix("s3a://"))?;
+    Some(rest.split_once('/').map_or(rest, |(bucket, _)| bucket))
 }
 
 /// Whether a location is inside of a root.
@@ -433,6 +434,7 @@ mod tests {
     fn a_root_is_a_place_of_its_own() {
         assert_eq!(root_uri("file:///a/b/").unwrap(), "file:///a/b");
         assert_eq!(root_uri("s3://b").unwrap(), "s3://b");
+        assert_eq!([bucket("s3://b/x"), bucket("s3a://b/x"), bucket("file:///b")], [Some("b"), Some("b"), None]);
         for wrong in [
             "",
             "/",

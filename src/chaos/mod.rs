@@ -2,6 +2,7 @@
 //!
 //! - [`run`]: a fault run from beginning to verdict;
 //! - [`check`]: judges a history, wherever it comes from; [`report`]: judges a run anew and makes its page again;
+//! - [`heal`]: takes back what a run on an operator's own cluster has done;
 //! - [`sim`] (feature `sim`): simulations of the whole cluster, decided by seeds;
 //! - [`front`] (feature `query`): the client of query nodes that runs use;
 //! - [`print`]: verdicts and findings for the terminal.
@@ -11,6 +12,7 @@
 mod check;
 #[cfg(feature = "query")]
 mod front;
+mod heal;
 mod print;
 mod report;
 mod run;
@@ -33,6 +35,8 @@ pub struct Args {
 enum Command {
     /// Start a cluster, have clients at it, hurt it, and judge what the clients saw
     Run(Box<run::Args>),
+    /// Take back whatever a run on hosts:FILE has done, and remove what it has written
+    Heal(heal::Args),
     /// Judge a history: of a run, or of another tool in Jepsen's format
     Check(check::Args),
     /// Judge a run again, and make its page again
@@ -46,6 +50,7 @@ enum Command {
 pub async fn run(args: Args) -> u8 {
     let done: Result<u8> = match args.command {
         Command::Run(args) => run::run(*args).await,
+        Command::Heal(args) => heal::run(&args).await,
         Command::Check(args) => check::run(&args),
         Command::Report(args) => report::run(&args),
         #[cfg(feature = "sim")]

@@ -1,18 +1,22 @@
 //! `lake chaos run`: a fault run from beginning to verdict.
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
 use lake_chaos::check::Options;
 use lake_chaos::history::{Workload, file};
+use lake_chaos::hosts::{Hosts, told};
 use lake_chaos::nemesis::disk::{self, PRIVATE_MOUNTS};
 use lake_chaos::nemesis::kind::Requested;
+use lake_chaos::nemesis::schedule;
 use lake_chaos::net::namespaces::{self, PRIVATE_NETWORK};
 use lake_chaos::report::{self, page, record};
+use lake_chaos::run::hosts::{FAULTS, verbs};
 use lake_chaos::run::sampler::Live;
 use lake_chaos::run::{self, Place, Settings};
 use tokio::sync::watch;
@@ -23,6 +27,9 @@ use super::front::front;
 use super::print::{self, Format};
 use crate::signals::{Interrupts, Termination};
 
+/// How long an operation may take unless told otherwise, and one of SQL.
+const TIMEOUT: Duration = Duration::from_secs(3);
+const SQL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Query nodes of a run that speaks SQL.
 const QUERY_NODES: u64 = 2;
 
@@ -30,9 +37,16 @@ const QUERY_NODES: u64 = 2;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What to run it on: local:N, N peers on this machine behind links that can be cut; netns:N, the same with each in a
-    /// network namespace of its own (root, and the packages iproute2 and nftables)
+    /// network namespace of its own (root, and the packages iproute2 and nftables); hosts:FILE, a cluster of yours, hurt by the
+    /// commands in that file
     #[arg(long, default_value = "local:3", value_name = "KIND:N", value_parser = cluster)]
-    cluster: (Place, u64),
+    cluster: Where,
+    /// With hosts:FILE: the id of that cluster, as `lake meta status` says it; another one is left alone
+    #[arg(long, value_name = "ID")]
+    cluster_id: Option<String>,
+    /// With hosts:FILE: say what would be done, and when; nothing is, and nobody is asked
+    #[arg(long)]
+    dry_run: bool,
     /// How many query nodes run beside the peers, over a warehouse in the run's directory (local:N only) [default: 2 for workloads that speak SQL]
     #[arg(long, value_name = "N")]
     query_nodes: Option<u64>,
@@ -56,9 +70,9 @@ pub struct Args {
     /// What the faults and the clients' choices follow from [default: by chance, and told]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How long one operation may take
-    #[arg(long, default_value = "3s", value_name = "TIME", value_parser = duration)]
-    operation_timeout: Duration,
+    /// How long one operation may take [default: 3s; 10s for workloads that speak SQL]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    operation_timeout: Option<Duration>,
     /// Where everything is kept: a directory that is empty or not there yet
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -77,17 +91,44 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<u8> {
     let nemeses = args.nemesis.iter().filter(|word| !matches!(word.as_str(), "" | "none"));
     let nemeses = nemeses.map(|word| word.parse()).collect::<Result<Vec<Requested>, _>>()?;
-    let (place, peers) = args.cluster;
-    enter_namespaces(place, &nemeses)?;
+    let seed = args.seed.unwrap_or_else(rand::random);
+    let (place, peers, hosts) = match &args.cluster {
+        Where::Own(place, peers) => {
+            enter_namespaces(*place, &nemeses)?;
+            (*place, *peers, None)
+        }
+        Where::Hosts(file) => {
+            let hosts = Hosts::read(file)?;
+            (Place::Loopback, hosts.peers.len() as u64, Some(hosts))
+        }
+    };
+    if hosts.is_none() && (args.dry_run || args.cluster_id.is_some()) {
+        bail!("--dry-run and --cluster-id are about a cluster of yours: ask for --cluster hosts:FILE");
+    }
+    let hosts = match (hosts, args.cluster_id) {
+        (Some(hosts), _) if args.dry_run => {
+            print!("{}", would_do(&hosts, &nemeses, args.time, seed, &args.out)?);
+            return Ok(0);
+        }
+        (Some(hosts), Some(cluster_id)) => Some((hosts, cluster_id)),
+        (Some(_), None) => {
+            bail!("say which cluster is to be hurt, with --cluster-id ID: lake meta status tells its id")
+        }
+        (None, _) => None,
+    };
     let mut interrupts = Interrupts::listen()?;
     let mut termination = Termination::listen()?;
-    let seed = args.seed.unwrap_or_else(rand::random);
+    let query_nodes = match &hosts {
+        Some((hosts, _)) => hosts.query_nodes.len() as u64,
+        None => args.query_nodes.unwrap_or(if args.workload.is_sql() { QUERY_NODES } else { 0 }),
+    };
     let settings = Settings {
         binary: std::env::current_exe().context("finding out which program this is")?,
         out: std::path::absolute(&args.out).context("finding out where the run's directory is")?,
         place,
         peers,
-        query_nodes: args.query_nodes.unwrap_or(if args.workload.is_sql() { QUERY_NODES } else { 0 }),
+        query_nodes,
+        hosts,
         front: front(),
         workload: args.workload,
         nemeses,
@@ -95,7 +136,7 @@ pub async fn run(args: Args) -> Result<u8> {
         rate: args.rate,
         clients: args.clients,
         seed,
-        operation_timeout: args.operation_timeout,
+        operation_timeout: args.operation_timeout.unwrap_or(if args.workload.is_sql() { SQL_TIMEOUT } else { TIMEOUT }),
         metasrv_args: args.metasrv_arg,
         query_args: args.query_arg,
     };
@@ -153,17 +194,46 @@ fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
     None
 }
 
-/// `local:3`: where peers run, and how many.
-fn cluster(word: &str) -> Result<(Place, u64), String> {
+/// The cluster that is hurt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Where {
+    /// One that is made for it, of so many peers.
+    Own(Place, u64),
+    /// One that is there, as this file says.
+    Hosts(PathBuf),
+}
+
+/// What a run on hosts would do, and when.
+fn would_do(hosts: &Hosts, nemeses: &[Requested], time: Duration, seed: u64, out: &Path) -> Result<String> {
+    let mut faults = Vec::new();
+    for asked in nemeses {
+        let (verbs, role) = verbs(asked).ok_or_else(|| anyhow!("on hosts there is no {asked}; there are {FAULTS}"))?;
+        faults.push((asked.to_string(), verbs, role));
+    }
+    let mut text = String::new();
+    for planned in schedule::plan(nemeses, time, seed) {
+        let (begins, ends) = (planned.begins.as_secs_f64(), planned.ends.as_secs_f64());
+        let _ = writeln!(text, "{begins:>6.1} s to {ends:>6.1} s  {}", nemeses[planned.which]);
+    }
+    let out = std::path::absolute(out).context("finding out where the run's directory is")?;
+    Ok(text + &told(hosts, &faults, &out))
+}
+
+/// `local:3`: where peers run, and how many; `hosts:FILE`.
+fn cluster(word: &str) -> Result<Where, String> {
+    if let Some(file) = word.strip_prefix("hosts:").filter(|file| !file.is_empty()) {
+        return Ok(Where::Hosts(file.into()));
+    }
     let (kind, peers) = word.split_once(':').unwrap_or((word, ""));
     let place = match kind {
         "local" => Some(Place::Loopback),
         "netns" => Some(Place::Namespaces),
         _ => None,
     };
-    let said = place.and_then(|place| Some((place, peers.parse().ok()?)));
+    let said = place.and_then(|place| Some(Where::Own(place, peers.parse().ok()?)));
     said.ok_or_else(|| {
-        "write local:N for N peers on this machine, or netns:N for N peers in network namespaces of their own"
+        "write local:N for N peers on this machine, netns:N for N peers in network namespaces of their own, or hosts:FILE for a \
+         cluster of yours"
             .to_owned()
     })
 }
@@ -250,8 +320,10 @@ mod tests {
 
     #[test]
     fn clusters_and_times_are_read() {
-        assert_eq!(cluster("local:5"), Ok((Place::Loopback, 5)));
-        assert_eq!(cluster("netns:3"), Ok((Place::Namespaces, 3)));
+        assert_eq!(cluster("local:5"), Ok(Where::Own(Place::Loopback, 5)));
+        assert_eq!(cluster("netns:3"), Ok(Where::Own(Place::Namespaces, 3)));
+        assert_eq!(cluster("hosts:my/file.toml"), Ok(Where::Hosts("my/file.toml".into())));
+        assert!(cluster("hosts:").is_err());
         assert!(cluster("5").is_err() && cluster("local:").is_err() && cluster("cloud:3").is_err());
         assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));

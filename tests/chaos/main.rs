@@ -3,6 +3,7 @@
 //! As many run at a time as the machine has room for: on too few cores, clusters would measure each other. Tests of several
 //! runs have them side by side, so that there is always one that waits for room.
 
+mod hosts;
 mod jepsen;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -330,8 +330,10 @@ impl<'a> Judge<'a> {
         for read in &self.one.reads {
             let (Some(sequence), Some(snapshot)) = (read.sequence, read.snapshot) else { continue };
             let is_there = by_sequence.get(&sequence) == Some(&snapshot);
-            // One that was read before they were listed, or is older than the oldest that is kept.
-            let is_in_range = sequence >= first && (sequence <= last || read.ended() < listed.invoked);
+            // The listing is of a version as well, which may be as old as any; and older ones than its oldest are not kept.
+            let read_ns = self.history.end(read.call).map_or(u64::MAX, |end| end.time_ns);
+            let is_listed = read_ns.saturating_add(FRESH_NS) <= self.history.invocation(listed).time_ns;
+            let is_in_range = sequence >= first && (sequence <= last || is_listed);
             if is_in_range && !is_there {
                 let what = format!("snapshot {sequence} of table {} was read, and is not in its line", self.key);
                 self.found(findings, "off the line", what, &[read.call, listed]);

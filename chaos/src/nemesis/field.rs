@@ -370,7 +370,7 @@ fn any_target(rng: &mut StdRng) -> Target {
 }
 
 /// Of the peers in `free`, those that are meant. `members` is how many there are, free or not.
-fn choose(target: Target, members: usize, free: &[u64], leader: Option<u64>) -> Vec<u64> {
+pub(crate) fn choose(target: Target, members: usize, free: &[u64], leader: Option<u64>) -> Vec<u64> {
     match leader.filter(|id| target == Target::Leader && free.contains(id)) {
         Some(leader) => vec![leader],
         None => free.iter().copied().take(count(target, members)).collect(),
@@ -378,7 +378,7 @@ fn choose(target: Target, members: usize, free: &[u64], leader: Option<u64>) -> 
 }
 
 /// Whether these are what was asked for by name: the very leader, or as many as were meant.
-fn is_as_asked(target: Target, members: usize, chosen: &[u64], leader: Option<u64>) -> bool {
+pub(crate) fn is_as_asked(target: Target, members: usize, chosen: &[u64], leader: Option<u64>) -> bool {
     match target {
         Target::Leader => leader.is_some_and(|leader| chosen == [leader]),
         target => chosen.len() == count(target, members),

@@ -40,15 +40,15 @@ pub struct Done {
 }
 
 impl Done {
-    fn installed(target: impl Into<String>, proof: impl Into<String>) -> Self {
+    pub(crate) fn installed(target: impl Into<String>, proof: impl Into<String>) -> Self {
         Self { target: target.into(), installation: Installation::Installed(proof.into()) }
     }
 
-    fn skipped(target: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn skipped(target: impl Into<String>, why: impl Into<String>) -> Self {
         Self { target: target.into(), installation: Installation::Skipped(why.into()) }
     }
 
-    fn failed(target: impl Into<String>, why: impl std::fmt::Display) -> Self {
+    pub(crate) fn failed(target: impl Into<String>, why: impl std::fmt::Display) -> Self {
         Self { target: target.into(), installation: Installation::Failed(why.to_string()) }
     }
 
@@ -58,7 +58,7 @@ impl Done {
     }
 
     /// The same of what is called by this name.
-    fn of_all(name: &str, came: &[(u64, Result<String, String>)]) -> Self {
+    pub(crate) fn of_all(name: &str, came: &[(u64, Result<String, String>)]) -> Self {
         let target = named_as(name, &came.iter().map(|(id, _)| *id).collect::<Vec<_>>());
         let told = came.iter().map(|(id, came)| match came {
             Ok(proof) => format!("{name} {id}: {proof}"),
@@ -77,14 +77,14 @@ impl Done {
     }
 }
 
-/// One kind of fault. It is begun, and then ended, before it is begun again.
+/// One kind of fault, on a cluster as it is seen by `F`. It is begun, and then ended, before it is begun again.
 #[async_trait]
-pub trait Nemesis: Send {
+pub trait Nemesis<F: Sync = Field>: Send {
     /// Begins the fault.
-    async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done;
+    async fn start(&mut self, field: &F, rng: &mut StdRng) -> Done;
 
     /// Ends it. Also if beginning it was skipped or failed half-way: nothing of it is left.
-    async fn stop(&mut self, field: &Field) -> Done;
+    async fn stop(&mut self, field: &F) -> Done;
 }
 
 /// The nemesis of that kind.

@@ -64,8 +64,10 @@ async fn held(fabric: &Fabric, path: Path) -> Counts {
 fn query_node(fabric: &Fabric) -> std::process::Child {
     let address = fabric.address(Node::Clients, Node::Peer(1)).unwrap();
     let (host, port) = address.split_once(':').unwrap();
-    let script =
-        format!("read -r go; exec 3<>/dev/tcp/{host}/{port}; echo hello >&3; read -r answer <&3; echo \"$answer\"");
+    let patience = PATIENCE.as_secs();
+    let script = format!(
+        "read -r go; exec 3<>/dev/tcp/{host}/{port}; echo hello >&3; read -r -t {patience} answer <&3; echo \"$answer\""
+    );
     let mut bash = std::process::Command::new("bash");
     bash.args(["-c", &script]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
     bash.spawn().unwrap()

@@ -11,10 +11,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::recorder::Recorder;
 use crate::history::{Fault, Installation, Phase};
-use crate::nemesis::field::Field;
 use crate::nemesis::kind::Requested;
 use crate::nemesis::schedule::Planned;
-use crate::nemesis::{self, Done, Nemesis};
+use crate::nemesis::{Done, Nemesis};
 
 /// How long beginning or ending one fault may take. Its own waits are shorter.
 const STEP_TIMEOUT: Duration = Duration::from_secs(120);
@@ -51,18 +50,17 @@ fn steps(plan: &[Planned]) -> Vec<(Duration, usize, Phase)> {
 }
 
 /// Begins and ends faults until the plan is done or `stop` says so. Whatever was begun is ended.
-pub async fn attack(
-    field: &Field,
+pub async fn attack<F: Sync + 'static>(
+    field: &F,
+    mut nemeses: Vec<Box<dyn Nemesis<F>>>,
     requested: &[Requested],
     plan: &[Planned],
     seed: u64,
-    recorder: &Recorder,
-    in_force: &InForce,
+    (recorder, in_force): (&Recorder, &InForce),
     stop: &CancellationToken,
 ) {
     let started = Instant::now();
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut nemeses: Vec<Box<dyn Nemesis>> = requested.iter().map(nemesis::of).collect();
     let mut begun: BTreeMap<usize, usize> = BTreeMap::new();
     for (at, n, phase) in steps(plan) {
         let which = plan[n].which;
@@ -103,7 +101,7 @@ pub async fn attack(
     }
 }
 
-async fn end(field: &Field, name: &str, nemesis: &mut dyn Nemesis, recorder: &Recorder) {
+async fn end<F: Sync + 'static>(field: &F, name: &str, nemesis: &mut dyn Nemesis<F>, recorder: &Recorder) {
     note(recorder, name, Phase::Stop, "", None);
     let done = within(nemesis.stop(field)).await;
     note(recorder, name, Phase::Stop, &done.target.clone(), Some(done));

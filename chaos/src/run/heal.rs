@@ -9,6 +9,7 @@ use lake_proto::v1::StatusResponse;
 use lake_proto::v1::status_response::Stage;
 use tokio::time::{Instant, timeout};
 
+use super::ground::Ground;
 use crate::check::convergence::{Facts, LEADER_WITHIN_MS, Peer, State};
 use crate::nemesis::field::Field;
 use crate::probe;
@@ -49,17 +50,7 @@ pub async fn heal(field: &Field) -> Facts {
             field.lose(id, &what);
         }
     }
-    let members = expected(field);
-    let began = Instant::now();
-    let named = probe::until("all peers to name one leader", LOOK_FOR_LEADER, || async {
-        let answers = field.statuses().await;
-        let leader = |answer: &StatusResponse| Some(answer.leader.as_ref()?.id);
-        let named: Vec<Option<u64>> = members.iter().map(|id| of(&answers, *id).and_then(leader)).collect();
-        let one = named.first().copied().flatten();
-        if one.is_some() && named.iter().all(|leader| *leader == one) { Ok(()) } else { Err(format!("{named:?}")) }
-    })
-    .await;
-    let watched_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let (leader_after_ms, watched_ms) = one_leader(field, &expected(field)).await;
     let nodes = field.query_nodes.ids();
     let coming = nodes.iter().map(|id| async move {
         match timeout(QUERY_SERVES_WITHIN, field.start_query(*id)).await {
@@ -70,15 +61,35 @@ pub async fn heal(field: &Field) -> Facts {
     });
     let away = futures::future::join_all(coming).await;
     let query_nodes_away: Vec<String> = away.into_iter().flatten().collect();
-    Facts { leader_after_ms: named.ok().map(|()| watched_ms), watched_ms, query_nodes_away, ..Facts::default() }
+    Facts { leader_after_ms, watched_ms, query_nodes_away, ..Facts::default() }
+}
+
+/// Waits until all of these peers name one leader: after how many milliseconds they did, and for how many they were watched.
+pub async fn one_leader(ground: &dyn Ground, members: &[u64]) -> (Option<u64>, u64) {
+    let began = Instant::now();
+    let named = probe::until("all peers to name one leader", LOOK_FOR_LEADER, || async {
+        let answers = ground.statuses().await;
+        let leader = |answer: &StatusResponse| Some(answer.leader.as_ref()?.id);
+        let named: Vec<Option<u64>> = members.iter().map(|id| of(&answers, *id).and_then(leader)).collect();
+        let one = named.first().copied().flatten();
+        if one.is_some() && named.iter().all(|leader| *leader == one) { Ok(()) } else { Err(format!("{named:?}")) }
+    })
+    .await;
+    let watched_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    (named.ok().map(|()| watched_ms), watched_ms)
 }
 
 /// Compares the states of all peers once nothing changes any more. Without a leader they are looked at as they are.
 pub async fn compare(field: &Field, facts: &mut Facts) {
-    let members = expected(field);
-    let within = if facts.leader_after_ms.is_some() { SAME_WITHIN } else { Duration::ZERO };
+    let answers = settled(field, &expected(field), facts.leader_after_ms.is_some()).await;
+    facts.peers = field.roster.ids().into_iter().map(|id| peer(&answers, id, field.loss_of(id))).collect();
+}
+
+/// What these peers say once all have applied the same, or what all say if they do not in time.
+pub async fn settled(ground: &dyn Ground, members: &[u64], has_leader: bool) -> Vec<StatusResponse> {
+    let within = if has_leader { SAME_WITHIN } else { Duration::ZERO };
     let settled = probe::until("all peers to have applied the same", within, || async {
-        let answers = field.statuses().await;
+        let answers = ground.statuses().await;
         let all: Vec<&StatusResponse> = members.iter().filter_map(|id| of(&answers, *id)).collect();
         let applied: Vec<u64> = all.iter().map(|answer| answer.applied_index).collect();
         let same = applied.windows(2).all(|pair| pair[0] == pair[1]);
@@ -89,28 +100,29 @@ pub async fn compare(field: &Field, facts: &mut Facts) {
         }
     })
     .await;
-    let answers = match settled {
+    match settled {
         Ok(answers) => answers,
         Err(e) => {
             tracing::warn!("{e}");
-            field.statuses().await
+            ground.statuses().await
+        }
+    }
+}
+
+/// What a peer says of its state; it is excused for a reason, or not.
+pub fn peer(answers: &[StatusResponse], id: u64, excused: Option<String>) -> Peer {
+    let state = match of(answers, id) {
+        None => Err("it does not answer".to_owned()),
+        Some(answer) if answer.stage() != Stage::Member => {
+            Err(format!("{} {}", answer.stage().as_str_name(), answer.problem))
+        }
+        Some(answer) => {
+            let at = answer.state_hash.clone().unwrap_or_default();
+            let hash = at.hash.iter().map(|byte| format!("{byte:02x}")).collect();
+            Ok(State { applied: at.index, hash })
         }
     };
-    let peer = |id: u64| {
-        let state = match of(&answers, id) {
-            None => Err("it does not answer".to_owned()),
-            Some(answer) if answer.stage() != Stage::Member => {
-                Err(format!("{} {}", answer.stage().as_str_name(), answer.problem))
-            }
-            Some(answer) => {
-                let at = answer.state_hash.clone().unwrap_or_default();
-                let hash = at.hash.iter().map(|byte| format!("{byte:02x}")).collect();
-                Ok(State { applied: at.index, hash })
-            }
-        };
-        Peer { id, state, excused: field.loss_of(id) }
-    };
-    facts.peers = field.roster.ids().into_iter().map(peer).collect();
+    Peer { id, state, excused }
 }
 
 fn of(answers: &[StatusResponse], id: u64) -> Option<&StatusResponse> {

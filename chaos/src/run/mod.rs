@@ -12,6 +12,7 @@
 //! query nodes).
 //!
 //! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
+//! - [`ground`]: the cluster, wherever it runs; [`hosts`]: one that is there already;
 //! - [`sampler`]: looks at the peers; [`deaths`]: those that end by themselves; [`heal`]: what is found afterwards;
 //!   [`ledger`]: what must be there then.
 //!
@@ -20,7 +21,9 @@
 pub mod attack;
 pub mod clients;
 pub mod deaths;
+pub mod ground;
 pub mod heal;
+pub mod hosts;
 pub mod ledger;
 pub mod recorder;
 pub mod sampler;
@@ -39,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 use self::attack::InForce;
 use self::clients::{Clients, Reach};
 use self::deaths::Deaths;
+use self::ground::Ground;
 use self::ledger::{Ledger, Looked};
 use self::recorder::{MAX_BYTES, MAX_OPERATIONS, Recorder, Scribe, Tally};
 use self::sampler::{Live, Sampler};
@@ -50,7 +54,7 @@ use crate::history::Operation;
 use crate::nemesis::disk::{self, Disks};
 use crate::nemesis::field::Field;
 use crate::nemesis::kind::{Kind, Requested};
-use crate::nemesis::{SNAPSHOT_ARGUMENTS, clock, schedule};
+use crate::nemesis::{self, Nemesis, SNAPSHOT_ARGUMENTS, clock, schedule};
 use crate::net::namespaces::Namespaces;
 use crate::net::{Fabric, Network, Node};
 use crate::process::{Policy, ProcessName, Role};
@@ -121,6 +125,9 @@ pub fn record(settings: &Settings, ran: &Ran, command: Vec<String>, began_unix_m
 /// # Errors
 /// The harness's own: the cluster does not start, a file cannot be written. What the cluster does wrong is in the record.
 pub async fn run(settings: &Settings, live: watch::Sender<Live>, interrupt: CancellationToken) -> Result<Ran> {
+    if let Some((hosts, cluster_id)) = &settings.hosts {
+        return hosts::run(settings, (hosts, cluster_id), live, interrupt).await;
+    }
     settings.make_directory()?;
     let plan = schedule::plan(&settings.nemeses, settings.time, settings.seed);
     let spares = plan.iter().map(|planned| settings.nemeses[planned.which].kind.spare_peers()).sum::<u64>();
@@ -138,10 +145,14 @@ pub async fn run(settings: &Settings, live: watch::Sender<Live>, interrupt: Canc
             return Err(e);
         }
     };
-    let ran = under_attack(settings, &plan, &field, live, &interrupt).await;
+    let recorder = Recorder::new();
+    let deaths = Deaths::watch(field.clone(), recorder.clone());
+    let nemeses = settings.nemeses.iter().map(nemesis::of).collect();
+    let ran = under_attack(settings, (&plan, nemeses), &field, &recorder, live, &interrupt).await;
+    let deaths = deaths.stop(&field).await;
     end(field).await;
     network.close().await;
-    ran
+    ran.map(|ran| Ran { deaths, ..ran })
 }
 
 /// The cluster, started and founded, with all that can be done to it.
@@ -185,10 +196,12 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
     Ok(Field::new(cluster, network.clone(), store, roster, disks, clocks, spare_ids))
 }
 
-async fn under_attack(
+/// Clients at a cluster, while it is hurt as planned. Who has died is for the caller to say.
+async fn under_attack<F: Ground>(
     settings: &Settings,
-    plan: &[schedule::Planned],
-    field: &Arc<Field>,
+    (plan, nemeses): (&[schedule::Planned], Vec<Box<dyn Nemesis<F>>>),
+    field: &Arc<F>,
+    recorder: &Arc<Recorder>,
     live: watch::Sender<Live>,
     interrupt: &CancellationToken,
 ) -> Result<Ran> {
@@ -196,7 +209,7 @@ async fn under_attack(
         let doing = doing.to_owned();
         move |e: lake_client::Error| Error::Founding(format!("{doing}: {e}"))
     };
-    let roster = field.roster.clone();
+    let roster = field.roster().clone();
     let reach = Reach {
         endpoints: roster.peers().into_iter().map(|(_, endpoint)| endpoint).collect(),
         roster,
@@ -204,25 +217,24 @@ async fn under_attack(
         timeout: settings.operation_timeout,
         seed: settings.seed,
         dialer: Dialer::default(),
-        door: settings.front.clone().map(|front| Door { front, nodes: field.query_nodes.clone() }),
+        door: settings.front.clone().map(|front| Door { front, nodes: field.query_nodes().clone() }),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
-    let recorder = Recorder::new();
     let workload::Plan { actors, mut frame } = workload::plan(settings.workload, settings.clients);
     let mut own = calm.access(u64::MAX).map_err(failed("connecting to the cluster"))?;
     let mut scribe = recorder.scribe();
     frame.prepare(&mut own, &mut scribe).await.map_err(failed("preparing the workload"))?;
 
     let in_force = InForce::default();
-    let clients = Clients::start(actors, settings.rate, &reach, &recorder);
+    let clients = Clients::start(actors, settings.rate, &reach, recorder);
     let mut clients = clients.map_err(failed("connecting to the cluster"))?;
     // From here on everything that was begun is ended, whatever goes wrong.
-    let deaths = Deaths::watch(field.clone(), recorder.clone());
     let sampler = Sampler::start(field.clone(), recorder.clone(), in_force.clone(), &settings.out, live);
     let mut problems = Vec::new();
 
     let over = CancellationToken::new();
-    let attacking = attack::attack(field, &settings.nemeses, plan, settings.seed, &recorder, &in_force, &over);
+    let (asked, seed) = (&settings.nemeses, settings.seed);
+    let attacking = attack::attack(field.as_ref(), nemeses, asked, plan, seed, (recorder.as_ref(), &in_force), &over);
     let waiting = async {
         tokio::select! {
             () = sleep(settings.time) => {}
@@ -238,8 +250,8 @@ async fn under_attack(
     clients.stop_paced(Instant::now() + settings.operation_timeout + GRACE).await;
     let load_ended_ns = recorder.now_ns();
 
-    let facts = match field.calm_all().await {
-        Ok(()) => Some(heal::heal(field).await),
+    let facts = match field.calm().await {
+        Ok(()) => Some(field.heal().await),
         Err(e) => {
             problems.push(format!("the network could not be made sound again: {e}"));
             None
@@ -255,7 +267,7 @@ async fn under_attack(
     problems.extend(clients.stop_waiting().await);
     let facts = match facts {
         Some(mut facts) => {
-            heal::compare(field, &mut facts).await;
+            field.compare(&mut facts).await;
             let Looked { looked_for, not_found } = looked.as_ref().cloned().unwrap_or_default();
             Some(Facts { looked_for, not_found, ..facts })
         }
@@ -263,10 +275,9 @@ async fn under_attack(
     };
     problems.extend(looked.err().map(|why| format!("not everything could be read at the end: {why}")));
     problems.extend(sampler.stop().await.err().map(|e| e.to_string()));
-    let deaths = deaths.stop(field).await;
     let tally = recorder.tally();
     let (operations, errors) = recorder.take();
-    Ok(Ran { operations, tally, errors, load_ended_ns, facts, deaths, problems })
+    Ok(Ran { operations, tally, errors, load_ended_ns, facts, deaths: Vec::new(), problems })
 }
 
 /// Reads everything there is, for the checkers and for the ledger.

@@ -13,8 +13,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::attack::InForce;
+use super::ground::Ground;
 use super::recorder::{Recorder, Tally};
-use crate::nemesis::field::Field;
 use crate::report::sample::FILE_NAME;
 use crate::report::{PeerSample, Sample};
 use crate::{Error, IoContext, Result, probe};
@@ -46,7 +46,7 @@ pub struct Sampler {
 impl Sampler {
     /// Looks from now on; `dir` is the run's directory.
     pub fn start(
-        field: Arc<Field>,
+        ground: Arc<dyn Ground>,
         recorder: Arc<Recorder>,
         in_force: InForce,
         dir: &Path,
@@ -54,7 +54,7 @@ impl Sampler {
     ) -> Self {
         let (path, stop) = (dir.join(FILE_NAME), CancellationToken::new());
         let stopped = stop.clone();
-        let task = tokio::spawn(async move { sample(field, recorder, in_force, &path, live, stopped).await });
+        let task = tokio::spawn(async move { sample(ground, recorder, in_force, &path, live, stopped).await });
         Self { task, stop }
     }
 
@@ -76,7 +76,7 @@ impl Drop for Sampler {
 }
 
 async fn sample(
-    field: Arc<Field>,
+    ground: Arc<dyn Ground>,
     recorder: Arc<Recorder>,
     in_force: InForce,
     path: &Path,
@@ -93,7 +93,7 @@ async fn sample(
             () = stop.cancelled() => break,
             _ = ticks.tick() => {}
         }
-        let sample = look(&field, &recorder).await;
+        let sample = look(ground.as_ref(), &recorder).await;
         serde_json::to_writer(&mut file, &sample).map_err(std::io::Error::from).doing(doing)?;
         file.write_all(b"\n").doing(doing)?;
         if n % LIVE_EVERY == 0 {
@@ -107,8 +107,8 @@ async fn sample(
     file.flush().doing(doing)
 }
 
-async fn look(field: &Field, recorder: &Recorder) -> Sample {
-    let answers = field.statuses().await;
+async fn look(ground: &dyn Ground, recorder: &Recorder) -> Sample {
+    let answers = ground.statuses().await;
     let leader = probe::leader(&answers).and_then(|answer| Some(answer.self_.as_ref()?.id));
     let peer = |answer: &lake_proto::v1::StatusResponse| {
         Some(PeerSample {

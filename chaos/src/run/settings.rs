@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::hosts::{FAULTS, verbs};
 use super::recorder::MAX_OPERATIONS;
 use crate::history::Workload;
+use crate::hosts::Hosts;
 use crate::nemesis::kind::Requested;
 use crate::sql::Front;
 use crate::{Error, IoContext, Result};
@@ -41,6 +43,8 @@ pub struct Settings {
     pub place: Place,
     pub peers: u64,
     pub query_nodes: u64,
+    /// A cluster that is there already, and the id that it must have; then peers and query nodes are those.
+    pub hosts: Option<(Hosts, String)>,
     /// How query nodes are spoken to; workloads that speak SQL need it.
     pub front: Option<Arc<dyn Front>>,
     pub workload: Workload,
@@ -67,6 +71,7 @@ impl Settings {
     /// # Errors
     /// Names what is beyond which limit.
     pub fn validate(&self) -> Result<(), String> {
+        self.hosts.as_ref().map_or(Ok(()), |(hosts, _)| self.validate_on(hosts))?;
         let checks = [
             ((1..=MAX_PEERS).contains(&self.peers), format!("a run has 1 to {MAX_PEERS} peers, not {}", self.peers)),
             (
@@ -110,6 +115,28 @@ impl Settings {
         checks.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, problem)| Err(problem))
     }
 
+    /// Checks what cannot be had on an existing cluster.
+    fn validate_on(&self, hosts: &Hosts) -> Result<(), String> {
+        if self.workload.is_sql() {
+            return Err(format!(
+                "the workload {} makes tables, which no run on hosts removes: not there",
+                self.workload
+            ));
+        }
+        if !self.metasrv_args.is_empty() || !self.query_args.is_empty() {
+            return Err(
+                "processes on hosts are started by your own commands: give them their arguments there".to_owned()
+            );
+        }
+        for asked in &self.nemeses {
+            let (verbs, _) = verbs(asked).ok_or_else(|| format!("on hosts there is no {asked}; there are {FAULTS}"))?;
+            if let Some(verb) = verbs.iter().find(|verb| !hosts.can(**verb)) {
+                return Err(format!("{asked} takes a command {}, which the file of hosts does not have", verb.name()));
+            }
+        }
+        Ok(())
+    }
+
     /// Makes the run's directory.
     ///
     /// # Errors
@@ -138,6 +165,7 @@ mod tests {
             place: Place::Loopback,
             peers: 3,
             query_nodes: 0,
+            hosts: None,
             front: None,
             workload: Workload::Register,
             nemeses: vec![],

@@ -21,6 +21,7 @@ use rand::Rng;
 
 use super::access::Access;
 use super::{Actor, Frame, Plan, Unique};
+use crate::check::table::FRESH_NS;
 use crate::history::{Accounts, Action, Key};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value, What};
@@ -281,6 +282,8 @@ impl Frame for Bank {
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        // From now on every node has to show everything.
+        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
         for node in access.nodes() {
             read_again(node, access, scribe).await?;
         }

@@ -20,6 +20,7 @@ use rand::Rng;
 use super::access::Access;
 use super::rotation::Rotation;
 use super::{Actor, Frame, Plan, Unique};
+use crate::check::table::FRESH_NS;
 use crate::history::{Action, Change, Snapshot, Table, Write};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value, What};
@@ -248,7 +249,8 @@ fn statement(table: i64, write: &Write) -> String {
         Change::Update => format!("UPDATE {name} SET v = {first} + part WHERE id = {id} AND part < {parts}"),
         Change::Delete => format!("DELETE FROM {name} WHERE id = {id}"),
         Change::Merge => format!(
-            "MERGE INTO {name} t USING (VALUES {}) AS s(id, part, v) ON t.id = s.id AND t.part = s.part \
+            // What it says of the target alone bounds what other writers are in its way.
+            "MERGE INTO {name} t USING (VALUES {}) AS s(id, part, v) ON t.id = {id} AND t.part = s.part \
              WHEN MATCHED THEN UPDATE SET v = s.v WHEN NOT MATCHED THEN INSERT (id, part, v) VALUES (s.id, s.part, s.v)",
             rows()
         ),
@@ -337,6 +339,8 @@ impl Frame for Tables {
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        // From now on every node has to show everything.
+        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
         let nodes = access.nodes();
         let made = self.shared.made().clone();
         for table in made {

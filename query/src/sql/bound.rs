@@ -420,8 +420,8 @@ mod tests {
         assert_eq!(bound(1).fingerprint().unwrap(), bound(1).fingerprint().unwrap());
         assert_ne!(bound(1).fingerprint().unwrap(), bound(2).fingerprint().unwrap());
         assert_eq!(Bound::from("SELECT 1").fingerprint(), Ok(once::statement("SELECT 1")));
-        let values = bound(7).parameters.unwrap();
-        assert_eq!(from_bytes(&to_bytes(&values).unwrap()), Ok(values));
+        let seven = bound(7).parameters.unwrap();
+        assert_eq!(from_bytes(&to_bytes(&seven).unwrap()), Ok(seven));
         assert_eq!(from_bytes(b"nonsense").unwrap_err().kind, Kind::Invalid);
         assert_eq!(from_bytes(b"").unwrap_err().kind, Kind::Invalid);
         let many = values(vec![Arc::new(NullArray::new(MAX_ROWS + 1))]);

@@ -1,0 +1,62 @@
+//! A cluster under attack, wherever it runs: what a run needs of it besides what nemeses do.
+
+use async_trait::async_trait;
+use lake_proto::v1::StatusResponse;
+
+use super::heal;
+use crate::Result;
+use crate::check::convergence::Facts;
+use crate::nemesis::field::Field;
+use crate::workload::access::Roster;
+
+/// See the module.
+#[async_trait]
+pub trait Ground: Send + Sync + 'static {
+    /// The peers that clients may ask.
+    fn roster(&self) -> &Roster;
+
+    /// The query nodes that clients may ask.
+    fn query_nodes(&self) -> &Roster;
+
+    /// What each peer that answers says of itself.
+    async fn statuses(&self) -> Vec<StatusResponse>;
+
+    /// Takes back everything that is wrong with the network.
+    ///
+    /// # Errors
+    /// It cannot be taken back.
+    async fn calm(&self) -> Result<()>;
+
+    /// Has everything run that must, and waits for a leader.
+    async fn heal(&self) -> Facts;
+
+    /// Compares the states of all peers once nothing changes any more.
+    async fn compare(&self, facts: &mut Facts);
+}
+
+#[async_trait]
+impl Ground for Field {
+    fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    fn query_nodes(&self) -> &Roster {
+        &self.query_nodes
+    }
+
+    async fn statuses(&self) -> Vec<StatusResponse> {
+        Field::statuses(self).await
+    }
+
+    async fn calm(&self) -> Result<()> {
+        self.calm_all().await
+    }
+
+    async fn heal(&self) -> Facts {
+        heal::heal(self).await
+    }
+
+    async fn compare(&self, facts: &mut Facts) {
+        heal::compare(self, facts).await;
+    }
+}

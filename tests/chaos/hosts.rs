@@ -1,0 +1,176 @@
+//! `--cluster hosts:FILE` on processes that plain shell commands manage.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use lake_chaos::ports::{self, Port};
+use lake_chaos::probe;
+
+use super::{LAKE, PATIENCE, Run, assert_code, installed};
+
+/// Three peers that a script starts, stops and hurts. What runs is stopped in the end.
+struct Site {
+    dir: PathBuf,
+    /// gRPC and Raft, by peer.
+    ports: Vec<[Port; 2]>,
+}
+
+impl Site {
+    fn start(dir: PathBuf) -> Self {
+        std::fs::create_dir_all(&dir).unwrap();
+        let ports: Vec<[Port; 2]> = (0..3).map(|_| [(), ()].map(|()| ports::reserve().unwrap())).collect();
+        let site = Self { dir, ports };
+        let peers: Vec<String> = (1..=3).map(|id| format!("{id}={}", site.address(id, 1))).collect();
+        let listens: String = (1..=3)
+            .map(|id| format!("{id}) listen={} raft={};;\n", site.address(id, 0), site.address(id, 1)))
+            .collect();
+        let script = format!(
+            "#!/bin/sh\n\
+             cd '{dir}'\n\
+             pid=$(cat $2.pid 2>/dev/null)\n\
+             alive() {{ grep -q '^State:[[:space:]]*[^ZX]' /proc/$pid/status 2>/dev/null; }}\n\
+             case $2 in\n{listens}esac\n\
+             case $1 in\n\
+             start) alive || {{\n\
+               '{LAKE}' metasrv --id $2 --dir data-$2 --listen $listen --raft-listen $raft --peers {peers} \
+                 </dev/null >>log-$2 2>&1 & echo $! >$2.pid; }};;\n\
+             kill) kill -KILL $pid;;\n\
+             pause) kill -STOP $pid;;\n\
+             resume) kill -CONT $pid 2>/dev/null || true;;\n\
+             esac\n",
+            dir = site.dir.display(),
+            peers = peers.join(",")
+        );
+        std::fs::write(site.script(), script).unwrap();
+        std::fs::write(site.file(), site.text()).unwrap();
+        (1..=3).for_each(|id| site.control("start", id));
+        let at: Vec<String> = (1..=3).map(|id| site.address(id, 0)).collect();
+        let until = Instant::now() + PATIENCE;
+        while !Command::new(LAKE).args(["meta", "init", "--at", &at.join(",")]).output().unwrap().status.success() {
+            assert!(Instant::now() < until, "the peers cannot be founded");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        site
+    }
+
+    fn script(&self) -> PathBuf {
+        self.dir.join("control.sh")
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.join("hosts.toml")
+    }
+
+    fn address(&self, id: usize, service: usize) -> String {
+        self.ports[id - 1][service].loopback()
+    }
+
+    fn text(&self) -> String {
+        let peer = |id| format!("[[peers]]\nid = {id}\naddress = \"{}\"\n", self.address(id, 0));
+        let peers: String = (1..=3).map(peer).collect();
+        let script = self.script();
+        let command = |verb: &str| format!("{verb} = \"sh {} {verb} {{id}}\"\n", script.display());
+        let commands: String = ["start", "kill", "pause", "resume"].map(command).concat();
+        let collect = format!("collect = \"cp {}/log-{{id}} {{out}}/\"\n", self.dir.display());
+        format!("{peers}[commands]\n{commands}{collect}")
+    }
+
+    fn control(&self, verb: &str, id: usize) {
+        let mut sh = Command::new("sh");
+        assert!(sh.arg(self.script()).args([verb, &id.to_string()]).status().unwrap().success(), "{verb} of {id}");
+    }
+
+    /// The cluster's id, as soon as all of it serves.
+    fn cluster_id(&self) -> String {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let addresses: Vec<String> = (1..=3).map(|id| self.address(id, 0)).collect();
+        let asking = probe::until("the peers to be one cluster", PATIENCE, || async {
+            let mut ids = Vec::new();
+            for address in &addresses {
+                let status = probe::peer(address).await?;
+                ids.extend(status.leader.is_some().then_some(status.cluster_id));
+            }
+            match ids.first() {
+                Some(id) if ids.len() == 3 && !id.is_empty() => Ok(id.clone()),
+                _ => Err(format!("{ids:?}")),
+            }
+        });
+        runtime.block_on(asking).unwrap()
+    }
+
+    /// Keys that runs have left.
+    fn keys(&self) -> String {
+        let at = self.address(1, 0);
+        let listed = Command::new(LAKE).args(["meta", "list", "/kv/", "--at", &at]).output().unwrap();
+        String::from_utf8_lossy(&listed.stdout).into_owned()
+    }
+
+    fn run(&self, run: &Run, arguments: &str) -> Output {
+        let arguments = format!("--cluster hosts:{} {arguments}", self.file().display());
+        run.command(&arguments).output().unwrap()
+    }
+
+    fn heal(&self, out: &Path, cluster_id: &str) -> Output {
+        let mut heal = Command::new(LAKE);
+        heal.args(["chaos", "heal", "--cluster-id", cluster_id, "--out"]).arg(out).arg(self.file());
+        heal.stdin(Stdio::null()).output().unwrap()
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        for id in 1..=3 {
+            // Some may be down already.
+            let _ = Command::new("sh").arg(self.script()).args(["kill", &id.to_string()]).output();
+        }
+    }
+}
+
+#[test]
+fn a_cluster_of_others_is_hurt_by_their_commands_and_left_as_it_was() {
+    let run = Run::new();
+    let site = Site::start(run.dir.path().join("site"));
+    let cluster_id = site.cluster_id();
+    // Nothing is done without the cluster's name, or under another.
+    let unnamed = site.run(&run, "--nemesis kill --time 5s");
+    assert_code(&unnamed, 3);
+    assert!(String::from_utf8_lossy(&unnamed.stderr).contains("--cluster-id"));
+    let misnamed = site.run(&run, "--nemesis kill --time 5s --cluster-id another");
+    assert_code(&misnamed, 3);
+    assert!(String::from_utf8_lossy(&misnamed.stderr).contains("nothing was done"));
+    std::fs::remove_dir_all(run.out()).unwrap();
+    let dry = site.run(&run, "--nemesis kill,pause --time 20s --dry-run");
+    assert_code(&dry, 0);
+    let said = String::from_utf8_lossy(&dry.stdout).into_owned();
+    assert!(said.contains("control.sh kill 2") && said.contains("control.sh resume 3"), "{said}");
+    assert!(!run.out().exists(), "a dry run makes nothing");
+
+    let arguments = format!(
+        "--workload register --nemesis kill:one,pause --time 20s --rate 60 --clients 4 --cluster-id {cluster_id}"
+    );
+    let output = site.run(&run, &arguments);
+    assert_code(&output, 0);
+    assert_eq!(installed(&run.history()), ["kill-one".to_owned(), "pause".to_owned()].into());
+    let commands = std::fs::read_to_string(run.out().join("commands.log")).unwrap();
+    assert!(commands.contains("control.sh kill") && commands.contains("control.sh start"), "{commands}");
+    assert!(run.out().join("log-1").exists(), "logs are collected");
+    assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
+}
+
+#[test]
+fn what_a_run_that_has_died_left_behind_is_healed_by_itself() {
+    let run = Run::new();
+    let site = Site::start(run.dir.path().join("site"));
+    let cluster_id = site.cluster_id();
+    // As a run leaves it that was killed: one peer is down, one stands still, and its keys are there.
+    let at = site.address(3, 0);
+    let put = Command::new(LAKE).args(["meta", "put", "/kv/chaos/register/1", "7", "--at", &at]).output().unwrap();
+    assert!(put.status.success(), "{put:?}");
+    site.control("kill", 1);
+    site.control("pause", 2);
+    assert_code(&site.heal(run.dir.path(), "another"), 3);
+    assert_code(&site.heal(run.dir.path(), &cluster_id), 0);
+    assert_eq!(site.cluster_id(), cluster_id);
+    assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
+}
