@@ -27,6 +27,9 @@ use super::front::front;
 use super::print::{self, Format};
 use crate::signals::{Interrupts, Termination};
 
+/// How long an operation may take unless told otherwise, and one of SQL.
+const TIMEOUT: Duration = Duration::from_secs(3);
+const SQL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Query nodes of a run that speaks SQL.
 const QUERY_NODES: u64 = 2;
 
@@ -67,9 +70,9 @@ pub struct Args {
     /// What the faults and the clients' choices follow from [default: by chance, and told]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How long one operation may take
-    #[arg(long, default_value = "3s", value_name = "TIME", value_parser = duration)]
-    operation_timeout: Duration,
+    /// How long one operation may take [default: 3s; 10s for workloads that speak SQL]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    operation_timeout: Option<Duration>,
     /// Where everything is kept: a directory that is empty or not there yet
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -133,7 +136,7 @@ pub async fn run(args: Args) -> Result<u8> {
         rate: args.rate,
         clients: args.clients,
         seed,
-        operation_timeout: args.operation_timeout,
+        operation_timeout: args.operation_timeout.unwrap_or(if args.workload.is_sql() { SQL_TIMEOUT } else { TIMEOUT }),
         metasrv_args: args.metasrv_arg,
         query_args: args.query_arg,
     };

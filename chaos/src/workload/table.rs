@@ -249,7 +249,8 @@ fn statement(table: i64, write: &Write) -> String {
         Change::Update => format!("UPDATE {name} SET v = {first} + part WHERE id = {id} AND part < {parts}"),
         Change::Delete => format!("DELETE FROM {name} WHERE id = {id}"),
         Change::Merge => format!(
-            "MERGE INTO {name} t USING (VALUES {}) AS s(id, part, v) ON t.id = s.id AND t.part = s.part \
+            // What it says of the target alone bounds what other writers are in its way.
+            "MERGE INTO {name} t USING (VALUES {}) AS s(id, part, v) ON t.id = {id} AND t.part = s.part \
              WHEN MATCHED THEN UPDATE SET v = s.v WHEN NOT MATCHED THEN INSERT (id, part, v) VALUES (s.id, s.part, s.v)",
             rows()
         ),
