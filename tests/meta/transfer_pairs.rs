@@ -15,7 +15,7 @@ use lake_client::store::{Lease, MetaStore, ReadOptions, SharedStore, Token};
 use lake_client::transfer::file::Sum;
 use lake_client::transfer::{self, Existing, Imported};
 use lake_metasrv::EmbeddedStore;
-use lake_proto::kv::{Op, Txn};
+use lake_proto::kv::{Compare, Op, Txn};
 use lake_proto::limits::MAX_VALUE_BYTES;
 
 use crate::common::{PATIENCE, Peers, Printed, printed, tool};
@@ -149,9 +149,12 @@ async fn fill(store: &dyn MetaStore, entries: &BTreeMap<String, Bytes>) {
 /// Puts a key that hangs on a lease.
 async fn put_leased(store: &dyn MetaStore) -> Lease {
     let lease = store.grant_lease(Duration::from_secs(60), "a test", soon()).await.unwrap();
-    let put =
-        Op::Put { key: "/kv/leased".to_owned(), value: "x".into(), return_previous: false, lease: Some(lease.id) };
-    store.commit(Txn { then: vec![put], ..Txn::default() }, soon()).await.unwrap();
+    let put = Txn {
+        when: vec![Compare::lease_alive(lease.id)],
+        then: vec![Op::put_leased("/kv/leased", "x", lease.id)],
+        otherwise: vec![],
+    };
+    assert!(store.commit(put, soon()).await.unwrap().result.succeeded);
     lease
 }
 
