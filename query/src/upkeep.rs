@@ -11,6 +11,8 @@
 //! - every commit carries the guard of the claim under which it was begun ([`Claim::guard`]): what is another's by then is not changed;
 //! - a statement is begun only while the claim is certainly held by this process's clock, and is given up when that ends.
 //!
+//! A table whose name means another one in SQL, as that of a namespace with a point in a level does, is left alone.
+//!
 //! Limits: one statement at a time, of at most [`STATEMENT`]; a table that failed is left alone for [`FAILED_PAUSE`], and at most
 //! [`MAX_REMEMBERED`] of those are remembered. Failure cases: what fails is logged, and tried again in a later round.
 
@@ -21,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use lake_client::cache::Want;
-use lake_client::catalog::TableIdent;
+use lake_client::catalog::{Namespace, TableIdent};
 use lake_client::metadata::Metadata;
 use lake_client::remote::node::Tenures;
 use lake_client::shards::Fence;
@@ -124,6 +126,12 @@ impl Kind {
     }
 }
 
+/// Whether SQL means this table by its name: a schema with a point in the name of a level is another's name there, and what is done
+/// would be done to that one's table.
+fn can_be_named(table: &TableIdent) -> bool {
+    table.namespace.to_string().parse::<Namespace>().is_ok_and(|meant| meant == table.namespace)
+}
+
 /// What a table asks for.
 fn asks_for(table: &Table) -> Vec<Kind> {
     let mut kinds = Vec::new();
@@ -223,7 +231,7 @@ impl Upkeep {
         for some in idents.chunks(AT_ONCE) {
             let pointers = tables.metadata.tables(some, Want::by(Instant::now() + LOOK)).await;
             let pointers = pointers.map_err(|e| catalog_error("looking up tables", e))?;
-            for (ident, resolved) in some.iter().zip(pointers) {
+            for (ident, resolved) in some.iter().zip(pointers).filter(|(ident, _)| can_be_named(ident)) {
                 let Some(pointer) = resolved.pointer() else { continue };
                 let uuid = pointer.value.uuid;
                 there.insert(uuid);
@@ -308,6 +316,9 @@ mod tests {
         let plain = TableIdent::new("sales".parse().unwrap(), "orders").unwrap();
         let call = "CALL system.expire_snapshots(table => '\"sales\".\"orders\"')";
         assert_eq!(Kind::Expire.statement(&plain), call);
+        let pointed = TableIdent::new(Namespace::new(["a.b"]).unwrap(), "t").unwrap();
+        let nested = TableIdent::new("a.b".parse().unwrap(), "t").unwrap();
+        assert!(can_be_named(&plain) && can_be_named(&nested) && !can_be_named(&pointed));
         let odd = TableIdent::new("a.b".parse().unwrap(), "it's \"X\"").unwrap();
         let call = "CALL system.rewrite_data_files(table => '\"a.b\".\"it''s \"\"X\"\"\"')";
         assert_eq!(Kind::Compact.statement(&odd), call);
