@@ -367,19 +367,26 @@ async fn keys(store: &RemoteStore) -> Result<Vec<(String, u64)>> {
 /// Removes what runs have written, and nothing else.
 async fn clean(store: &RemoteStore) -> Result<()> {
     let by = std::time::Instant::now() + CLEAN_WITHIN;
-    for some in keys(store).await?.chunks(KEYS_AT_ONCE) {
-        let txn = Txn {
-            when: some.iter().map(|(key, revision)| Compare::mod_revision(key.clone(), *revision)).collect(),
-            then: some.iter().map(|(key, _)| Op::delete(key.clone())).collect(),
-            otherwise: vec![],
-        };
-        let removed = store.commit(txn, by).await;
-        let removed = removed.map_err(|e| Error::Founding(format!("removing what the run has written: {e}")))?;
-        if !removed.result.succeeded {
+    loop {
+        let all = keys(store).await?;
+        if all.is_empty() {
+            return Ok(());
+        }
+        if std::time::Instant::now() >= by {
+            let left = format!("{} keys under {PREFIX} are there after {} s", all.len(), CLEAN_WITHIN.as_secs());
             return Err(Error::Founding(format!(
-                "somebody still writes under {PREFIX}: lake chaos heal removes the rest"
+                "{left}: somebody still writes there; lake chaos heal removes the rest"
             )));
         }
+        for some in all.chunks(KEYS_AT_ONCE) {
+            let txn = Txn {
+                when: some.iter().map(|(key, revision)| Compare::mod_revision(key.clone(), *revision)).collect(),
+                then: some.iter().map(|(key, _)| Op::delete(key.clone())).collect(),
+                otherwise: vec![],
+            };
+            // If one of them has changed meanwhile, or gone with its lease, they are listed anew.
+            let removed = store.commit(txn, by).await;
+            removed.map_err(|e| Error::Founding(format!("removing what the run has written: {e}")))?;
+        }
     }
-    Ok(())
 }

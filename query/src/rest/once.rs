@@ -7,6 +7,7 @@
 //! A key is good for [`LIFETIME`], which clients are told, and is kept twice as long.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -80,6 +81,19 @@ impl Key {
     }
 }
 
+/// A refusal that could not be left, for this reason: what was in its way may be what another attempt under the key has made.
+fn unsettled(refusal: RestError, why: &impl fmt::Display) -> RestError {
+    if !matches!(refusal.status, StatusCode::CONFLICT | StatusCode::NOT_FOUND) {
+        // It is about the request itself.
+        return refusal;
+    }
+    RestError::unknown(format!(
+        "this attempt changed nothing ({}), and whether another one under its Idempotency-Key has could not be found out: {why}; \
+         send it again with the same key",
+        refusal.message
+    ))
+}
+
 impl Rest {
     /// What changes are made with for this request, answered with this status and, if it is a table or view that is
     /// answered with, its metadata.
@@ -120,10 +134,9 @@ impl Rest {
             return Err(error);
         }
         let refusal = key.outcome(error.status, None, Some(&error))?;
-        // Where it cannot be left, it is a refusal all the same.
         match self.tables.writer.leave_outcome(&refusal, call.deadline).await {
             Ok(kept) => self.again(endpoint, call, key, &kept).await,
-            Err(_) => Err(error),
+            Err(why) => Err(unsettled(error, &why)),
         }
     }
 
@@ -160,4 +173,23 @@ impl Rest {
 /// Forgets outcomes that have been kept long enough, until it is dropped.
 pub async fn sweep(rest: &Rest) -> Infallible {
     outcomes::sweep(&rest.tables.writer, &[DOMAIN], LIFETIME).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_that_could_not_be_left_may_be_of_what_was_made_before() {
+        for refusal in [RestError::lost("main has moved"), RestError::not_found(kind::NOT_FOUND, "t is not there")] {
+            let error = unsettled(refusal.clone(), &"nobody answers");
+            assert_eq!((error.status, error.kind), (StatusCode::INTERNAL_SERVER_ERROR, kind::COMMIT_UNKNOWN));
+            assert!(
+                [refusal.message.as_str(), "nobody answers"].iter().all(|said| error.message.contains(said)),
+                "{error:?}"
+            );
+        }
+        let wrong = RestError::bad("updates", "there is none");
+        assert_eq!(unsettled(wrong.clone(), &"nobody answers"), wrong);
+    }
 }

@@ -7,10 +7,12 @@
 //!             nothing to commit         -> the outcome is left by itself
 //!             refused                   -> left by itself as well: asked again, it is refused again
 //!             unknown, unavailable, ... -> none is left by this; if there is one, that is the answer
+//!             refused, and not left     -> unknown: another attempt may have done it
 //! ```
 //! Whatever is left first is the outcome: every attempt demands that none is there (semantics, section 4). Outcomes are kept
 //! for at least [`crate::outcomes::LIFETIME`].
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -124,12 +126,26 @@ pub async fn settle(writer: &MetadataWriter, once: &Once, changed: Result<u64>, 
             first if once.left(&first) => changed,
             first => answer(once, &first),
         },
-        // It is in the metadata with what was committed; or nothing was done, and will not be when it is asked for again.
+        // What was committed is in the metadata with it.
         Err(error) => {
             tracing::debug!(operation = once.id(), %error, "the outcome of an operation could not be left");
-            changed
+            changed.map_err(|refusal| unsettled(once.id(), refusal, &error))
         }
     }
+}
+
+/// A refusal that is not known to be the outcome, for this reason: another attempt under the id may have done it, or may yet.
+pub fn unsettled(id: &str, refusal: Error, why: &impl fmt::Display) -> Error {
+    // Whoever tries it is refused the same; or it says already what is not known.
+    if matches!(refusal.kind, Kind::Invalid | Kind::NotSupported | Kind::Unknown) {
+        return refusal;
+    }
+    let message = format!(
+        "this attempt of operation {id} changed nothing ({}), and whether another one has, or will, could not be found out: {why}; \
+         ask for it again under this id",
+        refusal.message
+    );
+    Error::unknown(message).at(refusal.position)
 }
 
 /// Whether an error is an outcome: the same statement would be refused again, or was answered with a reason to run it anew.
@@ -152,6 +168,19 @@ mod tests {
         }
         assert_eq!(statement("INSERT INTO t VALUES (1) ;\n"), statement("INSERT INTO t VALUES (1)"));
         assert_ne!(statement("INSERT INTO t VALUES (1)"), statement("INSERT INTO t VALUES (2)"));
+    }
+
+    #[test]
+    fn a_refusal_that_could_not_be_left_may_not_be_the_outcome() {
+        let refused = |kind| unsettled("a", Error::new(kind, "another writer was first"), &"nobody answers");
+        for kind in [Kind::Conflict, Kind::NotFound, Kind::AlreadyExists] {
+            let error = refused(kind);
+            assert_eq!(error.kind, Kind::Unknown);
+            let said = ["another writer was first", "nobody answers", "ask for it again"];
+            assert!(said.iter().all(|words| error.message.contains(words)), "{error}");
+        }
+        assert_eq!(refused(Kind::Invalid).kind, Kind::Invalid);
+        assert_eq!(refused(Kind::Unknown).message, "another writer was first");
     }
 
     #[test]

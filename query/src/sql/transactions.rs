@@ -158,8 +158,11 @@ impl Open {
         operation.set_statement(statements);
         match self.staged.commit(tables, deadline).await {
             Err(error) if matches!(error.kind, Kind::Conflict | Kind::Unknown) => {
-                let found = once::find(&tables.writer, operation, deadline).await;
-                let Ok(Some(first)) = found else { return Err(error) };
+                let first = match once::find(&tables.writer, operation, deadline).await {
+                    Ok(Some(first)) => first,
+                    Ok(None) => return Err(error),
+                    Err(why) => return Err(once::unsettled(operation.id(), error, &why)),
+                };
                 if !operation.left(&first) {
                     self.staged.roll_back(tables).await;
                 }
