@@ -62,6 +62,9 @@ pub struct Cursor {
 pub struct Purge {
     /// The name that it had.
     pub table: String,
+    /// The levels of the namespace in that: a level may hold a point. None: it was submitted before they were kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespace: Vec<String>,
     pub uuid: Uuid,
     pub metadata_location: String,
     #[serde(default)]
@@ -80,6 +83,7 @@ pub struct Purge {
 pub fn of_drop(table: &TableIdent, pointer: &TablePointer, revision: Revision, now_unix_ms: u64) -> (String, Record) {
     let purge = Purge {
         table: table.to_string(),
+        namespace: table.namespace.levels().to_vec(),
         uuid: pointer.uuid,
         metadata_location: pointer.metadata_location.clone(),
         cursor: Cursor::default(),
@@ -91,6 +95,14 @@ pub fn of_drop(table: &TableIdent, pointer: &TablePointer, revision: Revision, n
         format!("{}{revision}", ids_of(pointer.uuid)),
         Record::new(PURGE_TABLE, &purge.table, RETAIN, kept(&purge), now_unix_ms),
     )
+}
+
+impl Purge {
+    /// Whether it is of a table of this name.
+    pub fn is_of(&self, table: &TableIdent) -> bool {
+        let is_there = self.namespace.is_empty() || self.namespace == table.namespace.levels();
+        is_there && self.table == table.to_string()
+    }
 }
 
 /// What the ids of all purges of a table begin with.
@@ -168,6 +180,9 @@ mod tests {
         assert_eq!((dropped_at(&id, pointer.uuid), dropped_at(&id, Uuid::nil())), (Some(17), None));
         assert_eq!((record.subject.as_str(), record.step.as_str()), ("a.b.t", RETAIN));
         let purge: Purge = record.data().unwrap();
+        let other: TableIdent = TableIdent::new(crate::catalog::Namespace::new(["a.b"]).unwrap(), "t").unwrap();
+        assert!(other.to_string() == "a.b.t" && purge.is_of(&table) && !purge.is_of(&other));
+        assert!(Purge { namespace: Vec::new(), ..purge.clone() }.is_of(&table), "one of before");
         let task = Task { id, step: DELETE.to_owned(), purge: purge.clone() };
         assert_eq!(Task::of(&task.to_bytes()), Ok(task));
         for answer in [Answer::Part(Box::new(purge)), Answer::Refused("no".into()), Answer::Over] {

@@ -58,12 +58,11 @@ impl Tables {
     async fn last_purge(&self, ident: &TableIdent, deadline: Instant) -> Result<(Procedure, Purge)> {
         let all = self.metadata.procedures(deadline).await;
         let all = all.map_err(|e| Error::unavailable(format!("looking for dropped tables: {e}")))?;
-        let name = ident.to_string();
         let purges = all.into_iter().filter_map(|procedure| {
             let record = &procedure.record;
             let waits = record.kind == PURGE_TABLE && record.state == State::Active;
             let purge = waits.then(|| record.data::<Purge>().ok()).flatten()?;
-            (purge.table == name).then_some((procedure, purge))
+            purge.is_of(ident).then_some((procedure, purge))
         });
         // By what no clock tells: of tables of one name, what was dropped later was changed later.
         let last = purges.max_by_key(|(procedure, purge)| dropped_at(&procedure.id, purge.uuid));
