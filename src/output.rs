@@ -5,6 +5,13 @@ use std::io::{ErrorKind, Write};
 use anyhow::Result;
 use serde_json::Value;
 
+/// So many of something: `1 table`, `2 tables`.
+#[cfg(feature = "query")]
+pub fn counted(number: usize, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
+
 /// Prints to standard output. Whoever reads it may have seen enough before the end: what was done stays done.
 ///
 /// # Errors

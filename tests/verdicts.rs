@@ -105,6 +105,8 @@ fn what_goes_wrong_is_no_verdict() {
 fn a_page_is_made_of_a_history_alone() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(history("lock-zombie.violation.edn"), dir.path().join("history.edn")).unwrap();
+    let checked = lake(&["chaos", "check", dir.path().to_str().unwrap()]);
+    assert_eq!(checked.status.code(), Some(1), "a directory is taken as well: {checked:?}");
     let output = lake(&["chaos", "report", dir.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let page = std::fs::read_to_string(dir.path().join("report.html")).unwrap();

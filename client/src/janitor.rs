@@ -110,6 +110,19 @@ pub struct Held {
 /// # Errors
 /// The store's. Nothing is held then; call again.
 pub async fn take(store: &SharedStore, ttl: Duration) -> Result<Held, Error> {
+    take_telling(store, ttl, |_| {}).await
+}
+
+/// The same. `waits` is told, once, that it is another's, and after how long without a sign of that one it is taken over.
+///
+/// # Errors
+/// As [`take`].
+pub async fn take_telling(
+    store: &SharedStore,
+    ttl: Duration,
+    waits: impl FnOnce(Duration) + Send,
+) -> Result<Held, Error> {
+    let mut waits = Some(waits);
     let mut watched = Watched::default();
     let holder = uuid::Uuid::new_v4().to_string();
     let mut count = 0;
@@ -119,6 +132,9 @@ pub async fn take(store: &SharedStore, ttl: Duration) -> Result<Held, Error> {
         let lease = read(store, LEASE).await?;
         let wait = watched.look(lease.as_ref(), ttl, clock::now());
         if !wait.is_zero() {
+            if let Some(waits) = waits.take() {
+                waits(wait);
+            }
             tokio::time::sleep(wait.min(ttl / LOOKS).min(LONGEST_PAUSE)).await;
             continue;
         }
@@ -247,6 +263,16 @@ mod tests {
         assert_eq!(watched.look(Some(&entry(&over, 10)), TTL, at(101)), Duration::ZERO, "it was let go");
         let odd = KeyValue { value: "?".into(), ..entry(&over, 11) };
         assert_eq!(watched.look(Some(&odd), TTL, at(102)), TTL);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_is_told_so_once() {
+        let store = MemoryStore::shared();
+        let mut told = Vec::new();
+        let _first = take_telling(&store, TTL, |left| told.push(left)).await.unwrap();
+        assert!(told.is_empty(), "nobody held it");
+        take_telling(&store, TTL, |left| told.push(left)).await.unwrap();
+        assert_eq!(told, [TTL]);
     }
 
     fn may_commit(held: &Held) -> Txn {

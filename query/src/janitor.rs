@@ -40,6 +40,8 @@ pub struct Options {
     pub interval: Duration,
     /// One round, and no more.
     pub once: bool,
+    /// Called once before each wait for another one's lease, with how long that lives without a sign of its holder.
+    pub waits: fn(Duration),
 }
 
 /// What is held now; `None`: nothing.
@@ -85,9 +87,16 @@ pub async fn run(
     options: Options,
     stop: &CancellationToken,
 ) -> Result<Option<Round>> {
+    let mut is_told = false;
     loop {
+        let waits = |left: Duration| {
+            if !std::mem::replace(&mut is_told, true) {
+                tracing::info!(?left, "another janitor holds the lease; waiting");
+                (options.waits)(left);
+            }
+        };
         let held = tokio::select! {
-            held = janitor::take(&store, options.ttl) => held,
+            held = janitor::take_telling(&store, options.ttl, waits) => held,
             () = stop.cancelled() => return Ok(None),
         };
         let mut held = match held {
@@ -99,6 +108,7 @@ pub async fn run(
             }
         };
         tracing::info!("this process is the janitor");
+        is_told = false;
         let (sender, holding) = watch::channel(Some((held.held_until(), held.guard())));
         let mut upkeep = Upkeep::new(engine.clone(), Arc::new(All { holding }));
         let rounds = async {

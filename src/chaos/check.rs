@@ -18,7 +18,7 @@ const MAX_SECONDS: u64 = 24 * 60 * 60;
 /// Options of `lake chaos check`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A history in Jepsen's format: one EDN map a line
+    /// A history in Jepsen's format: one EDN map a line; or a run's directory, which holds history.edn
     history: PathBuf,
     /// What the clients did [default: as the operations' names tell]
     #[arg(long)]
@@ -78,7 +78,11 @@ impl Judging {
 /// # Errors
 /// The file cannot be read, or is no history; it cannot be split, or not be written where it should.
 pub fn run(args: &Args) -> Result<u8> {
-    let (workload, history) = file::read(&args.history, args.workload)?;
+    let path = match args.history.is_dir() {
+        true => args.history.join(file::FILE_NAME),
+        false => args.history.clone(),
+    };
+    let (workload, history) = file::read(&path, args.workload)?;
     if let Some(dir) = &args.split {
         write_split(workload, &history, dir)?;
     }

@@ -27,6 +27,8 @@ use super::front::front;
 use super::print::{self, Format};
 use crate::signals::{Interrupts, Termination};
 
+/// Characters of the faults in force that a terminal's line has: it is written over and must not wrap.
+const TERMINAL_FAULTS: usize = 80;
 /// How long an operation may take unless told otherwise, and one of SQL.
 const TIMEOUT: Duration = Duration::from_secs(3);
 const SQL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -284,7 +286,7 @@ async fn tell(mut live: watch::Receiver<Live>) {
     while live.changed().await.is_ok() {
         let (line, faults) = {
             let live = live.borrow_and_update();
-            (describe(&live), live.faults.clone())
+            (describe(&live, if terminal { TERMINAL_FAULTS } else { usize::MAX }), live.faults.clone())
         };
         let is_due = lines.is_multiple_of(10) || faults != in_force;
         in_force = faults;
@@ -299,7 +301,8 @@ async fn tell(mut live: watch::Receiver<Live>) {
     }
 }
 
-fn describe(live: &Live) -> String {
+/// The faults are cut at so many characters.
+fn describe(live: &Live, longest: usize) -> String {
     let leader = live.leader.map_or_else(|| "no leader".to_owned(), |id| format!("leader {id}"));
     let faults = if live.faults.is_empty() { "no fault".to_owned() } else { live.faults.join(", ") };
     format!(
@@ -310,7 +313,7 @@ fn describe(live: &Live) -> String {
         live.tally.unknown,
         live.tally.failed,
         live.term,
-        faults.chars().take(80).collect::<String>()
+        faults.chars().take(longest).collect::<String>()
     )
 }
 
@@ -336,7 +339,10 @@ mod tests {
     #[test]
     fn the_line_says_how_it_goes() {
         let live = Live { leader: Some(2), term: 7, faults: vec!["kill (peer 2)".to_owned()], ..Live::default() };
-        let line = describe(&live);
+        let line = describe(&live, TERMINAL_FAULTS);
         assert!(line.contains("leader 2, term 7  kill (peer 2)"), "{line}");
+        let live = Live { faults: vec!["kill (peer 2)".to_owned(); 20], ..live };
+        assert!(describe(&live, usize::MAX).ends_with(", kill (peer 2)"), "all of it, where a line may be long");
+        assert!(describe(&live, TERMINAL_FAULTS).len() < 200, "one line of a terminal");
     }
 }

@@ -2,17 +2,23 @@
 //! it. Any number may run: one at a time works.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
 use lake_chaos::dirlock::DirLock;
+#[cfg(feature = "store-object")]
+use lake_client::object::ObjectMetaStore;
 use lake_query::janitor::{self, Options as Janitor};
 use lake_query::{Config, Options};
 use tokio_util::sync::CancellationToken;
 
+use crate::output::counted;
 use crate::place::Place;
 use crate::query::store_at;
 use crate::service::ServiceArgs;
+
+/// What it takes.
+const STORES: &str = "etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX or file:///DIR (a metadata cluster's own workers do what a janitor does)";
 
 /// Options of `lake janitor`.
 #[derive(Debug, clap::Args)]
@@ -75,16 +81,18 @@ pub async fn run(args: Args) -> Result<()> {
     // Another janitor with this directory would begin by removing the files of this one.
     let _lock = DirLock::take(&config.dir)?;
     let mut stop = args.service.begin(&config.dir)?;
-    let place = args.store.parse::<Place>().map_err(|e| anyhow!("store: {e}"))?;
+    let place = args.store.parse::<Place>().map_err(|_| anyhow!("store: {:?} is none of {STORES}", args.store))?;
     if let Place::Cluster(_) = place {
         bail!("store: {place} is a metadata cluster: its query nodes with the role worker see to its tables");
     }
+    check_is_there(&place)?;
     let store = store_at(&config, place).await.context("store")?;
     let engine = janitor::engine(&config, store.clone()).await?;
     let options = Janitor {
         ttl: Duration::from_secs(args.lease_secs),
         interval: Duration::from_secs(args.interval_secs),
         once: args.once,
+        waits,
     };
     let told = CancellationToken::new();
     let working = janitor::run(engine.clone(), store, options, &told);
@@ -100,10 +108,34 @@ pub async fn run(args: Args) -> Result<()> {
     engine.close();
     engine.tables().close().await;
     if let Some(round) = done?.filter(|_| args.once) {
-        println!("{} tables, {} changes, {} failures", round.tables, round.changed, round.failed);
+        let (tables, changes) = (counted(round.tables, "table"), counted(round.changed, "change"));
+        println!("{tables}, {changes}, {}", counted(round.failed, "failure"));
         if round.failed > 0 {
-            bail!("the upkeep of {} tables failed; the log says why", round.failed);
+            bail!("the upkeep of {} failed; the log says why", counted(round.failed, "table"));
         }
     }
     Ok(())
+}
+
+/// To open a directory is to make a store of it, with nothing to be done in: a name that was mistyped would look like work well done.
+fn check_is_there(place: &Place) -> Result<()> {
+    #[cfg(feature = "store-object")]
+    if let Place::Directory(dir) = place
+        && !ObjectMetaStore::is_in(dir)
+    {
+        bail!(
+            "store: {place} holds no metadata: nothing was made there; check the path, or create a table first (lake sql --meta {place})"
+        );
+    }
+    let _ = place;
+    Ok(())
+}
+
+/// Tells that another one's turn has to end first.
+fn waits(at_most: Duration) {
+    eprintln!(
+        "another janitor holds the lease: waiting since {} until it ends, or has shown no life for {} s",
+        humantime::format_rfc3339_seconds(SystemTime::now()),
+        at_most.as_secs_f64().ceil()
+    );
 }

@@ -11,6 +11,7 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::console::Console;
 use crate::local::LocalArgs;
 use crate::logging;
+use crate::output::counted;
 use crate::signals::{EXIT_INTERRUPTED, EXIT_TERMINATED, Interrupts, Termination};
 
 /// Options of `lake up`.
@@ -65,9 +66,9 @@ async fn session(cluster: &Cluster, args: &LocalArgs, console: &Console, interru
         let progress = console.progress();
         let count = |role| cluster.endpoints(role).len();
         progress.step(format!(
-            "starting {} metadata peers and {} query nodes in {}",
-            count(Role::Metasrv),
-            count(Role::Query),
+            "starting {} and {} in {}",
+            counted(count(Role::Metasrv), "metadata peer"),
+            counted(count(Role::Query), "query node"),
             cluster.dir().display()
         ));
         cluster.start_all().await

@@ -75,6 +75,11 @@ impl ObjectMetaStore {
         Ok(Self { objects: files, root: Path::default(), name, swaps, listings: Mutex::default() })
     }
 
+    /// Whether a directory has been opened as a store before.
+    pub fn is_in(dir: impl AsRef<FsPath>) -> bool {
+        dir.as_ref().join(LOCK_FILE).is_file()
+    }
+
     async fn prove_conditions(&self, deadline: Instant) -> Result<(), Error> {
         let doing = "trying whether conditional puts are honoured";
         let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);

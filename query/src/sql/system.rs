@@ -97,7 +97,8 @@ fn shard_rows(shards: &[ShardStatus]) -> Result<RecordBatch> {
     let text = |of: fn(&ShardStatus) -> Option<String>| -> ArrayRef {
         Arc::new(shards.iter().map(of).collect::<StringArray>())
     };
-    let suspicion: ArrayRef = Arc::new(shards.iter().map(|shard| shard.suspicion).collect::<Float64Array>());
+    let rounded = |suspicion: f64| (suspicion * 1000.0).round() / 1000.0;
+    let suspicion: ArrayRef = Arc::new(shards.iter().map(|s| s.suspicion.map(rounded)).collect::<Float64Array>());
     let state = |s: &ShardStatus| Some(if s.remaining.is_some() { "held" } else { "lost" }.to_owned());
     let columns = [
         ("shard", number(|s| Some(i64::from(s.shard)))),
@@ -127,4 +128,21 @@ pub(super) fn whole(n: u64) -> i64 {
 
 fn millis(d: Duration) -> i64 {
     i64::try_from(d.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::AsArray;
+    use arrow::datatypes::Float64Type;
+    use lake_client::shards::Route;
+
+    use super::*;
+
+    #[test]
+    fn a_suspicion_is_rounded() {
+        let shard = |suspicion| ShardStatus { shard: 0, route: Route::default(), fence: 1, remaining: None, suspicion };
+        let rows = shard_rows(&[shard(Some(4.08e-15)), shard(Some(1.23456)), shard(None)]).unwrap();
+        let shown: Vec<_> = rows.column_by_name("suspicion").unwrap().as_primitive::<Float64Type>().iter().collect();
+        assert_eq!(shown, [Some(0.0), Some(1.235), None]);
+    }
 }
