@@ -31,7 +31,7 @@ pub enum Format {
 pub enum Summary {
     /// So many rows; there were more if it was cut.
     Rows { rows: usize, cut: bool },
-    /// A change: what it was, and how many rows it changed.
+    /// A change: what it was, and how many rows it changed; of CALL the procedure's count, of whatever it counts.
     Change { command: String, count: String },
 }
 
@@ -52,6 +52,7 @@ impl Summary {
                     with(format!("the first {rows} rows"))
                 )
             }
+            Summary::Change { command, count } if command == "CALL" => with(format!("{command}: {count}")),
             Summary::Change { command, count } if count == "0" && command != "INSERT" => with(command.clone()),
             Summary::Change { command, count } if count == "1" => with(format!("{command}: 1 row")),
             Summary::Change { command, count } => with(format!("{command}: {count} rows")),
@@ -259,5 +260,7 @@ mod tests {
         assert_eq!(change("INSERT", "0").describe(None), "INSERT: 0 rows");
         assert_eq!(change("CREATE TABLE", "0").describe(took), "CREATE TABLE, 1.234 s");
         assert_eq!(change("INSERT", "1").describe(None), "INSERT: 1 row");
+        assert_eq!(change("CALL", "0").describe(None), "CALL: 0");
+        assert_eq!(change("CALL", "5").describe(took), "CALL: 5, 1.234 s");
     }
 }

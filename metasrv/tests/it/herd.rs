@@ -173,13 +173,6 @@ async fn the_callers_of_one_client_ask_once_and_remember() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_clients_lose_their_leader() {
-    through_a_leader_kill(200).await;
-}
-
-/// By itself: beside it, other tests would measure it.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "keeps two cores busy: cargo test --release --workspace --test it a_thousand_clients -- --ignored --nocapture"]
 async fn a_thousand_clients_lose_their_leader() {
     allow_files(4_000, 20_000);
     through_a_leader_kill(1000).await;

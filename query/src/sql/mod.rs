@@ -49,6 +49,7 @@ pub mod transactions;
 mod undrop;
 pub mod values;
 pub mod views;
+pub mod yielding;
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -198,6 +199,7 @@ impl Engine {
             .with_config(session)
             .with_runtime_env(runtime)
             .with_default_features()
+            .with_physical_optimizer_rule(Arc::new(yielding::JoinsYield))
             .with_physical_optimizer_rule(Arc::new(NameDamagedFiles))
             .build();
         template.register_udaf(Arc::new(AggregateUDF::from(sum::CheckedSum::default())))?;

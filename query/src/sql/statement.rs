@@ -10,10 +10,10 @@ use datafusion::sql::parser::{DFParserBuilder, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::helpers::attached_token::AttachedToken;
 use datafusion::sql::sqlparser::ast::{
     AlterTable, AlterTableOperation, Assignment, AssignmentTarget, CastKind, ColumnOption, CommentDef, CreateTable,
-    CreateTableOptions, DataType, ExactNumberInfo, Expr, Ident, Merge, MergeAction, MergeClause, MergeClauseKind,
-    MergeUpdateExpr, ObjectName, ObjectNamePart, ObjectType, ShowStatementFilter, ShowStatementFilterPosition,
-    ShowStatementOptions, SqlOption, Statement, TableFactor, Update, UpdateTableFromKind, Value, ValueWithSpan,
-    visit_expressions_mut, visit_relations,
+    CreateTableOptions, DataType, ExactNumberInfo, Expr, FromTable, Ident, Merge, MergeAction, MergeClause,
+    MergeClauseKind, MergeUpdateExpr, ObjectName, ObjectNamePart, ObjectType, ShowStatementFilter,
+    ShowStatementFilterPosition, ShowStatementOptions, SqlOption, Statement, TableFactor, Update, UpdateTableFromKind,
+    Value, ValueWithSpan, visit_expressions_mut, visit_relations,
 };
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
@@ -27,7 +27,7 @@ use super::copy::{self, Copy, CopyFrom};
 use super::schemas::{self, SchemaStatement};
 use super::session::{self, SessionChange};
 use super::views::{self, ViewStatement};
-use super::{CATALOG, MAX_STATEMENT_BYTES, alter, as_of, undrop};
+use super::{CATALOG, DEFAULT_SCHEMA, MAX_STATEMENT_BYTES, alter, as_of, files, undrop};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
 
@@ -399,11 +399,16 @@ fn classify(statement: &mut Parsed) -> Result<Action> {
         Parsed::Reset(_) => return Err(refused("RESET")),
     };
     match statement {
+        Statement::ShowColumns { show_options, .. } => {
+            if let Some(ObjectName(parts)) = show_options.show_in.as_mut().and_then(|of| of.parent_name.as_mut()) {
+                in_default_schema(parts);
+            }
+            Ok(Action::Query)
+        }
         Statement::Query(_)
         | Statement::Explain { .. }
         | Statement::ExplainTable { .. }
         | Statement::ShowTables { .. }
-        | Statement::ShowColumns { .. }
         | Statement::ShowFunctions { .. }
         | Statement::ShowVariable { .. } => Ok(Action::Query),
         Statement::Insert(insert) => {
@@ -415,7 +420,17 @@ fn classify(statement: &mut Parsed) -> Result<Action> {
                 false => Command::Insert,
             }))
         }
-        Statement::Delete(_) => Ok(Action::ChangeRows(Command::Delete)),
+        Statement::Delete(delete) => match &delete.from {
+            FromTable::WithFromKeyword(_) => Ok(Action::ChangeRows(Command::Delete)),
+            // A word that is missing may be more than that one, as a condition.
+            FromTable::WithoutKeyword(tables) => {
+                let at = tables.first().and_then(|table| match &table.relation {
+                    TableFactor::Table { name, .. } => name.0.first().and_then(|part| part.as_ident()).and_then(place),
+                    _ => None,
+                });
+                Err(Error::invalid("syntax error: DELETE without FROM; nothing was done: write DELETE FROM").at(at))
+            }
+        },
         Statement::Update(_) => Ok(Action::ChangeRows(Command::Update)),
         Statement::Merge(_) => Ok(Action::ChangeRows(Command::Merge)),
         Statement::Truncate(_) => Ok(Action::ChangeRows(Command::Truncate)),
@@ -441,11 +456,24 @@ fn classify(statement: &mut Parsed) -> Result<Action> {
     }
 }
 
+/// A table's name alone means one in the default schema. DataFusion would show the columns of all tables of that name.
+fn in_default_schema(parts: &mut Vec<ObjectNamePart>) {
+    let [ObjectNamePart::Identifier(table)] = parts.as_slice() else { return };
+    if !files::is_file(&TableReference::bare(normalize(table))) {
+        let schema = Ident { value: DEFAULT_SCHEMA.to_owned(), quote_style: Some('"'), span: table.span };
+        parts.insert(0, ObjectNamePart::Identifier(schema));
+    }
+}
+
 /// What DataFusion would take wrongly, or not at all, is made plain: names of assigned columns as the table has them, and
 /// UPDATE ... FROM as the MERGE that it is.
 fn prepare_update(statement: &mut Statement) -> Result<()> {
     match statement {
         Statement::Update(update) => {
+            // A row that the join has twice would be written twice.
+            if update.from.is_none() && !update.table.joins.is_empty() {
+                return Err(refused("UPDATE of a join (write UPDATE ... FROM)"));
+            }
             let target = target_names(&update.table.relation);
             assigned_columns(&mut update.assignments, &target)?;
         }
@@ -763,6 +791,7 @@ mod tests {
         for (sql, words) in [
             ("UPDATE t SET st.a = 1", "a part of a column"),
             ("UPDATE t SET a = 1 FROM s, u", "several tables"),
+            ("UPDATE t JOIN s ON t.a = s.a SET a = 1", "UPDATE of a join"),
             ("COPY t TO 'x.avro' (FORMAT avro)", "format avro"),
             ("ROLLBACK TO SAVEPOINT a", "ROLLBACK"),
             ("USE s", "USE"),
@@ -776,6 +805,15 @@ mod tests {
         ] {
             let error = parse(sql).unwrap_err();
             assert!(error.kind == Kind::NotSupported && error.message.contains(words), "{sql}: {error}");
+        }
+    }
+
+    #[test]
+    fn delete_has_its_from() {
+        for sql in ["DELETE t", "delete t WHERE a = 1", "DELETE T AS x"] {
+            let error = parse(sql).unwrap_err();
+            assert!(error.kind == Kind::Invalid && error.message.contains("write DELETE FROM"), "{sql}: {error}");
+            assert_eq!(error.position, Some(Position { line: 1, column: 8 }), "{sql}");
         }
     }
 
