@@ -18,6 +18,7 @@
 //! - Rows from pointers that are old because the metadata cluster is away: the header `lake-stale-ms`.
 //! - With a secret configured, every call needs `authorization: Bearer <secret>`; only the health service does not.
 
+pub mod answering;
 pub mod info;
 pub mod ingest;
 pub mod keys;
@@ -51,6 +52,8 @@ pub const OPERATION_HEADER: &str = "lake-operation-id";
 pub const ISOLATION_HEADER: &str = "lake-isolation";
 /// Says that another node has sent this on: it is not sent on again.
 pub const FORWARDED_HEADER: &str = "lake-forwarded";
+/// Says that only the schema of an answer is asked for: nothing is to be fetched.
+pub const SCHEMA_HEADER: &str = "lake-schema-only";
 /// Largest message taken from a client: a batch of rows, which drivers send as their users have made it.
 pub const MAX_REQUEST_BYTES: usize = 64 << 20;
 

@@ -8,8 +8,10 @@ use arrow_flight::flight_service_server::FlightService;
 use arrow_flight::{
     Action, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, PollInfo, SchemaResult, Ticket,
 };
+use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::SCHEMA_HEADER;
 use super::service::LakeFlight;
 
 /// See the module.
@@ -50,7 +52,8 @@ impl FlightService for Served {
         }))
     }
 
-    async fn get_schema(&self, request: Request<FlightDescriptor>) -> Result<SchemaResult> {
+    async fn get_schema(&self, mut request: Request<FlightDescriptor>) -> Result<SchemaResult> {
+        request.metadata_mut().insert(SCHEMA_HEADER, MetadataValue::from_static("1"));
         let info = self.0.get_flight_info(request).await?;
         Ok(info.map(|info| SchemaResult { schema: info.schema }))
     }

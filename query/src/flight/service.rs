@@ -29,6 +29,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
+use super::answering::Answering;
 use super::ingest::{Incoming, Mode, Target};
 use super::keys::TicketKeys;
 use super::metrics::Metrics;
@@ -38,7 +39,7 @@ use super::rows::{FlightStream, encode, encode_one, outgoing_schema};
 use super::running::{self, Running};
 use super::ticket::{Asked, Plan, StatementTicket};
 use super::transactions::{self, Elsewhere, settings_of};
-use super::{STALE_HEADER, info, listing, status, timeout_of};
+use super::{SCHEMA_HEADER, STALE_HEADER, info, listing, status, timeout_of};
 use crate::error::Error;
 use crate::sql::bound::Bound;
 use crate::sql::session::{Changed, SessionChange, Sessions, Settings};
@@ -78,13 +79,15 @@ impl LakeFlight {
         Ok(Self { engine, sessions, operations, keys, metrics, running, info, types })
     }
 
-    /// What a statement would return, and a ticket for running it. Nothing is changed.
+    /// What a statement would return, and a ticket for running it. Nothing is changed; a transaction remembers its changes that
+    /// are to be fetched.
     async fn info_for(
         &self,
         mut ticket: StatementTicket,
-        timeout: Option<Duration>,
-        descriptor: FlightDescriptor,
+        request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
+        let (headers, _, descriptor) = request.into_parts();
+        let timeout = timeout_of(&headers);
         let described = self.sessions.describe(&ticket.bound(), &ticket.settings, timeout).await.map_err(refused)?;
         if !described.parameters.is_empty() {
             return Err(refused(Error::invalid(format!(
@@ -107,6 +110,10 @@ impl LakeFlight {
         if let Some(stale) = stale {
             info = info.with_app_metadata(format!("{STALE_HEADER}: {}", stale.as_millis()));
         }
+        if !headers.contains_key(SCHEMA_HEADER) {
+            let StatementTicket { id, sql, settings, .. } = &plan.statement;
+            self.sessions.asked(*id, sql, settings).map_err(refused)?;
+        }
         Ok(Response::new(info))
     }
 
@@ -125,8 +132,8 @@ impl LakeFlight {
             }
         }
         if let Some(command) = self.command_of(&ticket.sql, &settings)? {
-            let changed = self.change(ticket.id, command, asked.bound(), settings, timeout).await?;
-            return Ok(Response::new(encode_one(count_batch(command, &changed)?)));
+            let (changed, answering) = self.answer(ticket.id, command, asked.bound(), settings, timeout).await?;
+            return Ok(Response::new(answering.hand_out(encode_one(count_batch(command, &changed)?))));
         }
         let run = self.running.begin(ticket.id);
         let measured = self.metrics.begin(Command::Select, &ticket.sql);
@@ -161,7 +168,7 @@ impl LakeFlight {
         Ok(matches!(action, Sort::Session(SessionChange::End(_))))
     }
 
-    /// Makes a change, once per operation.
+    /// Makes a change, once per operation, and answers it at once.
     async fn change(
         &self,
         id: Uuid,
@@ -170,6 +177,22 @@ impl LakeFlight {
         settings: Settings,
         timeout: Option<Duration>,
     ) -> Result<Changed, Status> {
+        let (changed, answering) = self.answer(id, command, bound, settings, timeout).await?;
+        answering.given();
+        Ok(changed)
+    }
+
+    /// Makes a change, once per operation. What it has come to is to be handed out.
+    async fn answer(
+        &self,
+        id: Uuid,
+        command: Command,
+        bound: Bound,
+        settings: Settings,
+        timeout: Option<Duration>,
+    ) -> Result<(Changed, Answering), Status> {
+        let (transactions, run) = (self.sessions.transactions().clone(), self.running.clone());
+        let answering = Answering::new(transactions, run, id, command, &bound.sql, &settings).map_err(refused)?;
         let (sessions, running, metrics) = (self.sessions.clone(), self.running.clone(), self.metrics.clone());
         let change = move || async move {
             let run = running.begin(id);
@@ -179,7 +202,13 @@ impl LakeFlight {
             measured.end(&changed, |changed| changed.count);
             changed
         };
-        self.operations.run(id, change).await.map_err(refused)
+        match self.operations.run(id, change).await {
+            Ok(changed) => Ok((changed, answering)),
+            Err(error) => {
+                answering.refused();
+                Err(refused(error))
+            }
+        }
     }
 
     async fn update(&self, ticket: StatementTicket, headers: &MetadataMap) -> Result<i64, Status> {
@@ -275,9 +304,8 @@ impl FlightSqlService for LakeFlight {
             let (headers, _, descriptor) = request.into_parts();
             return elsewhere.info(&headers, descriptor).await;
         }
-        let timeout = timeout_of(request.metadata());
         let ticket = StatementTicket { settings, ..StatementTicket::new(query.query) };
-        self.info_for(ticket, timeout, request.into_inner()).await
+        self.info_for(ticket, request).await
     }
 
     async fn do_get_statement(&self, ticket: TicketStatementQuery, request: Request<Ticket>) -> Answer {
@@ -351,8 +379,7 @@ impl FlightSqlService for LakeFlight {
             let (headers, _, descriptor) = request.into_parts();
             return elsewhere.info(&headers, descriptor).await;
         }
-        let timeout = timeout_of(request.metadata());
-        self.info_for(ticket, timeout, request.into_inner()).await
+        self.info_for(ticket, request).await
     }
 
     async fn do_get_prepared_statement(

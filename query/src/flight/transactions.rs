@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 
 use super::rows::FlightStream;
 use super::status::from_error;
-use super::{FORWARDED_HEADER, ISOLATION_HEADER, OPERATION_HEADER, TIMEOUT_HEADER, timeout_of};
+use super::{FORWARDED_HEADER, ISOLATION_HEADER, OPERATION_HEADER, SCHEMA_HEADER, TIMEOUT_HEADER, timeout_of};
 use crate::error::{Error, Result};
 use crate::sql::once;
 use crate::sql::session::{Sessions, Settings};
@@ -164,7 +164,8 @@ impl Elsewhere {
     pub fn carry<T>(&self, headers: &MetadataMap, message: T) -> Request<T> {
         let mut request = Request::new(message);
         let carried = request.metadata_mut();
-        for name in ["authorization", "grpc-timeout", TIMEOUT_HEADER, OPERATION_HEADER, ISOLATION_HEADER] {
+        for name in ["authorization", "grpc-timeout", TIMEOUT_HEADER, OPERATION_HEADER, ISOLATION_HEADER, SCHEMA_HEADER]
+        {
             if let Some(value) = headers.get(name) {
                 carried.insert(name, value.clone());
             }

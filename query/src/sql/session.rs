@@ -23,6 +23,7 @@ use datafusion::sql::sqlparser::ast::{
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::bound::Bound;
 use super::statement::{Action, Command, normalize, refused};
@@ -252,6 +253,19 @@ impl Sessions {
         };
         let Planned { schema, stale, parameters, pins, .. } = planned;
         Ok(Described { schema, stale, parameters, pins: (!is_change && !is_staged).then_some(pins) })
+    }
+
+    /// A statement was described, and its client is about to be handed a ticket by this id. What a change of a transaction has come to
+    /// must be fetched before COMMIT.
+    ///
+    /// # Errors
+    /// Those of [`Transactions::asked`].
+    pub fn asked(&self, id: Uuid, sql: &str, settings: &Settings) -> Result<()> {
+        let Some(handle) = settings.handle()? else { return Ok(()) };
+        match self.classify(sql, settings)? {
+            action if !action.is_change() || matches!(action, Action::Session(_)) => Ok(()),
+            _ => self.transactions.asked(&handle, id, sql),
+        }
     }
 
     /// Runs a query. Besides its rows: the age of the oldest pointer used because the metadata cluster is away.

@@ -12,7 +12,10 @@
 //! transaction's id, in the commit's own transaction, and where a transaction is no longer known, whoever is asked to end it
 //! leaves the record that it was rolled back. Either is found by all that ask later.
 //!
-//! Bounds: [`MAX_OPEN`] transactions, their life, [`MAX_STATEMENTS`], and those of what is staged
+//! Drivers ask for a change and fetch its answer apart. What was asked for is remembered until then, and COMMIT refused: the client
+//! may take for made what never ran.
+//!
+//! Bounds: [`MAX_OPEN`] transactions, their life, [`MAX_STATEMENTS`], [`MAX_UNFETCHED`], and those of what is staged
 //! ([`crate::table::staged`]). What is over is told by name.
 
 use std::collections::{HashMap, VecDeque};
@@ -40,6 +43,10 @@ pub const IDLE_LIMIT: Duration = Duration::from_secs(5 * 60);
 pub const LIFE_LIMIT: Duration = Duration::from_secs(60 * 60);
 /// Most statements of a transaction.
 pub const MAX_STATEMENTS: u32 = 1_000;
+/// Most changes of a transaction that were asked for and whose answers were not fetched.
+pub const MAX_UNFETCHED: usize = 100;
+/// Most characters of a statement in an error.
+const LONGEST_SHOWN: usize = 100;
 /// From one look for those that have been open too long to the next.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How many transactions that have ended are remembered.
@@ -100,6 +107,8 @@ pub(super) struct Open {
     began: Instant,
     /// Why it is aborted: also while one of its statements is running, as another's rows may fail then.
     failed: Mutex<Option<String>>,
+    /// Changes that were asked for and whose answers were not handed out: the ids of their tickets, and what they are.
+    unfetched: Mutex<Vec<(Uuid, String)>>,
     state: Arc<tokio::sync::Mutex<State>>,
 }
 
@@ -120,7 +129,7 @@ impl Open {
         let state = State { last_used: now, statements: 0, fingerprint: 0 };
         let staged = Arc::new(Staged::new(isolation, records));
         let (failed, state) = (Mutex::default(), Arc::new(tokio::sync::Mutex::new(state)));
-        Self { id, staged, operation, began: now, failed, state }
+        Self { id, staged, operation, began: now, failed, unfetched: Mutex::default(), state }
     }
 
     fn failed(&self) -> MutexGuard<'_, Option<String>> {
@@ -131,6 +140,30 @@ impl Open {
     /// `Invalid`: it is aborted.
     fn check(&self) -> Result<()> {
         self.failed().as_deref().map_or(Ok(()), |why| Err(aborted(why)))
+    }
+
+    fn unfetched(&self) -> MutexGuard<'_, Vec<(Uuid, String)>> {
+        self.unfetched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Aborts it if the answer of a change was not fetched.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the first of them.
+    fn check_fetched(&self) -> Result<()> {
+        let Some((why, more)) = self
+            .unfetched()
+            .split_first()
+            .map(|((_, sql), rest)| (format!("the answer of a change was never fetched: {sql}"), rest.len()))
+        else {
+            return Ok(());
+        };
+        self.failed().get_or_insert_with(|| why.clone());
+        let others = if more > 0 { format!(" (and of {more} more)") } else { String::new() };
+        Err(Error::invalid(format!(
+            "{why}{others}; nothing was committed, and only ROLLBACK ends the transaction: then run it again, and fetch what each \
+             statement returns before COMMIT (in ADBC: fetchall() after execute(), or executemany())"
+        )))
     }
 
     /// The tables as the transaction sees them.
@@ -246,6 +279,8 @@ impl Transactions {
         F: Future<Output = Result<T>>,
     {
         let open = self.find(handle)?;
+        // Also while what is given up has not ended yet.
+        open.check()?;
         let mut state = open.enter()?;
         open.check()?;
         if let Some(statement) = statement {
@@ -268,6 +303,36 @@ impl Transactions {
         })
     }
 
+    /// A change was planned, and its ticket is about to be handed out: COMMIT is refused until [`Transactions::fetched`] is told of this
+    /// id. One whose ticket was lost on the way to the client stays, though the client may have asked for it again: two that read
+    /// the same may be two changes.
+    ///
+    /// # Errors
+    /// `NotFound` and `Invalid` as [`Transactions::statement`]; `Exhausted`: there are [`MAX_UNFETCHED`], which aborts it.
+    pub fn asked(&self, handle: &Handle, id: Uuid, sql: &str) -> Result<()> {
+        let open = self.find(handle)?;
+        open.check()?;
+        let mut unfetched = open.unfetched();
+        if unfetched.len() < MAX_UNFETCHED {
+            unfetched.push((id, shortened(sql)));
+            return Ok(());
+        }
+        drop(unfetched);
+        let error = Error::exhausted(format!(
+            "the answers of {MAX_UNFETCHED} changes of this transaction were not fetched; nothing was done, and the transaction is \
+             aborted: only ROLLBACK ends it; then run it again, and fetch what each statement returns"
+        ));
+        self.fail(handle, &error);
+        Err(error)
+    }
+
+    /// A change has been made, and its client is told.
+    pub fn fetched(&self, handle: &Handle, id: Uuid) {
+        if let Ok(open) = self.find(handle) {
+            open.unfetched().retain(|(asked, _)| *asked != id);
+        }
+    }
+
     /// One of its statements has failed elsewhere than in [`Transactions::statement`]: it is aborted.
     pub fn fail(&self, handle: &Handle, error: &Error) {
         if let Ok(open) = self.find(handle) {
@@ -283,7 +348,7 @@ impl Transactions {
     /// Ends a transaction. Runs to its end even if the caller goes away.
     ///
     /// # Errors
-    /// Of a commit: `Invalid` if it is aborted, and those of [`Staged::commit`]; after `Unavailable` and `Deadline` it is open
+    /// Of a commit: `Invalid` if it is aborted, or the answer of a change was not fetched, and those of [`Staged::commit`]; after `Unavailable` and `Deadline` it is open
     /// as before, after others it is aborted. `NotFound`: it is gone, and was not committed.
     pub async fn end(self: &Arc<Self>, handle: &Handle, end: End, deadline: Instant) -> Result<()> {
         let (transactions, handle) = (self.clone(), handle.clone());
@@ -292,13 +357,26 @@ impl Transactions {
 
     async fn end_now(&self, handle: &Handle, end: End, deadline: Instant) -> Result<()> {
         let Ok(open) = self.find(handle) else { return self.settle(handle, end, deadline).await };
-        let mut state = open.enter()?;
+        let failed = open.check();
+        let mut state = match (end, failed) {
+            (End::Commit, failed) => {
+                failed?;
+                open.enter()?
+            }
+            // What was given up of it ends soon.
+            (End::RollBack, Err(_)) => {
+                let ended = tokio::time::timeout_at(deadline.into(), open.state.clone().lock_owned()).await;
+                ended.or_else(|_| open.enter())?
+            }
+            (End::RollBack, Ok(())) => open.enter()?,
+        };
         if end == End::RollBack {
             open.staged.roll_back(&self.tables).await;
             self.forget(open.id, end);
             return Ok(());
         }
         open.check()?;
+        open.check_fetched()?;
         match open.commit(&self.tables, state.fingerprint, deadline).await {
             Ok(()) => {
                 self.forget(open.id, end);
@@ -410,6 +488,15 @@ impl Drop for Changing<'_> {
         if !self.ended {
             self.transactions.fail(self.handle, &Error::cancelled("a statement of it was cancelled"));
         }
+    }
+}
+
+/// The beginning of a statement, for errors.
+pub(crate) fn shortened(sql: &str) -> String {
+    let sql = sql.trim();
+    match sql.char_indices().nth(LONGEST_SHOWN) {
+        Some((end, _)) => format!("{}...", &sql[..end]),
+        None => sql.to_owned(),
     }
 }
 

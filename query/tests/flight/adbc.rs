@@ -39,6 +39,11 @@ async fn transactions_are_the_drivers_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_half_of_a_transaction_is_committed() {
+    with("unread").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rows_are_ingested_in_every_mode() {
     let cluster = with("ingest").await;
     let sql = cluster.client(1).await;

@@ -81,6 +81,24 @@ def transactions(uri, other):
         lake.rollback()
 
 
+def unread(uri, other):
+    """Of a change whose answer nobody fetches: it is committed with the others, or all are refused."""
+    for n in range(10):
+        try:
+            with flight_sql.connect(uri) as lake:
+                with lake.cursor() as left:
+                    left.execute(f"INSERT INTO fruit SELECT {100 + n}, 'left'")
+                with lake.cursor() as cursor:
+                    rows(cursor, f"INSERT INTO fruit VALUES ({200 + n}, 'read')")
+                lake.commit()
+        except Exception as error:
+            # The connection was closed with its transaction, which is never committed then.
+            print(error)
+    with connect(other) as lake, lake.cursor() as cursor:
+        left = rows(cursor, "SELECT id - 100 FROM fruit WHERE name = 'left' ORDER BY id")
+        same(rows(cursor, "SELECT id - 200 FROM fruit WHERE name = 'read' ORDER BY id"), left)
+
+
 def ingest(uri, other):
     some = pa.table({"id": pa.array([1, 2], pa.int64()), "name": pa.array(["one", None], pa.large_string())})
     with connect(uri) as lake, lake.cursor() as cursor:

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
-use arrow_flight::sql::{Any, Command, EndTransaction, ProstMessageExt, TicketStatementQuery};
+use arrow_flight::sql::client::FlightSqlServiceClient;
+use arrow_flight::sql::{Any, Command, CommandStatementQuery, EndTransaction, ProstMessageExt, TicketStatementQuery};
 use arrow_flight::{
-    Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightEndpoint, FlightInfo, Ticket,
+    Action, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, FlightDescriptor, FlightEndpoint,
+    FlightInfo, Ticket,
 };
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use lake_query::Kind;
 use lake_query::flight::keys::TicketKeys;
@@ -16,6 +19,7 @@ use lake_query::sql::bound::Bound;
 use lake_query::sql::session::{Sessions, Settings};
 use lake_query::sql::transactions::Transactions;
 use prost::Message;
+use tonic::transport::Channel;
 
 use crate::common::{Cluster, number, numbers, rows_of, run};
 use crate::support::eventually;
@@ -193,6 +197,94 @@ async fn a_change_that_is_cancelled_aborts_its_transaction() {
     let error = ended.unwrap_err().to_string();
     assert!(error.contains("aborted") && error.contains("cancelled"), "{error}");
     assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+}
+
+/// What COMMIT of a transaction is refused with, after which ROLLBACK ends it.
+async fn refused_commit(client: &mut FlightSqlServiceClient<Channel>, transaction: Bytes) -> String {
+    let error = client.end_transaction(transaction.clone(), EndTransaction::Commit).await.unwrap_err().to_string();
+    let again = client.end_transaction(transaction.clone(), EndTransaction::Commit).await.unwrap_err().to_string();
+    assert!(again.contains("aborted"), "{again}");
+    client.end_transaction(transaction, EndTransaction::Rollback).await.unwrap();
+    error
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_was_asked_for_and_never_fetched_keeps_commit_away() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    // By the node that holds the transaction, and by another.
+    for node in 0..2 {
+        let mut holder = flight_sql(&cluster, 0).await;
+        let transaction = holder.begin_transaction().await.unwrap();
+        let mut client = flight_sql(&cluster, node).await;
+        let lost = "INSERT INTO t SELECT 1".to_owned();
+        client.execute(lost.clone(), Some(transaction.clone())).await.unwrap();
+        // The same once more is another change.
+        let info = client.execute(lost, Some(transaction.clone())).await.unwrap();
+        redeem(&mut client, ticket(&info)).await.unwrap();
+        let error = refused_commit(&mut client, transaction).await;
+        let told = ["never fetched: INSERT INTO t SELECT 1", "nothing was committed", "ROLLBACK"];
+        assert!(told.iter().all(|told| error.contains(told)), "{error}");
+        assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+    }
+    // The same of prepared ones.
+    let mut client = flight_sql(&cluster, 0).await;
+    let transaction = client.begin_transaction().await.unwrap();
+    let mut insert = client.prepare("INSERT INTO t SELECT 2".to_owned(), Some(transaction.clone())).await.unwrap();
+    insert.execute().await.unwrap();
+    let error = refused_commit(&mut client, transaction).await;
+    assert!(error.contains("never fetched: INSERT INTO t SELECT 2"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_whose_changes_were_fetched_is_committed() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    let (mut client, mut other) = (flight_sql(&cluster, 0).await, flight_sql(&cluster, 1).await);
+    let transaction = client.begin_transaction().await.unwrap();
+    for (x, client) in [(1, &mut client), (2, &mut other)] {
+        let info = client.execute(format!("INSERT INTO t VALUES ({x})"), Some(transaction.clone())).await.unwrap();
+        for _ in 0..2 {
+            assert_eq!(rows_of(&redeem(client, ticket(&info)).await.unwrap()), [["1"]]);
+        }
+        // What changes nothing may be left, and so may the rows of a change whose schema alone was asked for.
+        client.execute("SELECT x FROM t".to_owned(), Some(transaction.clone())).await.unwrap();
+        let query = "INSERT INTO t VALUES (9)".to_owned();
+        let asked = CommandStatementQuery { query, transaction_id: Some(transaction.clone()) };
+        let descriptor = FlightDescriptor::new_cmd(asked.as_any().encode_to_vec());
+        client.inner_mut().get_schema(descriptor).await.unwrap();
+    }
+    client.end_transaction(transaction, EndTransaction::Commit).await.unwrap();
+    assert_eq!(numbers(&sql, "SELECT x FROM t ORDER BY x").await, [1, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_whose_answer_is_given_up_aborts_its_transaction() {
+    let cluster = Cluster::start(2).await;
+    let sql = cluster.client(0).await;
+    run(&sql, "CREATE TABLE t (x BIGINT)").await;
+    for node in 0..2 {
+        let mut client = flight_sql(&cluster, 0).await;
+        let transaction = client.begin_transaction().await.unwrap();
+        client.execute_update("INSERT INTO t VALUES (1)".to_owned(), Some(transaction.clone())).await.unwrap();
+        let endless = "INSERT INTO t SELECT value FROM generate_series(1, 1000000000000)".to_owned();
+        let info = client.execute(endless, Some(transaction.clone())).await.unwrap();
+        let mut giving_up = flight_sql(&cluster, node).await;
+        let insert = ticket(&info);
+        let inserting = tokio::spawn(async move { redeem(&mut giving_up, insert).await });
+        eventually("the change to run", async || (cluster.nodes[0].engine().running() > 0).then_some(())).await;
+        inserting.abort();
+        eventually("the transaction to be aborted", async || {
+            let asked = client.clone().execute("SELECT 1".to_owned(), Some(transaction.clone())).await;
+            asked.is_err_and(|error| error.to_string().contains("gave up a change")).then_some(())
+        })
+        .await;
+        let error = refused_commit(&mut client, transaction).await;
+        assert!(error.contains("aborted") && error.contains("handed out: INSERT INTO t SELECT value"), "{error}");
+        assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
