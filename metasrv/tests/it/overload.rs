@@ -267,14 +267,17 @@ async fn sessions_of_a_greedy_caller_leave_room_for_another_on_the_same_host() {
     assert!(refused.message().starts_with("this connection has as many sessions as it may have"), "{refused:?}");
     open(SessionsClient::new(cluster.channel(1))).await.unwrap();
 
-    // It may open some again once it has closed enough: more than what it got beyond its part while many were opened at once.
-    for id in opened.drain(..600) {
-        let close = v1::CloseSessionRequest { id };
-        assert!(greedy.clone().close(close).await.unwrap().into_inner().existed);
+    // It may open some again once it has closed enough: more than what it got beyond its part while many were opened at once, which
+    // depends on how many were on their way then. With half of its part it is within it in any case.
+    let mut opens_again = false;
+    while !opens_again && opened.len() > 1_000 {
+        for id in opened.drain(..100) {
+            let close = v1::CloseSessionRequest { id };
+            assert!(greedy.clone().close(close).await.unwrap().into_inner().existed);
+        }
+        opens_again = open(greedy.clone()).await.is_ok();
     }
-    let again = futures::future::join_all((0..20).map(|_| open(greedy.clone()))).await;
-    let opened_again = again.iter().filter(|answer| answer.is_ok()).count();
-    assert!(opened_again > 0, "{opened_again} of 20 after 600 were closed");
+    assert!(opens_again, "none is opened beside {}", opened.len());
 
     // More in one message than a stream may have in flight: each would have to be answered.
     let requests = (0..1_025).map(|id| v1::PipelineRequest { id, timeout_ms: 1_000, request: Some(get()) }).collect();
