@@ -58,6 +58,8 @@ def parameters(uri, other):
         same(rows(cursor, "INSERT INTO fruit VALUES (?, ?)", [3, "cherry"]), [(1,)])
         cursor.executemany("INSERT INTO fruit (name, id) VALUES (?, ?)", [("date", 4), (None, 5)])
         same(cursor.rowcount, 2)
+        cursor.executemany("DELETE FROM fruit WHERE id > 900", None)
+        same(cursor.rowcount, 0)
         cursor.executemany("UPDATE fruit SET name = ? WHERE id = ?", [("elder", 5), ("fig", 2)])
         refused("does not exist", lambda: cursor.execute("SELECT * FROM nowhere WHERE id = ?", [1]))
         refused("2 parameters", lambda: rows(cursor, "SELECT ?, ?", [1]))
