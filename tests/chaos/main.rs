@@ -7,8 +7,9 @@ mod hosts;
 mod jepsen;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use lake_chaos::history::{Action, History, Idempotency, Installation, Operation,
 use lake_chaos::nemesis::clock;
 use lake_chaos::report::{Record, Results, record, results};
 use lake_chaos::{disk, manifest, net::namespaces};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
 /// How long what should happen soon may take on a busy machine.
@@ -510,15 +511,24 @@ fn a_fault_that_never_took_effect_makes_the_verdict_unknown() {
     assert!(page.contains("never took effect: partition ("), "{page}");
 }
 
+/// Ctrl-C, which a terminal sends to all of its group, and SIGTERM.
 #[test]
 fn an_interrupted_run_is_recorded_and_leaves_nothing_behind() {
+    side_by_side([
+        || interrupted(|run| kill_process_group(Pid::from_child(run), Signal::INT).unwrap()),
+        || interrupted(|run| kill_process(Pid::from_child(run), Signal::TERM).unwrap()),
+    ]);
+}
+
+fn interrupted(by: fn(&Child)) {
     let run = Run::new();
-    let child = run.command("--workload register --nemesis kill --time 10m --rate 100").spawn().unwrap();
+    let mut command = run.command("--workload register --nemesis kill --time 10m --rate 100");
+    let child = command.process_group(0).spawn().unwrap();
     let manifest = run.out().join("cluster");
     await_load(&run.out());
     let children = pids(&manifest);
     assert_eq!(children.len(), 3);
-    signal(child.id(), Signal::INT);
+    by(&child);
     let output = child.wait_with_output().unwrap();
     assert_code(&output, 2);
     assert_files(&run.out());
