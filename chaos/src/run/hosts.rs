@@ -31,7 +31,7 @@ use super::settings::Settings;
 use super::{Ran, heal, under_attack};
 use crate::check::convergence::Facts;
 use crate::hosts::{Hosts, Shell, Verb};
-use crate::nemesis::field::{choose, is_as_asked};
+use crate::nemesis::field::{called, choose, is_as_asked};
 use crate::nemesis::kind::{Kind, Requested, Target};
 use crate::nemesis::{Done, Nemesis, schedule};
 use crate::net::partition;
@@ -251,7 +251,7 @@ impl Nemesis<Site> for ByCommand {
         for name in &self.claimed {
             came.push((name.id, self.begin(site, begins, *name).await));
         }
-        Done::of_all(if role == Role::Query { "query node" } else { "peer" }, &came)
+        Done::of_all(called(role), &came)
     }
 
     async fn stop(&mut self, site: &Site) -> Done {
@@ -264,7 +264,7 @@ impl Nemesis<Site> for ByCommand {
             came.push((name.id, self.end(site, ends, *name).await));
         }
         site.release(&claimed);
-        Done::of_all(if role == Role::Query { "query node" } else { "peer" }, &came)
+        Done::of_all(called(role), &came)
     }
 }
 
