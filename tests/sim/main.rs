@@ -248,6 +248,17 @@ fn too_few_operations_make_the_verdict_unknown() {
     assert!(said.contains("operations succeeded, 20 are needed"), "{said}");
 }
 
+/// Of a profile that is named a fault must be seen to take effect, or there is no verdict.
+#[test]
+fn every_profile_takes_effect_and_all_holds() {
+    let dir = scratch();
+    for profile in ["crash", "partition", "membership", "snapshot"] {
+        let (code, said) = simulate(dir.path(), &format!("--seeds 1..3 --time 4s --profile {profile}"), None);
+        assert_eq!(code, Some(0), "{profile}: {said}");
+        assert!(said.contains("3 seeds: 3 valid"), "{profile}: {said}");
+    }
+}
+
 #[test]
 fn seeds_of_every_workload_hold() {
     let dir = scratch();
