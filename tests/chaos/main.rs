@@ -471,14 +471,24 @@ fn peers_in_network_namespaces_are_cut_apart_by_the_kernel() {
     assert_eq!(left_outside(), Vec::<String>::new());
 }
 
+/// Also of peers that stand still then: they notice nothing until they go on.
 #[test]
 fn nothing_is_left_of_namespaces_when_their_run_is_killed() {
     set_up_namespaces();
     let run = Run::new();
-    let mut child = run.command("--cluster netns:3 --nemesis none --time 10m --rate 50").spawn().unwrap();
+    let mut child = run.command("--cluster netns:3 --nemesis pause:all --time 10m --rate 50").spawn().unwrap();
     await_load(&run.out());
     let children = pids(&run.out().join("cluster"));
     assert_eq!(children.len(), 3);
+    let stands_still = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    let until = Instant::now() + PATIENCE;
+    while !children.iter().any(stands_still) {
+        assert!(Instant::now() < until, "no peer is paused");
+        std::thread::sleep(Duration::from_millis(2));
+    }
     signal(child.id(), Signal::KILL);
     child.wait().unwrap();
     let until = Instant::now() + PATIENCE;
