@@ -299,10 +299,9 @@ fn an_interrupted_simulation_ends_with_what_was_judged_and_is_unknown() {
             assert!(Instant::now() < until, "no simulation ends");
             sleep(Duration::from_millis(2));
         }
-        match signal {
-            Signal::INT => kill_process_group(parent, signal).unwrap(),
-            _ => kill_process(parent, signal).unwrap(),
-        }
+        let sent =
+            if signal == Signal::INT { kill_process_group(parent, signal) } else { kill_process(parent, signal) };
+        sent.unwrap();
         let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
         let said = format!("{}\n{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
         assert_eq!(status.code(), Some(2), "{signal:?}: {said}");

@@ -432,7 +432,7 @@ pub const FAULTS: &[Fault] = &[
         sql.told(sql.read(None), before, 1);
     }),
     fault("two reads, each newer in one table", Workload::MultiTable, |sql| {
-        for newer in [0, 1] {
+        for newer in [0_i64, 1] {
             let mut state = sql.newest().clone();
             *state.versions.entry(Key::from(newer)).or_default() += 1;
             sql.states.push(state);
