@@ -120,7 +120,7 @@ impl RemoteStore {
         self.inner.endpoints()
     }
 
-    /// Finds out who leads, by asking every endpoint unless somebody else just did.
+    /// Finds out who leads, by asking every endpoint, or waiting with whoever does that now.
     ///
     /// # Errors
     /// `Unavailable` if nobody names a leader by the deadline.
