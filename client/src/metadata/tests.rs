@@ -90,6 +90,20 @@ async fn a_change_runs_again_on_what_the_winner_left() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_namespace_is_dropped_with_all_that_is_in_it_and_nothing_of_it_is_seen() {
+    let store = MemoryStore::shared();
+    let one = node(&store).await;
+    let namespace: Namespace = "n".parse().unwrap();
+    one.writer().create_namespace(&namespace, Default::default(), soon()).await.unwrap();
+    one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+    one.table(&table(), Want::by(soon())).await.unwrap();
+    // Something that is none of lake's names.
+    store.cas("/lake/table/n/a/b", None, "x".into(), soon()).await.unwrap();
+    assert_eq!(one.writer().drop_namespace_and_contents(&namespace, soon()).await, Ok(2));
+    assert_eq!(one.table(&table(), Want::by(soon())).await.unwrap().pointer(), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_changes_elsewhere_leaves_the_set_of_namespaces_as_it_is() {
     let store = MemoryStore::shared();
     let one = node(&store).await;
