@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::faulty::{FaultyStore, soon};
-use crate::store::{Applied, ReadOptions};
+use crate::store::{Applied, MetaStore, ReadOptions};
 
 fn pointer() -> TablePointer {
     let uuid = Uuid::new_v4();
@@ -178,6 +178,19 @@ async fn a_table_is_renamed_once() {
     let late = catalog.swap_table(&table, first.mod_revision, &pointer(), None, soon()).await;
     assert!(matches!(late, Err(CatalogError::Conflict { .. })), "{late:?}");
     assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+}
+
+#[tokio::test]
+async fn what_somebody_puts_beside_it_names_nothing() {
+    let (store, catalog, nested, table) = setup();
+    created(&catalog, &table).await;
+    for key in ["/lake/catalog/", "/lake/catalog/a/b", "/lake/table/a\u{1f}b/", "/lake/table/a\u{1f}b/t/u"] {
+        store.cas(key, None, "x".into(), soon()).await.unwrap();
+    }
+    let names: Vec<_> = catalog.list_namespaces(soon()).await.unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(names, ["a", "a.b"]);
+    assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+    assert!(matches!(catalog.drop_namespace(&nested, soon()).await, Err(CatalogError::NamespaceNotEmpty(_))));
 }
 
 #[tokio::test]
