@@ -23,13 +23,13 @@ use lake_proto::v1::pipeline_request::Request as Piped;
 use lake_proto::v1::pipeline_response::Response as PipedAnswer;
 use lake_proto::{MAX_MESSAGE_BYTES, status, v1};
 use rand::Rng;
-use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use super::attempts::{Failure, describe};
+use super::flight::{Flight, Joined};
 use super::leader::{Question, Round, View};
 use super::pipe::Pipe;
 use super::session::Sessions;
@@ -76,38 +76,13 @@ pub(super) struct Shared {
     /// because it works from here: a proxy or NAT may stand between.
     answered_at: HashMap<u64, String>,
     /// The last question round.
-    asking: Option<Asking>,
+    asking: Option<Flight<Result<(), String>>>,
     /// When the members are asked for next; `None`: at once.
     members_due: Option<Instant>,
     /// Who asks for them.
     asks_members: Option<AbortOnDropHandle<()>>,
     /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
     cluster_id: Option<String>,
-}
-
-/// A question round, as a task: it goes on for those who wait for it though whoever began it has given up.
-#[derive(Debug)]
-struct Asking {
-    /// Once it is over: whether a leader was found, or why not.
-    outcome: watch::Receiver<Option<Result<(), String>>>,
-    _task: AbortOnDropHandle<()>,
-}
-
-impl Asking {
-    fn begin(inner: Arc<Inner>) -> Self {
-        let (report, outcome) = watch::channel(None);
-        // It ends within the time of a question, and keeps the store alive for as long.
-        let task = tokio::spawn(async move {
-            let found = inner.ask_all().await;
-            report.send_replace(Some(found));
-        });
-        Self { outcome, _task: AbortOnDropHandle::new(task) }
-    }
-
-    /// Not if it has gone with the runtime that it was begun in.
-    fn is_under_way(&self) -> bool {
-        self.outcome.borrow().is_none() && self.outcome.has_changed().is_ok()
-    }
 }
 
 impl Shared {
@@ -232,21 +207,22 @@ impl Inner {
     /// Asks every endpoint who leads; whoever comes while that is under way waits for the same answers. Says why no leader
     /// was found.
     pub async fn ask(self: &Arc<Self>) -> Option<String> {
-        let mut outcome = self.question_round();
-        match outcome.wait_for(Option::is_some).await {
-            Ok(found) => found.clone().and_then(Result::err),
-            Err(_) => Some("who asked for the leader has ended".to_owned()),
+        match self.question_round().outcome().await {
+            Some(found) => found.err(),
+            None => Some("who asked for the leader has ended".to_owned()),
         }
     }
 
-    /// What comes of the round that is under way, begun if there is none.
-    fn question_round(self: &Arc<Self>) -> watch::Receiver<Option<Result<(), String>>> {
+    /// The round that is under way, begun if there is none.
+    fn question_round(self: &Arc<Self>) -> Joined<Result<(), String>> {
         let mut shared = self.lock();
-        let under_way = shared.asking.as_ref().filter(|asking| asking.is_under_way());
-        if let Some(outcome) = under_way.map(|asking| asking.outcome.clone()) {
-            return outcome;
+        if let Some(round) = shared.asking.as_ref().and_then(Flight::join) {
+            return round;
         }
-        shared.asking.insert(Asking::begin(self.clone())).outcome.clone()
+        let inner = self.clone();
+        // It ends within the time of a question, and keeps the store alive for as long.
+        let round = Flight::begin(async move { inner.ask_all().await });
+        shared.asking.insert(round).joined()
     }
 
     /// Asks every endpoint who leads, and learns of it.
@@ -477,7 +453,7 @@ mod tests {
         }
         assert!(inner.ask().await.is_some(), "nobody leads");
         assert!(clock::since(began) < ASK_TIMEOUT + ASK_TIMEOUT / 6, "each has begun one anew");
-        assert!(!inner.lock().asking.as_ref().unwrap().is_under_way());
+        assert!(inner.lock().asking.as_ref().unwrap().join().is_none());
     }
 
     #[tokio::test]
