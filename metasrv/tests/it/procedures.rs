@@ -2,132 +2,40 @@
 //! cancelled, and end.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use async_trait::async_trait;
-use bytes::Bytes;
-use lake_client::catalog::{TableIdent, TablePointer};
 use lake_client::nodes::Rhythm;
 use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
-use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, RETAIN, Task, of_drop};
+use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
 use lake_client::procedures::{Procedure, Record, State, kept};
 use lake_client::remote::RemoteStore;
-use lake_client::remote::node::{Node, NodeKeeper};
+use lake_client::remote::node::NodeKeeper;
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::peer::procedures::machine::Pace;
-use lake_proto::v1;
 use rustix::process::Signal;
-use tokio::sync::Semaphore;
 
 use crate::support::processes::Processes;
-use crate::support::{PATIENCE, TestCluster, eventually};
+use crate::support::purging::{FILES, Worker, deleted, purge, soon, submit, until};
+use crate::support::{TestCluster, eventually};
 
 const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(6000) };
-/// What is purged has so many files, of which a part deletes one.
-pub const FILES: u64 = 12;
-
-fn soon() -> Instant {
-    Instant::now() + PATIENCE
-}
 
 fn pace() -> Pace {
     let ms = Duration::from_millis;
     Pace { retention: Duration::ZERO, first_retry: ms(20), longest_retry: ms(50), max_failures: 4, ..Pace::default() }
 }
 
-/// A worker that deletes nothing, and says that it did. What it does with a table its name says.
-#[derive(Debug)]
-pub struct Worker {
-    /// Parts that may be done of those that wait for it.
-    may: Semaphore,
-    /// What was deleted: of which table, and the how manyth file.
-    deleted: Mutex<BTreeSet<(String, u64)>>,
-}
-
-impl Worker {
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self { may: Semaphore::new(0), deleted: Mutex::default() })
-    }
-
-    pub fn deleted_of(&self, table: &str) -> BTreeSet<u64> {
-        let deleted = self.deleted.lock().unwrap();
-        deleted.iter().filter(|(of, _)| of.ends_with(table)).map(|(_, n)| *n).collect()
-    }
-}
-
-#[async_trait]
-impl Node for Worker {
-    fn info(&self) -> v1::NodeInfo {
-        v1::NodeInfo { roles: vec!["worker".to_owned()], ..v1::NodeInfo::default() }
-    }
-
-    fn load(&self) -> v1::NodeLoad {
-        v1::NodeLoad::default()
-    }
-
-    async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
-        assert_eq!(kind, PURGE_TABLE);
-        let Task { step, mut purge, .. } = Task::of(&payload)?;
-        let table = purge.table.clone();
-        let answer = match step.as_str() {
-            CHECK if table.ends_with("shared") => Answer::Refused("another table lives there".to_owned()),
-            CHECK => Answer::Done(Box::new(purge)),
-            DELETE if table.ends_with("damaged") => return Err("a file cannot be deleted".to_owned()),
-            DELETE if table.ends_with("odd") => Answer::Doubtful("it is not what it was".to_owned()),
-            DELETE => {
-                if table.contains("slow") {
-                    self.may.acquire().await.map_err(|e| e.to_string())?.forget();
-                }
-                self.deleted.lock().unwrap().insert((table, purge.deleted));
-                purge.deleted += 1;
-                let boxed = Box::new(purge);
-                if boxed.deleted == FILES { Answer::Done(boxed) } else { Answer::Part(boxed) }
-            }
-            other => Answer::Doubtful(format!("no step {other}")),
-        };
-        Ok(answer.to_bytes())
-    }
-}
-
 async fn founded(pace: Pace) -> TestCluster {
     TestCluster::founded(3, |config| (config.rhythm, config.pace) = (RHYTHM, pace)).await
-}
-
-/// The purge of a table of this name, with a scope.
-fn purge(table: &str) -> (String, Record) {
-    let ident = TableIdent::new("a".parse().unwrap(), table).unwrap();
-    let pointer = TablePointer { uuid: uuid::Uuid::new_v4(), metadata_location: "m".into(), previous_location: None };
-    let (id, record) = of_drop(&ident, &pointer, 1, 0);
-    (id, Record { scopes: vec![format!("/catalog/a/{table}")], ..record })
-}
-
-pub async fn submit(store: &RemoteStore, table: &str) -> String {
-    let (id, record) = purge(table);
-    let submitted = calls::submit(store, &id, &record, soon()).await.unwrap();
-    assert!(matches!(submitted, Submitted::New(_)), "{submitted:?}");
-    id
 }
 
 async fn get(store: &RemoteStore, id: &str) -> Procedure {
     calls::get(store, id, soon()).await.unwrap().unwrap_or_else(|| panic!("{id} is gone"))
 }
 
-pub async fn until(store: &RemoteStore, id: &str, is: impl Fn(&Record) -> bool) -> Procedure {
-    eventually("a procedure to come so far", async || {
-        let found = calls::get(store, id, soon()).await.ok()??;
-        is(&found.record).then_some(found)
-    })
-    .await
-}
-
 async fn scopes(store: &RemoteStore) -> Vec<String> {
     let read = store.list_scopes("", "", 0, ReadOptions::default(), soon()).await.unwrap();
     read.value.items.into_iter().map(|scope| scope.path).collect()
-}
-
-pub fn deleted(record: &Record) -> u64 {
-    record.data::<Purge>().unwrap().deleted
 }
 
 #[tokio::test(flavor = "multi_thread")]

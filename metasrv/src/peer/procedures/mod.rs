@@ -29,6 +29,8 @@
 pub mod book;
 pub mod clock;
 pub mod failpoints;
+#[cfg(test)]
+mod kills;
 pub mod kinds;
 pub mod machine;
 pub mod purge;

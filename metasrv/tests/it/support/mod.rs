@@ -5,6 +5,7 @@ pub mod ledger;
 pub mod load;
 pub mod log_oracle;
 pub mod processes;
+pub mod purging;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
