@@ -228,6 +228,7 @@ fn detail(procedure: &Procedure) -> String {
         ("step", escaped(&record.step)),
         ("steps", record.steps.to_string()),
         ("failures", record.failures.to_string()),
+        ("parent", record.parent.as_deref().map_or_else(|| "-".to_owned(), escaped)),
         ("scopes", if record.scopes.is_empty() { "-".to_owned() } else { escaped(&record.scopes.join(" ")) }),
         ("submitted", moment(record.submitted_unix_ms)),
         ("changed", moment(record.changed_unix_ms)),

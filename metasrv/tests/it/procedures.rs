@@ -1,11 +1,14 @@
 //! Procedures, and the leader who runs them: what becomes of them when leaders and workers go, when they fail, are
 //! cancelled, and end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
+use lake_client::catalog::{Catalog, CatalogError, Namespace, TableIdent, TablePointer};
 use lake_client::nodes::Rhythm;
 use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
+use lake_client::procedures::drop_namespace::{AT_ONCE, NamespaceDrop, PURGES};
 use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
 use lake_client::procedures::{Procedure, Record, State, kept};
 use lake_client::remote::RemoteStore;
@@ -209,4 +212,56 @@ async fn a_deposed_leader_advances_nothing() {
     })
     .await;
     assert_eq!(get(&store, &id).await, done);
+}
+
+/// A schema with so many tables.
+async fn schema(catalog: &Catalog, name: &str, tables: usize) -> Namespace {
+    let namespace: Namespace = name.parse().unwrap();
+    catalog.create_namespace(&namespace, BTreeMap::new(), soon()).await.unwrap();
+    for t in 0..tables {
+        let ident = TableIdent::new(namespace.clone(), format!("t{t}")).unwrap();
+        let uuid = uuid::Uuid::new_v4();
+        let pointer = TablePointer { uuid, metadata_location: format!("file:///{ident}"), previous_location: None };
+        catalog.create_table(&ident, &pointer, soon()).await.unwrap();
+    }
+    namespace
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_goes_with_what_is_in_it_and_its_children_end_before_it_does() {
+    let mut cluster = founded(pace()).await;
+    let store = cluster.client();
+    let catalog = Catalog::new(Arc::new(cluster.client()));
+    // More than go in one transaction.
+    let large = schema(&catalog, "large", AT_ONCE + 20).await;
+    let id = catalog.submit_namespace_drop(&large, false, 1, soon()).await.unwrap();
+    let done = until(&store, &id, |record| record.state == State::Done).await.record;
+    assert_eq!(done.data::<NamespaceDrop>().unwrap().dropped, AT_ONCE as u64 + 20);
+    assert_eq!(catalog.list_namespaces(soon()).await.unwrap(), []);
+    // Its name is free.
+    schema(&catalog, "large", 1).await;
+
+    // One with another in it is nobody's to drop.
+    let outer = schema(&catalog, "outer", 1).await;
+    schema(&catalog, "outer.inner", 0).await;
+    let refused = catalog.submit_namespace_drop(&outer, true, 1, soon()).await;
+    assert_eq!(refused, Err(CatalogError::NamespaceNotEmpty(outer)));
+
+    // With their files.
+    let small = schema(&catalog, "small", 3).await;
+    let id = catalog.submit_namespace_drop(&small, true, 1, soon()).await.unwrap();
+    let waits = until(&store, &id, |record| record.step == PURGES).await.record;
+    assert_eq!((waits.state, waits.scopes.len()), (State::Active, 0));
+    assert!(!catalog.namespace_exists(&small, soon()).await.unwrap());
+    let worker = Worker::new();
+    let _keeper = NodeKeeper::start(cluster.client(), "w", worker.clone());
+    until(&store, &id, |record| record.state == State::Done).await;
+    let all = calls::list(&store, ReadOptions::default(), soon()).await.unwrap().value;
+    let children: Vec<&Procedure> = all.iter().filter(|child| child.record.parent.as_ref() == Some(&id)).collect();
+    assert!(children.len() == 3 && children.iter().all(|child| child.record.state == State::Done), "{children:?}");
+    for n in 0..3 {
+        assert_eq!(worker.deleted_of(&format!("small.t{n}")).len() as u64, FILES);
+    }
+    assert_eq!(scopes(&store).await, Vec::<String>::new());
+    cluster.stop_all().await;
 }

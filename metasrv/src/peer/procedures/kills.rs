@@ -4,17 +4,22 @@
 //! [`failpoints`](super::failpoints).
 #![allow(clippy::disallowed_methods, reason = "tests read any clock")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
-use lake_client::procedures::State;
+use lake_client::catalog::{Catalog, Namespace, TableIdent, TablePointer};
+use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop, PURGES, RESTORE};
 use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
+use lake_client::procedures::{State, calls};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
+use lake_client::store::{MetaStore, ReadOptions};
 
 use super::failpoints::{Point, VARIABLE};
 use crate::support::processes::Processes;
-use crate::support::purging::{Death, FILES, Worker, deleted, submit, until};
+use crate::support::purging::{Death, FILES, Worker, deleted, soon, submit, until};
 use crate::support::{PATIENCE, eventually};
 
 /// The steps that a purge comes to, the first one being that it is accepted.
@@ -114,4 +119,48 @@ async fn a_procedure_is_done_once_wherever_its_worker_dies_and_the_leader_with_i
         }
     }
     drop(keeper);
+}
+
+/// Tables of the schemas that are dropped.
+const TABLES: usize = 5;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_is_dropped_and_had_back_once_wherever_the_leader_dies() {
+    let mut cluster = Mortal::founded().await;
+    let catalog = Catalog::new(Arc::new(cluster.peers.store()));
+    // Nobody purges here: that the schema's purges wait is all the same to what is undone.
+    let steps = ["new", DROP, PURGES, RESTORE];
+    for (n, (step, point)) in steps.iter().flat_map(|step| Point::ALL.map(|point| (step, point))).enumerate() {
+        let namespace: Namespace = format!("n{n}").parse().unwrap();
+        catalog.create_namespace(&namespace, BTreeMap::new(), soon()).await.unwrap();
+        let mut made = BTreeMap::new();
+        for t in 0..TABLES {
+            let ident = TableIdent::new(namespace.clone(), format!("t{t}")).unwrap();
+            let (uuid, metadata_location) = (uuid::Uuid::new_v4(), format!("file:///{ident}.json"));
+            let pointer = TablePointer { uuid, metadata_location, previous_location: None };
+            catalog.create_table(&ident, &pointer, soon()).await.unwrap();
+            made.insert(ident.name, pointer);
+        }
+        cluster.dies_at(point, step).await;
+        let whose = format!("leader at {step} {point:?}");
+        let id = catalog.submit_namespace_drop(&namespace, true, 0, soon()).await.unwrap();
+        let gone = until(&cluster.store, &id, |record| record.step == PURGES).await.record;
+        assert!(gone.scopes.is_empty() && !catalog.namespace_exists(&namespace, soon()).await.unwrap(), "{whose}");
+        let all = calls::list(&cluster.store, ReadOptions::default(), soon()).await.unwrap().value;
+        let children = all.iter().filter(|child| child.record.parent.as_ref() == Some(&id)).count();
+        assert_eq!(children, TABLES, "{whose}");
+        calls::cancel(&cluster.store, &id, soon()).await.unwrap();
+        let died = cluster.died().await;
+        let over = until(&cluster.store, &id, |record| record.state == State::Cancelled).await.record;
+        let dropping: NamespaceDrop = over.data().unwrap();
+        assert_eq!((dropping.dropped, dropping.restored), (TABLES as u64, TABLES as u64), "{whose}");
+        for (name, pointer) in made {
+            let ident = TableIdent::new(namespace.clone(), name).unwrap();
+            let there = catalog.load_table(&ident, soon()).await.unwrap();
+            assert_eq!(there.map(|there| there.value), Some(pointer), "{whose}");
+        }
+        let held = cluster.store.list_scopes("", "", 0, ReadOptions::default(), soon()).await.unwrap().value.items;
+        assert!(held.is_empty(), "{whose}: {held:?}");
+        cluster.back(died).await;
+    }
 }
