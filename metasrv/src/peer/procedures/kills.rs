@@ -15,7 +15,7 @@ use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
 use lake_client::procedures::{State, calls};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
-use lake_client::store::{MetaStore, ReadOptions};
+use lake_client::store::ReadOptions;
 
 use super::failpoints::{Point, VARIABLE};
 use crate::support::processes::Processes;
