@@ -464,7 +464,9 @@ async fn clear(allowed: Allowed, Path((id, how)): Path<(String, String)>) -> Ans
         "retry" => Clear::Retry,
         "give-up" => Clear::GiveUp,
         other => {
-            return Err(Refused::invalid(format!("a poisoned procedure is cleared by retry or give-up, not {other:?}")));
+            return Err(Refused::invalid(format!(
+                "a poisoned procedure is cleared by retry or give-up, not {other:?}"
+            )));
         }
     };
     if !allowed.dry_run {

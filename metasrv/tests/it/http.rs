@@ -12,7 +12,8 @@ use lake_client::secret::Secret;
 use lake_metasrv::http::MAX_CONNECTIONS;
 use lake_metasrv::peer::procedures::machine::Pace;
 use lake_metasrv::state::FEATURE_LEVEL;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn live_and_ready_are_told_apart() {
@@ -97,40 +98,47 @@ async fn live_and_ready_are_told_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_see_and_change_what_is_coordinated() {
-    let secret = "0123456789abcdef";
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
     let mut cluster = TestCluster::founded(3, |config| {
-        config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-        config.secret = Some(Secret::new(secret).unwrap());
+        config.http_listen = Some(any_port);
         config.pace = Pace { first_retry: std::time::Duration::from_millis(10), max_failures: 2, ..Pace::retaining(0) };
     })
     .await;
     let leader = cluster.leader().await;
     let address = |id: u64| cluster.running[&id].http_address().unwrap();
-    let bearer = format!("Authorization: Bearer {secret}\r\n");
-    let ask = async |method: &str, path: &str| http(address(leader), method, path, &bearer).await;
+    let ask = async |method: &str, path: &str| http(address(leader), method, path, "").await;
     let store = cluster.client();
     let _worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
     let _other = NodeKeeper::start(cluster.client(), "x", Worker::new());
 
-    // Not without the secret, nor for a page that a browser shows.
-    for (headers, code) in [
-        ("", 401),
-        ("Authorization: Bearer 0123456789abcdeF\r\n", 401),
-        (&format!("{bearer}Origin: http://elsewhere\r\n"), 403),
-    ] {
-        for (method, path) in [("GET", "/v1/nodes"), ("POST", "/v1/shards/balance")] {
-            assert_eq!(http(address(leader), method, path, headers).await.0, code, "{headers}");
+    // Where there is a secret, not without it; and never for a page that a browser shows.
+    let listener = TcpListener::bind(any_port).await.unwrap();
+    let (guarded, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+    let secret = Secret::new("0123456789abcdef").unwrap();
+    let peer = cluster.running[&leader].peer().clone();
+    let serving = tokio::spawn(lake_metasrv::http::serve(peer, listener, Some(secret.clone()), stop.clone()));
+    let bearer = format!("Authorization: {}\r\n", secret.bearer());
+    let page = format!("{bearer}Origin: http://elsewhere\r\n");
+    let wrong = "Authorization: Bearer 0123456789abcdeF\r\n";
+    for (headers, code) in [("", 401), (wrong, 401), (page.as_str(), 403), (bearer.as_str(), 200)] {
+        for (method, path) in [("GET", "/v1/nodes"), ("GET", "/v1/procedures")] {
+            assert_eq!(http(guarded, method, path, headers).await.0, code, "{headers}");
         }
+        assert_eq!(http(guarded, "GET", "/live", headers).await.0, 200);
     }
+    assert_eq!(http(guarded, "POST", "/v1/shards/maintenance/on", wrong).await.0, 401);
+    assert_eq!(http(address(leader), "POST", "/v1/shards/balance", "Origin: http://elsewhere\r\n").await.0, 403);
+    stop.cancel();
+    serving.await.unwrap().unwrap();
     // Another peer says who leads.
     let other = (1..=3).find(|id| *id != leader).unwrap();
-    let (code, told) = http(address(other), "GET", "/v1/nodes", &bearer).await;
+    let (code, told) = get(address(other), "/v1/nodes").await;
     assert!(code == 421 && told.contains(&cluster.configs[&leader].listen.to_string()), "{code} {told}");
     assert_eq!(ask("GET", "/v1/shards?dry=1").await.0, 400);
 
-    let (_, listed) = eventually("both nodes to be up", async || {
+    let listed = eventually("both nodes to be up", async || {
         let (code, listed) = ask("GET", "/v1/nodes").await;
-        (code == 200 && listed.matches("\"state\":\"up\"").count() == 2).then_some((code, listed))
+        (code == 200 && listed.matches("\"state\":\"up\"").count() == 2).then_some(listed)
     })
     .await;
     assert!(listed.contains("\"node\":\"w\"") && listed.contains("\"roles\":[\"worker\"]"), "{listed}");
@@ -139,6 +147,7 @@ async fn operators_see_and_change_what_is_coordinated() {
 
     // Where "w" and "x" have halves, one goes by hand.
     let halves = eventually("each to have its half", async || {
+        assert_eq!(ask("POST", "/v1/shards/balance?dry_run=false").await.0, 200);
         let (_, listed) = ask("GET", "/v1/shards").await;
         let of = |node: &str| listed.matches(&format!("\"node\":\"{node}\"")).count();
         (of("w") > 0 && of("w") == of("x")).then_some(listed)
