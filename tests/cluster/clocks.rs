@@ -19,7 +19,7 @@ const JUMPED_S: i64 = DAY_S - 1000;
 /// What `lake meta` lists.
 async fn listed(scratch: &Scratch, cluster: &TestCluster, what: &[&str]) -> Result<Value, String> {
     let at = cluster.processes.endpoints(Role::Metasrv).join(",");
-    let args = [&["meta"], what, &["--at", &at, "--format", "json"]].concat();
+    let args = [&["meta"][..], what, &["--at", &at, "--format", "json"]].concat();
     let printed = lake(&scratch.path(""), &args).await;
     serde_json::from_str(&printed.out).map_err(|e| format!("{e}: {printed:?}"))
 }
@@ -63,16 +63,16 @@ async fn what_is_owned_and_what_waits_does_not_go_by_wall_clocks() {
         if led("query-1") == 4 && led("query-2") == 4 { Ok(shards.clone()) } else { Err(shards.to_string()) }
     })
     .await;
-    let tenures = |listing: &Value| of_each(listing, "nodes", &["node", "state", "process", "epoch", "lease"]);
+    let tenures = |listing: &Value| of_each(listing, "nodes", &["node", "process", "epoch", "lease"]);
     let routes = |listing: &Value| of_each(listing, "shards", &["shard", "state", "node", "fence"]);
     let nodes = tenures(&listed(&scratch, &cluster, &["nodes"]).await.unwrap());
     assert_eq!(nodes.len(), 2);
     let routes_before = routes(&shards);
 
-    // Everybody's clock is wrong, in one way and then in the other, and in the end right again.
+    // Everybody's clock is wrong, in one way and then in the other.
     let leader = cluster.processes.leader(PATIENCE).await.unwrap().process;
     let jump = |file: PathBuf, seconds: i64| std::fs::write(file, format!("{seconds:+} x1.0")).unwrap();
-    for direction in [1, -1, 0] {
+    for direction in [1, -1] {
         for id in 1..=3 {
             let leads = ProcessName::metasrv(id) == leader;
             jump(clock::file(&of_peers, id), if leads { direction * DAY_S } else { -direction * DAY_S });
