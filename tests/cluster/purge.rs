@@ -154,5 +154,24 @@ async fn a_schema_goes_with_the_files_of_its_tables() {
     })
     .await;
     assert_eq!(sql.numbers("SELECT x FROM other").await, [1]);
+
+    // Upkeep that an operator asks for is done by a worker.
+    for n in 2..8 {
+        sql.run(&format!("INSERT INTO other VALUES ({n})")).await.unwrap();
+    }
+    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
+    let proc = async |args: &[&str]| {
+        lake(&scratch.path(""), &[&["meta", "proc"][..], args, &["--at", &at, "--timeout-secs", "120"]].concat()).await
+    };
+    let started = proc(&["start", "rewrite-data-files", "default.other", "--id", "pack"]).await;
+    assert_eq!(started.code, Some(0), "{started:?}");
+    assert_eq!(proc(&["start", "rewrite-data-files", "default.nothing"]).await.code, Some(3));
+    let waited = proc(&["wait", "pack"]).await;
+    assert!(waited.code == Some(0) && waited.out.contains("table_upkeep"), "{waited:?}");
+    until("its files to be packed", PATIENCE, || async {
+        let files = sql.numbers("SELECT count(*) FROM default.\"other$files\"").await;
+        if files[0] < 5 { Ok(()) } else { Err(format!("{files:?}")) }
+    })
+    .await;
     cluster.stop().await;
 }

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Here are pure values, and [`calls`] on a store. lake-metasrv's `peer::procedures` is the leader, which runs them;
-//! query nodes carry out the steps that touch objects ([`purge`]); [`drop_namespace`] is the leader's alone.
+//! query nodes carry out the steps that touch objects ([`purge`], [`upkeep`]); [`drop_namespace`] is the leader's alone.
 //!
 //! - A procedure is one entry, [`key`] of its id. The id is the idempotency key: it is submitted with a compare that
 //!   the entry is absent, and stays there until its history is forgotten.
@@ -24,9 +24,31 @@
 //! Limits: [`MAX_PROCEDURES`] that are looked at, [`MAX_ID_BYTES`], [`MAX_SCOPES`], [`MAX_NOTE_BYTES`],
 //! [`MAX_RECORD_BYTES`].
 
+/// What is sent as JSON, both ways.
+macro_rules! as_json {
+    ($type:ty) => {
+        impl $type {
+            /// As it is sent.
+            pub fn to_bytes(&self) -> bytes::Bytes {
+                // Texts, numbers and lists cannot fail to be written.
+                serde_json::to_vec(self).unwrap_or_default().into()
+            }
+
+            /// What was sent.
+            ///
+            /// # Errors
+            /// It is something else.
+            pub fn of(bytes: &[u8]) -> Result<Self, String> {
+                serde_json::from_slice(bytes).map_err(|e| format!("{} cannot be read: {e}", stringify!($type)))
+            }
+        }
+    };
+}
+
 pub mod calls;
 pub mod drop_namespace;
 pub mod purge;
+pub mod upkeep;
 
 use bytes::Bytes;
 use lake_proto::coordination::ScopeOwner;

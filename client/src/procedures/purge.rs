@@ -9,7 +9,6 @@
 //! A worker does a bounded part of a step at a time, and says where the next one begins ([`Cursor`]). What was done
 //! before an answer was lost is done again, which changes nothing: a file is deleted before the one that leads to it.
 
-use bytes::Bytes;
 use lake_proto::kv::Revision;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -147,25 +146,6 @@ pub enum Answer {
     Over,
 }
 
-macro_rules! as_json {
-    ($type:ty) => {
-        impl $type {
-            /// As it is sent.
-            pub fn to_bytes(&self) -> Bytes {
-                // Texts, numbers and lists cannot fail to be written.
-                serde_json::to_vec(self).unwrap_or_default().into()
-            }
-
-            /// What was sent.
-            ///
-            /// # Errors
-            /// It is something else.
-            pub fn of(bytes: &[u8]) -> Result<Self, String> {
-                serde_json::from_slice(bytes).map_err(|e| format!("{} cannot be read: {e}", stringify!($type)))
-            }
-        }
-    };
-}
 as_json!(Task);
 as_json!(Answer);
 

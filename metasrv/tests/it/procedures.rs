@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lake_client::catalog::{Catalog, CatalogError, Namespace, TableIdent, TablePointer};
@@ -10,6 +11,7 @@ use lake_client::nodes::Rhythm;
 use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
 use lake_client::procedures::drop_namespace::{AT_ONCE, NamespaceDrop, PURGES};
 use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
+use lake_client::procedures::upkeep::{RUN, TableUpkeep};
 use lake_client::procedures::{Procedure, Record, State, kept};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
@@ -18,7 +20,7 @@ use lake_metasrv::peer::procedures::machine::Pace;
 use rustix::process::Signal;
 
 use crate::support::processes::Processes;
-use crate::support::purging::{FILES, Worker, deleted, purge, soon, submit, until};
+use crate::support::purging::{COUNT, FILES, Runner, Worker, deleted, purge, soon, submit, submit_upkeep, until};
 use crate::support::{TestCluster, eventually};
 
 const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(6000) };
@@ -263,5 +265,30 @@ async fn a_schema_goes_with_what_is_in_it_and_its_children_end_before_it_does() 
         assert_eq!(worker.deleted_of(&format!("small.t{n}")).len() as u64, FILES);
     }
     assert_eq!(scopes(&store).await, Vec::<String>::new());
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upkeep_runs_at_one_worker_until_it_ends_and_at_another_one_if_that_goes() {
+    let mut cluster = founded(pace()).await;
+    let store = cluster.client();
+    submit_upkeep(&store, "one").await;
+    until(&store, "one", |record| record.note.contains("no worker is connected")).await;
+    let runs = Runner::new(false);
+    let keeper = NodeKeeper::start(cluster.client(), "a", runs.clone());
+    until(&store, "one", |record| record.step == RUN).await;
+    eventually("it to be asked again", async || (runs.asked.load(Ordering::SeqCst) >= 3).then_some(())).await;
+    // Nothing comes of one that is cancelled.
+    submit_upkeep(&store, "other").await;
+    until(&store, "other", |record| record.step == RUN).await;
+    assert!(matches!(calls::cancel(&store, "other", soon()).await.unwrap(), Asked::Now(_)));
+    until(&store, "other", |record| record.state == State::Cancelled).await;
+
+    drop(keeper);
+    let ends = Runner::new(true);
+    let _keeper = NodeKeeper::start(cluster.client(), "b", ends.clone());
+    let done = until(&store, "one", |record| record.state == State::Done).await.record;
+    let upkeep: TableUpkeep = done.data().unwrap();
+    assert_eq!((upkeep.node.as_deref(), upkeep.count), (Some("b"), Some(COUNT)));
     cluster.stop_all().await;
 }

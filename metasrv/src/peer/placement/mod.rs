@@ -87,7 +87,7 @@ pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
 }
 
 /// All routes and settings.
-fn routes(state: &State) -> Routes {
+pub(in crate::peer) fn routes(state: &State) -> Routes {
     let mut routes = Routes::default();
     let entries = state.list(ROUTES, None, MAX_SHARDS as usize + 1, usize::MAX).entries;
     entries.iter().for_each(|entry| routes.learn(&entry.key, Some(entry)));

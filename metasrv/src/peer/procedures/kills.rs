@@ -12,6 +12,7 @@ use std::time::Instant;
 use lake_client::catalog::{Catalog, Namespace, TableIdent, TablePointer};
 use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop, PURGES, RESTORE};
 use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
+use lake_client::procedures::upkeep::{PLACE, RUN, TableUpkeep};
 use lake_client::procedures::{State, calls};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
@@ -19,7 +20,7 @@ use lake_client::store::ReadOptions;
 
 use super::failpoints::{Point, VARIABLE};
 use crate::support::processes::Processes;
-use crate::support::purging::{Death, FILES, Worker, deleted, soon, submit, until};
+use crate::support::purging::{COUNT, Death, FILES, Runner, Worker, deleted, soon, submit, submit_upkeep, until};
 use crate::support::{PATIENCE, eventually};
 
 /// The steps that a purge comes to, the first one being that it is accepted.
@@ -161,6 +162,22 @@ async fn a_schema_is_dropped_and_had_back_once_wherever_the_leader_dies() {
         }
         let held = cluster.store.list_scopes("", "", 0, ReadOptions::default(), soon()).await.unwrap().value.items;
         assert!(held.is_empty(), "{whose}: {held:?}");
+        cluster.back(died).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upkeep_is_done_wherever_the_leader_dies() {
+    let mut cluster = Mortal::founded().await;
+    let _keeper = NodeKeeper::start(cluster.peers.store(), "w", Runner::new(true));
+    let steps = ["new", PLACE, RUN];
+    for (n, (step, point)) in steps.iter().flat_map(|step| Point::ALL.map(|point| (step, point))).enumerate() {
+        cluster.dies_at(point, step).await;
+        let id = format!("upkeep-{n}");
+        submit_upkeep(&cluster.store, &id).await;
+        let died = cluster.died().await;
+        let done = until(&cluster.store, &id, |record| record.state == State::Done).await.record;
+        assert_eq!(done.data::<TableUpkeep>().unwrap().count, Some(COUNT), "leader at {step} {point:?}");
         cluster.back(died).await;
     }
 }

@@ -9,6 +9,7 @@ use lake_client::procedures::{Procedure, Record};
 use super::drop_namespace::DropNamespace;
 use super::machine::{Cancel, Outcome, Pace, Terms};
 use super::purge::PurgeTable;
+use super::upkeep::Upkeep;
 use crate::peer::member::Member;
 
 /// A kind of procedure.
@@ -32,7 +33,7 @@ pub trait Kind: Send + Sync {
     async fn execute(&self, member: &Member, procedure: &Procedure) -> Outcome;
 }
 
-const KINDS: [&dyn Kind; 2] = [&PurgeTable, &DropNamespace];
+const KINDS: [&dyn Kind; 3] = [&PurgeTable, &DropNamespace, &Upkeep];
 
 /// The kind of a procedure, if this build knows it.
 pub fn of(record: &Record) -> Option<&'static dyn Kind> {

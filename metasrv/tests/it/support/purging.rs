@@ -1,6 +1,7 @@
-//! A worker that purges in name only, and what tests ask of purges.
+//! Workers that do things in name only, and what tests ask of procedures.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use bytes::Bytes;
 use lake_client::catalog::{TableIdent, TablePointer};
 use lake_client::procedures::calls::{self, Submitted};
 use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task, of_drop};
+use lake_client::procedures::upkeep::{self, TABLE_UPKEEP, What};
 use lake_client::procedures::{Procedure, Record};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::Node;
@@ -112,6 +114,50 @@ impl Node for Worker {
         self.dies_if_meant(&step, true).await;
         Ok(answer.to_bytes())
     }
+}
+
+/// What a [`Runner`] says in the end.
+pub const COUNT: u64 = 7;
+
+/// A worker that runs upkeep: it says twice that it is running, or for ever, and then that it is done.
+#[derive(Debug)]
+pub struct Runner {
+    /// How often it was asked.
+    pub asked: AtomicU64,
+    ends: bool,
+}
+
+impl Runner {
+    pub fn new(ends: bool) -> Arc<Self> {
+        Arc::new(Self { asked: AtomicU64::new(0), ends })
+    }
+}
+
+#[async_trait]
+impl Node for Runner {
+    fn info(&self) -> v1::NodeInfo {
+        v1::NodeInfo { roles: vec!["worker".to_owned()], ..v1::NodeInfo::default() }
+    }
+
+    fn load(&self) -> v1::NodeLoad {
+        v1::NodeLoad::default()
+    }
+
+    async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
+        assert_eq!(kind, TABLE_UPKEEP);
+        upkeep::Task::of(&payload)?;
+        let before = self.asked.fetch_add(1, Ordering::SeqCst);
+        let answer = if self.ends && before >= 2 { upkeep::Answer::Done(COUNT) } else { upkeep::Answer::Running };
+        Ok(answer.to_bytes())
+    }
+}
+
+/// Has something done to a table.
+pub async fn submit_upkeep(store: &RemoteStore, id: &str) {
+    let ident = TableIdent::new("a".parse().unwrap(), "t").unwrap();
+    let (_, record) = upkeep::of_table(What::RewriteDataFiles, &ident, uuid::Uuid::new_v4(), 1);
+    let submitted = calls::submit(store, id, &record, soon()).await.unwrap();
+    assert!(matches!(submitted, Submitted::New(_)), "{submitted:?}");
 }
 
 /// The purge of a table of this name, with a scope.
