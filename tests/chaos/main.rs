@@ -4,6 +4,8 @@
 //! runs have them side by side, so that there is always one that waits for room.
 
 mod hosts;
+#[path = "../cluster/common/install.rs"]
+mod install;
 mod jepsen;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +21,8 @@ use lake_chaos::nemesis::clock;
 use lake_chaos::report::{Record, Results, record, results};
 use lake_chaos::{disk, manifest, net::namespaces};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use self::install::install;
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
 /// How long what should happen soon may take on a busy machine.
@@ -402,26 +406,6 @@ fn a_run_whose_cluster_is_dead_in_the_end_ends_soon() {
     assert!(began.elapsed() < PATIENCE, "it took {:?} to say that nobody answers", began.elapsed());
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("no common leader") && said.contains("peer 1 did not come back"), "{said}");
-}
-
-/// Installs packages where that can be done. What is still missing then, the run says.
-fn install(packages: &[&str], is_missing: impl Fn() -> bool) {
-    static ONCE: Mutex<()> = Mutex::new(());
-    let _one = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
-    let root = rustix::process::geteuid().is_root();
-    if !is_missing() || !root || Command::new("apt-get").arg("--version").output().is_err() {
-        return;
-    }
-    let apt = |arguments: &[&str]| {
-        let mut apt = Command::new("apt-get");
-        apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-        let output = apt.output().unwrap();
-        println!("apt-get {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
-    };
-    apt(&["update", "-q"]);
-    let mut installing = vec!["install", "-q", "-y", "--no-install-recommends"];
-    installing.extend(packages);
-    apt(&installing);
 }
 
 /// What peers in network namespaces need.
