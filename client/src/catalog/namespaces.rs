@@ -245,7 +245,8 @@ impl Catalog {
     /// All namespaces, in key order.
     pub async fn list_namespaces(&self, deadline: Instant) -> Result<Vec<Namespace>> {
         let read = self.store.list_all(NAMESPACES, ReadOptions::default(), deadline).await?;
-        read.value.iter().map(|e| Namespace::from_key(&e.key)).collect()
+        // A key that is none of lake's names no namespace.
+        Ok(read.value.iter().filter_map(|e| Namespace::from_key(&e.key).ok()).collect())
     }
 
     pub(super) async fn namespace_revision(&self, namespace: &Namespace, deadline: Instant) -> Result<Revision> {

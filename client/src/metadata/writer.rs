@@ -269,8 +269,9 @@ impl MetadataWriter {
     pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
         let tables = self.catalog().list_tables(namespace, deadline).await?;
         let dropped = self.catalog().drop_namespace_and_contents(namespace, deadline).await;
-        for name in tables {
-            self.metadata.pointers.invalidate(&TableIdent::new(namespace.clone(), name)?);
+        // What is none of lake's names is not cached.
+        for table in tables.into_iter().filter_map(|name| TableIdent::new(namespace.clone(), name).ok()) {
+            self.metadata.pointers.invalidate(&table);
         }
         dropped
     }
