@@ -284,3 +284,35 @@ proptest! {
         prop_assert!(most - fewest <= (shards as usize / 5 / 4).max(2), "{led:?}");
     }
 }
+
+#[test]
+fn a_node_that_is_drained_gives_all_and_gets_nothing() {
+    let mut world = world(12, 3).settled();
+    world.workers.get_mut("b").unwrap().drained = true;
+    let changes = plan(&world, 16, &mut 0);
+    assert!(!changes.is_empty() && changes.iter().all(|change| change.why == Why::Drained && change.route.node != "b"));
+    // Not while nothing is to be moved.
+    let kept = World { settings: Settings { maintenance: true, ..world.settings }, ..world.clone() };
+    assert_eq!(plan(&kept, 16, &mut 0), []);
+    let mut world = world.settled();
+    assert_eq!(world.led(), [6, 0, 6]);
+    assert!(world.routes.values().all(|fenced| !fenced.route.followers.contains(&"b".to_owned())));
+    assert!(asked(&world, 0, "b").unwrap_err().contains("drained"));
+    // Restarted, it is so still; and one that has come back with another lease gets nothing either.
+    world.workers.get_mut("b").unwrap().lease = Some(9);
+    assert_eq!(plan(&world, 16, &mut 0), []);
+    world.workers.get_mut("b").unwrap().drained = false;
+    assert_eq!(world.settled().led(), [4, 4, 4]);
+
+    // What it had when its lease ended goes to others, as soon as it is heard of again.
+    let mut world = self::world(4, 2).settled();
+    let drained = world.workers.get_mut("b").unwrap();
+    (drained.drained, drained.lease) = (true, Some(9));
+    world.look();
+    assert_eq!(world.settled().led(), [4, 0]);
+
+    // With nobody else it keeps what it has.
+    let mut world = self::world(4, 1).settled();
+    world.workers.get_mut("a").unwrap().drained = true;
+    assert_eq!(plan(&world, 16, &mut 0), []);
+}
