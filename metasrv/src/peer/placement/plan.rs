@@ -235,9 +235,7 @@ impl<'a> Planning<'a> {
                 // Something that is no route was in its place.
                 None if node.is_empty() => Why::Begins,
                 None => Why::Left,
-                Some(worker) if worker.drained && worker.lease.is_none_or(|lease| lease != fenced.route.lease) => {
-                    Why::Drained
-                }
+                Some(worker) if worker.drained => Why::Drained,
                 Some(worker) if self.world.warm && worker.suspected() => Why::Lost,
                 Some(_) => continue,
             };
