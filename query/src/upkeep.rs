@@ -7,6 +7,8 @@
 //! What a table may ask for: [`COMPACT`] = `true` has its small files rewritten (`CALL system.rewrite_data_files`), and
 //! [`EXPIRE`](crate::table::expiry::EXPIRE) = `true` has its snapshots expire (`CALL system.expire_snapshots`), also if nobody appends to it.
 //!
+//! What a process may be given soon ([`Claim::follows`]) is in its cache by then.
+//!
 //! Invariants:
 //! - every commit carries the guard of the claim under which it was begun ([`Claim::guard`]): what is another's by then is not changed;
 //! - a statement is begun only while the claim is certainly held by this process's clock, and is given up when that ends.
@@ -23,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use lake_client::cache::Want;
-use lake_client::catalog::{Namespace, TableIdent};
+use lake_client::catalog::{Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::Metadata;
 use lake_client::remote::node::Tenures;
 use lake_client::shards::Fence;
@@ -34,7 +36,7 @@ use crate::error::{Kind as ErrorKind, Result};
 use crate::sql::Engine;
 use crate::sql::bound::Bound;
 use crate::table::expiry;
-use crate::table::{Table, catalog_error};
+use crate::table::{Table, Tables, catalog_error};
 
 /// The table property that has small files rewritten.
 pub const COMPACT: &str = "lake.compaction.enabled";
@@ -56,6 +58,11 @@ const MAX_REMEMBERED: usize = 100_000;
 pub trait Claim: Send + Sync {
     /// What every commit for a table carries, if the table is certainly this process's now.
     fn guard(&self, table: Uuid) -> Option<Vec<Compare>>;
+
+    /// Whether the table may come to this process soon: it is made ready for that.
+    fn follows(&self, _: Uuid) -> bool {
+        false
+    }
 
     /// Whether there is anything at all.
     fn is_any(&self) -> bool;
@@ -92,9 +99,18 @@ impl Claim for Worker {
         self.fence(table).map(|fence| fence.compares())
     }
 
+    fn follows(&self, table: Uuid) -> bool {
+        let shards = self.metadata.shards().filter(|_| self.tenures.now().is_some());
+        shards.is_some_and(|shards| {
+            shards.routes.of(table).is_some_and(|fenced| fenced.route.followers.contains(&self.node))
+        })
+    }
+
     fn is_any(&self) -> bool {
         let Some((tenure, shards)) = self.tenures.now().zip(self.metadata.shards()) else { return false };
-        shards.routes.held_by(&self.node, tenure.lease).next().is_some()
+        let routes = &shards.routes;
+        routes.held_by(&self.node, tenure.lease).next().is_some()
+            || routes.routes.values().any(|fenced| fenced.route.followers.contains(&self.node))
     }
 
     async fn lost(&self, table: Uuid) {
@@ -159,6 +175,8 @@ pub struct Round {
     pub changed: usize,
     /// Statements that failed.
     pub failed: usize,
+    /// Tables that may come to this process soon, and whose metadata is in its cache now.
+    pub warmed: usize,
 }
 
 /// The versions of tables in which compaction found nothing to do: it finds nothing again.
@@ -240,7 +258,13 @@ impl Upkeep {
                 let Some(pointer) = resolved.pointer() else { continue };
                 let uuid = pointer.value.uuid;
                 there.insert(uuid);
-                if self.claim.guard(uuid).is_none() || self.failed.contains_key(&uuid) {
+                if self.claim.guard(uuid).is_none() {
+                    if self.claim.follows(uuid) {
+                        round.warmed += usize::from(warm(&tables, ident, pointer).await);
+                    }
+                    continue;
+                }
+                if self.failed.contains_key(&uuid) {
                     continue;
                 }
                 round.tables += 1;
@@ -296,6 +320,16 @@ impl Upkeep {
             }
         }
         Ok(())
+    }
+}
+
+/// Has the cache hold what its upkeep begins with. What fails is found again by whoever needs it.
+async fn warm(tables: &Tables, ident: &TableIdent, pointer: &Versioned<TablePointer>) -> bool {
+    let loaded = tables.load_version(ident, pointer.clone(), Instant::now() + LOOK).await;
+    let Ok(Some(table)) = loaded else { return false };
+    match table.metadata.current_snapshot() {
+        Some(snapshot) => tables.cache.manifest_list(&table.metadata, snapshot).await.is_ok(),
+        None => true,
     }
 }
 
