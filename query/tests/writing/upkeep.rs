@@ -112,7 +112,7 @@ async fn what_may_come_soon_is_in_the_cache() {
     for _ in 0..2 {
         assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 2, ..Round::default() });
     }
-    // What is gone there is found gone.
+    // Nothing of it is asked for again.
     for file in cluster.files(".avro").into_iter().chain(cluster.files(".parquet")) {
         std::fs::remove_file(file).unwrap();
     }
@@ -130,4 +130,32 @@ async fn followed(cluster: &Cluster) -> HashSet<Uuid> {
         follows.insert(metadata(cluster, table).await.uuid());
     }
     follows
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orphans_are_removed_once_a_day_where_a_table_asks_for_it() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let data = cluster.files(".parquet").pop().unwrap();
+    let orphan = |name: &str| {
+        let path = data.with_file_name(name);
+        std::fs::write(&path, "nobody's").unwrap();
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(4 * 86_400);
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+        path
+    };
+    let first = orphan("first.parquet");
+    let uuid = metadata(&cluster, "t").await.uuid();
+    let claim = Has { tables: HashSet::from([uuid]), follows: HashSet::new(), guard: Mutex::default() };
+    let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), Arc::new(claim));
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, ..Round::default() });
+    assert!(first.exists(), "it does not ask for that");
+    run(&client, "ALTER TABLE t SET TBLPROPERTIES ('lake.remove-orphan-files.enabled' = 'true')").await;
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, changed: 1, ..Round::default() });
+    assert!(!first.exists() && data.exists());
+    let second = orphan("second.parquet");
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, ..Round::default() });
+    assert!(second.exists(), "once a day");
+    assert_eq!(numbers(&client, "SELECT x FROM t").await, [1]);
 }
