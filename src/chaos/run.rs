@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "query")]
 use super::front::front;
 use super::print::{self, Format};
-use crate::signals::{Interrupts, Termination};
+use crate::signals::StopRequests;
 
 /// Characters of the faults in force that a terminal's line has: it is written over and must not wrap.
 const TERMINAL_FAULTS: usize = 80;
@@ -84,7 +84,13 @@ pub struct Args {
     /// One more argument for every query node; may be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     query_arg: Vec<String>,
+    /// End in order at the end of standard input: whoever started this has ended
+    #[arg(long, hide = true)]
+    exit_with_parent: bool,
 }
+
+/// The flag of that option.
+pub(super) const EXIT_WITH_PARENT: &str = "--exit-with-parent";
 
 /// Runs it and judges it. Gives the exit code: 0 valid, 1 violation, 2 unknown.
 ///
@@ -118,8 +124,7 @@ pub async fn run(args: Args) -> Result<u8> {
         }
         (None, _) => None,
     };
-    let mut interrupts = Interrupts::listen()?;
-    let mut termination = Termination::listen()?;
+    let mut stop = StopRequests::listen(args.exit_with_parent)?;
     let query_nodes = match &hosts {
         Some((hosts, _)) => hosts.query_nodes.len() as u64,
         None => args.query_nodes.unwrap_or(if args.workload.is_sql() { QUERY_NODES } else { 0 }),
@@ -166,8 +171,7 @@ pub async fn run(args: Args) -> Result<u8> {
     let ran = loop {
         tokio::select! {
             ran = &mut running => break ran,
-            () = interrupts.next() => interrupt.cancel(),
-            () = termination.next() => interrupt.cancel(),
+            _ = stop.next() => interrupt.cancel(),
         }
     };
     telling.abort();
@@ -176,7 +180,8 @@ pub async fn run(args: Args) -> Result<u8> {
     }
     let ran = ran?;
     let drawn = args.seed.is_none().then(|| ["--seed".to_owned(), seed.to_string()]);
-    let command = std::env::args().chain(drawn.into_iter().flatten());
+    let typed = std::env::args().filter(|word| word != EXIT_WITH_PARENT);
+    let command = typed.chain(drawn.into_iter().flatten());
     let began_unix_ms = u64::try_from(began.as_millis()).unwrap_or(u64::MAX);
     record::write(&settings.out, &run::record(&settings, &ran, command.collect(), began_unix_ms))?;
     let history = settings.out.join(file::FILE_NAME);

@@ -5,6 +5,7 @@
 
 mod hosts;
 mod jepsen;
+mod matrix;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
