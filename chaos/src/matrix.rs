@@ -29,6 +29,7 @@ pub struct Pair {
 pub const PAIRS: &[Pair] = &[
     pair(Workload::Table, &["query-kill:one", "kill:leader"], 10, 5),
     pair(Workload::MultiTable, &["query-kill:one", "query-partition:one"], 8, 4),
+    pair(Workload::Catalog, &["query-kill:one", "kill:leader"], 12, 5),
     pair(Workload::Register, &["kill:leader", "partition"], 150, 8),
     pair(Workload::Idempotency, &["kill:leader", "endpoint:minority"], 100, 6),
     pair(Workload::Lock, &["pause:one", "kill:leader"], 100, 6),
@@ -38,6 +39,7 @@ pub const PAIRS: &[Pair] = &[
     pair(Workload::Bank, &["slow:leader", "pause:one"], 150, 6),
     pair(Workload::Append, &["kill:leader", "partition"], 100, 6),
     pair(Workload::MultiTable, &["query-pause:one", "partition"], 8, 4),
+    pair(Workload::Catalog, &["query-partition:one", "partition"], 12, 5),
     pair(Workload::Session, &["transfer", "kill:one"], 100, 4),
     pair(Workload::Register, &["snapshot", "restart"], 150, 8),
     pair(Workload::Set, &["wipe", "lossy:all"], 100, 4),

@@ -11,10 +11,13 @@ pub enum Bug {
     OutcomeApart,
     /// A transaction commits its tables one after the other.
     TablesApart,
+    /// A table is renamed in two transactions.
+    RenameApart,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 2] = [("outcome-apart", Bug::OutcomeApart), ("tables-apart", Bug::TablesApart)];
+pub const BUGS: [(&str, Bug); 3] =
+    [("outcome-apart", Bug::OutcomeApart), ("tables-apart", Bug::TablesApart), ("rename-apart", Bug::RenameApart)];
 
 /// Whether this process has the bug.
 #[cfg(not(feature = "planted-bugs"))]

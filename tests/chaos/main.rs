@@ -344,6 +344,17 @@ fn the_total_over_several_tables_never_changes_however_query_nodes_are_hurt() {
 }
 
 #[test]
+fn schemas_and_tables_stay_a_tree_however_query_nodes_and_leaders_are_hurt() {
+    let run = Run::new();
+    let faults = ["query-kill:one", "query-pause:one", "kill:leader"];
+    let history = run.holds("--workload catalog --time 35s --rate 12 --clients 5", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "catalog").unwrap();
+    assert!(judged.figures["trees"] > 3 && judged.figures["changes"] > 3, "{judged:?}");
+    let nodes: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
+    assert_eq!(nodes, BTreeSet::from([1, 2]));
+}
+
+#[test]
 fn a_fault_of_query_nodes_takes_query_nodes() {
     let run = Run::new();
     let output = run.go("--nemesis query-kill --time 5s");

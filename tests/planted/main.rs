@@ -135,6 +135,12 @@ fn outcome_apart() {
 }
 
 #[test]
+fn rename_apart() {
+    let arguments = "--workload catalog --nemesis none --time 20s --rate 15 --clients 5";
+    assert_found("rename-apart", arguments, &["catalog"]);
+}
+
+#[test]
 fn tables_apart() {
     let arguments = "--workload multi-table --nemesis none --time 20s --rate 15 --clients 5";
     assert_found("tables-apart", arguments, &["accounts"]);

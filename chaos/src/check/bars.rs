@@ -6,7 +6,7 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 use crate::history::action::{
-    Accounts, Append, Bank, Change, Idempotency, Lock, Register, Session, Set, Table, Watch, Write,
+    Accounts, Append, Bank, Catalog, Change, Ddl, Idempotency, Lock, Register, Session, Set, Table, Watch, Write,
 };
 use crate::history::{Action, Call, History, Key, Outcome};
 
@@ -121,6 +121,7 @@ pub fn label(action: &Action) -> String {
         Action::Accounts(Accounts::Read { balances, .. }) => {
             format!("read {}", balances.as_ref().map_or_else(dots, map))
         }
+        Action::Catalog(catalog) => self::catalog(catalog),
         Action::Fault(fault) => format!("{:?} {} of {}", fault.phase, fault.name, fault.target),
     }
 }
@@ -156,6 +157,22 @@ fn table(action: &Table) -> String {
             Some(line) => format!("{} snapshots of table {table}", line.len()),
             None => format!("snapshots of table {table}"),
         },
+    }
+}
+
+fn catalog(action: &Catalog) -> String {
+    match action {
+        Catalog::Ddl(Ddl::CreateSchema { schema }) => format!("create schema {schema}"),
+        Catalog::Ddl(Ddl::DropSchema { schema, cascade }) => {
+            format!("drop schema {schema}{}", if *cascade { " cascade" } else { "" })
+        }
+        Catalog::Ddl(Ddl::Create { table, number }) => format!("create {table}, number {number}"),
+        Catalog::Ddl(Ddl::Rename { from, to }) => format!("rename {from} to {to}"),
+        Catalog::Ddl(Ddl::Drop { table, purge }) => format!("drop {table}{}", if *purge { " purge" } else { "" }),
+        Catalog::Ddl(Ddl::Undrop { table }) => format!("undrop {table}"),
+        Catalog::Claim { path } => format!("claim {path}"),
+        Catalog::Unclaim { path } => format!("let go of {path}"),
+        Catalog::Tree { tables, .. } => format!("tree = {}", tables.as_ref().map_or_else(dots, map)),
     }
 }
 

@@ -52,6 +52,7 @@ pub enum Action {
     Session(Session),
     Table(Table),
     Accounts(Accounts),
+    Catalog(Catalog),
     /// The nemesis's only action.
     Fault(Fault),
 }
@@ -70,6 +71,7 @@ impl Action {
             Action::Session(_) => Workload::Session,
             Action::Table(_) => Workload::Table,
             Action::Accounts(_) => Workload::MultiTable,
+            Action::Catalog(_) => Workload::Catalog,
             Action::Fault(_) => return None,
         })
     }
@@ -279,4 +281,55 @@ pub enum Accounts {
     /// All accounts, by one query; its peer is the query node. `versions`: by table, the sequence number of the version that was
     /// read. `stale_ms`: how old they are, if the node said that they may be older than they should.
     Read { balances: Option<BTreeMap<Key, i64>>, versions: Option<BTreeMap<Key, i64>>, stale_ms: Option<u64> },
+}
+
+/// Schemas and tables, changed through SQL. A table's place is `schema/name`; the levels of a schema are joined by dots. What a table
+/// is is told by the number that it was made with, wherever it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Catalog {
+    Ddl(Ddl),
+    /// A scope on a path (`schema/name`, `schema`, each level a part): from its answer until [`Catalog::Unclaim`] begins nothing
+    /// there may be changed, if that has an answer, too.
+    Claim {
+        path: Key,
+    },
+    Unclaim {
+        path: Key,
+    },
+    /// All schemas, and all tables with their numbers by place, at one revision, which the answer carries. A table that nobody is
+    /// known to have made has the number 0.
+    Tree {
+        schemas: Option<Vec<Key>>,
+        tables: Option<BTreeMap<Key, i64>>,
+    },
+}
+
+/// One statement that changes the catalog; one that cannot be done as things are is a [`super::Kind::Fail`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ddl {
+    CreateSchema {
+        schema: Key,
+    },
+    /// `cascade`: with its tables, all at once.
+    DropSchema {
+        schema: Key,
+        cascade: bool,
+    },
+    /// `number` is unique in a run.
+    Create {
+        table: Key,
+        number: i64,
+    },
+    Rename {
+        from: Key,
+        to: Key,
+    },
+    /// `purge`: it can be undropped.
+    Drop {
+        table: Key,
+        purge: bool,
+    },
+    Undrop {
+        table: Key,
+    },
 }

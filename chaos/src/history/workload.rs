@@ -20,11 +20,12 @@ pub enum Workload {
     Table,
     #[serde(rename = "multi-table")]
     MultiTable,
+    Catalog,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 10] = [
+    pub const ALL: [Workload; 11] = [
         Workload::Register,
         Workload::Set,
         Workload::Append,
@@ -35,6 +36,7 @@ impl Workload {
         Workload::Session,
         Workload::Table,
         Workload::MultiTable,
+        Workload::Catalog,
     ];
     /// Those whose clients speak to the metadata peers: they need no query nodes.
     pub const OF_KEYS: [Workload; 8] = [
@@ -66,6 +68,7 @@ impl Workload {
             Workload::Session => "session",
             Workload::Table => "table",
             Workload::MultiTable => "multi-table",
+            Workload::Catalog => "catalog",
         }
     }
 }

@@ -7,7 +7,7 @@
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
-//!   [`table`], [`accounts`]: the same through SQL;
+//!   [`table`], [`accounts`], [`catalog`]: the same through SQL;
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
 
@@ -15,6 +15,7 @@ pub mod access;
 mod accounts;
 mod append;
 mod bank;
+mod catalog;
 mod idempotency;
 mod lock;
 mod register;
@@ -89,6 +90,7 @@ pub fn plan(workload: Workload, clients: usize) -> Plan {
         Workload::Session => session::plan(clients),
         Workload::Table => table::plan(clients),
         Workload::MultiTable => accounts::plan(clients),
+        Workload::Catalog => catalog::plan(clients),
     }
 }
 

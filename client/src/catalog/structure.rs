@@ -108,7 +108,8 @@ impl Catalog {
     /// Gives a table another name, in the same namespace or another one, whatever is committed to it meanwhile.
     ///
     /// # Errors
-    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's.
+    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's; `Conflict` if it is
+    /// gone from `from` after an attempt whose answer was lost, and not at `to` either: that may have moved it, and others since.
     pub async fn rename_table(
         &self,
         from: &TableIdent,
@@ -152,9 +153,14 @@ impl Catalog {
                 }
                 return Ok(there.clone());
             }
+            let in_doubt = || CatalogError::Conflict { table: from.clone(), current: None, resent: true };
             let Some(entry) = find(&read.value, &keys[0]) else {
-                return Err(kind.missing(from));
+                return Err(moved.map_or_else(|| kind.missing(from), |_| in_doubt()));
             };
+            let current = pointer(from, entry, read.revision)?;
+            if moved.is_some_and(|moved| moved != current.value.uuid) {
+                return Err(in_doubt());
+            }
             if there.is_some() {
                 return Err(kind.exists(to));
             }
@@ -164,7 +170,6 @@ impl Catalog {
             let Some(namespace) = find(&read.value, &keys[3]) else {
                 return Err(CatalogError::NamespaceNotFound(to.namespace.clone()));
             };
-            let current = pointer(from, entry, read.revision)?;
             let mut when = vec![
                 Compare::mod_revision(&keys[0], entry.mod_revision),
                 Compare::absent(&keys[1]),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lake_proto::kv::Txn;
+use lake_proto::kv::{Op, Txn};
 use uuid::Uuid;
 
 use super::*;
@@ -178,6 +178,11 @@ async fn a_table_is_renamed_once() {
     let late = catalog.swap_table(&table, first.mod_revision, &pointer(), None, soon()).await;
     assert!(matches!(late, Err(CatalogError::Conflict { .. })), "{late:?}");
     assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+    // It goes between two sendings of one attempt: whether the first had moved it before nobody can tell.
+    let theirs = Txn { then: vec![Op::delete(moved.key())], ..Txn::default() };
+    *store.overtakes.lock().unwrap() = Some(theirs);
+    let doubted = rename(&moved, &to(&parent, "w")).await.unwrap_err();
+    assert_eq!(doubted.applied(), Applied::Unknown, "{doubted}");
 }
 
 #[tokio::test]
