@@ -13,11 +13,17 @@ pub enum Bug {
     TablesApart,
     /// A table is renamed in two transactions.
     RenameApart,
+    /// What is read without the metadata does not say how old it is.
+    AgeUntold,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 3] =
-    [("outcome-apart", Bug::OutcomeApart), ("tables-apart", Bug::TablesApart), ("rename-apart", Bug::RenameApart)];
+pub const BUGS: [(&str, Bug); 4] = [
+    ("outcome-apart", Bug::OutcomeApart),
+    ("tables-apart", Bug::TablesApart),
+    ("rename-apart", Bug::RenameApart),
+    ("age-untold", Bug::AgeUntold),
+];
 
 /// Whether this process has the bug.
 #[cfg(not(feature = "planted-bugs"))]

@@ -354,6 +354,16 @@ fn schemas_and_tables_stay_a_tree_however_query_nodes_and_leaders_are_hurt() {
     assert_eq!(nodes, BTreeSet::from([1, 2]));
 }
 
+/// Nodes that cannot ask the metadata answer from what they know, and say how old that is.
+#[test]
+fn answers_never_go_back_and_say_how_old_they_are_where_nodes_are_cut_off() {
+    let run = Run::new();
+    let faults = ["query-partition:one", "query-kill:one"];
+    run.holds("--workload cached --time 40s --rate 25 --clients 6", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "cached reads").unwrap();
+    assert!(judged.figures["writes"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
+}
+
 #[test]
 fn a_fault_of_query_nodes_takes_query_nodes() {
     let run = Run::new();

@@ -135,6 +135,12 @@ fn outcome_apart() {
 }
 
 #[test]
+fn age_untold() {
+    let arguments = "--workload cached --nemesis query-partition:one --time 25s --rate 25 --clients 6";
+    assert_found("age-untold", arguments, &["cached reads"]);
+}
+
+#[test]
 fn rename_apart() {
     let arguments = "--workload catalog --nemesis none --time 20s --rate 15 --clients 5";
     assert_found("rename-apart", arguments, &["catalog"]);

@@ -6,7 +6,8 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 use crate::history::action::{
-    Accounts, Append, Bank, Catalog, Change, Ddl, Idempotency, Lock, Register, Session, Set, Table, Watch, Write,
+    Accounts, Append, Bank, Cached, Catalog, Change, Ddl, Idempotency, Lock, Register, Session, Set, Table, Watch,
+    Write,
 };
 use crate::history::{Action, Call, History, Key, Outcome};
 
@@ -122,6 +123,11 @@ pub fn label(action: &Action) -> String {
             format!("read {}", balances.as_ref().map_or_else(dots, map))
         }
         Action::Catalog(catalog) => self::catalog(catalog),
+        Action::Cached(Cached::Write { table, number }) => format!("write {table} := {number}"),
+        Action::Cached(Cached::Read { values, stale_ms }) => {
+            let age = stale_ms.map_or_else(String::new, |ms| format!(", {ms} ms old"));
+            format!("read {}{age}", values.as_ref().map_or_else(dots, map))
+        }
         Action::Fault(fault) => format!("{:?} {} of {}", fault.phase, fault.name, fault.target),
     }
 }

@@ -8,7 +8,7 @@
 //!   people see them;
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
 //!   [`watch`], [`lock`], [`idempotency`], [`session`], [`table`] (rows through SQL), [`accounts`] (transactions
-//!   over several tables), [`catalog`] (schemas and tables through SQL); [`refusals`]: of any of them;
+//!   over several tables), [`catalog`] (schemas and tables through SQL), [`cached`] (nodes without metadata); [`refusals`]: of any of them;
 //! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
 //!   themselves), [`convergence`] (after healing);
 //! - [`judge_history`], [`judge_run`]: which checkers judge which workload.
@@ -21,6 +21,7 @@ pub mod availability;
 pub mod bank;
 pub mod bars;
 mod budget;
+pub mod cached;
 pub mod catalog;
 pub mod convergence;
 pub mod deaths;

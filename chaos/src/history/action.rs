@@ -53,6 +53,7 @@ pub enum Action {
     Table(Table),
     Accounts(Accounts),
     Catalog(Catalog),
+    Cached(Cached),
     /// The nemesis's only action.
     Fault(Fault),
 }
@@ -72,6 +73,7 @@ impl Action {
             Action::Table(_) => Workload::Table,
             Action::Accounts(_) => Workload::MultiTable,
             Action::Catalog(_) => Workload::Catalog,
+            Action::Cached(_) => Workload::Cached,
             Action::Fault(_) => return None,
         })
     }
@@ -332,4 +334,14 @@ pub enum Ddl {
     Undrop {
         table: Key,
     },
+}
+
+/// Values that only grow, one in each of a few tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cached {
+    /// Each of a table is larger than those before it; a smaller one is not written.
+    Write { table: Key, number: i64 },
+    /// By one query, whose peer is the query node. `stale_ms`: how old what is shown is, if the node said that it may be older than it
+    /// should.
+    Read { values: Option<BTreeMap<Key, i64>>, stale_ms: Option<u64> },
 }

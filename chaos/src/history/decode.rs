@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Accounts, Action, Append, Bank, Catalog, Change, Ddl, Idempotency, Key, Lock, Register, Session, Set, Snapshot,
-    Table, Watch, Write,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Idempotency, Key, Lock, Register, Session, Set,
+    Snapshot, Table, Watch, Write,
 };
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
@@ -38,6 +38,7 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
             Workload::Catalog
         }
         Some("claim" | "unclaim" | "tree") => Workload::Catalog,
+        Some("write-cached" | "read-cached") => Workload::Cached,
         Some("read") => match value {
             Some(Edn::Map(_)) => Workload::Bank,
             Some(Edn::Set(_)) => Workload::Set,
@@ -112,6 +113,7 @@ fn action(edn: &Edn, workload: Workload) -> Result<Action, Problem> {
         Workload::Table => table(f, value).map(Action::Table),
         Workload::MultiTable => accounts(f, value).map(Action::Accounts),
         Workload::Catalog => catalog(f, value).map(Action::Catalog),
+        Workload::Cached => cached(f, value).map(Action::Cached),
     };
     let f = f.map_or_else(|| "an operation without :f".to_owned(), |f| format!(":{f}"));
     action.map_err(|problem| format!("{f} of the workload {workload}: {problem}"))
@@ -309,6 +311,20 @@ fn catalog(f: Option<&str>, value: &Edn) -> Result<Catalog, Problem> {
             );
         }
     })
+}
+
+fn cached(f: Option<&str>, value: &Edn) -> Result<Cached, Problem> {
+    match f {
+        Some("write-cached") => {
+            let (table, number) = pair(value).ok_or_else(|| expected("[table number]", value))?;
+            Ok(Cached::Write { table: key(table)?, number: int(number)? })
+        }
+        Some("read-cached") => {
+            let values = optional(value.get("values").unwrap_or(&Edn::Nil), |value| by_key(value, int))?;
+            Ok(Cached::Read { values, stale_ms: number(value, "stale-ms")? })
+        }
+        _ => Err("it has :write-cached and :read-cached".into()),
+    }
 }
 
 /// `[key ...]`.

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Accounts, Action, Append, Bank, Catalog, Change, Ddl, Idempotency, Key, Lock, Register, Session, Set, Snapshot,
-    Table, Watch,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Idempotency, Key, Lock, Register, Session, Set,
+    Snapshot, Table, Watch,
 };
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
@@ -66,6 +66,12 @@ pub fn action(action: &Action) -> (String, Edn) {
         Action::Table(table) => self::table(table),
         Action::Accounts(accounts) => self::accounts(accounts),
         Action::Catalog(catalog) => self::catalog(catalog),
+        Action::Cached(Cached::Write { table, number }) => ("write-cached", keyed(table, Edn::Int(*number))),
+        Action::Cached(Cached::Read { values, stale_ms }) => {
+            let mut entries = vec![entry("values", values.as_ref().map_or(Edn::Nil, by_key))];
+            entries.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-cached", Edn::Map(entries))
+        }
         Action::Fault(fault) => return self::fault(fault),
     };
     (f.to_owned(), value)

@@ -202,6 +202,13 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
         .prop_map(Action::Accounts)
         .boxed(),
         Workload::Catalog => catalogs().prop_map(Action::Catalog).boxed(),
+        Workload::Cached => prop_oneof![
+            (keys(), value()).prop_map(|(table, number)| Cached::Write { table, number }),
+            (option::of(by_key()), option::of(numbers()))
+                .prop_map(|(values, stale_ms)| Cached::Read { values, stale_ms }),
+        ]
+        .prop_map(Action::Cached)
+        .boxed(),
     }
 }
 

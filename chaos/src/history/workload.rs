@@ -21,11 +21,12 @@ pub enum Workload {
     #[serde(rename = "multi-table")]
     MultiTable,
     Catalog,
+    Cached,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 11] = [
+    pub const ALL: [Workload; 12] = [
         Workload::Register,
         Workload::Set,
         Workload::Append,
@@ -37,6 +38,7 @@ impl Workload {
         Workload::Table,
         Workload::MultiTable,
         Workload::Catalog,
+        Workload::Cached,
     ];
     /// Those whose clients speak to the metadata peers: they need no query nodes.
     pub const OF_KEYS: [Workload; 8] = [
@@ -69,6 +71,7 @@ impl Workload {
             Workload::Table => "table",
             Workload::MultiTable => "multi-table",
             Workload::Catalog => "catalog",
+            Workload::Cached => "cached",
         }
     }
 }

@@ -7,7 +7,7 @@
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
-//!   [`table`], [`accounts`], [`catalog`]: the same through SQL;
+//!   [`table`], [`accounts`], [`catalog`], [`cached`]: the same through SQL;
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
 
@@ -15,6 +15,7 @@ pub mod access;
 mod accounts;
 mod append;
 mod bank;
+mod cached;
 mod catalog;
 mod idempotency;
 mod lock;
@@ -91,6 +92,7 @@ pub fn plan(workload: Workload, clients: usize) -> Plan {
         Workload::Table => table::plan(clients),
         Workload::MultiTable => accounts::plan(clients),
         Workload::Catalog => catalog::plan(clients),
+        Workload::Cached => cached::plan(clients),
     }
 }
 
