@@ -31,6 +31,7 @@ pub const PAIRS: &[Pair] = &[
     pair(Workload::MultiTable, &["query-kill:one", "query-partition:one"], 8, 4),
     pair(Workload::Catalog, &["query-kill:one", "kill:leader"], 12, 5),
     pair(Workload::Cached, &["query-partition:one", "query-kill:one"], 20, 6),
+    pair(Workload::Hot, &["query-kill:one", "kill:leader"], 30, 12),
     pair(Workload::Register, &["kill:leader", "partition"], 150, 8),
     pair(Workload::Idempotency, &["kill:leader", "endpoint:minority"], 100, 6),
     pair(Workload::Lock, &["pause:one", "kill:leader"], 100, 6),

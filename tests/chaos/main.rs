@@ -364,6 +364,15 @@ fn answers_never_go_back_and_say_how_old_they_are_where_nodes_are_cut_off() {
     assert!(judged.figures["writes"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
 }
 
+/// What nodes commit for each other is there once, whichever of them dies.
+#[test]
+fn appends_are_there_once_and_whole_whoever_of_giver_and_committer_dies() {
+    let run = Run::new();
+    run.holds("--workload hot --time 35s --rate 30 --clients 12", &["query-kill:one", "query-pause:one"]);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "appends").unwrap();
+    assert!(judged.figures["appends"] > judged.figures["snapshots"] && judged.figures["reads"] > 0, "{judged:?}");
+}
+
 #[test]
 fn a_fault_of_query_nodes_takes_query_nodes() {
     let run = Run::new();

@@ -141,6 +141,12 @@ fn age_untold() {
 }
 
 #[test]
+fn append_unsettled() {
+    let arguments = "--workload hot --nemesis none --time 20s --rate 40 --clients 12";
+    assert_found("append-unsettled", arguments, &["appends"]);
+}
+
+#[test]
 fn rename_apart() {
     let arguments = "--workload catalog --nemesis none --time 20s --rate 15 --clients 5";
     assert_found("rename-apart", arguments, &["catalog"]);

@@ -47,6 +47,7 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::MultiTable => vec![accounts::check(history)],
         Workload::Catalog => vec![catalog::check(history)],
         Workload::Cached => vec![cached::check(history)],
+        Workload::Hot => vec![hot::check(history)],
     }
 }
 

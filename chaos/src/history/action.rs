@@ -54,6 +54,7 @@ pub enum Action {
     Accounts(Accounts),
     Catalog(Catalog),
     Cached(Cached),
+    Hot(Hot),
     /// The nemesis's only action.
     Fault(Fault),
 }
@@ -74,6 +75,7 @@ impl Action {
             Action::Accounts(_) => Workload::MultiTable,
             Action::Catalog(_) => Workload::Catalog,
             Action::Cached(_) => Workload::Cached,
+            Action::Hot(_) => Workload::Hot,
             Action::Fault(_) => return None,
         })
     }
@@ -344,4 +346,17 @@ pub enum Cached {
     /// By one query, whose peer is the query node. `stale_ms`: how old what is shown is, if the node said that it may be older than it
     /// should.
     Read { values: Option<BTreeMap<Key, i64>>, stale_ms: Option<u64> },
+}
+
+/// Appends of many clients to one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hot {
+    /// One INSERT of the rows that [`Table::values`] has for its number, which is unique in a run.
+    Append { table: Key, number: i64 },
+    /// By one query, whose peer is the query node. `whole`: the appends of which just the rows are there that there should be; `odd`:
+    /// of others how many rows there are, -1 if they are as many as there should be. `stale_ms`: how old that is, if the node said that
+    /// it may be older than it should.
+    Read { table: Key, whole: Option<Vec<i64>>, odd: BTreeMap<Key, i64>, stale_ms: Option<u64> },
+    /// How many snapshots the table has in the end.
+    Snapshots { table: Key, count: Option<u64> },
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Idempotency, Key, Lock, Register, Session, Set,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Key, Lock, Register, Session, Set,
     Snapshot, Table, Watch, Write,
 };
 use super::edn::Edn;
@@ -39,6 +39,7 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         }
         Some("claim" | "unclaim" | "tree") => Workload::Catalog,
         Some("write-cached" | "read-cached") => Workload::Cached,
+        Some("append-rows" | "read-appends" | "count-snapshots") => Workload::Hot,
         Some("read") => match value {
             Some(Edn::Map(_)) => Workload::Bank,
             Some(Edn::Set(_)) => Workload::Set,
@@ -114,6 +115,7 @@ fn action(edn: &Edn, workload: Workload) -> Result<Action, Problem> {
         Workload::MultiTable => accounts(f, value).map(Action::Accounts),
         Workload::Catalog => catalog(f, value).map(Action::Catalog),
         Workload::Cached => cached(f, value).map(Action::Cached),
+        Workload::Hot => hot(f, value).map(Action::Hot),
     };
     let f = f.map_or_else(|| "an operation without :f".to_owned(), |f| format!(":{f}"));
     action.map_err(|problem| format!("{f} of the workload {workload}: {problem}"))
@@ -324,6 +326,20 @@ fn cached(f: Option<&str>, value: &Edn) -> Result<Cached, Problem> {
             Ok(Cached::Read { values, stale_ms: number(value, "stale-ms")? })
         }
         _ => Err("it has :write-cached and :read-cached".into()),
+    }
+}
+
+fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
+    let table = key(part(value, "table")?)?;
+    match f {
+        Some("append-rows") => Ok(Hot::Append { table, number: int(part(value, "number")?)? }),
+        Some("read-appends") => {
+            let whole = optional(value.get("whole").unwrap_or(&Edn::Nil), ints)?;
+            let odd = optional(value.get("odd").unwrap_or(&Edn::Nil), |odd| by_key(odd, int))?.unwrap_or_default();
+            Ok(Hot::Read { table, whole, odd, stale_ms: number(value, "stale-ms")? })
+        }
+        Some("count-snapshots") => Ok(Hot::Snapshots { table, count: number(value, "count")? }),
+        _ => Err("it has :append-rows, :read-appends and :count-snapshots".into()),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Idempotency, Key, Lock, Register, Session, Set,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Key, Lock, Register, Session, Set,
     Snapshot, Table, Watch,
 };
 use super::edn::Edn;
@@ -66,6 +66,7 @@ pub fn action(action: &Action) -> (String, Edn) {
         Action::Table(table) => self::table(table),
         Action::Accounts(accounts) => self::accounts(accounts),
         Action::Catalog(catalog) => self::catalog(catalog),
+        Action::Hot(hot) => self::hot(hot),
         Action::Cached(Cached::Write { table, number }) => ("write-cached", keyed(table, Edn::Int(*number))),
         Action::Cached(Cached::Read { values, stale_ms }) => {
             let mut entries = vec![entry("values", values.as_ref().map_or(Edn::Nil, by_key))];
@@ -166,6 +167,22 @@ fn catalog(action: &Catalog) -> (&'static str, Edn) {
             ("tree", of(&[("schemas", schemas), ("tables", tables.as_ref().map_or(Edn::Nil, by_key))]))
         }
     }
+}
+
+fn hot(action: &Hot) -> (&'static str, Edn) {
+    let (f, table, more) = match action {
+        Hot::Append { table, number } => ("append-rows", table, vec![entry("number", Edn::Int(*number))]),
+        Hot::Read { table, whole, odd, stale_ms } => {
+            let mut more = vec![entry("whole", whole.as_ref().map_or(Edn::Nil, |whole| Edn::Vector(ints(whole))))];
+            more.extend((!odd.is_empty()).then(|| entry("odd", by_key(odd))));
+            more.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-appends", table, more)
+        }
+        Hot::Snapshots { table, count } => {
+            ("count-snapshots", table, vec![entry("count", count.map_or(Edn::Nil, int))])
+        }
+    };
+    (f, Edn::Map([vec![entry("table", name(table))], more].concat()))
 }
 
 fn table(action: &Table) -> (&'static str, Edn) {

@@ -202,6 +202,16 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
         .prop_map(Action::Accounts)
         .boxed(),
         Workload::Catalog => catalogs().prop_map(Action::Catalog).boxed(),
+        Workload::Hot => {
+            prop_oneof![
+                (keys(), value()).prop_map(|(table, number)| Hot::Append { table, number }),
+                (keys(), values(), by_key(), option::of(numbers()))
+                    .prop_map(|(table, whole, odd, stale_ms)| Hot::Read { table, whole, odd, stale_ms }),
+                (keys(), option::of(numbers())).prop_map(|(table, count)| Hot::Snapshots { table, count }),
+            ]
+            .prop_map(Action::Hot)
+            .boxed()
+        }
         Workload::Cached => prop_oneof![
             (keys(), value()).prop_map(|(table, number)| Cached::Write { table, number }),
             (option::of(by_key()), option::of(numbers()))

@@ -22,11 +22,12 @@ pub enum Workload {
     MultiTable,
     Catalog,
     Cached,
+    Hot,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 12] = [
+    pub const ALL: [Workload; 13] = [
         Workload::Register,
         Workload::Set,
         Workload::Append,
@@ -39,6 +40,7 @@ impl Workload {
         Workload::MultiTable,
         Workload::Catalog,
         Workload::Cached,
+        Workload::Hot,
     ];
     /// Those whose clients speak to the metadata peers: they need no query nodes.
     pub const OF_KEYS: [Workload; 8] = [
@@ -72,6 +74,7 @@ impl Workload {
             Workload::MultiTable => "multi-table",
             Workload::Catalog => "catalog",
             Workload::Cached => "cached",
+            Workload::Hot => "hot",
         }
     }
 }

@@ -13,7 +13,7 @@ use lake_client::store::{Applied, Error};
 use tokio_util::sync::CancellationToken;
 
 use crate::history::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Fault, Kind, Operation, Process, Set, Table, Watch,
+    Accounts, Action, Append, Bank, Cached, Catalog, Fault, Hot, Kind, Operation, Process, Set, Table, Watch,
 };
 use crate::sql::{Failure, What};
 
@@ -167,6 +167,7 @@ fn bytes_of(action: &Action) -> usize {
             Action::Table(Table::Line { snapshots: Some(line), .. }) => line.len() * ENTRY,
             Action::Catalog(Catalog::Tree { tables: Some(tables), .. }) => tables.len() * ENTRY,
             Action::Cached(Cached::Read { values: Some(values), .. }) => values.len() * ENTRY,
+            Action::Hot(Hot::Read { whole, odd, .. }) => list(whole) + odd.len() * ENTRY,
             Action::Watch(Watch::List { entries: Some(entries), .. } | Watch::Final { entries: Some(entries) }) => {
                 entries.len() * ENTRY
             }

@@ -7,7 +7,7 @@
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
-//!   [`table`], [`accounts`], [`catalog`], [`cached`]: the same through SQL;
+//!   [`table`], [`accounts`], [`catalog`], [`cached`], [`hot`]: the same through SQL;
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
 
@@ -17,6 +17,7 @@ mod append;
 mod bank;
 mod cached;
 mod catalog;
+mod hot;
 mod idempotency;
 mod lock;
 mod register;
@@ -93,6 +94,7 @@ pub fn plan(workload: Workload, clients: usize) -> Plan {
         Workload::MultiTable => accounts::plan(clients),
         Workload::Catalog => catalog::plan(clients),
         Workload::Cached => cached::plan(clients),
+        Workload::Hot => hot::plan(clients),
     }
 }
 
