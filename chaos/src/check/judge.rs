@@ -3,7 +3,7 @@
 use super::convergence::Facts;
 use super::{
     Budget, Death, Outcome, Verdict, accounts, append, availability, bank, cached, catalog, convergence, deaths,
-    faults, idempotency, linear, lock, session, set, table, watch,
+    faults, hot, idempotency, linear, lock, session, set, table, watch,
 };
 use crate::history::{History, Workload};
 
