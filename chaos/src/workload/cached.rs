@@ -14,6 +14,7 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
+use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms};
 use super::{Actor, Frame, Plan};
 use crate::check::cached::{FIRST, MISSING};
 use crate::check::table::FRESH_NS;
@@ -21,8 +22,6 @@ use crate::history::{Action, Cached, Key};
 use crate::run::recorder::Scribe;
 use crate::sql::{Failure, Value};
 
-/// The schema of all tables of the workload.
-const SCHEMA: &str = "chaos";
 const TABLES: i64 = 4;
 /// The probability that a client with a table of its own writes.
 const WRITES: f64 = 0.5;
@@ -30,9 +29,6 @@ const WRITES: f64 = 0.5;
 const WRITTEN_WITHIN: Duration = Duration::from_secs(3);
 /// How long a read may take: what a node waits for the metadata before it answers from what it knows, and more.
 const READ_WITHIN: Duration = Duration::from_secs(6);
-/// How often each read in the end is tried, and the pause before the next.
-const TRIES: usize = 5;
-const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn plan(clients: usize) -> Plan {
     let acknowledged = Arc::new(AtomicU64::new(0));
@@ -85,7 +81,7 @@ impl Client {
         let by = access.deadline().min(clock::now() + WRITTEN_WITHIN);
         scribe.invoke(action.clone());
         self.node = match access.run(node, &sql, None, by).await {
-            Ok(answer) => match answer.rows.first().and_then(|row| row.first()).and_then(Value::int) {
+            Ok(answer) => match count_of(&answer) {
                 Some(0) => {
                     scribe.refused(action, "no row was found");
                     None
@@ -124,8 +120,7 @@ async fn read(tables: &[i64], node: u64, access: &mut Access, scribe: &mut Scrib
                     _ => tracing::warn!(?row, "a row that the workload did not write"),
                 }
             }
-            let stale_ms = answer.stale.map(|stale| u64::try_from(stale.as_millis()).unwrap_or(u64::MAX));
-            scribe.ok(action(Some(values), stale_ms), None, Some(node));
+            scribe.ok(action(Some(values), stale_ms(&answer)), None, Some(node));
             Ok(())
         }
         Err(failure) => {

@@ -19,6 +19,7 @@ use lake_proto::kv::{Compare, KeyValue, Op, OpResult, Txn};
 use rand::Rng;
 
 use super::access::Access;
+use super::statements::{PAUSE, TRIES};
 use super::{Actor, Frame, Plan, Unique};
 use crate::history::{Action, Catalog, Ddl, Key};
 use crate::run::recorder::Scribe;
@@ -35,9 +36,6 @@ const MOST_TABLES: usize = 60;
 /// How long a scope is held.
 const HELD_MS: std::ops::Range<u64> = 100..800;
 const LEASE_TTL: Duration = Duration::from_secs(10);
-/// How often each read in the end is tried, and the pause before the next.
-const TRIES: usize = 5;
-const PAUSE: Duration = Duration::from_millis(200);
 /// Everything of the catalog is under it.
 const LAKE: &str = "/lake/";
 /// Joins the levels of a schema in a key.

@@ -14,22 +14,18 @@ use lake_client::store::Error;
 
 use super::access::Access;
 use super::rotation::Rotation;
+use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms};
 use super::{Actor, Frame, Plan, Unique};
 use crate::check::hot::TORN;
 use crate::check::table::FRESH_NS;
 use crate::history::{Action, Hot, Key, Table};
 use crate::run::recorder::Scribe;
-use crate::sql::{Answer, Failure, Value};
+use crate::sql::{Failure, Value};
 
-/// The schema of all tables of the workload.
-const SCHEMA: &str = "chaos";
 /// Operations on one table: each commit writes down all snapshots that there are.
 const USES: u64 = 500;
 /// The probability of a read.
 const READS: f64 = 0.08;
-/// How often each read in the end is tried, and the pause before the next.
-const TRIES: usize = 5;
-const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn plan(clients: usize) -> Plan {
     let shared = Arc::new(Shared {
@@ -116,11 +112,6 @@ fn statement(table: i64, number: i64) -> String {
     format!("INSERT INTO {} VALUES {}", name(table), rows.collect::<Vec<_>>().join(", "))
 }
 
-/// How many rows a statement has written, or what it counts.
-fn count_of(answer: &Answer) -> Option<i64> {
-    answer.rows.first()?.first()?.int()
-}
-
 /// Counts the rows of each append.
 async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
     let action = |whole, odd, stale_ms| Action::Hot(Hot::Read { table: table.into(), whole, odd, stale_ms });
@@ -142,8 +133,7 @@ async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -
                 }
             }
             whole.sort_unstable();
-            let stale_ms = answer.stale.map(|stale| u64::try_from(stale.as_millis()).unwrap_or(u64::MAX));
-            scribe.ok(action(Some(whole), odd, stale_ms), None, Some(node));
+            scribe.ok(action(Some(whole), odd, stale_ms(&answer)), None, Some(node));
             Ok(())
         }
         Err(failure) => {

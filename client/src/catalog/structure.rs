@@ -153,22 +153,26 @@ impl Catalog {
                 }
                 return Ok(there.clone());
             }
-            let in_doubt = || CatalogError::Conflict { table: from.clone(), current: None, resent: true };
+            // Another's change may have come after an attempt whose answer was lost: what is there says nothing of that.
+            let refused = |error: CatalogError| match moved {
+                None => error,
+                Some(_) => CatalogError::Conflict { table: from.clone(), current: None, resent: true },
+            };
             let Some(entry) = find(&read.value, &keys[0]) else {
-                return Err(moved.map_or_else(|| kind.missing(from), |_| in_doubt()));
+                return Err(refused(kind.missing(from)));
             };
             let current = pointer(from, entry, read.revision)?;
             if moved.is_some_and(|moved| moved != current.value.uuid) {
-                return Err(in_doubt());
+                return Err(refused(kind.missing(from)));
             }
             if there.is_some() {
-                return Err(kind.exists(to));
+                return Err(refused(kind.exists(to)));
             }
             if find(&read.value, &keys[2]).is_some() {
-                return Err(kind.other().exists(to));
+                return Err(refused(kind.other().exists(to)));
             }
             let Some(namespace) = find(&read.value, &keys[3]) else {
-                return Err(CatalogError::NamespaceNotFound(to.namespace.clone()));
+                return Err(refused(CatalogError::NamespaceNotFound(to.namespace.clone())));
             };
             let mut when = vec![
                 Compare::mod_revision(&keys[0], entry.mod_revision),
@@ -186,7 +190,7 @@ impl Catalog {
                 }
                 return Ok(written(&current.value, committed.result.revision));
             }
-            if committed.resent {
+            if committed.resent && self.have_left(&committed.result) {
                 moved = Some(current.value.uuid);
             }
             claimed(&committed.result)?;
