@@ -18,7 +18,7 @@ use lake_chaos::net::namespaces::{self, PRIVATE_NETWORK};
 use lake_chaos::report::{self, page, record};
 use lake_chaos::run::hosts::{FAULTS, verbs};
 use lake_chaos::run::sampler::Live;
-use lake_chaos::run::{self, Place, Settings};
+use lake_chaos::run::{self, ObjectStore, Place, Settings};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +57,8 @@ pub struct Args {
     #[arg(long, default_value = "register", value_name = "NAME")]
     workload: Workload,
     /// Faults: kill, pause, restart, snapshot, partition, slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe,
-    /// corrupt, loss, clock, disk, sync, power; of query nodes query-kill, query-pause, query-partition; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
+    /// corrupt, loss, clock, disk, sync, power; of query nodes query-kill, query-pause, query-partition; of the
+    /// object store (--warehouse) store-slow, store-refuse, store-throttle, store-late; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
     /// slow:minority, clock:all; of a partition its kind, partition:ring
     #[arg(long, default_value = "kill,partition", value_delimiter = ',', value_name = "NAME,...")]
     nemesis: Vec<String>,
@@ -79,6 +80,13 @@ pub struct Args {
     /// Where everything is kept: a directory that is empty or not there yet
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Where tables live, with --s3-endpoint: s3://BUCKET/PREFIX, and what is written there stays [default: in the run's directory]
+    #[arg(long, value_name = "URI", requires = "s3_endpoint")]
+    warehouse: Option<String>,
+    /// The S3 service behind --warehouse, http://HOST:PORT, which query nodes reach by a way that can be hurt. Where its keys are is told
+    /// them: --query-arg --s3-access-key-file --query-arg FILE, and so on
+    #[arg(long, value_name = "URL", requires = "warehouse", value_parser = endpoint)]
+    s3_endpoint: Option<String>,
     /// One more argument for every peer; may be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     metasrv_arg: Vec<String>,
@@ -136,6 +144,7 @@ pub async fn run(args: Args) -> Result<u8> {
         place,
         peers,
         query_nodes,
+        objects: args.warehouse.zip(args.s3_endpoint).map(|(warehouse, address)| ObjectStore { warehouse, address }),
         hosts,
         front: front(),
         workload: args.workload,
@@ -249,6 +258,15 @@ fn cluster(word: &str) -> Result<Where, String> {
     })
 }
 
+/// Where `http://HOST:PORT` is.
+fn endpoint(url: &str) -> Result<String, String> {
+    let address = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
+    let is_address =
+        |address: &&str| !address.contains('/') && address.rsplit_once(':').is_some_and(|(host, _)| !host.is_empty());
+    let said = address.filter(is_address).map(str::to_owned);
+    said.ok_or_else(|| "write http://HOST:PORT: the way to it carries no TLS".to_owned())
+}
+
 /// `60s`, `2m`, `500ms`.
 pub(super) fn duration(word: &str) -> Result<Duration, String> {
     let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
@@ -337,6 +355,8 @@ mod tests {
         assert_eq!(cluster("hosts:my/file.toml"), Ok(Where::Hosts("my/file.toml".into())));
         assert!(cluster("hosts:").is_err());
         assert!(cluster("5").is_err() && cluster("local:").is_err() && cluster("cloud:3").is_err());
+        assert_eq!(endpoint("http://10.0.0.1:9000/"), Ok("10.0.0.1:9000".to_owned()));
+        assert!(endpoint("https://s3.example.org:443").is_err() && endpoint("http://10.0.0.1").is_err());
         assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));

@@ -8,6 +8,11 @@ mod hosts;
 mod install;
 mod jepsen;
 mod matrix;
+#[path = "../../client/tests/support/s3.rs"]
+mod s3;
+mod storage;
+#[path = "../../client/tests/support/mod.rs"]
+mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt;
