@@ -135,7 +135,10 @@ impl Client {
                 match ddl {
                     Ddl::Create { table, .. } | Ddl::Rename { to: table, .. } => state.places.push(table.to_string()),
                     Ddl::Drop { table, purge: true } => state.purged.push(table.to_string()),
-                    Ddl::Undrop { table } => state.purged.retain(|purged| *purged != table.to_string()),
+                    Ddl::Undrop { table } => {
+                        let table = table.to_string();
+                        state.purged.retain(|purged| *purged != table);
+                    }
                     _ => {}
                 }
             }
