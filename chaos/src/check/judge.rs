@@ -2,8 +2,8 @@
 
 use super::convergence::Facts;
 use super::{
-    Budget, Death, Outcome, Verdict, accounts, append, availability, bank, convergence, deaths, faults, idempotency,
-    linear, lock, session, set, table, watch,
+    Budget, Death, Outcome, Verdict, accounts, append, availability, bank, cached, catalog, convergence, deaths,
+    faults, hot, idempotency, linear, lock, session, set, table, watch,
 };
 use crate::history::{History, Workload};
 
@@ -45,6 +45,9 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Session => vec![session::check(history)],
         Workload::Table => vec![table::check(history)],
         Workload::MultiTable => vec![accounts::check(history)],
+        Workload::Catalog => vec![catalog::check(history)],
+        Workload::Cached => vec![cached::check(history)],
+        Workload::Hot => vec![hot::check(history)],
     }
 }
 
