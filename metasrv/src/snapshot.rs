@@ -14,7 +14,10 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
+use lake_client::clock;
 use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use prost::Message;
@@ -31,8 +34,11 @@ const MAGIC: &[u8; 8] = b"lakesnap";
 const FORMAT: u32 = 3;
 /// Larger than any record can be: a key and a value at their limits.
 const MAX_RECORD_BYTES: usize = 2 << 20;
-/// Written to a file at once, and synced: one large sync at the end would hold up those of the log.
-const WRITE_BYTES: usize = 4 << 20;
+/// Written to a file at once, and synced: one large sync at the end would hold up those of the log, and so does a piece that is
+/// large.
+const WRITE_BYTES: usize = 1 << 20;
+/// The longest rest between two pieces: a disk that is slow for a moment does not stop a snapshot.
+const LONGEST_REST: Duration = Duration::from_millis(100);
 /// Read from a file at once.
 const READ_BYTES: usize = 1 << 20;
 const EXTENSION: &str = "snap";
@@ -117,9 +123,31 @@ impl SnapshotStore {
 
     /// Writes a snapshot, durably. Blocks for as long as that takes.
     pub fn write(&self, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<SnapshotData> {
+        self.write_with(meta, cluster_id, state, |_| {})
+    }
+
+    /// The same beside a log that is being written: after each piece the disk is the log's for as long as the piece took.
+    pub fn write_resting(&self, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<SnapshotData> {
+        self.write_with(meta, cluster_id, state, |took| {
+            // In a simulation nothing takes any time.
+            if !took.is_zero() {
+                thread::sleep(took.min(LONGEST_REST));
+            }
+        })
+    }
+
+    /// `rest` is told after each piece but the last how long it took to write and sync.
+    fn write_with(
+        &self,
+        meta: &SnapshotMeta,
+        cluster_id: &str,
+        state: &State,
+        rest: impl FnMut(Duration),
+    ) -> io::Result<SnapshotData> {
         let path = self.path_for(meta);
         let temporary = self.temporary("building");
-        let written = write_file(&temporary, meta, cluster_id, state).and_then(|()| self.publish(&temporary, &path));
+        let written =
+            write_file(&temporary, meta, cluster_id, state, rest).and_then(|()| self.publish(&temporary, &path));
         if written.is_err() {
             let _ = std::fs::remove_file(&temporary);
         }
@@ -175,15 +203,23 @@ fn parse_name(path: &Path) -> Option<LogId> {
     Some(log_id(term.parse().ok()?, index.parse().ok()?))
 }
 
-fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<()> {
+fn write_file(
+    path: &Path,
+    meta: &SnapshotMeta,
+    cluster_id: &str,
+    state: &State,
+    mut rest: impl FnMut(Duration),
+) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     let mut encoder = Encoder::new(meta, cluster_id, state);
     let mut buffer = Vec::with_capacity(WRITE_BYTES);
     while encoder.next_into(&mut buffer)? {
         if buffer.len() >= WRITE_BYTES {
+            let began = clock::now();
             file.write_all(&buffer)?;
             file.sync_data()?;
             buffer.clear();
+            rest(clock::since(began));
         }
     }
     file.write_all(&buffer)?;
@@ -424,6 +460,35 @@ mod tests {
         }
         let kept: Vec<u64> = store.list().unwrap().into_iter().map(|(id, _)| id.index).collect();
         assert_eq!(kept, [900, 800]);
+    }
+
+    #[test]
+    fn a_snapshot_is_written_in_pieces_with_rests_between_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().to_owned()).unwrap();
+        let (meta, mut state) = sample();
+        for i in 0..40 {
+            let value = vec![i as u8; 256 << 10];
+            state.run(1, &Txn { then: vec![Op::put(format!("/kv/large/{i}"), value)], ..Txn::default() });
+        }
+        let path = store.path_for(&meta);
+        let mut seen = vec![];
+        let so_far = || {
+            let building = std::fs::read_dir(store.dir()).unwrap().map(|entry| entry.unwrap());
+            building.map(|entry| entry.metadata().unwrap().len()).sum::<u64>()
+        };
+        let data = store.write_with(&meta, "c", &state, |_| seen.push(so_far())).unwrap();
+        assert_eq!(data.path, path);
+        let whole = std::fs::metadata(&path).unwrap().len();
+        assert!(seen.len() >= 9, "it has {whole} bytes, and rested at {seen:?}");
+        // A piece is over with the record in which it becomes large enough.
+        let most = (WRITE_BYTES + (512 << 10)) as u64;
+        let mut before = 0;
+        for after in seen.into_iter().chain([whole]) {
+            assert!(after - before <= most, "{before} to {after} at once");
+            before = after;
+        }
+        assert_eq!(read(&store.write_resting(&meta, "c", &state).unwrap().path, FEATURE_LEVEL).unwrap().state, state);
     }
 
     #[test]

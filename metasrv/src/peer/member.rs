@@ -38,6 +38,7 @@ use super::placement::Placement;
 use super::procedures::{self, Procedures};
 use super::reads::{self, ReadIndex};
 use super::shares::{Call, Held, Pool, Refused, Resource};
+use super::snapshot_turns::SnapshotTurns;
 use super::standing::{Inquiry, Standing};
 use super::succession::Succession;
 use super::view::View;
@@ -79,6 +80,7 @@ pub struct Member {
     pub standing: Arc<Standing>,
     pub succession: Succession,
     pub snapshots: SnapshotStore,
+    pub snapshot_turns: SnapshotTurns,
     pub duties: Duties,
     pub nodes: Nodes,
     pub procedures: Procedures,
@@ -160,12 +162,13 @@ impl Member {
             alarm: alarm_sender,
         };
         tasks.spawn(agreement.run(stop.clone()));
+        let snapshot_turns = SnapshotTurns::new(view.clone(), network.clone(), published.clone(), settings.storage);
+        tasks.spawn(snapshot_turns.clone().run(stop.clone()));
         let watchdog = Watchdog {
             view: view.clone(),
             log: log.clone(),
-            published: published.clone(),
+            snapshot_turns: snapshot_turns.clone(),
             pages: pages.clone(),
-            storage: settings.storage,
             failed: ends.failed,
         };
         tasks.spawn(watchdog.run(stop.clone()));
@@ -184,6 +187,7 @@ impl Member {
             standing,
             succession,
             snapshots,
+            snapshot_turns,
             duties: Duties::default(),
             nodes: Nodes::new(settings.rhythm),
             procedures: Procedures::new(settings.pace),
