@@ -123,26 +123,37 @@ impl SnapshotStore {
 
     /// Writes a snapshot, durably. Blocks for as long as that takes.
     pub fn write(&self, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<SnapshotData> {
-        self.write_with(meta, cluster_id, state, |_| {})
+        self.write_with(meta, cluster_id, state, |_| Ok(()))
     }
 
-    /// The same beside a log that is being written: after each piece the disk is the log's for as long as the piece took.
-    pub fn write_resting(&self, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<SnapshotData> {
+    /// The same beside a log that is being written: after each piece the disk is the log's for as long as the piece took. It is
+    /// given up once that log is not to go on: whoever takes the directory next is to find nobody in it.
+    pub fn write_beside(
+        &self,
+        meta: &SnapshotMeta,
+        cluster_id: &str,
+        state: &State,
+        goes_on: impl Fn() -> bool,
+    ) -> io::Result<SnapshotData> {
         self.write_with(meta, cluster_id, state, |took| {
+            if !goes_on() {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, "the peer is stopping"));
+            }
             // In a simulation nothing takes any time.
             if !took.is_zero() {
                 thread::sleep(took.min(LONGEST_REST));
             }
+            Ok(())
         })
     }
 
-    /// `rest` is told after each piece but the last how long it took to write and sync.
+    /// `rest` is told after each piece but the last how long it took to write and sync; its error is the end.
     fn write_with(
         &self,
         meta: &SnapshotMeta,
         cluster_id: &str,
         state: &State,
-        rest: impl FnMut(Duration),
+        rest: impl FnMut(Duration) -> io::Result<()>,
     ) -> io::Result<SnapshotData> {
         let path = self.path_for(meta);
         let temporary = self.temporary("building");
@@ -208,7 +219,7 @@ fn write_file(
     meta: &SnapshotMeta,
     cluster_id: &str,
     state: &State,
-    mut rest: impl FnMut(Duration),
+    mut rest: impl FnMut(Duration) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     let mut encoder = Encoder::new(meta, cluster_id, state);
@@ -219,7 +230,7 @@ fn write_file(
             file.write_all(&buffer)?;
             file.sync_data()?;
             buffer.clear();
-            rest(clock::since(began));
+            rest(clock::since(began))?;
         }
     }
     file.write_all(&buffer)?;
@@ -477,7 +488,12 @@ mod tests {
             let building = std::fs::read_dir(store.dir()).unwrap().map(|entry| entry.unwrap());
             building.map(|entry| entry.metadata().unwrap().len()).sum::<u64>()
         };
-        let data = store.write_with(&meta, "c", &state, |_| seen.push(so_far())).unwrap();
+        let data = store
+            .write_with(&meta, "c", &state, |_| {
+                seen.push(so_far());
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(data.path, path);
         let whole = std::fs::metadata(&path).unwrap().len();
         assert!(seen.len() >= 9, "it has {whole} bytes, and rested at {seen:?}");
@@ -488,7 +504,15 @@ mod tests {
             assert!(after - before <= most, "{before} to {after} at once");
             before = after;
         }
-        assert_eq!(read(&store.write_resting(&meta, "c", &state).unwrap().path, FEATURE_LEVEL).unwrap().state, state);
+        assert_eq!(read(&path, FEATURE_LEVEL).unwrap().state, state);
+
+        // A peer that stops leaves nobody behind in its directory.
+        std::fs::remove_file(&path).unwrap();
+        let given_up = store.write_beside(&meta, "c", &state, || false).unwrap_err();
+        assert!(given_up.to_string().contains("the peer is stopping"), "{given_up}");
+        assert_eq!(std::fs::read_dir(store.dir()).unwrap().count(), 0);
+        assert_eq!(store.write_beside(&meta, "c", &state, || true).unwrap().path, path);
+        assert_eq!(read(&path, FEATURE_LEVEL).unwrap().state, state);
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub const MAX_PROPOSED_BYTES: usize = 256 << 20;
 const HANDOVER: Duration = Duration::from_millis(500);
 /// How long that other may take to show that it can be reached, and how often it is asked again.
 const REACH: Duration = Duration::from_millis(100);
+/// How long a peer that stops waits for the end of a snapshot that is being written.
+const GIVE_UP: Duration = Duration::from_secs(5);
 
 /// A peer that belongs to a cluster.
 pub struct Member {
@@ -574,6 +576,18 @@ impl Member {
         while tasks.join_next().await.is_some() {}
         if let Err(e) = self.raft().shutdown().await {
             tracing::warn!("ending the consensus core: {e}");
+        }
+        // It has been told to give up, and does after the piece that it is at.
+        let given_up = async {
+            while self.published.writes_snapshot() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if tokio::time::timeout(GIVE_UP, given_up).await.is_err() {
+            let secs = GIVE_UP.as_secs();
+            tracing::warn!(
+                "stopping though a snapshot is being written: the disk has taken more than {secs} s for a piece"
+            );
         }
     }
 

@@ -465,9 +465,11 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         let (applied, snapshots, covered) = (self.applied.clone(), self.snapshots.clone(), meta.clone());
         let cluster_id = self.snapshots.log.mark().cluster_id;
         let log = self.snapshots.log.clone();
-        let data =
-            where_there_is_room(&log, move || snapshots.store.write_resting(&covered, &cluster_id, &applied.state))
-                .await?;
+        let write = move || {
+            let goes_on = || !snapshots.log.holds_no_more();
+            snapshots.store.write_beside(&covered, &cluster_id, &applied.state, goes_on)
+        };
+        let data = where_there_is_room(&log, write).await?;
         self.snapshots.keep(meta.clone(), data.clone()).await?;
         tracing::info!(
             index = meta.last_log_id.map(|id| id.index),

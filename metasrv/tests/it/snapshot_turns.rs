@@ -101,3 +101,25 @@ async fn a_snapshot_waits_for_another_peers_turn_and_not_for_a_dead_one() {
     eventually("the turn that was given back", async || granted(DEAD + 1).await).await;
     cluster.stop_all().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_stops_leaves_no_snapshot_behind_that_is_being_written() {
+    let mut cluster = TestCluster::founded(1, |config| config.storage.snapshot_bytes = 24 << 20).await;
+    for n in 0..20 {
+        cluster.put(&format!("/kv/{n}"), vec![n; VALUE_BYTES]).await;
+    }
+    let published = member(&cluster, 1).published.clone();
+    // Several are written if one was missed.
+    eventually("a snapshot that is being written", async || {
+        if !published.writes_snapshot() {
+            cluster.put("/kv/0", vec![7; VALUE_BYTES]).await;
+        }
+        published.writes_snapshot().then_some(())
+    })
+    .await;
+    cluster.stop(1).await;
+    assert!(!published.writes_snapshot(), "the directory is free, and somebody writes into it");
+    cluster.start(1).await;
+    assert_eq!(cluster.get(1, "/kv/19").await.unwrap().value.len(), VALUE_BYTES);
+    cluster.stop_all().await;
+}
