@@ -105,7 +105,7 @@ async fn a_snapshot_waits_for_another_peers_turn_and_not_for_a_dead_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_peer_that_stops_leaves_no_snapshot_behind_that_is_being_written() {
     let mut cluster = TestCluster::founded(1, |config| config.storage.snapshot_bytes = 24 << 20).await;
-    for n in 0..20 {
+    for n in 0..20_u8 {
         cluster.put(&format!("/kv/{n}"), vec![n; VALUE_BYTES]).await;
     }
     let published = member(&cluster, 1).published.clone();
