@@ -64,7 +64,7 @@ const HANDOVER: Duration = Duration::from_millis(500);
 /// How long that other may take to show that it can be reached, and how often it is asked again.
 const REACH: Duration = Duration::from_millis(100);
 /// How long a peer that stops waits for the end of a snapshot that is being written.
-const GIVE_UP: Duration = Duration::from_secs(5);
+const GIVE_UP: Duration = Duration::from_secs(3);
 
 /// A peer that belongs to a cluster.
 pub struct Member {
