@@ -11,6 +11,8 @@
 //! Failure cases: a damaged newest file is refused ([`SnapshotError::Damaged`]) unless the one before still joins the
 //! log, which the caller decides.
 
+mod entries;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -20,13 +22,13 @@ use std::time::Duration;
 use lake_client::clock;
 use lake_proto::kv::Invalid;
 use lake_proto::v1;
-use prost::Message;
+use prost::{EncodeError, Message};
 
 use crate::files;
 use crate::raft::types::{LogId, SnapshotMeta, log_id};
 use crate::raft::wire::{snapshot_meta_from_wire, snapshot_meta_to_wire};
 use crate::state::State;
-use crate::state::restore::{Numbers, Part, StateBuilder};
+use crate::state::restore::{Numbers, Part, Piece, StateBuilder};
 
 /// How many snapshots are kept.
 pub const KEEP: usize = 2;
@@ -241,7 +243,7 @@ fn write_file(
 pub struct Encoder<'a> {
     /// Until it is written.
     head: Option<v1::snapshot_record::Head>,
-    parts: Box<dyn Iterator<Item = Part> + Send + 'a>,
+    pieces: Box<dyn Iterator<Item = Piece<'a>> + Send + 'a>,
     records: u64,
     ended: bool,
 }
@@ -258,7 +260,7 @@ impl<'a> Encoder<'a> {
             compacted_revision: numbers.compacted,
             state_hash: state.digest().to_be_bytes().to_vec().into(),
         };
-        Self { head: Some(head), parts: Box::new(state.parts()), records: 0, ended: false }
+        Self { head: Some(head), pieces: Box::new(state.pieces()), records: 0, ended: false }
     }
 
     /// Adds what comes next to `out`: at most one record. `false`: that was all before.
@@ -267,28 +269,41 @@ impl<'a> Encoder<'a> {
     /// A record that cannot be encoded.
     pub fn next_into(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
         use v1::snapshot_record::{End, Record};
-        let record = if let Some(head) = self.head.take() {
+        let message = |record| v1::SnapshotRecord { record: Some(record) };
+        if let Some(head) = self.head.take() {
             out.extend_from_slice(MAGIC);
             out.extend_from_slice(&FORMAT.to_be_bytes());
-            Record::Head(head)
-        } else if let Some(part) = self.parts.next() {
+            return framed(out, |out| message(Record::Head(head)).encode(out));
+        }
+        if let Some(piece) = self.pieces.next() {
             self.records += 1;
-            part_to_wire(part)
-        } else if !self.ended {
-            self.ended = true;
-            Record::End(End { records: self.records })
-        } else {
+            return framed(out, |out| match piece {
+                Piece::Entry(entry) => {
+                    entries::encode(&entry, out);
+                    Ok(())
+                }
+                Piece::Part(part) => message(part_to_wire(part)).encode(out),
+            });
+        }
+        if self.ended {
             return Ok(false);
-        };
-        let begin = out.len();
-        out.extend_from_slice(&[0; 8]);
-        v1::SnapshotRecord { record: Some(record) }.encode(out).map_err(io::Error::other)?;
-        let len = out.len() - begin - 8;
-        let crc = crc32fast::hash(&out[begin + 8..]);
-        out[begin..begin + 4].copy_from_slice(&(len as u32).to_be_bytes());
-        out[begin + 4..begin + 8].copy_from_slice(&crc.to_be_bytes());
-        Ok(true)
+        }
+        self.ended = true;
+        let end = End { records: self.records };
+        framed(out, |out| message(Record::End(end)).encode(out))
     }
+}
+
+/// Adds one record, with its length and its checksum before it.
+fn framed(out: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), EncodeError>) -> io::Result<bool> {
+    let begin = out.len();
+    out.extend_from_slice(&[0; 8]);
+    encode(out).map_err(io::Error::other)?;
+    let len = out.len() - begin - 8;
+    let crc = crc32fast::hash(&out[begin + 8..]);
+    out[begin..begin + 4].copy_from_slice(&(len as u32).to_be_bytes());
+    out[begin + 4..begin + 8].copy_from_slice(&crc.to_be_bytes());
+    Ok(true)
 }
 
 fn part_to_wire(part: Part) -> v1::snapshot_record::Record {
@@ -365,7 +380,7 @@ fn read_hashed(
     }
     // One piece of memory for all records: fresh memory costs more than anything else here.
     let mut bytes = Vec::new();
-    let mut next = || -> Result<v1::snapshot_record::Record, SnapshotError> {
+    let mut next = |bytes: &mut Vec<u8>| -> Result<(), SnapshotError> {
         let mut header = [0; 8];
         read_exact(&mut header)?;
         let len = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) as usize;
@@ -373,15 +388,19 @@ fn read_hashed(
             return Err(damaged("a record is longer than can be"));
         }
         bytes.resize(len, 0);
-        read_exact(&mut bytes)?;
-        if crc32fast::hash(&bytes).to_be_bytes() != header[4..] {
+        read_exact(bytes)?;
+        if crc32fast::hash(bytes).to_be_bytes() != header[4..] {
             return Err(damaged("a record's checksum does not match"));
         }
-        let record = v1::SnapshotRecord::decode(&bytes[..]).map_err(|e| damaged(&e.to_string()))?;
-        record.record.ok_or_else(|| damaged("a record is of an unknown kind"))
+        Ok(())
     };
     use v1::snapshot_record::Record;
-    let Record::Head(head) = next()? else { return Err(damaged("its head is missing")) };
+    let message = |bytes: &[u8]| -> Result<Record, SnapshotError> {
+        let message = v1::SnapshotRecord::decode(bytes).map_err(|e| damaged(&e.to_string()))?;
+        message.record.ok_or_else(|| damaged("a record is of an unknown kind"))
+    };
+    next(&mut bytes)?;
+    let Record::Head(head) = message(&bytes)? else { return Err(damaged("its head is missing")) };
     if head.feature_level > feature_level {
         let what = format!(
             "it is of feature level {}, and this build ({}) knows {feature_level}: start this peer with the build that the \
@@ -399,7 +418,12 @@ fn read_hashed(
         compacted: head.compacted_revision,
     });
     for n in 0u64.. {
-        let record = next()?;
+        next(&mut bytes)?;
+        if let Some(entry) = entries::decode(&bytes) {
+            state.add_entry(entry).map_err(damaged)?;
+            continue;
+        }
+        let record = message(&bytes)?;
         if let Record::End(end) = &record {
             if end.records != n {
                 return Err(damaged("records are missing"));

@@ -9,6 +9,8 @@ use bytes::Bytes;
 use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{KeyValue, Revision};
 
+use super::restore::EntryRef;
+
 /// Values of at least this many bytes are handed out without copying them.
 const SHARED_VALUE_BYTES: usize = 4 << 10;
 
@@ -70,9 +72,8 @@ impl Scratch {
     }
 
     /// The entry of what was read or received.
-    pub(super) fn entry_of(&mut self, entry: &KeyValue) -> Entry {
-        let KeyValue { key, value, version, create_revision, mod_revision, lease } = entry;
-        let (version, create_revision, mod_revision, lease) = (*version, *create_revision, *mod_revision, *lease);
+    pub(super) fn entry_of(&mut self, entry: EntryRef<'_>) -> Entry {
+        let EntryRef { key, value, version, create_revision, mod_revision, lease } = entry;
         self.entry(key, value, Numbers { version, create_revision, mod_revision, lease })
     }
 }
@@ -148,6 +149,13 @@ impl Entry {
         self.parts().size()
     }
 
+    /// As it lies here.
+    pub(super) fn entry_ref(&self) -> EntryRef<'_> {
+        let parts = self.parts();
+        let Numbers { version, create_revision, mod_revision, lease } = parts.numbers;
+        EntryRef { key: parts.key(), value: parts.value, version, create_revision, mod_revision, lease }
+    }
+
     pub(super) fn key_value(&self) -> KeyValue {
         let parts = self.parts();
         let Numbers { version, create_revision, mod_revision, lease } = parts.numbers;
@@ -201,7 +209,7 @@ mod tests {
     use super::*;
 
     fn of(entry: &KeyValue) -> Entry {
-        Scratch::default().entry_of(entry)
+        Scratch::default().entry_of(EntryRef::of(entry))
     }
 
     #[test]
