@@ -150,7 +150,7 @@ impl SnapshotTurns {
 
     /// One is due: it is written, now or in turn.
     pub(super) async fn want(&self) {
-        if self.published.current().state.map_written_bytes() < SMALL_BYTES {
+        if self.published.current().state.written_bytes() < SMALL_BYTES {
             self.write().await;
         } else {
             self.wanted.notify_one();
