@@ -6,12 +6,14 @@
 //! - `/ready`: 200 if the peer serves linearizable reads and knows of a leader to send writes to; else 503 with the reason.
 //! - `/metrics`: Prometheus' text format.
 //!
-//! Nothing here needs the cluster secret and nothing here can change anything; keys and values do not appear. Listens
-//! only where `http_listen` says.
+//! Nothing of that needs the cluster secret, and none of it can change anything; keys and values do not appear. [`admin`] is for operators,
+//! and asks for the secret. Listens only where `http_listen` says.
 //!
 //! Limits: [`MAX_CONNECTIONS`], of which each host has its part ([`crate::peer::shares`]); one more is closed at once. One on
 //! which nothing moves for [`IDLE`] is ended, so that those who hold theirs open do not keep their host's probes away: a peer that
 //! does not answer them would be restarted.
+
+pub mod admin;
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,6 +28,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::Listener;
+use lake_client::secret::Secret;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
@@ -119,15 +122,20 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Lively<IO> {
 ///
 /// # Errors
 /// The listener fails.
-pub async fn serve(peer: Arc<Peer>, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
+pub async fn serve(
+    peer: Arc<Peer>,
+    listener: TcpListener,
+    secret: Option<Secret>,
+    stop: CancellationToken,
+) -> io::Result<()> {
     let pool = Pool::new(Resource::Probes, MAX_CONNECTIONS);
     let probes = Probes { listener, callers: peer.callers.clone(), pool };
-    let router = Router::new()
+    let router: Router = Router::new()
         .route("/live", get(live))
         .route("/ready", get(ready))
         .route("/metrics", get(report))
-        .with_state(peer);
-    axum::serve(probes, router).with_graceful_shutdown(stop.cancelled_owned()).await
+        .with_state(peer.clone());
+    axum::serve(probes, router.merge(admin::router(peer, secret))).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
 async fn live(State(peer): State<Arc<Peer>>) -> Response {
