@@ -12,17 +12,18 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::{SchemaRef, UInt64Type};
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_plan::collect;
 use datafusion::sql::parser::{CopyToSource, CopyToStatement, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::{Ident, ObjectName, Statement};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
+use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 
 use super::Engine;
 use super::clauses::{begins_with, blank, offset};
+use super::computing;
 use super::files::{self, FileOptions, Format};
 use super::statement::refused;
 use crate::error::{Error, Kind, Position, Result};
@@ -232,7 +233,7 @@ pub async fn run(engine: &Engine, state: &SessionState, plan: &LogicalPlan, dead
     }
     let write = async {
         let physical = state.create_physical_plan(plan).await?;
-        let batches = collect(physical.clone(), state.task_ctx()).await;
+        let batches: Result<Vec<_>, _> = computing::execute(&physical, state)?.try_collect().await;
         let batches = batches.map_err(|e| super::name_files(e.into(), &physical))?;
         let counts = batches.first().and_then(|batch| batch.column(0).as_primitive_opt::<UInt64Type>());
         Ok(counts.filter(|counts| !counts.is_empty()).map_or(0, |counts| counts.value(0)))

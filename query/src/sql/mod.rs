@@ -13,6 +13,8 @@
 //! own with its own catalog: two references to a table in one statement see the same version, and nothing a statement
 //! does to its session outlives it.
 //!
+//! Plans are executed by threads of their own ([`computing`]).
+//!
 //! Limits: how many statements run and wait ([`admission`]), the memory they share ([`memory`]; more spills to disk, up to a
 //! limit), what a query may return ([`rows`]), deadlines. A panic in planning or running becomes an `Internal` error.
 
@@ -24,6 +26,7 @@ pub mod bound;
 pub mod catalog;
 pub mod clauses;
 pub mod columns;
+pub mod computing;
 pub mod copy;
 pub mod ddl;
 pub mod dml;
@@ -84,6 +87,7 @@ use crate::table::pins::Pins;
 use crate::table::{Tables, catalog_error};
 use admission::{Admission, Slot};
 use bound::Bound;
+use computing::ComputeThreads;
 use ddl::Ddl;
 use faults::Faults;
 use memory::SharedMemory;
@@ -106,6 +110,7 @@ const FILES_NAMED: usize = 3;
 pub struct Engine {
     tables: Arc<Tables>,
     template: SessionState,
+    computing: ComputeThreads,
     admission: Admission,
     memory: Arc<SharedMemory>,
     /// Queries whose rows are being sent: each ends with its client or at its deadline.
@@ -168,7 +173,7 @@ impl Planned {
 
 impl Engine {
     /// # Errors
-    /// If the directory for spill files cannot be made.
+    /// If the directory for spill files cannot be made, or the threads to compute on cannot be had.
     pub fn new(config: &Config, tables: Arc<Tables>) -> Result<Self> {
         let spill = config.dir.join("spill");
         prepare_spill(&spill)
@@ -183,7 +188,9 @@ impl Engine {
                     .with_max_temp_directory_size(config.spill_limit_bytes),
             )
             .build_arc()?;
+        let computing = ComputeThreads::start()?;
         let mut session = SessionConfig::new()
+            .with_extension(computing.extension())
             .with_default_catalog_and_schema(CATALOG, DEFAULT_SCHEMA)
             .with_create_default_catalog_and_schema(false)
             .with_information_schema(true)
@@ -207,6 +214,7 @@ impl Engine {
         Ok(Self {
             tables,
             template,
+            computing,
             admission: Admission::new(config),
             memory,
             tasks: TaskTracker::new(),
@@ -442,6 +450,11 @@ impl Engine {
     /// Whether it has been told to let none begin.
     pub fn is_closed(&self) -> bool {
         self.admission.is_closed()
+    }
+
+    /// Ends the threads that statements compute on; waits at most so long for what they are at.
+    pub async fn stop_computing(&self, patience: Duration) {
+        self.computing.stop(patience).await;
     }
 
     fn allows_files(&self) -> bool {

@@ -9,13 +9,12 @@ use std::sync::{Arc, OnceLock};
 use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use datafusion::execution::SendableRecordBatchStream;
-use datafusion::physical_plan::execute_stream;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Engine, Planned, Work, name_files, panicked};
+use super::{Engine, Planned, Work, computing, name_files, panicked};
 use crate::error::{Error, Result};
 
 /// Batches that wait for the client to take them.
@@ -40,7 +39,7 @@ impl Engine {
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {
             let physical = state.create_physical_plan(&plan).await?;
-            let stream = execute_stream(physical.clone(), state.task_ctx())?;
+            let stream = computing::execute(&physical, &state)?;
             Ok::<_, Error>((physical, stream))
         });
         let (physical, stream) = match tokio::time::timeout_at(deadline.into(), starting.catch_unwind()).await {

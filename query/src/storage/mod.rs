@@ -27,9 +27,11 @@ use datafusion::execution::object_store::ObjectStoreUrl;
 use lake_client::catalog::Namespace;
 use lake_client::warehouse::{self, SecretRef, Warehouses};
 use object_store::aws::AmazonS3Builder;
+use object_store::client::SpawnedReqwestConnector;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig};
+use tokio::runtime::Handle;
 use url::Url;
 
 use crate::config::{Credential, S3Config};
@@ -82,6 +84,9 @@ pub struct Storage {
     /// The other warehouses. Changed only while `buckets` is locked.
     warehouses: RwLock<Arc<Warehouses>>,
     buckets: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    /// What makes the requests to S3, whoever wants them: a connection is served by the runtime that has opened it. `None` where
+    /// the storage was made outside of one.
+    io: Option<Handle>,
     /// Metadata objects read so far.
     metadata_reads: AtomicU64,
     /// Directories whose own entry in their parent is known to be on disk.
@@ -140,6 +145,7 @@ impl Storage {
             local: Arc::new(LocalFileSystem::new()),
             warehouses: RwLock::default(),
             buckets: Mutex::default(),
+            io: Handle::try_current().ok(),
             metadata_reads: AtomicU64::new(0),
             durable_dirs: Mutex::default(),
             dir_syncs: Arc::default(),
@@ -319,9 +325,12 @@ impl Storage {
             Some(s3) => reached(bucket, s3)?,
             None => self.s3.clone(),
         };
-        let builder = s3_settings(&config)
+        let mut builder = s3_settings(&config)
             .with_retry(RetryConfig { max_retries: 5, retry_timeout: RETRY_FOR, ..RetryConfig::default() })
             .with_bucket_name(bucket);
+        if let Some(io) = &self.io {
+            builder = builder.with_http_connector(SpawnedReqwestConnector::new(io.clone()));
+        }
         let store: Arc<dyn ObjectStore> = Arc::new(
             builder.build().map_err(|e| Error::object_store("opening the bucket", &format!("s3://{bucket}"), &e))?,
         );
