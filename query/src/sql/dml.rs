@@ -40,7 +40,7 @@ use futures::StreamExt;
 use iceberg::spec::{DataFile, Operation, SortOrder, Struct, TableMetadata};
 
 use super::row_set::RowSet;
-use super::{CATALOG, DEFAULT_SCHEMA, computing, name_files};
+use super::{CATALOG, DEFAULT_SCHEMA, computing, name_files, rounding};
 use crate::error::{Error, Result};
 use crate::scan::plan::{DeleteKind, PlannedFile};
 use crate::scan::sink::write_rows;
@@ -729,8 +729,11 @@ fn scope(state: &SessionState, target: &LakeTable, dml: &DmlStatement) -> Result
         })
     })?;
     // What cannot be used for pruning bounds nothing.
-    let condition = DFSchema::try_from(schema.as_ref().clone())
-        .and_then(|columns| state.create_physical_expr(unqualified.data, &columns));
+    let condition = DFSchema::try_from(schema.as_ref().clone()).and_then(|columns| {
+        // As the rows are looked at.
+        let condition = unqualified.data.transform_up(|expr| Ok(rounding::in_expr(expr, &columns)))?.data;
+        state.create_physical_expr(condition, &columns)
+    });
     let predicate = condition
         .ok()
         .and_then(|condition| PruningPredicateBuilder::new().with_file_schema(schema.clone()).build(condition));

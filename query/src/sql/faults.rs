@@ -5,7 +5,9 @@
 use std::ops::ControlFlow;
 
 use datafusion::sql::parser::{CopyToSource, Statement as Parsed};
-use datafusion::sql::sqlparser::ast::{BinaryOperator, CastKind, Expr, Spanned, UnaryOperator, visit_expressions};
+use datafusion::sql::sqlparser::ast::{
+    BinaryOperator, CastKind, Expr, Spanned, Statement, UnaryOperator, visit_expressions,
+};
 
 use crate::error::{Error, Kind, Position};
 
@@ -31,7 +33,10 @@ impl Fault {
             Some(Fault::Division)
         } else if says("overflow") {
             Some(Fault::Overflow)
-        } else if says("cannot cast") || says("error parsing") {
+        } else if ["cannot cast", "can't cast", "error parsing", "too large to store", "is out of range"]
+            .into_iter()
+            .any(says)
+        {
             Some(Fault::Cast)
         } else {
             None
@@ -58,6 +63,8 @@ impl Fault {
 #[derive(Debug, Default)]
 pub struct Faults {
     known: Vec<(Fault, String, Option<Position>)>,
+    /// The table whose columns' types values are cast to.
+    target: Option<String>,
 }
 
 impl Faults {
@@ -80,6 +87,14 @@ impl Faults {
             },
             _ => ControlFlow::Continue(()),
         };
+        if let Parsed::Statement(statement) = statement {
+            faults.target = match statement.as_ref() {
+                Statement::Insert(insert) => Some(insert.table.to_string()),
+                Statement::Update(update) => Some(update.table.relation.to_string()),
+                Statement::Merge(merge) => Some(merge.table.to_string()),
+                _ => None,
+            };
+        }
         faults
     }
 
@@ -104,10 +119,20 @@ impl Faults {
         };
         let Some(fault) = fault else { return error };
         let known: Vec<_> = self.known.iter().filter(|(other, ..)| *other == fault).collect();
-        let (message, place) = match known.as_slice() {
-            [] => return error,
-            [(_, text, place)] => (format!("{} (in {text})", error.message), *place),
-            some if some.len() <= MOST => {
+        let assigned = match (fault, &self.target) {
+            (Fault::Cast, Some(table)) => Some(format!("a value for a column of {table}")),
+            _ => None,
+        };
+        let (message, place) = match (known.as_slice(), assigned) {
+            ([], Some(assigned)) => (format!("{} ({assigned})", error.message), None),
+            ([(_, text, _)], Some(assigned)) => (format!("{} (in {text}, or {assigned})", error.message), None),
+            (some, Some(assigned)) if some.len() <= MOST => {
+                let texts: Vec<&str> = some.iter().map(|(_, text, _)| text.as_str()).collect();
+                (format!("{} (in one of: {}; or {assigned})", error.message, texts.join("; ")), None)
+            }
+            ([], None) => return error,
+            ([(_, text, place)], None) => (format!("{} (in {text})", error.message), *place),
+            (some, None) if some.len() <= MOST => {
                 let texts: Vec<&str> = some.iter().map(|(_, text, _)| text.as_str()).collect();
                 (format!("{} (in one of: {})", error.message, texts.join("; ")), None)
             }
@@ -140,6 +165,11 @@ mod tests {
         assert_eq!(cast.message, "Cannot cast string 'x' (in CAST(a AS BIGINT))");
         let other = Error::invalid("table t does not exist");
         assert_eq!(faults.explain(other.clone()), other);
+        let assigned =
+            of("INSERT INTO s.t SELECT a FROM u").explain(Error::invalid("Can't cast value 3e9 to type Int32"));
+        assert_eq!(assigned.message, "Can't cast value 3e9 to type Int32 (a value for a column of s.t)");
+        let either = of("UPDATE t SET a = CAST(b AS INT)").explain(Error::invalid("Cannot cast string 'x'"));
+        assert_eq!(either.message, "Cannot cast string 'x' (in CAST(b AS INT), or a value for a column of t)");
         let many = of("SELECT 1/a, 2/a, 3/a, 4/a, 5/a, 6/a").explain(Error::invalid("Divide by zero error"));
         assert_eq!(many.message, "Divide by zero error");
     }

@@ -39,6 +39,7 @@ pub mod once;
 pub mod overflow;
 pub mod procedures;
 pub mod rewrite;
+pub mod rounding;
 mod row_set;
 pub mod rows;
 pub mod schemas;
@@ -201,6 +202,7 @@ impl Engine {
         let mut rules = Analyzer::new().rules;
         rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
+        rules.push(Arc::new(rounding::IntegersAreRounded));
         let mut template = SessionStateBuilder::new()
             .with_analyzer_rules(rules)
             .with_config(session)
@@ -398,7 +400,10 @@ impl Engine {
                         };
                         Work::ChangeRows(Box::new(dml))
                     }
-                    action => Work::Ddl(Box::new(ddl::plan(plan, &action)?)),
+                    action => {
+                        let state = (unbound == 0).then_some(&state);
+                        Work::Ddl(Box::new(ddl::plan(plan, &action, state).map_err(|e| found.explain(e))?))
+                    }
                 }
             }
         };

@@ -13,7 +13,7 @@
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
-//! In reading order: [`types`] (Arrow and Iceberg types), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
+//! In reading order: [`types`] (Arrow and Iceberg types), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
 //! (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
@@ -34,6 +34,7 @@ pub mod handing;
 pub mod history;
 pub mod layout;
 pub mod maintenance;
+pub mod numbers;
 pub mod pins;
 pub mod queue;
 pub mod scope;
