@@ -24,9 +24,15 @@ use crate::scan::LakeTable;
 use crate::scan::listing::ListingTable;
 use crate::table::pins::Pins;
 use crate::table::{Table, Tables, catalog_error};
+use crate::words::{did_you_mean, nearest};
 
 /// The schema whose tables are listings.
 pub const INFORMATION_SCHEMA: &str = "information_schema";
+
+/// How long is looked for the name that was perhaps meant ...
+const SUGGEST_WITHIN: Duration = Duration::from_secs(2);
+/// ... among how many.
+const MOST_SUGGESTED_FROM: usize = 10_000;
 
 /// What a statement's names mean.
 pub struct Found {
@@ -69,6 +75,31 @@ impl Found {
         };
         table.map(|table| table.schema()).ok_or_else(|| Error::internal("the file to be copied was not found"))
     }
+}
+
+/// The error, with what was perhaps meant by the name of a table that is not there.
+pub async fn suggest(tables: &Tables, error: Error, deadline: Instant) -> Error {
+    let missing = error.message.strip_prefix("table ").and_then(|rest| rest.strip_suffix(" does not exist"));
+    let Some(missing) = missing.filter(|_| error.kind == Kind::NotFound) else { return error };
+    let (schema, table) = missing.rsplit_once('.').unwrap_or((DEFAULT_SCHEMA, missing));
+    let Ok(namespace) = namespace(schema) else { return error };
+    let deadline = deadline.min(Instant::now() + SUGGEST_WITHIN);
+    let (names, views) = tokio::join!(
+        tables.metadata.list_tables(&namespace, deadline),
+        tables.metadata.list_views(&namespace, deadline)
+    );
+    let words = match (names, views) {
+        (Err(CatalogError::NamespaceNotFound(_)), _) if schema != DEFAULT_SCHEMA => {
+            format!(": there is no schema {schema}")
+        }
+        (names, views) => {
+            // It is an error anyway: what cannot be listed is not suggested.
+            let names = names.unwrap_or_default().into_iter().chain(views.unwrap_or_default());
+            let names: Vec<String> = names.take(MOST_SUGGESTED_FROM).collect();
+            did_you_mean(nearest(table, names.iter().map(String::as_str)))
+        }
+    };
+    Error { message: format!("{}{words}", error.message), ..error }
 }
 
 /// The table that a name means.

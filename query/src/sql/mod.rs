@@ -71,7 +71,8 @@ use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::{
-    AggregateUDF, DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp,
+    AggregateUDF, DmlStatement, LogicalPlan, LogicalPlanBuilder, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp,
+    ident, lit,
 };
 use datafusion::optimizer::Analyzer;
 use datafusion::physical_plan::ExecutionPlan;
@@ -86,6 +87,7 @@ use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::scan::guard::NameDamagedFiles;
 use crate::table::pins::Pins;
 use crate::table::{Tables, catalog_error};
+use crate::words;
 use admission::{Admission, Slot};
 use bound::Bound;
 use computing::ComputeThreads;
@@ -320,7 +322,7 @@ impl Engine {
                 "{command} is for clients that keep a session; nothing was done"
             )));
         }
-        let faults = Arc::new(Faults::of(&parsed));
+        let faults = Arc::new(Faults::of(&parsed, &bound.sql));
         let (unbound, rows) = bound.put(&mut parsed)?;
         if (unbound > 0 || bound.parameters.is_some()) && !action.takes_parameters() {
             let command = action.command().as_str();
@@ -377,7 +379,13 @@ impl Engine {
                     }
                     _ => parsed,
                 };
-                let plan = state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?;
+                let plan = match state.statement_to_plan(parsed).await {
+                    Ok(plan) => plan,
+                    Err(error) => {
+                        let error = faults.explain(found.explain(error.into()));
+                        return Err(catalog::suggest(&tables, error, patience).await);
+                    }
+                };
                 let plan = values::without_ids(plan)?;
                 if unbound > 0 {
                     parameters = parameter_fields(&plan, unbound)?;
@@ -385,7 +393,7 @@ impl Engine {
                 match action {
                     Action::Query => {
                         check_reads_only(&plan)?;
-                        let mut plan = Self::explained(plan)?;
+                        let mut plan = described(Self::explained(plan)?)?;
                         if unbound == 0 {
                             plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
                         }
@@ -402,7 +410,8 @@ impl Engine {
                     }
                     action => {
                         let state = (unbound == 0).then_some(&state);
-                        Work::Ddl(Box::new(ddl::plan(plan, &action, state).map_err(|e| found.explain(e))?))
+                        let ddl = ddl::plan(plan, &action, state);
+                        Work::Ddl(Box::new(ddl.map_err(|e| faults.explain(found.explain(e)))?))
                     }
                 }
             }
@@ -482,6 +491,18 @@ fn parameter_fields(plan: &LogicalPlan, count: usize) -> Result<Vec<Field>> {
         Field::new(name, data_type, true)
     };
     Ok((1..=count).map(field).collect())
+}
+
+/// DESCRIBE tells the types that SQL has.
+fn described(plan: LogicalPlan) -> Result<LogicalPlan> {
+    let LogicalPlan::DescribeTable(table) = plan else { return Ok(plan) };
+    let rows = table.schema.fields().iter().map(|field| {
+        let null = if field.is_nullable() { "YES" } else { "NO" };
+        vec![lit(field.name().as_str()), lit(words::sql_type(field.data_type())), lit(null)]
+    });
+    let named = ["column_name", "data_type", "is_nullable"].into_iter().enumerate();
+    let named = named.map(|(i, name)| ident(format!("column{}", i + 1)).alias(name));
+    Ok(LogicalPlanBuilder::values(rows.collect())?.project(named)?.build()?)
 }
 
 /// Nothing that begins as a query may turn out to change something.
