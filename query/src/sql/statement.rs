@@ -27,7 +27,7 @@ use super::copy::{self, Copy, CopyFrom};
 use super::schemas::{self, SchemaStatement};
 use super::session::{self, SessionChange};
 use super::views::{self, ViewStatement};
-use super::{CATALOG, DEFAULT_SCHEMA, MAX_STATEMENT_BYTES, alter, as_of, files, undrop};
+use super::{CATALOG, DEFAULT_SCHEMA, MAX_STATEMENT_BYTES, alter, as_of, files, system, undrop};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
 
@@ -746,8 +746,18 @@ fn rewrite(statement: &Parsed) -> Result<Option<String>> {
                  WHERE table_type = 'VIEW' AND table_schema <> 'information_schema'{like} ORDER BY 1, 2"
             )))
         }
+        Statement::ShowVariable { variable } if is_dropped_tables(variable) => Ok(Some(format!(
+            "SELECT table_schema, table_name, dropped, undroppable_until FROM {CATALOG}.{}.{} ORDER BY dropped, 1, 2",
+            system::SYSTEM,
+            system::DROPPED
+        ))),
         _ => Ok(None),
     }
+}
+
+/// SHOW DROPPED TABLES, which the parser takes for the name of a setting.
+fn is_dropped_tables(variable: &[Ident]) -> bool {
+    matches!(variable, [dropped, tables] if normalize(dropped) == "dropped" && normalize(tables) == "tables")
 }
 
 fn like(options: &ShowStatementOptions, column: &str, statement: &str) -> Result<String> {
@@ -822,6 +832,7 @@ mod tests {
             ("explain analyze select 1", Command::Select),
             ("SHOW TABLES FROM a LIKE '%x'", Command::Select),
             ("SHOW SCHEMAS", Command::Select),
+            ("SHOW DROPPED TABLES;", Command::Select),
             ("DESCRIBE t", Command::Select),
             ("INSERT INTO t VALUES (1)", Command::Insert),
             ("INSERT OVERWRITE t VALUES (1)", Command::InsertOverwrite),
