@@ -229,7 +229,10 @@ pub async fn run(engine: &Engine, state: &SessionState, plan: &LogicalPlan, dead
     state.runtime_env().register_object_store(&target.url, target.store.clone());
     let there = target.objects(1).await.map_err(|e| e.while_doing(&doing))?;
     if !there.is_empty() {
-        return Err(Error::already_exists(format!("{doing}: it is there already; nothing was written")));
+        return Err(Error::already_exists(format!(
+            "{doing}: it is there already, and nothing is overwritten; name another place, or remove \
+             it first; nothing was written"
+        )));
     }
     let write = async {
         let physical = state.create_physical_plan(plan).await?;

@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use arrow::datatypes::{DECIMAL128_MAX_PRECISION, DataType, Field, Schema};
 use datafusion::common::TableReference;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::datasource::{ViewTable, source_as_provider};
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::{DdlStatement, Expr, LogicalPlan};
 use datafusion::sql::parser::Statement as Parsed;
@@ -22,6 +24,8 @@ use super::statement::{Action, normalize};
 use super::views::{self, ViewChange};
 use super::{DEFAULT_SCHEMA, dml, files};
 use crate::error::{Error, Kind, Result};
+use crate::scan::LakeTable;
+use crate::table::conflict::{Isolation, Reads, Scope};
 use crate::table::layout::Layout;
 use crate::table::writer::DataFiles;
 use crate::table::{Table, Tables, catalog_error, ensure_namespace};
@@ -240,11 +244,12 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
         (true, true) => return Ok(0),
         (true, false) if or_replace => {
             if let Some(table) = load(tables, ident, deadline).await? {
+                let reads = rows.as_deref().map(|rows| reads_of(rows, ident)).transpose()?.flatten();
                 let (metadata, edit) = tables.plan_replace(&table, &columns, &layout, properties)?;
                 let files = write(tables, state, &metadata, rows, deadline).await?;
                 let count = files.as_ref().map_or(0, |files| files.rows);
                 tables.will_answer(count);
-                return tables.replace(&table, metadata, edit, files, deadline).await.map(|()| count);
+                return tables.replace(&table, metadata, edit, files, reads, deadline).await.map(|()| count);
             }
             // Dropped since.
         }
@@ -272,6 +277,34 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
         Err(error) if error.kind == Kind::AlreadyExists && if_not_exists => Ok(0),
         Err(error) => Err(error),
     }
+}
+
+/// What a query reads of a table as it is now: whoever replaces the table by it would lose what others do meanwhile, so that
+/// nobody may, whatever the table says of isolation. A query that does not read it replaces whatever is there.
+fn reads_of(plan: &LogicalPlan, ident: &TableIdent) -> Result<Option<Reads>> {
+    let mut found = None;
+    plan.apply_with_subqueries(|plan| {
+        let LogicalPlan::TableScan(scan) = plan else { return Ok(TreeNodeRecursion::Continue) };
+        let provider = source_as_provider(&scan.source)?;
+        if let Some(view) = provider.downcast_ref::<ViewTable>() {
+            found = reads_of(view.logical_plan(), ident).map_err(Error::into_datafusion)?.or(found.take());
+        } else if let Some(table) = provider.downcast_ref::<LakeTable>()
+            && table.table().ident == *ident
+        {
+            let snapshot = table.snapshot().map(|snapshot| snapshot.snapshot_id());
+            if snapshot == table.table().metadata.current_snapshot_id() {
+                found = Some(Reads {
+                    snapshot,
+                    scope: Scope::Everything,
+                    files: Arc::default(),
+                    isolation: Isolation::Serializable,
+                    only_deletes: false,
+                });
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    Ok(found)
 }
 
 /// Writes the rows of a new table, if there are to be any.

@@ -483,23 +483,24 @@ impl Tables {
         self.owned(async move { commit::create(&tables, &ident, metadata, files, deadline).await }).await
     }
 
-    /// Replaces a table as [`Tables::plan_replace`] has planned it, with data files or without. Runs to its end even if the
-    /// caller goes away.
+    /// Replaces a table as [`Tables::plan_replace`] has planned it, with data files or without; `reads` is what of the table the
+    /// new rows come from. Runs to its end even if the caller goes away.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// Those of a commit; `Conflict` if another writer has done in between what the statement should have seen.
     pub async fn replace(
         self: &Arc<Self>,
         table: &Table,
         metadata: TableMetadata,
         edit: Edit,
         files: Option<DataFiles>,
+        reads: Option<Reads>,
         deadline: Instant,
     ) -> Result<()> {
         let (tables, table) = (self.clone(), table.clone());
         let files = files.unwrap_or_else(|| DataFiles::new(self.storage.clone(), self.tasks.clone()));
         self.owned(async move {
-            let mut proposal = Proposal::edit(edit);
+            let mut proposal = Proposal { reads, ..Proposal::edit(edit) };
             if !files.files.is_empty() {
                 let io = LakeIo::new(tables.storage.clone());
                 let operation = Operation::Append;
@@ -606,6 +607,7 @@ impl Tables {
     pub async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;
+        self.storage.close().await;
         self.metadata.close().await;
     }
 }
