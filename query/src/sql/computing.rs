@@ -185,7 +185,7 @@ mod tests {
         let passed = gate.clone();
         let through = move |args: &[ColumnarValue]| {
             passed.pass()?;
-            Ok(args[0].clone())
+            Ok::<_, DataFusionError>(args[0].clone())
         };
         let through =
             create_udf("through", vec![DataType::Int64], DataType::Int64, Volatility::Volatile, Arc::new(through));

@@ -37,7 +37,7 @@ impl TidyUploads {
 
 impl fmt::Display for TidyUploads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.store.fmt(f)
+        fmt::Display::fmt(&self.store, f)
     }
 }
 
