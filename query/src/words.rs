@@ -10,6 +10,8 @@ const NAMES_SHOWN: usize = 20;
 /// Most ways to call a function that an error lists.
 const CALLS_SHOWN: usize = 4;
 
+/// What DataFusion does not count.
+const OTHER_WIDTH: &str = "the query has more or fewer columns than are to be inserted";
 const COMPARISONS: [&str; 8] = ["IS NOT DISTINCT FROM", "IS DISTINCT FROM", "<=", ">=", "!=", "<", ">", "="];
 const ARITHMETIC: [&str; 5] = ["+", "-", "*", "/", "%"];
 const LOGICAL: [&str; 2] = ["AND", "OR"];
@@ -220,10 +222,7 @@ fn parts(text: &str) -> Vec<&str> {
 
 fn counts(message: &str) -> Option<String> {
     if message.contains("Column count doesn't match insert query") {
-        return Some(
-            "the query has more or fewer columns than are to be inserted; name those that it is for, as in INSERT INTO t (a, b)"
-                .to_owned(),
-        );
+        return Some(OTHER_WIDTH.to_owned());
     }
     let rest = behind(message, "Inconsistent data length across values list: got ")?;
     let (got, rest) = rest.split_once(" values in row ")?;
@@ -240,6 +239,11 @@ fn conditions(message: &str) -> Option<String> {
     }
     let column = between(message, "column \"", "\" must appear in the GROUP BY clause")?;
     Some(format!("column {column} is neither in GROUP BY nor in an aggregate function"))
+}
+
+/// Whether an error in these words is about how many columns are inserted.
+pub fn is_of_width(message: &str) -> bool {
+    message == OTHER_WIDTH
 }
 
 /// What an error in these words is about.

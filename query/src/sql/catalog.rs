@@ -12,19 +12,22 @@ use async_trait::async_trait;
 use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, TableProvider};
 use datafusion::common::{Result as DfResult, TableReference};
 use datafusion::datasource::TableType;
+use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::Statement as Parsed;
+use datafusion::sql::sqlparser::ast::{Statement, TableObject};
 use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
 use super::as_of::Name;
 use super::bound::ROWS;
-use super::statement::position_of;
+use super::ddl::table_reference;
+use super::statement::{self, position_of};
 use super::{CATALOG, DEFAULT_SCHEMA, Engine, files, system, views};
 use crate::error::{Error, Kind, Position, Result};
 use crate::scan::LakeTable;
 use crate::scan::listing::ListingTable;
 use crate::table::pins::Pins;
 use crate::table::{Table, Tables, catalog_error};
-use crate::words::{did_you_mean, nearest};
+use crate::words::{did_you_mean, nearest, quoted};
 
 /// The schema whose tables are listings.
 pub const INFORMATION_SCHEMA: &str = "information_schema";
@@ -61,6 +64,35 @@ impl Found {
             }
         }
         error
+    }
+
+    /// The error of an INSERT whose query has another number of columns, with the numbers, as far as they can be found.
+    pub async fn widths(&self, template: &SessionState, state: &SessionState, sql: &str, error: Error) -> Error {
+        let counted = async {
+            let (Parsed::Statement(statement), _) = statement::parse(template, sql).ok()? else { return None };
+            let Statement::Insert(insert) = *statement else { return None };
+            let TableObject::TableName(name) = &insert.table else { return None };
+            let columns = match insert.columns.as_slice() {
+                [] => {
+                    let table = table_reference(name).ok()?.resolve(CATALOG, DEFAULT_SCHEMA);
+                    let schema = self.catalogs.catalog(&table.catalog)?.schema(&table.schema)?;
+                    let table = schema.table(&table.table).await.ok()??;
+                    table.schema().fields().iter().map(|field| quoted(field.name())).collect()
+                }
+                columns => columns.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            };
+            let query = Parsed::Statement(Box::new(Statement::Query(insert.source?)));
+            let found = state.statement_to_plan(query).await.ok()?.schema().fields().len();
+            Some(format!(
+                "the query has {found} columns, where {} are to be inserted into {name} ({})",
+                columns.len(),
+                columns.join(", ")
+            ))
+        };
+        match counted.await {
+            Some(message) => Error { message, ..error },
+            None => error,
+        }
     }
 
     /// The columns of the files that a statement names so.

@@ -382,7 +382,11 @@ impl Engine {
                 let plan = match state.statement_to_plan(parsed).await {
                     Ok(plan) => plan,
                     Err(error) => {
-                        let error = faults.explain(found.explain(error.into()));
+                        let error = found.explain(error.into());
+                        let error = match words::is_of_width(&error.message) {
+                            true => found.widths(&self.template, &state, &bound.sql, error).await,
+                            false => faults.explain(error),
+                        };
                         return Err(catalog::suggest(&tables, error, patience).await);
                     }
                 };
