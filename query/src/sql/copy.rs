@@ -1,8 +1,8 @@
 //! COPY: rows of a file into a table, and of a table or a query into a file.
 //!
 //! `COPY t FROM 'file'` is an INSERT: columns of Parquet and JSON go by name, those of CSV in order; what is written in CSV is
-//! text, and is read as the column's type. `COPY t TO 'file'` writes a file that is not there yet, or into a directory that has
-//! none; what a failed one has written is removed.
+//! text, and is read as the column's type. `COPY t TO 'file'` writes a file that is not there yet, unless it is to be replaced, or
+//! into a directory that has none; what a failed one has written is removed.
 //!
 //! Which files may be read and written: [`files`].
 
@@ -95,6 +95,11 @@ fn copy(parser: &mut Parser<'_>, sql: &str) -> Result<Result<Copy>, ParserError>
         Ok(file) => file,
         Err(error) => return Ok(Err(error)),
     };
+    if options.overwrite {
+        return Ok(Err(Error::invalid(
+            "the option overwrite is for COPY TO; INSERT OVERWRITE replaces the rows of a table",
+        )));
+    }
     let by_name = options.format != Format::Csv;
     let options = FileOptions { as_text: !by_name, ..options };
     Ok(Ok(Copy::From(CopyFrom { table, columns, source: files::named(&path, &options), by_name })))
@@ -199,6 +204,11 @@ impl CopyFrom {
 }
 
 impl CopyTo {
+    /// Whether a file that is there already is to be replaced.
+    pub fn overwrites(&self) -> bool {
+        self.options.overwrite
+    }
+
     /// The statement, as DataFusion has it.
     ///
     /// # Errors
@@ -218,17 +228,24 @@ impl CopyTo {
     }
 }
 
-/// Writes the file. Returns how many rows.
+/// Writes the file. Returns how many rows. `overwrite`: one that is there already is replaced.
 ///
 /// # Errors
 /// `Denied`; `AlreadyExists`; those of the query, and of the store.
-pub async fn run(engine: &Engine, state: &SessionState, plan: &LogicalPlan, deadline: Instant) -> Result<u64> {
+pub async fn run(
+    engine: &Engine,
+    state: &SessionState,
+    plan: &LogicalPlan,
+    overwrite: bool,
+    deadline: Instant,
+) -> Result<u64> {
     let LogicalPlan::Copy(copy) = plan else { return Err(Error::internal("COPY was planned as something else")) };
     let doing = format!("writing {}", copy.output_url);
     let target = files::Place::of(engine, &copy.output_url).map_err(|e| e.while_doing(&doing))?;
     state.runtime_env().register_object_store(&target.url, target.store.clone());
     let there = target.objects(1).await.map_err(|e| e.while_doing(&doing))?;
-    if !there.is_empty() {
+    // A file is replaced as a whole once all of it is written, and a directory is not.
+    if !there.is_empty() && (!overwrite || target.is_directory()) {
         return Err(Error::already_exists(format!(
             "{doing}: it is there already, and nothing is overwritten; name another place, or remove \
              it first; nothing was written"
@@ -244,7 +261,7 @@ pub async fn run(engine: &Engine, state: &SessionState, plan: &LogicalPlan, dead
     let written = tokio::time::timeout_at(deadline.into(), write)
         .await
         .unwrap_or_else(|_| Err(Error::deadline("the rows were not written before the deadline")));
-    if written.is_err() {
+    if written.is_err() && there.is_empty() {
         // It was not there before: whatever is there now is of this statement.
         remove(&target).await;
     }

@@ -153,7 +153,7 @@ enum Work {
     ChangeRows(Box<DmlStatement>),
     Ddl(Box<Ddl>),
     Call(Box<Procedure>),
-    CopyTo(Box<LogicalPlan>),
+    CopyTo { plan: Box<LogicalPlan>, overwrite: bool },
 }
 
 impl Planned {
@@ -404,7 +404,7 @@ impl Engine {
                         schema = Arc::new(plan.schema().as_arrow().clone());
                         Work::Query(Box::new(plan))
                     }
-                    Action::CopyTo => Work::CopyTo(Box::new(plan)),
+                    Action::CopyTo { overwrite } => Work::CopyTo { plan: Box::new(plan), overwrite },
                     Action::ChangeRows(_) | Action::CopyFrom(_) => {
                         check_dml(&plan)?;
                         let LogicalPlan::Dml(dml) = plan else {
@@ -433,7 +433,7 @@ impl Engine {
             match work {
                 Work::ChangeRows(dml) => dml::run(&tables, &state, &dml, deadline).await,
                 Work::Call(call) => procedures::run(&tables, &state, *call, deadline).await,
-                Work::CopyTo(plan) => copy::run(self, &state, &plan, deadline).await,
+                Work::CopyTo { plan, overwrite } => copy::run(self, &state, &plan, overwrite, deadline).await,
                 Work::Ddl(ddl) => ddl::run(&tables, &state, *ddl, deadline).await,
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }

@@ -126,7 +126,10 @@ pub enum Action {
     /// COPY of files into a table.
     CopyFrom(Box<CopyFrom>),
     /// COPY of a table or a query into a file.
-    CopyTo,
+    CopyTo {
+        /// One that is there already is replaced.
+        overwrite: bool,
+    },
     /// BEGIN, COMMIT, ROLLBACK or SET.
     Session(SessionChange),
 }
@@ -148,7 +151,7 @@ impl Action {
             Action::Query
                 | Action::ChangeRows(_)
                 | Action::CreateTable { as_query: Some(_), .. }
-                | Action::CopyTo
+                | Action::CopyTo { .. }
                 | Action::Call
         )
     }
@@ -166,7 +169,7 @@ impl Action {
             Action::View(view) => view.command(),
             Action::DropTable { .. } => Command::DropTable,
             Action::UndropTable(_) => Command::UndropTable,
-            Action::CopyFrom(_) | Action::CopyTo => Command::Copy,
+            Action::CopyFrom(_) | Action::CopyTo { .. } => Command::Copy,
             Action::Session(change) => change.command(),
         }
     }
@@ -201,7 +204,8 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         Some(Copy::From(copy)) => return Ok((parse_one(state, &copy.insert(None))?, Action::CopyFrom(Box::new(copy)))),
         Some(Copy::To(copy, query)) => {
             let query = parse_query(state, &query, "COPY writes the rows of a query or of a table")?;
-            return Ok((copy.statement(query)?, Action::CopyTo));
+            let overwrite = copy.overwrites();
+            return Ok((copy.statement(query)?, Action::CopyTo { overwrite }));
         }
     }
     let (sql, versions) = as_of::take(sql)?;
