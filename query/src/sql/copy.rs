@@ -244,31 +244,53 @@ pub async fn run(
     let target = files::Place::of(engine, &copy.output_url).map_err(|e| e.while_doing(&doing))?;
     state.runtime_env().register_object_store(&target.url, target.store.clone());
     let there = target.objects(1).await.map_err(|e| e.while_doing(&doing))?;
-    // A file is replaced as a whole once all of it is written, and a directory is not.
-    if !there.is_empty() && (!overwrite || target.is_directory()) {
+    let replaces = !there.is_empty();
+    if replaces && (!overwrite || target.is_directory()) {
         return Err(Error::already_exists(format!(
-            "{doing}: it is there already, and nothing is overwritten; name another place, or remove \
-             it first; nothing was written"
+            "{doing}: it is there already, and only a file is replaced, where the option overwrite asks for that; nothing was \
+             written"
         )));
     }
+    // What is replaced stays until all of the new one is written: DataFusion completes the file of a query that fails, too.
+    let beside = replaces.then(|| beside(&copy.output_url));
+    let (plan, place) = match &beside {
+        None => (plan.clone(), None),
+        Some(path) => {
+            let mut copy = copy.clone();
+            copy.output_url = path.clone();
+            let place = files::Place::of(engine, path).map_err(|e| e.while_doing(&doing))?;
+            (LogicalPlan::Copy(copy), Some(place))
+        }
+    };
     let write = async {
-        let physical = state.create_physical_plan(plan).await?;
+        let physical = state.create_physical_plan(&plan).await?;
         let batches: Result<Vec<_>, _> = computing::execute(&physical, state)?.try_collect().await;
         let batches = batches.map_err(|e| super::name_files(e.into(), &physical))?;
         let counts = batches.first().and_then(|batch| batch.column(0).as_primitive_opt::<UInt64Type>());
         Ok(counts.filter(|counts| !counts.is_empty()).map_or(0, |counts| counts.value(0)))
     };
-    let written = tokio::time::timeout_at(deadline.into(), write)
+    let mut written = tokio::time::timeout_at(deadline.into(), write)
         .await
         .unwrap_or_else(|_| Err(Error::deadline("the rows were not written before the deadline")));
-    if written.is_err() && there.is_empty() {
+    if let (Ok(_), Some(new)) = (&written, &place)
+        && let Err(error) = target.store.rename(new.path(), target.path()).await
+    {
+        written = Err(Error::object_store("putting the new file in its place", target.path().as_ref(), &error));
+    }
+    if written.is_err() {
         // It was not there before: whatever is there now is of this statement.
-        remove(&target).await;
+        remove(place.as_ref().unwrap_or(&target)).await;
     }
     written.map_err(|e: Error| match e.kind {
         Kind::Denied => e,
         _ => e.while_doing(doing),
     })
+}
+
+/// The place of a new file until it takes that of another: beside it, under a name that no listing shows.
+fn beside(path: &str) -> String {
+    let at = path.rfind('/').map_or(0, |slash| slash + 1);
+    format!("{}.lake-{}-{}", &path[..at], uuid::Uuid::new_v4(), &path[at..])
 }
 
 /// Removes what a failed COPY has written.

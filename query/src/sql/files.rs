@@ -191,6 +191,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// Where it is in its store.
+    pub fn path(&self) -> &object_store::path::Path {
+        self.listed.prefix()
+    }
+
     /// Whether it is a directory, and not a file.
     pub fn is_directory(&self) -> bool {
         self.listed.is_collection()
