@@ -6,7 +6,8 @@
 //! - [`ports`]: ports that no two supervisors on a machine take at the same time;
 //! - [`dirlock`]: one supervisor per directory;
 //! - [`manifest`]: `cluster.json`, what runs where, for tools and tests;
-//! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself;
+//! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself; `guard`: so that none is left standing
+//!   still;
 //! - [`peers`]: peers as plain child processes, for tests that kill and start them by hand;
 //! - [`probe`]: asking a process whether it serves, and the peers who leads;
 //! - [`net`]: links between them that can be cut, slowed and made lossy;
@@ -28,6 +29,7 @@ pub mod cluster;
 pub mod dirlock;
 pub mod disk;
 mod error;
+mod guard;
 pub mod history;
 pub mod hosts;
 pub mod manifest;

@@ -6,10 +6,12 @@
 //! - `/ready`: 200 if the peer serves linearizable reads and knows of a leader to send writes to; else 503 with the reason.
 //! - `/metrics`: Prometheus' text format.
 //!
-//! Nothing here needs the cluster secret and nothing here can change anything; keys and values do not appear. Listens
-//! only where `http_listen` says.
+//! Nothing of that needs the cluster secret, and none of it can change anything; keys and values do not appear. [`admin`] is for operators,
+//! and asks for the secret. Listens only where `http_listen` says.
 //!
 //! Limits: [`MAX_CONNECTIONS`], of which each host has its part ([`crate::peer::shares`]); one more is closed at once.
+
+pub mod admin;
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,6 +23,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::Listener;
+use lake_client::secret::Secret;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -64,15 +67,20 @@ impl Listener for Probes {
 ///
 /// # Errors
 /// The listener fails.
-pub async fn serve(peer: Arc<Peer>, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
+pub async fn serve(
+    peer: Arc<Peer>,
+    listener: TcpListener,
+    secret: Option<Secret>,
+    stop: CancellationToken,
+) -> io::Result<()> {
     let pool = Pool::new(Resource::Probes, MAX_CONNECTIONS);
     let probes = Probes { listener, callers: peer.callers.clone(), pool };
-    let router = Router::new()
+    let router: Router = Router::new()
         .route("/live", get(live))
         .route("/ready", get(ready))
         .route("/metrics", get(report))
-        .with_state(peer);
-    axum::serve(probes, router).with_graceful_shutdown(stop.cancelled_owned()).await
+        .with_state(peer.clone());
+    axum::serve(probes, router.merge(admin::router(peer, secret))).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
 async fn live(State(peer): State<Arc<Peer>>) -> Response {

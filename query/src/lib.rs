@@ -19,6 +19,7 @@
 //! - [`scan`]: a table version as DataFusion reads it, and INSERT's sink;
 //! - [`outcomes`]: what is kept of operations that a client may ask for again;
 //! - [`sql`]: a statement from text to rows or a change;
+//! - [`distributed`]: one query over many nodes;
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;
 //! - [`upkeep`]: what is done to tables from time to time, by the worker that has their shard;
@@ -33,6 +34,7 @@ pub mod chores;
 pub mod client;
 pub mod cluster;
 pub mod config;
+pub mod distributed;
 pub mod error;
 pub mod flight;
 pub mod janitor;

@@ -29,6 +29,7 @@ use tonic::{Request, Status};
 
 use crate::cluster::ThisNode;
 use crate::config::{Config, NodeRole, default_id};
+use crate::distributed::Distributed;
 use crate::error::{Error, Result};
 use crate::flight::MAX_REQUEST_BYTES;
 use crate::flight::keys::TicketKeys;
@@ -113,7 +114,11 @@ impl QueryNode {
         let transactions = Arc::new(Transactions::new(engine.tables().clone(), advertised.clone()));
         let sessions = Arc::new(Sessions::new(engine.clone(), transactions.clone()));
         let metrics = Arc::new(Metrics::new(config.slow_statement)?);
-        let service = Served(LakeFlight::new(sessions, operations.clone(), keys, metrics.clone())?);
+        let distributed = Distributed::new(&config, &engine, cluster.clone(), keys.clone())?;
+        let parts = distributed.parts().clone();
+        engine.distribute(distributed);
+        let flight = LakeFlight::new(sessions, operations.clone(), keys, metrics.clone())?;
+        let service = Served { flight, parts };
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
         let rest = match rest {
@@ -177,6 +182,14 @@ impl QueryNode {
     /// Under which address clients are told to come.
     pub fn advertised_address(&self) -> &str {
         &self.advertised
+    }
+
+    /// From now on large queries are spread over these nodes (`host:port`), whatever the metadata cluster says.
+    ///
+    /// # Errors
+    /// `Invalid`: one of them is no address.
+    pub fn distribute_over(&self, nodes: &[String]) -> Result<()> {
+        self.engine.distributed().map_or(Ok(()), |distributed| distributed.peers().name(nodes))
     }
 
     /// What runs the statements.

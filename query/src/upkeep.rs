@@ -120,15 +120,20 @@ impl Kind {
             Kind::Expire => "expire_snapshots",
             Kind::Compact => "rewrite_data_files",
         };
-        let part = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
-        let name = format!("{}.{}", part(&table.namespace.to_string()), part(&table.name));
-        format!("CALL system.{procedure}(table => '{}')", name.replace('\'', "''"))
+        statement(procedure, table)
     }
+}
+
+/// The CALL of a procedure, in SQL's sense, for a table.
+pub(crate) fn statement(procedure: &str, table: &TableIdent) -> String {
+    let part = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let name = format!("{}.{}", part(&table.namespace.to_string()), part(&table.name));
+    format!("CALL system.{procedure}(table => '{}')", name.replace('\'', "''"))
 }
 
 /// Whether SQL means this table by its name: a schema with a point in the name of a level is another's name there, and what is done
 /// would be done to that one's table.
-fn can_be_named(table: &TableIdent) -> bool {
+pub(crate) fn can_be_named(table: &TableIdent) -> bool {
     table.namespace.to_string().parse::<Namespace>().is_ok_and(|meant| meant == table.namespace)
 }
 

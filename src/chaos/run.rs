@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "query")]
 use super::front::front;
 use super::print::{self, Format};
+use crate::output;
 use crate::signals::{Interrupts, Termination};
 
 /// Characters of the faults in force that a terminal's line has: it is written over and must not wrap.
@@ -109,7 +110,7 @@ pub async fn run(args: Args) -> Result<u8> {
     }
     let hosts = match (hosts, args.cluster_id) {
         (Some(hosts), _) if args.dry_run => {
-            print!("{}", would_do(&hosts, &nemeses, args.time, seed, &args.out)?);
+            output::print(&would_do(&hosts, &nemeses, args.time, seed, &args.out)?)?;
             return Ok(0);
         }
         (Some(hosts), Some(cluster_id)) => Some((hosts, cluster_id)),
@@ -144,8 +145,8 @@ pub async fn run(args: Args) -> Result<u8> {
     };
     settings.validate().map_err(|problem| anyhow!(problem))?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    println!(
-        "{} on {} peers{}, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}",
+    output::print(&format!(
+        "{} on {} peers{}, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}\n",
         settings.workload,
         settings.peers,
         match settings.query_nodes {
@@ -157,7 +158,7 @@ pub async fn run(args: Args) -> Result<u8> {
         settings.time.as_secs_f64(),
         if args.nemesis.is_empty() { "none".to_owned() } else { args.nemesis.join(", ") },
         settings.out.display()
-    );
+    ))?;
     let (live, watching) = watch::channel(Live::default());
     let telling = tokio::spawn(tell(watching));
     let interrupt = CancellationToken::new();
@@ -172,7 +173,8 @@ pub async fn run(args: Args) -> Result<u8> {
     };
     telling.abort();
     if std::io::stdout().is_terminal() {
-        println!();
+        // It may have hung up, which is no reason to lose what was recorded.
+        let _ = output::print("\n");
     }
     let ran = ran?;
     let drawn = args.seed.is_none().then(|| ["--seed".to_owned(), seed.to_string()]);
@@ -184,9 +186,11 @@ pub async fn run(args: Args) -> Result<u8> {
     let results = report::build(&settings.out, &Options::default())?;
     // Those that are not excused are among the findings.
     let deaths = results.run.iter().flat_map(|record| &record.deaths);
-    deaths.filter(|death| death.excused.is_some()).for_each(|death| println!("{}", death.told()));
+    for death in deaths.filter(|death| death.excused.is_some()) {
+        output::print(&format!("{}\n", death.told()))?;
+    }
     let code = print::verdict(results.workload, &results.checks, Format::Text)?;
-    println!("{}", settings.out.join(page::FILE_NAME).display());
+    output::print(&format!("{}\n", settings.out.join(page::FILE_NAME).display()))?;
     Ok(code)
 }
 

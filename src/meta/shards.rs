@@ -51,6 +51,9 @@ pub struct MoveArgs {
     shard: u32,
     /// The node that gets it
     node: String,
+    /// Only say whether it would be moved
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -116,8 +119,8 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             Ok(if held == listing.count as usize { 0 } else { EXIT_NO })
         }
         Command::Move(args) => {
-            let moved = store.move_shard(args.shard, &args.node, deadline).await?;
-            args.format.print(|| moves_table(std::slice::from_ref(&moved), false), || move_json(&moved))?;
+            let moved = store.move_shard(args.shard, &args.node, args.dry_run, deadline).await?;
+            args.format.print(|| moves_table(std::slice::from_ref(&moved), args.dry_run), || move_json(&moved))?;
             Ok(0)
         }
         Command::Balance(args) => {

@@ -174,3 +174,19 @@ fn what_a_run_that_has_died_left_behind_is_healed_by_itself() {
     assert_eq!(site.cluster_id(), cluster_id);
     assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
 }
+
+/// What could not be taken back may be why peers do not agree: nothing is concluded from that.
+#[test]
+fn a_run_that_cannot_take_everything_back_is_unknown() {
+    let run = Run::new();
+    let site = Site::start(run.dir.path().join("site"));
+    let cluster_id = site.cluster_id();
+    let text = format!("{}heal = \"echo no such rule; exit 3\"\n", site.text());
+    std::fs::write(site.file(), text).unwrap();
+    let arguments = format!("--nemesis none --time 5s --rate 60 --clients 4 --cluster-id {cluster_id}");
+    let output = site.run(&run, &arguments);
+    assert_code(&output, 2);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("not every fault could be taken back: ") && said.contains("no such rule"), "{said}");
+    assert_code(&site.heal(run.dir.path(), &cluster_id), 3);
+}

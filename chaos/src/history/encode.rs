@@ -3,7 +3,7 @@
 //! Registers, sets and list-append transactions are written as Jepsen's own tests write them, so that Knossos, Elle and
 //! the converters of Porcupine read them; the other workloads have maps as values. [`super::decode`] is the inverse.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::{
     Accounts, Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
@@ -51,7 +51,7 @@ pub fn action(action: &Action) -> (String, Edn) {
         }
         Action::Set(Set::Add { key, element }) => ("add", keyed(key, Edn::Int(*element))),
         Action::Set(Set::Read { key, elements }) => {
-            ("read", keyed(key, elements.as_ref().map_or(Edn::Nil, |e| Edn::Set(ints(e)))))
+            ("read", keyed(key, elements.as_ref().map_or(Edn::Nil, |e| set_of(e))))
         }
         Action::Append(steps) => ("txn", Edn::Vector(steps.iter().map(step).collect())),
         Action::Bank(Bank::Open { balances }) => ("open", by_key(balances)),
@@ -212,6 +212,12 @@ fn by_key(values: &BTreeMap<Key, i64>) -> Edn {
 
 fn ints(values: &[i64]) -> Vec<Edn> {
     values.iter().map(|value| Edn::Int(*value)).collect()
+}
+
+/// To any other reader a set that has an element twice is no EDN: that is written as a vector, which Jepsen's checkers take as well.
+fn set_of(elements: &[i64]) -> Edn {
+    let distinct: BTreeSet<&i64> = elements.iter().collect();
+    if distinct.len() == elements.len() { Edn::Set(ints(elements)) } else { Edn::Vector(ints(elements)) }
 }
 
 fn optional(value: Option<i64>) -> Edn {

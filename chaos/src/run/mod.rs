@@ -253,7 +253,7 @@ async fn under_attack<F: Ground>(
     let facts = match field.calm().await {
         Ok(()) => Some(field.heal().await),
         Err(e) => {
-            problems.push(format!("the network could not be made sound again: {e}"));
+            problems.push(format!("not every fault could be taken back: {e}"));
             None
         }
     };

@@ -7,7 +7,7 @@
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
-//!   [`table`], [`accounts`]: the same through SQL;
+//!   [`table`], [`accounts`]: the same through SQL, with what they share in [`statements`];
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
 
@@ -21,6 +21,7 @@ mod register;
 mod rotation;
 mod session;
 mod set;
+mod statements;
 mod table;
 mod watch;
 

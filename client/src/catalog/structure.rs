@@ -152,17 +152,22 @@ impl Catalog {
                 }
                 return Ok(there.clone());
             }
+            // Another's change may have come after an attempt whose answer was lost: what is there says nothing of that.
+            let refused = |error: CatalogError| match moved {
+                None => error,
+                Some(_) => CatalogError::Conflict { table: from.clone(), current: None, resent: true },
+            };
             let Some(entry) = find(&read.value, &keys[0]) else {
-                return Err(kind.missing(from));
+                return Err(refused(kind.missing(from)));
             };
             if there.is_some() {
-                return Err(kind.exists(to));
+                return Err(refused(kind.exists(to)));
             }
             if find(&read.value, &keys[2]).is_some() {
-                return Err(kind.other().exists(to));
+                return Err(refused(kind.other().exists(to)));
             }
             let Some(namespace) = find(&read.value, &keys[3]) else {
-                return Err(CatalogError::NamespaceNotFound(to.namespace.clone()));
+                return Err(refused(CatalogError::NamespaceNotFound(to.namespace.clone())));
             };
             let current = pointer(from, entry, read.revision)?;
             let mut when = vec![
@@ -181,7 +186,7 @@ impl Catalog {
                 }
                 return Ok(written(&current.value, committed.result.revision));
             }
-            if committed.resent {
+            if committed.resent && self.have_left(&committed.result) {
                 moved = Some(current.value.uuid);
             }
             claimed(&committed.result)?;

@@ -25,8 +25,6 @@ mod membership_kills;
 mod nodes;
 mod overload;
 mod power_cut;
-#[cfg(feature = "failpoints")]
-mod procedure_kills;
 mod procedures;
 mod refusals;
 mod rescue;

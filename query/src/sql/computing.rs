@@ -6,14 +6,17 @@
 //! runtime to itself: a statement that is cancelled, or whose deadline has come, ends at once for its client, and its operators
 //! where the batch that they are at does.
 //!
-//! Planning, the writing of data files and all that asks the metadata stay outside. Requests to object stores are made by the
+//! Parts of queries that other nodes coordinate are computed there as well. Planning, the writing of data files and all that asks the
+//! metadata stay outside. Requests to object stores are made by the
 //! process's runtime as well ([`crate::storage`]): a connection may be used by both, and must be served while a batch is computed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use datafusion::execution::SendableRecordBatchStream;
+use datafusion::common::Result as DfResult;
+use datafusion::execution::context::SessionConfig;
 use datafusion::execution::session_state::SessionState;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use futures::StreamExt;
@@ -88,20 +91,44 @@ impl Drop for ComputeThreads {
     }
 }
 
+/// A session whose plans are executed by the same threads as those of another.
+pub fn as_in(other: &SessionState, config: SessionConfig) -> SessionConfig {
+    match other.config().get_extension::<Computing>() {
+        Some(computing) => config.with_extension(computing),
+        None => config,
+    }
+}
+
 /// The rows of a plan, computed by the threads that its session names; by the caller's own if it names none. Dropping the
 /// stream stops it.
 ///
 /// # Errors
 /// The plan's; in the stream too.
-pub fn execute(plan: &Arc<dyn ExecutionPlan>, state: &SessionState) -> Result<SendableRecordBatchStream> {
-    let context = state.task_ctx();
-    let Some(computing) = context.session_config().get_extension::<Computing>() else {
-        return Ok(execute_stream(plan.clone(), context)?);
-    };
+pub fn execute(plan: &Arc<dyn ExecutionPlan>, context: Arc<TaskContext>) -> DfResult<SendableRecordBatchStream> {
+    there(&context.clone(), || execute_stream(plan.clone(), context))
+}
+
+/// The same of one partition.
+///
+/// # Errors
+/// The plan's; in the stream too.
+pub fn execute_partition(
+    plan: &Arc<dyn ExecutionPlan>,
+    partition: usize,
+    context: Arc<TaskContext>,
+) -> DfResult<SendableRecordBatchStream> {
+    there(&context.clone(), || plan.execute(partition, context))
+}
+
+fn there(
+    context: &TaskContext,
+    begin: impl FnOnce() -> DfResult<SendableRecordBatchStream>,
+) -> DfResult<SendableRecordBatchStream> {
+    let Some(computing) = context.session_config().get_extension::<Computing>() else { return begin() };
     let mut rows = {
         // Operators may begin tasks as soon as they are executed.
         let _within = computing.0.enter();
-        execute_stream(plan.clone(), context)?
+        begin()?
     };
     let mut builder = RecordBatchReceiverStreamBuilder::new(rows.schema(), BATCHES_AHEAD);
     let taken = builder.tx();

@@ -264,7 +264,7 @@ pub async fn run(
     };
     let write = async {
         let physical = state.create_physical_plan(&plan).await?;
-        let batches: Result<Vec<_>, _> = computing::execute(&physical, state)?.try_collect().await;
+        let batches: Result<Vec<_>, _> = computing::execute(&physical, state.task_ctx())?.try_collect().await;
         let batches = batches.map_err(|e| super::name_files(e.into(), &physical))?;
         let counts = batches.first().and_then(|batch| batch.column(0).as_primitive_opt::<UInt64Type>());
         Ok(counts.filter(|counts| !counts.is_empty()).map_or(0, |counts| counts.value(0)))

@@ -210,7 +210,7 @@ async fn take_rows_of(
     let work = async {
         let mut work = Work::new(tables, state, target, files, false)?;
         let physical = state.create_physical_plan(&scan).await?;
-        let mut rows = computing::execute(&physical, state)?;
+        let mut rows = computing::execute(&physical, state.task_ctx())?;
         while let Some(batch) = rows.next().await {
             let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
             let file = batch.column(work.columns).as_string::<i32>();
@@ -251,7 +251,7 @@ pub(super) async fn write_sorted(
 ) -> Result<DataFiles> {
     let physical = state.create_physical_plan(plan).await?;
     let physical = layout::cluster_by(physical, metadata, order.unwrap_or(metadata.default_sort_order()))?;
-    let rows = computing::execute(&physical, state)?;
+    let rows = computing::execute(&physical, state.task_ctx())?;
     let mut writer = tables.data_writer(metadata)?;
     if order.is_some_and(|order| order.fields != metadata.default_sort_order().fields) {
         writer = writer.in_no_order();
@@ -289,7 +289,7 @@ async fn change_rows(
         if dml.op != WriteOp::Delete {
             physical = layout::cluster(physical, &table.metadata)?;
         }
-        let mut rows = computing::execute(&physical, state)?;
+        let mut rows = computing::execute(&physical, state.task_ctx())?;
         while let Some(batch) = rows.next().await {
             let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
             work.take(&batch).await?;
@@ -457,7 +457,7 @@ impl Work {
             let scan = LogicalPlanBuilder::scan("rest", provider_as_source(Arc::new(source)), None)?.build()?;
             let physical = state.create_physical_plan(&scan).await?;
             let physical = layout::cluster(physical, &target.table().metadata)?;
-            let mut rows = computing::execute(&physical, state)?;
+            let mut rows = computing::execute(&physical, state.task_ctx())?;
             while let Some(batch) = rows.next().await {
                 let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
                 let file = batch.column(self.columns).as_string::<i32>();

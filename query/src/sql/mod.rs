@@ -57,7 +57,7 @@ pub mod yielding;
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -83,6 +83,7 @@ use lake_client::remote::RemoteStore;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::distributed::{Distributed, Mode};
 use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::scan::guard::NameDamagedFiles;
 use crate::table::pins::Pins;
@@ -125,6 +126,8 @@ pub struct Engine {
     read_timeout: Duration,
     write_timeout: Duration,
     allow_local_files: bool,
+    /// The other nodes, once this one is served.
+    distributed: OnceLock<Arc<Distributed>>,
 }
 
 /// A statement, planned and not yet run.
@@ -145,6 +148,8 @@ pub struct Planned {
     faults: Arc<Faults>,
     state: SessionState,
     work: Work,
+    /// How a query is to be spread over nodes if it may be, and its plan for that.
+    spread: Option<Box<(Mode, LogicalPlan)>>,
     slot: Slot,
 }
 
@@ -228,7 +233,28 @@ impl Engine {
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
             allow_local_files: config.allow_local_files,
+            distributed: OnceLock::new(),
         })
+    }
+
+    /// From now on large queries are spread over several nodes. Said once.
+    pub fn distribute(&self, distributed: Distributed) {
+        // The first stays.
+        let _ = self.distributed.set(Arc::new(distributed));
+    }
+
+    /// The other nodes, if queries may be spread over them.
+    pub fn distributed(&self) -> Option<&Arc<Distributed>> {
+        self.distributed.get()
+    }
+
+    /// What the sessions of statements are made from.
+    pub(crate) fn template(&self) -> &SessionState {
+        &self.template
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
     }
 
     /// The same in a metadata cluster, whose nodes it can list.
@@ -349,6 +375,7 @@ impl Engine {
         state.mark_start_execution();
         let command = action.command();
         let (mut schema, mut parameters) = (count_schema(command), Vec::new());
+        let mut spread = None;
         let work = match action {
             Action::Alter(_) => {
                 let ddl = ddl::plan_alter(&state, &parsed).await;
@@ -398,6 +425,7 @@ impl Engine {
                     Action::Query => {
                         check_reads_only(&plan)?;
                         let mut plan = described(Self::explained(plan)?)?;
+                        spread = self.spread(bound.distributed, &plan);
                         if unbound == 0 {
                             plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
                         }
@@ -421,7 +449,14 @@ impl Engine {
             }
         };
         let stale = found.stale;
-        Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, slot })
+        Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, spread, slot })
+    }
+
+    /// How a query is to be spread, if it may be.
+    fn spread(&self, asked: Option<Mode>, plan: &LogicalPlan) -> Option<Box<(Mode, LogicalPlan)>> {
+        let distributed = self.distributed()?;
+        let mode = asked.unwrap_or(distributed.mode());
+        (mode != Mode::Off && distributed.peers().may_be_some()).then(|| Box::new((mode, plan.clone())))
     }
 
     /// Makes a change and returns how many rows were written. Its commit, once begun, runs to its end even if this
@@ -463,6 +498,9 @@ impl Engine {
     /// Lets no further statement begin. What runs goes on.
     pub fn close(&self) {
         self.admission.close();
+        if let Some(distributed) = self.distributed() {
+            distributed.parts().close();
+        }
     }
 
     /// Whether it has been told to let none begin.

@@ -39,6 +39,11 @@ impl AnalyzerRule for IntegersAreRounded {
 
 static FUNCTION: LazyLock<Arc<ScalarUDF>> = LazyLock::new(|| Arc::new(ScalarUDF::from(Rounded::default())));
 
+/// What rounds, for a plan that comes from another node.
+pub fn functions() -> impl Iterator<Item = Arc<ScalarUDF>> {
+    std::iter::once(FUNCTION.clone())
+}
+
 /// A cast to an integer, of what is rounded first.
 pub(super) fn in_expr(expr: Expr, schema: &DFSchema) -> Transformed<Expr> {
     let (of, to) = match &expr {

@@ -14,7 +14,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Engine, Planned, Work, computing, name_files, panicked};
+use super::{Engine, Planned, Work, name_files, panicked};
 use crate::error::{Error, Result};
 
 /// Batches that wait for the client to take them.
@@ -35,12 +35,11 @@ impl Engine {
     /// In the stream too: after an error it ends.
     pub async fn query(&self, planned: Planned) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
         planned.check_bound()?;
-        let Planned { faults, state, work, deadline, slot, .. } = planned;
+        let Planned { faults, state, work, deadline, spread, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {
             let physical = state.create_physical_plan(&plan).await?;
-            let stream = computing::execute(&physical, &state)?;
-            Ok::<_, Error>((physical, stream))
+            Ok::<_, Error>(self.begin(&state, physical, spread.as_deref(), deadline).await?)
         });
         let (physical, stream) = match tokio::time::timeout_at(deadline.into(), starting.catch_unwind()).await {
             Ok(Ok(started)) => started.map_err(|e| faults.explain(e))?,

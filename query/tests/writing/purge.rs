@@ -262,7 +262,7 @@ async fn a_table_that_lives_on_is_not_purged() {
     let purge = calls::get(cluster.store.as_ref(), &id, soon()).await.unwrap().unwrap().record.data().unwrap();
     for step in [CHECK, DELETE] {
         let task = Task { id: id.clone(), step: step.to_owned(), purge: Purge::clone(&purge) };
-        let chores = Chores::new(cluster.nodes[0].engine().tables().clone());
+        let chores = Chores::new(cluster.nodes[0].engine().clone());
         let answer = chores.carry_out(PURGE_TABLE, &task.to_bytes()).await.unwrap().unwrap();
         assert_eq!(Answer::of(&answer), Ok(Answer::Over));
         assert!(chores.in_hand().is_empty());

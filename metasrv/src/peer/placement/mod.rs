@@ -87,7 +87,7 @@ pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
 }
 
 /// All routes and settings.
-fn routes(state: &State) -> Routes {
+pub(in crate::peer) fn routes(state: &State) -> Routes {
     let mut routes = Routes::default();
     let entries = state.list(ROUTES, None, MAX_SHARDS as usize + 1, usize::MAX).entries;
     entries.iter().for_each(|entry| routes.learn(&entry.key, Some(entry)));
@@ -313,11 +313,17 @@ impl Member {
         Ok((term, world))
     }
 
-    /// Gives a shard to a node.
+    /// Gives a shard to a node, or with `dry_run` only says whether it would be given.
     ///
     /// # Errors
     /// InvalidArgument for what there is not; NotLeader; Unavailable without a quorum or when others change the route all the time.
-    pub async fn move_shard(&self, shard: u32, node: &str, call: &Call) -> Result<v1::ShardMove, Failure> {
+    pub async fn move_shard(
+        &self,
+        shard: u32,
+        node: &str,
+        dry_run: bool,
+        call: &Call,
+    ) -> Result<v1::ShardMove, Failure> {
         validate_node(node).map_err(Failure::invalid)?;
         for _ in 0..RACES {
             let (term, world) = self.known_world(call).await?;
@@ -326,6 +332,9 @@ impl Member {
                 let fence = world.routes.get(&shard).map_or(0, |fenced| fenced.revision);
                 return Ok(v1::ShardMove { shard, from: node.to_owned(), to: node.to_owned(), fence });
             };
+            if dry_run {
+                return Ok(told(&change, 0));
+            }
             if let Some(fence) = self.change_route(term, &change, None, call).await? {
                 return Ok(told(&change, fence));
             }

@@ -52,6 +52,12 @@ pub enum NotAnswered {
 }
 
 impl InHand {
+    /// Which of these has the least in hand; the first in order of names among several.
+    pub fn least(&self, workers: Vec<String>) -> Option<String> {
+        let all = lock(&self.0);
+        workers.into_iter().min_by_key(|node| all.get(node).copied().unwrap_or(0))
+    }
+
     /// A place at the worker that has the least in hand; the first in order of names among several.
     fn place(&self, workers: Vec<String>) -> Option<Place<'_>> {
         let mut all = lock(&self.0);
@@ -73,6 +79,17 @@ impl Member {
         if workers.is_empty() {
             return Err(NotAnswered::Nobody("no worker is connected".to_owned()));
         }
+        self.have_done_by(workers, kind, payload, within).await
+    }
+
+    /// The same, by one of these.
+    pub(super) async fn have_done_by(
+        &self,
+        workers: Vec<String>,
+        kind: &str,
+        payload: Bytes,
+        within: Duration,
+    ) -> Result<Bytes, NotAnswered> {
         let Some(place) = self.procedures.in_hand.place(workers) else {
             return Err(NotAnswered::Nobody(format!("every worker has {MAX_IN_HAND} steps in hand")));
         };
