@@ -15,7 +15,8 @@
 //! - [`disk`]: disks that fill up, take their time, or lose what was not flushed;
 //! - [`hosts`]: a cluster that is there already, and the commands with which things are done to it;
 //! - [`sql`]: what a fault run needs of a client of query nodes, which it is given;
-//! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together;
+//! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together; [`matrix`]:
+//!   which of them, one after the other;
 //! - [`history`]: what the clients of a fault run saw, and its file; [`check`]: whether that is what was promised;
 //!   [`report`]: what is left of it for people and machines;
 //! - `sim` (feature `sim`): the same with peers, clients, network, disks and time in one process, decided by a seed.
@@ -33,6 +34,7 @@ mod guard;
 pub mod history;
 pub mod hosts;
 pub mod manifest;
+pub mod matrix;
 pub mod nemesis;
 pub mod net;
 pub mod peers;

@@ -7,6 +7,12 @@ mod hosts;
 #[path = "../cluster/common/install.rs"]
 mod install;
 mod jepsen;
+mod matrix;
+#[path = "../../client/tests/support/s3.rs"]
+mod s3;
+mod storage;
+#[path = "../../client/tests/support/mod.rs"]
+mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt;
@@ -346,6 +352,36 @@ fn the_total_over_several_tables_never_changes_however_query_nodes_are_hurt() {
     run.holds("--workload multi-table --time 35s --rate 8 --clients 4", &faults);
     let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "accounts").unwrap();
     assert!(judged.figures["transfers"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
+}
+
+#[test]
+fn schemas_and_tables_stay_a_tree_however_query_nodes_and_leaders_are_hurt() {
+    let run = Run::new();
+    let faults = ["query-kill:one", "query-pause:one", "kill:leader"];
+    let history = run.holds("--workload catalog --time 35s --rate 12 --clients 5", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "catalog").unwrap();
+    assert!(judged.figures["trees"] > 3 && judged.figures["changes"] > 3, "{judged:?}");
+    let nodes: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
+    assert_eq!(nodes, BTreeSet::from([1, 2]));
+}
+
+/// Nodes that cannot ask the metadata answer from what they know, and say how old that is.
+#[test]
+fn answers_never_go_back_and_say_how_old_they_are_where_nodes_are_cut_off() {
+    let run = Run::new();
+    let faults = ["query-partition:one", "query-kill:one"];
+    run.holds("--workload cached --time 40s --rate 25 --clients 6", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "cached reads").unwrap();
+    assert!(judged.figures["writes"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
+}
+
+/// What nodes commit for each other is there once, whichever of them dies.
+#[test]
+fn appends_are_there_once_and_whole_whoever_of_giver_and_committer_dies() {
+    let run = Run::new();
+    run.holds("--workload hot --time 35s --rate 30 --clients 12", &["query-kill:one", "query-pause:one"]);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "appends").unwrap();
+    assert!(judged.figures["appends"] > judged.figures["snapshots"] && judged.figures["reads"] > 0, "{judged:?}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::disk::Disks;
 use super::kind::Target;
 use crate::cluster::Cluster;
 use crate::net::condition::Condition;
+use crate::net::objects::Objects;
 use crate::net::{Conditions, Counts, Network, Node, Path, combine};
 use crate::process::{ProcessName, Role};
 use crate::workload::access::Roster;
@@ -38,6 +39,8 @@ pub struct Field {
     pub clocks: Option<PathBuf>,
     /// The query nodes, and where clients reach them.
     pub query_nodes: Roster,
+    /// The way to the object store, if the run has one that can be hurt.
+    pub objects: Option<Objects>,
     hurt: Mutex<Hurt>,
 }
 
@@ -80,7 +83,7 @@ impl Field {
                 query_nodes.add(entry.id, address.clone());
             }
         }
-        Self { cluster, network, store, roster, disks, clocks, query_nodes, hurt }
+        Self { cluster, network, store, roster, disks, clocks, query_nodes, objects: None, hurt }
     }
 
     fn hurt(&self) -> MutexGuard<'_, Hurt> {
@@ -369,12 +372,13 @@ impl Field {
         hurt.network.values().fold(Conditions::new(), |all, one| combine(&all, one))
     }
 
-    /// Takes back everything that is wrong with the network.
+    /// Takes back everything that is wrong with the network, and with the way to the object store.
     ///
     /// # Errors
     /// It cannot be taken back.
     pub async fn calm_all(&self) -> Result<()> {
         self.hurt().network.clear();
+        self.objects.iter().for_each(Objects::calm);
         self.network.set(Conditions::new()).await
     }
 }

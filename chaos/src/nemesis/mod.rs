@@ -7,7 +7,7 @@
 //! - [`kind`]: the names, and what each is done to; [`field`]: the cluster as nemeses see it;
 //! - [`schedule`]: the plan of a run, a function of its seed;
 //! - [`process`]: the faults of processes; [`network`], [`leadership`], [`members`], [`files`], [`clock`], [`disk`]: the others of
-//!   peers; [`query`]: that of query nodes.
+//!   peers; [`query`]: that of query nodes; [`objects`]: those of the object store.
 //!
 //! Invariant: a peer is under one fault of its process or disk at a time, and a query node under one. Every wait is bounded.
 
@@ -19,6 +19,7 @@ pub mod kind;
 mod leadership;
 mod members;
 mod network;
+mod objects;
 mod process;
 mod query;
 pub mod schedule;
@@ -30,6 +31,7 @@ use self::field::{Field, called, named_as};
 use self::kind::{Kind, Requested};
 pub use self::process::SNAPSHOT_ARGUMENTS;
 use crate::history::Installation;
+use crate::net::objects::Trouble;
 use crate::process::Role;
 
 /// What came of beginning or ending a fault.
@@ -113,6 +115,10 @@ pub fn of(requested: &Requested) -> Box<dyn Nemesis> {
         Kind::QueryKill => Box::new(process::Kill::new(Role::Query, requested.target)),
         Kind::QueryPause => Box::new(process::Pause::new(Role::Query, requested.target)),
         Kind::QueryPartition => Box::new(query::Partition::new(requested.target)),
+        Kind::StoreSlow => Box::new(objects::Troubled(Trouble::Slow)),
+        Kind::StoreRefuse => Box::new(objects::Troubled(Trouble::Refusing)),
+        Kind::StoreThrottle => Box::new(objects::Troubled(Trouble::Throttling)),
+        Kind::StoreLate => Box::new(objects::Troubled(Trouble::Late)),
     }
 }
 

@@ -108,7 +108,8 @@ impl Catalog {
     /// Gives a table another name, in the same namespace or another one, whatever is committed to it meanwhile.
     ///
     /// # Errors
-    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's.
+    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's; `Conflict` if it is
+    /// gone from `from` after an attempt whose answer was lost, and not at `to` either: that may have moved it, and others since.
     pub async fn rename_table(
         &self,
         from: &TableIdent,
@@ -160,6 +161,10 @@ impl Catalog {
             let Some(entry) = find(&read.value, &keys[0]) else {
                 return Err(refused(kind.missing(from)));
             };
+            let current = pointer(from, entry, read.revision)?;
+            if moved.is_some_and(|moved| moved != current.value.uuid) {
+                return Err(refused(kind.missing(from)));
+            }
             if there.is_some() {
                 return Err(refused(kind.exists(to)));
             }
@@ -169,7 +174,6 @@ impl Catalog {
             let Some(namespace) = find(&read.value, &keys[3]) else {
                 return Err(refused(CatalogError::NamespaceNotFound(to.namespace.clone())));
             };
-            let current = pointer(from, entry, read.revision)?;
             let mut when = vec![
                 Compare::mod_revision(&keys[0], entry.mod_revision),
                 Compare::absent(&keys[1]),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow::datatypes::{DECIMAL128_MAX_PRECISION, DataType, Field, Schema};
 use datafusion::common::TableReference;
@@ -24,6 +24,7 @@ use super::statement::{Action, normalize};
 use super::views::{self, ViewChange};
 use super::{DEFAULT_SCHEMA, dml, files};
 use crate::error::{Error, Kind, Result};
+use crate::planted::{self, Bug};
 use crate::scan::LakeTable;
 use crate::table::conflict::{Isolation, Reads, Scope};
 use crate::table::layout::Layout;
@@ -171,8 +172,12 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
             tables.edit(&table, alter::edit(alterations), deadline).await.map(|()| 0)
         }
         Ddl::RenameTable { from, to, if_exists } => {
-            match tables.recording()?.rename_table(&from, &to, deadline).await {
-                Ok(_) => Ok(0),
+            let renamed = match planted::has(Bug::RenameApart) {
+                false => tables.recording()?.rename_table(&from, &to, deadline).await.map(drop),
+                true => rename_apart(tables, &from, &to, deadline).await,
+            };
+            match renamed {
+                Ok(()) => Ok(0),
                 Err(CatalogError::TableNotFound(_)) if if_exists => Ok(0),
                 Err(e) => Err(catalog_error(&format!("renaming table {from}"), e)),
             }
@@ -185,6 +190,21 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
             other => other.map(|()| 0),
         },
     }
+}
+
+/// A bug that is planted.
+async fn rename_apart(
+    tables: &Tables,
+    from: &TableIdent,
+    to: &TableIdent,
+    deadline: Instant,
+) -> Result<(), CatalogError> {
+    let pointer = tables.metadata.read_table(from, deadline).await?;
+    let pointer = pointer.ok_or_else(|| CatalogError::TableNotFound(from.clone()))?;
+    let writer = tables.metadata.writer();
+    writer.drop_table(from, pointer.mod_revision, deadline).await?;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    writer.create_table(to, &pointer.value, deadline).await.map(drop)
 }
 
 async fn load(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<Option<Table>> {
