@@ -52,19 +52,17 @@ struct One<'a> {
 
 /// Judges every table of a history.
 pub fn check(history: &History) -> Outcome {
-    let of = |action| match action {
-        Action::Hot(hot) => Some(hot),
-        _ => None,
-    };
+    fn of(action: &Action) -> Option<&Hot> {
+        if let Action::Hot(hot) = action { Some(hot) } else { None }
+    }
     judge(history, NAME, of)
 }
 
 /// The same with upkeep beside.
 pub fn check_upkeep(history: &History) -> Outcome {
-    let of = |action| match action {
-        Action::Upkeep(hot) => Some(hot),
-        _ => None,
-    };
+    fn of(action: &Action) -> Option<&Hot> {
+        if let Action::Upkeep(hot) = action { Some(hot) } else { None }
+    }
     judge(history, UPKEEP, of)
 }
 
@@ -73,8 +71,9 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
     let tables = tables(history, of, &mut findings);
     let chores = |wanted: Chore| {
         let done = history.calls().iter().filter(|call| call.outcome == End::Ok);
-        let of = |call: &&Call| matches!(of(history.action(call)), Some(Hot::Chore { what, .. }) if *what == wanted);
-        done.filter(of).count()
+        let is_wanted =
+            |call: &&Call| matches!(of(history.action(call)), Some(Hot::Chore { what, .. }) if *what == wanted);
+        done.filter(is_wanted).count()
     };
     let [packed, expired] = [Chore::Pack, Chore::Expire].map(chores);
     let (mut appends, mut unknown, mut reads, mut snapshots, mut counted) = (0, 0, 0, 0, false);
