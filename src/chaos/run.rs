@@ -199,7 +199,7 @@ pub async fn run(args: Args) -> Result<u8> {
     file::write(&history, &ran.operations).with_context(|| format!("writing {}", history.display()))?;
     let results = report::build(&settings.out, &Options::default())?;
     // Those that are not excused are among the findings.
-    let deaths = results.run.iter().flat_map(|record| &record.deaths);
+    let deaths = results.run.iter().flat_map(|record| record.deaths.iter().flatten());
     for death in deaths.filter(|death| death.excused.is_some()) {
         output::print(&format!("{}\n", death.told()))?;
     }

@@ -67,7 +67,7 @@ pub struct ShowArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A worker does what `CALL system.` does with its usual arguments: the one that has the table's shard, if that is connected. It goes on
+A worker does what `CALL system.` does with its usual arguments (remove-orphan-files does remove them): the one that has the table's shard, if that is connected. It goes on
 whoever has asked for it having gone; `wait` waits for it. Submitted again under the same id, a procedure is what it was.
 
 Exit codes: 0 it is submitted, 3 there is no such table.

@@ -23,8 +23,8 @@ pub struct Options {
 pub struct Run<'a> {
     /// The faults that were asked for, by name.
     pub faults: &'a [String],
-    /// Peers that ended without having been told to.
-    pub deaths: &'a [Death],
+    /// Peers that ended without having been told to; none if nobody would have noticed.
+    pub deaths: Option<&'a [Death]>,
     /// What was seen after healing; none if the run did not get that far.
     pub convergence: Option<&'a Facts>,
     /// Why the run ended before it was done.
@@ -57,7 +57,7 @@ pub fn judge_run(workload: Workload, history: &History, run: &Run<'_>, options: 
     let mut outcomes = judge_history(workload, history, options);
     outcomes.push(availability::check(history, &availability::Limits::of(workload)));
     outcomes.push(faults::check(history, run.faults));
-    outcomes.push(deaths::check(run.deaths));
+    outcomes.extend(run.deaths.map(deaths::check));
     outcomes.push(match run.convergence {
         Some(facts) => convergence::check(facts),
         None => Outcome::new(convergence::NAME, Verdict::Unknown("the cluster was not looked at after healing".into())),

@@ -82,8 +82,8 @@ pub struct Ran {
     pub load_ended_ns: u64,
     /// What was found once every fault had ended; none if they could not be ended.
     pub facts: Option<Facts>,
-    /// Peers that ended without having been told to.
-    pub deaths: Vec<Death>,
+    /// Peers that ended without having been told to; none if this program has not started them.
+    pub deaths: Option<Vec<Death>>,
     /// Why the run was not what was asked for.
     pub problems: Vec<String>,
 }
@@ -153,7 +153,7 @@ pub async fn run(settings: &Settings, live: watch::Sender<Live>, interrupt: Canc
     let deaths = deaths.stop(&field).await;
     end(field).await;
     network.close().await;
-    ran.map(|ran| Ran { deaths, ..ran })
+    ran.map(|ran| Ran { deaths: Some(deaths), ..ran })
 }
 
 /// The cluster, started and founded, with all that can be done to it.
@@ -287,7 +287,7 @@ async fn under_attack<F: Ground>(
     problems.extend(sampler.stop().await.err().map(|e| e.to_string()));
     let tally = recorder.tally();
     let (operations, errors) = recorder.take();
-    Ok(Ran { operations, tally, errors, load_ended_ns, facts, deaths: Vec::new(), problems })
+    Ok(Ran { operations, tally, errors, load_ended_ns, facts, deaths: None, problems })
 }
 
 /// Reads everything there is, for the checkers and for the ledger.

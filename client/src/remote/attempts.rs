@@ -258,7 +258,7 @@ impl RemoteStore {
             if let Some(address) = self.inner.leader() {
                 return Some(address);
             }
-            let asked = tokio::time::timeout_at(attempts.deadline.into(), self.inner.ask()).await;
+            let asked = tokio::time::timeout_at(attempts.deadline.into(), self.inner.ask_unless_known()).await;
             if self.inner.lock().view.leader().is_some() {
                 continue;
             }

@@ -207,15 +207,24 @@ impl Inner {
     /// Asks every endpoint who leads; whoever comes while that is under way waits for the same answers. Says why no leader
     /// was found.
     pub async fn ask(self: &Arc<Self>) -> Option<String> {
-        match self.question_round().outcome().await {
-            Some(found) => found.err(),
-            None => Some("who asked for the leader has ended".to_owned()),
-        }
+        let round = self.question_round(&mut self.lock());
+        why_in_vain(round).await
+    }
+
+    /// The same, unless a leader has been found meanwhile.
+    pub async fn ask_unless_known(self: &Arc<Self>) -> Option<String> {
+        let round = {
+            let mut shared = self.lock();
+            if shared.view.leader().is_some() {
+                return None;
+            }
+            self.question_round(&mut shared)
+        };
+        why_in_vain(round).await
     }
 
     /// The round that is under way, begun if there is none.
-    fn question_round(self: &Arc<Self>) -> Joined<Result<(), String>> {
-        let mut shared = self.lock();
+    fn question_round(self: &Arc<Self>, shared: &mut Shared) -> Joined<Result<(), String>> {
         if let Some(round) = shared.asking.as_ref().and_then(Flight::join) {
             return round;
         }
@@ -378,6 +387,13 @@ impl Inner {
     pub fn untimed<T>(&self, message: T) -> Result<Request<T>, Status> {
         let cluster_id = self.lock().cluster_id.clone();
         addressed(message, self.config.secret.as_ref(), cluster_id.as_deref())
+    }
+}
+
+async fn why_in_vain(round: Joined<Result<(), String>>) -> Option<String> {
+    match round.outcome().await {
+        Some(found) => found.err(),
+        None => Some("who asked for the leader has ended".to_owned()),
     }
 }
 

@@ -420,7 +420,7 @@ mod tests {
         let server = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
         let store = RemoteStore::connect(RemoteConfig { endpoints: vec![address.clone()], secret: None }).unwrap();
         let member = v1::Member { id: 1, grpc_address: address, ..v1::Member::default() };
-        let change = async |term, patience| {
+        let change = async |term: u64, patience: Duration| {
             // Silence has it forgotten.
             store.inner.lock().view.learn(term, Some(&member));
             store.cas("/kv/a", None, "1".into(), clock::now() + patience).await.unwrap_err()

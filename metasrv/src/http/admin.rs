@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
 use lake_client::clock;
+use lake_client::drains;
 use lake_client::nodes::{NodeStatus, PING};
 use lake_client::procedures::calls::{self, Asked, Clear};
 use lake_client::procedures::{Procedure, Record, State, kept};
@@ -48,6 +49,8 @@ pub fn router(peer: Arc<Peer>, secret: Option<Secret>) -> Router {
         .route("/v1/nodes", get(nodes))
         .route("/v1/nodes/{node}", get(node))
         .route("/v1/nodes/{node}/ping", post(ping))
+        .route("/v1/nodes/{node}/drain/{state}", post(drain))
+        .route("/v1/drained", get(drained))
         .route("/v1/shards", get(shards))
         .route("/v1/shards/{shard}", get(shard))
         .route("/v1/shards/{shard}/move/{node}", post(move_shard))
@@ -282,6 +285,42 @@ async fn ping(allowed: Allowed, Path(node): Path<String>) -> Answer<Pinged> {
     Ok(Json(Pinged { node, answered_in_ms }))
 }
 
+#[derive(Serialize)]
+struct Drained {
+    drained: Vec<String>,
+}
+
+async fn drained(allowed: Allowed) -> Answer<Drained> {
+    Ok(Json(Drained { drained: drains::list(&allowed.store(), allowed.call.deadline).await? }))
+}
+
+#[derive(Serialize)]
+struct Drain {
+    node: String,
+    drained: bool,
+    dry_run: bool,
+    /// That it leads at present, and that go to others.
+    shards: Vec<u32>,
+}
+
+async fn drain(allowed: Allowed, Path((node, state)): Path<(String, String)>) -> Answer<Drain> {
+    let (drained, dry_run) = (on_or_off(&state)?, allowed.dry_run);
+    let listed = allowed.member.list_shards(&allowed.call).await?;
+    let led = listed.shards.iter().filter(|shard| drained && shard.node == node).map(|shard| shard.shard).collect();
+    if !dry_run {
+        drains::set(&allowed.store(), &node, drained, allowed.call.deadline).await?;
+    }
+    Ok(Json(Drain { node, drained, dry_run, shards: led }))
+}
+
+fn on_or_off(state: &str) -> Result<bool, Refused> {
+    match state {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => Err(Refused::invalid(format!("it is on or off, not {other:?}"))),
+    }
+}
+
 // ---- shards ---------------------------------------------------------------------------------------------------
 
 #[derive(Serialize)]
@@ -365,11 +404,7 @@ struct Maintenance {
 }
 
 async fn maintenance(allowed: Allowed, Path(state): Path<String>) -> Answer<Maintenance> {
-    let maintenance = match state.as_str() {
-        "on" => true,
-        "off" => false,
-        other => return Err(Refused::invalid(format!("maintenance is on or off, not {other:?}"))),
-    };
+    let maintenance = on_or_off(&state)?;
     if allowed.dry_run {
         return Err(Refused::invalid("there is no dry run of maintenance mode: /v1/shards says how it is"));
     }

@@ -147,13 +147,27 @@ async fn operators_see_and_change_what_is_coordinated() {
 
     // Where "w" and "x" have halves, one goes by hand.
     let halves = eventually("each to have its half", async || {
-        assert_eq!(ask("POST", "/v1/shards/balance?dry_run=false").await.0, 200);
+        ask("POST", "/v1/shards/balance?dry_run=false").await;
         let (_, listed) = ask("GET", "/v1/shards").await;
         let of = |node: &str| listed.matches(&format!("\"node\":\"{node}\"")).count();
         (of("w") > 0 && of("w") == of("x")).then_some(listed)
     })
     .await;
     assert!(halves.contains("\"maintenance\":false"), "{halves}");
+    // All of them, where that is asked for.
+    let (code, would) = ask("POST", "/v1/nodes/x/drain/on?dry_run=true").await;
+    assert!(code == 200 && !would.contains("\"shards\":[]"), "{code} {would}");
+    assert!(ask("GET", "/v1/drained").await.1.contains("\"drained\":[]"));
+    assert_eq!(ask("POST", "/v1/nodes/x/drain/on").await.0, 200);
+    eventually("x to have none", async || {
+        let (_, listed) = ask("GET", "/v1/shards").await;
+        (!listed.contains("\"node\":\"x\"")).then_some(())
+    })
+    .await;
+    let (code, refused) = ask("POST", "/v1/shards/0/move/x").await;
+    assert!(code == 400 && refused.contains("is drained"), "{code} {refused}");
+    assert!(ask("GET", "/v1/drained").await.1.contains("\"drained\":[\"x\"]"));
+    assert_eq!(ask("POST", "/v1/nodes/x/drain/off").await.0, 200);
     assert_eq!(ask("POST", "/v1/shards/maintenance/on").await.0, 200);
     let (_, first) = ask("GET", "/v1/shards/0").await;
     let to = if first.contains("\"node\":\"w\"") { "x" } else { "w" };

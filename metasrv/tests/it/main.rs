@@ -32,6 +32,7 @@ mod rescue_directories;
 mod sessions;
 mod settings;
 mod shards;
+mod snapshot_turns;
 mod succession;
 mod support;
 mod watch;

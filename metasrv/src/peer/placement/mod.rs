@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lake_client::clock;
+use lake_client::drains;
 use lake_client::nodes::{MAX_NODES, NODES, key as node_key, validate_node};
 use lake_client::shards::{DEFAULT_SHARDS, Fenced, MAX_SHARDS, ROUTES, Route, Routes, SETTINGS, Settings, WORKER, key};
 use lake_proto::kv::{Compare, Expected, Op, Txn};
@@ -84,6 +85,11 @@ pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
             }
         }
     }
+}
+
+/// Whether somebody has asked for a node to be given nothing any more.
+pub(in crate::peer) fn is_drained(state: &State, node: &str) -> bool {
+    state.get(&drains::key(node)).is_some()
 }
 
 /// All routes and settings.
@@ -229,6 +235,7 @@ impl Member {
                 suspicion: detectors.phi(&node, now),
                 cpu_permille: load.map_or(0, |load| load.cpu_millicores / cores),
                 running_statements: load.map_or(0, |load| load.running_statements),
+                drained: is_drained(state, &node),
             };
             Some((node, worker))
         });
@@ -252,7 +259,7 @@ impl Member {
         }
         match change.why {
             Why::Lost | Why::Left => self.counters.shards_failed_over.add(1),
-            Why::Balance | Why::Asked => self.counters.shards_moved.add(1),
+            Why::Balance | Why::Asked | Why::Drained => self.counters.shards_moved.add(1),
             Why::Begins | Why::Returned | Why::Followers => {}
         }
         tracing::info!(

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::time::Instant;
 
-use lake_client::procedures::{Procedure, Record, State};
+use lake_client::procedures::{Procedure, Record, State, id_of};
 use lake_proto::kv::{KeyValue, Revision};
 
 use super::machine::{Cancel, Pace, Turn, turn};
@@ -54,17 +54,19 @@ pub struct Now {
 }
 
 impl Book {
-    /// Reads what there is.
+    /// Reads what there is: only what it does not know, since there may be many and each step changes one.
     pub fn read(&mut self, entries: impl IntoIterator<Item = KeyValue>) {
         let mut before = std::mem::take(&mut self.known);
         for entry in entries {
+            let unchanged = |known: &Known| known.in_hand || known.revision == entry.mod_revision;
+            let known = id_of(&entry.key).and_then(|id| before.remove_entry(id)).filter(|(_, known)| unchanged(known));
+            if let Some((id, known)) = known {
+                self.known.insert(id, known);
+                continue;
+            }
             // What somebody else has put there is no procedure.
             let Some(Procedure { id, mod_revision, record }) = Procedure::of(&entry) else { continue };
-            let known = match before.remove(&id) {
-                Some(known) if known.in_hand || known.revision == mod_revision => known,
-                Some(_) | None => Known { revision: mod_revision, record, in_hand: false, not_before: None },
-            };
-            self.known.insert(id, known);
+            self.known.insert(id, Known { revision: mod_revision, record, in_hand: false, not_before: None });
         }
         // One in hand that is gone is put back, and then not found again.
         self.known.extend(before.into_iter().filter(|(_, known)| known.in_hand));
@@ -229,6 +231,18 @@ mod tests {
         book.put_back("p1", 8, active(), Some(later));
         assert_eq!(begun(&book, now(9)), Vec::<String>::new());
         assert_eq!(book.counts(), (1, 0));
+    }
+
+    #[test]
+    fn what_has_not_changed_is_not_read_again() {
+        let mut book = Book::default();
+        book.read([entry("p1", 1, &active()), entry("p2", 2, &active())]);
+        // Nobody could read this one any more, and nobody has to: its revision is known.
+        let unread = KeyValue { value: "unread".into(), ..entry("p1", 1, &active()) };
+        book.read([unread.clone(), entry("p2", 3, &Record { state: State::Poisoned, ..active() })]);
+        assert_eq!((book.counts(), begun(&book, now(9))), ((1, 1), vec!["p1".to_owned()]));
+        book.read([KeyValue { mod_revision: 4, ..unread }]);
+        assert_eq!(book.counts(), (0, 0), "what was put in its place is no procedure, and the other one is gone");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use lake_client::procedures::{State, calls};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
 use lake_client::store::ReadOptions;
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::failpoints::{Point, VARIABLE};
 use crate::support::processes::Processes;
@@ -32,14 +33,19 @@ struct Mortal {
     store: RemoteStore,
     die_at: PathBuf,
     _dir: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
 }
+
+/// One test at a time has peers that die: they take turns in leading as it is.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 impl Mortal {
     async fn founded() -> Self {
+        let alone = ALONE.lock().await;
         let dir = tempfile::tempdir().unwrap();
         let die_at = dir.path().join("die-at");
         let peers = Processes::founded_in(vec![(VARIABLE.to_owned(), die_at.clone().into_os_string())]).await;
-        Self { store: peers.store(), peers, die_at, _dir: dir }
+        Self { store: peers.store(), peers, die_at, _dir: dir, _alone: alone }
     }
 
     /// The leader that comes to this point is to die. There is one.

@@ -77,8 +77,8 @@ const COMMIT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(500);
 /// How often the cluster's clock is saved while something waits for it.
 const SAVE_CLOCK: Duration = Duration::from_secs(60);
-/// A procedure is accepted by a clock that was saved at most so long ago, so that its waiting does not begin anew with
-/// each leader.
+/// A procedure is accepted by a clock that was seen in the map at most so long ago, so that its waiting does not begin anew
+/// with each leader.
 const SAVED_LATELY: Duration = Duration::from_secs(1);
 
 /// What a member knows of procedures.
@@ -285,7 +285,7 @@ impl Leading {
     fn look(&mut self, member: &Arc<Member>, chores: &mut Chores) {
         let at = time::now();
         self.read_again(member, at);
-        let saved_lately = self.clock.unsaved(at) < SAVED_LATELY;
+        let saved_lately = self.clock.was_saved_within(SAVED_LATELY, at);
         let room = MAX_AT_ONCE.saturating_sub(chores.len());
         let now = Now { at, clock_ms: self.clock.now_ms(at), accepts: saved_lately, room };
         let cancel = |record: &Record| kinds::of(record).map_or(Cancel::Now, |kind| kind.cancel(record));
@@ -402,7 +402,7 @@ fn told(id: &str, before: &Record, now: &Record) {
 async fn save_clock(member: Arc<Member>, term: u64, clock: ClusterClock) -> Done {
     let (txn, saved) = clock.save(time::now());
     match commit_in(&member, term, txn).await {
-        Ok(Some(revision)) => Done::Saved(Some(saved(revision))),
+        Ok(Some(revision)) => Done::Saved(Some(saved(revision, time::now()))),
         Ok(None) => Done::Saved(None),
         Err(failure) => {
             tracing::debug!("the cluster's clock was not saved: {}", failure.message);

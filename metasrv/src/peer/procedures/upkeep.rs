@@ -43,15 +43,16 @@ impl Kind for Upkeep {
             Ok(upkeep) => upkeep,
             Err(why) => return Outcome::Doubtful(why),
         };
-        let workers = member.nodes.connected_as(WORKER);
         match (record.step.as_str(), upkeep.node.clone()) {
             (PLACE, _) => {
+                let workers = member.fit_workers();
                 let shards = routes(&member.published.current().state);
                 let leads = shards.of(upkeep.uuid).map(|fenced| fenced.route.node.clone());
                 let leads = leads.filter(|node| workers.contains(node));
                 placed(upkeep, leads.or_else(|| member.procedures.in_hand.least(workers)))
             }
-            (RUN, Some(node)) if workers.contains(&node) => {
+            // One that is drained since ends what it has begun.
+            (RUN, Some(node)) if member.nodes.connected_as(WORKER).contains(&node) => {
                 let task = Task { id: procedure.id.clone(), node: node.clone() };
                 match member.have_done_by(vec![node], TABLE_UPKEEP, task.to_bytes(), PART).await {
                     Ok(answer) => outcome(record, upkeep, Answer::of(&answer)),

@@ -12,6 +12,7 @@ use lake_client::clock;
 use crate::log::lock;
 use crate::peer::member::Member;
 use crate::peer::nodes::mailbox::NotDone;
+use crate::peer::placement::is_drained;
 use crate::peer::shares::Caller;
 
 /// The role of the nodes that are asked.
@@ -75,11 +76,19 @@ impl InHand {
 impl Member {
     /// Has a worker carry out an instruction, and gives its answer.
     pub(super) async fn have_done(&self, kind: &str, payload: Bytes, within: Duration) -> Result<Bytes, NotAnswered> {
-        let workers = self.nodes.connected_as(WORKER);
+        let workers = self.fit_workers();
         if workers.is_empty() {
             return Err(NotAnswered::Nobody("no worker is connected".to_owned()));
         }
         self.have_done_by(workers, kind, payload, within).await
+    }
+
+    /// The workers that are connected, and not drained.
+    pub(super) fn fit_workers(&self) -> Vec<String> {
+        let mut workers = self.nodes.connected_as(WORKER);
+        let applied = self.published.current();
+        workers.retain(|node| !is_drained(&applied.state, node));
+        workers
     }
 
     /// The same, by one of these.
