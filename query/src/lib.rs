@@ -13,7 +13,7 @@
 //!
 //! In reading order:
 //! - [`config`]: options, and the configuration they make;
-//! - [`error`]: the one error, by what can be done about it;
+//! - [`error`]: the one error, by what can be done about it; [`words`]: what DataFusion says, in words of SQL;
 //! - [`storage`]: objects on a file system or S3, and the cache of parsed metadata;
 //! - [`table`]: Iceberg tables: types, data files, versions, and the commit;
 //! - [`scan`]: a table version as DataFusion reads it, and INSERT's sink;
@@ -48,6 +48,7 @@ pub mod sql;
 pub mod storage;
 pub mod table;
 pub mod upkeep;
+pub mod words;
 
 pub use config::{Config, Options};
 pub use error::{Error, Kind, Position};

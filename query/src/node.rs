@@ -51,6 +51,8 @@ use crate::upkeep::{self, Upkeep};
 pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long stopping waits for the leader to take the node out of the registry.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long stopping waits for what statements that nobody reads any more are computing.
+const COMPUTE_PATIENCE: Duration = Duration::from_secs(2);
 /// An idle connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
@@ -252,6 +254,7 @@ impl QueryNode {
         if tokio::time::timeout(SHUTDOWN_PATIENCE, &mut self.server).await.is_err() {
             tracing::warn!("clients were still reading when the query node stopped");
         }
+        self.engine.stop_computing(COMPUTE_PATIENCE).await;
         if let Some(cluster) = &self.cluster {
             cluster.leave().await;
         }

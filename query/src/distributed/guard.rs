@@ -22,6 +22,7 @@ use datafusion_distributed::{BroadcastExec, WorkerPlanRewriteEvent, WorkerPlanRe
 use futures::StreamExt;
 
 use crate::error::{Error, words_of_panic};
+use crate::sql::computing;
 
 /// Puts everything of a worker's plan that may panic behind a guard.
 ///
@@ -120,7 +121,7 @@ impl ExecutionPlan for Catching {
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let rows = catch_unwind(AssertUnwindSafe(|| self.inner.execute(partition, context)));
+        let rows = catch_unwind(AssertUnwindSafe(|| computing::execute_partition(&self.inner, partition, context)));
         let rows = rows.unwrap_or_else(|panic| Err(failed(panic.as_ref())))?;
         let schema = rows.schema();
         let rows = rows.inspect(|_| planted());

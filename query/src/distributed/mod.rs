@@ -48,10 +48,10 @@ use datafusion::common::{DataFusionError, Result as DfResult};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::{LogicalPlan, PlanType, StringifiedPlan};
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::analyze::AnalyzeExec;
 use datafusion::physical_plan::explain::ExplainExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion_distributed::{
     BroadcastExec, DistributedConfig, DistributedExec, DistributedExt, NetworkBoundaryExt, SessionStateBuilderExt,
     WorkerResolver, display_plan_ascii,
@@ -65,7 +65,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::flight::keys::TicketKeys;
-use crate::sql::Engine;
+use crate::sql::{Engine, computing};
 use channel::{Channels, Failure};
 use codec::ScanCodec;
 use leaves::Spread;
@@ -338,7 +338,7 @@ impl Running {
             };
             tracing::warn!(%error, "a query that was spread over the query nodes failed and runs on this one");
             self.figures.fallen_back.fetch_add(1, Ordering::Relaxed);
-            (self.rows, self.failure) = (execute_stream(plan, task)?, None);
+            (self.rows, self.failure) = (computing::execute(&plan, task)?, None);
         }
     }
 }
@@ -356,7 +356,7 @@ impl Engine {
         deadline: Instant,
     ) -> DfResult<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let here = |plan: Arc<dyn ExecutionPlan>| -> DfResult<_> {
-            let rows = execute_stream(plan.clone(), state.task_ctx())?;
+            let rows = computing::execute(&plan, state.task_ctx())?;
             Ok((plan, rows))
         };
         let (Some(distributed), Some((mode, logical))) = (self.distributed(), spread) else { return here(local) };
@@ -370,7 +370,7 @@ impl Engine {
         let figures = distributed.figures.clone();
         figures.queries.fetch_add(1, Ordering::Relaxed);
         let running = Running {
-            rows: execute_stream(staged.plan, staged.task)?,
+            rows: computing::execute(&staged.plan, staged.task)?,
             failure: Some(staged.failure),
             here: Some((local.clone(), state.task_ctx())),
             figures,

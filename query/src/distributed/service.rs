@@ -50,7 +50,7 @@ use crate::error::{Error, Result, words_of_panic};
 use crate::flight::keys::TicketKeys;
 use crate::flight::status::from_error;
 use crate::sql::memory::SharedMemory;
-use crate::sql::overflow;
+use crate::sql::{computing, overflow, rounding};
 
 /// How long the first message of a request may take to come, and its token to be looked at.
 const FIRST_WITHIN: Duration = Duration::from_secs(10);
@@ -287,7 +287,7 @@ impl WorkerSessions {
 #[async_trait]
 impl WorkerSessionBuilder for WorkerSessions {
     async fn build_session_state(&self, context: WorkerQueryContext) -> DfResult<SessionState> {
-        let WorkerQueryContext { builder, headers } = context;
+        let WorkerQueryContext { mut builder, headers } = context;
         let metadata = MetadataMap::from_headers(headers.clone());
         let statement = token::verify(&self.keys, &metadata, Instant::now() + FIRST_WITHIN).await;
         let statement = statement.map_err(Error::into_datafusion)?;
@@ -298,8 +298,11 @@ impl WorkerSessionBuilder for WorkerSessions {
         let shared = self.template.runtime_env();
         let runtime = RuntimeEnv { memory_pool: self.memory_of(statement), ..shared.as_ref().clone() };
         let template = &self.template;
-        let scalars = template.scalar_functions().values().cloned().chain(overflow::functions()).collect();
+        let scalars = template.scalar_functions().values().cloned();
+        let scalars = scalars.chain(overflow::functions()).chain(rounding::functions()).collect();
+        let config = builder.config().take().unwrap_or_default();
         Ok(builder
+            .with_config(computing::as_in(template, config))
             .with_runtime_env(Arc::new(runtime))
             .with_scalar_functions(scalars)
             .with_aggregate_functions(template.aggregate_functions().values().cloned().collect())

@@ -521,7 +521,7 @@ impl Sessions {
 
 /// What a transaction can hold back until it is committed.
 fn may_be_staged(action: &Action) -> bool {
-    matches!(action, Action::ChangeRows(_) | Action::CopyFrom(_) | Action::CopyTo)
+    matches!(action, Action::ChangeRows(_) | Action::CopyFrom(_) | Action::CopyTo { .. })
 }
 
 #[cfg(test)]
