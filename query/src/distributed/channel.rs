@@ -172,10 +172,8 @@ impl Other {
             began_ns: request.query_start_time_ns,
         };
         let first = call.write(request.plan.encode(&task)?)?;
-        let messages = futures::stream::once(std::future::ready(first))
-            .chain(ends.filter_map(|_| std::future::ready(None::<FlightData>)));
         let client = self.clone().connect(1).await?;
-        let mut asked = Request::new(messages.boxed());
+        let mut asked = Request::new(and_no_more(first, ends));
         *asked.metadata_mut() = self.headers(headers);
         match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked)).await {
             Ok(answered) => answered,
@@ -296,6 +294,19 @@ impl Other {
     }
 }
 
+/// A message, and then none until `ends` ends.
+fn and_no_more(first: FlightData, ends: BoxStream<'static, CoordinatorToWorkerMsg>) -> BoxStream<'static, FlightData> {
+    futures::stream::once(std::future::ready(first))
+        .chain(ends.filter_map(|_| std::future::ready(None::<FlightData>)))
+        .boxed()
+}
+
+/// Nothing more is said; that the node is lost shows in its rows.
+fn until_over(mut answers: Streaming<FlightData>) -> BoxStream<'static, DfResult<WorkerToCoordinatorMsg>> {
+    let over = async move { while let Ok(Some(_)) = answers.message().await {} };
+    futures::stream::once(over).filter_map(|()| std::future::ready(None)).boxed()
+}
+
 fn external(error: Error) -> FlightError {
     FlightError::ExternalError(Box::new(error))
 }
@@ -326,7 +337,7 @@ impl WorkerChannel for Other {
         // In a task of its own, which ends with this call.
         let giving = SpawnedTask::spawn(self.clone().give_plan(headers, request, ends, task.clone()));
         let given = giving.await.unwrap_or_else(|e| Err(Error::internal(format!("giving a node its part: {e}"))));
-        let mut answers = match given {
+        let answers = match given {
             Ok(answers) => answers,
             Err(error) => {
                 if let Some(failure) = failure {
@@ -335,10 +346,7 @@ impl WorkerChannel for Other {
                 return Err(error.into_datafusion());
             }
         };
-        // Nothing more is said; that the node is lost shows in its rows.
-        let over = async move { while let Ok(Some(_)) = answers.message().await {} };
-        let nothing = |()| std::future::ready(None::<DfResult<WorkerToCoordinatorMsg>>);
-        Ok(futures::stream::once(over).filter_map(nothing).boxed())
+        Ok(until_over(answers))
     }
 
     async fn execute_task(
