@@ -20,7 +20,7 @@ use crate::http::Http;
 use crate::wire::{TABLES, set, with_table};
 use crate::{cluster, over, rest};
 
-/// A store whose listings begin and never end.
+/// A store whose listings of namespaces begin and never end.
 #[derive(Debug)]
 struct Holding {
     inner: SharedStore,
@@ -60,7 +60,18 @@ impl MetaStore for Holding {
         self.inner.batch_get(keys, options, by).await
     }
 
-    async fn list(&self, at: &str, _: Option<&str>, _: u32, _: ReadOptions, _: Instant) -> Result<Read<Page>, Error> {
+    async fn list(
+        &self,
+        at: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Page>, Error> {
+        // Whoever makes a table looks through those that there are.
+        if at.starts_with("/lake/table/") {
+            return self.inner.list(at, page, limit, options, by).await;
+        }
         // A node looks through outcomes by itself.
         self.begun.fetch_add(usize::from(!at.starts_with("/lake/op/")), Ordering::SeqCst);
         std::future::pending().await
