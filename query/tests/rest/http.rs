@@ -146,7 +146,7 @@ impl Session {
         received
     }
 
-    async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
+    pub async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
         tokio::time::timeout(WITHIN, self.exchange(method, path, body)).await.expect("the server answers")
     }
 
