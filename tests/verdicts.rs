@@ -113,3 +113,14 @@ fn a_page_is_made_of_a_history_alone() {
     assert!(page.contains("a write under fence 5 succeeded after fence 8 was granted"), "{page}");
     assert!(dir.path().join("results.json").exists());
 }
+
+/// Bugs on purpose are in a build with that feature only: any other knows neither the variable that names one nor the words that tell
+/// of one. A build with the feature shows that they would be found here.
+#[test]
+fn a_release_build_has_no_planted_bugs() {
+    let program = std::fs::read(env!("CARGO_BIN_EXE_lake")).unwrap();
+    for text in [lake_metasrv::planted::VARIABLE, "this process has the bug"] {
+        let is_there = program.windows(text.len()).any(|bytes| bytes == text.as_bytes());
+        assert_eq!(is_there, cfg!(feature = "planted-bugs"), "{text}");
+    }
+}

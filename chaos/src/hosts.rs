@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use tokio::io::AsyncWriteExt;
 
@@ -227,15 +228,25 @@ impl Shell {
     /// # Errors
     /// The command fails, or does not end in time.
     pub async fn run(&self, verb: Verb, name: ProcessName) -> Result<bool> {
+        self.run_within(verb, name, COMMAND_WITHIN).await
+    }
+
+    async fn run_within(&self, verb: Verb, name: ProcessName, within: Duration) -> Result<bool> {
         let Some(command) = self.hosts.command(verb, name, &self.out) else { return Ok(false) };
         let doing = || format!("{} of {name} by the command {command:?}", verb.name());
         let mut shell = tokio::process::Command::new("sh");
-        shell.args(["-c", &command]).stdin(Stdio::null()).kill_on_drop(true);
-        let ended = tokio::time::timeout(COMMAND_WITHIN, shell.output()).await;
+        shell.args(["-c", &command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Of its own group: Ctrl-C on a terminal ends the run, and not the command that takes a fault back.
+        let shell = shell.process_group(0).kill_on_drop(true).spawn().doing(doing)?;
+        let group = shell.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let ended = tokio::time::timeout(within, shell.wait_with_output()).await;
         let output = match ended {
             Ok(output) => output.doing(doing)?,
             Err(_) => {
-                let source = std::io::Error::other(format!("it has not ended after {} s", COMMAND_WITHIN.as_secs()));
+                // All that it has started: what ssh has not done yet must not be done once nobody expects it any more. It may
+                // have ended just now.
+                let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+                let source = std::io::Error::other(format!("it has not ended after {} s", within.as_secs()));
                 return Err(Error::Io { doing: doing(), source });
             }
         };
@@ -354,5 +365,30 @@ mod tests {
         assert!(!shell.run(Verb::Pause, ProcessName::metasrv(2)).await.unwrap());
         let log = std::fs::read_to_string(dir.path().join(LOG_FILE)).unwrap();
         assert!(log.contains("$ echo started 2\nstarted 2\n"), "{log}");
+    }
+
+    /// A shell that waits for `sleep`, as one waits for ssh.
+    #[tokio::test]
+    async fn a_command_has_a_group_of_its_own_which_ends_with_its_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut hosts: Hosts = toml::from_str(FILE).unwrap();
+        hosts.commands.kill = Some("cut -d' ' -f5 /proc/$$/stat; echo $$".to_owned());
+        hosts.commands.start = Some(format!("sleep 1000 & echo $! >'{}/pid'; wait", dir.path().display()));
+        let shell = Shell::new(hosts, dir.path().to_owned());
+        assert!(shell.run(Verb::Kill, ProcessName::metasrv(1)).await.unwrap());
+        let log = std::fs::read_to_string(dir.path().join(LOG_FILE)).unwrap();
+        let [group, pid] = [1, 2].map(|line| log.lines().nth(line).unwrap());
+        assert_eq!(group, pid, "{log}");
+        let late = shell.run_within(Verb::Start, ProcessName::metasrv(1), Duration::from_secs(2)).await;
+        assert!(late.unwrap_err().to_string().contains("has not ended after 2 s"));
+        let pid = std::fs::read_to_string(dir.path().join("pid")).unwrap();
+        let stat = Path::new("/proc").join(pid.trim()).join("stat");
+        let gone = || async {
+            let state = std::fs::read_to_string(&stat).ok();
+            let state = state.as_deref().and_then(|stat| stat.rsplit_once(") ")).map(|(_, rest)| rest.to_owned());
+            // Until whoever inherits it has looked, it is a zombie.
+            if state.as_ref().is_none_or(|state| state.starts_with('Z')) { Ok(()) } else { Err(format!("{state:?}")) }
+        };
+        crate::probe::until("sleep to be gone", Duration::from_secs(20), gone).await.unwrap();
     }
 }

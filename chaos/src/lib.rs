@@ -6,7 +6,8 @@
 //! - [`ports`]: ports that no two supervisors on a machine take at the same time;
 //! - [`dirlock`]: one supervisor per directory;
 //! - [`manifest`]: `cluster.json`, what runs where, for tools and tests;
-//! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself;
+//! - [`process`]: one child process: spawned, signalled, restarted when it dies by itself; `guard`: so that none is left standing
+//!   still;
 //! - [`peers`]: peers as plain child processes, for tests that kill and start them by hand;
 //! - [`probe`]: asking a process whether it serves, and the peers who leads;
 //! - [`net`]: links between them that can be cut, slowed and made lossy;
@@ -14,7 +15,8 @@
 //! - [`disk`]: disks that fill up, take their time, or lose what was not flushed;
 //! - [`hosts`]: a cluster that is there already, and the commands with which things are done to it;
 //! - [`sql`]: what a fault run needs of a client of query nodes, which it is given;
-//! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together;
+//! - [`workload`], [`nemesis`], [`run`]: fault runs: what clients do, what is done to the cluster, and both together; [`matrix`]:
+//!   which of them, one after the other;
 //! - [`history`]: what the clients of a fault run saw, and its file; [`check`]: whether that is what was promised;
 //!   [`report`]: what is left of it for people and machines;
 //! - `sim` (feature `sim`): the same with peers, clients, network, disks and time in one process, decided by a seed.
@@ -28,9 +30,11 @@ pub mod cluster;
 pub mod dirlock;
 pub mod disk;
 mod error;
+mod guard;
 pub mod history;
 pub mod hosts;
 pub mod manifest;
+pub mod matrix;
 pub mod nemesis;
 pub mod net;
 pub mod peers;

@@ -2,8 +2,8 @@
 //!
 //! The child's standard input is a pipe whose write end only the supervisor holds. However the supervisor ends, the
 //! kernel closes it, and the child, started with `--exit-with-parent`, ends as well; this works whichever thread
-//! spawned it, which the kernel's parent-death signal does not. Children get a process group of their own, so that a
-//! Ctrl-C meant for the shell reaches the supervisor alone.
+//! spawned it, which the kernel's parent-death signal does not. One that stands still is made to go on first (`guard`).
+//! Children get a process group of their own, so that a Ctrl-C meant for the shell reaches the supervisor alone.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -21,6 +21,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::guard::Guard;
 use crate::{Error, IoContext, Result};
 
 /// How many requests may wait for a process's task.
@@ -295,6 +296,8 @@ struct Running {
     since: Instant,
     /// The end that closes with the supervisor. Nothing is ever written to it.
     _stdin: Option<ChildStdin>,
+    /// While it stands still.
+    guard: Option<Guard>,
 }
 
 struct Task {
@@ -370,7 +373,7 @@ impl Task {
         let stdin = child.stdin.take();
         let pid = child.id().unwrap_or_default();
         tracing::info!(process = %self.name, pid, "started");
-        self.running = Some(Running { child, pid, since: Instant::now(), _stdin: stdin });
+        self.running = Some(Running { child, pid, since: Instant::now(), _stdin: stdin, guard: None });
         self.publish(|state| {
             state.pid = Some(pid);
             state.starts += 1;
@@ -444,8 +447,18 @@ impl Task {
     }
 
     fn signal(&mut self, signal: Signal) -> Result<()> {
-        match &self.running {
-            Some(running) => send(self.name, running, signal),
+        match &mut self.running {
+            Some(running) => {
+                if signal == Signal::STOP && running.guard.is_none() {
+                    let doing = || format!("starting what has {} go on if this process ends", self.name);
+                    running.guard = Some(Guard::of(running.pid).doing(doing)?);
+                }
+                send(self.name, running, signal)?;
+                if signal == Signal::CONT {
+                    running.guard = None;
+                }
+                Ok(())
+            }
             None => Err(Error::Io {
                 doing: format!("signalling {}", self.name),
                 source: std::io::Error::new(std::io::ErrorKind::NotFound, "it is not running"),

@@ -49,6 +49,7 @@ use std::sync::atomic::AtomicBool;
 use lake_proto::kv::{Compare, Condition, KeyValue, TxnResult};
 
 pub use self::error::CatalogError;
+pub(crate) use self::names::named_key;
 #[cfg(feature = "cache")]
 pub(crate) use self::names::{NAMESPACES, TABLES};
 pub use self::names::{Namespace, TableIdent};

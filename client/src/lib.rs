@@ -7,7 +7,8 @@
 //! - [`remote`]: the Raft cluster as a store: finds the leader, follows hints, retries within the deadline; watches;
 //! - `object` (feature `store-object`): an object store or a local directory as a store, one key at a time;
 //! - `etcd` (feature `store-etcd`): an etcd as a store;
-//! - [`nodes`], [`shards`]: query nodes as the cluster knows them, and which does the upkeep of which tables;
+//! - [`nodes`], [`shards`]: query nodes as the cluster knows them, and which does the upkeep of which tables; [`drains`]: which are to do
+//!   none;
 //! - [`janitor`]: one janitor at a time, over a store without leases;
 //! - [`procedures`]: work that outlives one transaction;
 //! - [`secret`]: the cluster secret, read from a file and never shown;
@@ -29,6 +30,7 @@ pub mod catalog;
 pub mod clock;
 pub mod conformance;
 pub mod dial;
+pub mod drains;
 #[cfg(feature = "store-etcd")]
 pub mod etcd;
 #[cfg(test)]

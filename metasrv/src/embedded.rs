@@ -92,6 +92,12 @@ impl EmbeddedStore {
         }
     }
 
+    /// The store of a peer that runs anyway, for what else is in its process: of any number of voters, and not to be closed.
+    pub(crate) fn of(peer: Arc<Peer>, member: Arc<Member>) -> Self {
+        let (dir, caller) = (PathBuf::from(format!("peer {}", member.identity.id)), peer.callers.at(None));
+        Self { dir, peer, member, caller }
+    }
+
     async fn begin(peer: &Peer) -> Result<Arc<Member>, Error> {
         let member = founding::found_alone(peer).await.map_err(|f| Error::Stopped(f.message))?;
         let mut recovered = member.recovered();

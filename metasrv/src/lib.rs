@@ -48,3 +48,11 @@ pub use config::{Config, Options};
 pub use embedded::EmbeddedStore;
 pub use error::Error;
 pub use server::Server;
+
+// Whole peers, as tests/it has them, also for the unit tests: those alone are built with points at which a leader dies.
+#[cfg(test)]
+extern crate self as lake_metasrv;
+#[cfg(test)]
+#[allow(clippy::disallowed_methods, dead_code, reason = "tests/it uses the rest, and reads any clock")]
+#[path = "../tests/it/support/mod.rs"]
+mod support;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use lake_client::dial::Dialer;
+use lake_client::secret::Secret;
 use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::v1::cluster_server::ClusterServer;
 use lake_proto::v1::kv_server::KvServer;
@@ -178,7 +179,7 @@ impl Server {
         tasks.spawn(watch_failure(peer.failed(), ended.clone(), stop.clone()));
         tasks.spawn(end_streams(streams, stop.clone()));
         if let Some(http) = http {
-            tasks.spawn(serve_http(peer.clone(), http, stop.clone(), ended.clone()));
+            tasks.spawn(serve_http(peer.clone(), http, config.secret.clone(), stop.clone(), ended.clone()));
         }
         if !config.join.is_empty() {
             let (join, secret) = (config.join.clone(), config.secret.clone());
@@ -276,11 +277,12 @@ async fn serve<S, IO>(
 async fn serve_http(
     peer: Arc<Peer>,
     listener: TcpListener,
+    secret: Option<Secret>,
     stop: CancellationToken,
     failed: watch::Sender<Option<String>>,
 ) {
-    if let Err(e) = http::serve(peer, listener, stop).await {
-        failed.send_replace(Some(format!("serving probes: {e}")));
+    if let Err(e) = http::serve(peer, listener, secret, stop).await {
+        failed.send_replace(Some(format!("serving probes and operators: {e}")));
     }
 }
 

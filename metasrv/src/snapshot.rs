@@ -11,19 +11,24 @@
 //! Failure cases: a damaged newest file is refused ([`SnapshotError::Damaged`]) unless the one before still joins the
 //! log, which the caller decides.
 
+mod entries;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
+use lake_client::clock;
 use lake_proto::kv::Invalid;
 use lake_proto::v1;
-use prost::Message;
+use prost::{EncodeError, Message};
 
 use crate::files;
 use crate::raft::types::{LogId, SnapshotMeta, log_id};
 use crate::raft::wire::{snapshot_meta_from_wire, snapshot_meta_to_wire};
 use crate::state::State;
-use crate::state::restore::{Numbers, Part, StateBuilder};
+use crate::state::restore::{Numbers, Part, Piece, StateBuilder};
 
 /// How many snapshots are kept.
 pub const KEEP: usize = 2;
@@ -31,8 +36,11 @@ const MAGIC: &[u8; 8] = b"lakesnap";
 const FORMAT: u32 = 3;
 /// Larger than any record can be: a key and a value at their limits.
 const MAX_RECORD_BYTES: usize = 2 << 20;
-/// Written to a file at once, and synced: one large sync at the end would hold up those of the log.
-const WRITE_BYTES: usize = 4 << 20;
+/// Written to a file at once, and synced: one large sync at the end would hold up those of the log, and so does a piece that is
+/// large.
+const WRITE_BYTES: usize = 1 << 20;
+/// The longest rest between two pieces: a disk that is slow for a moment does not stop a snapshot.
+const LONGEST_REST: Duration = Duration::from_millis(100);
 /// Read from a file at once.
 const READ_BYTES: usize = 1 << 20;
 const EXTENSION: &str = "snap";
@@ -117,9 +125,42 @@ impl SnapshotStore {
 
     /// Writes a snapshot, durably. Blocks for as long as that takes.
     pub fn write(&self, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<SnapshotData> {
+        self.write_with(meta, cluster_id, state, |_| Ok(()))
+    }
+
+    /// The same beside a log that is being written: after each piece the disk is the log's for as long as the piece took. It is
+    /// given up once that log is not to go on: whoever takes the directory next is to find nobody in it.
+    pub fn write_beside(
+        &self,
+        meta: &SnapshotMeta,
+        cluster_id: &str,
+        state: &State,
+        goes_on: impl Fn() -> bool,
+    ) -> io::Result<SnapshotData> {
+        self.write_with(meta, cluster_id, state, |took| {
+            if !goes_on() {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, "the peer is stopping"));
+            }
+            // In a simulation nothing takes any time.
+            if !took.is_zero() {
+                thread::sleep(took.min(LONGEST_REST));
+            }
+            Ok(())
+        })
+    }
+
+    /// `rest` is told after each piece but the last how long it took to write and sync; its error is the end.
+    fn write_with(
+        &self,
+        meta: &SnapshotMeta,
+        cluster_id: &str,
+        state: &State,
+        rest: impl FnMut(Duration) -> io::Result<()>,
+    ) -> io::Result<SnapshotData> {
         let path = self.path_for(meta);
         let temporary = self.temporary("building");
-        let written = write_file(&temporary, meta, cluster_id, state).and_then(|()| self.publish(&temporary, &path));
+        let written =
+            write_file(&temporary, meta, cluster_id, state, rest).and_then(|()| self.publish(&temporary, &path));
         if written.is_err() {
             let _ = std::fs::remove_file(&temporary);
         }
@@ -175,15 +216,23 @@ fn parse_name(path: &Path) -> Option<LogId> {
     Some(log_id(term.parse().ok()?, index.parse().ok()?))
 }
 
-fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State) -> io::Result<()> {
+fn write_file(
+    path: &Path,
+    meta: &SnapshotMeta,
+    cluster_id: &str,
+    state: &State,
+    mut rest: impl FnMut(Duration) -> io::Result<()>,
+) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     let mut encoder = Encoder::new(meta, cluster_id, state);
     let mut buffer = Vec::with_capacity(WRITE_BYTES);
     while encoder.next_into(&mut buffer)? {
         if buffer.len() >= WRITE_BYTES {
+            let began = clock::now();
             file.write_all(&buffer)?;
             file.sync_data()?;
             buffer.clear();
+            rest(clock::since(began))?;
         }
     }
     file.write_all(&buffer)?;
@@ -194,7 +243,7 @@ fn write_file(path: &Path, meta: &SnapshotMeta, cluster_id: &str, state: &State)
 pub struct Encoder<'a> {
     /// Until it is written.
     head: Option<v1::snapshot_record::Head>,
-    parts: Box<dyn Iterator<Item = Part> + Send + 'a>,
+    pieces: Box<dyn Iterator<Item = Piece<'a>> + Send + 'a>,
     records: u64,
     ended: bool,
 }
@@ -211,7 +260,7 @@ impl<'a> Encoder<'a> {
             compacted_revision: numbers.compacted,
             state_hash: state.digest().to_be_bytes().to_vec().into(),
         };
-        Self { head: Some(head), parts: Box::new(state.parts()), records: 0, ended: false }
+        Self { head: Some(head), pieces: Box::new(state.pieces()), records: 0, ended: false }
     }
 
     /// Adds what comes next to `out`: at most one record. `false`: that was all before.
@@ -220,28 +269,41 @@ impl<'a> Encoder<'a> {
     /// A record that cannot be encoded.
     pub fn next_into(&mut self, out: &mut Vec<u8>) -> io::Result<bool> {
         use v1::snapshot_record::{End, Record};
-        let record = if let Some(head) = self.head.take() {
+        let message = |record| v1::SnapshotRecord { record: Some(record) };
+        if let Some(head) = self.head.take() {
             out.extend_from_slice(MAGIC);
             out.extend_from_slice(&FORMAT.to_be_bytes());
-            Record::Head(head)
-        } else if let Some(part) = self.parts.next() {
+            return framed(out, |out| message(Record::Head(head)).encode(out));
+        }
+        if let Some(piece) = self.pieces.next() {
             self.records += 1;
-            part_to_wire(part)
-        } else if !self.ended {
-            self.ended = true;
-            Record::End(End { records: self.records })
-        } else {
+            return framed(out, |out| match piece {
+                Piece::Entry(entry) => {
+                    entries::encode(&entry, out);
+                    Ok(())
+                }
+                Piece::Part(part) => message(part_to_wire(part)).encode(out),
+            });
+        }
+        if self.ended {
             return Ok(false);
-        };
-        let begin = out.len();
-        out.extend_from_slice(&[0; 8]);
-        v1::SnapshotRecord { record: Some(record) }.encode(out).map_err(io::Error::other)?;
-        let len = out.len() - begin - 8;
-        let crc = crc32fast::hash(&out[begin + 8..]);
-        out[begin..begin + 4].copy_from_slice(&(len as u32).to_be_bytes());
-        out[begin + 4..begin + 8].copy_from_slice(&crc.to_be_bytes());
-        Ok(true)
+        }
+        self.ended = true;
+        let end = End { records: self.records };
+        framed(out, |out| message(Record::End(end)).encode(out))
     }
+}
+
+/// Adds one record, with its length and its checksum before it.
+fn framed(out: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), EncodeError>) -> io::Result<bool> {
+    let begin = out.len();
+    out.extend_from_slice(&[0; 8]);
+    encode(out).map_err(io::Error::other)?;
+    let len = out.len() - begin - 8;
+    let crc = crc32fast::hash(&out[begin + 8..]);
+    out[begin..begin + 4].copy_from_slice(&(len as u32).to_be_bytes());
+    out[begin + 4..begin + 8].copy_from_slice(&crc.to_be_bytes());
+    Ok(true)
 }
 
 fn part_to_wire(part: Part) -> v1::snapshot_record::Record {
@@ -318,7 +380,7 @@ fn read_hashed(
     }
     // One piece of memory for all records: fresh memory costs more than anything else here.
     let mut bytes = Vec::new();
-    let mut next = || -> Result<v1::snapshot_record::Record, SnapshotError> {
+    let mut next = |bytes: &mut Vec<u8>| -> Result<(), SnapshotError> {
         let mut header = [0; 8];
         read_exact(&mut header)?;
         let len = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) as usize;
@@ -326,15 +388,19 @@ fn read_hashed(
             return Err(damaged("a record is longer than can be"));
         }
         bytes.resize(len, 0);
-        read_exact(&mut bytes)?;
-        if crc32fast::hash(&bytes).to_be_bytes() != header[4..] {
+        read_exact(bytes)?;
+        if crc32fast::hash(bytes).to_be_bytes() != header[4..] {
             return Err(damaged("a record's checksum does not match"));
         }
-        let record = v1::SnapshotRecord::decode(&bytes[..]).map_err(|e| damaged(&e.to_string()))?;
-        record.record.ok_or_else(|| damaged("a record is of an unknown kind"))
+        Ok(())
     };
     use v1::snapshot_record::Record;
-    let Record::Head(head) = next()? else { return Err(damaged("its head is missing")) };
+    let message = |bytes: &[u8]| -> Result<Record, SnapshotError> {
+        let message = v1::SnapshotRecord::decode(bytes).map_err(|e| damaged(&e.to_string()))?;
+        message.record.ok_or_else(|| damaged("a record is of an unknown kind"))
+    };
+    next(&mut bytes)?;
+    let Record::Head(head) = message(&bytes)? else { return Err(damaged("its head is missing")) };
     if head.feature_level > feature_level {
         let what = format!(
             "it is of feature level {}, and this build ({}) knows {feature_level}: start this peer with the build that the \
@@ -352,7 +418,12 @@ fn read_hashed(
         compacted: head.compacted_revision,
     });
     for n in 0u64.. {
-        let record = next()?;
+        next(&mut bytes)?;
+        if let Some(entry) = entries::decode(&bytes) {
+            state.add_entry(entry).map_err(damaged)?;
+            continue;
+        }
+        let record = message(&bytes)?;
         if let Record::End(end) = &record {
             if end.records != n {
                 return Err(damaged("records are missing"));
@@ -424,6 +495,48 @@ mod tests {
         }
         let kept: Vec<u64> = store.list().unwrap().into_iter().map(|(id, _)| id.index).collect();
         assert_eq!(kept, [900, 800]);
+    }
+
+    #[test]
+    fn a_snapshot_is_written_in_pieces_with_rests_between_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().to_owned()).unwrap();
+        let (meta, mut state) = sample();
+        for i in 0..40 {
+            let value = vec![i as u8; 256 << 10];
+            state.run(1, &Txn { then: vec![Op::put(format!("/kv/large/{i}"), value)], ..Txn::default() });
+        }
+        let path = store.path_for(&meta);
+        let mut seen = vec![];
+        let so_far = || {
+            let building = std::fs::read_dir(store.dir()).unwrap().map(|entry| entry.unwrap());
+            building.map(|entry| entry.metadata().unwrap().len()).sum::<u64>()
+        };
+        let data = store
+            .write_with(&meta, "c", &state, |_| {
+                seen.push(so_far());
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(data.path, path);
+        let whole = std::fs::metadata(&path).unwrap().len();
+        assert!(seen.len() >= 9, "it has {whole} bytes, and rested at {seen:?}");
+        // A piece is over with the record in which it becomes large enough.
+        let most = (WRITE_BYTES + (512 << 10)) as u64;
+        let mut before = 0;
+        for after in seen.into_iter().chain([whole]) {
+            assert!(after - before <= most, "{before} to {after} at once");
+            before = after;
+        }
+        assert_eq!(read(&path, FEATURE_LEVEL).unwrap().state, state);
+
+        // A peer that stops leaves nobody behind in its directory.
+        std::fs::remove_file(&path).unwrap();
+        let given_up = store.write_beside(&meta, "c", &state, || false).unwrap_err();
+        assert!(given_up.to_string().contains("the peer is stopping"), "{given_up}");
+        assert_eq!(std::fs::read_dir(store.dir()).unwrap().count(), 0);
+        assert_eq!(store.write_beside(&meta, "c", &state, || true).unwrap().path, path);
+        assert_eq!(read(&path, FEATURE_LEVEL).unwrap().state, state);
     }
 
     #[test]

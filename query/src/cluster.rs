@@ -42,7 +42,7 @@ impl ThisNode {
             memory_bytes: config.memory_limit_bytes as u64,
             max_statements: u32::try_from(config.max_statements).unwrap_or(u32::MAX),
         };
-        let chores = Chores::new(engine.tables().clone());
+        let chores = Chores::new(engine.clone());
         Self { info, engine, chores, used: Mutex::new(processor_time().map(|used| (used, Instant::now()))) }
     }
 

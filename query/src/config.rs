@@ -14,6 +14,7 @@ use lake_client::secret::Secret;
 use lake_client::warehouse::root_uri;
 use serde::Deserialize;
 
+use crate::distributed::Mode;
 use crate::error::{Error, Result};
 use crate::upkeep::INTERVAL;
 
@@ -142,6 +143,21 @@ pub struct Options {
     /// How often a worker looks whether the tables of its shards need upkeep, in seconds [default: 30]
     #[arg(long, env = "LAKE_QUERY_UPKEEP_INTERVAL_SECS", value_name = "SECS")]
     pub upkeep_interval_secs: Option<u64>,
+    /// When a query is spread over several query nodes: off, auto (it reads enough), or on (always) [default: auto]
+    #[arg(long, env = "LAKE_QUERY_DISTRIBUTE", value_name = "WHEN")]
+    pub distribute: Option<String>,
+    /// Queries that read as much of tables' files are spread, in bytes [default: 1073741824]
+    #[arg(long, env = "LAKE_QUERY_DISTRIBUTE_ABOVE_BYTES", value_name = "BYTES")]
+    pub distribute_above_bytes: Option<u64>,
+    /// Most query nodes that one query is spread over [default: 16]
+    #[arg(long, env = "LAKE_QUERY_DISTRIBUTE_NODES", value_name = "N")]
+    pub distribute_nodes: Option<usize>,
+    /// How many parts of queries that others coordinate this node has in hand; more are refused [default: 512]
+    #[arg(long, env = "LAKE_QUERY_DISTRIBUTE_TASKS", value_name = "N")]
+    pub distribute_tasks: Option<usize>,
+    /// The query nodes to spread over, this one among them [default: those of the metadata cluster]
+    #[arg(long, env = "LAKE_QUERY_DISTRIBUTE_OVER", value_name = "ADDRESS,...", value_delimiter = ',')]
+    pub distribute_over: Option<Vec<String>>,
     /// File that holds the secret which callers must present
     #[arg(long, env = "LAKE_QUERY_SECRET_FILE", value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
@@ -201,6 +217,12 @@ pub struct Config {
     pub allow_local_files: bool,
     /// From one look of a worker for upkeep to the next.
     pub upkeep_interval: Duration,
+    pub distribute: Mode,
+    pub distribute_above_bytes: u64,
+    pub distribute_nodes: usize,
+    pub distribute_tasks: usize,
+    /// `host:port`; none: those of the metadata cluster.
+    pub distribute_over: Vec<String>,
     /// What callers must present.
     pub secret: Option<Secret>,
 }
@@ -264,7 +286,8 @@ impl Options {
             spill_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, max_queued_statements,
             max_queue_wait_secs, max_result_rows, max_result_bytes, target_partitions,
-            target_file_bytes, slow_statement_ms, allow_local_files, upkeep_interval_secs, secret_file, insecure_open_network,
+            target_file_bytes, slow_statement_ms, allow_local_files, upkeep_interval_secs,
+            distribute, distribute_above_bytes, distribute_nodes, distribute_tasks, distribute_over, secret_file, insecure_open_network,
         )
     }
 
@@ -406,6 +429,14 @@ impl Config {
                 Some(secs) => Duration::from_secs(at_least("upkeep_interval_secs", secs, 1)?),
                 None => INTERVAL,
             },
+            distribute: match options.distribute.as_deref() {
+                Some(when) => when.parse::<Mode>().map_err(|e| Error::invalid(format!("distribute: {e}")))?,
+                None => Mode::Auto,
+            },
+            distribute_above_bytes: options.distribute_above_bytes.unwrap_or(1 << 30),
+            distribute_nodes: at_least("distribute_nodes", options.distribute_nodes.unwrap_or(16), 1)?,
+            distribute_tasks: at_least("distribute_tasks", options.distribute_tasks.unwrap_or(512), 1)?,
+            distribute_over: options.distribute_over.unwrap_or_default(),
             secret,
         })
     }

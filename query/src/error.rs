@@ -8,6 +8,8 @@ use std::fmt;
 
 use datafusion::common::{DataFusionError, SchemaError};
 
+use crate::words;
+
 /// A place in a statement, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
@@ -257,10 +259,16 @@ fn classify(error: &DataFusionError, message: &str) -> Error {
             Error::invalid(format!("syntax error: {text}")).at(position)
         }
         DataFusionError::SchemaError(schema, _) => match schema.as_ref() {
-            SchemaError::FieldNotFound { .. } => Error::not_found(tidy(message)),
+            SchemaError::FieldNotFound { field, valid_fields } => {
+                Error::not_found(words::unknown_column(field, valid_fields))
+            }
+            SchemaError::AmbiguousReference { field } if field.relation.is_none() => {
+                Error::invalid(words::ambiguous(field))
+            }
             _ => Error::invalid(tidy(message)),
         },
-        DataFusionError::Plan(_) | DataFusionError::Configuration(_) => Error::invalid(tidy(message)),
+        DataFusionError::Plan(_) => Error::invalid(words::of(message).unwrap_or_else(|| tidy(message))),
+        DataFusionError::Configuration(_) => Error::invalid(tidy(message)),
         DataFusionError::NotImplemented(_) => {
             Error::not_supported(tidy(message).replacen("This feature is not implemented: ", "not supported yet: ", 1))
         }
@@ -275,7 +283,7 @@ fn classify(error: &DataFusionError, message: &str) -> Error {
             arrow::error::ArrowError::ParquetError(_) => Error::corrupt(tidy(message)),
             _ => Error::invalid(tidy(message)),
         },
-        DataFusionError::Execution(_) => Error::invalid(tidy(message)),
+        DataFusionError::Execution(_) => Error::invalid(words::of(message).unwrap_or_else(|| tidy(message))),
         _ => Error::internal(tidy(message)),
     }
 }

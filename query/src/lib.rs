@@ -13,12 +13,13 @@
 //!
 //! In reading order:
 //! - [`config`]: options, and the configuration they make;
-//! - [`error`]: the one error, by what can be done about it;
+//! - [`error`]: the one error, by what can be done about it; [`words`]: what DataFusion says, in words of SQL;
 //! - [`storage`]: objects on a file system or S3, and the cache of parsed metadata;
 //! - [`table`]: Iceberg tables: types, data files, versions, and the commit;
 //! - [`scan`]: a table version as DataFusion reads it, and INSERT's sink;
 //! - [`outcomes`]: what is kept of operations that a client may ask for again;
 //! - [`sql`]: a statement from text to rows or a change;
+//! - [`distributed`]: one query over many nodes;
 //! - [`flight`]: how statements come in;
 //! - [`rest`]: the Iceberg REST catalog;
 //! - [`upkeep`]: what is done to tables from time to time, by the worker that has their shard;
@@ -33,6 +34,7 @@ pub mod chores;
 pub mod client;
 pub mod cluster;
 pub mod config;
+pub mod distributed;
 pub mod error;
 pub mod flight;
 pub mod janitor;
@@ -46,6 +48,7 @@ pub mod sql;
 pub mod storage;
 pub mod table;
 pub mod upkeep;
+pub mod words;
 
 pub use config::{Config, Options};
 pub use error::{Error, Kind, Position};

@@ -29,6 +29,7 @@ use tonic::{Request, Status};
 
 use crate::cluster::ThisNode;
 use crate::config::{Config, NodeRole, default_id};
+use crate::distributed::Distributed;
 use crate::error::{Error, Result};
 use crate::flight::MAX_REQUEST_BYTES;
 use crate::flight::keys::TicketKeys;
@@ -50,6 +51,8 @@ use crate::upkeep::{self, Upkeep};
 pub const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long stopping waits for the leader to take the node out of the registry.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long stopping waits for what statements that nobody reads any more are computing.
+const COMPUTE_PATIENCE: Duration = Duration::from_secs(2);
 /// An idle connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
@@ -111,7 +114,11 @@ impl QueryNode {
         let transactions = Arc::new(Transactions::new(engine.tables().clone(), advertised.clone()));
         let sessions = Arc::new(Sessions::new(engine.clone(), transactions.clone()));
         let metrics = Arc::new(Metrics::new(config.slow_statement)?);
-        let service = Served(LakeFlight::new(sessions, operations.clone(), keys, metrics.clone())?);
+        let distributed = Distributed::new(&config, &engine, cluster.clone(), keys.clone())?;
+        let parts = distributed.parts().clone();
+        engine.distribute(distributed);
+        let flight = LakeFlight::new(sessions, operations.clone(), keys, metrics.clone())?;
+        let service = Served { flight, parts };
         let stop = CancellationToken::new();
         let (report, failed) = watch::channel(None);
         let rest = match rest {
@@ -177,6 +184,14 @@ impl QueryNode {
         &self.advertised
     }
 
+    /// From now on large queries are spread over these nodes (`host:port`), whatever the metadata cluster says.
+    ///
+    /// # Errors
+    /// `Invalid`: one of them is no address.
+    pub fn distribute_over(&self, nodes: &[String]) -> Result<()> {
+        self.engine.distributed().map_or(Ok(()), |distributed| distributed.peers().name(nodes))
+    }
+
     /// What runs the statements.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
@@ -239,6 +254,7 @@ impl QueryNode {
         if tokio::time::timeout(SHUTDOWN_PATIENCE, &mut self.server).await.is_err() {
             tracing::warn!("clients were still reading when the query node stopped");
         }
+        self.engine.stop_computing(COMPUTE_PATIENCE).await;
         if let Some(cluster) = &self.cluster {
             cluster.leave().await;
         }

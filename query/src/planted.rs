@@ -11,10 +11,22 @@ pub enum Bug {
     OutcomeApart,
     /// A transaction commits its tables one after the other.
     TablesApart,
+    /// A table is renamed in two transactions.
+    RenameApart,
+    /// What is read without the metadata does not say how old it is.
+    AgeUntold,
+    /// Appends that are taken along leave no outcome, and their records stay.
+    AppendUnsettled,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 2] = [("outcome-apart", Bug::OutcomeApart), ("tables-apart", Bug::TablesApart)];
+pub const BUGS: [(&str, Bug); 5] = [
+    ("outcome-apart", Bug::OutcomeApart),
+    ("tables-apart", Bug::TablesApart),
+    ("rename-apart", Bug::RenameApart),
+    ("age-untold", Bug::AgeUntold),
+    ("append-unsettled", Bug::AppendUnsettled),
+];
 
 /// Whether this process has the bug.
 #[cfg(not(feature = "planted-bugs"))]

@@ -4,8 +4,11 @@
 //!   every interval: all tables --- those that this process has ---> those whose properties ask for it ---> one statement each
 //!                                   by its shards, or as the janitor                                       `-- guarded
 //! ```
-//! What a table may ask for: [`COMPACT`] = `true` has its small files rewritten (`CALL system.rewrite_data_files`), and
-//! [`EXPIRE`](crate::table::expiry::EXPIRE) = `true` has its snapshots expire (`CALL system.expire_snapshots`), also if nobody appends to it.
+//! What a table may ask for: [`COMPACT`] = `true` has its small files rewritten (`CALL system.rewrite_data_files`),
+//! [`EXPIRE`](crate::table::expiry::EXPIRE) = `true` has its snapshots expire (`CALL system.expire_snapshots`), also if nobody appends to it, and
+//! [`REMOVE_ORPHANS`] = `true` has files removed once a day that nothing refers to (`CALL system.remove_orphan_files`).
+//!
+//! What a process may be given soon ([`Claim::follows`]) is in its cache by then.
 //!
 //! Invariants:
 //! - every commit carries the guard of the claim under which it was begun ([`Claim::guard`]): what is another's by then is not changed;
@@ -24,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use lake_client::cache::Want;
-use lake_client::catalog::{Namespace, TableIdent};
+use lake_client::catalog::{Namespace, TableIdent, TablePointer, Versioned};
 use lake_client::metadata::Metadata;
 use lake_client::remote::node::Tenures;
 use lake_client::shards::Fence;
@@ -35,10 +38,16 @@ use crate::error::{Kind as ErrorKind, Result};
 use crate::sql::Engine;
 use crate::sql::bound::Bound;
 use crate::table::expiry;
-use crate::table::{Table, catalog_error};
+use crate::table::{Table, Tables, catalog_error};
 
 /// The table property that has small files rewritten.
 pub const COMPACT: &str = "lake.compaction.enabled";
+/// The table property that has files removed that nothing refers to.
+pub const REMOVE_ORPHANS: &str = "lake.remove-orphan-files.enabled";
+/// The procedure, in SQL's sense, that does so.
+const SWEEP: &str = "remove_orphan_files";
+/// From one look for such files of a table to the next one. It lists all there is in the table's location.
+const SWEEP_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 /// From one round to the next, unless told otherwise.
 pub const INTERVAL: Duration = Duration::from_secs(30);
 /// How long one statement may take.
@@ -63,6 +72,11 @@ const MAX_REMEMBERED: usize = 100_000;
 pub trait Claim: Send + Sync {
     /// What every commit for a table carries, if the table is certainly this process's now.
     fn guard(&self, table: Uuid) -> Option<Vec<Compare>>;
+
+    /// Whether the table may come to this process soon: it is made ready for that.
+    fn follows(&self, _: Uuid) -> bool {
+        false
+    }
 
     /// Whether there is anything at all.
     fn is_any(&self) -> bool;
@@ -99,9 +113,18 @@ impl Claim for Worker {
         self.fence(table).map(|fence| fence.compares())
     }
 
+    fn follows(&self, table: Uuid) -> bool {
+        let shards = self.metadata.shards().filter(|_| self.tenures.now().is_some());
+        shards.is_some_and(|shards| {
+            shards.routes.of(table).is_some_and(|fenced| fenced.route.followers.contains(&self.node))
+        })
+    }
+
     fn is_any(&self) -> bool {
         let Some((tenure, shards)) = self.tenures.now().zip(self.metadata.shards()) else { return false };
-        shards.routes.held_by(&self.node, tenure.lease).next().is_some()
+        let routes = &shards.routes;
+        routes.held_by(&self.node, tenure.lease).next().is_some()
+            || routes.routes.values().any(|fenced| fenced.route.followers.contains(&self.node))
     }
 
     async fn lost(&self, table: Uuid) {
@@ -119,6 +142,7 @@ impl Claim for Worker {
 enum Kind {
     Expire,
     Compact,
+    Sweep,
 }
 
 impl Kind {
@@ -126,16 +150,24 @@ impl Kind {
         let procedure = match self {
             Kind::Expire => "expire_snapshots",
             Kind::Compact => "rewrite_data_files",
+            Kind::Sweep => SWEEP,
         };
-        let part = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
-        let name = format!("{}.{}", part(&table.namespace.to_string()), part(&table.name));
-        format!("CALL system.{procedure}(table => '{}')", name.replace('\'', "''"))
+        statement(procedure, table)
     }
+}
+
+/// The CALL of a procedure, in SQL's sense, for a table, that does what it says.
+pub(crate) fn statement(procedure: &str, table: &TableIdent) -> String {
+    let part = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let name = format!("{}.{}", part(&table.namespace.to_string()), part(&table.name));
+    // By itself it only counts what it would remove.
+    let really = if procedure == SWEEP { ", dry_run => false" } else { "" };
+    format!("CALL system.{procedure}(table => '{}'{really})", name.replace('\'', "''"))
 }
 
 /// Whether SQL means this table by its name: a schema with a point in the name of a level is another's name there, and what is done
 /// would be done to that one's table.
-fn can_be_named(table: &TableIdent) -> bool {
+pub(crate) fn can_be_named(table: &TableIdent) -> bool {
     table.namespace.to_string().parse::<Namespace>().is_ok_and(|meant| meant == table.namespace)
 }
 
@@ -150,9 +182,13 @@ fn asks_for(table: &Table) -> Vec<Kind> {
     if expiry::is_due(&table.metadata) {
         kinds.push(Kind::Expire);
     }
-    let compacts = table.metadata.properties().get(COMPACT).is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    if compacts && table.metadata.current_snapshot_id().is_some() {
+    let asks =
+        |property| table.metadata.properties().get(property).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    if asks(COMPACT) && table.metadata.current_snapshot_id().is_some() {
         kinds.push(Kind::Compact);
+    }
+    if asks(REMOVE_ORPHANS) {
+        kinds.push(Kind::Sweep);
     }
     kinds
 }
@@ -166,6 +202,8 @@ pub struct Round {
     pub changed: usize,
     /// Statements that failed.
     pub failed: usize,
+    /// Tables that may come to this process soon, and whose metadata is in its cache now.
+    pub warmed: usize,
 }
 
 /// The versions of tables in which compaction found nothing to do: it finds nothing again.
@@ -196,6 +234,8 @@ pub struct Upkeep {
     /// Until when a table is left alone.
     failed: HashMap<Uuid, Instant>,
     compact: Settled,
+    /// Until when a table is not swept again.
+    swept: HashMap<Uuid, Instant>,
 }
 
 impl std::fmt::Debug for Upkeep {
@@ -207,7 +247,7 @@ impl std::fmt::Debug for Upkeep {
 impl Upkeep {
     /// Nothing has been looked at yet.
     pub fn new(engine: Arc<Engine>, claim: Arc<dyn Claim>) -> Self {
-        Self { engine, claim, failed: HashMap::new(), compact: Settled::default() }
+        Self { engine, claim, failed: HashMap::new(), compact: Settled::default(), swept: HashMap::new() }
     }
 
     /// Goes on until it is dropped.
@@ -240,6 +280,7 @@ impl Upkeep {
         let mut round = Round::default();
         let mut there = HashSet::new();
         self.failed.retain(|_, until| Instant::now() < *until);
+        self.swept.retain(|_, until| Instant::now() < *until);
         for some in idents.chunks(AT_ONCE) {
             let pointers = tables.metadata.tables(some, Want::by(Instant::now() + LOOK)).await;
             let pointers = pointers.map_err(|e| catalog_error("looking up tables", e))?;
@@ -247,7 +288,13 @@ impl Upkeep {
                 let Some(pointer) = resolved.pointer() else { continue };
                 let uuid = pointer.value.uuid;
                 there.insert(uuid);
-                if self.claim.guard(uuid).is_none() || self.failed.contains_key(&uuid) {
+                if self.claim.guard(uuid).is_none() {
+                    if self.claim.follows(uuid) {
+                        round.warmed += usize::from(warm(&tables, ident, pointer).await);
+                    }
+                    continue;
+                }
+                if self.failed.contains_key(&uuid) {
                     continue;
                 }
                 round.tables += 1;
@@ -283,7 +330,12 @@ impl Upkeep {
         let uuid = table.pointer.value.uuid;
         let version = &table.pointer.value.metadata_location;
         for kind in asks_for(table) {
-            if kind == Kind::Compact && self.compact.is_settled(uuid, version) {
+            let is_done = match kind {
+                Kind::Expire => false,
+                Kind::Compact => self.compact.is_settled(uuid, version),
+                Kind::Sweep => self.swept.contains_key(&uuid),
+            };
+            if is_done {
                 continue;
             }
             let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
@@ -300,6 +352,10 @@ impl Upkeep {
                     return Ok(());
                 }
             };
+            // More tables than are remembered are swept with each round.
+            if kind == Kind::Sweep && self.swept.len() < MAX_REMEMBERED {
+                self.swept.insert(uuid, Instant::now() + SWEEP_EVERY);
+            }
             if count > 0 {
                 round.changed += 1;
             } else if kind == Kind::Compact {
@@ -307,6 +363,16 @@ impl Upkeep {
             }
         }
         Ok(())
+    }
+}
+
+/// Has the cache hold what its upkeep begins with. What fails is found again by whoever needs it.
+async fn warm(tables: &Tables, ident: &TableIdent, pointer: &Versioned<TablePointer>) -> bool {
+    let loaded = tables.load_version(ident, pointer.clone(), Instant::now() + LOOK).await;
+    let Ok(Some(table)) = loaded else { return false };
+    match table.metadata.current_snapshot() {
+        Some(snapshot) => tables.cache.manifest_list(&table.metadata, snapshot).await.is_ok(),
+        None => true,
     }
 }
 
@@ -343,6 +409,8 @@ mod tests {
         let pointed = TableIdent::new(Namespace::new(["a.b"]).unwrap(), "t").unwrap();
         let nested = TableIdent::new("a.b".parse().unwrap(), "t").unwrap();
         assert!(can_be_named(&plain) && can_be_named(&nested) && !can_be_named(&pointed));
+        let call = "CALL system.remove_orphan_files(table => '\"sales\".\"orders\"', dry_run => false)";
+        assert_eq!(Kind::Sweep.statement(&plain), call);
         let odd = TableIdent::new("a.b".parse().unwrap(), "it's \"X\"").unwrap();
         let call = "CALL system.rewrite_data_files(table => '\"a.b\".\"it''s \"\"X\"\"\"')";
         assert_eq!(Kind::Compact.statement(&odd), call);

@@ -57,7 +57,7 @@ async fn a_table_is_made_filled_read_and_dropped() {
     assert_eq!(text(&client, "SHOW TABLES").await, [["default", "copied"], ["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW TABLES FROM shop").await, [["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW SCHEMAS").await, [["default"], ["shop"]]);
-    assert_eq!(text(&client, "DESCRIBE copied").await, [["id", "Int64", "YES"], ["what", "Utf8View", "YES"]]);
+    assert_eq!(text(&client, "DESCRIBE copied").await, [["id", "BIGINT", "YES"], ["what", "VARCHAR", "YES"]]);
     let columns =
         "SELECT column_name FROM information_schema.columns WHERE table_name = 'orders' ORDER BY ordinal_position";
     assert_eq!(text(&client, columns).await.concat(), ["id", "what", "price", "day", "at"]);
@@ -162,16 +162,47 @@ async fn errors_say_what_and_where() {
     for (sql, kind, words, position) in [
         ("SELECT *\nFROM nope.missing", Kind::NotFound, "table nope.missing does not exist", Some((2, 6))),
         ("SELECT 1 FORM t", Kind::Invalid, "syntax error", Some((1, 15))),
-        ("SELECT nmae FROM t", Kind::NotFound, "nmae", Some((1, 8))),
+        ("SELECT nmae FROM t", Kind::NotFound, "column nmae does not exist; did you mean name?", Some((1, 8))),
         ("SELECT * FROM other.public.t", Kind::NotFound, "catalog other does not exist", Some((1, 15))),
         ("INSERT INTO t VALUES ('abc', 'x')", Kind::Invalid, "abc", None),
-        ("INSERT INTO t VALUES (1)", Kind::Invalid, "got 1 values in row 0 but expected 2", None),
+        ("INSERT INTO t VALUES (1)", Kind::Invalid, "row 1 of VALUES has 1 values, where 2 are expected", None),
         ("INSERT INTO t (name) VALUES ('x')", Kind::Invalid, "column id is NOT NULL", None),
         ("INSERT INTO nope VALUES (1)", Kind::NotFound, "table nope does not exist", Some((1, 13))),
         ("CREATE TABLE nowhere.t (x INT)", Kind::NotFound, "CREATE SCHEMA nowhere", None),
         ("CREATE TABLE u (x INTERVAL)", Kind::Invalid, "column x: there is no Iceberg type", None),
         ("CREATE TABLE u AS SELECT NULL AS x", Kind::Invalid, "column x: there is no Iceberg type", None),
         ("UPDATE t SET nope = 1", Kind::NotFound, "nope", None),
+        ("INSERT INTO t (id, mane) VALUES (1, 'x')", Kind::NotFound, "did you mean name?", Some((1, 20))),
+        ("SELECT * FROM tt", Kind::NotFound, "table tt does not exist; did you mean t?", Some((1, 15))),
+        ("SELECT * FROM nope.t", Kind::NotFound, "table nope.t does not exist: there is no schema nope", Some((1, 15))),
+        (
+            "SELECT\n  uper(name) FROM t",
+            Kind::Invalid,
+            "function uper does not exist; did you mean upper?",
+            Some((2, 3)),
+        ),
+        ("SELECT id FROM t WHERE id = true", Kind::Invalid, "BIGINT and BOOLEAN cannot be compared", Some((1, 24))),
+        ("SELECT name + true FROM t", Kind::Invalid, "VARCHAR and BOOLEAN", Some((1, 8))),
+        (
+            "SELECT repeat(true, true) FROM t",
+            Kind::Invalid,
+            "function repeat does not take (BOOLEAN, BOOLEAN)",
+            Some((1, 8)),
+        ),
+        ("SELECT a.id FROM t AS a, t AS b WHERE id = 1", Kind::Invalid, "column id is ambiguous", None),
+        ("SELECT id FROM t WHERE id", Kind::Invalid, "is of type BIGINT, not BOOLEAN", None),
+        (
+            "INSERT INTO t SELECT 1",
+            Kind::Invalid,
+            "the query has 1 columns, where 2 are to be inserted into t (id, name)",
+            None,
+        ),
+        (
+            "INSERT INTO t (name) SELECT id, name FROM t",
+            Kind::Invalid,
+            "has 2 columns, where 1 are to be inserted",
+            None,
+        ),
         ("UPDATE t SET id = 1, ID = 2", Kind::Invalid, "column id is assigned twice", Some((1, 22))),
         ("REPLACE INTO t VALUES (1, 'x')", Kind::NotSupported, "MERGE INTO", None),
         ("SELECT 1 / 0", Kind::Invalid, "ivide by zero", None),

@@ -7,6 +7,8 @@ use lake_chaos::check::HARNESS_ERROR;
 use lake_chaos::hosts::Hosts;
 use lake_chaos::run::hosts;
 
+use crate::output;
+
 /// Options of `lake chaos heal`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -33,7 +35,7 @@ pub async fn run(args: &Args) -> Result<u8> {
         eprintln!("lake: {wrong}");
     }
     if wrong.is_empty() {
-        println!("every process serves, and nothing of a run is left");
+        output::print("every process serves, and nothing of a run is left\n")?;
     }
     Ok(if wrong.is_empty() { 0 } else { HARNESS_ERROR })
 }

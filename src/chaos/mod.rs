@@ -1,6 +1,6 @@
 //! `lake chaos`: does the metadata cluster keep its promises while it is being hurt?
 //!
-//! - [`run`]: a fault run from beginning to verdict;
+//! - [`run`]: a fault run from beginning to verdict; [`matrix`]: several, one after the other;
 //! - [`check`]: judges a history, wherever it comes from; [`report`]: judges a run anew and makes its page again;
 //! - [`heal`]: takes back what a run on an operator's own cluster has done;
 //! - [`sim`] (feature `sim`): simulations of the whole cluster, decided by seeds;
@@ -13,6 +13,7 @@ mod check;
 #[cfg(feature = "query")]
 mod front;
 mod heal;
+mod matrix;
 mod print;
 mod report;
 mod run;
@@ -35,6 +36,8 @@ pub struct Args {
 enum Command {
     /// Start a cluster, have clients at it, hurt it, and judge what the clients saw
     Run(Box<run::Args>),
+    /// Run one workload after the other under the faults that tell most of it, and sum up what came of each
+    Matrix(matrix::Args),
     /// Take back whatever a run on hosts:FILE has done, and remove what it has written
     Heal(heal::Args),
     /// Judge a history: of a run, or of another tool in Jepsen's format
@@ -50,6 +53,7 @@ enum Command {
 pub async fn run(args: Args) -> u8 {
     let done: Result<u8> = match args.command {
         Command::Run(args) => run::run(*args).await,
+        Command::Matrix(args) => matrix::run(&args).await,
         Command::Heal(args) => heal::run(&args).await,
         Command::Check(args) => check::run(&args),
         Command::Report(args) => report::run(&args),

@@ -18,14 +18,15 @@ use lake_chaos::net::namespaces::{self, PRIVATE_NETWORK};
 use lake_chaos::report::{self, page, record};
 use lake_chaos::run::hosts::{FAULTS, verbs};
 use lake_chaos::run::sampler::Live;
-use lake_chaos::run::{self, Place, Settings};
+use lake_chaos::run::{self, ObjectStore, Place, Settings};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "query")]
 use super::front::front;
 use super::print::{self, Format};
-use crate::signals::{Interrupts, Termination};
+use crate::output;
+use crate::signals::StopRequests;
 
 /// Characters of the faults in force that a terminal's line has: it is written over and must not wrap.
 const TERMINAL_FAULTS: usize = 80;
@@ -52,11 +53,12 @@ pub struct Args {
     /// How many query nodes run beside the peers, over a warehouse in the run's directory (local:N only) [default: 2 for workloads that speak SQL]
     #[arg(long, value_name = "N")]
     query_nodes: Option<u64>,
-    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session; through SQL: table or multi-table
+    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session; through SQL: table, multi-table, catalog, cached or hot
     #[arg(long, default_value = "register", value_name = "NAME")]
     workload: Workload,
     /// Faults: kill, pause, restart, snapshot, partition, slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe,
-    /// corrupt, loss, clock, disk, sync, power; of query nodes query-kill, query-pause, query-partition; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
+    /// corrupt, loss, clock, disk, sync, power; of query nodes query-kill, query-pause, query-partition; of the
+    /// object store (--warehouse) store-slow, store-refuse, store-throttle, store-late; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
     /// slow:minority, clock:all; of a partition its kind, partition:ring
     #[arg(long, default_value = "kill,partition", value_delimiter = ',', value_name = "NAME,...")]
     nemesis: Vec<String>,
@@ -78,13 +80,26 @@ pub struct Args {
     /// Where everything is kept: a directory that is empty or not there yet
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Where tables live, with --s3-endpoint: s3://BUCKET/PREFIX, and what is written there stays [default: in the run's directory]
+    #[arg(long, value_name = "URI", requires = "s3_endpoint")]
+    warehouse: Option<String>,
+    /// The S3 service behind --warehouse, http://HOST:PORT, which query nodes reach by a way that can be hurt. Where its keys are is told
+    /// them: --query-arg --s3-access-key-file --query-arg FILE, and so on
+    #[arg(long, value_name = "URL", requires = "warehouse", value_parser = endpoint)]
+    s3_endpoint: Option<String>,
     /// One more argument for every peer; may be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     metasrv_arg: Vec<String>,
     /// One more argument for every query node; may be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     query_arg: Vec<String>,
+    /// End in order at the end of standard input: whoever started this has ended
+    #[arg(long, hide = true)]
+    exit_with_parent: bool,
 }
+
+/// The flag of that option.
+pub(super) const EXIT_WITH_PARENT: &str = "--exit-with-parent";
 
 /// Runs it and judges it. Gives the exit code: 0 valid, 1 violation, 2 unknown.
 ///
@@ -109,7 +124,7 @@ pub async fn run(args: Args) -> Result<u8> {
     }
     let hosts = match (hosts, args.cluster_id) {
         (Some(hosts), _) if args.dry_run => {
-            print!("{}", would_do(&hosts, &nemeses, args.time, seed, &args.out)?);
+            output::print(&would_do(&hosts, &nemeses, args.time, seed, &args.out)?)?;
             return Ok(0);
         }
         (Some(hosts), Some(cluster_id)) => Some((hosts, cluster_id)),
@@ -118,8 +133,7 @@ pub async fn run(args: Args) -> Result<u8> {
         }
         (None, _) => None,
     };
-    let mut interrupts = Interrupts::listen()?;
-    let mut termination = Termination::listen()?;
+    let mut stop = StopRequests::listen(args.exit_with_parent)?;
     let query_nodes = match &hosts {
         Some((hosts, _)) => hosts.query_nodes.len() as u64,
         None => args.query_nodes.unwrap_or(if args.workload.is_sql() { QUERY_NODES } else { 0 }),
@@ -130,6 +144,7 @@ pub async fn run(args: Args) -> Result<u8> {
         place,
         peers,
         query_nodes,
+        objects: args.warehouse.zip(args.s3_endpoint).map(|(warehouse, address)| ObjectStore { warehouse, address }),
         hosts,
         front: front(),
         workload: args.workload,
@@ -144,8 +159,8 @@ pub async fn run(args: Args) -> Result<u8> {
     };
     settings.validate().map_err(|problem| anyhow!(problem))?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    println!(
-        "{} on {} peers{}, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}",
+    output::print(&format!(
+        "{} on {} peers{}, {} clients, {} operations/s, {:.0} s, faults: {}, seed {seed}; in {}\n",
         settings.workload,
         settings.peers,
         match settings.query_nodes {
@@ -157,7 +172,7 @@ pub async fn run(args: Args) -> Result<u8> {
         settings.time.as_secs_f64(),
         if args.nemesis.is_empty() { "none".to_owned() } else { args.nemesis.join(", ") },
         settings.out.display()
-    );
+    ))?;
     let (live, watching) = watch::channel(Live::default());
     let telling = tokio::spawn(tell(watching));
     let interrupt = CancellationToken::new();
@@ -166,27 +181,30 @@ pub async fn run(args: Args) -> Result<u8> {
     let ran = loop {
         tokio::select! {
             ran = &mut running => break ran,
-            () = interrupts.next() => interrupt.cancel(),
-            () = termination.next() => interrupt.cancel(),
+            _ = stop.next() => interrupt.cancel(),
         }
     };
     telling.abort();
     if std::io::stdout().is_terminal() {
-        println!();
+        // It may have hung up, which is no reason to lose what was recorded.
+        let _ = output::print("\n");
     }
     let ran = ran?;
     let drawn = args.seed.is_none().then(|| ["--seed".to_owned(), seed.to_string()]);
-    let command = std::env::args().chain(drawn.into_iter().flatten());
+    let typed = std::env::args().filter(|word| word != EXIT_WITH_PARENT);
+    let command = typed.chain(drawn.into_iter().flatten());
     let began_unix_ms = u64::try_from(began.as_millis()).unwrap_or(u64::MAX);
     record::write(&settings.out, &run::record(&settings, &ran, command.collect(), began_unix_ms))?;
     let history = settings.out.join(file::FILE_NAME);
     file::write(&history, &ran.operations).with_context(|| format!("writing {}", history.display()))?;
     let results = report::build(&settings.out, &Options::default())?;
     // Those that are not excused are among the findings.
-    let deaths = results.run.iter().flat_map(|record| &record.deaths);
-    deaths.filter(|death| death.excused.is_some()).for_each(|death| println!("{}", death.told()));
+    let deaths = results.run.iter().flat_map(|record| record.deaths.iter().flatten());
+    for death in deaths.filter(|death| death.excused.is_some()) {
+        output::print(&format!("{}\n", death.told()))?;
+    }
     let code = print::verdict(results.workload, &results.checks, Format::Text)?;
-    println!("{}", settings.out.join(page::FILE_NAME).display());
+    output::print(&format!("{}\n", settings.out.join(page::FILE_NAME).display()))?;
     Ok(code)
 }
 
@@ -238,6 +256,15 @@ fn cluster(word: &str) -> Result<Where, String> {
          cluster of yours"
             .to_owned()
     })
+}
+
+/// Where `http://HOST:PORT` is.
+fn endpoint(url: &str) -> Result<String, String> {
+    let address = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
+    let is_address =
+        |address: &&str| !address.contains('/') && address.rsplit_once(':').is_some_and(|(host, _)| !host.is_empty());
+    let said = address.filter(is_address).map(str::to_owned);
+    said.ok_or_else(|| "write http://HOST:PORT: the way to it carries no TLS".to_owned())
 }
 
 /// `60s`, `2m`, `500ms`.
@@ -328,6 +355,8 @@ mod tests {
         assert_eq!(cluster("hosts:my/file.toml"), Ok(Where::Hosts("my/file.toml".into())));
         assert!(cluster("hosts:").is_err());
         assert!(cluster("5").is_err() && cluster("local:").is_err() && cluster("cloud:3").is_err());
+        assert_eq!(endpoint("http://10.0.0.1:9000/"), Ok("10.0.0.1:9000".to_owned()));
+        assert!(endpoint("https://s3.example.org:443").is_err() && endpoint("http://10.0.0.1").is_err());
         assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));

@@ -16,7 +16,7 @@ use lake_chaos::sim::report::{Effect, Report};
 
 use super::run::duration;
 use crate::output;
-use crate::signals::Interrupts;
+use crate::signals::{Interrupts, Termination};
 
 /// How often it is told how far it is.
 const TELL_EVERY: Duration = Duration::from_secs(10);
@@ -77,12 +77,14 @@ pub async fn run(args: Args) -> Result<u8> {
     let program = std::env::current_exe().context("finding out which program this is")?;
     let children = Arc::new(Children::new(program));
     let mut interrupts = Interrupts::listen()?;
+    let mut termination = Termination::listen()?;
     let (simulating, of) = (children.clone(), Arc::new(args));
     let mut done = tokio::task::spawn_blocking(move || simulate(&of, &simulating));
     loop {
         tokio::select! {
             done = &mut done => return done?,
             () = interrupts.next() => children.stop(),
+            () = termination.next() => children.stop(),
         }
     }
 }
@@ -98,14 +100,17 @@ fn simulate(args: &Args, children: &Children) -> Result<u8> {
         None if args.seeds.start() == args.seeds.end() => Some(draw(*args.seeds.start())),
         None => None,
     };
-    let tally = Mutex::new(Tally::new(args.seeds.clone().count(), args.profile));
+    let wanted = if single.is_some() { 1 } else { seeds_in(&args.seeds) };
+    let tally = Mutex::new(Tally::new(wanted, args.profile));
     let locked = || tally.lock().unwrap_or_else(PoisonError::into_inner);
     match (single, &args.trace) {
         (Some(plan), trace) => {
             let trace =
                 trace.as_ref().map(std::path::absolute).transpose().context("finding out where the trace goes")?;
             let report = children.simulate(&plan, trace.as_deref());
-            locked().take(plan.seed, report);
+            if !(report.is_err() && children.stopped()) {
+                locked().take(plan.seed, report);
+            }
         }
         (None, Some(_)) => bail!("a trace is of one simulation: name a single seed, or a plan"),
         (None, None) => {
@@ -114,7 +119,9 @@ fn simulate(args: &Args, children: &Children) -> Result<u8> {
             children.all(args.seeds.clone(), jobs, until, draw, |seed, report| locked().take(seed, report));
         }
     }
-    let tally = std::mem::take(&mut *locked());
+    let mut tally = std::mem::take(&mut *locked());
+    // What comes later only cuts short how what failed is made smaller.
+    tally.interrupted = children.stopped() && tally.ended() < tally.wanted;
     for report in &tally.failed {
         fail(report, args, children)?;
     }
@@ -128,6 +135,9 @@ fn simulate(args: &Args, children: &Children) -> Result<u8> {
         output::print(&format!(
             "unknown: no fault of the profile {name} took effect; simulate more seeds, or longer\n"
         ))?;
+    }
+    if tally.interrupted {
+        output::print(&format!("unknown: interrupted after {} of {} seeds\n", tally.ended(), tally.wanted))?;
     }
     output::print(&format!("{}\n", tally.sum()))?;
     Ok(tally.exit_code())
@@ -189,7 +199,9 @@ fn lines(text: &mut String, lines: &[impl Display]) {
 /// What the simulations so far came to.
 #[derive(Default)]
 struct Tally {
-    wanted: usize,
+    wanted: u64,
+    /// It was told to stop before all of them had ended.
+    interrupted: bool,
     /// The faults that were asked for by name.
     asked: Option<Profile>,
     begun: Option<Instant>,
@@ -207,7 +219,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn new(wanted: usize, asked: Option<Profile>) -> Self {
+    fn new(wanted: u64, asked: Option<Profile>) -> Self {
         let now = Some(Instant::now());
         Self { wanted, asked, begun: now, told: now, ..Self::default() }
     }
@@ -219,8 +231,8 @@ impl Tally {
         asked.filter(move |(_, kinds)| !kinds.iter().any(took_effect)).map(|(name, _)| name)
     }
 
-    fn ended(&self) -> usize {
-        self.valid as usize + self.unknown.len() + self.failed.len() + self.harness.len()
+    fn ended(&self) -> u64 {
+        self.valid + (self.unknown.len() + self.failed.len() + self.harness.len()) as u64
     }
 
     fn take(&mut self, seed: u64, report: Result<Report, String>) {
@@ -283,14 +295,18 @@ impl Tally {
     fn exit_code(&self) -> u8 {
         if !self.failed.is_empty() {
             1
-        } else if !self.harness.is_empty() || self.ended() == 0 {
+        } else if !self.harness.is_empty() || (self.ended() == 0 && !self.interrupted) {
             HARNESS_ERROR
-        } else if !self.unknown.is_empty() || self.not_shown().next().is_some() {
+        } else if self.interrupted || !self.unknown.is_empty() || self.not_shown().next().is_some() {
             2
         } else {
             0
         }
     }
+}
+
+fn seeds_in(seeds: &RangeInclusive<u64>) -> u64 {
+    (seeds.end() - seeds.start()).saturating_add(1)
 }
 
 /// `1..1000`, both included; `1..=1000`; `7`.
@@ -327,7 +343,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_interrupted_is_unknown_unless_something_is_broken() {
+        let after = |interrupted, valid, harness: &[(u64, String)]| {
+            Tally { wanted: 9, interrupted, valid, harness: harness.to_vec(), ..Tally::default() }.exit_code()
+        };
+        assert_eq!(after(true, 4, &[]), 2, "the others were not looked at");
+        assert_eq!(after(true, 0, &[]), 2);
+        assert_eq!(after(false, 4, &[]), 0, "as many as a budget had time for");
+        assert_eq!(after(false, 0, &[]), 3, "and if it had time for none");
+        assert_eq!(after(true, 4, &[(5, "it died".to_owned())]), 3);
+    }
+
+    #[test]
     fn seeds_are_read() {
+        assert_eq!((seeds_in(&(7..=7)), seeds_in(&(1..=1000)), seeds_in(&(0..=u64::MAX))), (1, 1000, u64::MAX));
         assert_eq!(seeds_of("1..1000"), Ok(1..=1000));
         assert_eq!(seeds_of("1..=3"), Ok(1..=3));
         assert_eq!(seeds_of("7"), Ok(7..=7));

@@ -23,7 +23,8 @@ const STORES: &str = "etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX or file:///D
 /// Options of `lake janitor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-What a table gets is what its properties ask for: lake.expire-snapshots.enabled, lake.compaction.enabled. A janitor that is gone is
+What a table gets is what its properties ask for: lake.expire-snapshots.enabled, lake.compaction.enabled,
+lake.remove-orphan-files.enabled. A janitor that is gone is
 replaced by another one that runs once the lease has been seen unchanged for its whole time. A metadata cluster needs none of this:
 its query nodes with the role worker do the same.
 

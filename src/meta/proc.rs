@@ -1,8 +1,13 @@
 //! `lake meta proc`: what the leader does in steps, and what it has done lately.
 
+use std::sync::Arc;
+
 use anyhow::{Result, bail};
-use lake_client::procedures::calls::{self, Asked, Clear};
-use lake_client::procedures::{Procedure, State};
+use lake_client::Catalog;
+use lake_client::catalog::TableIdent;
+use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
+use lake_client::procedures::upkeep::{What, of_table};
+use lake_client::procedures::{Procedure, State, validate_id};
 use serde_json::{Value, json};
 
 use super::EXIT_NO;
@@ -17,6 +22,8 @@ pub enum Command {
     List(ListArgs),
     /// All that is kept of one
     Show(ShowArgs),
+    /// Have something done to a table's files and history
+    Start(StartArgs),
     /// Wait until one has ended, or is poisoned
     Wait(WaitArgs),
     /// Have one not go on, if that can be
@@ -56,6 +63,46 @@ pub struct ShowArgs {
     id: String,
     #[command(flatten)]
     format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A worker does what `CALL system.` does with its usual arguments (remove-orphan-files does remove them): the one that has the table's shard, if that is connected. It goes on
+whoever has asked for it having gone; `wait` waits for it. Submitted again under the same id, a procedure is what it was.
+
+Exit codes: 0 it is submitted, 3 there is no such table.
+
+Example:
+  lake meta proc start remove-orphan-files sales.orders")]
+pub struct StartArgs {
+    /// What is done
+    what: WhatArg,
+    /// To which table: its schema and its name
+    table: String,
+    /// The procedure's id, if not one of its own
+    #[arg(long)]
+    id: Option<String>,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum WhatArg {
+    ExpireSnapshots,
+    RewriteDataFiles,
+    RewriteManifests,
+    RemoveOrphanFiles,
+}
+
+impl From<WhatArg> for What {
+    fn from(what: WhatArg) -> Self {
+        match what {
+            WhatArg::ExpireSnapshots => What::ExpireSnapshots,
+            WhatArg::RewriteDataFiles => What::RewriteDataFiles,
+            WhatArg::RewriteManifests => What::RewriteManifests,
+            WhatArg::RemoveOrphanFiles => What::RemoveOrphanFiles,
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -133,6 +180,7 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             let found = calls::get(&cluster.store()?, &args.id, cluster.deadline()).await?;
             tell(args.format, &args.id, found.as_ref(), found.is_some())
         }
+        Command::Start(args) => start(cluster, args).await,
         Command::Wait(args) => {
             let found = calls::wait(&cluster.store()?, &args.id, cluster.deadline()).await?;
             let done = found.as_ref().is_some_and(|p| p.record.state == State::Done);
@@ -160,6 +208,26 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<u8> {
         },
     )?;
     Ok(if read.value.iter().any(|p| p.record.state == State::Poisoned) { EXIT_NO } else { 0 })
+}
+
+async fn start(cluster: &Cluster, args: StartArgs) -> Result<u8> {
+    let (store, deadline) = (cluster.store()?, cluster.deadline());
+    let Some((namespace, name)) = args.table.rsplit_once('.') else {
+        bail!("{:?} names no table: write its schema and its name, as in sales.orders", args.table);
+    };
+    let table = TableIdent::new(namespace.parse()?, name)?;
+    let Some(pointer) = Catalog::new(Arc::new(store.clone())).load_table(&table, deadline).await? else {
+        return args.format.answer(false, || format!("there is no table {}\n", escaped(&args.table)), || Value::Null);
+    };
+    let (usual, record) = of_table(args.what.into(), &table, pointer.value.uuid, calls::unix_ms());
+    let id = args.id.unwrap_or(usual);
+    validate_id(&id)?;
+    let submitted = calls::submit(&store, &id, &record, deadline).await?;
+    if let Submitted::Taken(scopes) = submitted {
+        bail!("submitting {id}: {} scopes stand in its way; nothing was done", scopes.len());
+    }
+    let found = calls::get(&store, &id, deadline).await?;
+    tell(args.format, &id, found.as_ref(), true)
 }
 
 /// Asks, and waits for what the leader says.
@@ -228,6 +296,7 @@ fn detail(procedure: &Procedure) -> String {
         ("step", escaped(&record.step)),
         ("steps", record.steps.to_string()),
         ("failures", record.failures.to_string()),
+        ("parent", record.parent.as_deref().map_or_else(|| "-".to_owned(), escaped)),
         ("scopes", if record.scopes.is_empty() { "-".to_owned() } else { escaped(&record.scopes.join(" ")) }),
         ("submitted", moment(record.submitted_unix_ms)),
         ("changed", moment(record.changed_unix_ms)),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use lake_client::drains;
 use lake_client::shards::{ShardListing, ShardMove, ShardStatus};
 use serde_json::{Value, json};
 
@@ -20,6 +21,8 @@ pub enum Command {
     Move(MoveArgs),
     /// Move shards from the workers with the most to those with the fewest
     Balance(BalanceArgs),
+    /// Give all shards of a node away, and nothing to it from then on
+    Drain(DrainArgs),
     /// Begin or end maintenance mode, in which nothing is moved unless somebody asks for it
     Maintenance(MaintenanceArgs),
 }
@@ -51,6 +54,9 @@ pub struct MoveArgs {
     shard: u32,
     /// The node that gets it
     node: String,
+    /// Only say whether it would be moved
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -66,6 +72,27 @@ Example:
 pub struct BalanceArgs {
     /// Only say what would be moved
     #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A node that is drained goes on serving statements. Its shards go to other workers, as soon as there are some and outside of maintenance mode,
+and it is given neither shards nor steps of procedures, also when it is started again, until --end. Without a node: which are drained.
+
+Examples:
+  lake meta shards drain query-2
+  lake meta shards drain query-2 --end")]
+pub struct DrainArgs {
+    /// The node
+    node: Option<String>,
+    /// It is not drained any more
+    #[arg(long, requires = "node")]
+    end: bool,
+    /// Only say which shards would be given away
+    #[arg(long, requires = "node", conflicts_with = "end")]
     dry_run: bool,
     #[command(flatten)]
     format: FormatArgs,
@@ -96,6 +123,7 @@ impl Command {
         match self {
             Self::List(_) => true,
             Self::Balance(args) => args.dry_run,
+            Self::Drain(args) => args.dry_run || args.node.is_none(),
             Self::Move(_) | Self::Maintenance(_) => false,
         }
     }
@@ -116,8 +144,8 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             Ok(if held == listing.count as usize { 0 } else { EXIT_NO })
         }
         Command::Move(args) => {
-            let moved = store.move_shard(args.shard, &args.node, deadline).await?;
-            args.format.print(|| moves_table(std::slice::from_ref(&moved), false), || move_json(&moved))?;
+            let moved = store.move_shard(args.shard, &args.node, args.dry_run, deadline).await?;
+            args.format.print(|| moves_table(std::slice::from_ref(&moved), args.dry_run), || move_json(&moved))?;
             Ok(0)
         }
         Command::Balance(args) => {
@@ -128,6 +156,24 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             )?;
             let left = !args.dry_run && moves.iter().any(|moved| moved.fence.is_none());
             Ok(if left { EXIT_NO } else { 0 })
+        }
+        Command::Drain(args) => {
+            let Some(node) = args.node else {
+                let drained = drains::list(&store, deadline).await?;
+                let lines = || drained.iter().map(|node| format!("{}\n", escaped(node))).collect();
+                args.format.print(lines, || json!({ "drained": drained }))?;
+                return Ok(0);
+            };
+            if args.dry_run {
+                let listing = store.shards(deadline).await?.value;
+                let led: Vec<u32> =
+                    listing.shards.iter().filter(|shard| shard.route.node == node).map(|shard| shard.shard).collect();
+                let line = || format!("{} of {} shards would be given away\n", led.len(), listing.count);
+                args.format.print(line, || json!({ "dry_run": true, "shards": led }))?;
+                return Ok(0);
+            }
+            drains::set(&store, &node, !args.end, deadline).await?;
+            Ok(0)
         }
         Command::Maintenance(args) => {
             store.maintain_shards(args.mode == Mode::On, deadline).await?;

@@ -155,6 +155,8 @@ fn a_cluster_of_others_is_hurt_by_their_commands_and_left_as_it_was() {
     let commands = std::fs::read_to_string(run.out().join("commands.log")).unwrap();
     assert!(commands.contains("control.sh kill") && commands.contains("control.sh start"), "{commands}");
     assert!(run.out().join("log-1").exists(), "logs are collected");
+    // Nobody would have noticed.
+    assert!(run.results().checks.iter().all(|outcome| outcome.checker != "peers"));
     assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
 }
 
@@ -173,4 +175,20 @@ fn what_a_run_that_has_died_left_behind_is_healed_by_itself() {
     assert_code(&site.heal(run.dir.path(), &cluster_id), 0);
     assert_eq!(site.cluster_id(), cluster_id);
     assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
+}
+
+/// What could not be taken back may be why peers do not agree: nothing is concluded from that.
+#[test]
+fn a_run_that_cannot_take_everything_back_is_unknown() {
+    let run = Run::new();
+    let site = Site::start(run.dir.path().join("site"));
+    let cluster_id = site.cluster_id();
+    let text = format!("{}heal = \"echo no such rule; exit 3\"\n", site.text());
+    std::fs::write(site.file(), text).unwrap();
+    let arguments = format!("--nemesis none --time 5s --rate 60 --clients 4 --cluster-id {cluster_id}");
+    let output = site.run(&run, &arguments);
+    assert_code(&output, 2);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("not every fault could be taken back: ") && said.contains("no such rule"), "{said}");
+    assert_code(&site.heal(run.dir.path(), &cluster_id), 3);
 }

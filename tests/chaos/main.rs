@@ -4,11 +4,20 @@
 //! runs have them side by side, so that there is always one that waits for room.
 
 mod hosts;
+#[path = "../cluster/common/install.rs"]
+mod install;
 mod jepsen;
+mod matrix;
+#[path = "../../client/tests/support/s3.rs"]
+mod s3;
+mod storage;
+#[path = "../../client/tests/support/mod.rs"]
+mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +26,9 @@ use lake_chaos::history::{Action, History, Idempotency, Installation, Operation,
 use lake_chaos::nemesis::clock;
 use lake_chaos::report::{Record, Results, record, results};
 use lake_chaos::{disk, manifest, net::namespaces};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use self::install::install;
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
 /// How long what should happen soon may take on a busy machine.
@@ -188,7 +199,8 @@ fn told(out: &str) -> Vec<(u64, u64, String, String)> {
 fn registers_and_changes_survive_dead_leaders_and_lost_answers() {
     fn registers() {
         let run = Run::new();
-        let history = run.holds("--workload register --time 30s --rate 150 --clients 8", &["kill", "partition"]);
+        let history =
+            run.holds("--workload register --time 30s --rate 150 --clients 8", &["kill:majority", "partition"]);
         // Reads were spread over the peers, and say who answered.
         let peers: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
         assert_eq!(peers, BTreeSet::from([1, 2, 3]));
@@ -343,6 +355,36 @@ fn the_total_over_several_tables_never_changes_however_query_nodes_are_hurt() {
 }
 
 #[test]
+fn schemas_and_tables_stay_a_tree_however_query_nodes_and_leaders_are_hurt() {
+    let run = Run::new();
+    let faults = ["query-kill:one", "query-pause:one", "kill:leader"];
+    let history = run.holds("--workload catalog --time 35s --rate 12 --clients 5", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "catalog").unwrap();
+    assert!(judged.figures["trees"] > 3 && judged.figures["changes"] > 3, "{judged:?}");
+    let nodes: BTreeSet<u64> = history.operations().iter().filter_map(|operation| operation.peer).collect();
+    assert_eq!(nodes, BTreeSet::from([1, 2]));
+}
+
+/// Nodes that cannot ask the metadata answer from what they know, and say how old that is.
+#[test]
+fn answers_never_go_back_and_say_how_old_they_are_where_nodes_are_cut_off() {
+    let run = Run::new();
+    let faults = ["query-partition:one", "query-kill:one"];
+    run.holds("--workload cached --time 40s --rate 25 --clients 6", &faults);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "cached reads").unwrap();
+    assert!(judged.figures["writes"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
+}
+
+/// What nodes commit for each other is there once, whichever of them dies.
+#[test]
+fn appends_are_there_once_and_whole_whoever_of_giver_and_committer_dies() {
+    let run = Run::new();
+    run.holds("--workload hot --time 35s --rate 30 --clients 12", &["query-kill:one", "query-pause:one"]);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "appends").unwrap();
+    assert!(judged.figures["appends"] > judged.figures["snapshots"] && judged.figures["reads"] > 0, "{judged:?}");
+}
+
+#[test]
 fn a_fault_of_query_nodes_takes_query_nodes() {
     let run = Run::new();
     let output = run.go("--nemesis query-kill --time 5s");
@@ -402,26 +444,6 @@ fn a_run_whose_cluster_is_dead_in_the_end_ends_soon() {
     assert!(said.contains("no common leader") && said.contains("peer 1 did not come back"), "{said}");
 }
 
-/// Installs packages where that can be done. What is still missing then, the run says.
-fn install(packages: &[&str], is_missing: impl Fn() -> bool) {
-    static ONCE: Mutex<()> = Mutex::new(());
-    let _one = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
-    let root = rustix::process::geteuid().is_root();
-    if !is_missing() || !root || Command::new("apt-get").arg("--version").output().is_err() {
-        return;
-    }
-    let apt = |arguments: &[&str]| {
-        let mut apt = Command::new("apt-get");
-        apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-        let output = apt.output().unwrap();
-        println!("apt-get {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
-    };
-    apt(&["update", "-q"]);
-    let mut installing = vec!["install", "-q", "-y", "--no-install-recommends"];
-    installing.extend(packages);
-    apt(&installing);
-}
-
 /// What peers in network namespaces need.
 fn set_up_namespaces() {
     install(&["iproute2", "nftables"], || namespaces::missing().is_some());
@@ -469,14 +491,24 @@ fn peers_in_network_namespaces_are_cut_apart_by_the_kernel() {
     assert_eq!(left_outside(), Vec::<String>::new());
 }
 
+/// Also of peers that stand still then: they notice nothing until they go on.
 #[test]
 fn nothing_is_left_of_namespaces_when_their_run_is_killed() {
     set_up_namespaces();
     let run = Run::new();
-    let mut child = run.command("--cluster netns:3 --nemesis none --time 10m --rate 50").spawn().unwrap();
+    let mut child = run.command("--cluster netns:3 --nemesis pause:all --time 10m --rate 50").spawn().unwrap();
     await_load(&run.out());
     let children = pids(&run.out().join("cluster"));
     assert_eq!(children.len(), 3);
+    let stands_still = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    let until = Instant::now() + PATIENCE;
+    while !children.iter().any(stands_still) {
+        assert!(Instant::now() < until, "no peer is paused");
+        std::thread::sleep(Duration::from_millis(2));
+    }
     signal(child.id(), Signal::KILL);
     child.wait().unwrap();
     let until = Instant::now() + PATIENCE;
@@ -510,15 +542,29 @@ fn a_fault_that_never_took_effect_makes_the_verdict_unknown() {
     assert!(page.contains("never took effect: partition ("), "{page}");
 }
 
+/// By Ctrl-C, which a terminal sends to all of its group; and by SIGTERM, when nobody reads any more what it says.
 #[test]
 fn an_interrupted_run_is_recorded_and_leaves_nothing_behind() {
+    side_by_side([
+        || interrupted(|run| kill_process_group(Pid::from_child(run), Signal::INT).unwrap()),
+        || {
+            interrupted(|run| {
+                drop(run.stdout.take());
+                kill_process(Pid::from_child(run), Signal::TERM).unwrap();
+            })
+        },
+    ]);
+}
+
+fn interrupted(by: fn(&mut Child)) {
     let run = Run::new();
-    let child = run.command("--workload register --nemesis kill --time 10m --rate 100").spawn().unwrap();
+    let mut command = run.command("--workload register --nemesis kill --time 10m --rate 100");
+    let mut child = command.process_group(0).spawn().unwrap();
     let manifest = run.out().join("cluster");
     await_load(&run.out());
     let children = pids(&manifest);
     assert_eq!(children.len(), 3);
-    signal(child.id(), Signal::INT);
+    by(&mut child);
     let output = child.wait_with_output().unwrap();
     assert_code(&output, 2);
     assert_files(&run.out());

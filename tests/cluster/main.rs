@@ -6,6 +6,7 @@
 mod away;
 mod bad_input;
 mod balancer;
+mod clocks;
 mod common;
 mod docs;
 mod engines;

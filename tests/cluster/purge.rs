@@ -118,3 +118,60 @@ async fn the_files_of_a_dropped_table_go_and_none_else_whoever_is_killed() {
     }
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_goes_with_the_files_of_its_tables() {
+    let _alone = crate::common::alone().await;
+    let scratch = Scratch::new();
+    let cluster = TestCluster::start_as(&scratch, |spec| {
+        spec.metasrv_args = ["--purge-retention-secs", "0"].map(str::to_owned).to_vec();
+    })
+    .await;
+    let sql = cluster.sql(0).await;
+    for statement in [
+        "CREATE TABLE other AS SELECT 1 AS x",
+        "CREATE SCHEMA s",
+        "CREATE TABLE s.t AS SELECT 1 AS x",
+        "CREATE TABLE s.u AS SELECT 2 AS x",
+        "CREATE VIEW s.v AS SELECT x FROM s.t",
+        "DROP SCHEMA s CASCADE PURGE",
+        // Its name is free at once.
+        "CREATE SCHEMA s",
+    ] {
+        sql.run_within(statement, 5 * PATIENCE).await.unwrap_or_else(|e| panic!("{statement}: {e:?}"));
+    }
+    let warehouse = scratch.path("lake-data/warehouse");
+    let is_data = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "parquet");
+    until("the files of its tables to go", 5 * PATIENCE, || async {
+        let left = files(&warehouse).into_iter().filter(is_data).count();
+        if left == 1 { Ok(()) } else { Err(format!("{left} are left")) }
+    })
+    .await;
+    let done = "SELECT count(*) FROM system.procedures WHERE kind = 'drop_namespace' AND state = 'done'";
+    until("the schema's procedure to be done", 5 * PATIENCE, || async {
+        let done = sql.numbers(done).await;
+        if done == [1] { Ok(()) } else { Err(format!("{done:?}")) }
+    })
+    .await;
+    assert_eq!(sql.numbers("SELECT x FROM other").await, [1]);
+
+    // Upkeep that an operator asks for is done by a worker.
+    for n in 2..8 {
+        sql.run(&format!("INSERT INTO other VALUES ({n})")).await.unwrap();
+    }
+    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
+    let proc = async |args: &[&str]| {
+        lake(&scratch.path(""), &[&["meta", "proc"][..], args, &["--at", &at, "--timeout-secs", "120"]].concat()).await
+    };
+    let started = proc(&["start", "rewrite-data-files", "default.other", "--id", "pack"]).await;
+    assert_eq!(started.code, Some(0), "{started:?}");
+    assert_eq!(proc(&["start", "rewrite-data-files", "default.nothing"]).await.code, Some(3));
+    let waited = proc(&["wait", "pack"]).await;
+    assert!(waited.code == Some(0) && waited.out.contains("table_upkeep"), "{waited:?}");
+    until("its files to be packed", PATIENCE, || async {
+        let files = sql.numbers("SELECT count(*) FROM default.\"other$files\"").await;
+        if files[0] < 5 { Ok(()) } else { Err(format!("{files:?}")) }
+    })
+    .await;
+    cluster.stop().await;
+}

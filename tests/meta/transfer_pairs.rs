@@ -51,6 +51,16 @@ const KEYS: [&str; 26] = [
     "/lake/z/z",
 ];
 
+/// What each can, as docs/src/client.md has it: several keys in one transaction, listings and snapshots of one revision, watches,
+/// leases.
+const CAN: [(&str, [bool; 4]); 5] = [
+    ("cluster", [true; 4]),
+    ("embedded", [true; 4]),
+    ("memory", [true, true, true, false]),
+    ("etcd", [true; 4]),
+    ("directory", [false; 4]),
+];
+
 fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
@@ -222,9 +232,11 @@ async fn everything_is_moved_between_any_two_of_the_five_stores() {
     let all = everything();
     let mut sum = Sum::default();
     all.iter().for_each(|(key, value)| sum.add(key, value));
-    for from in stores.ends(false, "from") {
-        fill(from.store.as_ref(), &all).await;
+    for (from, (kind, told)) in stores.ends(false, "from").into_iter().zip(CAN) {
         let can = from.store.capabilities();
+        let is = [can.multi_key, can.consistent_listing && can.snapshots, can.watch, can.leases];
+        assert_eq!((from.kind, is), (kind, told));
+        fill(from.store.as_ref(), &all).await;
         let mut lease = None;
         if can.leases {
             lease = Some(put_leased(from.store.as_ref()).await);

@@ -135,6 +135,24 @@ fn outcome_apart() {
 }
 
 #[test]
+fn age_untold() {
+    let arguments = "--workload cached --nemesis query-partition:one --time 25s --rate 25 --clients 6";
+    assert_found("age-untold", arguments, &["cached reads"]);
+}
+
+#[test]
+fn append_unsettled() {
+    let arguments = "--workload hot --nemesis none --time 20s --rate 40 --clients 12";
+    assert_found("append-unsettled", arguments, &["appends"]);
+}
+
+#[test]
+fn rename_apart() {
+    let arguments = "--workload catalog --nemesis none --time 20s --rate 15 --clients 5";
+    assert_found("rename-apart", arguments, &["catalog"]);
+}
+
+#[test]
 fn tables_apart() {
     let arguments = "--workload multi-table --nemesis none --time 20s --rate 15 --clients 5";
     assert_found("tables-apart", arguments, &["accounts"]);

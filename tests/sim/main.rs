@@ -4,15 +4,18 @@
 //!     cargo test --release --features planted-bugs --test sim
 
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 const LAKE: &str = env!("CARGO_BIN_EXE_lake");
+/// How long what should happen soon may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn scratch() -> TempDir {
     tempfile::Builder::new().prefix("lake-sim-").tempdir().unwrap()
@@ -245,6 +248,17 @@ fn too_few_operations_make_the_verdict_unknown() {
     assert!(said.contains("operations succeeded, 20 are needed"), "{said}");
 }
 
+/// Of a profile that is named a fault must be seen to take effect, or there is no verdict.
+#[test]
+fn every_profile_takes_effect_and_all_holds() {
+    let dir = scratch();
+    for profile in ["crash", "partition", "membership", "snapshot"] {
+        let (code, said) = simulate(dir.path(), &format!("--seeds 1..3 --time 4s --profile {profile}"), None);
+        assert_eq!(code, Some(0), "{profile}: {said}");
+        assert!(said.contains("3 seeds: 3 valid"), "{profile}: {said}");
+    }
+}
+
 #[test]
 fn seeds_of_every_workload_hold() {
     let dir = scratch();
@@ -255,6 +269,48 @@ fn seeds_of_every_workload_hold() {
     }
     let (code, said) = simulate(dir.path(), "--seeds 1..8 --time 4s --profile clock,disk", None);
     assert_eq!(code, Some(0), "{said}");
+}
+
+/// What simulations of this process have in memory, or wherever temporary files are: a directory each.
+fn under_way(parent: Pid) -> Vec<String> {
+    let places = [Path::new("/dev/shm").to_owned(), std::env::temp_dir()];
+    let entries = places.iter().filter_map(|place| std::fs::read_dir(place).ok()).flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(&format!("lake-sim-{}-", parent.as_raw_nonzero()))).collect()
+}
+
+/// Ctrl-C, which a terminal sends to all of a group, and SIGTERM: no more is begun, what was judged is told, and a part of the
+/// seeds is not taken for all of them.
+#[test]
+fn an_interrupted_simulation_ends_with_what_was_judged_and_is_unknown() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let dir = scratch();
+        let mut command = Command::new(LAKE);
+        // It would end by itself if this test fails.
+        let arguments = "--seeds 1..100000 --budget 4m --jobs 1 --time 4s --workload register --profile none";
+        command.args(["chaos", "sim", "--out"]).arg(dir.path()).args(arguments.split_whitespace());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let child = command.spawn().unwrap();
+        let parent = Pid::from_child(&child);
+        let until = Instant::now() + PATIENCE;
+        // Its simulations are numbered from 0.
+        let second = format!("lake-sim-{}-1-", parent.as_raw_nonzero());
+        while !under_way(parent).iter().any(|name| name.starts_with(&second)) {
+            assert!(Instant::now() < until, "no simulation ends");
+            sleep(Duration::from_millis(2));
+        }
+        let sent =
+            if signal == Signal::INT { kill_process_group(parent, signal) } else { kill_process(parent, signal) };
+        sent.unwrap();
+        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+        let said = format!("{}\n{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        assert_eq!(status.code(), Some(2), "{signal:?}: {said}");
+        assert!(said.contains("unknown: interrupted after "), "{said}");
+        assert!(said.contains(" valid, 0 unknown, 0 violations") && !said.contains("seeds: 0 valid"), "{said}");
+        // The one that was under way came to nothing, which is nobody's fault.
+        assert!(!said.contains("no verdict"), "{said}");
+        assert_eq!(under_way(parent), Vec::<String>::new());
+    }
 }
 
 #[test]

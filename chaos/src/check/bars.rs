@@ -6,7 +6,8 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 use crate::history::action::{
-    Accounts, Append, Bank, Change, Idempotency, Lock, Register, Session, Set, Table, Watch, Write,
+    Accounts, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Lock, Register, Session, Set, Table, Watch,
+    Write,
 };
 use crate::history::{Action, Call, History, Key, Outcome};
 
@@ -121,6 +122,20 @@ pub fn label(action: &Action) -> String {
         Action::Accounts(Accounts::Read { balances, .. }) => {
             format!("read {}", balances.as_ref().map_or_else(dots, map))
         }
+        Action::Catalog(catalog) => self::catalog(catalog),
+        Action::Hot(Hot::Append { table, number }) => format!("append {number} to table {table}"),
+        Action::Hot(Hot::Read { table, whole, odd, .. }) => {
+            let odd = if odd.is_empty() { String::new() } else { format!(", not whole: {}", map(odd)) };
+            format!("read table {table} = {}{odd}", list(whole.as_deref()))
+        }
+        Action::Hot(Hot::Snapshots { table, count }) => {
+            format!("snapshots of table {table} = {}", count.map_or_else(dots, |count| count.to_string()))
+        }
+        Action::Cached(Cached::Write { table, number }) => format!("write {table} := {number}"),
+        Action::Cached(Cached::Read { values, stale_ms }) => {
+            let age = stale_ms.map_or_else(String::new, |ms| format!(", {ms} ms old"));
+            format!("read {}{age}", values.as_ref().map_or_else(dots, map))
+        }
         Action::Fault(fault) => format!("{:?} {} of {}", fault.phase, fault.name, fault.target),
     }
 }
@@ -156,6 +171,22 @@ fn table(action: &Table) -> String {
             Some(line) => format!("{} snapshots of table {table}", line.len()),
             None => format!("snapshots of table {table}"),
         },
+    }
+}
+
+fn catalog(action: &Catalog) -> String {
+    match action {
+        Catalog::Ddl(Ddl::CreateSchema { schema }) => format!("create schema {schema}"),
+        Catalog::Ddl(Ddl::DropSchema { schema, cascade }) => {
+            format!("drop schema {schema}{}", if *cascade { " cascade" } else { "" })
+        }
+        Catalog::Ddl(Ddl::Create { table, number }) => format!("create {table}, number {number}"),
+        Catalog::Ddl(Ddl::Rename { from, to }) => format!("rename {from} to {to}"),
+        Catalog::Ddl(Ddl::Drop { table, purge }) => format!("drop {table}{}", if *purge { " purge" } else { "" }),
+        Catalog::Ddl(Ddl::Undrop { table }) => format!("undrop {table}"),
+        Catalog::Claim { path } => format!("claim {path}"),
+        Catalog::Unclaim { path } => format!("let go of {path}"),
+        Catalog::Tree { tables, .. } => format!("tree = {}", tables.as_ref().map_or_else(dots, map)),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::convergence::Facts;
 use super::{
-    Budget, Death, Outcome, Verdict, accounts, append, availability, bank, convergence, deaths, faults, idempotency,
-    linear, lock, session, set, table, watch,
+    Budget, Death, Outcome, Verdict, accounts, append, availability, bank, cached, catalog, convergence, deaths,
+    faults, hot, idempotency, linear, lock, session, set, table, watch,
 };
 use crate::history::{History, Workload};
 
@@ -23,8 +23,8 @@ pub struct Options {
 pub struct Run<'a> {
     /// The faults that were asked for, by name.
     pub faults: &'a [String],
-    /// Peers that ended without having been told to.
-    pub deaths: &'a [Death],
+    /// Peers that ended without having been told to; none if nobody would have noticed.
+    pub deaths: Option<&'a [Death]>,
     /// What was seen after healing; none if the run did not get that far.
     pub convergence: Option<&'a Facts>,
     /// Why the run ended before it was done.
@@ -45,6 +45,9 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Session => vec![session::check(history)],
         Workload::Table => vec![table::check(history)],
         Workload::MultiTable => vec![accounts::check(history)],
+        Workload::Catalog => vec![catalog::check(history)],
+        Workload::Cached => vec![cached::check(history)],
+        Workload::Hot => vec![hot::check(history)],
     }
 }
 
@@ -53,7 +56,7 @@ pub fn judge_run(workload: Workload, history: &History, run: &Run<'_>, options: 
     let mut outcomes = judge_history(workload, history, options);
     outcomes.push(availability::check(history, &availability::Limits::of(workload)));
     outcomes.push(faults::check(history, run.faults));
-    outcomes.push(deaths::check(run.deaths));
+    outcomes.extend(run.deaths.map(deaths::check));
     outcomes.push(match run.convergence {
         Some(facts) => convergence::check(facts),
         None => Outcome::new(convergence::NAME, Verdict::Unknown("the cluster was not looked at after healing".into())),

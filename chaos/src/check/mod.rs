@@ -8,7 +8,8 @@
 //!   people see them;
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
 //!   [`watch`], [`lock`], [`idempotency`], [`session`], [`table`] (rows through SQL), [`accounts`] (transactions
-//!   over several tables); [`refusals`]: of any of them;
+//!   over several tables), [`catalog`] (schemas and tables through SQL), [`cached`] (nodes without metadata),
+//!   [`hot`] (appends that are merged); [`refusals`]: of any of them;
 //! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
 //!   themselves), [`convergence`] (after healing);
 //! - [`judge_history`], [`judge_run`]: which checkers judge which workload.
@@ -21,9 +22,12 @@ pub mod availability;
 pub mod bank;
 pub mod bars;
 mod budget;
+pub mod cached;
+pub mod catalog;
 pub mod convergence;
 pub mod deaths;
 pub mod faults;
+pub mod hot;
 pub mod idempotency;
 mod judge;
 pub mod linear;

@@ -52,6 +52,9 @@ pub enum Action {
     Session(Session),
     Table(Table),
     Accounts(Accounts),
+    Catalog(Catalog),
+    Cached(Cached),
+    Hot(Hot),
     /// The nemesis's only action.
     Fault(Fault),
 }
@@ -70,6 +73,9 @@ impl Action {
             Action::Session(_) => Workload::Session,
             Action::Table(_) => Workload::Table,
             Action::Accounts(_) => Workload::MultiTable,
+            Action::Catalog(_) => Workload::Catalog,
+            Action::Cached(_) => Workload::Cached,
+            Action::Hot(_) => Workload::Hot,
             Action::Fault(_) => return None,
         })
     }
@@ -279,4 +285,78 @@ pub enum Accounts {
     /// All accounts, by one query; its peer is the query node. `versions`: by table, the sequence number of the version that was
     /// read. `stale_ms`: how old they are, if the node said that they may be older than they should.
     Read { balances: Option<BTreeMap<Key, i64>>, versions: Option<BTreeMap<Key, i64>>, stale_ms: Option<u64> },
+}
+
+/// Schemas and tables, changed through SQL. A table's place is `schema/name`; the levels of a schema are joined by dots. What a table
+/// is is told by the number that it was made with, wherever it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Catalog {
+    Ddl(Ddl),
+    /// A scope on a path (`schema/name`, `schema`, each level a part): from its answer until [`Catalog::Unclaim`] begins nothing
+    /// there may be changed, if that has an answer, too.
+    Claim {
+        path: Key,
+    },
+    Unclaim {
+        path: Key,
+    },
+    /// All schemas, and all tables with their numbers by place, at one revision, which the answer carries. A table that nobody is
+    /// known to have made has the number 0.
+    Tree {
+        schemas: Option<Vec<Key>>,
+        tables: Option<BTreeMap<Key, i64>>,
+    },
+}
+
+/// One statement that changes the catalog; one that cannot be done as things are is a [`super::Kind::Fail`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ddl {
+    CreateSchema {
+        schema: Key,
+    },
+    /// `cascade`: with its tables, all at once.
+    DropSchema {
+        schema: Key,
+        cascade: bool,
+    },
+    /// `number` is unique in a run.
+    Create {
+        table: Key,
+        number: i64,
+    },
+    Rename {
+        from: Key,
+        to: Key,
+    },
+    /// `purge`: it can be undropped.
+    Drop {
+        table: Key,
+        purge: bool,
+    },
+    Undrop {
+        table: Key,
+    },
+}
+
+/// Values that only grow, one in each of a few tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cached {
+    /// Each of a table is larger than those before it; a smaller one is not written.
+    Write { table: Key, number: i64 },
+    /// By one query, whose peer is the query node. `stale_ms`: how old what is shown is, if the node said that it may be older than it
+    /// should.
+    Read { values: Option<BTreeMap<Key, i64>>, stale_ms: Option<u64> },
+}
+
+/// Appends of many clients to one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hot {
+    /// One INSERT of the rows that [`Table::values`] has for its number, which is unique in a run.
+    Append { table: Key, number: i64 },
+    /// By one query, whose peer is the query node. `whole`: the appends of which just the rows are there that there should be; `odd`:
+    /// of others how many rows there are, -1 if they are as many as there should be. `stale_ms`: how old that is, if the node said that
+    /// it may be older than it should.
+    Read { table: Key, whole: Option<Vec<i64>>, odd: BTreeMap<Key, i64>, stale_ms: Option<u64> },
+    /// How many snapshots the table has in the end.
+    Snapshots { table: Key, count: Option<u64> },
 }

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Accounts, Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
-    Write,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Key, Lock, Register, Session, Set,
+    Snapshot, Table, Watch, Write,
 };
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
@@ -34,6 +34,12 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
             Workload::Table
         }
         Some("open-accounts" | "move" | "read-accounts") => Workload::MultiTable,
+        Some("create-schema" | "drop-schema" | "create-table" | "rename-table" | "drop-table" | "undrop-table") => {
+            Workload::Catalog
+        }
+        Some("claim" | "unclaim" | "tree") => Workload::Catalog,
+        Some("write-cached" | "read-cached") => Workload::Cached,
+        Some("append-rows" | "read-appends" | "count-snapshots") => Workload::Hot,
         Some("read") => match value {
             Some(Edn::Map(_)) => Workload::Bank,
             Some(Edn::Set(_)) => Workload::Set,
@@ -107,6 +113,9 @@ fn action(edn: &Edn, workload: Workload) -> Result<Action, Problem> {
         Workload::Session => session(f, value).map(Action::Session),
         Workload::Table => table(f, value).map(Action::Table),
         Workload::MultiTable => accounts(f, value).map(Action::Accounts),
+        Workload::Catalog => catalog(f, value).map(Action::Catalog),
+        Workload::Cached => cached(f, value).map(Action::Cached),
+        Workload::Hot => hot(f, value).map(Action::Hot),
     };
     let f = f.map_or_else(|| "an operation without :f".to_owned(), |f| format!(":{f}"));
     action.map_err(|problem| format!("{f} of the workload {workload}: {problem}"))
@@ -278,6 +287,66 @@ fn accounts(f: Option<&str>, value: &Edn) -> Result<Accounts, Problem> {
         }
         _ => Err("it has :open-accounts, :move and :read-accounts".into()),
     }
+}
+
+fn catalog(f: Option<&str>, value: &Edn) -> Result<Catalog, Problem> {
+    let of = |name: &str| key(part(value, name)?);
+    let is = |name: &str| matches!(value.get(name), Some(Edn::Bool(true)));
+    Ok(match f {
+        Some("create-schema") => Catalog::Ddl(Ddl::CreateSchema { schema: of("schema")? }),
+        Some("drop-schema") => Catalog::Ddl(Ddl::DropSchema { schema: of("schema")?, cascade: is("cascade") }),
+        Some("create-table") => Catalog::Ddl(Ddl::Create { table: of("table")?, number: int(part(value, "number")?)? }),
+        Some("rename-table") => Catalog::Ddl(Ddl::Rename { from: of("from")?, to: of("to")? }),
+        Some("drop-table") => Catalog::Ddl(Ddl::Drop { table: of("table")?, purge: is("purge") }),
+        Some("undrop-table") => Catalog::Ddl(Ddl::Undrop { table: of("table")? }),
+        Some("claim") => Catalog::Claim { path: of("path")? },
+        Some("unclaim") => Catalog::Unclaim { path: of("path")? },
+        Some("tree") => {
+            let tables = optional(value.get("tables").unwrap_or(&Edn::Nil), |value| by_key(value, int))?;
+            Catalog::Tree { schemas: optional(value.get("schemas").unwrap_or(&Edn::Nil), keys)?, tables }
+        }
+        _ => {
+            return Err(
+                "it has :create-schema, :drop-schema, :create-table, :rename-table, :drop-table, :undrop-table, \
+                        :claim, :unclaim and :tree"
+                    .into(),
+            );
+        }
+    })
+}
+
+fn cached(f: Option<&str>, value: &Edn) -> Result<Cached, Problem> {
+    match f {
+        Some("write-cached") => {
+            let (table, number) = pair(value).ok_or_else(|| expected("[table number]", value))?;
+            Ok(Cached::Write { table: key(table)?, number: int(number)? })
+        }
+        Some("read-cached") => {
+            let values = optional(value.get("values").unwrap_or(&Edn::Nil), |value| by_key(value, int))?;
+            Ok(Cached::Read { values, stale_ms: number(value, "stale-ms")? })
+        }
+        _ => Err("it has :write-cached and :read-cached".into()),
+    }
+}
+
+fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
+    let table = key(part(value, "table")?)?;
+    match f {
+        Some("append-rows") => Ok(Hot::Append { table, number: int(part(value, "number")?)? }),
+        Some("read-appends") => {
+            let whole = optional(value.get("whole").unwrap_or(&Edn::Nil), ints)?;
+            let odd = optional(value.get("odd").unwrap_or(&Edn::Nil), |odd| by_key(odd, int))?.unwrap_or_default();
+            Ok(Hot::Read { table, whole, odd, stale_ms: number(value, "stale-ms")? })
+        }
+        Some("count-snapshots") => Ok(Hot::Snapshots { table, count: number(value, "count")? }),
+        _ => Err("it has :append-rows, :read-appends and :count-snapshots".into()),
+    }
+}
+
+/// `[key ...]`.
+fn keys(value: &Edn) -> Result<Vec<Key>, Problem> {
+    let keys = value.as_elements().ok_or_else(|| expected("a vector of keys", value))?;
+    keys.iter().map(key).collect()
 }
 
 /// `{id [value ...]}`.

@@ -3,10 +3,11 @@
 //! Registers, sets and list-append transactions are written as Jepsen's own tests write them, so that Knossos, Elle and
 //! the converters of Porcupine read them; the other workloads have maps as values. [`super::decode`] is the inverse.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::{
-    Accounts, Action, Append, Bank, Change, Idempotency, Key, Lock, Register, Session, Set, Snapshot, Table, Watch,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Key, Lock, Register, Session, Set,
+    Snapshot, Table, Watch,
 };
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
@@ -51,7 +52,7 @@ pub fn action(action: &Action) -> (String, Edn) {
         }
         Action::Set(Set::Add { key, element }) => ("add", keyed(key, Edn::Int(*element))),
         Action::Set(Set::Read { key, elements }) => {
-            ("read", keyed(key, elements.as_ref().map_or(Edn::Nil, |e| Edn::Set(ints(e)))))
+            ("read", keyed(key, elements.as_ref().map_or(Edn::Nil, |e| set_of(e))))
         }
         Action::Append(steps) => ("txn", Edn::Vector(steps.iter().map(step).collect())),
         Action::Bank(Bank::Open { balances }) => ("open", by_key(balances)),
@@ -64,6 +65,14 @@ pub fn action(action: &Action) -> (String, Edn) {
         Action::Session(session) => self::session(session),
         Action::Table(table) => self::table(table),
         Action::Accounts(accounts) => self::accounts(accounts),
+        Action::Catalog(catalog) => self::catalog(catalog),
+        Action::Hot(hot) => self::hot(hot),
+        Action::Cached(Cached::Write { table, number }) => ("write-cached", keyed(table, Edn::Int(*number))),
+        Action::Cached(Cached::Read { values, stale_ms }) => {
+            let mut entries = vec![entry("values", values.as_ref().map_or(Edn::Nil, by_key))];
+            entries.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-cached", Edn::Map(entries))
+        }
         Action::Fault(fault) => return self::fault(fault),
     };
     (f.to_owned(), value)
@@ -134,6 +143,46 @@ fn accounts(action: &Accounts) -> (&'static str, Edn) {
             ("read-accounts", Edn::Map(entries))
         }
     }
+}
+
+fn catalog(action: &Catalog) -> (&'static str, Edn) {
+    let of = |entries: &[(&str, Edn)]| Edn::Map(entries.iter().map(|(key, value)| entry(key, value.clone())).collect());
+    match action {
+        Catalog::Ddl(Ddl::CreateSchema { schema }) => ("create-schema", of(&[("schema", name(schema))])),
+        Catalog::Ddl(Ddl::DropSchema { schema, cascade }) => {
+            ("drop-schema", of(&[("schema", name(schema)), ("cascade", Edn::Bool(*cascade))]))
+        }
+        Catalog::Ddl(Ddl::Create { table, number }) => {
+            ("create-table", of(&[("table", name(table)), ("number", Edn::Int(*number))]))
+        }
+        Catalog::Ddl(Ddl::Rename { from, to }) => ("rename-table", of(&[("from", name(from)), ("to", name(to))])),
+        Catalog::Ddl(Ddl::Drop { table, purge }) => {
+            ("drop-table", of(&[("table", name(table)), ("purge", Edn::Bool(*purge))]))
+        }
+        Catalog::Ddl(Ddl::Undrop { table }) => ("undrop-table", of(&[("table", name(table))])),
+        Catalog::Claim { path } => ("claim", of(&[("path", name(path))])),
+        Catalog::Unclaim { path } => ("unclaim", of(&[("path", name(path))])),
+        Catalog::Tree { schemas, tables } => {
+            let schemas = schemas.as_ref().map_or(Edn::Nil, |all| Edn::Vector(all.iter().map(name).collect()));
+            ("tree", of(&[("schemas", schemas), ("tables", tables.as_ref().map_or(Edn::Nil, by_key))]))
+        }
+    }
+}
+
+fn hot(action: &Hot) -> (&'static str, Edn) {
+    let (f, table, more) = match action {
+        Hot::Append { table, number } => ("append-rows", table, vec![entry("number", Edn::Int(*number))]),
+        Hot::Read { table, whole, odd, stale_ms } => {
+            let mut more = vec![entry("whole", whole.as_ref().map_or(Edn::Nil, |whole| Edn::Vector(ints(whole))))];
+            more.extend((!odd.is_empty()).then(|| entry("odd", by_key(odd))));
+            more.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-appends", table, more)
+        }
+        Hot::Snapshots { table, count } => {
+            ("count-snapshots", table, vec![entry("count", count.map_or(Edn::Nil, int))])
+        }
+    };
+    (f, Edn::Map([vec![entry("table", name(table))], more].concat()))
 }
 
 fn table(action: &Table) -> (&'static str, Edn) {
@@ -212,6 +261,12 @@ fn by_key(values: &BTreeMap<Key, i64>) -> Edn {
 
 fn ints(values: &[i64]) -> Vec<Edn> {
     values.iter().map(|value| Edn::Int(*value)).collect()
+}
+
+/// To any other reader a set that has an element twice is no EDN: that is written as a vector, which Jepsen's checkers take as well.
+fn set_of(elements: &[i64]) -> Edn {
+    let distinct: BTreeSet<&i64> = elements.iter().collect();
+    if distinct.len() == elements.len() { Edn::Set(ints(elements)) } else { Edn::Vector(ints(elements)) }
 }
 
 fn optional(value: Option<i64>) -> Edn {

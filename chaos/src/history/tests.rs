@@ -201,7 +201,43 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
         ]
         .prop_map(Action::Accounts)
         .boxed(),
+        Workload::Catalog => catalogs().prop_map(Action::Catalog).boxed(),
+        Workload::Hot => {
+            prop_oneof![
+                (keys(), value()).prop_map(|(table, number)| Hot::Append { table, number }),
+                (keys(), values(), by_key(), option::of(numbers()))
+                    .prop_map(|(table, whole, odd, stale_ms)| Hot::Read { table, whole, odd, stale_ms }),
+                (keys(), option::of(numbers())).prop_map(|(table, count)| Hot::Snapshots { table, count }),
+            ]
+            .prop_map(Action::Hot)
+            .boxed()
+        }
+        Workload::Cached => prop_oneof![
+            (keys(), value()).prop_map(|(table, number)| Cached::Write { table, number }),
+            (option::of(by_key()), option::of(numbers()))
+                .prop_map(|(values, stale_ms)| Cached::Read { values, stale_ms }),
+        ]
+        .prop_map(Action::Cached)
+        .boxed(),
     }
+}
+
+fn catalogs() -> impl Strategy<Value = Catalog> {
+    let ddl = prop_oneof![
+        keys().prop_map(|schema| Ddl::CreateSchema { schema }),
+        (keys(), any::<bool>()).prop_map(|(schema, cascade)| Ddl::DropSchema { schema, cascade }),
+        (keys(), any::<i64>()).prop_map(|(table, number)| Ddl::Create { table, number }),
+        (keys(), keys()).prop_map(|(from, to)| Ddl::Rename { from, to }),
+        (keys(), any::<bool>()).prop_map(|(table, purge)| Ddl::Drop { table, purge }),
+        keys().prop_map(|table| Ddl::Undrop { table }),
+    ];
+    prop_oneof![
+        4 => ddl.prop_map(Catalog::Ddl),
+        1 => keys().prop_map(|path| Catalog::Claim { path }),
+        1 => keys().prop_map(|path| Catalog::Unclaim { path }),
+        2 => (option::of(vec(keys(), 0..4)), option::of(btree_map(keys(), any::<i64>(), 0..4)))
+            .prop_map(|(schemas, tables)| Catalog::Tree { schemas, tables }),
+    ]
 }
 
 fn tables() -> impl Strategy<Value = Table> {

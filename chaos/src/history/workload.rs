@@ -20,11 +20,14 @@ pub enum Workload {
     Table,
     #[serde(rename = "multi-table")]
     MultiTable,
+    Catalog,
+    Cached,
+    Hot,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 10] = [
+    pub const ALL: [Workload; 13] = [
         Workload::Register,
         Workload::Set,
         Workload::Append,
@@ -35,6 +38,9 @@ impl Workload {
         Workload::Session,
         Workload::Table,
         Workload::MultiTable,
+        Workload::Catalog,
+        Workload::Cached,
+        Workload::Hot,
     ];
     /// Those whose clients speak to the metadata peers: they need no query nodes.
     pub const OF_KEYS: [Workload; 8] = [
@@ -66,6 +72,9 @@ impl Workload {
             Workload::Session => "session",
             Workload::Table => "table",
             Workload::MultiTable => "multi-table",
+            Workload::Catalog => "catalog",
+            Workload::Cached => "cached",
+            Workload::Hot => "hot",
         }
     }
 }

@@ -15,6 +15,7 @@ use super::disk::Disks;
 use super::kind::Target;
 use crate::cluster::Cluster;
 use crate::net::condition::Condition;
+use crate::net::objects::Objects;
 use crate::net::{Conditions, Counts, Network, Node, Path, combine};
 use crate::process::{ProcessName, Role};
 use crate::workload::access::Roster;
@@ -38,6 +39,8 @@ pub struct Field {
     pub clocks: Option<PathBuf>,
     /// The query nodes, and where clients reach them.
     pub query_nodes: Roster,
+    /// The way to the object store, if the run has one that can be hurt.
+    pub objects: Option<Objects>,
     hurt: Mutex<Hurt>,
 }
 
@@ -80,7 +83,7 @@ impl Field {
                 query_nodes.add(entry.id, address.clone());
             }
         }
-        Self { cluster, network, store, roster, disks, clocks, query_nodes, hurt }
+        Self { cluster, network, store, roster, disks, clocks, query_nodes, objects: None, hurt }
     }
 
     fn hurt(&self) -> MutexGuard<'_, Hurt> {
@@ -179,11 +182,19 @@ impl Field {
         }
     }
 
-    /// Chooses query nodes that are under no fault, and notes that they are now: one, unless all are asked for or chance says so.
+    /// Chooses processes of a role that are under no fault, and notes that they are now: peers as [`Self::claim`] does; of query
+    /// nodes one, unless all are asked for or chance says so.
     ///
     /// # Errors
     /// Why there are none, or not all.
-    pub fn claim_query(&self, target: Option<Target>, rng: &mut StdRng) -> Result<Vec<u64>, String> {
+    pub async fn claim_of(&self, role: Role, target: Option<Target>, rng: &mut StdRng) -> Result<Vec<u64>, String> {
+        match role {
+            Role::Metasrv => self.claim(target, rng).await,
+            Role::Query => self.claim_query(target, rng),
+        }
+    }
+
+    fn claim_query(&self, target: Option<Target>, rng: &mut StdRng) -> Result<Vec<u64>, String> {
         let mut hurt = self.hurt();
         let all = self.query_nodes.ids();
         let mut free: Vec<u64> = all.iter().copied().filter(|id| !hurt.query_nodes.contains(id)).collect();
@@ -200,7 +211,7 @@ impl Field {
             (_, had) if had < meant && target.is_some() => {
                 return Err(format!(
                     "some query nodes are under another fault; free: {}",
-                    named_as("query node", &free)
+                    named_as(called(Role::Query), &free)
                 ));
             }
             _ => {}
@@ -209,11 +220,26 @@ impl Field {
         Ok(chosen)
     }
 
-    /// The fault on these query nodes is over.
-    pub fn release_query(&self, nodes: &[u64]) {
+    /// The fault on these processes of a role is over.
+    pub fn release_of(&self, role: Role, ids: &[u64]) {
         let mut hurt = self.hurt();
-        for id in nodes {
-            hurt.query_nodes.remove(id);
+        let under = match role {
+            Role::Metasrv => &mut hurt.peers,
+            Role::Query => &mut hurt.query_nodes,
+        };
+        for id in ids {
+            under.remove(id);
+        }
+    }
+
+    /// Starts a process, unless it runs, and waits until it serves.
+    ///
+    /// # Errors
+    /// It does not serve in time.
+    pub async fn start_of(&self, role: Role, id: u64) -> Result<()> {
+        match role {
+            Role::Metasrv => self.cluster.start_one(ProcessName::metasrv(id)).await,
+            Role::Query => self.start_query(id).await,
         }
     }
 
@@ -264,10 +290,7 @@ impl Field {
 
     /// The fault on these peers is over.
     pub fn release(&self, peers: &[u64]) {
-        let mut hurt = self.hurt();
-        for id in peers {
-            hurt.peers.remove(id);
-        }
+        self.release_of(Role::Metasrv, peers);
     }
 
     /// A peer that was never started, if there is one left.
@@ -349,12 +372,13 @@ impl Field {
         hurt.network.values().fold(Conditions::new(), |all, one| combine(&all, one))
     }
 
-    /// Takes back everything that is wrong with the network.
+    /// Takes back everything that is wrong with the network, and with the way to the object store.
     ///
     /// # Errors
     /// It cannot be taken back.
     pub async fn calm_all(&self) -> Result<()> {
         self.hurt().network.clear();
+        self.objects.iter().for_each(Objects::calm);
         self.network.set(Conditions::new()).await
     }
 }
@@ -401,9 +425,17 @@ pub fn told(ways: &[Path]) -> String {
     ways.iter().map(|(from, to)| format!("{from} -> {to}")).collect::<Vec<_>>().join(", ")
 }
 
+/// What a process of a role is called.
+pub fn called(role: Role) -> &'static str {
+    match role {
+        Role::Metasrv => "peer",
+        Role::Query => "query node",
+    }
+}
+
 /// Peers for people: `peer 1, peer 3`.
 pub fn named(peers: &[u64]) -> String {
-    named_as("peer", peers)
+    named_as(called(Role::Metasrv), peers)
 }
 
 /// The same of whatever is called by this name.

@@ -30,11 +30,15 @@ pub enum Kind {
     QueryKill,
     QueryPause,
     QueryPartition,
+    StoreSlow,
+    StoreRefuse,
+    StoreThrottle,
+    StoreLate,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 22] = [
+    pub const ALL: [Kind; 26] = [
         Kind::Kill,
         Kind::Pause,
         Kind::Restart,
@@ -57,6 +61,10 @@ impl Kind {
         Kind::QueryKill,
         Kind::QueryPause,
         Kind::QueryPartition,
+        Kind::StoreSlow,
+        Kind::StoreRefuse,
+        Kind::StoreThrottle,
+        Kind::StoreLate,
     ];
 
     /// As it is written on the command line and in histories.
@@ -84,6 +92,10 @@ impl Kind {
             Kind::QueryKill => "query-kill",
             Kind::QueryPause => "query-pause",
             Kind::QueryPartition => "query-partition",
+            Kind::StoreSlow => "store-slow",
+            Kind::StoreRefuse => "store-refuse",
+            Kind::StoreThrottle => "store-throttle",
+            Kind::StoreLate => "store-late",
         }
     }
 
@@ -108,6 +120,11 @@ impl Kind {
         matches!(self, Kind::QueryKill | Kind::QueryPause | Kind::QueryPartition)
     }
 
+    /// Whether it is done to the object store, which only query nodes go to.
+    pub fn is_of_the_store(self) -> bool {
+        matches!(self, Kind::StoreSlow | Kind::StoreRefuse | Kind::StoreThrottle | Kind::StoreLate)
+    }
+
     /// Whom it may be asked to be done to.
     fn targets(self) -> &'static [Target] {
         use Target::{All, Leader, Majority, Minority, One};
@@ -119,6 +136,7 @@ impl Kind {
             Kind::Membership | Kind::Wipe | Kind::Corrupt | Kind::Loss => &[Leader, One],
             Kind::QueryKill | Kind::QueryPause | Kind::QueryPartition => &[One, All],
             Kind::Partition | Kind::Rejoin | Kind::Transfer => &[],
+            Kind::StoreSlow | Kind::StoreRefuse | Kind::StoreThrottle | Kind::StoreLate => &[],
         }
     }
 
@@ -134,6 +152,7 @@ impl Kind {
             Kind::Snapshot => format!("{targets}: the others must go on meanwhile"),
             Kind::Membership => format!("{targets}: one voter goes at a time"),
             Kind::Wipe | Kind::Corrupt | Kind::Loss => format!("{targets}: the others make good what one has lost"),
+            kind if kind.is_of_the_store() => "nothing: there is one object store".to_owned(),
             kind if kind.is_of_query_nodes() => format!("{targets}: it is done to query nodes, which nobody leads"),
             _ => targets,
         }
@@ -253,6 +272,7 @@ mod tests {
             ("transfer:leader", "takes nothing"),
             ("partition:leader", "takes halves, leader-alone"),
             ("query-kill:leader", "takes one, all: it is done to query nodes"),
+            ("store-late:all", "takes nothing: there is one"),
         ];
         for (word, says) in wrong {
             let message = word.parse::<Requested>().unwrap_err().to_string();

@@ -6,8 +6,8 @@
 //!
 //! - [`kind`]: the names, and what each is done to; [`field`]: the cluster as nemeses see it;
 //! - [`schedule`]: the plan of a run, a function of its seed;
-//! - [`process`], [`network`], [`leadership`], [`members`], [`files`], [`clock`], [`disk`]: the faults of peers; [`query`]: those
-//!   of query nodes.
+//! - [`process`]: the faults of processes; [`network`], [`leadership`], [`members`], [`files`], [`clock`], [`disk`]: the others of
+//!   peers; [`query`]: that of query nodes; [`objects`]: those of the object store.
 //!
 //! Invariant: a peer is under one fault of its process or disk at a time, and a query node under one. Every wait is bounded.
 
@@ -19,6 +19,7 @@ pub mod kind;
 mod leadership;
 mod members;
 mod network;
+mod objects;
 mod process;
 mod query;
 pub mod schedule;
@@ -26,10 +27,12 @@ pub mod schedule;
 use async_trait::async_trait;
 use rand::rngs::StdRng;
 
-use self::field::{Field, named_as};
+use self::field::{Field, called, named_as};
 use self::kind::{Kind, Requested};
 pub use self::process::SNAPSHOT_ARGUMENTS;
 use crate::history::Installation;
+use crate::net::objects::Trouble;
+use crate::process::Role;
 
 /// What came of beginning or ending a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +57,7 @@ impl Done {
 
     /// The same was done to several peers: what shows it of each, or why nothing does. It took effect if it did on all.
     fn of_each(came: &[(u64, Result<String, String>)]) -> Self {
-        Self::of_all("peer", came)
+        Self::of_all(called(Role::Metasrv), came)
     }
 
     /// The same of what is called by this name.
@@ -90,8 +93,8 @@ pub trait Nemesis<F: Sync = Field>: Send {
 /// The nemesis of that kind.
 pub fn of(requested: &Requested) -> Box<dyn Nemesis> {
     match requested.kind {
-        Kind::Kill => Box::new(process::Kill::new(requested.target)),
-        Kind::Pause => Box::new(process::Pause::new(requested.target)),
+        Kind::Kill => Box::new(process::Kill::new(Role::Metasrv, requested.target)),
+        Kind::Pause => Box::new(process::Pause::new(Role::Metasrv, requested.target)),
         Kind::Restart => Box::new(process::RollingRestart::new(requested.target)),
         Kind::Snapshot => Box::new(process::LeftBehind::new(requested.target)),
         Kind::Partition => Box::new(network::Partition::new(requested.partition)),
@@ -109,9 +112,13 @@ pub fn of(requested: &Requested) -> Box<dyn Nemesis> {
         Kind::Disk => Box::new(disk::Full::new(requested.target)),
         Kind::Sync => Box::new(disk::SlowSync::new(requested.target)),
         Kind::Power => Box::new(disk::PowerLoss::new(requested.target)),
-        Kind::QueryKill => Box::new(query::Kill::new(requested.target)),
-        Kind::QueryPause => Box::new(query::Pause::new(requested.target)),
+        Kind::QueryKill => Box::new(process::Kill::new(Role::Query, requested.target)),
+        Kind::QueryPause => Box::new(process::Pause::new(Role::Query, requested.target)),
         Kind::QueryPartition => Box::new(query::Partition::new(requested.target)),
+        Kind::StoreSlow => Box::new(objects::Troubled(Trouble::Slow)),
+        Kind::StoreRefuse => Box::new(objects::Troubled(Trouble::Refusing)),
+        Kind::StoreThrottle => Box::new(objects::Troubled(Trouble::Throttling)),
+        Kind::StoreLate => Box::new(objects::Troubled(Trouble::Late)),
     }
 }
 

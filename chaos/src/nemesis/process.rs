@@ -1,16 +1,17 @@
-//! Faults of processes: killed, paused, restarted, and held down until the others have thrown away what they lack.
+//! Faults of processes: peers and query nodes killed and paused; peers restarted, and held down until the others have thrown away
+//! what they lack.
 
 use std::path::Path;
 
 use async_trait::async_trait;
 use rand::rngs::StdRng;
 
-use super::field::{Field, MEND_WITHIN, PROOF_WITHIN, named};
+use super::field::{Field, MEND_WITHIN, PROOF_WITHIN, called, named, named_as};
 use super::kind::Target;
 use super::{Done, Nemesis};
 use crate::net::condition::Cut;
 use crate::net::partition;
-use crate::process::{Process, ProcessName};
+use crate::process::{Process, ProcessName, Role};
 use crate::{Error, Result, probe};
 
 /// How a process ends that was stopped in order, as its state says.
@@ -18,35 +19,40 @@ const IN_ORDER: &str = "ended with exit code 0";
 
 /// SIGKILL, and a start when it is over.
 pub struct Kill {
+    role: Role,
     target: Option<Target>,
     killed: Vec<u64>,
 }
 
 impl Kill {
-    pub fn new(target: Option<Target>) -> Self {
-        Self { target, killed: Vec::new() }
+    pub fn new(role: Role, target: Option<Target>) -> Self {
+        Self { role, target, killed: Vec::new() }
     }
 }
 
 #[async_trait]
 impl Nemesis for Kill {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        self.killed = match field.claim(self.target, rng).await {
+        self.killed = match field.claim_of(self.role, self.target, rng).await {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
         let mut came = Vec::new();
         for id in &self.killed {
-            let killed = kill(field, *id).await.map(|pid| format!("process {pid} is gone"));
-            came.push((*id, killed.map_err(|e| e.to_string())));
+            let gone = match field.cluster.process(ProcessName { role: self.role, id: *id }) {
+                Ok(process) => killed(process).await,
+                Err(e) => Err(e),
+            };
+            came.push((*id, gone.map(|pid| format!("process {pid} is gone")).map_err(|e| e.to_string())));
         }
-        Done::of_each(&came)
+        Done::of_all(called(self.role), &came)
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        let peers = std::mem::take(&mut self.killed);
-        let done = start_all(field, &peers).await;
-        field.release(&peers);
+        let killed = std::mem::take(&mut self.killed);
+        let starting = killed.iter().map(|id| field.start_of(self.role, *id));
+        let done = started(named_as(called(self.role), &killed), futures::future::try_join_all(starting).await);
+        field.release_of(self.role, &killed);
         done
     }
 }
@@ -63,7 +69,7 @@ pub(super) async fn kill(field: &Field, id: u64) -> Result<u32> {
 ///
 /// # Errors
 /// There was none, so that nothing was done to it; it cannot be signalled; it is alive after that.
-pub(super) async fn killed(process: &Process) -> Result<u32> {
+async fn killed(process: &Process) -> Result<u32> {
     let before = process.state().pid;
     process.kill().await?;
     let pid = before.ok_or_else(|| Error::NoProcess(process.name()))?;
@@ -76,9 +82,12 @@ pub(super) async fn killed(process: &Process) -> Result<u32> {
 
 /// Starts peers again, all at once, and waits until each serves.
 pub(super) async fn start_all(field: &Field, peers: &[u64]) -> Done {
-    let target = named(peers);
-    let starting = peers.iter().map(|id| field.cluster.start_one(ProcessName::metasrv(*id)));
-    match futures::future::try_join_all(starting).await {
+    let starting = peers.iter().map(|id| field.start_of(Role::Metasrv, *id));
+    started(named(peers), futures::future::try_join_all(starting).await)
+}
+
+fn started(target: String, came: Result<Vec<()>>) -> Done {
+    match came {
         Ok(_) => Done::installed(target, "all serve"),
         Err(e) => Done::failed(target, e),
     }
@@ -97,50 +106,51 @@ fn is_alive(pid: u32) -> bool {
 
 /// SIGSTOP, and SIGCONT when it is over.
 pub struct Pause {
+    role: Role,
     target: Option<Target>,
     paused: Vec<u64>,
 }
 
 impl Pause {
-    pub fn new(target: Option<Target>) -> Self {
-        Self { target, paused: Vec::new() }
+    pub fn new(role: Role, target: Option<Target>) -> Self {
+        Self { role, target, paused: Vec::new() }
     }
 }
 
 #[async_trait]
 impl Nemesis for Pause {
     async fn start(&mut self, field: &Field, rng: &mut StdRng) -> Done {
-        self.paused = match field.claim(self.target, rng).await {
+        self.paused = match field.claim_of(self.role, self.target, rng).await {
             Ok(claimed) => claimed,
             Err(why) => return Done::failed("nobody", why),
         };
         let mut came = Vec::new();
         for id in &self.paused {
             let stopped = async {
-                let process = field.cluster.process(ProcessName::metasrv(*id))?;
+                let process = field.cluster.process(ProcessName { role: self.role, id: *id })?;
                 process.pause().await?;
                 seen_in(process, "to stand still", |state| state == 'T').await
             };
             let stopped = stopped.await.map(|pid| format!("process {pid} is stopped"));
             came.push((*id, stopped.map_err(|e| e.to_string())));
         }
-        Done::of_each(&came)
+        Done::of_all(called(self.role), &came)
     }
 
     async fn stop(&mut self, field: &Field) -> Done {
-        let peers = std::mem::take(&mut self.paused);
+        let paused = std::mem::take(&mut self.paused);
         let mut came = Vec::new();
-        for id in &peers {
+        for id in &paused {
             let resumed = async {
-                let process = field.cluster.process(ProcessName::metasrv(*id))?;
+                let process = field.cluster.process(ProcessName { role: self.role, id: *id })?;
                 process.resume().await?;
                 seen_in(process, "to go on", |state| state != 'T').await
             };
             let resumed = resumed.await.map(|pid| format!("process {pid} goes on"));
             came.push((*id, resumed.map_err(|e| e.to_string())));
         }
-        field.release(&peers);
-        Done::of_each(&came)
+        field.release_of(self.role, &paused);
+        Done::of_all(called(self.role), &came)
     }
 }
 
@@ -148,7 +158,7 @@ impl Nemesis for Pause {
 ///
 /// # Errors
 /// There is no process, or it is not so within [`PROOF_WITHIN`].
-pub(super) async fn seen_in(process: &Process, what: &str, is_so: impl Fn(char) -> bool) -> Result<u32> {
+async fn seen_in(process: &Process, what: &str, is_so: impl Fn(char) -> bool) -> Result<u32> {
     let pid = process.state().pid.ok_or_else(|| Error::NoProcess(process.name()))?;
     probe::until(&format!("{} {what}", process.name()), PROOF_WITHIN, || async {
         match kernel_state(pid) {

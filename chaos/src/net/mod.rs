@@ -17,6 +17,7 @@
 //! - `owners`: whose a connection is;
 //! - [`partition`]: which paths a partition cuts, as a function;
 //! - [`namespaces`]: the same for peers in network namespaces, where the kernel drops real packets;
+//! - [`objects`]: the way of query nodes to an object store;
 //! - this file: [`Fabric`], all links of a cluster, changed as one; [`Network`], either of the two.
 //!
 //! TCP hides loss and reordering of packets, and so do we: a lost packet is a delay of a retransmission, and what may arrive
@@ -30,6 +31,7 @@ pub mod condition;
 mod counts;
 mod frames;
 pub mod namespaces;
+pub mod objects;
 mod owners;
 pub mod partition;
 mod proxy;

@@ -3,7 +3,8 @@
 //! - [`record`]: `run.json`, what was asked for and what was seen besides the history; [`sample`]: `samples.jsonl`, who
 //!   led and how far each peer was;
 //! - [`results`]: the verdicts and figures; [`attacks`]: the faults; [`series`]: throughput and latency over time;
-//! - [`page`]: the page; [`charts`], [`diagram`]: its pictures; [`svg`]: shapes and text, escaped.
+//! - [`page`]: the page; [`charts`], [`diagram`]: its pictures; [`svg`]: shapes and text, escaped;
+//! - [`index`]: one page over several runs.
 //!
 //! The page is one file that needs nothing else: its pictures are inline SVG, and it loads nothing. All of it follows from
 //! the files of the run's directory, so that it can be made again ([`build`]).
@@ -11,6 +12,7 @@
 pub mod attacks;
 mod charts;
 mod diagram;
+pub mod index;
 pub mod page;
 pub mod record;
 pub mod results;

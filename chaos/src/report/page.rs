@@ -80,7 +80,7 @@ fn run(record: &Record) -> String {
     };
     record.interrupted.iter().for_each(|why| paragraph(format!("The run ended early: {why}")));
     // Those that are not excused are among the findings.
-    for death in record.deaths.iter().filter(|death| death.excused.is_some()) {
+    for death in record.deaths.iter().flatten().filter(|death| death.excused.is_some()) {
         paragraph(format!("Of its own, {}.", death.told()));
     }
     let errors: Vec<String> = record.errors.iter().map(|(error, times)| format!("{error}: {times}")).collect();

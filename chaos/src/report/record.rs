@@ -41,8 +41,8 @@ pub struct Record {
     pub facts: Option<convergence::Facts>,
     /// How often operations ended in which error.
     pub errors: BTreeMap<String, u64>,
-    /// Peers that ended without having been told to.
-    pub deaths: Vec<Death>,
+    /// Peers that ended without having been told to; missing where this program is not their supervisor.
+    pub deaths: Option<Vec<Death>>,
     /// Why the run ended before it was done.
     pub interrupted: Option<String>,
 }
@@ -52,7 +52,7 @@ impl Record {
     pub fn run(&self) -> Run<'_> {
         Run {
             faults: &self.faults,
-            deaths: &self.deaths,
+            deaths: self.deaths.as_deref(),
             convergence: self.facts.as_ref(),
             interrupted: self.interrupted.as_deref(),
         }

@@ -41,7 +41,7 @@ fn record() -> Record {
             not_found: vec![],
         }),
         errors: [("unavailable, outcome unknown".to_owned(), 1)].into(),
-        deaths: vec![death(2, None), death(3, Some("bit 1 of byte 9 of log/0 was flipped"))],
+        deaths: Some(vec![death(2, None), death(3, Some("bit 1 of byte 9 of log/0 was flipped"))]),
         interrupted: None,
     }
 }
@@ -131,6 +131,15 @@ fn what_comes_from_a_run_cannot_become_markup_and_the_page_loads_nothing() {
         assert!(!page.contains(markup), "the page has {markup}");
     }
     assert!(page.contains("&lt;img onerror=alert(1)&gt;") && page.contains("read &lt;b&gt; = nil"), "{page}");
+}
+
+/// Processes that others supervise may end and start again: of that nothing is known, and nothing is said.
+#[test]
+fn where_nobody_would_have_noticed_a_death_no_check_says_that_there_was_none() {
+    let dir = directory(Some(&Record { deaths: None, ..record() }));
+    let results = build(dir.path(), &Options::default()).unwrap();
+    assert!(results.checks.iter().all(|outcome| outcome.checker != "peers"), "{:?}", results.checks);
+    assert_eq!(record::read(dir.path()).unwrap().unwrap().deaths, None);
 }
 
 #[test]

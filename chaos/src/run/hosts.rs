@@ -31,7 +31,7 @@ use super::settings::Settings;
 use super::{Ran, heal, under_attack};
 use crate::check::convergence::Facts;
 use crate::hosts::{Hosts, Shell, Verb};
-use crate::nemesis::field::{choose, is_as_asked};
+use crate::nemesis::field::{called, choose, is_as_asked};
 use crate::nemesis::kind::{Kind, Requested, Target};
 use crate::nemesis::{Done, Nemesis, schedule};
 use crate::net::partition;
@@ -137,10 +137,21 @@ impl Site {
         }
     }
 
-    /// Has everything run again; what goes wrong is told.
-    async fn mend(&self) {
-        for wrong in self.shell.mend().await {
+    /// Has everything run again.
+    ///
+    /// # Errors
+    /// Not all of it could be done: something may be wrong with the cluster still.
+    async fn mend(&self) -> Result<()> {
+        let wrong = self.shell.mend().await;
+        for wrong in &wrong {
             tracing::warn!("{wrong}");
+        }
+        match wrong.first() {
+            None => Ok(()),
+            Some(first) => {
+                let source = std::io::Error::other(format!("{first}; lake chaos heal does it again"));
+                Err(Error::Io { doing: "taking back what was done".to_owned(), source })
+            }
         }
     }
 }
@@ -162,8 +173,7 @@ impl Ground for Site {
     }
 
     async fn calm(&self) -> Result<()> {
-        self.mend().await;
-        Ok(())
+        self.mend().await
     }
 
     async fn heal(&self) -> Facts {
@@ -241,7 +251,7 @@ impl Nemesis<Site> for ByCommand {
         for name in &self.claimed {
             came.push((name.id, self.begin(site, begins, *name).await));
         }
-        Done::of_all(if role == Role::Query { "query node" } else { "peer" }, &came)
+        Done::of_all(called(role), &came)
     }
 
     async fn stop(&mut self, site: &Site) -> Done {
@@ -254,7 +264,7 @@ impl Nemesis<Site> for ByCommand {
             came.push((name.id, self.end(site, ends, *name).await));
         }
         site.release(&claimed);
-        Done::of_all(if role == Role::Query { "query node" } else { "peer" }, &came)
+        Done::of_all(called(role), &came)
     }
 }
 
@@ -286,7 +296,8 @@ pub async fn run(
     let nemeses = settings.nemeses.iter().map(nemesis).collect();
     let ran = under_attack(settings, (&plan, nemeses), &site, &Recorder::new(), live, &interrupt).await;
     if ran.is_err() {
-        site.mend().await;
+        // It says itself what it could not do; what is told of the run is why it did not begin.
+        let _ = site.mend().await;
     }
     let cleaned = clean(&store).await;
     for name in hosts.all() {

@@ -46,7 +46,7 @@ use self::ground::Ground;
 use self::ledger::{Ledger, Looked};
 use self::recorder::{MAX_BYTES, MAX_OPERATIONS, Recorder, Scribe, Tally};
 use self::sampler::{Live, Sampler};
-pub use self::settings::{Place, Settings};
+pub use self::settings::{ObjectStore, Place, Settings};
 use crate::check::Death;
 use crate::check::convergence::Facts;
 use crate::cluster::{Cluster, Spec};
@@ -56,6 +56,7 @@ use crate::nemesis::field::Field;
 use crate::nemesis::kind::{Kind, Requested};
 use crate::nemesis::{self, Nemesis, SNAPSHOT_ARGUMENTS, clock, schedule};
 use crate::net::namespaces::Namespaces;
+use crate::net::objects::Objects;
 use crate::net::{Fabric, Network, Node};
 use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
@@ -81,8 +82,8 @@ pub struct Ran {
     pub load_ended_ns: u64,
     /// What was found once every fault had ended; none if they could not be ended.
     pub facts: Option<Facts>,
-    /// Peers that ended without having been told to.
-    pub deaths: Vec<Death>,
+    /// Peers that ended without having been told to; none if this program has not started them.
+    pub deaths: Option<Vec<Death>>,
     /// Why the run was not what was asked for.
     pub problems: Vec<String>,
 }
@@ -152,7 +153,7 @@ pub async fn run(settings: &Settings, live: watch::Sender<Live>, interrupt: Canc
     let deaths = deaths.stop(&field).await;
     end(field).await;
     network.close().await;
-    ran.map(|ran| Ran { deaths, ..ran })
+    ran.map(|ran| Ran { deaths: Some(deaths), ..ran })
 }
 
 /// The cluster, started and founded, with all that can be done to it.
@@ -167,6 +168,12 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
         (Some(library), Some(clocks)) => clock::environment(library, clocks, ids)?,
         _ => Vec::new(),
     };
+    let objects = match &settings.objects {
+        Some(store) => Some(Objects::open(&store.address).await?),
+        None => None,
+    };
+    let mut query_args = settings.query_args.clone();
+    query_args.extend(objects.iter().flat_map(|objects| ["--s3-endpoint".to_owned(), objects.endpoint()]));
     let mut arguments = settings.metasrv_args.clone();
     if asked(Kind::Snapshot) {
         arguments.extend(SNAPSHOT_ARGUMENTS.map(str::to_owned));
@@ -178,7 +185,8 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
         peers: Some(settings.peers),
         spare_peers: spares,
         query_nodes: settings.query_nodes,
-        query_args: settings.query_args.clone(),
+        query_args,
+        warehouse: settings.objects.as_ref().map(|store| store.warehouse.clone()),
         metasrv_args: arguments,
         metasrv_env: environment,
         logs: Some(settings.out.join("logs")),
@@ -193,7 +201,9 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
     let endpoint = |id: &u64| Some((*id, network.address(Node::Clients, Node::Peer(*id))?));
     let roster = Roster::new(founders.filter_map(endpoint).collect());
     let spare_ids = ids.iter().skip(settings.peers as usize).copied().collect();
-    Ok(Field::new(cluster, network.clone(), store, roster, disks, clocks, spare_ids))
+    let mut field = Field::new(cluster, network.clone(), store, roster, disks, clocks, spare_ids);
+    field.objects = objects;
+    Ok(field)
 }
 
 /// Clients at a cluster, while it is hurt as planned. Who has died is for the caller to say.
@@ -253,7 +263,7 @@ async fn under_attack<F: Ground>(
     let facts = match field.calm().await {
         Ok(()) => Some(field.heal().await),
         Err(e) => {
-            problems.push(format!("the network could not be made sound again: {e}"));
+            problems.push(format!("not every fault could be taken back: {e}"));
             None
         }
     };
@@ -277,7 +287,7 @@ async fn under_attack<F: Ground>(
     problems.extend(sampler.stop().await.err().map(|e| e.to_string()));
     let tally = recorder.tally();
     let (operations, errors) = recorder.take();
-    Ok(Ran { operations, tally, errors, load_ended_ns, facts, deaths: Vec::new(), problems })
+    Ok(Ran { operations, tally, errors, load_ended_ns, facts, deaths: None, problems })
 }
 
 /// Reads everything there is, for the checkers and for the ledger.
@@ -291,8 +301,11 @@ async fn read_all(reach: &Reach, frame: &mut dyn Frame, scribe: &mut Scribe) -> 
 async fn end(field: Arc<Field>) {
     match Arc::try_unwrap(field) {
         Ok(field) => {
-            let Field { cluster, disks, .. } = field;
+            let Field { cluster, disks, objects, .. } = field;
             cluster.shutdown().await;
+            if let Some(objects) = objects {
+                objects.close().await;
+            }
             tokio::task::block_in_place(|| drop(disks));
         }
         Err(_) => tracing::warn!("a task still holds the cluster; its processes end with this one"),

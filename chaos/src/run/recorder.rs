@@ -12,7 +12,9 @@ use lake_client::clock;
 use lake_client::store::{Applied, Error};
 use tokio_util::sync::CancellationToken;
 
-use crate::history::{Accounts, Action, Append, Bank, Fault, Kind, Operation, Process, Set, Table, Watch};
+use crate::history::{
+    Accounts, Action, Append, Bank, Cached, Catalog, Fault, Hot, Kind, Operation, Process, Set, Table, Watch,
+};
 use crate::sql::{Failure, What};
 
 /// Most events of one run. They are held in memory until the end.
@@ -163,6 +165,9 @@ fn bytes_of(action: &Action) -> usize {
             }
             Action::Accounts(Accounts::Read { balances: Some(balances), .. }) => balances.len() * ENTRY,
             Action::Table(Table::Line { snapshots: Some(line), .. }) => line.len() * ENTRY,
+            Action::Catalog(Catalog::Tree { tables: Some(tables), .. }) => tables.len() * ENTRY,
+            Action::Cached(Cached::Read { values: Some(values), .. }) => values.len() * ENTRY,
+            Action::Hot(Hot::Read { whole, odd, .. }) => list(whole) + odd.len() * ENTRY,
             Action::Watch(Watch::List { entries: Some(entries), .. } | Watch::Final { entries: Some(entries) }) => {
                 entries.len() * ENTRY
             }

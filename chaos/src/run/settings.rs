@@ -33,6 +33,15 @@ pub enum Place {
     Namespaces,
 }
 
+/// An S3 service, which query nodes reach by a way that can be hurt. What else they need to know of it is among their arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectStore {
+    /// `s3://BUCKET/PREFIX`.
+    pub warehouse: String,
+    /// Where it listens, without TLS: `HOST:PORT`.
+    pub address: String,
+}
+
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -43,6 +52,8 @@ pub struct Settings {
     pub place: Place,
     pub peers: u64,
     pub query_nodes: u64,
+    /// Where tables live, if not in the run's directory.
+    pub objects: Option<ObjectStore>,
     /// A cluster that is there already, and the id that it must have; then peers and query nodes are those.
     pub hosts: Option<(Hosts, String)>,
     /// How query nodes are spoken to; workloads that speak SQL need it.
@@ -89,6 +100,15 @@ impl Settings {
             (
                 self.query_nodes > 0 || !self.nemeses.iter().any(|asked| asked.kind.is_of_query_nodes()),
                 "there is no query node that could be hurt: ask for some, as with --query-nodes 2".to_owned(),
+            ),
+            (
+                self.objects.is_some() || !self.nemeses.iter().any(|asked| asked.kind.is_of_the_store()),
+                "there is no object store that could be hurt: ask for one, with --warehouse s3://BUCKET/PREFIX and --s3-endpoint"
+                    .to_owned(),
+            ),
+            (
+                self.objects.is_none() || (self.query_nodes > 0 && self.hosts.is_none()),
+                "only query nodes of local:N go to an object store: ask for some, as with --query-nodes 2".to_owned(),
             ),
             (
                 (1..=MAX_CLIENTS).contains(&self.clients),
@@ -165,6 +185,7 @@ mod tests {
             place: Place::Loopback,
             peers: 3,
             query_nodes: 0,
+            objects: None,
             hosts: None,
             front: None,
             workload: Workload::Register,
@@ -183,6 +204,10 @@ mod tests {
         let hurts = Settings { nemeses: vec!["query-kill".parse().unwrap()], ..settings.clone() };
         assert!(hurts.validate().unwrap_err().contains("no query node"));
         assert_eq!(Settings { query_nodes: 2, ..hurts }.validate(), Ok(()));
+        let stored = Settings { nemeses: vec!["store-late".parse().unwrap()], query_nodes: 2, ..settings.clone() };
+        assert!(stored.validate().unwrap_err().contains("no object store"));
+        let store = ObjectStore { warehouse: "s3://b/w".into(), address: "127.0.0.1:9".into() };
+        assert_eq!(Settings { objects: Some(store), ..stored }.validate(), Ok(()));
         let apart = Settings { query_nodes: 2, place: Place::Namespaces, ..settings.clone() };
         assert!(apart.validate().unwrap_err().contains("local:N"));
         let nobody = Settings { clients: 0, ..settings };

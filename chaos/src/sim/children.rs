@@ -6,7 +6,7 @@
 
 use std::io::{Read, Write};
 use std::ops::RangeInclusive;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,6 +102,8 @@ impl Children {
             command.arg("--trace").arg(path);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Ctrl-C on a terminal is for the parent alone: a child that dies of it would be taken for one that failed.
+        command.process_group(0);
         let mut child = command.spawn().map_err(|e| format!("starting {}: {e}", self.program.display()))?;
         let plan = serde_json::to_vec(plan).map_err(|e| format!("writing the plan: {e}"))?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());

@@ -20,14 +20,13 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
+use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms};
 use super::{Actor, Frame, Plan, Unique};
 use crate::check::table::FRESH_NS;
 use crate::history::{Accounts, Action, Key};
 use crate::run::recorder::Scribe;
-use crate::sql::{Answer, Failure, Value, What};
+use crate::sql::{Failure, Value, What};
 
-/// The schema of all tables of the workload.
-const SCHEMA: &str = "chaos";
 const TABLES: i64 = 3;
 /// Accounts of one table.
 const ACCOUNTS: i64 = 4;
@@ -45,12 +44,8 @@ const TOO_SHORT_MS: std::ops::Range<u64> = 1..15;
 const COMMITS: usize = 8;
 /// What a query node says of a COMMIT that comes while another one runs: a conflict, but not with other writers.
 const BUSY: &str = "another statement of this transaction is running";
-/// Before something is sent again, unless its answer was lost on purpose.
-const PAUSE: Duration = Duration::from_millis(50);
 /// How long a ROLLBACK may take, which changes nothing about the outcome.
 const ROLLBACK: Duration = Duration::from_millis(500);
-/// How often each read in the end is tried.
-const TRIES: usize = 5;
 
 pub(super) fn plan(clients: usize) -> Plan {
     let (numbers, acknowledged) = (Unique::default(), Arc::new(AtomicU64::new(0)));
@@ -152,15 +147,7 @@ async fn commit(node: u64, by: Instant, access: &mut Access) -> Result<Option<u6
     let (mut at, mut in_doubt) = (node, None::<Failure>);
     for sending in 1..=COMMITS {
         let is_lost = sending == 1 && access.chance(LOST);
-        let sent = match is_lost {
-            true => {
-                let patience = Duration::from_millis(access.rng.random_range(TOO_SHORT_MS));
-                let sent = tokio::time::timeout(patience, access.run(at, "COMMIT", None, by)).await;
-                sent.unwrap_or_else(|_| Err(Failure::unanswered(patience)))
-            }
-            false => access.run(at, "COMMIT", None, by).await,
-        };
-        match sent {
+        match send(at, "COMMIT", None, by, is_lost.then_some(TOO_SHORT_MS), access).await {
             Ok(_) => return Ok((sending == 1).then_some(node)),
             Err(failure) => match failure.what {
                 // The one before it is still at it.
@@ -207,11 +194,6 @@ async fn roll_back(node: u64, access: &mut Access) {
     }
 }
 
-/// How many rows a statement has changed.
-fn count_of(answer: &Answer) -> Option<i64> {
-    answer.rows.first()?.first()?.int()
-}
-
 /// All accounts, and the versions that they are of.
 async fn read(node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
     let action = |balances, versions, stale_ms| Action::Accounts(Accounts::Read { balances, versions, stale_ms });
@@ -247,7 +229,7 @@ async fn read(node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(),
         // Which shows as an account that there is not.
         balances.insert("twice".into(), 0);
     }
-    let stale_ms = answer.stale.map(|stale| u64::try_from(stale.as_millis()).unwrap_or(u64::MAX));
+    let stale_ms = stale_ms(&answer);
     scribe.ok(action(Some(balances), Some(versions), stale_ms), None, Some(node));
     Ok(())
 }

@@ -7,7 +7,7 @@
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
-//!   [`table`], [`accounts`]: the same through SQL;
+//!   [`table`], [`accounts`], [`catalog`], [`cached`], [`hot`]: the same through SQL, with what they share in [`statements`];
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
 
@@ -15,12 +15,16 @@ pub mod access;
 mod accounts;
 mod append;
 mod bank;
+mod cached;
+mod catalog;
+mod hot;
 mod idempotency;
 mod lock;
 mod register;
 mod rotation;
 mod session;
 mod set;
+mod statements;
 mod table;
 mod watch;
 
@@ -89,6 +93,9 @@ pub fn plan(workload: Workload, clients: usize) -> Plan {
         Workload::Session => session::plan(clients),
         Workload::Table => table::plan(clients),
         Workload::MultiTable => accounts::plan(clients),
+        Workload::Catalog => catalog::plan(clients),
+        Workload::Cached => cached::plan(clients),
+        Workload::Hot => hot::plan(clients),
     }
 }
 

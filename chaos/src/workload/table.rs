@@ -19,14 +19,13 @@ use rand::Rng;
 
 use super::access::Access;
 use super::rotation::Rotation;
+use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms};
 use super::{Actor, Frame, Plan, Unique};
 use crate::check::table::FRESH_NS;
 use crate::history::{Action, Change, Snapshot, Table, Write};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value, What};
 
-/// The schema of all tables of the workload.
-const SCHEMA: &str = "chaos";
 /// Operations on one table: each may leave a file, and a read opens all of them.
 const USES: u64 = 120;
 /// Of a hundred operations, so many are reads; inserts; updates; merges. The rest are deletes.
@@ -43,10 +42,6 @@ const MAX_LOST: usize = 3;
 const TOO_SHORT_MS: std::ops::Range<u64> = 1..50;
 /// Sendings of one write.
 const SENDINGS: usize = 8;
-/// Before a write is sent again, unless its answer was lost on purpose.
-const PAUSE: Duration = Duration::from_millis(50);
-/// How often each read in the end is tried.
-const TRIES: usize = 5;
 /// What an operation id begins with; the write's number follows.
 const OPERATION: &str = "chaos ";
 
@@ -208,15 +203,7 @@ async fn send_until_answered(
     let mut in_doubt: Option<Failure> = None;
     for sending in 1..=SENDINGS {
         let is_lost = sending <= MAX_LOST && access.chance(LOST);
-        let sent = match is_lost {
-            true => {
-                let patience = Duration::from_millis(access.rng.random_range(TOO_SHORT_MS));
-                let sent = tokio::time::timeout(patience, access.run(node, sql, Some(&operation), by)).await;
-                sent.unwrap_or_else(|_| Err(Failure::unanswered(patience)))
-            }
-            false => access.run(node, sql, Some(&operation), by).await,
-        };
-        match sent {
+        match send(node, sql, Some(&operation), by, is_lost.then_some(TOO_SHORT_MS), access).await {
             Ok(answer) => return Ok((answer, (sending == 1).then_some(node))),
             Err(failure) => match failure.what {
                 // It is kept as the outcome, whichever sending it was.
@@ -257,11 +244,6 @@ fn statement(table: i64, write: &Write) -> String {
     }
 }
 
-/// How many rows a statement has changed.
-fn count_of(answer: &Answer) -> Option<i64> {
-    answer.rows.first()?.first()?.int()
-}
-
 /// All rows of a table, and the snapshot that they are of.
 async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
     let action =
@@ -289,7 +271,7 @@ async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -
         }
     }
     rows.values_mut().for_each(|values| values.sort_unstable());
-    let stale_ms = answer.stale.map(|stale| u64::try_from(stale.as_millis()).unwrap_or(u64::MAX));
+    let stale_ms = stale_ms(&answer);
     let sequence = newest.and_then(|(_, sequence)| u64::try_from(sequence).ok());
     scribe.ok(action(Some(rows), newest.map(|(snapshot, _)| snapshot), stale_ms), sequence, Some(node));
     Ok(())

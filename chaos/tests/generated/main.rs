@@ -1,10 +1,12 @@
 //! Histories with a known answer: a system that keeps its promises is valid, and the same with one fault is not.
 //!
 //! - [`sim`]: clients that take turns by chance on a store that is right; [`store`]: the store;
-//! - [`faults`]: one broken promise each, in the midst of it.
+//! - [`faults`]: one broken promise each, in the midst of it;
+//! - [`sql`]: all of that for what is written through SQL.
 
 mod faults;
 mod sim;
+mod sql;
 mod store;
 
 use std::time::{Duration, Instant};
@@ -15,6 +17,7 @@ use proptest::prelude::*;
 
 use crate::faults::{FAULTS, Fault};
 use crate::sim::Sim;
+use crate::sql::Sql;
 
 const STEPS: usize = 600;
 /// For a search whose cost in steps is what is looked at.
@@ -40,6 +43,22 @@ fn every_broken_promise_is_found() {
     }
 }
 
+/// The same through SQL.
+fn broken_sql(fault: &sql::Fault, seed: u64, at: usize) {
+    let mut sql = Sql::new(fault.workload, seed);
+    sql.steps(at);
+    (fault.inject)(&mut sql);
+    let verdict = judged(fault.workload, &sql.run(STEPS - at));
+    assert!(matches!(verdict, Verdict::Violation(_)), "{}, seed {seed}, after {at} steps: {verdict:?}", fault.name);
+}
+
+#[test]
+fn every_promise_that_is_broken_through_sql_is_found() {
+    for fault in sql::FAULTS {
+        (0..8).for_each(|seed| broken_sql(fault, seed, 37 * seed as usize));
+    }
+}
+
 fn workloads() -> impl Strategy<Value = Workload> {
     prop::sample::select(&Workload::OF_KEYS[..])
 }
@@ -56,6 +75,22 @@ proptest! {
     #[test]
     fn one_broken_promise_is_found_whenever_it_is_broken(which in 0..FAULTS.len(), seed: u64, at in 0..STEPS) {
         broken(&FAULTS[which], seed, at);
+    }
+
+    #[test]
+    fn what_keeps_its_promises_through_sql_is_valid(multi_table: bool, seed: u64) {
+        let workload = if multi_table { Workload::MultiTable } else { Workload::Table };
+        let history = Sql::new(workload, seed).run(STEPS);
+        prop_assert_eq!(judged(workload, &history), Verdict::Valid);
+        let mut text = Vec::new();
+        history.operations().iter().for_each(|o| file::write_operation(&mut text, o).unwrap());
+        let read = file::parse(std::str::from_utf8(&text).unwrap(), None).unwrap();
+        prop_assert_eq!(read, (workload, history));
+    }
+
+    #[test]
+    fn one_promise_broken_through_sql_is_found_whenever_it_is(which in 0..sql::FAULTS.len(), seed: u64, at in 0..STEPS) {
+        broken_sql(&sql::FAULTS[which], seed, at);
     }
 
     #[test]

@@ -253,7 +253,6 @@ impl Sim {
             Workload::Idempotency => Action::Idempotency(Idempotency::Apply { key, id: value }),
             Workload::Session if reads => Action::Session(Session::Read { session: at as u64, key, value: None }),
             Workload::Session => Action::Session(Session::Write { session: at as u64, key, value }),
-            Workload::Table | Workload::MultiTable => unreachable!("it has no model here"),
             Workload::Watch => {
                 let keys = self.rng.random_range(1..3);
                 let change = |_| match self.rng.random_bool(0.2) {
@@ -265,6 +264,7 @@ impl Sim {
                 changes.insert(key, Some(value));
                 Action::Watch(Watch::Change { changes })
             }
+            workload => unreachable!("{workload} has no model here"),
         }
     }
 
@@ -308,7 +308,7 @@ impl Sim {
                 Workload::Lock => Action::Lock(Lock::Read { lock: key, value: None }),
                 Workload::Idempotency => Action::Idempotency(Idempotency::Count { key, count: None }),
                 Workload::Session => Action::Session(Session::Read { session, key, value: None }),
-                Workload::Watch | Workload::Table | Workload::MultiTable => break,
+                _ => break,
             };
             self.honest(action);
         }

@@ -80,15 +80,15 @@ impl Namespace {
     }
 
     /// What the keys of all namespaces nested in this one start with.
-    pub(super) fn nested_prefix(&self) -> String {
+    pub(crate) fn nested_prefix(&self) -> String {
         format!("{}{LEVEL_SEPARATOR}", self.key())
     }
 
-    pub(super) fn table_prefix(&self) -> String {
+    pub(crate) fn table_prefix(&self) -> String {
         format!("{TABLES}{}/", self.encoded())
     }
 
-    pub(super) fn view_prefix(&self) -> String {
+    pub(crate) fn view_prefix(&self) -> String {
         format!("{VIEWS}{}/", self.encoded())
     }
 
@@ -138,7 +138,7 @@ impl TableIdent {
         format!("{}{}", self.namespace.table_prefix(), self.name)
     }
 
-    pub(super) fn view_key(&self) -> String {
+    pub(crate) fn view_key(&self) -> String {
         format!("{}{}", self.namespace.view_prefix(), self.name)
     }
 
@@ -160,7 +160,7 @@ impl fmt::Display for TableIdent {
 }
 
 /// The key of what says which table has this uuid.
-pub(super) fn named_key(uuid: Uuid) -> String {
+pub(crate) fn named_key(uuid: Uuid) -> String {
     format!("{NAMED}{uuid}")
 }
 

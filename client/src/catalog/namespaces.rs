@@ -10,6 +10,7 @@ use super::error::Result;
 use super::names::NAMESPACES;
 use super::pointers::{encode, find};
 use super::{Catalog, CatalogError, MAX_RACES, Namespace, TablePointer, claimed};
+use crate::procedures::drop_namespace::of_namespace;
 use crate::store::{Error, ReadOptions};
 
 /// Most tables and views that are dropped together with their namespace: each is a compare and an operation of one
@@ -154,6 +155,40 @@ impl Catalog {
         Err(self.raced(format!("dropping namespace {namespace} and what is in it")))
     }
 
+    /// Has the cluster's leader drop a namespace with all that is in it, in steps ([`crate::procedures::drop_namespace`]), and with `purge`
+    /// has the files of its tables deleted. Returns the id of the procedure, which has begun with that.
+    ///
+    /// # Errors
+    /// `NamespaceNotFound`, `NamespaceNotEmpty` if there are namespaces nested in it, `IsWarehouse`, `ScopeHeld`, or the store's.
+    pub async fn submit_namespace_drop(
+        &self,
+        namespace: &Namespace,
+        purge: bool,
+        now_unix_ms: u64,
+        deadline: Instant,
+    ) -> Result<String> {
+        let key = namespace.key();
+        for _ in 0..MAX_RACES {
+            let revision = self.namespace_revision(namespace, deadline).await?;
+            let (id, record) = of_namespace(namespace, revision, purge, now_unix_ms);
+            let mut txn = record.submission(&id);
+            txn.when.push(Compare::mod_revision(&key, revision));
+            txn.when.push(Compare::prefix_empty(namespace.nested_prefix()));
+            txn.when.extend(self.no_warehouse(namespace, deadline).await?);
+            let committed = self.commit(txn, deadline).await?;
+            // By an attempt of ours whose answer was lost: another's of the same moment holds the scope.
+            let is_there = find(&committed.result.observed, &crate::procedures::key(&id)).is_some();
+            if committed.result.succeeded || committed.resent && is_there {
+                return Ok(id);
+            }
+            if committed.result.observed.iter().any(|e| e.key.starts_with(namespace.nested_prefix().as_str())) {
+                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
+            }
+            claimed(&committed.result)?;
+        }
+        Err(self.raced(format!("dropping namespace {namespace} and what is in it")))
+    }
+
     /// A namespace's properties, or `None` if there is no such namespace.
     pub async fn namespace_properties(
         &self,
@@ -210,7 +245,8 @@ impl Catalog {
     /// All namespaces, in key order.
     pub async fn list_namespaces(&self, deadline: Instant) -> Result<Vec<Namespace>> {
         let read = self.store.list_all(NAMESPACES, ReadOptions::default(), deadline).await?;
-        read.value.iter().map(|e| Namespace::from_key(&e.key)).collect()
+        // A key that is none of lake's names no namespace.
+        Ok(read.value.iter().filter_map(|e| Namespace::from_key(&e.key).ok()).collect())
     }
 
     pub(super) async fn namespace_revision(&self, namespace: &Namespace, deadline: Instant) -> Result<Revision> {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::error::Result;
+use super::names::validate_name;
 use super::{Catalog, CatalogError, Namespace, TableIdent};
 use crate::store::{Error, Read, ReadOptions};
 
@@ -98,7 +99,9 @@ impl Catalog {
         if read.value.is_empty() && !self.namespace_exists(namespace, deadline).await? {
             return Err(CatalogError::NamespaceNotFound(namespace.clone()));
         }
-        Ok(read.value.into_iter().map(|e| e.key[prefix.len()..].to_owned()).collect())
+        // A key that is none of lake's names nothing.
+        let names = read.value.iter().map(|e| &e.key[prefix.len()..]).filter(|name| validate_name(name).is_ok());
+        Ok(names.map(str::to_owned).collect())
     }
 
     /// A view's pointer, or `None` if there is no such view.

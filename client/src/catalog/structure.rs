@@ -111,7 +111,8 @@ impl Catalog {
     /// Gives a table another name, in the same namespace or another one, whatever is committed to it meanwhile.
     ///
     /// # Errors
-    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's.
+    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's; `Conflict` if it is
+    /// gone from `from` after an attempt whose answer was lost, and not at `to` either: that may have moved it, and others since.
     pub async fn rename_table(
         &self,
         from: &TableIdent,
@@ -155,19 +156,27 @@ impl Catalog {
                 }
                 return Ok(there.clone());
             }
-            let Some(entry) = find(&read.value, &keys[0]) else {
-                return Err(kind.missing(from));
+            // Another's change may have come after an attempt whose answer was lost: what is there says nothing of that.
+            let refused = |error: CatalogError| match moved {
+                None => error,
+                Some(_) => CatalogError::Conflict { table: from.clone(), current: None, resent: true },
             };
-            if there.is_some() {
-                return Err(kind.exists(to));
-            }
-            if find(&read.value, &keys[2]).is_some() {
-                return Err(kind.other().exists(to));
-            }
-            let Some(namespace) = find(&read.value, &keys[3]) else {
-                return Err(CatalogError::NamespaceNotFound(to.namespace.clone()));
+            let Some(entry) = find(&read.value, &keys[0]) else {
+                return Err(refused(kind.missing(from)));
             };
             let current = pointer(from, entry, read.revision)?;
+            if moved.is_some_and(|moved| moved != current.value.uuid) {
+                return Err(refused(kind.missing(from)));
+            }
+            if there.is_some() {
+                return Err(refused(kind.exists(to)));
+            }
+            if find(&read.value, &keys[2]).is_some() {
+                return Err(refused(kind.other().exists(to)));
+            }
+            let Some(namespace) = find(&read.value, &keys[3]) else {
+                return Err(refused(CatalogError::NamespaceNotFound(to.namespace.clone())));
+            };
             let mut when = vec![
                 Compare::mod_revision(&keys[0], entry.mod_revision),
                 Compare::absent(&keys[1]),
@@ -184,7 +193,7 @@ impl Catalog {
                 }
                 return Ok(written(&current.value, committed.result.revision));
             }
-            if committed.resent {
+            if committed.resent && self.have_left(&committed.result) {
                 moved = Some(current.value.uuid);
             }
             claimed(&committed.result)?;

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lake_proto::kv::{Op, Txn};
+use lake_proto::kv::{Expected, Op, Txn};
 use uuid::Uuid;
 
 use super::*;
 use crate::faulty::{FaultyStore, soon};
-use crate::store::{Applied, ReadOptions};
+use crate::store::{Applied, MetaStore, ReadOptions};
 
 fn pointer() -> TablePointer {
     let uuid = Uuid::new_v4();
@@ -181,6 +181,40 @@ async fn a_table_is_renamed_once() {
     let late = catalog.swap_table(&table, first.mod_revision, &pointer(), None, soon()).await;
     assert!(matches!(late, Err(CatalogError::Conflict { .. })), "{late:?}");
     assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+}
+
+#[tokio::test]
+async fn what_somebody_puts_beside_it_names_nothing() {
+    let (store, catalog, nested, table) = setup();
+    created(&catalog, &table).await;
+    for key in ["/lake/catalog/", "/lake/catalog/a/b", "/lake/table/a\u{1f}b/", "/lake/table/a\u{1f}b/t/u"] {
+        store.cas(key, None, "x".into(), soon()).await.unwrap();
+    }
+    let names: Vec<_> = catalog.list_namespaces(soon()).await.unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(names, ["a", "a.b"]);
+    assert_eq!(catalog.list_tables(&nested, soon()).await.unwrap(), ["t"]);
+    assert!(matches!(catalog.drop_namespace(&nested, soon()).await, Err(CatalogError::NamespaceNotEmpty(_))));
+}
+
+#[tokio::test]
+async fn a_renaming_in_doubt_is_not_said_to_have_been_refused() {
+    let (store, catalog, nested, table) = setup();
+    let to = TableIdent::new(nested, "u").unwrap();
+    let rename = async || catalog.rename_table(&table, &to, soon()).await;
+    let first = created(&catalog, &table).await;
+    let drop_it = Txn::cas_delete(table.key(), first.mod_revision);
+    // It may have been renamed, and dropped under its new name.
+    *store.overtakes.lock().unwrap() = Some(drop_it);
+    let unknown = rename().await.unwrap_err();
+    assert_eq!(unknown.applied(), Applied::Unknown, "{unknown:?}");
+    assert_eq!(rename().await, Err(CatalogError::TableNotFound(table.clone())), "nothing is in doubt");
+
+    catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+    let other = serde_json::to_vec(&pointer()).unwrap();
+    *store.overtakes.lock().unwrap() = Some(Txn::cas(to.key(), Expected::Absent, other));
+    let unknown = rename().await.unwrap_err();
+    assert_eq!(unknown.applied(), Applied::Unknown, "{unknown:?}");
+    assert_eq!(rename().await, Err(CatalogError::TableExists(to.clone())));
 }
 
 #[tokio::test]

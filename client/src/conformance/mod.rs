@@ -13,6 +13,8 @@ mod limits;
 mod one_key;
 mod reading;
 mod several;
+#[cfg(test)]
+mod tests;
 
 use std::time::{Duration, Instant};
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use lake_proto::kv::Op;
 
-use super::{MAX_BEGINNINGS, Suite, fresh, refused, soon, succeeded};
+use super::{DEADLINE, MAX_BEGINNINGS, Suite, fresh, refused, soon, succeeded};
 use crate::clock;
-use crate::store::{Applied, Error, ReadOptions};
+use crate::store::{Applied, Consistency, Error, ReadOptions};
 
 impl Suite {
     pub(super) async fn listings(&self) {
@@ -109,9 +109,15 @@ impl Suite {
             assert_eq!(names, ["2", "3", "4", "5"]);
             assert!(rest.iter().all(|entry| entry.value == "before"), "{rest:?}");
             let newest = self.put(&format!("{prefix}1"), "newest").await;
-            let waited = ReadOptions { min_revision: newest, ..fresh() };
-            let read = self.store.get(&format!("{prefix}1"), waited, soon()).await.expect("a read of that revision");
-            assert!(read.revision >= newest && read.value.is_some_and(|entry| entry.value == "newest"));
+            for consistency in [Consistency::Linearizable, Consistency::Local, Consistency::Bounded(DEADLINE)] {
+                let waited = ReadOptions { consistency, min_revision: newest, ..fresh() };
+                let read = self.store.get(&format!("{prefix}1"), waited, soon()).await;
+                let read = read.expect("a read of that revision");
+                assert!(
+                    read.revision >= newest && read.value.is_some_and(|entry| entry.value == "newest"),
+                    "{consistency:?}"
+                );
+            }
             // Others may change much meanwhile, but not that much.
             let never = ReadOptions { min_revision: newest + (1 << 40), ..fresh() };
             let by = clock::now() + Duration::from_millis(200);

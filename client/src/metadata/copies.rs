@@ -2,7 +2,7 @@
 //! what the store held at one revision, and every change after it ([`Follower`]).
 //!
 //! A copy has a maximum ([`MAX_NAMESPACES`], [`MAX_NODES`], [`MAX_SHARDS`]): where there are more, there is none, and nothing of them is kept; they
-//! are looked at again every [`TOO_MANY_PAUSE`].
+//! are looked at again every [`TOO_MANY_PAUSE`]. Nor is there one while its watch is refused, which is tried again every [`REFUSED_PAUSE`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,6 +22,8 @@ use crate::store::{Error, SharedStore};
 pub const MAX_NAMESPACES: usize = 100_000;
 /// The pause after a copy's watch was lost.
 const FOLLOW_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after a store that watches has refused to.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 /// The pause after there was too much for a copy.
 const TOO_MANY_PAUSE: Duration = Duration::from_secs(60);
 
@@ -72,10 +74,12 @@ pub(super) async fn follow_at_most<C: Copied>(store: SharedStore, copy: Arc<ArcS
                 }
                 copy.store(Some(Arc::new(now.clone())));
             }
-            Err(Error::Refused { .. }) => {
-                // Nobody will tell of changes: a copy would grow old unnoticed.
+            Err(Error::Refused { message, .. }) => {
+                // Nobody tells of changes for now: a copy would grow old unnoticed.
+                tracing::warn!(prefix = C::PREFIX, "no copy is kept while its watch is refused: {message}");
                 copy.store(None);
-                return;
+                (now, follower) = (C::default(), Follower::new(store.clone(), C::PREFIX));
+                tokio::time::sleep(REFUSED_PAUSE).await;
             }
             Err(error) => {
                 tracing::debug!(%error, prefix = C::PREFIX, "a copy's watch was lost");

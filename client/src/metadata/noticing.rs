@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use futures::StreamExt;
 use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{KeyValue, Revision, Txn};
+use lake_proto::watch::Changes;
 
 use crate::cache::Noticed;
 use crate::cache::counters::{Counting, Reason};
@@ -90,7 +92,14 @@ impl MetaStore for Noticing {
 
     async fn watch(&self, prefix: &str, from: Revision, by: Instant) -> Result<ChangeStream, Error> {
         self.counting.call(Reason::Watch);
-        self.store.watch(prefix, from, by).await
+        let told = self.store.watch(prefix, from, by).await?;
+        let pointers = self.pointers.clone();
+        let noticed = move |told: &Result<Changes, Error>| {
+            if let Ok(told) = told {
+                pointers.notice(told.progress);
+            }
+        };
+        Ok(told.inspect(noticed).boxed())
     }
 
     async fn grant_lease(&self, ttl: Duration, holder: &str, by: Instant) -> Result<Lease, Error> {

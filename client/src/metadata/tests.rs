@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::StreamExt;
 
 use super::writer::TURN_LIMIT;
 use super::*;
@@ -12,7 +13,7 @@ use crate::faulty::{FaultyStore, soon};
 use crate::memory::MemoryStore;
 use crate::nodes::Record;
 use crate::shards::{self, Route, SETTINGS, Settings};
-use crate::store::Token;
+use crate::store::{MetaStore, Token};
 use lake_proto::v1::NodeInfo;
 
 fn pointer(location: &str) -> TablePointer {
@@ -86,6 +87,20 @@ async fn a_change_runs_again_on_what_the_winner_left() {
     assert_eq!(refused, ModifyError::Refused("no"));
     let kept = two.writer().read_modify_write(&table(), soon(), |_| Ok::<_, String>(None)).await.unwrap();
     assert_eq!(kept.mod_revision, changed.mod_revision);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_is_dropped_with_all_that_is_in_it_and_nothing_of_it_is_seen() {
+    let store = MemoryStore::shared();
+    let one = node(&store).await;
+    let namespace: Namespace = "n".parse().unwrap();
+    one.writer().create_namespace(&namespace, Default::default(), soon()).await.unwrap();
+    one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
+    one.table(&table(), Want::by(soon())).await.unwrap();
+    // Something that is none of lake's names.
+    store.cas("/lake/table/n/a/b", None, "x".into(), soon()).await.unwrap();
+    assert_eq!(one.writer().drop_namespace_and_contents(&namespace, soon()).await, Ok(2));
+    assert_eq!(one.table(&table(), Want::by(soon())).await.unwrap().pointer(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -278,6 +293,40 @@ async fn a_revision_in_any_reply_has_what_is_older_renewed() {
     assert_eq!(two.counters().calls(Reason::Refresh), 1);
     store.away.store(true, Ordering::SeqCst);
     assert!(two.list_namespaces(soon()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_revision_that_another_watch_tells_of_is_noticed() {
+    // The pointers are told of nothing.
+    let pointers = PointerCache::new(Arc::new(FaultyStore::default()), CacheConfig::default());
+    let store = MemoryStore::shared();
+    let noticing = Noticing::new(store.clone(), pointers.downgrade(), Arc::default());
+    let mut told = noticing.watch("/lake/catalog/", 1, soon()).await.unwrap();
+    let revision = store.cas("/kv/a", None, "1".into(), soon()).await.unwrap().result.revision;
+    assert_eq!(told.next().await.unwrap().unwrap().progress, revision);
+    assert_eq!(pointers.seen(), revision);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_is_refused_is_asked_for_again() {
+    // Watches are refused.
+    let store = Arc::new(FaultyStore::default());
+    let shared: SharedStore = store.clone();
+    Catalog::new(shared.clone()).create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    let copy: Arc<ArcSwapOption<Namespaces>> = Arc::default();
+    let before = store.calls.load(Ordering::SeqCst);
+    let following = tokio::spawn(copies::follow_at_most(shared, copy.clone(), 2));
+    // It was listed, and then refused.
+    while store.calls.load(Ordering::SeqCst) < before + 2 {
+        tokio::task::yield_now().await;
+    }
+    assert!(copy.load().is_none() && !following.is_finished());
+    store.watches.store(true, Ordering::SeqCst);
+    while copy.load().is_none() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(copy.load().as_ref().unwrap().names.len(), 1);
+    following.abort();
 }
 
 #[tokio::test(start_paused = true)]

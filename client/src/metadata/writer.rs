@@ -16,10 +16,15 @@ use crate::catalog::{
     Catalog, CatalogError, MAX_RACES, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned,
 };
 use crate::clock;
+use crate::procedures::drop_namespace::DROP;
+use crate::procedures::{Procedure, State, calls};
 use crate::store::{Applied, Lease};
 
 /// How long another's claim on the next turn is waited for, before it counts as left behind.
 pub(super) const TURN_LIMIT: Duration = Duration::from_secs(1);
+
+/// How often there is a look whether a namespace is gone that is dropped in steps.
+const DROP_LOOK: Duration = Duration::from_millis(100);
 
 /// Why [`MetadataWriter::read_modify_write`] made no change.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -264,10 +269,41 @@ impl MetadataWriter {
     pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
         let tables = self.catalog().list_tables(namespace, deadline).await?;
         let dropped = self.catalog().drop_namespace_and_contents(namespace, deadline).await;
+        // What is none of lake's names is not cached.
+        for table in tables.into_iter().filter_map(|name| TableIdent::new(namespace.clone(), name).ok()) {
+            self.metadata.pointers.invalidate(&table);
+        }
+        dropped
+    }
+
+    /// [`Catalog::submit_namespace_drop`], and waits until the namespace is gone, or nothing more comes of it, up to the deadline. Returns
+    /// the procedure's id, and it as it was seen last; reading here sees what it did from then on.
+    ///
+    /// # Errors
+    /// Those of the submission.
+    pub async fn drop_namespace_in_steps(
+        &self,
+        namespace: &Namespace,
+        purge: bool,
+        now_unix_ms: u64,
+        deadline: Instant,
+    ) -> Result<(String, Option<Procedure>)> {
+        let tables = self.catalog().list_tables(namespace, deadline).await?;
+        let id = self.catalog().submit_namespace_drop(namespace, purge, now_unix_ms, deadline).await?;
+        let mut last = None;
+        // That it cannot be looked up changes nothing of it.
+        while let Ok(Some(seen)) = calls::get(self.catalog().store().as_ref(), &id, deadline).await {
+            let is_dropping = seen.record.state == State::Active && seen.record.step == DROP;
+            last = Some(seen);
+            if !is_dropping || clock::now() + DROP_LOOK >= deadline {
+                break;
+            }
+            tokio::time::sleep(DROP_LOOK).await;
+        }
         for name in tables {
             self.metadata.pointers.invalidate(&TableIdent::new(namespace.clone(), name)?);
         }
-        dropped
+        Ok((id, last))
     }
 
     /// [`Catalog::update_namespace`].

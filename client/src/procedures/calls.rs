@@ -160,7 +160,13 @@ async fn change(
         if sent.as_ref() == Some(&seen.record) {
             return Ok(Asked::Now(Box::new(seen)));
         }
-        let Some(record) = to(&seen.record) else { return Ok(Asked::NotNow(Box::new(seen))) };
+        let Some(record) = to(&seen.record) else {
+            return Ok(match sent {
+                // It may have been done, and have gone on from there.
+                Some(_) => Asked::Now(Box::new(seen)),
+                None => Asked::NotNow(Box::new(seen)),
+            });
+        };
         if record == seen.record {
             return Ok(Asked::Now(Box::new(seen)));
         }
@@ -213,7 +219,15 @@ mod tests {
         store.commit(poisoned.change("p", revision), soon()).await.unwrap();
         store.lose_answers.store(1, Ordering::SeqCst);
         let asked = clear(&store, "p", Clear::Retry, soon()).await.unwrap();
-        assert!(matches!(&asked, Asked::Now(now) if now.record.state == State::Active), "{asked:?}");
+        let Asked::Now(now) = asked else { panic!("{asked:?}") };
+        assert_eq!(now.record.state, State::Active);
+
+        // By the time it is looked at again it has gone on from there.
+        let poisoned_at = store.commit(poisoned.change("p", now.mod_revision), soon()).await.unwrap().result.revision;
+        let gone_on = Record { failures: 3, ..now.record };
+        *store.overtakes.lock().unwrap() = Some(gone_on.change("p", poisoned_at));
+        let asked = clear(&store, "p", Clear::Retry, soon()).await.unwrap();
+        assert!(matches!(&asked, Asked::Now(now) if now.record == gone_on), "{asked:?}");
     }
 
     #[tokio::test]

@@ -11,20 +11,44 @@
 //! ```
 //!
 //! Here are pure values, and [`calls`] on a store. lake-metasrv's `peer::procedures` is the leader, which runs them;
-//! query nodes carry out the steps that touch objects ([`purge`]).
+//! query nodes carry out the steps that touch objects ([`purge`], [`upkeep`]); [`drop_namespace`] is the leader's alone.
 //!
 //! - A procedure is one entry, [`key`] of its id. The id is the idempotency key: it is submitted with a compare that
 //!   the entry is absent, and stays there until its history is forgotten.
 //! - Its scopes are owned by it; they are acquired in the transaction that submits it, and released in the one that
-//!   ends it.
+//!   ends it, or before.
+//! - One that was submitted by a step of another is that one's child: its record names the parent, which may wait for it.
 //! - Times in it are of the cluster's own clock (`peer::procedures::clock`), which no wall clock moves; `*_unix_ms`
 //!   are for people.
 //!
 //! Limits: [`MAX_PROCEDURES`] that are looked at, [`MAX_ID_BYTES`], [`MAX_SCOPES`], [`MAX_NOTE_BYTES`],
 //! [`MAX_RECORD_BYTES`].
 
+/// What is sent as JSON, both ways.
+macro_rules! as_json {
+    ($type:ty) => {
+        impl $type {
+            /// As it is sent.
+            pub fn to_bytes(&self) -> bytes::Bytes {
+                // Texts, numbers and lists cannot fail to be written.
+                serde_json::to_vec(self).unwrap_or_default().into()
+            }
+
+            /// What was sent.
+            ///
+            /// # Errors
+            /// It is something else.
+            pub fn of(bytes: &[u8]) -> Result<Self, String> {
+                serde_json::from_slice(bytes).map_err(|e| format!("{} cannot be read: {e}", stringify!($type)))
+            }
+        }
+    };
+}
+
 pub mod calls;
+pub mod drop_namespace;
 pub mod purge;
+pub mod upkeep;
 
 use bytes::Bytes;
 use lake_proto::coordination::ScopeOwner;
@@ -101,6 +125,9 @@ pub struct Record {
     /// What the kind has to know, and how far it has come. Only the kind reads it.
     #[serde(default)]
     pub data: Kept,
+    /// The procedure that has submitted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
     /// Paths that it claims until it ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scopes: Vec<String>,
@@ -187,6 +214,7 @@ impl Record {
             state: State::Active,
             step: step.to_owned(),
             data,
+            parent: None,
             scopes: Vec::new(),
             steps: 0,
             failures: 0,

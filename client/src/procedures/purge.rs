@@ -9,13 +9,12 @@
 //! A worker does a bounded part of a step at a time, and says where the next one begins ([`Cursor`]). What was done
 //! before an answer was lost is done again, which changes nothing: a file is deleted before the one that leads to it.
 
-use bytes::Bytes;
 use lake_proto::kv::Revision;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Record, kept};
-use crate::catalog::{TableIdent, TablePointer};
+use crate::catalog::{Namespace, TableIdent, TablePointer};
 
 /// The kind's name, and that of the instruction.
 pub const PURGE_TABLE: &str = "purge_table";
@@ -98,6 +97,13 @@ pub fn of_drop(table: &TableIdent, pointer: &TablePointer, revision: Revision, n
 }
 
 impl Purge {
+    /// The name that the table had. `None`: it was submitted before namespaces were kept.
+    pub fn ident(&self) -> Option<TableIdent> {
+        let namespace = Namespace::new(self.namespace.iter().cloned()).ok()?;
+        let name = self.table.strip_prefix(&format!("{namespace}."))?.to_owned();
+        TableIdent::new(namespace, name).ok()
+    }
+
     /// Whether it is of a table of this name.
     pub fn is_of(&self, table: &TableIdent) -> bool {
         let is_there = self.namespace.is_empty() || self.namespace == table.namespace.levels();
@@ -140,25 +146,6 @@ pub enum Answer {
     Over,
 }
 
-macro_rules! as_json {
-    ($type:ty) => {
-        impl $type {
-            /// As it is sent.
-            pub fn to_bytes(&self) -> Bytes {
-                // Texts, numbers and lists cannot fail to be written.
-                serde_json::to_vec(self).unwrap_or_default().into()
-            }
-
-            /// What was sent.
-            ///
-            /// # Errors
-            /// It is something else.
-            pub fn of(bytes: &[u8]) -> Result<Self, String> {
-                serde_json::from_slice(bytes).map_err(|e| format!("{} cannot be read: {e}", stringify!($type)))
-            }
-        }
-    };
-}
 as_json!(Task);
 as_json!(Answer);
 
@@ -183,6 +170,7 @@ mod tests {
         let other: TableIdent = TableIdent::new(crate::catalog::Namespace::new(["a.b"]).unwrap(), "t").unwrap();
         assert!(other.to_string() == "a.b.t" && purge.is_of(&table) && !purge.is_of(&other));
         assert!(Purge { namespace: Vec::new(), ..purge.clone() }.is_of(&table), "one of before");
+        assert_eq!(purge.ident(), Some(table));
         let task = Task { id, step: DELETE.to_owned(), purge: purge.clone() };
         assert_eq!(Task::of(&task.to_bytes()), Ok(task));
         for answer in [Answer::Part(Box::new(purge)), Answer::Refused("no".into()), Answer::Over] {

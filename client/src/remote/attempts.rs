@@ -24,7 +24,7 @@ use crate::store::{Applied, Error, InVain};
 /// Hints followed at once, one after the other. While the leadership moves, two peers may name each other.
 const MAX_REDIRECTS: u32 = 3;
 /// How long one attempt may take before another peer is tried.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
+pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What may be done with an operation that may have been applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,7 +258,7 @@ impl RemoteStore {
             if let Some(address) = self.inner.leader() {
                 return Some(address);
             }
-            let asked = tokio::time::timeout_at(attempts.deadline.into(), self.inner.ask()).await;
+            let asked = tokio::time::timeout_at(attempts.deadline.into(), self.inner.ask_unless_known()).await;
             if self.inner.lock().view.leader().is_some() {
                 continue;
             }

@@ -29,6 +29,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 use super::attempts::{Failure, describe};
+use super::flight::{Flight, Joined};
 use super::leader::{Question, Round, View};
 use super::pipe::Pipe;
 use super::session::Sessions;
@@ -59,8 +60,6 @@ pub(super) struct Inner {
     config: RemoteConfig,
     pub dialer: Dialer,
     shared: Mutex<Shared>,
-    /// Held while asking; counts the rounds.
-    asking: tokio::sync::Mutex<u64>,
     /// What the clones' mutations are requests of.
     pub sessions: Sessions,
 }
@@ -76,8 +75,8 @@ pub(super) struct Shared {
     /// Which endpoint a peer answered at. It is preferred to the address that the peer is known under in the cluster,
     /// because it works from here: a proxy or NAT may stand between.
     answered_at: HashMap<u64, String>,
-    /// The number of question rounds that have ended.
-    rounds: u64,
+    /// The last question round.
+    asking: Option<Flight<Result<(), String>>>,
     /// When the members are asked for next; `None`: at once.
     members_due: Option<Instant>,
     /// Who asks for them.
@@ -106,8 +105,7 @@ impl Drop for Inner {
 impl Inner {
     /// No connection yet.
     pub fn new(config: RemoteConfig, dialer: Dialer) -> Self {
-        let (shared, asking, sessions) = (Mutex::default(), tokio::sync::Mutex::new(0), Sessions::default());
-        Self { config, dialer, shared, asking, sessions }
+        Self { config, dialer, shared: Mutex::default(), sessions: Sessions::default() }
     }
 
     /// The connection that there is to the leader known.
@@ -206,13 +204,38 @@ impl Inner {
         }
     }
 
-    /// Asks every endpoint who leads, unless a round ended since this call began. Says why no leader was found.
-    pub async fn ask(&self) -> Option<String> {
-        let before = self.lock().rounds;
-        let mut turn = self.asking.lock().await;
-        if self.lock().rounds != before {
-            return None;
+    /// Asks every endpoint who leads; whoever comes while that is under way waits for the same answers. Says why no leader
+    /// was found.
+    pub async fn ask(self: &Arc<Self>) -> Option<String> {
+        let round = self.question_round(&mut self.lock());
+        why_in_vain(round).await
+    }
+
+    /// The same, unless a leader has been found meanwhile.
+    pub async fn ask_unless_known(self: &Arc<Self>) -> Option<String> {
+        let round = {
+            let mut shared = self.lock();
+            if shared.view.leader().is_some() {
+                return None;
+            }
+            self.question_round(&mut shared)
+        };
+        why_in_vain(round).await
+    }
+
+    /// The round that is under way, begun if there is none.
+    fn question_round(self: &Arc<Self>, shared: &mut Shared) -> Joined<Result<(), String>> {
+        if let Some(round) = shared.asking.as_ref().and_then(Flight::join) {
+            return round;
         }
+        let inner = self.clone();
+        // It ends within the time of a question, and keeps the store alive for as long.
+        let round = Flight::begin(async move { inner.ask_all().await });
+        shared.asking.insert(round).joined()
+    }
+
+    /// Asks every endpoint who leads, and learns of it.
+    async fn ask_all(&self) -> Result<(), String> {
         let mut why = None;
         let endpoints = self.endpoints();
         let mut round = Round::new(endpoints.len());
@@ -245,9 +268,10 @@ impl Inner {
         } else {
             shared.view.asked_in_vain(now);
         }
-        shared.rounds += 1;
-        *turn = shared.rounds;
-        (!found).then(|| why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned()))
+        match found {
+            true => Ok(()),
+            false => Err(why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned())),
+        }
     }
 
     /// Keeps who the members are, for when all that are known by now are gone.
@@ -366,6 +390,13 @@ impl Inner {
     }
 }
 
+async fn why_in_vain(round: Joined<Result<(), String>>) -> Option<String> {
+    match round.outcome().await {
+        Some(found) => found.err(),
+        None => Some("who asked for the leader has ended".to_owned()),
+    }
+}
+
 /// A connection to a peer, not opened yet.
 pub(super) fn connection(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     Ok(Endpoint::from_shared(format!("http://{address}"))?
@@ -423,6 +454,22 @@ mod tests {
         assert!(!shown.contains("0123456789abcdef") && shown.contains("c1"), "{shown}");
         let header = request.metadata().get(lake_proto::SECRET_METADATA_KEY).unwrap();
         assert!(secret.matches_bearer(header.as_bytes()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_round_goes_on_though_the_one_who_began_it_has_given_up() {
+        // Connections are made, and nobody answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let config = RemoteConfig { endpoints: vec![silent.local_addr().unwrap().to_string()], secret: None };
+        let inner = Arc::new(Inner::new(config, Dialer::default()));
+        let began = clock::now();
+        for _ in 0..2 {
+            let hurried = tokio::time::timeout(ASK_TIMEOUT / 6, inner.ask()).await;
+            assert!(hurried.is_err(), "it is not over: {hurried:?}");
+        }
+        assert!(inner.ask().await.is_some(), "nobody leads");
+        assert!(clock::since(began) < ASK_TIMEOUT + ASK_TIMEOUT / 6, "each has begun one anew");
+        assert!(inner.lock().asking.as_ref().unwrap().join().is_none());
     }
 
     #[tokio::test]

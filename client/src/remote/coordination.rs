@@ -17,7 +17,7 @@ use lake_proto::v1::quotas_client::QuotasClient;
 use lake_proto::v1::scopes_client::ScopesClient;
 use lake_proto::v1::sessions_client::SessionsClient;
 
-use super::attempts::{Attempts, Rules};
+use super::attempts::Rules;
 use super::{RemoteStore, doing, revision, txn_answer, txn_result, wire_options};
 use crate::clock;
 pub use crate::store::Lease;
@@ -200,22 +200,11 @@ impl RemoteStore {
     /// # Errors
     /// `Invalid` for a time to live or a name beyond the limits; as every call.
     pub async fn open_session(&self, ttl: Duration, holder: &str, deadline: Instant) -> Result<SessionId, Error> {
-        let mut attempts = Attempts::new("opening a session", deadline);
-        self.open_session_for(&mut attempts, ttl, holder, Rules::RESENDABLE).await
-    }
-
-    pub(super) async fn open_session_for(
-        &self,
-        attempts: &mut Attempts,
-        ttl: Duration,
-        holder: &str,
-        rules: Rules,
-    ) -> Result<SessionId, Error> {
         validate_session_ttl(millis(ttl))?;
         validate_holder(holder)?;
         let message = v1::OpenSessionRequest { ttl_ms: millis(ttl), holder: holder.to_owned() };
         let (answer, _) = self
-            .on_peer(None, attempts, rules, async |address, timeout| {
+            .on_leader("opening a session", deadline, Rules::RESENDABLE, async |address, timeout| {
                 let request = self.inner.request(message.clone(), timeout)?;
                 Ok(SessionsClient::new(self.inner.channel(&address)?).open(request).await?.into_inner())
             })

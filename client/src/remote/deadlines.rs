@@ -1,8 +1,9 @@
 //! Every call ends by its deadline, also where somebody takes connections and never says anything.
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, join_all};
+use futures::future::{LocalBoxFuture, join_all};
 
+use super::scope::ScopeGuard;
 use super::*;
 use crate::store::Token;
 
@@ -20,22 +21,35 @@ async fn every_call_ends_by_its_deadline_and_nothing_was_applied() {
     let keys = ["/kv/a".to_owned(), "/kv/b".to_owned()];
     let lease = Lease { id: 7, ttl: Duration::from_secs(5), held_until: by };
     let snapshot = Snapshot::from_wire(7).unwrap();
+    let paths = || vec!["/a".to_owned()];
     let blind = Txn { then: vec![Op::put("/kv/a", "1")], ..Txn::default() };
-    let calls: Vec<(&str, BoxFuture<'_, Option<Error>>)> = vec![
-        ("get", store.get("/kv/a", fresh, by).map(Result::err).boxed()),
-        ("batch_get", store.batch_get(&keys, fresh, by).map(Result::err).boxed()),
-        ("list", store.list("/kv/", None, 0, fresh, by).map(Result::err).boxed()),
-        ("list_all", store.list_all("/kv/", fresh, by).map(Result::err).boxed()),
-        ("open_snapshot", store.open_snapshot(fresh, by).map(Result::err).boxed()),
-        ("close_snapshot", store.close_snapshot(snapshot, by).map(Result::err).boxed()),
-        ("commit", store.commit(blind, by).map(Result::err).boxed()),
-        ("cas", store.cas("/kv/a", None, "1".into(), by).map(Result::err).boxed()),
-        ("cas_delete", store.cas_delete("/kv/a", Token::at(7), by).map(Result::err).boxed()),
-        ("watch from now on", store.watch("/kv/", 0, by).map(Result::err).boxed()),
-        ("watch", store.watch("/kv/", 7, by).map(Result::err).boxed()),
-        ("grant_lease", store.grant_lease(lease.ttl, "a test", by).map(Result::err).boxed()),
-        ("renew_lease", store.renew_lease(lease, by).map(Result::err).boxed()),
-        ("revoke_lease", store.revoke_lease(7, by).map(Result::err).boxed()),
+    let calls: Vec<(&str, LocalBoxFuture<'_, Option<Error>>)> = vec![
+        ("get", store.get("/kv/a", fresh, by).map(Result::err).boxed_local()),
+        ("batch_get", store.batch_get(&keys, fresh, by).map(Result::err).boxed_local()),
+        ("list", store.list("/kv/", None, 0, fresh, by).map(Result::err).boxed_local()),
+        ("list_all", store.list_all("/kv/", fresh, by).map(Result::err).boxed_local()),
+        ("open_snapshot", store.open_snapshot(fresh, by).map(Result::err).boxed_local()),
+        ("close_snapshot", store.close_snapshot(snapshot, by).map(Result::err).boxed_local()),
+        ("commit", store.commit(blind, by).map(Result::err).boxed_local()),
+        ("cas", store.cas("/kv/a", None, "1".into(), by).map(Result::err).boxed_local()),
+        ("cas_delete", store.cas_delete("/kv/a", Token::at(7), by).map(Result::err).boxed_local()),
+        ("watch from now on", store.watch("/kv/", 0, by).map(Result::err).boxed_local()),
+        ("watch", store.watch("/kv/", 7, by).map(Result::err).boxed_local()),
+        ("grant_lease", store.grant_lease(lease.ttl, "a test", by).map(Result::err).boxed_local()),
+        ("renew_lease", store.renew_lease(lease, by).map(Result::err).boxed_local()),
+        ("revoke_lease", store.revoke_lease(7, by).map(Result::err).boxed_local()),
+        ("ask_leader", remote.ask_leader(by).map(Result::err).boxed_local()),
+        ("all_leases", remote.all_leases(fresh, by).map(Result::err).boxed_local()),
+        ("open_session", remote.open_session(lease.ttl, "a test", by).map(Result::err).boxed_local()),
+        ("close_session", remote.close_session(7, by).map(Result::err).boxed_local()),
+        ("all_scopes", remote.all_scopes("/a", fresh, by).map(Result::err).boxed_local()),
+        ("acquiring", ScopeGuard::acquire(&remote, paths(), lease.ttl, "a test", by).map(Result::err).boxed_local()),
+        ("waiting", ScopeGuard::wait_for(&remote, paths(), lease.ttl, "a test", by).map(Result::err).boxed_local()),
+        ("set_quota", remote.set_quota("/kv/", Some(1), by).map(Result::err).boxed_local()),
+        ("quotas", remote.quotas(fresh, by).map(Result::err).boxed_local()),
+        ("shards", remote.shards(by).map(Result::err).boxed_local()),
+        ("join", remote.join(v1::Member::default(), by).map(Result::err).boxed_local()),
+        ("transfer_leader", remote.transfer_leader(None, by).map(Result::err).boxed_local()),
     ];
     let ended = calls.into_iter().map(async |(what, call)| (what, tokio::time::timeout(PATIENCE, call).await));
     for (what, ended) in join_all(ended).await {

@@ -18,7 +18,7 @@
 //! Reads may also be made of one peer that is named (`get_from`, `batch_get_from`), which then answers for itself.
 //!
 //! [`attempts`] runs an operation and sorts its failures, [`session`] and [`window`] number the mutations, [`connections`] has what the attempts go over, [`leader`] what is
-//! known of who leads. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`node`] a query node registered, [`scope`] holds scopes by one,
+//! known of who leads, [`flight`] what all wait for together. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`node`] a query node registered, [`scope`] holds scopes by one,
 //! [`shards`] moves shards, [`snapshots`] saves the state.
 //!
 //! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints,
@@ -28,6 +28,7 @@ pub(crate) mod attempts;
 mod connections;
 #[cfg(test)]
 mod deadlines;
+mod flight;
 mod leader;
 mod pipe;
 mod session;
@@ -120,7 +121,7 @@ impl RemoteStore {
         self.inner.endpoints()
     }
 
-    /// Finds out who leads, by asking every endpoint unless somebody else just did.
+    /// Finds out who leads, by asking every endpoint, or waiting with whoever does that now.
     ///
     /// # Errors
     /// `Unavailable` if nobody names a leader by the deadline.

@@ -82,17 +82,21 @@ impl ScopeGuard {
         holder: &str,
         deadline: Instant,
     ) -> Result<Acquired, Error> {
-        loop {
-            let taken = match Self::acquire(store, paths.clone(), ttl, holder, deadline).await? {
-                Acquired::Held(guard) => return Ok(Acquired::Held(guard)),
-                Acquired::Taken(by) => by,
-            };
+        let mut acquired = Self::acquire(store, paths.clone(), ttl, holder, deadline).await?;
+        while let Acquired::Taken(taken) = acquired {
             for (n, scope) in taken.iter().enumerate() {
                 if !is_gone_by(deadline, async || is_live(store, scope, deadline).await).await? {
                     return Ok(Acquired::Taken(taken[n..].to_vec()));
                 }
             }
+            let had = deadline.saturating_duration_since(clock::now());
+            let again = Self::acquire(store, paths.clone(), ttl, holder, deadline).await;
+            acquired = match in_time(again, had)? {
+                Some(again) => again,
+                None => return Ok(Acquired::Taken(taken)),
+            };
         }
+        Ok(acquired)
     }
 
     /// Acquires all of these scopes at once, or none. `holder` is shown to whoever finds them taken.
@@ -191,6 +195,15 @@ impl ScopeGuard {
     }
 }
 
+/// What came of asking again for scopes that were taken a moment ago; `None`: with so little time, `had`, it was not answered, and
+/// that says nothing. What was acquired nevertheless is given back.
+fn in_time(again: Result<Acquired, Error>, had: Duration) -> Result<Option<Acquired>, Error> {
+    match again {
+        Err(e) if e.is_of_a_last_look(had) => Ok(None),
+        again => again.map(Some),
+    }
+}
+
 /// Waits until a claim that stood a moment ago is gone, as these looks at it say. False: it is not, by the deadline.
 async fn is_gone_by(deadline: Instant, is_live: impl AsyncFn() -> Result<bool, Error>) -> Result<bool, Error> {
     let mut backoff = Backoff::default();
@@ -258,6 +271,14 @@ mod tests {
         let patience = Duration::from_secs(10);
         assert_eq!(waits(patience, patience - Duration::from_millis(500)).await, Ok(false), "it was away for a moment");
         assert_eq!(waits(patience, patience - Duration::from_secs(3)).await, Err(late()), "nobody knows");
+    }
+
+    #[test]
+    fn an_answer_for_which_there_was_no_time_is_no_failure() {
+        assert!(matches!(in_time(Err(late()), Duration::from_millis(200)), Ok(None)));
+        assert!(matches!(in_time(Err(late()), Duration::from_secs(5)), Err(e) if e == late()));
+        let taken = in_time(Ok(Acquired::Taken(Vec::new())), Duration::ZERO);
+        assert!(matches!(taken, Ok(Some(Acquired::Taken(_)))));
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,7 +12,10 @@
 //! becomes a request of the next session. Without a session a mutation is sent again only if each write in it is covered by
 //! a compare on that very key, which its first application makes false; the answer then says `resent`.
 //!
-//! One task, ended with the store. It is away from the leader for as long as it is: that the session is over is the
+//! A session is opened by a task of its own, which goes on for the next mutation when the one that needed it first has given up:
+//! else each mutation in a hurry would leave a session behind at a leader that is slow.
+//!
+//! One task keeps it open, ended with the store. It is away from the leader for as long as it is: that the session is over is the
 //! leader's to say. With the last clone of the store the session is closed, in the background and once ([`Inner::leaving`]): it
 //! ends by itself where that fails, or where no runtime is left to do it. A process that is about to end waits for the closing
 //! ([`RemoteStore::leave`]).
@@ -34,8 +37,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Response, Status, Streaming};
 
 use super::RemoteStore;
-use super::attempts::{Attempts, Rules};
+use super::attempts::{ATTEMPT_TIMEOUT, Attempts, Rules};
 use super::connections::Inner;
+use super::flight::{Flight, Joined};
 use super::window::{Ticket, Window};
 use crate::clock;
 use crate::store::{Applied, Error};
@@ -89,6 +93,8 @@ struct State {
     /// Another one than [`TTL`].
     ttl: Option<Duration>,
     keeper: Option<AbortOnDropHandle<()>>,
+    /// The last one that was asked for, and at which peer.
+    opening: Option<(String, Flight<Result<(), Status>>)>,
 }
 
 impl Sessions {
@@ -217,29 +223,22 @@ impl RemoteStore {
             attempts.last = "another call of this client tries to open a session, and has not been answered".to_owned();
             return Err(self.unavailable(attempts, Applied::No));
         };
-        if let Some(current) = sessions.current() {
-            return Ok(current);
-        }
-        // Told to people. A process id is chance, which has no place in the log of a simulation.
-        let holder = match self.inner.dialer.is_tcp() {
-            true => format!("process {}", std::process::id()),
-            false => "a simulated process".to_owned(),
-        };
-        let ttl = sessions.ttl();
-        // One that is opened and whose answer is lost ends by itself. Whatever becomes of it, the mutation was not sent.
-        match self.open_session_for(attempts, ttl, &holder, Rules::READ).await {
-            Ok(id) => {
-                tracing::debug!(session = id, "opened a session");
-                let window = Arc::new(Window::new(id));
-                sessions.opened(&window, ttl, Arc::downgrade(&self.inner));
-                Ok(Some(window))
+        loop {
+            if let Some(current) = sessions.current() {
+                return Ok(current);
             }
-            Err(Error::Refused { message, .. }) => {
-                tracing::warn!("going on without a session: {message}");
-                sessions.lock().refused = Some(clock::now());
-                Ok(None)
+            // Whatever becomes of it, the mutation was not sent.
+            let open = async |address: String, _: Duration| self.inner.open_session_at(&address).await;
+            match self.on_peer(None, attempts, Rules::READ, open).await {
+                // It is there, unless it is over already.
+                Ok(_) => {}
+                Err(Error::Refused { message, .. }) => {
+                    tracing::warn!("going on without a session: {message}");
+                    sessions.lock().refused = Some(clock::now());
+                    return Ok(None);
+                }
+                Err(e) => return Err(e),
             }
-            Err(e) => Err(e),
         }
     }
 
@@ -276,6 +275,53 @@ async fn the_answer(stream: Response<Streaming<v1::KeepAliveResponse>>) -> Resul
 }
 
 impl Inner {
+    /// Has the peer at this address open a session, which is this client's then. Whoever asks for one while that is under way waits
+    /// for the same answer.
+    async fn open_session_at(self: &Arc<Self>, address: &str) -> Result<(), Status> {
+        match self.opening_at(address).outcome().await {
+            Some(opened) => opened,
+            None => Err(Status::unavailable("who asked for a session has ended")),
+        }
+    }
+
+    /// The opening that is under way there, begun if there is none.
+    fn opening_at(self: &Arc<Self>, address: &str) -> Joined<Result<(), Status>> {
+        let mut state = self.sessions.lock();
+        let there = state.opening.as_ref().filter(|(at, _)| at == address);
+        if let Some(opening) = there.and_then(|(_, opening)| opening.join()) {
+            return opening;
+        }
+        let (inner, at) = (self.clone(), address.to_owned());
+        // It ends within the time of an attempt, and keeps the store alive for as long.
+        let opening = Flight::begin(async move { inner.open_session(&at).await });
+        let joined = opening.joined();
+        state.opening = Some((address.to_owned(), opening));
+        joined
+    }
+
+    async fn open_session(self: &Arc<Self>, address: &str) -> Result<(), Status> {
+        let ttl = self.sessions.ttl();
+        // Told to people. A process id is chance, which has no place in the log of a simulation.
+        let holder = match self.dialer.is_tcp() {
+            true => format!("process {}", std::process::id()),
+            false => "a simulated process".to_owned(),
+        };
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let message = v1::OpenSessionRequest { ttl_ms, holder };
+        let asked = async {
+            let request = self.request(message, ATTEMPT_TIMEOUT)?;
+            Ok::<_, Status>(SessionsClient::new(self.channel(address)?).open(request).await?.into_inner())
+        };
+        // One that is opened and whose answer is lost ends by itself.
+        let answered = tokio::time::timeout(ATTEMPT_TIMEOUT, asked).await.unwrap_or_else(|_| {
+            Err(Status::deadline_exceeded(format!("no answer within {:.1} s", ATTEMPT_TIMEOUT.as_secs_f64())))
+        });
+        let id = answered?.id;
+        tracing::debug!(session = id, "opened a session");
+        self.sessions.opened(&Arc::new(Window::new(id)), ttl, Arc::downgrade(self));
+        Ok(())
+    }
+
     /// Has the leader close the session that is open, which nobody needs any more. `None`: there is none, or no connection to a
     /// leader; it ends in time by itself.
     pub fn leaving(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
@@ -320,9 +366,85 @@ async fn keep(inner: Weak<Inner>, window: Arc<Window>, quiet: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use lake_proto::v1::sessions_server::{Sessions as Served, SessionsServer};
+    use tokio::sync::Notify;
+    use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+    use tonic::Request;
+
     use super::*;
     use crate::remote::RemoteConfig;
     use crate::store::MetaStore;
+
+    /// Changes in a hurry, one after the other.
+    const HURRIED: u64 = 8;
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A leader that opens a session when it is told to.
+    #[derive(Clone, Default)]
+    struct Slow {
+        asked: Arc<AtomicUsize>,
+        go_on: Arc<Notify>,
+    }
+
+    #[tonic::async_trait]
+    impl Served for Slow {
+        type KeepAliveStream = ReceiverStream<Result<v1::KeepAliveResponse, Status>>;
+
+        async fn open(&self, _: Request<v1::OpenSessionRequest>) -> Result<Response<v1::OpenSessionResponse>, Status> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            self.go_on.notified().await;
+            Ok(Response::new(v1::OpenSessionResponse { id: 7, ..Default::default() }))
+        }
+
+        async fn close(
+            &self,
+            _: Request<v1::CloseSessionRequest>,
+        ) -> Result<Response<v1::CloseSessionResponse>, Status> {
+            Ok(Response::new(v1::CloseSessionResponse::default()))
+        }
+
+        async fn keep_alive(
+            &self,
+            _: Request<Streaming<v1::KeepAliveRequest>>,
+        ) -> Result<Response<Self::KeepAliveStream>, Status> {
+            unreachable!()
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_session_whose_caller_has_given_up_is_the_next_ones() {
+        let leader = Slow::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = tonic::transport::Server::builder().add_service(SessionsServer::new(leader.clone()));
+        let server = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let store = RemoteStore::connect(RemoteConfig { endpoints: vec![address.clone()], secret: None }).unwrap();
+        let member = v1::Member { id: 1, grpc_address: address, ..v1::Member::default() };
+        let change = async |term: u64, patience: Duration| {
+            // Silence has it forgotten.
+            store.inner.lock().view.learn(term, Some(&member));
+            store.cas("/kv/a", None, "1".into(), clock::now() + patience).await.unwrap_err()
+        };
+        for term in 1..=HURRIED {
+            let error = change(term, Duration::from_millis(100)).await;
+            assert!(error.is_unavailable() && error.applied() == Applied::No, "{error}");
+        }
+        let opened = async {
+            loop {
+                match store.inner.sessions.current().flatten() {
+                    Some(window) => return window.session(),
+                    None => leader.go_on.notify_one(),
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        // The change itself is nothing that this leader knows.
+        let (session, _) = tokio::join!(tokio::time::timeout(PATIENCE, opened), change(HURRIED + 1, PATIENCE));
+        assert_eq!(session, Ok(7));
+        let asked = leader.asked.load(Ordering::SeqCst) as u64;
+        assert!(asked < HURRIED / 2, "each has asked for a session of its own: {asked} were");
+        server.abort();
+    }
 
     #[tokio::test]
     async fn a_change_too_many_is_refused_at_once_and_one_less_makes_room() {

@@ -30,15 +30,21 @@ impl RemoteStore {
         Ok(Read { revision: revision(answer.header), value })
     }
 
-    /// Gives a shard to a node, also in maintenance mode. Nothing changes if it has it.
+    /// Gives a shard to a node, also in maintenance mode, or with `dry_run` only says whether it would be given. Nothing changes if it has it.
     ///
     /// # Errors
     /// `Refused` for a node that is no worker, or not heard; as every call.
-    pub async fn move_shard(&self, shard: u32, node: &str, deadline: Instant) -> Result<ShardMove, Error> {
+    pub async fn move_shard(
+        &self,
+        shard: u32,
+        node: &str,
+        dry_run: bool,
+        deadline: Instant,
+    ) -> Result<ShardMove, Error> {
         let doing = format!("moving shard {shard} to {node}");
         let (answer, _) = self
             .on_leader(&doing, deadline, Rules::RESENDABLE, async |address, timeout| {
-                let message = v1::MoveShardRequest { shard, node: node.to_owned() };
+                let message = v1::MoveShardRequest { shard, node: node.to_owned(), dry_run };
                 let request = self.inner.request(message, timeout)?;
                 Ok(ShardsClient::new(self.inner.channel(&address)?).move_shard(request).await?.into_inner())
             })

@@ -38,6 +38,7 @@ use super::placement::Placement;
 use super::procedures::{self, Procedures};
 use super::reads::{self, ReadIndex};
 use super::shares::{Call, Held, Pool, Refused, Resource};
+use super::snapshot_turns::SnapshotTurns;
 use super::standing::{Inquiry, Standing};
 use super::succession::Succession;
 use super::view::View;
@@ -62,6 +63,8 @@ pub const MAX_PROPOSED_BYTES: usize = 256 << 20;
 const HANDOVER: Duration = Duration::from_millis(500);
 /// How long that other may take to show that it can be reached, and how often it is asked again.
 const REACH: Duration = Duration::from_millis(100);
+/// How long a peer that stops waits for the end of a snapshot that is being written.
+const GIVE_UP: Duration = Duration::from_secs(3);
 
 /// A peer that belongs to a cluster.
 pub struct Member {
@@ -79,6 +82,7 @@ pub struct Member {
     pub standing: Arc<Standing>,
     pub succession: Succession,
     pub snapshots: SnapshotStore,
+    pub snapshot_turns: SnapshotTurns,
     pub duties: Duties,
     pub nodes: Nodes,
     pub procedures: Procedures,
@@ -160,12 +164,13 @@ impl Member {
             alarm: alarm_sender,
         };
         tasks.spawn(agreement.run(stop.clone()));
+        let snapshot_turns = SnapshotTurns::new(view.clone(), network.clone(), published.clone(), settings.storage);
+        tasks.spawn(snapshot_turns.clone().run(stop.clone()));
         let watchdog = Watchdog {
             view: view.clone(),
             log: log.clone(),
-            published: published.clone(),
+            snapshot_turns: snapshot_turns.clone(),
             pages: pages.clone(),
-            storage: settings.storage,
             failed: ends.failed,
         };
         tasks.spawn(watchdog.run(stop.clone()));
@@ -184,6 +189,7 @@ impl Member {
             standing,
             succession,
             snapshots,
+            snapshot_turns,
             duties: Duties::default(),
             nodes: Nodes::new(settings.rhythm),
             procedures: Procedures::new(settings.pace),
@@ -570,6 +576,18 @@ impl Member {
         while tasks.join_next().await.is_some() {}
         if let Err(e) = self.raft().shutdown().await {
             tracing::warn!("ending the consensus core: {e}");
+        }
+        // It has been told to give up, and does after the piece that it is at.
+        let given_up = async {
+            while self.published.writes_snapshot() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if tokio::time::timeout(GIVE_UP, given_up).await.is_err() {
+            let secs = GIVE_UP.as_secs();
+            tracing::warn!(
+                "stopping though a snapshot is being written: the disk has taken more than {secs} s for a piece"
+            );
         }
     }
 

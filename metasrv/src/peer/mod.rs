@@ -17,6 +17,7 @@
 //! - [`agreement`]: whether the peers still hold the same state;
 //! - [`shares`]: what all callers share, in parts; [`ledger`]: the same for what stands in the state;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member; [`disk`]: the room it takes;
+//! - [`snapshot_turns`]: which peer writes its snapshot now;
 //! - [`failure`]: why a call failed.
 
 pub mod address;
@@ -40,6 +41,7 @@ pub mod placement;
 pub mod procedures;
 pub mod reads;
 pub mod shares;
+pub mod snapshot_turns;
 pub mod standing;
 pub mod succession;
 pub mod verdicts;

@@ -10,10 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::note_end;
 use super::pages::Pages;
+use super::snapshot_turns::SnapshotTurns;
 use super::view::View;
-use crate::config::StorageConfig;
 use crate::log::{Health, Log};
-use crate::raft::state_machine::{Published, SinceSnapshot};
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(100);
@@ -23,17 +22,14 @@ pub const DISK_HANGS: Duration = Duration::from_secs(2);
 const GIVE_UP_AGAIN: Duration = Duration::from_secs(5);
 /// At most about so many bytes of entries are kept behind a snapshot.
 const PURGE_MARGIN_BYTES: u64 = 32 << 20;
-/// Snapshots write at most so many times the bytes of the log.
-const MOST_WRITTEN_AGAIN: u64 = 4;
 /// How long until a snapshot is asked for again that was put off, for want of room.
-const SNAPSHOT_AGAIN: Duration = Duration::from_secs(10);
+pub(super) const SNAPSHOT_AGAIN: Duration = Duration::from_secs(10);
 
 pub(super) struct Watchdog {
     pub view: View,
     pub log: Log,
-    pub published: Arc<Published>,
+    pub snapshot_turns: SnapshotTurns,
     pub pages: Arc<Pages>,
-    pub storage: StorageConfig,
     pub failed: watch::Sender<Option<String>>,
 }
 
@@ -71,13 +67,11 @@ impl Watchdog {
             return;
         }
         self.purge_what_is_large().await;
-        if !snapshot_is_due(&self.storage, self.published.since_snapshot()) {
+        if !self.snapshot_turns.is_due() {
             asked.forget();
         } else if asked.may(clock::now()) {
             asked.done(clock::now());
-            if let Err(e) = self.view.raft().trigger().snapshot().await {
-                tracing::warn!("asking for a snapshot: {e}");
-            }
+            self.snapshot_turns.want().await;
         }
     }
 
@@ -117,13 +111,6 @@ impl Watchdog {
     }
 }
 
-/// A snapshot writes the whole state, and reading it back is cheaper than applying the entries that led to it: one is due
-/// when the log behind the last one is long, by either measure, unless that is little beside what would be written.
-fn snapshot_is_due(storage: &StorageConfig, since: SinceSnapshot) -> bool {
-    let is_long = since.entries >= storage.snapshot_entries || since.bytes >= storage.snapshot_bytes;
-    is_long && since.bytes >= since.covered_bytes / MOST_WRITTEN_AGAIN
-}
-
 /// Something that is done again only after a while.
 struct Spaced {
     least: Duration,
@@ -152,17 +139,6 @@ impl Spaced {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_snapshot_is_taken_when_the_log_is_long_beside_the_state() {
-        let storage = StorageConfig { snapshot_entries: 100, snapshot_bytes: 1000, ..StorageConfig::default() };
-        let due =
-            |entries, bytes, covered_bytes| snapshot_is_due(&storage, SinceSnapshot { entries, bytes, covered_bytes });
-        assert!(due(100, 10, 0) && due(1, 1000, 0), "by either measure");
-        assert!(!due(99, 999, 0));
-        assert!(due(100, 500, 2000) && !due(100, 499, 2000), "not for a small part of the state");
-        assert!(due(1, 2500, 10_000) && !due(1, 2499, 10_000));
-    }
 
     #[test]
     fn what_is_put_off_is_not_asked_for_at_every_look() {

@@ -99,6 +99,26 @@ impl From<snapshot::Loaded> for Applied {
 pub struct Published {
     current: watch::Sender<Arc<Applied>>,
     behind: Behind,
+    /// How many snapshots this peer has begun to write, and of how many that has ended, well or not.
+    snapshots_begun: AtomicU64,
+    snapshots_ended: AtomicU64,
+}
+
+/// A snapshot that is being written, until this is dropped.
+#[derive(Debug)]
+struct Writing(Arc<Published>);
+
+impl Writing {
+    fn begin(published: Arc<Published>) -> Self {
+        published.snapshots_begun.fetch_add(1, Ordering::SeqCst);
+        Self(published)
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.snapshots_ended.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 /// What lies behind the newest snapshot, the one being written included.
@@ -125,7 +145,8 @@ impl Published {
     fn new(applied: Applied) -> Arc<Self> {
         let behind = Behind::default();
         behind.begun(&applied.state);
-        Arc::new(Self { current: watch::Sender::new(Arc::new(applied)), behind })
+        let (snapshots_begun, snapshots_ended) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { current: watch::Sender::new(Arc::new(applied)), behind, snapshots_begun, snapshots_ended })
     }
 
     /// The newest.
@@ -136,6 +157,18 @@ impl Published {
     /// The newest, and every one that comes.
     pub fn subscribe(&self) -> watch::Receiver<Arc<Applied>> {
         self.current.subscribe()
+    }
+
+    /// How many snapshots this peer has begun to write since it was started.
+    pub fn snapshots_begun(&self) -> u64 {
+        self.snapshots_begun.load(Ordering::SeqCst)
+    }
+
+    /// Whether it is writing one.
+    pub fn writes_snapshot(&self) -> bool {
+        // In this order: what begins in between counts as being written.
+        let ended = self.snapshots_ended.load(Ordering::SeqCst);
+        self.snapshots_begun() > ended
     }
 
     /// What lies behind the newest snapshot.
@@ -242,7 +275,8 @@ impl StateMachine {
     fn builder(&self) -> SnapshotBuilder {
         let applied = self.published.current();
         self.published.behind.begun(&applied.state);
-        SnapshotBuilder { applied, snapshots: self.snapshots.clone() }
+        let _writing = Writing::begin(self.published.clone());
+        SnapshotBuilder { applied, snapshots: self.snapshots.clone(), _writing }
     }
 }
 
@@ -419,6 +453,7 @@ fn is_for_want_of_room(error: &io::Error) -> bool {
 pub struct SnapshotBuilder {
     applied: Arc<Applied>,
     snapshots: Arc<Snapshots>,
+    _writing: Writing,
 }
 
 impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
@@ -430,8 +465,11 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         let (applied, snapshots, covered) = (self.applied.clone(), self.snapshots.clone(), meta.clone());
         let cluster_id = self.snapshots.log.mark().cluster_id;
         let log = self.snapshots.log.clone();
-        let data =
-            where_there_is_room(&log, move || snapshots.store.write(&covered, &cluster_id, &applied.state)).await?;
+        let write = move || {
+            let goes_on = || !snapshots.log.holds_no_more();
+            snapshots.store.write_beside(&covered, &cluster_id, &applied.state, goes_on)
+        };
+        let data = where_there_is_room(&log, write).await?;
         self.snapshots.keep(meta.clone(), data.clone()).await?;
         tracing::info!(
             index = meta.last_log_id.map(|id| id.index),

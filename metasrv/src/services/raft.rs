@@ -309,6 +309,17 @@ impl Raft for RaftService {
         Ok(Response::new(v1::StateHashResponse { hash: hash.map(|hash| hash.to_be_bytes().to_vec().into()) }))
     }
 
+    async fn snapshot_turn(
+        &self,
+        request: Request<v1::SnapshotTurnRequest>,
+    ) -> Result<Response<v1::SnapshotTurnResponse>, Status> {
+        let request = request.into_inner();
+        let from = sender(&request.header);
+        let member = self.addressed(request.header)?;
+        let granted = member.snapshot_turns.asked(from, request.over)?;
+        Ok(Response::new(v1::SnapshotTurnResponse { granted }))
+    }
+
     async fn read_index(
         &self,
         request: Request<v1::ReadIndexRequest>,

@@ -36,7 +36,7 @@ impl Shards for ShardsService {
         let call = call(&self.peer, &request);
         let member = serving(&self.peer, request.metadata())?;
         let request = request.into_inner();
-        let moved = member.move_shard(request.shard, &request.node, &call).await?;
+        let moved = member.move_shard(request.shard, &request.node, request.dry_run, &call).await?;
         let header = Some(member.header(member.published.current().state.revision()));
         Ok(Response::new(v1::MoveShardResponse { header, moved: Some(moved) }))
     }

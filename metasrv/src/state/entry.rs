@@ -9,6 +9,8 @@ use bytes::Bytes;
 use lake_proto::coordination::LeaseId;
 use lake_proto::kv::{KeyValue, Revision};
 
+use super::restore::EntryRef;
+
 /// Values of at least this many bytes are handed out without copying them.
 const SHARED_VALUE_BYTES: usize = 4 << 10;
 
@@ -27,6 +29,25 @@ pub(super) struct Numbers {
     pub create_revision: Revision,
     pub mod_revision: Revision,
     pub lease: Option<LeaseId>,
+}
+
+/// All that an entry holds, read in one go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts<'a> {
+    pub key: &'a [u8],
+    pub numbers: Numbers,
+    pub value: &'a [u8],
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn key(&self) -> &'a str {
+        std::str::from_utf8(self.key).expect("it was made of a str")
+    }
+
+    /// Bytes of the key and the value.
+    pub(super) fn size(&self) -> u64 {
+        (self.key.len() + self.value.len()) as u64
+    }
 }
 
 /// What an entry is put together in before it gets memory of its own.
@@ -51,9 +72,8 @@ impl Scratch {
     }
 
     /// The entry of what was read or received.
-    pub(super) fn entry_of(&mut self, entry: &KeyValue) -> Entry {
-        let KeyValue { key, value, version, create_revision, mod_revision, lease } = entry;
-        let (version, create_revision, mod_revision, lease) = (*version, *create_revision, *mod_revision, *lease);
+    pub(super) fn entry_of(&mut self, entry: EntryRef<'_>) -> Entry {
+        let EntryRef { key, value, version, create_revision, mod_revision, lease } = entry;
         self.entry(key, value, Numbers { version, create_revision, mod_revision, lease })
     }
 }
@@ -83,6 +103,12 @@ impl Entry {
     /// The key, and what is behind it.
     fn split(&self) -> (&[u8], &[u8]) {
         let mut rest = &self.0[..];
+        // So it is with nearly every key, and every step of every search in the map comes here.
+        if let Some((len, rest)) = rest.split_first()
+            && *len < 0x80
+        {
+            return rest.split_at(usize::from(*len));
+        }
         let len = take_number(&mut rest) as usize;
         rest.split_at(len)
     }
@@ -91,15 +117,15 @@ impl Entry {
         self.split().0
     }
 
-    /// The numbers, and the value.
-    fn behind_key(&self) -> (Numbers, &[u8]) {
-        let mut rest = self.split().1;
+    /// All of it.
+    pub(super) fn parts(&self) -> Parts<'_> {
+        let (key, mut rest) = self.split();
         let version = take_number(&mut rest);
         let create_revision = take_number(&mut rest);
         let mod_revision = create_revision.wrapping_add(take_number(&mut rest));
         // Ids are revisions, and the first is 1.
         let lease = Some(take_number(&mut rest)).filter(|id| *id != 0);
-        (Numbers { version, create_revision, mod_revision, lease }, rest)
+        Parts { key, numbers: Numbers { version, create_revision, mod_revision, lease }, value: rest }
     }
 
     pub(super) fn key(&self) -> &str {
@@ -107,33 +133,37 @@ impl Entry {
     }
 
     pub(super) fn value(&self) -> &[u8] {
-        self.behind_key().1
+        self.parts().value
     }
 
     pub(super) fn mod_revision(&self) -> Revision {
         self.numbers().mod_revision
     }
 
-    pub(super) fn lease(&self) -> Option<LeaseId> {
-        self.numbers().lease
-    }
-
     pub(super) fn numbers(&self) -> Numbers {
-        self.behind_key().0
+        self.parts().numbers
     }
 
     /// Bytes of the key and the value.
     pub(super) fn size(&self) -> u64 {
-        (self.key_bytes().len() + self.value().len()) as u64
+        self.parts().size()
+    }
+
+    /// As it lies here.
+    pub(super) fn entry_ref(&self) -> EntryRef<'_> {
+        let parts = self.parts();
+        let Numbers { version, create_revision, mod_revision, lease } = parts.numbers;
+        EntryRef { key: parts.key(), value: parts.value, version, create_revision, mod_revision, lease }
     }
 
     pub(super) fn key_value(&self) -> KeyValue {
-        let (Numbers { version, create_revision, mod_revision, lease }, value) = self.behind_key();
-        let value = match value {
+        let parts = self.parts();
+        let Numbers { version, create_revision, mod_revision, lease } = parts.numbers;
+        let value = match parts.value {
             small if small.len() < SHARED_VALUE_BYTES => Bytes::copy_from_slice(small),
             large => Bytes::from_owner(self.0.clone()).slice(self.0.len() - large.len()..),
         };
-        KeyValue { key: self.key().to_owned(), value, version, create_revision, mod_revision, lease }
+        KeyValue { key: parts.key().to_owned(), value, version, create_revision, mod_revision, lease }
     }
 
     /// Whether everything in it is the same, and not only the key.
@@ -179,7 +209,7 @@ mod tests {
     use super::*;
 
     fn of(entry: &KeyValue) -> Entry {
-        Scratch::default().entry_of(entry)
+        Scratch::default().entry_of(EntryRef::of(entry))
     }
 
     #[test]
@@ -191,6 +221,7 @@ mod tests {
             (SHARED_VALUE_BYTES, 128, 16_383, 16_384, None),
             // No state holds this; a damaged file may.
             (20, 2, u64::MAX, 1, Some(1)),
+            (20, 0, 1, 1, None),
             (1 << 20, 12, u64::MAX, u64::MAX, Some(u64::MAX)),
         ];
         for (value, key, create_revision, mod_revision, lease) in cases {

@@ -309,10 +309,11 @@ impl State {
     }
 
     fn insert(&mut self, entry: Entry) {
-        self.hash.add(hash::entry(&entry));
-        self.bytes += entry.size();
-        self.quotas.grown(entry.key(), entry.size());
-        let lease = entry.lease().map(|id| (id, Arc::from(entry.key())));
+        let parts = entry.parts();
+        self.hash.add(hash::entry(&parts));
+        self.bytes += parts.size();
+        self.quotas.grown(parts.key(), parts.size());
+        let lease = parts.numbers.lease.map(|id| (id, Arc::from(parts.key())));
         if let Some(previous) = self.entries.0.insert(entry) {
             self.forget(&previous);
         }
@@ -331,11 +332,12 @@ impl State {
 
     /// What is no longer there no longer counts.
     fn forget(&mut self, previous: &Entry) {
-        self.hash.remove(hash::entry(previous));
-        self.bytes -= previous.size();
-        self.quotas.shrunk(previous.key(), previous.size());
-        if let Some(held) = previous.lease().and_then(|id| self.leases.get_mut(&id)) {
-            held.keys.remove(previous.key());
+        let parts = previous.parts();
+        self.hash.remove(hash::entry(&parts));
+        self.bytes -= parts.size();
+        self.quotas.shrunk(parts.key(), parts.size());
+        if let Some(held) = parts.numbers.lease.and_then(|id| self.leases.get_mut(&id)) {
+            held.keys.remove(parts.key());
         }
     }
 

@@ -52,6 +52,33 @@ pub enum Part {
     },
 }
 
+/// An entry where it lies, in a state or in what a snapshot was read into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryRef<'a> {
+    pub key: &'a str,
+    pub value: &'a [u8],
+    pub version: u64,
+    pub create_revision: Revision,
+    pub mod_revision: Revision,
+    pub lease: Option<LeaseId>,
+}
+
+impl<'a> EntryRef<'a> {
+    /// That of a whole one.
+    pub fn of(entry: &'a KeyValue) -> Self {
+        let KeyValue { key, value, version, create_revision, mod_revision, lease } = entry;
+        let (version, create_revision, mod_revision, lease) = (*version, *create_revision, *mod_revision, *lease);
+        Self { key, value, version, create_revision, mod_revision, lease }
+    }
+}
+
+/// One part of a state, or an entry of it that was not taken out.
+#[derive(Debug)]
+pub enum Piece<'a> {
+    Entry(EntryRef<'a>),
+    Part(Part),
+}
+
 /// The numbers that are not in parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numbers {
@@ -68,12 +95,24 @@ impl State {
 
     /// Everything else.
     pub fn parts(&self) -> impl Iterator<Item = Part> + '_ {
+        let [before, behind] = self.parts_around_entries();
+        before.chain(self.iter().map(Part::Entry)).chain(behind)
+    }
+
+    /// The same, with the entries left where they are.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> + '_ {
+        let [before, behind] = self.parts_around_entries();
+        let entries = self.entries.0.iter().map(|entry| Piece::Entry(entry.entry_ref()));
+        before.map(Piece::Part).chain(entries).chain(behind.map(Piece::Part))
+    }
+
+    /// What comes before the entries, and what comes behind them.
+    fn parts_around_entries(&self) -> [Box<dyn Iterator<Item = Part> + Send + '_>; 2] {
         let leases = self.leases.iter().map(|(id, lease)| Part::Lease {
             id: *id,
             ttl_ms: lease.ttl_ms,
             holder: lease.holder.to_string(),
         });
-        let entries = self.iter().map(Part::Entry);
         let scopes = self.scopes.list("", "").map(Part::Scope);
         let sessions = self.sessions.iter().flat_map(|(id, session)| session_parts(id, session));
         let quotas =
@@ -90,7 +129,7 @@ impl State {
             incarnation: peer.incarnation.to_string(),
             removed: peer.removed,
         });
-        leases.chain(entries).chain(scopes).chain(sessions).chain(quotas).chain(events).chain(peers)
+        [Box::new(leases), Box::new(scopes.chain(sessions).chain(quotas).chain(events).chain(peers))]
     }
 }
 
@@ -199,23 +238,13 @@ impl StateBuilder {
     pub fn add(&mut self, part: Part) -> Result<(), &'static str> {
         let state = &mut self.state;
         match part {
+            Part::Entry(entry) => self.add_entry(EntryRef::of(&entry))?,
             // Ids are revisions, and the first is 1.
             Part::Lease { id: 0, .. } | Part::Session { id: 0, .. } => {
                 return Err("a lease or session has the id 0");
             }
             Part::Lease { id, ttl_ms, holder } => {
                 state.add_lease(id, ttl_ms, &holder);
-            }
-            Part::Entry(entry) => {
-                if self.last.as_ref().is_some_and(|last| *last.key() >= *entry.key) {
-                    return Err("its keys are out of order");
-                }
-                if entry.lease.is_some_and(|id| !state.has_lease(id)) {
-                    return Err("a key hangs on a lease that is not there");
-                }
-                let entry = self.scratch.entry_of(&entry);
-                state.insert(entry.clone());
-                self.last = Some(entry);
             }
             Part::Scope(scope) => {
                 if !state.can_own(Some(&scope.owner)) {
@@ -268,6 +297,23 @@ impl StateBuilder {
         Ok(())
     }
 
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn add_entry(&mut self, entry: EntryRef<'_>) -> Result<(), &'static str> {
+        if self.last.as_ref().is_some_and(|last| last.key() >= entry.key) {
+            return Err("its keys are out of order");
+        }
+        if entry.lease.is_some_and(|id| !self.state.has_lease(id)) {
+            return Err("a key hangs on a lease that is not there");
+        }
+        let entry = self.scratch.entry_of(entry);
+        self.state.insert(entry.clone());
+        self.last = Some(entry);
+        Ok(())
+    }
+
     fn close_change(&mut self) {
         if let Some((revision, events)) = self.change.take() {
             self.state.changes.push(revision, events, &mut self.state.hash);
@@ -286,6 +332,6 @@ fn shared_event(state: &State, scratch: &mut Scratch, key: &str, entry: Option<K
     let Some(entry) = entry else { return Event::deleted(key.into()) };
     match state.entries.get(key) {
         Some(current) if current.mod_revision() == entry.mod_revision => Event::put(current.clone()),
-        _ => Event::put(scratch.entry_of(&entry)),
+        _ => Event::put(scratch.entry_of(EntryRef::of(&entry))),
     }
 }

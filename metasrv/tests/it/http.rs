@@ -3,10 +3,17 @@
 use std::io::ErrorKind::WouldBlock;
 use std::net::SocketAddr;
 
-use crate::support::{TestCluster, eventually, http_get as get};
+use crate::support::purging::{Worker, purge, soon, until};
+use crate::support::{TestCluster, eventually, http, http_get as get};
+use lake_client::procedures::calls;
+use lake_client::procedures::{Record, State};
+use lake_client::remote::node::NodeKeeper;
+use lake_client::secret::Secret;
 use lake_metasrv::http::MAX_CONNECTIONS;
+use lake_metasrv::peer::procedures::machine::Pace;
 use lake_metasrv::state::FEATURE_LEVEL;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn live_and_ready_are_told_apart() {
@@ -86,5 +93,118 @@ async fn live_and_ready_are_told_apart() {
     })
     .await;
     assert_eq!(get(address(&cluster, leader), "/live").await, (200, "live\n".to_owned()));
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_see_and_change_what_is_coordinated() {
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+    let mut cluster = TestCluster::founded(3, |config| {
+        config.http_listen = Some(any_port);
+        config.pace = Pace { first_retry: std::time::Duration::from_millis(10), max_failures: 2, ..Pace::retaining(0) };
+    })
+    .await;
+    let leader = cluster.leader().await;
+    let address = |id: u64| cluster.running[&id].http_address().unwrap();
+    let ask = async |method: &str, path: &str| http(address(leader), method, path, "").await;
+    let store = cluster.client();
+    let _worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
+    let _other = NodeKeeper::start(cluster.client(), "x", Worker::new());
+
+    // Where there is a secret, not without it; and never for a page that a browser shows.
+    let listener = TcpListener::bind(any_port).await.unwrap();
+    let (guarded, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+    let secret = Secret::new("0123456789abcdef").unwrap();
+    let peer = cluster.running[&leader].peer().clone();
+    let serving = tokio::spawn(lake_metasrv::http::serve(peer, listener, Some(secret.clone()), stop.clone()));
+    let bearer = format!("Authorization: {}\r\n", secret.bearer());
+    let page = format!("{bearer}Origin: http://elsewhere\r\n");
+    let wrong = "Authorization: Bearer 0123456789abcdeF\r\n";
+    for (headers, code) in [("", 401), (wrong, 401), (page.as_str(), 403), (bearer.as_str(), 200)] {
+        for (method, path) in [("GET", "/v1/nodes"), ("GET", "/v1/procedures")] {
+            assert_eq!(http(guarded, method, path, headers).await.0, code, "{headers}");
+        }
+        assert_eq!(http(guarded, "GET", "/live", headers).await.0, 200);
+    }
+    assert_eq!(http(guarded, "POST", "/v1/shards/maintenance/on", wrong).await.0, 401);
+    assert_eq!(http(address(leader), "POST", "/v1/shards/balance", "Origin: http://elsewhere\r\n").await.0, 403);
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+    // Another peer says who leads.
+    let other = (1..=3).find(|id| *id != leader).unwrap();
+    let (code, told) = get(address(other), "/v1/nodes").await;
+    assert!(code == 421 && told.contains(&cluster.configs[&leader].listen.to_string()), "{code} {told}");
+    assert_eq!(ask("GET", "/v1/shards?dry=1").await.0, 400);
+
+    let listed = eventually("both nodes to be up", async || {
+        let (code, listed) = ask("GET", "/v1/nodes").await;
+        (code == 200 && listed.matches("\"state\":\"up\"").count() == 2).then_some(listed)
+    })
+    .await;
+    assert!(listed.contains("\"node\":\"w\"") && listed.contains("\"roles\":[\"worker\"]"), "{listed}");
+    assert_eq!(ask("GET", "/v1/nodes/w").await.0, 200);
+    assert_eq!(ask("GET", "/v1/nodes/nobody").await.0, 404);
+
+    // Where "w" and "x" have halves, one goes by hand.
+    let halves = eventually("each to have its half", async || {
+        ask("POST", "/v1/shards/balance?dry_run=false").await;
+        let (_, listed) = ask("GET", "/v1/shards").await;
+        let of = |node: &str| listed.matches(&format!("\"node\":\"{node}\"")).count();
+        (of("w") > 0 && of("w") == of("x")).then_some(listed)
+    })
+    .await;
+    assert!(halves.contains("\"maintenance\":false"), "{halves}");
+    // All of them, where that is asked for.
+    let (code, would) = ask("POST", "/v1/nodes/x/drain/on?dry_run=true").await;
+    assert!(code == 200 && !would.contains("\"shards\":[]"), "{code} {would}");
+    assert!(ask("GET", "/v1/drained").await.1.contains("\"drained\":[]"));
+    assert_eq!(ask("POST", "/v1/nodes/x/drain/on").await.0, 200);
+    eventually("x to have none", async || {
+        let (_, listed) = ask("GET", "/v1/shards").await;
+        (!listed.contains("\"node\":\"x\"")).then_some(())
+    })
+    .await;
+    let (code, refused) = ask("POST", "/v1/shards/0/move/x").await;
+    assert!(code == 400 && refused.contains("is drained"), "{code} {refused}");
+    assert!(ask("GET", "/v1/drained").await.1.contains("\"drained\":[\"x\"]"));
+    assert_eq!(ask("POST", "/v1/nodes/x/drain/off").await.0, 200);
+    assert_eq!(ask("POST", "/v1/shards/maintenance/on").await.0, 200);
+    let (_, first) = ask("GET", "/v1/shards/0").await;
+    let to = if first.contains("\"node\":\"w\"") { "x" } else { "w" };
+    let path = format!("/v1/shards/0/move/{to}");
+    let (code, would) = ask("POST", &format!("{path}?dry_run=true")).await;
+    assert!(code == 200 && would.contains("\"dry_run\":true") && would.contains("\"fence\":null"), "{code} {would}");
+    let has = async || ask("GET", "/v1/shards/0").await.1.contains(&format!("\"node\":\"{to}\""));
+    assert!(!has().await, "it was only told");
+    let (code, moved) = ask("POST", &path).await;
+    assert!(code == 200 && !moved.contains("\"fence\":null") && has().await, "{code} {moved}");
+    assert_eq!(ask("POST", "/v1/shards/balance?dry_run=true").await.0, 200);
+    assert_eq!(ask("POST", "/v1/shards/0/move/nobody").await.0, 400);
+    assert_eq!(ask("GET", "/v1/shards/4000").await.0, 404);
+
+    // A procedure that is poisoned is looked into, and given up.
+    let (id, record) = purge("damaged");
+    calls::submit(&store, &id, &record, soon()).await.unwrap();
+    until(&store, &id, |record| record.state == State::Poisoned).await;
+    let (_, listed) = ask("GET", "/v1/procedures?active=true").await;
+    assert!(listed.contains(&id) && listed.contains("\"state\":\"poisoned\""), "{listed}");
+    let one = format!("/v1/procedures/{id}");
+    assert!(ask("GET", &one).await.1.contains("cannot be deleted"));
+    let (_, would) = ask("POST", &format!("{one}/cancel?dry_run=true")).await;
+    assert!(would.contains("\"accepted\":false") && would.contains("it is poisoned"), "{would}");
+    let (_, would) = ask("POST", &format!("{one}/clear/give-up?dry_run=true")).await;
+    assert!(would.contains("\"accepted\":true") && would.contains("1 scopes go"), "{would}");
+    assert_eq!(calls::get(&store, &id, soon()).await.unwrap().unwrap().record.state, State::Poisoned);
+    let (code, given_up) = ask("POST", &format!("{one}/clear/give-up")).await;
+    assert!(code == 200 && given_up.contains("\"state\":\"failed\""), "{code} {given_up}");
+
+    // One that has not begun to delete is cancelled.
+    let later = Record { due_ms: Some(u64::MAX), accepted_ms: Some(0), ..purge("later").1 };
+    calls::submit(&store, "later", &later, soon()).await.unwrap();
+    let (_, would) = ask("POST", "/v1/procedures/later/cancel?dry_run=true").await;
+    assert!(would.contains("\"accepted\":true") && would.contains("ends as cancelled"), "{would}");
+    assert_eq!(ask("POST", "/v1/procedures/later/cancel").await.0, 200);
+    until(&store, "later", |record| record.state == State::Cancelled).await;
+    assert_eq!(ask("GET", "/v1/procedures/nothing").await.0, 404);
     cluster.stop_all().await;
 }

@@ -25,8 +25,6 @@ mod membership_kills;
 mod nodes;
 mod overload;
 mod power_cut;
-#[cfg(feature = "failpoints")]
-mod procedure_kills;
 mod procedures;
 mod refusals;
 mod rescue;
@@ -34,6 +32,7 @@ mod rescue_directories;
 mod sessions;
 mod settings;
 mod shards;
+mod snapshot_turns;
 mod succession;
 mod support;
 mod watch;

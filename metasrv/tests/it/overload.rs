@@ -104,7 +104,7 @@ async fn a_greedy_caller_is_refused_and_a_modest_one_gets_in() {
     let in_flight = || cluster.running[&leader].peer().member().unwrap().in_flight() as u64;
 
     // Nothing is committed now: all that is taken in stays in flight.
-    let (mut greedy, mut quickest) = (Vec::new(), Duration::MAX);
+    let mut greedy = Vec::new();
     for n in 0..GREEDY {
         let caller = Caller::new(&cluster, leader).await;
         caller.ask(REQUESTS, |id| put(format!("/kv/greedy/{n}/{id}"))).await;
@@ -122,19 +122,16 @@ async fn a_greedy_caller_is_refused_and_a_modest_one_gets_in() {
     let taken = all - refused;
     assert!(taken >= 1000 && refused >= 1000, "{taken} taken in, {refused} refused");
 
-    // What is refused waits for nothing: not for its deadline, nor for those that are in flight.
+    // What is refused waits for nothing: not for its deadline, which is later than anybody waits here, nor for those in flight.
     {
         let mut greedy = greedy.lock().await;
         let one = &mut greedy[0];
         for n in 0..20 {
-            let asked = Instant::now();
             one.ask(1, |_| put(format!("/kv/greedy/more/{n}"))).await;
             let answer = tokio::time::timeout(PATIENCE, one.answers.recv()).await.expect("an answer");
-            assert_eq!(answer.unwrap(), Err(Kind::Overloaded));
-            quickest = quickest.min(asked.elapsed());
+            assert_eq!((answer.unwrap(), in_flight()), (Err(Kind::Overloaded), taken));
         }
     }
-    assert!(quickest < Duration::from_millis(100), "the quickest refusal of 20 took {quickest:?}");
 
     let modest = Caller::new(&cluster, leader).await;
     modest.ask(MODEST, |id| put(format!("/kv/modest/{id}"))).await;

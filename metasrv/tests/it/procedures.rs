@@ -1,133 +1,46 @@
 //! Procedures, and the leader who runs them: what becomes of them when leaders and workers go, when they fail, are
 //! cancelled, and end.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use async_trait::async_trait;
-use bytes::Bytes;
-use lake_client::catalog::{TableIdent, TablePointer};
+use lake_client::catalog::{Catalog, CatalogError, Namespace, TableIdent, TablePointer};
 use lake_client::nodes::Rhythm;
 use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
-use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, RETAIN, Task, of_drop};
+use lake_client::procedures::drop_namespace::{AT_ONCE, NamespaceDrop, PURGES};
+use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
+use lake_client::procedures::upkeep::{RUN, TableUpkeep};
 use lake_client::procedures::{Procedure, Record, State, kept};
 use lake_client::remote::RemoteStore;
-use lake_client::remote::node::{Node, NodeKeeper};
+use lake_client::remote::node::NodeKeeper;
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::peer::procedures::machine::Pace;
-use lake_proto::v1;
 use rustix::process::Signal;
-use tokio::sync::Semaphore;
 
 use crate::support::processes::Processes;
-use crate::support::{PATIENCE, TestCluster, eventually};
+use crate::support::purging::{COUNT, FILES, Runner, Worker, deleted, purge, soon, submit, submit_upkeep, until};
+use crate::support::{TestCluster, eventually};
 
 const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(6000) };
-/// What is purged has so many files, of which a part deletes one.
-pub const FILES: u64 = 12;
-
-fn soon() -> Instant {
-    Instant::now() + PATIENCE
-}
 
 fn pace() -> Pace {
     let ms = Duration::from_millis;
     Pace { retention: Duration::ZERO, first_retry: ms(20), longest_retry: ms(50), max_failures: 4, ..Pace::default() }
 }
 
-/// A worker that deletes nothing, and says that it did. What it does with a table its name says.
-#[derive(Debug)]
-pub struct Worker {
-    /// Parts that may be done of those that wait for it.
-    may: Semaphore,
-    /// What was deleted: of which table, and the how manyth file.
-    deleted: Mutex<BTreeSet<(String, u64)>>,
-}
-
-impl Worker {
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self { may: Semaphore::new(0), deleted: Mutex::default() })
-    }
-
-    pub fn deleted_of(&self, table: &str) -> BTreeSet<u64> {
-        let deleted = self.deleted.lock().unwrap();
-        deleted.iter().filter(|(of, _)| of.ends_with(table)).map(|(_, n)| *n).collect()
-    }
-}
-
-#[async_trait]
-impl Node for Worker {
-    fn info(&self) -> v1::NodeInfo {
-        v1::NodeInfo { roles: vec!["worker".to_owned()], ..v1::NodeInfo::default() }
-    }
-
-    fn load(&self) -> v1::NodeLoad {
-        v1::NodeLoad::default()
-    }
-
-    async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
-        assert_eq!(kind, PURGE_TABLE);
-        let Task { step, mut purge, .. } = Task::of(&payload)?;
-        let table = purge.table.clone();
-        let answer = match step.as_str() {
-            CHECK if table.ends_with("shared") => Answer::Refused("another table lives there".to_owned()),
-            CHECK => Answer::Done(Box::new(purge)),
-            DELETE if table.ends_with("damaged") => return Err("a file cannot be deleted".to_owned()),
-            DELETE if table.ends_with("odd") => Answer::Doubtful("it is not what it was".to_owned()),
-            DELETE => {
-                if table.contains("slow") {
-                    self.may.acquire().await.map_err(|e| e.to_string())?.forget();
-                }
-                self.deleted.lock().unwrap().insert((table, purge.deleted));
-                purge.deleted += 1;
-                let boxed = Box::new(purge);
-                if boxed.deleted == FILES { Answer::Done(boxed) } else { Answer::Part(boxed) }
-            }
-            other => Answer::Doubtful(format!("no step {other}")),
-        };
-        Ok(answer.to_bytes())
-    }
-}
-
 async fn founded(pace: Pace) -> TestCluster {
     TestCluster::founded(3, |config| (config.rhythm, config.pace) = (RHYTHM, pace)).await
-}
-
-/// The purge of a table of this name, with a scope.
-fn purge(table: &str) -> (String, Record) {
-    let ident = TableIdent::new("a".parse().unwrap(), table).unwrap();
-    let pointer = TablePointer { uuid: uuid::Uuid::new_v4(), metadata_location: "m".into(), previous_location: None };
-    let (id, record) = of_drop(&ident, &pointer, 1, 0);
-    (id, Record { scopes: vec![format!("/catalog/a/{table}")], ..record })
-}
-
-pub async fn submit(store: &RemoteStore, table: &str) -> String {
-    let (id, record) = purge(table);
-    let submitted = calls::submit(store, &id, &record, soon()).await.unwrap();
-    assert!(matches!(submitted, Submitted::New(_)), "{submitted:?}");
-    id
 }
 
 async fn get(store: &RemoteStore, id: &str) -> Procedure {
     calls::get(store, id, soon()).await.unwrap().unwrap_or_else(|| panic!("{id} is gone"))
 }
 
-pub async fn until(store: &RemoteStore, id: &str, is: impl Fn(&Record) -> bool) -> Procedure {
-    eventually("a procedure to come so far", async || {
-        let found = calls::get(store, id, soon()).await.ok()??;
-        is(&found.record).then_some(found)
-    })
-    .await
-}
-
 async fn scopes(store: &RemoteStore) -> Vec<String> {
     let read = store.list_scopes("", "", 0, ReadOptions::default(), soon()).await.unwrap();
     read.value.items.into_iter().map(|scope| scope.path).collect()
-}
-
-pub fn deleted(record: &Record) -> u64 {
-    record.data::<Purge>().unwrap().deleted
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -301,4 +214,81 @@ async fn a_deposed_leader_advances_nothing() {
     })
     .await;
     assert_eq!(get(&store, &id).await, done);
+}
+
+/// A schema with so many tables.
+async fn schema(catalog: &Catalog, name: &str, tables: usize) -> Namespace {
+    let namespace: Namespace = name.parse().unwrap();
+    catalog.create_namespace(&namespace, BTreeMap::new(), soon()).await.unwrap();
+    for t in 0..tables {
+        let ident = TableIdent::new(namespace.clone(), format!("t{t}")).unwrap();
+        let uuid = uuid::Uuid::new_v4();
+        let pointer = TablePointer { uuid, metadata_location: format!("file:///{ident}"), previous_location: None };
+        catalog.create_table(&ident, &pointer, soon()).await.unwrap();
+    }
+    namespace
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_goes_with_what_is_in_it_and_its_children_end_before_it_does() {
+    let mut cluster = founded(pace()).await;
+    let store = cluster.client();
+    let catalog = Catalog::new(Arc::new(cluster.client()));
+    // More than go in one transaction.
+    let large = schema(&catalog, "large", AT_ONCE + 20).await;
+    let id = catalog.submit_namespace_drop(&large, false, 1, soon()).await.unwrap();
+    let done = until(&store, &id, |record| record.state == State::Done).await.record;
+    assert_eq!(done.data::<NamespaceDrop>().unwrap().dropped, AT_ONCE as u64 + 20);
+    assert!(!catalog.namespace_exists(&large, soon()).await.unwrap());
+    // Its name is free.
+    schema(&catalog, "large", 1).await;
+
+    // One with another in it is nobody's to drop.
+    let outer = schema(&catalog, "outer", 1).await;
+    schema(&catalog, "outer.inner", 0).await;
+    let refused = catalog.submit_namespace_drop(&outer, true, 1, soon()).await;
+    assert_eq!(refused, Err(CatalogError::NamespaceNotEmpty(outer)));
+
+    // With their files.
+    let small = schema(&catalog, "small", 3).await;
+    let id = catalog.submit_namespace_drop(&small, true, 1, soon()).await.unwrap();
+    let waits = until(&store, &id, |record| record.step == PURGES).await.record;
+    assert_eq!((waits.state, waits.scopes.len()), (State::Active, 0));
+    assert!(!catalog.namespace_exists(&small, soon()).await.unwrap());
+    let worker = Worker::new();
+    let _keeper = NodeKeeper::start(cluster.client(), "w", worker.clone());
+    until(&store, &id, |record| record.state == State::Done).await;
+    let all = calls::list(&store, ReadOptions::default(), soon()).await.unwrap().value;
+    let children: Vec<&Procedure> = all.iter().filter(|child| child.record.parent.as_ref() == Some(&id)).collect();
+    assert!(children.len() == 3 && children.iter().all(|child| child.record.state == State::Done), "{children:?}");
+    for n in 0..3 {
+        assert_eq!(worker.deleted_of(&format!("small.t{n}")).len() as u64, FILES);
+    }
+    assert_eq!(scopes(&store).await, Vec::<String>::new());
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upkeep_runs_at_one_worker_until_it_ends_and_at_another_one_if_that_goes() {
+    let mut cluster = founded(pace()).await;
+    let store = cluster.client();
+    submit_upkeep(&store, "one").await;
+    until(&store, "one", |record| record.note.contains("no worker is connected")).await;
+    let runs = Runner::new(false);
+    let keeper = NodeKeeper::start(cluster.client(), "a", runs.clone());
+    until(&store, "one", |record| record.step == RUN).await;
+    eventually("it to be asked again", async || (runs.asked.load(Ordering::SeqCst) >= 3).then_some(())).await;
+    // Nothing comes of one that is cancelled.
+    submit_upkeep(&store, "other").await;
+    until(&store, "other", |record| record.step == RUN).await;
+    assert!(matches!(calls::cancel(&store, "other", soon()).await.unwrap(), Asked::Now(_)));
+    until(&store, "other", |record| record.state == State::Cancelled).await;
+
+    drop(keeper);
+    let ends = Runner::new(true);
+    let _keeper = NodeKeeper::start(cluster.client(), "b", ends.clone());
+    let done = until(&store, "one", |record| record.state == State::Done).await.record;
+    let upkeep: TableUpkeep = done.data().unwrap();
+    assert_eq!((upkeep.node.as_deref(), upkeep.count), (Some("b"), Some(COUNT)));
+    cluster.stop_all().await;
 }

@@ -144,12 +144,16 @@ async fn shards_follow_their_workers() {
 
     // By hand: one transaction, which the leader will not do twice.
     let one = halves.shards.iter().find(|shard| shard.route.node == "a").unwrap();
-    let moved = store.move_shard(one.shard, "b", soon()).await.unwrap();
+    let would = store.move_shard(one.shard, "b", true, soon()).await.unwrap();
+    assert_eq!((would.from.as_deref(), would.to.as_str(), would.fence), (Some("a"), "b", None));
+    let listed = store.shards(soon()).await.unwrap().value;
+    assert!(listed.shards.iter().any(|shard| shard.shard == one.shard && shard.fence == one.fence), "only told");
+    let moved = store.move_shard(one.shard, "b", false, soon()).await.unwrap();
     assert!(moved.from.as_deref() == Some("a") && moved.fence > Some(one.fence), "{moved:?}");
-    let again = store.move_shard(one.shard, "b", soon()).await.unwrap();
+    let again = store.move_shard(one.shard, "b", false, soon()).await.unwrap();
     assert_eq!(again.fence, moved.fence, "it has it");
     for (shard, node, why) in [(SHARDS, "a", "no shard 12"), (0, "q", "role worker"), (0, "z", "role worker")] {
-        let refused = store.move_shard(shard, node, soon()).await.unwrap_err().to_string();
+        let refused = store.move_shard(shard, node, false, soon()).await.unwrap_err().to_string();
         assert!(refused.contains(why), "{refused}");
     }
 
@@ -343,7 +347,7 @@ async fn at_no_moment_do_two_workers_commit_for_one_shard() {
         for shard in 0..SHARDS {
             let to = names[((shard + round) % 3) as usize];
             // Refused while that one is lost.
-            let _ = store.move_shard(shard, to, Instant::now() + Duration::from_secs(5)).await;
+            let _ = store.move_shard(shard, to, false, Instant::now() + Duration::from_secs(5)).await;
         }
         match round {
             3 => working.get_mut("b").unwrap().cut_off(),
@@ -405,12 +409,13 @@ async fn a_leader_that_slept_moves_nothing() {
     // It lies in its socket until it wakes.
     let mut at_the_sleeper = ShardsClient::new(peers.channel(asleep));
     let late = tokio::spawn(async move {
-        at_the_sleeper.move_shard(v1::MoveShardRequest { shard: 0, node: "a".to_owned() }).await
+        at_the_sleeper.move_shard(v1::MoveShardRequest { shard: 0, node: "a".to_owned(), dry_run: false }).await
     });
     peers.leader_besides(&[asleep]).await;
     // The workers come to the new leader one after the other.
-    let moved = eventually("b to be given the shard", async || store.move_shard(0, "b", soon()).await.ok()).await;
-    let now = store.move_shard(0, "b", soon()).await.unwrap();
+    let moved =
+        eventually("b to be given the shard", async || store.move_shard(0, "b", false, soon()).await.ok()).await;
+    let now = store.move_shard(0, "b", false, soon()).await.unwrap();
     assert_eq!((now.fence, now.to.as_str()), (moved.fence, "b"));
     peers.signal(asleep, Signal::CONT);
     let late = late.await.unwrap().map(|answer| answer.into_inner()).unwrap_err();

@@ -2,17 +2,19 @@
 //! an instruction ([`lake_client::remote::node`]), a bounded part of it is done, and the answer says where the next
 //! one begins.
 //!
-//! - [`purge`]: the files of a dropped table are deleted.
+//! - [`purge`]: the files of a dropped table are deleted;
+//! - [`upkeep`]: what CALL does to a table, asked for by whoever does not wait for it.
 //!
 //! What holds:
 //! - a chore looks its procedure up before it changes anything, and does nothing for one that is not at that step any
 //!   more;
 //! - a part that was begun runs to its end, whatever becomes of the stream that it came on; shutdown waits for it;
-//! - of one procedure a node does one part at a time.
+//! - of one procedure a node does one part at a time. A statement of upkeep is one part, and outlasts the instructions that ask for it.
 //!
 //! Limits: [`AT_ONCE`] parts at a time, the others wait; a part ends by itself after [`PART`], and some while.
 
 pub mod purge;
+pub mod upkeep;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,9 +22,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lake_client::procedures::purge::{PURGE_TABLE, Task};
+use lake_client::procedures::upkeep::{TABLE_UPKEEP, Task as UpkeepTask};
 use tokio::sync::Semaphore;
 
-use crate::table::Tables;
+use self::upkeep::Running;
+use crate::sql::Engine;
 
 /// Parts that are done at a time.
 pub const AT_ONCE: usize = 2;
@@ -34,9 +38,10 @@ const ASK: Duration = Duration::from_secs(10);
 /// The chores of a node.
 #[derive(Debug)]
 pub struct Chores {
-    tables: Arc<Tables>,
+    engine: Arc<Engine>,
     turns: Arc<Semaphore>,
     in_hand: Arc<Mutex<BTreeSet<String>>>,
+    running: Running,
 }
 
 /// A procedure that this node has in hand, until it is dropped.
@@ -53,14 +58,17 @@ impl Drop for InHand {
 }
 
 impl Chores {
-    /// Of a node with these tables.
-    pub fn new(tables: Arc<Tables>) -> Self {
-        Self { tables, turns: Arc::new(Semaphore::new(AT_ONCE)), in_hand: Arc::default() }
+    /// Of a node whose statements this runs.
+    pub fn new(engine: Arc<Engine>) -> Self {
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        Self { engine, turns, in_hand: Arc::default(), running: Running::default() }
     }
 
     /// The ids of the procedures in hand.
     pub fn in_hand(&self) -> Vec<String> {
-        self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        let mut ids = self.running.ids();
+        ids.extend(self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        ids
     }
 
     /// Carries out an instruction of a kind; `None`: that is none of these.
@@ -73,19 +81,26 @@ impl Chores {
                 Ok(task) => self.purge(task).await,
                 Err(why) => Err(why),
             }),
+            TABLE_UPKEEP => Some(match UpkeepTask::of(payload) {
+                Ok(task) => {
+                    let part = self.running.part(&self.engine, &self.turns, task, Instant::now() + PART).await;
+                    part.map(|answer| answer.to_bytes()).map_err(|e| e.to_string())
+                }
+                Err(why) => Err(why),
+            }),
             _ => None,
         }
     }
 
     async fn purge(&self, task: Task) -> Result<Bytes, String> {
         let in_hand = self.take(&task.id)?;
-        let (tables, turns) = (self.tables.clone(), self.turns.clone());
+        let (tables, turns) = (self.engine.tables().clone(), self.turns.clone());
         let part = async move {
             let _in_hand = in_hand;
             let _turn = turns.acquire_owned().await;
             purge::part(&tables, task, Instant::now() + PART).await
         };
-        self.tables.owned(part).await.map(|answer| answer.to_bytes()).map_err(|e| e.to_string())
+        self.engine.tables().owned(part).await.map(|answer| answer.to_bytes()).map_err(|e| e.to_string())
     }
 
     fn take(&self, id: &str) -> Result<InHand, String> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use futures::{Stream, StreamExt};
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 
 use crate::error::{Error, Kind, Result};
 use crate::sql::Engine;
@@ -32,6 +32,9 @@ pub struct Metrics {
     waiting: IntGauge,
     memory: IntGauge,
     cache: IntGauge,
+    parts: IntGauge,
+    distributed: IntCounter,
+    fallen_back: IntCounter,
     /// Statements that took as long are logged.
     slow: Option<Duration>,
 }
@@ -49,6 +52,11 @@ impl Metrics {
             };
             let gauge = |name: &str, help: &str| -> prometheus::Result<IntGauge> {
                 let made = IntGauge::new(name, help)?;
+                registry.register(Box::new(made.clone()))?;
+                Ok(made)
+            };
+            let counter = |name: &str, help: &str| -> prometheus::Result<IntCounter> {
+                let made = IntCounter::new(name, help)?;
                 registry.register(Box::new(made.clone()))?;
                 Ok(made)
             };
@@ -70,6 +78,12 @@ impl Metrics {
                 waiting: gauge("statements_waiting", "Statements that wait for others to end")?,
                 memory: gauge("memory_held_bytes", "Memory that statements hold")?,
                 cache: gauge("metadata_cache_bytes", "Memory of cached table metadata")?,
+                parts: gauge("distributed_parts", "Parts of queries that other nodes coordinate, in hand now")?,
+                distributed: counter("distributed_queries_total", "Queries that were spread over several nodes")?,
+                fallen_back: counter(
+                    "distributed_fallbacks_total",
+                    "Queries of these that failed there and ran on this node instead",
+                )?,
                 registry,
                 slow,
             })
@@ -93,6 +107,12 @@ impl Metrics {
         self.waiting.set(number(engine.waiting()));
         self.memory.set(number(engine.memory_held()));
         self.cache.set(i64::try_from(engine.tables().cache.bytes()).unwrap_or(i64::MAX));
+        if let Some(distributed) = engine.distributed() {
+            self.parts.set(number(distributed.parts().in_hand()));
+            let (queries, fallen_back) = distributed.counts();
+            self.distributed.inc_by(queries.saturating_sub(self.distributed.get()));
+            self.fallen_back.inc_by(fallen_back.saturating_sub(self.fallen_back.get()));
+        }
         let text = TextEncoder::new().encode_to_string(&self.registry.gather());
         text.map_err(|e| Error::internal(format!("gathering the metrics: {e}")))
     }

@@ -3,6 +3,7 @@
 //! - PollFlightInfo: planning is all that has to be waited for before rows can be asked for, and is short; so the first answer is
 //!   the whole one, and a query is run as its rows are taken, however long that lasts.
 //! - GetSchema: what GetFlightInfo says of the rows.
+//! - DoExchange: for parts of queries that other nodes coordinate ([`crate::distributed`]).
 
 use arrow_flight::flight_service_server::FlightService;
 use arrow_flight::{
@@ -13,10 +14,15 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::SCHEMA_HEADER;
 use super::service::LakeFlight;
+use crate::distributed::service::Parts;
 
 /// See the module.
 #[derive(Clone)]
-pub struct Served(pub LakeFlight);
+pub struct Served {
+    pub flight: LakeFlight,
+    /// What other nodes ask for.
+    pub parts: Parts,
+}
 
 type Result<T> = std::result::Result<Response<T>, Status>;
 
@@ -31,19 +37,19 @@ impl FlightService for Served {
     type DoExchangeStream = <LakeFlight as FlightService>::DoExchangeStream;
 
     async fn handshake(&self, request: Request<Streaming<HandshakeRequest>>) -> Result<Self::HandshakeStream> {
-        self.0.handshake(request).await
+        self.flight.handshake(request).await
     }
 
     async fn list_flights(&self, request: Request<Criteria>) -> Result<Self::ListFlightsStream> {
-        self.0.list_flights(request).await
+        self.flight.list_flights(request).await
     }
 
     async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<FlightInfo> {
-        self.0.get_flight_info(request).await
+        self.flight.get_flight_info(request).await
     }
 
     async fn poll_flight_info(&self, request: Request<FlightDescriptor>) -> Result<PollInfo> {
-        let info = self.0.get_flight_info(request).await?;
+        let info = self.flight.get_flight_info(request).await?;
         Ok(info.map(|info| PollInfo {
             info: Some(info),
             flight_descriptor: None,
@@ -54,27 +60,30 @@ impl FlightService for Served {
 
     async fn get_schema(&self, mut request: Request<FlightDescriptor>) -> Result<SchemaResult> {
         request.metadata_mut().insert(SCHEMA_HEADER, MetadataValue::from_static("1"));
-        let info = self.0.get_flight_info(request).await?;
+        let info = self.flight.get_flight_info(request).await?;
         Ok(info.map(|info| SchemaResult { schema: info.schema }))
     }
 
     async fn do_get(&self, request: Request<Ticket>) -> Result<Self::DoGetStream> {
-        self.0.do_get(request).await
+        self.flight.do_get(request).await
     }
 
     async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Self::DoPutStream> {
-        self.0.do_put(request).await
+        self.flight.do_put(request).await
     }
 
     async fn do_action(&self, request: Request<Action>) -> Result<Self::DoActionStream> {
-        self.0.do_action(request).await
+        self.flight.do_action(request).await
     }
 
     async fn list_actions(&self, request: Request<Empty>) -> Result<Self::ListActionsStream> {
-        self.0.list_actions(request).await
+        self.flight.list_actions(request).await
     }
 
     async fn do_exchange(&self, request: Request<Streaming<FlightData>>) -> Result<Self::DoExchangeStream> {
-        self.0.do_exchange(request).await
+        match Parts::concerns(request.metadata()) {
+            true => self.parts.exchange(request).await,
+            false => self.flight.do_exchange(request).await,
+        }
     }
 }

@@ -44,16 +44,16 @@ const VALUE: &str = "value";
 /// How the columns of a scan are found in its files.
 #[derive(Debug)]
 pub struct Rules {
-    table: String,
+    pub(super) table: String,
     /// What rows hold that are older than a column, by id; also of parts of nested columns.
-    defaults: HashMap<i32, ScalarValue>,
+    pub(super) defaults: HashMap<i32, ScalarValue>,
     /// Columns, and parts of them, that may not be null.
-    required: HashSet<i32>,
+    pub(super) required: HashSet<i32>,
     /// What tables have been partitioned by as it is: of files without it the partition has it.
-    partitioned_by: HashSet<i32>,
-    names: Option<NameMapping>,
+    pub(super) partitioned_by: HashSet<i32>,
+    pub(super) names: Option<NameMapping>,
     /// Float columns that hold NaN in some file, for all that is known.
-    maybe_nan: HashSet<i32>,
+    pub(super) maybe_nan: HashSet<i32>,
 }
 
 impl Rules {

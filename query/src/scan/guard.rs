@@ -58,8 +58,18 @@ impl PhysicalOptimizerRule for NameDamagedFiles {
 }
 
 /// A source of files whose panics are errors that name the file.
-struct Guarded {
+pub(super) struct Guarded {
     inner: Arc<dyn FileSource>,
+}
+
+impl Guarded {
+    pub(super) fn new(inner: Arc<dyn FileSource>) -> Self {
+        Self { inner }
+    }
+
+    pub(super) fn inner(&self) -> &Arc<dyn FileSource> {
+        &self.inner
+    }
 }
 
 impl FileSource for Guarded {

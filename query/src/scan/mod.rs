@@ -5,8 +5,8 @@
 //! projection, filters (row group and page pruning), limits and statistics ([`source`]): deleted rows are left out by
 //! position or by value ([`deletes`]), and columns are found in files by field id ([`adapter`]), so that renamed, added and
 //! widened columns read right. What a file says of itself is checked before it is relied on ([`footer`], and for scans
-//! [`reader`]); what is in its pages shows when they are decoded ([`guard`]). Earlier versions are found by [`as_of`], and
-//! what the metadata says is a table itself ([`listing`]).
+//! [`reader`]); what is in its pages shows when they are decoded ([`guard`]). A scan can be handed to another node ([`wire`]).
+//! Earlier versions are found by [`as_of`], and what the metadata says is a table itself ([`listing`]).
 //!
 //! The rule is: never wrong rows. What cannot be read correctly (files that are not Parquet, encryption, files without
 //! field ids and without a name mapping, ...) is refused with an error that names it. What DataFusion would take from
@@ -27,6 +27,7 @@ pub mod sink;
 pub mod source;
 pub mod thrift;
 pub mod values;
+pub mod wire;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

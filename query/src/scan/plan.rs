@@ -19,6 +19,7 @@ use iceberg::spec::{
     DataContentType, DataFile, DataFileFormat, Manifest, ManifestContentType, ManifestEntryRef, ManifestFile, Snapshot,
     Struct,
 };
+use serde::{Deserialize, Serialize};
 
 use super::prune::Pruning;
 use crate::error::{Error, Result};
@@ -58,7 +59,7 @@ pub struct PlannedFile {
 }
 
 /// A file, or a part of one, that says which rows are deleted.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeleteFile {
     pub location: String,
     pub size_bytes: u64,
@@ -80,7 +81,7 @@ impl DeleteFile {
 }
 
 /// How a delete file names rows.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DeleteKind {
     /// By file and position.
     Positions,

@@ -53,6 +53,14 @@ pub struct FilePlan {
     pub constants: Arc<HashMap<i32, ScalarValue>>,
 }
 
+/// What a [`LakeSource`] is made of, but for where it reads.
+pub(super) struct Parts {
+    pub inner: Arc<dyn FileSource>,
+    pub rules: Arc<Rules>,
+    pub pruned: Pruned,
+    pub batch_size: Option<usize>,
+}
+
 /// A source of the files of one version of a table.
 #[derive(Clone)]
 pub struct LakeSource {
@@ -76,6 +84,18 @@ impl LakeSource {
         figure("manifest_cache_hits", pruned.manifests_cached);
         figure("manifest_cache_misses", pruned.manifests_read);
         Self { inner: Arc::new(plain.clone()), plain: Arc::new(plain), rules, deletes, pruned, batch_size: None }
+    }
+
+    /// What another node needs for reading the same.
+    pub(super) fn parts(&self) -> Parts {
+        Parts { inner: self.inner.clone(), rules: self.rules.clone(), pruned: self.pruned, batch_size: self.batch_size }
+    }
+
+    /// The source of these parts. `plain`: as `inner`, without what was pushed into it. What planning left out is counted
+    /// where it was planned.
+    pub(super) fn of(parts: Parts, plain: ParquetSource, deletes: DeleteReader) -> Self {
+        let Parts { inner, rules, pruned, batch_size } = parts;
+        Self { inner, plain: Arc::new(plain), rules, deletes, pruned, batch_size }
     }
 
     fn with_inner(&self, inner: Arc<dyn FileSource>) -> Self {

@@ -38,6 +38,7 @@ use datafusion::sql::sqlparser::tokenizer::Span;
 use uuid::Uuid;
 
 use super::{literal, once};
+use crate::distributed::Mode;
 use crate::error::{Error, Result, words_of_panic};
 use crate::outcomes::fingerprint;
 use crate::table::pins::Pins;
@@ -61,6 +62,8 @@ pub struct Bound {
     pub rows: Option<Arc<dyn TableProvider>>,
     /// The ticket it was asked for with: a change is made once by it, whichever node is asked.
     pub ticket: Option<Uuid>,
+    /// How a query is spread over nodes, if its client says so.
+    pub distributed: Option<Mode>,
 }
 
 impl fmt::Debug for Bound {

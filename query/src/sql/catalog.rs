@@ -12,21 +12,30 @@ use async_trait::async_trait;
 use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, TableProvider};
 use datafusion::common::{Result as DfResult, TableReference};
 use datafusion::datasource::TableType;
+use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::Statement as Parsed;
+use datafusion::sql::sqlparser::ast::{Statement, TableObject};
 use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
 use super::as_of::Name;
 use super::bound::ROWS;
-use super::statement::position_of;
+use super::ddl::table_reference;
+use super::statement::{self, position_of};
 use super::{CATALOG, DEFAULT_SCHEMA, Engine, files, system, views};
 use crate::error::{Error, Kind, Position, Result};
 use crate::scan::LakeTable;
 use crate::scan::listing::ListingTable;
 use crate::table::pins::Pins;
 use crate::table::{Table, Tables, catalog_error};
+use crate::words::{did_you_mean, nearest, quoted};
 
 /// The schema whose tables are listings.
 pub const INFORMATION_SCHEMA: &str = "information_schema";
+
+/// How long is looked for the name that was perhaps meant ...
+const SUGGEST_WITHIN: Duration = Duration::from_secs(2);
+/// ... among how many.
+const MOST_SUGGESTED_FROM: usize = 10_000;
 
 /// What a statement's names mean.
 pub struct Found {
@@ -57,6 +66,35 @@ impl Found {
         error
     }
 
+    /// The error of an INSERT whose query has another number of columns, with the numbers, as far as they can be found.
+    pub async fn widths(&self, template: &SessionState, state: &SessionState, sql: &str, error: Error) -> Error {
+        let counted = async {
+            let (Parsed::Statement(statement), _) = statement::parse(template, sql).ok()? else { return None };
+            let Statement::Insert(insert) = *statement else { return None };
+            let TableObject::TableName(name) = &insert.table else { return None };
+            let columns = match insert.columns.as_slice() {
+                [] => {
+                    let table = table_reference(name).ok()?.resolve(CATALOG, DEFAULT_SCHEMA);
+                    let schema = self.catalogs.catalog(&table.catalog)?.schema(&table.schema)?;
+                    let table = schema.table(&table.table).await.ok()??;
+                    table.schema().fields().iter().map(|field| quoted(field.name())).collect()
+                }
+                columns => columns.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            };
+            let query = Parsed::Statement(Box::new(Statement::Query(insert.source?)));
+            let found = state.statement_to_plan(query).await.ok()?.schema().fields().len();
+            Some(format!(
+                "the query has {found} columns, where {} are to be inserted into {name} ({})",
+                columns.len(),
+                columns.join(", ")
+            ))
+        };
+        match counted.await {
+            Some(message) => Error { message, ..error },
+            None => error,
+        }
+    }
+
     /// The columns of the files that a statement names so.
     ///
     /// # Errors
@@ -69,6 +107,31 @@ impl Found {
         };
         table.map(|table| table.schema()).ok_or_else(|| Error::internal("the file to be copied was not found"))
     }
+}
+
+/// The error, with what was perhaps meant by the name of a table that is not there.
+pub async fn suggest(tables: &Tables, error: Error, deadline: Instant) -> Error {
+    let missing = error.message.strip_prefix("table ").and_then(|rest| rest.strip_suffix(" does not exist"));
+    let Some(missing) = missing.filter(|_| error.kind == Kind::NotFound) else { return error };
+    let (schema, table) = missing.rsplit_once('.').unwrap_or((DEFAULT_SCHEMA, missing));
+    let Ok(namespace) = namespace(schema) else { return error };
+    let deadline = deadline.min(Instant::now() + SUGGEST_WITHIN);
+    let (names, views) = tokio::join!(
+        tables.metadata.list_tables(&namespace, deadline),
+        tables.metadata.list_views(&namespace, deadline)
+    );
+    let words = match (names, views) {
+        (Err(CatalogError::NamespaceNotFound(_)), _) if schema != DEFAULT_SCHEMA => {
+            format!(": there is no schema {schema}")
+        }
+        (names, views) => {
+            // It is an error anyway: what cannot be listed is not suggested.
+            let names = names.unwrap_or_default().into_iter().chain(views.unwrap_or_default());
+            let names: Vec<String> = names.take(MOST_SUGGESTED_FROM).collect();
+            did_you_mean(nearest(table, names.iter().map(String::as_str)))
+        }
+    };
+    Error { message: format!("{}{words}", error.message), ..error }
 }
 
 /// The table that a name means.

@@ -1,8 +1,8 @@
 //! COPY: rows of a file into a table, and of a table or a query into a file.
 //!
 //! `COPY t FROM 'file'` is an INSERT: columns of Parquet and JSON go by name, those of CSV in order; what is written in CSV is
-//! text, and is read as the column's type. `COPY t TO 'file'` writes a file that is not there yet, or into a directory that has
-//! none; what a failed one has written is removed.
+//! text, and is read as the column's type. `COPY t TO 'file'` writes a file that is not there yet, unless it is to be replaced, or
+//! into a directory that has none; what a failed one has written is removed.
 //!
 //! Which files may be read and written: [`files`].
 
@@ -12,17 +12,18 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::{SchemaRef, UInt64Type};
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_plan::collect;
 use datafusion::sql::parser::{CopyToSource, CopyToStatement, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::{Ident, ObjectName, Statement};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
+use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 
 use super::Engine;
 use super::clauses::{begins_with, blank, offset};
+use super::computing;
 use super::files::{self, FileOptions, Format};
 use super::statement::refused;
 use crate::error::{Error, Kind, Position, Result};
@@ -94,6 +95,11 @@ fn copy(parser: &mut Parser<'_>, sql: &str) -> Result<Result<Copy>, ParserError>
         Ok(file) => file,
         Err(error) => return Ok(Err(error)),
     };
+    if options.overwrite {
+        return Ok(Err(Error::invalid(
+            "the option overwrite is for COPY TO; INSERT OVERWRITE replaces the rows of a table",
+        )));
+    }
     let by_name = options.format != Format::Csv;
     let options = FileOptions { as_text: !by_name, ..options };
     Ok(Ok(Copy::From(CopyFrom { table, columns, source: files::named(&path, &options), by_name })))
@@ -198,6 +204,11 @@ impl CopyFrom {
 }
 
 impl CopyTo {
+    /// Whether a file that is there already is to be replaced.
+    pub fn overwrites(&self) -> bool {
+        self.options.overwrite
+    }
+
     /// The statement, as DataFusion has it.
     ///
     /// # Errors
@@ -217,37 +228,69 @@ impl CopyTo {
     }
 }
 
-/// Writes the file. Returns how many rows.
+/// Writes the file. Returns how many rows. `overwrite`: one that is there already is replaced.
 ///
 /// # Errors
 /// `Denied`; `AlreadyExists`; those of the query, and of the store.
-pub async fn run(engine: &Engine, state: &SessionState, plan: &LogicalPlan, deadline: Instant) -> Result<u64> {
+pub async fn run(
+    engine: &Engine,
+    state: &SessionState,
+    plan: &LogicalPlan,
+    overwrite: bool,
+    deadline: Instant,
+) -> Result<u64> {
     let LogicalPlan::Copy(copy) = plan else { return Err(Error::internal("COPY was planned as something else")) };
     let doing = format!("writing {}", copy.output_url);
     let target = files::Place::of(engine, &copy.output_url).map_err(|e| e.while_doing(&doing))?;
     state.runtime_env().register_object_store(&target.url, target.store.clone());
     let there = target.objects(1).await.map_err(|e| e.while_doing(&doing))?;
-    if !there.is_empty() {
-        return Err(Error::already_exists(format!("{doing}: it is there already; nothing was written")));
+    let replaces = !there.is_empty();
+    if replaces && (!overwrite || target.is_directory()) {
+        return Err(Error::already_exists(format!(
+            "{doing}: it is there already, and only a file is replaced, where the option overwrite asks for that; nothing was \
+             written"
+        )));
     }
+    // What is replaced stays until all of the new one is written: DataFusion completes the file of a query that fails, too.
+    let beside = replaces.then(|| beside(&copy.output_url));
+    let (plan, place) = match &beside {
+        None => (plan.clone(), None),
+        Some(path) => {
+            let mut copy = copy.clone();
+            copy.output_url = path.clone();
+            let place = files::Place::of(engine, path).map_err(|e| e.while_doing(&doing))?;
+            (LogicalPlan::Copy(copy), Some(place))
+        }
+    };
     let write = async {
-        let physical = state.create_physical_plan(plan).await?;
-        let batches = collect(physical.clone(), state.task_ctx()).await;
+        let physical = state.create_physical_plan(&plan).await?;
+        let batches: Result<Vec<_>, _> = computing::execute(&physical, state.task_ctx())?.try_collect().await;
         let batches = batches.map_err(|e| super::name_files(e.into(), &physical))?;
         let counts = batches.first().and_then(|batch| batch.column(0).as_primitive_opt::<UInt64Type>());
         Ok(counts.filter(|counts| !counts.is_empty()).map_or(0, |counts| counts.value(0)))
     };
-    let written = tokio::time::timeout_at(deadline.into(), write)
+    let mut written = tokio::time::timeout_at(deadline.into(), write)
         .await
         .unwrap_or_else(|_| Err(Error::deadline("the rows were not written before the deadline")));
+    if let (Ok(_), Some(new)) = (&written, &place)
+        && let Err(error) = target.store.rename(new.path(), target.path()).await
+    {
+        written = Err(Error::object_store("putting the new file in its place", target.path().as_ref(), &error));
+    }
     if written.is_err() {
         // It was not there before: whatever is there now is of this statement.
-        remove(&target).await;
+        remove(place.as_ref().unwrap_or(&target)).await;
     }
     written.map_err(|e: Error| match e.kind {
         Kind::Denied => e,
         _ => e.while_doing(doing),
     })
+}
+
+/// The place of a new file until it takes that of another: beside it, under a name that no listing shows.
+fn beside(path: &str) -> String {
+    let at = path.rfind('/').map_or(0, |slash| slash + 1);
+    format!("{}.lake-{}-{}", &path[..at], uuid::Uuid::new_v4(), &path[at..])
 }
 
 /// Removes what a failed COPY has written.

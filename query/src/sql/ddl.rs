@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use arrow::datatypes::{Field, Schema};
+use arrow::datatypes::{DECIMAL128_MAX_PRECISION, DataType, Field, Schema};
 use datafusion::common::TableReference;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::datasource::{ViewTable, source_as_provider};
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::{DdlStatement, LogicalPlan};
+use datafusion::logical_expr::{DdlStatement, Expr, LogicalPlan};
 use datafusion::sql::parser::Statement as Parsed;
 use datafusion::sql::sqlparser::ast::{AlterTableOperation, ObjectName, RenameTableNameKind, Statement};
 use iceberg::spec::TableMetadata;
@@ -22,6 +24,9 @@ use super::statement::{Action, normalize};
 use super::views::{self, ViewChange};
 use super::{DEFAULT_SCHEMA, dml, files};
 use crate::error::{Error, Kind, Result};
+use crate::planted::{self, Bug};
+use crate::scan::LakeTable;
+use crate::table::conflict::{Isolation, Reads, Scope};
 use crate::table::layout::Layout;
 use crate::table::writer::DataFiles;
 use crate::table::{Table, Tables, catalog_error, ensure_namespace};
@@ -48,8 +53,8 @@ pub struct NewTable {
     rows: Option<Box<LogicalPlan>>,
 }
 
-/// The change that a plan of DataFusion's stands for.
-pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
+/// The change that a plan of DataFusion's stands for. `state`: unless parameters have no values yet.
+pub fn plan(plan: LogicalPlan, action: &Action, state: Option<&SessionState>) -> Result<Ddl> {
     let LogicalPlan::Ddl(statement) = plan else {
         return Err(Error::internal("a statement that changes the catalog was planned as something else"));
     };
@@ -64,9 +69,25 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
             if create.temporary {
                 return Err(Error::not_supported("this form of CREATE TABLE is not supported yet; nothing was done"));
             }
-            let planned = create.input.schema().as_arrow();
-            let fields = planned.fields().iter().map(|field| match as_query {
-                Some(not_null) => Field::new(field.name(), field.data_type().clone(), !not_null.contains(field.name())),
+            let columns = create.input.schema().fields().len();
+            let written_out: Vec<bool> = (0..columns).map(|column| is_written_out(&create.input, column)).collect();
+            let query = match state {
+                // Before it, a UNION has the types of its first part.
+                Some(state) if as_query.is_some() => {
+                    let query = Arc::unwrap_or_clone(create.input);
+                    state.analyzer().execute_and_check(query, state.config_options(), |_, _| {})?
+                }
+                _ => Arc::unwrap_or_clone(create.input),
+            };
+            let planned = query.schema().as_arrow();
+            let fields = planned.fields().iter().zip(written_out).map(|(field, written_out)| match as_query {
+                Some(not_null) => {
+                    let data_type = match written_out {
+                        true => roomy(field.data_type()),
+                        false => field.data_type().clone(),
+                    };
+                    Field::new(field.name(), data_type, !not_null.contains(field.name()))
+                }
                 None => Field::new(field.name(), field.data_type().clone(), field.is_nullable()),
             });
             Ok(Ddl::CreateTable(NewTable {
@@ -76,7 +97,7 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
                 columns: Schema::new(fields.collect::<Vec<_>>()),
                 layout: layout.clone(),
                 properties: properties.clone(),
-                rows: as_query.is_some().then(|| Box::new(Arc::unwrap_or_clone(create.input))),
+                rows: as_query.is_some().then(|| Box::new(query)),
             }))
         }
         DdlStatement::DropTable(drop) => {
@@ -84,6 +105,56 @@ pub fn plan(plan: LogicalPlan, action: &Action) -> Result<Ddl> {
             Ok(Ddl::DropTable { ident: ident(&drop.name)?, if_exists: drop.if_exists, purge })
         }
         other => Err(Error::not_supported(format!("{} is not supported yet; nothing was done", other.name()))),
+    }
+}
+
+/// The type of a new column of literals. That of a decimal that is written out has its own digits alone, and 0.5 would make a column
+/// that 1.5 does not fit: as nobody has said how many there will be, it has as many as there are.
+fn roomy(of: &DataType) -> DataType {
+    match *of {
+        DataType::Decimal128(_, scale) if scale >= 0 => DataType::Decimal128(DECIMAL128_MAX_PRECISION, scale),
+        ref other => other.clone(),
+    }
+}
+
+/// Whether all values of a column are literals of the statement.
+fn is_written_out(plan: &LogicalPlan, column: usize) -> bool {
+    match plan {
+        LogicalPlan::Projection(projection) => projection.expr.get(column).is_some_and(|expr| match plain(expr) {
+            Expr::Column(of) => {
+                let place = projection.input.schema().maybe_index_of_column(of);
+                place.is_some_and(|place| is_written_out(&projection.input, place))
+            }
+            other => is_literal(other),
+        }),
+        // Here casts are of DataFusion's own making, where rows differ.
+        LogicalPlan::Values(values) => values.values.iter().all(|row| {
+            row.get(column).is_some_and(|expr| match expr {
+                Expr::Cast(cast) => is_literal(&cast.expr),
+                other => is_literal(other),
+            })
+        }),
+        LogicalPlan::Union(union) => union.inputs.iter().all(|input| is_written_out(input, column)),
+        LogicalPlan::SubqueryAlias(_) | LogicalPlan::Sort(_) | LogicalPlan::Limit(_) | LogicalPlan::Filter(_) => {
+            plan.inputs().first().is_some_and(|input| is_written_out(input, column))
+        }
+        _ => false,
+    }
+}
+
+fn plain(expr: &Expr) -> &Expr {
+    match expr {
+        Expr::Alias(alias) => plain(&alias.expr),
+        other => other,
+    }
+}
+
+fn is_literal(expr: &Expr) -> bool {
+    match expr {
+        Expr::Literal(..) => true,
+        Expr::Negative(of) => is_literal(of),
+        Expr::Alias(alias) => is_literal(&alias.expr),
+        _ => false,
     }
 }
 
@@ -101,8 +172,12 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
             tables.edit(&table, alter::edit(alterations), deadline).await.map(|()| 0)
         }
         Ddl::RenameTable { from, to, if_exists } => {
-            match tables.recording()?.rename_table(&from, &to, deadline).await {
-                Ok(_) => Ok(0),
+            let renamed = match planted::has(Bug::RenameApart) {
+                false => tables.recording()?.rename_table(&from, &to, deadline).await.map(drop),
+                true => rename_apart(tables, &from, &to, deadline).await,
+            };
+            match renamed {
+                Ok(()) => Ok(0),
                 Err(CatalogError::TableNotFound(_)) if if_exists => Ok(0),
                 Err(e) => Err(catalog_error(&format!("renaming table {from}"), e)),
             }
@@ -115,6 +190,21 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, ddl: Ddl, deadline:
             other => other.map(|()| 0),
         },
     }
+}
+
+/// A bug that is planted.
+async fn rename_apart(
+    tables: &Tables,
+    from: &TableIdent,
+    to: &TableIdent,
+    deadline: Instant,
+) -> Result<(), CatalogError> {
+    let pointer = tables.metadata.read_table(from, deadline).await?;
+    let pointer = pointer.ok_or_else(|| CatalogError::TableNotFound(from.clone()))?;
+    let writer = tables.metadata.writer();
+    writer.drop_table(from, pointer.mod_revision, deadline).await?;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    writer.create_table(to, &pointer.value, deadline).await.map(drop)
 }
 
 async fn load(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<Option<Table>> {
@@ -174,11 +264,12 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
         (true, true) => return Ok(0),
         (true, false) if or_replace => {
             if let Some(table) = load(tables, ident, deadline).await? {
+                let reads = rows.as_deref().map(|rows| reads_of(rows, ident)).transpose()?.flatten();
                 let (metadata, edit) = tables.plan_replace(&table, &columns, &layout, properties)?;
                 let files = write(tables, state, &metadata, rows, deadline).await?;
                 let count = files.as_ref().map_or(0, |files| files.rows);
                 tables.will_answer(count);
-                return tables.replace(&table, metadata, edit, files, deadline).await.map(|()| count);
+                return tables.replace(&table, metadata, edit, files, reads, deadline).await.map(|()| count);
             }
             // Dropped since.
         }
@@ -206,6 +297,34 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
         Err(error) if error.kind == Kind::AlreadyExists && if_not_exists => Ok(0),
         Err(error) => Err(error),
     }
+}
+
+/// What a query reads of a table as it is now: whoever replaces the table by it would lose what others do meanwhile, so that
+/// nobody may, whatever the table says of isolation. A query that does not read it replaces whatever is there.
+fn reads_of(plan: &LogicalPlan, ident: &TableIdent) -> Result<Option<Reads>> {
+    let mut found = None;
+    plan.apply_with_subqueries(|plan| {
+        let LogicalPlan::TableScan(scan) = plan else { return Ok(TreeNodeRecursion::Continue) };
+        let provider = source_as_provider(&scan.source)?;
+        if let Some(view) = provider.downcast_ref::<ViewTable>() {
+            found = reads_of(view.logical_plan(), ident).map_err(Error::into_datafusion)?.or(found.take());
+        } else if let Some(table) = provider.downcast_ref::<LakeTable>()
+            && table.table().ident == *ident
+        {
+            let snapshot = table.snapshot().map(|snapshot| snapshot.snapshot_id());
+            if snapshot == table.table().metadata.current_snapshot_id() {
+                found = Some(Reads {
+                    snapshot,
+                    scope: Scope::Everything,
+                    files: Arc::default(),
+                    isolation: Isolation::Serializable,
+                    only_deletes: false,
+                });
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    Ok(found)
 }
 
 /// Writes the rows of a new table, if there are to be any.

@@ -36,12 +36,11 @@ use datafusion::logical_expr::{
     MergeIntoOp, Projection, TableSource, WriteOp, lit, when,
 };
 use datafusion::physical_optimizer::pruning::PruningPredicateBuilder;
-use datafusion::physical_plan::execute_stream;
 use futures::StreamExt;
 use iceberg::spec::{DataFile, Operation, SortOrder, Struct, TableMetadata};
 
 use super::row_set::RowSet;
-use super::{CATALOG, DEFAULT_SCHEMA, name_files};
+use super::{CATALOG, DEFAULT_SCHEMA, computing, name_files, rounding};
 use crate::error::{Error, Result};
 use crate::scan::plan::{DeleteKind, PlannedFile};
 use crate::scan::sink::write_rows;
@@ -211,7 +210,7 @@ async fn take_rows_of(
     let work = async {
         let mut work = Work::new(tables, state, target, files, false)?;
         let physical = state.create_physical_plan(&scan).await?;
-        let mut rows = execute_stream(physical.clone(), state.task_ctx())?;
+        let mut rows = computing::execute(&physical, state.task_ctx())?;
         while let Some(batch) = rows.next().await {
             let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
             let file = batch.column(work.columns).as_string::<i32>();
@@ -252,7 +251,7 @@ pub(super) async fn write_sorted(
 ) -> Result<DataFiles> {
     let physical = state.create_physical_plan(plan).await?;
     let physical = layout::cluster_by(physical, metadata, order.unwrap_or(metadata.default_sort_order()))?;
-    let rows = execute_stream(physical.clone(), state.task_ctx())?;
+    let rows = computing::execute(&physical, state.task_ctx())?;
     let mut writer = tables.data_writer(metadata)?;
     if order.is_some_and(|order| order.fields != metadata.default_sort_order().fields) {
         writer = writer.in_no_order();
@@ -290,7 +289,7 @@ async fn change_rows(
         if dml.op != WriteOp::Delete {
             physical = layout::cluster(physical, &table.metadata)?;
         }
-        let mut rows = execute_stream(physical.clone(), state.task_ctx())?;
+        let mut rows = computing::execute(&physical, state.task_ctx())?;
         while let Some(batch) = rows.next().await {
             let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
             work.take(&batch).await?;
@@ -458,7 +457,7 @@ impl Work {
             let scan = LogicalPlanBuilder::scan("rest", provider_as_source(Arc::new(source)), None)?.build()?;
             let physical = state.create_physical_plan(&scan).await?;
             let physical = layout::cluster(physical, &target.table().metadata)?;
-            let mut rows = execute_stream(physical.clone(), state.task_ctx())?;
+            let mut rows = computing::execute(&physical, state.task_ctx())?;
             while let Some(batch) = rows.next().await {
                 let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
                 let file = batch.column(self.columns).as_string::<i32>();
@@ -730,8 +729,11 @@ fn scope(state: &SessionState, target: &LakeTable, dml: &DmlStatement) -> Result
         })
     })?;
     // What cannot be used for pruning bounds nothing.
-    let condition = DFSchema::try_from(schema.as_ref().clone())
-        .and_then(|columns| state.create_physical_expr(unqualified.data, &columns));
+    let condition = DFSchema::try_from(schema.as_ref().clone()).and_then(|columns| {
+        // As the rows are looked at.
+        let condition = unqualified.data.transform_up(|expr| Ok(rounding::in_expr(expr, &columns)))?.data;
+        state.create_physical_expr(condition, &columns)
+    });
     let predicate = condition
         .ok()
         .and_then(|condition| PruningPredicateBuilder::new().with_file_schema(schema.clone()).build(condition));

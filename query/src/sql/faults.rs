@@ -5,12 +5,19 @@
 use std::ops::ControlFlow;
 
 use datafusion::sql::parser::{CopyToSource, Statement as Parsed};
-use datafusion::sql::sqlparser::ast::{BinaryOperator, CastKind, Expr, Spanned, UnaryOperator, visit_expressions};
+use datafusion::sql::sqlparser::ast::{
+    BinaryOperator, CastKind, Expr, Spanned, Statement, UnaryOperator, visit_expressions,
+};
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 
 use crate::error::{Error, Kind, Position};
+use crate::words::{self, About};
 
 /// Most expressions of a kind that are told apart.
 const MOST: usize = 4;
+/// Most expressions whose operators are remembered.
+const MOST_OPERATORS: usize = 64;
 /// Longest text of an expression that is shown.
 const LONGEST: usize = 60;
 
@@ -31,7 +38,10 @@ impl Fault {
             Some(Fault::Division)
         } else if says("overflow") {
             Some(Fault::Overflow)
-        } else if says("cannot cast") || says("error parsing") {
+        } else if ["cannot cast", "can't cast", "error parsing", "too large to store", "is out of range"]
+            .into_iter()
+            .any(says)
+        {
             Some(Fault::Cast)
         } else {
             None
@@ -58,12 +68,21 @@ impl Fault {
 #[derive(Debug, Default)]
 pub struct Faults {
     known: Vec<(Fault, String, Option<Position>)>,
+    /// The table whose columns' types values are cast to.
+    target: Option<String>,
+    /// Operators that may not take what is on their sides, with all of the expression.
+    operators: Vec<(String, String, Option<Position>)>,
+    /// The statement's text.
+    sql: String,
 }
 
 impl Faults {
-    pub fn of(statement: &Parsed) -> Self {
-        let mut faults = Self::default();
+    pub fn of(statement: &Parsed, sql: &str) -> Self {
+        let mut faults = Self { sql: sql.to_owned(), ..Self::default() };
         let visit = |expr: &Expr| {
+            if let Expr::BinaryOp { op, .. } = expr {
+                faults.add_operator(op, expr);
+            }
             for fault in [Fault::Division, Fault::Overflow, Fault::Cast] {
                 if fault.can_be(expr) {
                     faults.add(fault, expr);
@@ -80,6 +99,14 @@ impl Faults {
             },
             _ => ControlFlow::Continue(()),
         };
+        if let Parsed::Statement(statement) = statement {
+            faults.target = match statement.as_ref() {
+                Statement::Insert(insert) => Some(insert.table.to_string()),
+                Statement::Update(update) => Some(update.table.relation.to_string()),
+                Statement::Merge(merge) => Some(merge.table.to_string()),
+                _ => None,
+            };
+        }
         faults
     }
 
@@ -87,27 +114,70 @@ impl Faults {
         if self.known.iter().filter(|(other, ..)| *other == fault).count() > MOST {
             return;
         }
-        let mut text = expr.to_string();
-        if text.chars().count() > LONGEST {
-            text = text.chars().take(LONGEST).chain("...".chars()).collect();
-        }
-        let start = expr.span().start;
-        let place = (start.line > 0).then_some(Position { line: start.line, column: start.column });
+        let (text, place) = shown(expr);
         self.known.push((fault, text, place));
+    }
+
+    fn add_operator(&mut self, op: &BinaryOperator, expr: &Expr) {
+        let op = match op {
+            BinaryOperator::NotEq => "!=".to_owned(),
+            other => other.to_string(),
+        };
+        let same = self.operators.iter().filter(|(other, ..)| *other == op).count();
+        if same <= MOST && self.operators.len() < MOST_OPERATORS {
+            let (text, place) = shown(expr);
+            self.operators.push((op, text, place));
+        }
+    }
+
+    /// The error, with the place of what it names.
+    fn place(&self, error: Error) -> Error {
+        if error.position.is_some() {
+            return error;
+        }
+        let op = match words::about(&error.message) {
+            Some(About::Name(name)) => {
+                let place = place_of(&self.sql, name);
+                return error.at(place);
+            }
+            Some(About::Operator(op)) => op,
+            None => return error,
+        };
+        let candidates: Vec<_> = self.operators.iter().filter(|(other, ..)| other == op).collect();
+        let (message, place) = match candidates.as_slice() {
+            [(_, text, place)] => (format!("{} (in {text})", error.message), *place),
+            some if !some.is_empty() && some.len() <= MOST => {
+                let texts: Vec<&str> = some.iter().map(|(_, text, _)| text.as_str()).collect();
+                (format!("{} (in one of: {})", error.message, texts.join("; ")), None)
+            }
+            _ => return error,
+        };
+        Error { message, ..error }.at(place)
     }
 
     /// The error, with what it is about.
     pub fn explain(&self, error: Error) -> Error {
+        let error = self.place(error);
         let fault = match error.kind {
             Kind::Invalid => Fault::of(&error.message),
             _ => None,
         };
         let Some(fault) = fault else { return error };
         let known: Vec<_> = self.known.iter().filter(|(other, ..)| *other == fault).collect();
-        let (message, place) = match known.as_slice() {
-            [] => return error,
-            [(_, text, place)] => (format!("{} (in {text})", error.message), *place),
-            some if some.len() <= MOST => {
+        let assigned = match (fault, &self.target) {
+            (Fault::Cast, Some(table)) => Some(format!("a value for a column of {table}")),
+            _ => None,
+        };
+        let (message, place) = match (known.as_slice(), assigned) {
+            ([], Some(assigned)) => (format!("{} ({assigned})", error.message), None),
+            ([(_, text, _)], Some(assigned)) => (format!("{} (in {text}, or {assigned})", error.message), None),
+            (some, Some(assigned)) if some.len() <= MOST => {
+                let texts: Vec<&str> = some.iter().map(|(_, text, _)| text.as_str()).collect();
+                (format!("{} (in one of: {}; or {assigned})", error.message, texts.join("; ")), None)
+            }
+            ([], None) => return error,
+            ([(_, text, place)], None) => (format!("{} (in {text})", error.message), *place),
+            (some, None) if some.len() <= MOST => {
                 let texts: Vec<&str> = some.iter().map(|(_, text, _)| text.as_str()).collect();
                 (format!("{} (in one of: {})", error.message, texts.join("; ")), None)
             }
@@ -117,6 +187,30 @@ impl Faults {
     }
 }
 
+/// An expression and its place, as an error tells them.
+fn shown(expr: &Expr) -> (String, Option<Position>) {
+    let mut text = expr.to_string();
+    if text.chars().count() > LONGEST {
+        text = text.chars().take(LONGEST).chain("...".chars()).collect();
+    }
+    let start = expr.span().start;
+    (text, (start.line > 0).then_some(Position { line: start.line, column: start.column }))
+}
+
+/// Where a statement first has the last part of a name.
+fn place_of(sql: &str, name: &str) -> Option<Position> {
+    let name = name.rsplit('.').next().unwrap_or(name).trim_matches('"');
+    let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize_with_location().ok()?;
+    let found = tokens.into_iter().find(|token| match &token.token {
+        Token::Word(word) => match word.quote_style {
+            Some(_) => word.value == name,
+            None => word.value.eq_ignore_ascii_case(name),
+        },
+        _ => false,
+    })?;
+    Some(Position { line: found.span.start.line, column: found.span.start.column })
+}
+
 #[cfg(test)]
 mod tests {
     use datafusion::sql::parser::DFParser;
@@ -124,7 +218,7 @@ mod tests {
     use super::*;
 
     fn of(sql: &str) -> Faults {
-        Faults::of(&DFParser::parse_sql(sql).unwrap()[0])
+        Faults::of(&DFParser::parse_sql(sql).unwrap()[0], sql)
     }
 
     #[test]
@@ -138,8 +232,20 @@ mod tests {
         assert_eq!(several.position, None);
         let cast = of("SELECT CAST(a AS BIGINT), TRY_CAST(b AS INT)").explain(Error::invalid("Cannot cast string 'x'"));
         assert_eq!(cast.message, "Cannot cast string 'x' (in CAST(a AS BIGINT))");
+        let error = of("SELECT a\nFROM t WHERE b <> c AND d = 'x'")
+            .explain(Error::invalid("BIGINT and BOOLEAN cannot be compared by !=: cast one of them"));
+        assert_eq!(error.message, "BIGINT and BOOLEAN cannot be compared by !=: cast one of them (in b <> c)");
+        assert_eq!(error.position, Some(Position { line: 2, column: 14 }));
+        let name = of("INSERT INTO t (a,\n \"B\") SELECT b, \"B\" FROM t")
+            .explain(Error::not_found("column \"B\" does not exist"));
+        assert_eq!(name.position, Some(Position { line: 2, column: 2 }));
         let other = Error::invalid("table t does not exist");
         assert_eq!(faults.explain(other.clone()), other);
+        let assigned =
+            of("INSERT INTO s.t SELECT a FROM u").explain(Error::invalid("Can't cast value 3e9 to type Int32"));
+        assert_eq!(assigned.message, "Can't cast value 3e9 to type Int32 (a value for a column of s.t)");
+        let either = of("UPDATE t SET a = CAST(b AS INT)").explain(Error::invalid("Cannot cast string 'x'"));
+        assert_eq!(either.message, "Cannot cast string 'x' (in CAST(b AS INT), or a value for a column of t)");
         let many = of("SELECT 1/a, 2/a, 3/a, 4/a, 5/a, 6/a").explain(Error::invalid("Divide by zero error"));
         assert_eq!(many.message, "Divide by zero error");
     }

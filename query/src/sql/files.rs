@@ -83,6 +83,9 @@ pub struct FileOptions {
     /// Of CSV: every column is read as text.
     #[serde(default)]
     pub as_text: bool,
+    /// Of COPY TO: a file that is there already is replaced.
+    #[serde(default)]
+    pub overwrite: bool,
 }
 
 impl FileOptions {
@@ -92,7 +95,7 @@ impl FileOptions {
         let ending = ENDINGS.iter().find(|(ending, ..)| name.ends_with(ending));
         let (format, delimiter) =
             ending.map_or((Format::Parquet, None), |(_, format, delimiter)| (*format, *delimiter));
-        Self { format, header: None, delimiter, quote: None, null: None, as_text: false }
+        Self { format, header: None, delimiter, quote: None, null: None, as_text: false, overwrite: false }
     }
 
     /// # Errors
@@ -103,6 +106,11 @@ impl FileOptions {
             [byte] => Ok(*byte),
             _ => Err(Error::invalid(format!("the option {key} takes one character, not {text:?}"))),
         };
+        let flag = || match text.to_ascii_lowercase().as_str() {
+            "" | "true" => Ok(true),
+            "false" => Ok(false),
+            _ => Err(Error::invalid(format!("the option {key} is true or false, not {text:?}"))),
+        };
         match key {
             "format" => {
                 self.format = match text.to_ascii_lowercase().as_str() {
@@ -112,13 +120,8 @@ impl FileOptions {
                     _ => return Err(refused(&format!("the format {text}"))),
                 };
             }
-            "header" => {
-                self.header = Some(match text.to_ascii_lowercase().as_str() {
-                    "" | "true" => true,
-                    "false" => false,
-                    _ => return Err(Error::invalid(format!("the option header is true or false, not {text:?}"))),
-                });
-            }
+            "header" => self.header = Some(flag()?),
+            "overwrite" => self.overwrite = flag()?,
             "delimiter" | "delim" | "sep" => self.delimiter = Some(byte()?),
             "quote" => self.quote = Some(byte()?),
             "null" | "nullstr" => self.null = Some(text),
@@ -126,7 +129,7 @@ impl FileOptions {
         }
         let of_csv = self.header.is_some() || self.delimiter.is_some() || self.quote.is_some() || self.null.is_some();
         match self.format {
-            Format::Parquet | Format::Json if of_csv && key != "format" => {
+            Format::Parquet | Format::Json if of_csv && !["format", "overwrite"].contains(&key) => {
                 Err(Error::invalid(format!("the option {key} is for CSV, and not for {}", self.format)))
             }
             _ => Ok(()),
@@ -188,6 +191,16 @@ pub struct Place {
 }
 
 impl Place {
+    /// Where it is in its store.
+    pub fn path(&self) -> &object_store::path::Path {
+        self.listed.prefix()
+    }
+
+    /// Whether it is a directory, and not a file.
+    pub fn is_directory(&self) -> bool {
+        self.listed.is_collection()
+    }
+
     /// The place that a path names, if this node may read and write there.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ pub fn of(column: &ArrayRef, row: usize, parameter: usize) -> Result<Expr> {
     let failed = |e: &dyn std::fmt::Display| Error::invalid(format!("reading the value of parameter {parameter}: {e}"));
     // A column of nothing else has no marks of which are null.
     if column.is_null(row) || *column.data_type() == DataType::Null {
-        return Ok(plain(Value::Null));
+        return null(column.data_type());
     }
     let as_type = |data_type: &DataType| cast(&column.slice(row, 1), data_type).map_err(|e| failed(&e));
     let text = || -> Result<String> {
@@ -65,6 +65,36 @@ pub fn of(column: &ArrayRef, row: usize, parameter: usize) -> Result<Expr> {
         other => Err(Error::not_supported(format!(
             "parameter {parameter} is a {other}, and values of this type cannot be bound; nothing was done"
         ))),
+    }
+}
+
+/// NULL of the type that values of a column have as literals: what a statement returns must not depend on which value is missing.
+fn null(of: &DataType) -> Result<Expr> {
+    let typed = |data_type: &str| sql(&format!("CAST(NULL AS {data_type})"));
+    let by_arrow = |of: &DataType| sql(&format!("arrow_cast(NULL, '{}')", of.to_string().replace('\'', "''")));
+    match of {
+        DataType::Dictionary(_, values) => null(values),
+        DataType::RunEndEncoded(_, values) => null(values.data_type()),
+        DataType::Boolean => typed("BOOLEAN"),
+        integer if integer.is_integer() => typed("BIGINT"),
+        DataType::Float16 | DataType::Float32 => typed("REAL"),
+        DataType::Float64 => typed("DOUBLE"),
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => by_arrow(&DataType::Utf8),
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            by_arrow(&DataType::Binary)
+        }
+        DataType::Date32 | DataType::Date64 => typed("DATE"),
+        DataType::Time32(_) | DataType::Time64(_) => typed("TIME"),
+        DataType::Timestamp(..) | DataType::Duration(_) => by_arrow(of),
+        DataType::Decimal32(digits, scale)
+        | DataType::Decimal64(digits, scale)
+        | DataType::Decimal128(digits, scale)
+        | DataType::Decimal256(digits, scale)
+            if *scale >= 0 =>
+        {
+            typed(&format!("DECIMAL({digits}, {scale})"))
+        }
+        _ => Ok(plain(Value::Null)),
     }
 }
 
@@ -112,6 +142,14 @@ mod tests {
     fn values_are_written_as_sql_has_them() {
         let columns: Vec<(ArrayRef, &str)> = vec![
             (Arc::new(NullArray::new(1)), "NULL"),
+            (Arc::new(Int8Array::from(vec![None::<i8>])), "CAST(NULL AS BIGINT)"),
+            (Arc::new(Float64Array::from(vec![None::<f64>])), "CAST(NULL AS DOUBLE)"),
+            (Arc::new(StringViewArray::from(vec![None::<&str>])), "arrow_cast(NULL, 'Utf8')"),
+            (Arc::new(Date32Array::from(vec![None::<i32>])), "CAST(NULL AS DATE)"),
+            (
+                Arc::new(Decimal128Array::from(vec![None::<i128>]).with_precision_and_scale(5, 2).unwrap()),
+                "CAST(NULL AS DECIMAL(5,2))",
+            ),
             (Arc::new(Int8Array::from(vec![-5])), "-5"),
             (Arc::new(UInt64Array::from(vec![u64::MAX])), "18446744073709551615"),
             (Arc::new(Float64Array::from(vec![0.1])), "CAST('0.1' AS DOUBLE)"),

@@ -13,6 +13,8 @@
 //! own with its own catalog: two references to a table in one statement see the same version, and nothing a statement
 //! does to its session outlives it.
 //!
+//! Plans are executed by threads of their own ([`computing`]).
+//!
 //! Limits: how many statements run and wait ([`admission`]), the memory they share ([`memory`]; more spills to disk, up to a
 //! limit), what a query may return ([`rows`]), deadlines. A panic in planning or running becomes an `Internal` error.
 
@@ -24,6 +26,7 @@ pub mod bound;
 pub mod catalog;
 pub mod clauses;
 pub mod columns;
+pub mod computing;
 pub mod copy;
 pub mod ddl;
 pub mod dml;
@@ -36,6 +39,7 @@ pub mod once;
 pub mod overflow;
 pub mod procedures;
 pub mod rewrite;
+pub mod rounding;
 mod row_set;
 pub mod rows;
 pub mod schemas;
@@ -53,7 +57,7 @@ pub mod yielding;
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -67,7 +71,8 @@ use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::logical_expr::{
-    AggregateUDF, DmlStatement, LogicalPlan, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp,
+    AggregateUDF, DmlStatement, LogicalPlan, LogicalPlanBuilder, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp,
+    ident, lit,
 };
 use datafusion::optimizer::Analyzer;
 use datafusion::physical_plan::ExecutionPlan;
@@ -78,12 +83,15 @@ use lake_client::remote::RemoteStore;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::distributed::{Distributed, Mode};
 use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::scan::guard::NameDamagedFiles;
 use crate::table::pins::Pins;
 use crate::table::{Tables, catalog_error};
+use crate::words;
 use admission::{Admission, Slot};
 use bound::Bound;
+use computing::ComputeThreads;
 use ddl::Ddl;
 use faults::Faults;
 use memory::SharedMemory;
@@ -106,6 +114,7 @@ const FILES_NAMED: usize = 3;
 pub struct Engine {
     tables: Arc<Tables>,
     template: SessionState,
+    computing: ComputeThreads,
     admission: Admission,
     memory: Arc<SharedMemory>,
     /// Queries whose rows are being sent: each ends with its client or at its deadline.
@@ -117,6 +126,8 @@ pub struct Engine {
     read_timeout: Duration,
     write_timeout: Duration,
     allow_local_files: bool,
+    /// The other nodes, once this one is served.
+    distributed: OnceLock<Arc<Distributed>>,
 }
 
 /// A statement, planned and not yet run.
@@ -137,6 +148,8 @@ pub struct Planned {
     faults: Arc<Faults>,
     state: SessionState,
     work: Work,
+    /// How a query is to be spread over nodes if it may be, and its plan for that.
+    spread: Option<Box<(Mode, LogicalPlan)>>,
     slot: Slot,
 }
 
@@ -145,7 +158,7 @@ enum Work {
     ChangeRows(Box<DmlStatement>),
     Ddl(Box<Ddl>),
     Call(Box<Procedure>),
-    CopyTo(Box<LogicalPlan>),
+    CopyTo { plan: Box<LogicalPlan>, overwrite: bool },
 }
 
 impl Planned {
@@ -168,7 +181,7 @@ impl Planned {
 
 impl Engine {
     /// # Errors
-    /// If the directory for spill files cannot be made.
+    /// If the directory for spill files cannot be made, or the threads to compute on cannot be had.
     pub fn new(config: &Config, tables: Arc<Tables>) -> Result<Self> {
         let spill = config.dir.join("spill");
         prepare_spill(&spill)
@@ -183,7 +196,9 @@ impl Engine {
                     .with_max_temp_directory_size(config.spill_limit_bytes),
             )
             .build_arc()?;
+        let computing = ComputeThreads::start()?;
         let mut session = SessionConfig::new()
+            .with_extension(computing.extension())
             .with_default_catalog_and_schema(CATALOG, DEFAULT_SCHEMA)
             .with_create_default_catalog_and_schema(false)
             .with_information_schema(true)
@@ -194,6 +209,7 @@ impl Engine {
         let mut rules = Analyzer::new().rules;
         rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
+        rules.push(Arc::new(rounding::IntegersAreRounded));
         let mut template = SessionStateBuilder::new()
             .with_analyzer_rules(rules)
             .with_config(session)
@@ -207,6 +223,7 @@ impl Engine {
         Ok(Self {
             tables,
             template,
+            computing,
             admission: Admission::new(config),
             memory,
             tasks: TaskTracker::new(),
@@ -216,7 +233,28 @@ impl Engine {
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
             allow_local_files: config.allow_local_files,
+            distributed: OnceLock::new(),
         })
+    }
+
+    /// From now on large queries are spread over several nodes. Said once.
+    pub fn distribute(&self, distributed: Distributed) {
+        // The first stays.
+        let _ = self.distributed.set(Arc::new(distributed));
+    }
+
+    /// The other nodes, if queries may be spread over them.
+    pub fn distributed(&self) -> Option<&Arc<Distributed>> {
+        self.distributed.get()
+    }
+
+    /// What the sessions of statements are made from.
+    pub(crate) fn template(&self) -> &SessionState {
+        &self.template
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
     }
 
     /// The same in a metadata cluster, whose nodes it can list.
@@ -310,7 +348,7 @@ impl Engine {
                 "{command} is for clients that keep a session; nothing was done"
             )));
         }
-        let faults = Arc::new(Faults::of(&parsed));
+        let faults = Arc::new(Faults::of(&parsed, &bound.sql));
         let (unbound, rows) = bound.put(&mut parsed)?;
         if (unbound > 0 || bound.parameters.is_some()) && !action.takes_parameters() {
             let command = action.command().as_str();
@@ -337,6 +375,7 @@ impl Engine {
         state.mark_start_execution();
         let command = action.command();
         let (mut schema, mut parameters) = (count_schema(command), Vec::new());
+        let mut spread = None;
         let work = match action {
             Action::Alter(_) => {
                 let ddl = ddl::plan_alter(&state, &parsed).await;
@@ -367,7 +406,17 @@ impl Engine {
                     }
                     _ => parsed,
                 };
-                let plan = state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?;
+                let plan = match state.statement_to_plan(parsed).await {
+                    Ok(plan) => plan,
+                    Err(error) => {
+                        let error = found.explain(error.into());
+                        let error = match words::is_of_width(&error.message) {
+                            true => found.widths(&self.template, &state, &bound.sql, error).await,
+                            false => faults.explain(error),
+                        };
+                        return Err(catalog::suggest(&tables, error, patience).await);
+                    }
+                };
                 let plan = values::without_ids(plan)?;
                 if unbound > 0 {
                     parameters = parameter_fields(&plan, unbound)?;
@@ -375,14 +424,15 @@ impl Engine {
                 match action {
                     Action::Query => {
                         check_reads_only(&plan)?;
-                        let mut plan = Self::explained(plan)?;
+                        let mut plan = described(Self::explained(plan)?)?;
+                        spread = self.spread(bound.distributed, &plan);
                         if unbound == 0 {
                             plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
                         }
                         schema = Arc::new(plan.schema().as_arrow().clone());
                         Work::Query(Box::new(plan))
                     }
-                    Action::CopyTo => Work::CopyTo(Box::new(plan)),
+                    Action::CopyTo { overwrite } => Work::CopyTo { plan: Box::new(plan), overwrite },
                     Action::ChangeRows(_) | Action::CopyFrom(_) => {
                         check_dml(&plan)?;
                         let LogicalPlan::Dml(dml) = plan else {
@@ -390,12 +440,23 @@ impl Engine {
                         };
                         Work::ChangeRows(Box::new(dml))
                     }
-                    action => Work::Ddl(Box::new(ddl::plan(plan, &action)?)),
+                    action => {
+                        let state = (unbound == 0).then_some(&state);
+                        let ddl = ddl::plan(plan, &action, state);
+                        Work::Ddl(Box::new(ddl.map_err(|e| faults.explain(found.explain(e)))?))
+                    }
                 }
             }
         };
         let stale = found.stale;
-        Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, slot })
+        Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, spread, slot })
+    }
+
+    /// How a query is to be spread, if it may be.
+    fn spread(&self, asked: Option<Mode>, plan: &LogicalPlan) -> Option<Box<(Mode, LogicalPlan)>> {
+        let distributed = self.distributed()?;
+        let mode = asked.unwrap_or(distributed.mode());
+        (mode != Mode::Off && distributed.peers().may_be_some()).then(|| Box::new((mode, plan.clone())))
     }
 
     /// Makes a change and returns how many rows were written. Its commit, once begun, runs to its end even if this
@@ -407,7 +468,7 @@ impl Engine {
             match work {
                 Work::ChangeRows(dml) => dml::run(&tables, &state, &dml, deadline).await,
                 Work::Call(call) => procedures::run(&tables, &state, *call, deadline).await,
-                Work::CopyTo(plan) => copy::run(self, &state, &plan, deadline).await,
+                Work::CopyTo { plan, overwrite } => copy::run(self, &state, &plan, overwrite, deadline).await,
                 Work::Ddl(ddl) => ddl::run(&tables, &state, *ddl, deadline).await,
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }
@@ -437,11 +498,19 @@ impl Engine {
     /// Lets no further statement begin. What runs goes on.
     pub fn close(&self) {
         self.admission.close();
+        if let Some(distributed) = self.distributed() {
+            distributed.parts().close();
+        }
     }
 
     /// Whether it has been told to let none begin.
     pub fn is_closed(&self) -> bool {
         self.admission.is_closed()
+    }
+
+    /// Ends the threads that statements compute on; waits at most so long for what they are at.
+    pub async fn stop_computing(&self, patience: Duration) {
+        self.computing.stop(patience).await;
     }
 
     fn allows_files(&self) -> bool {
@@ -464,6 +533,18 @@ fn parameter_fields(plan: &LogicalPlan, count: usize) -> Result<Vec<Field>> {
         Field::new(name, data_type, true)
     };
     Ok((1..=count).map(field).collect())
+}
+
+/// DESCRIBE tells the types that SQL has.
+fn described(plan: LogicalPlan) -> Result<LogicalPlan> {
+    let LogicalPlan::DescribeTable(table) = plan else { return Ok(plan) };
+    let rows = table.schema.fields().iter().map(|field| {
+        let null = if field.is_nullable() { "YES" } else { "NO" };
+        vec![lit(field.name().as_str()), lit(words::sql_type(field.data_type())), lit(null)]
+    });
+    let named = ["column_name", "data_type", "is_nullable"].into_iter().enumerate();
+    let named = named.map(|(i, name)| ident(format!("column{}", i + 1)).alias(name));
+    Ok(LogicalPlanBuilder::values(rows.collect())?.project(named)?.build()?)
 }
 
 /// Nothing that begins as a query may turn out to change something.

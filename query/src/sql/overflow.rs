@@ -46,6 +46,11 @@ static FUNCTIONS: LazyLock<[Arc<ScalarUDF>; 4]> = LazyLock::new(|| {
         .map(|arithmetic| Arc::new(ScalarUDF::from(Checked::new(arithmetic))))
 });
 
+/// What takes the operators' places, for a plan that comes from another node.
+pub fn functions() -> impl Iterator<Item = Arc<ScalarUDF>> {
+    FUNCTIONS.iter().cloned()
+}
+
 fn in_expr(expr: Expr, schema: &DFSchema) -> Transformed<Expr> {
     let arithmetic = match &expr {
         Expr::BinaryExpr(BinaryExpr { op: Operator::Plus, .. }) => Arithmetic::Add,

@@ -9,7 +9,6 @@ use std::sync::{Arc, OnceLock};
 use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use datafusion::execution::SendableRecordBatchStream;
-use datafusion::physical_plan::execute_stream;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
@@ -36,12 +35,11 @@ impl Engine {
     /// In the stream too: after an error it ends.
     pub async fn query(&self, planned: Planned) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
         planned.check_bound()?;
-        let Planned { faults, state, work, deadline, slot, .. } = planned;
+        let Planned { faults, state, work, deadline, spread, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {
             let physical = state.create_physical_plan(&plan).await?;
-            let stream = execute_stream(physical.clone(), state.task_ctx())?;
-            Ok::<_, Error>((physical, stream))
+            Ok::<_, Error>(self.begin(&state, physical, spread.as_deref(), deadline).await?)
         });
         let (physical, stream) = match tokio::time::timeout_at(deadline.into(), starting.catch_unwind()).await {
             Ok(Ok(started)) => started.map_err(|e| faults.explain(e))?,

@@ -1,7 +1,8 @@
 //! CREATE SCHEMA, ALTER SCHEMA and DROP SCHEMA, with properties.
 //!
 //! A schema has no other name later: what is in it is filed under its name. DROP SCHEMA ... CASCADE drops a schema with its
-//! tables and views in one transaction of the metadata, if it holds no more than that allows and no nested schemas.
+//! tables and views in one transaction of the metadata; if that is more than one allows, or with PURGE, by a procedure of the cluster's
+//! leader. A schema with others nested in it is dropped by neither.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
@@ -12,6 +13,9 @@ use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::Token;
 use lake_client::catalog::{CatalogError, Namespace};
+use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop};
+use lake_client::procedures::{Procedure, State};
+use lake_client::store;
 
 use super::CATALOG;
 use super::alter;
@@ -19,6 +23,7 @@ use super::catalog::{INFORMATION_SCHEMA, namespace};
 use super::clauses::begins_with;
 use super::statement::{Command, normalize, refused};
 use crate::error::{Error, Position, Result};
+use crate::outcomes::now_ms;
 use crate::table::{Tables, catalog_error};
 
 /// A statement about a schema.
@@ -26,7 +31,7 @@ use crate::table::{Tables, catalog_error};
 pub enum SchemaStatement {
     Create { name: Namespace, if_not_exists: bool, properties: BTreeMap<String, String> },
     Alter { name: Namespace, if_exists: bool, set: BTreeMap<String, String>, unset: BTreeSet<String> },
-    Drop { name: Namespace, if_exists: bool, cascade: bool },
+    Drop { name: Namespace, if_exists: bool, cascade: bool, purge: bool },
 }
 
 impl SchemaStatement {
@@ -123,11 +128,15 @@ fn drop_schema(parser: &mut Parser<'_>) -> Taken {
     let if_exists = parser.parse_keywords(&[Keyword::IF, Keyword::EXISTS]);
     let name = parser.parse_object_name(false)?;
     let cascade = parser.parse_one_of_keywords(&[Keyword::CASCADE, Keyword::RESTRICT]) == Some(Keyword::CASCADE);
+    let purge = parser.parse_keyword(Keyword::PURGE);
     if parser.peek_token().token == Token::Comma {
         return Ok(Err(refused("DROP of several schemas at once")));
     }
     ended(parser)?;
-    Ok(named(&name).map(|name| SchemaStatement::Drop { name, if_exists, cascade }))
+    if purge && !cascade {
+        return Ok(Err(refused("DROP SCHEMA ... PURGE without CASCADE")));
+    }
+    Ok(named(&name).map(|name| SchemaStatement::Drop { name, if_exists, cascade, purge }))
 }
 
 const PROPERTIES: [Keyword; 2] = [Keyword::TBLPROPERTIES, Keyword::WITH];
@@ -189,18 +198,57 @@ pub async fn run(tables: &Tables, statement: SchemaStatement, deadline: Instant)
             let done = writer.update_namespace(name, unset, set, deadline).await;
             (done.map(|_| 0), format!("changing schema {name}"), *if_exists)
         }
-        SchemaStatement::Drop { name, if_exists, cascade: false } => {
+        SchemaStatement::Drop { name, if_exists, cascade: false, .. } => {
             let done = writer.drop_namespace(name, deadline).await;
             (done.map(|()| 0), format!("dropping schema {name}"), *if_exists)
         }
-        SchemaStatement::Drop { name, if_exists, cascade: true } => {
-            let done = writer.drop_namespace_and_contents(name, deadline).await;
-            (done, format!("dropping schema {name} and what is in it"), *if_exists)
+        SchemaStatement::Drop { name, if_exists, purge, .. } => {
+            let doing = format!("dropping schema {name} and what is in it");
+            let in_steps = tables.metadata.runs_procedures();
+            if *purge && !in_steps {
+                return Err(Error::not_supported(format!(
+                    "{doing}: PURGE needs a metadata cluster, whose leader has the files deleted, and this node's metadata is not in one; \
+                     nothing was dropped"
+                )));
+            }
+            let at_once = if *purge { None } else { Some(writer.drop_namespace_and_contents(name, deadline).await) };
+            let is_more = matches!(at_once, None | Some(Err(CatalogError::Store(store::Error::Refused { .. }))));
+            let done = match at_once {
+                Some(done) if !(is_more && in_steps) => done,
+                // With PURGE, or of more than one transaction can do.
+                _ => match writer.drop_namespace_in_steps(name, *purge, now_ms(), deadline).await {
+                    Ok((id, last)) => return dropped(&doing, &id, last),
+                    Err(error) => Err(error),
+                },
+            };
+            (done, doing, *if_exists)
         }
     };
     match done {
         Err(CatalogError::NamespaceNotFound(_)) if missing_is_fine => Ok(0),
         done => done.map_err(|e| catalog_error(&doing, e)),
+    }
+}
+
+/// What the procedure has come to that drops a schema.
+fn dropped(doing: &str, id: &str, last: Option<Procedure>) -> Result<u64> {
+    let goes_on = || {
+        Error::unknown(format!(
+            "{doing}: procedure {id} goes on with it, and had not ended by the deadline; system.procedures shows how far it is"
+        ))
+    };
+    let record = last.ok_or_else(goes_on)?.record;
+    let dropping = record.data::<NamespaceDrop>().map_err(|why| Error::internal(format!("{doing}: {why}")))?;
+    match record.state {
+        State::Active if record.step == DROP => Err(goes_on()),
+        State::Active | State::Done => Ok(dropping.dropped),
+        state => {
+            let (state, note) = (state.as_str(), &record.note);
+            Err(Error::conflict(format!(
+                "{doing}: procedure {id} is {state}, {} were dropped: {note}",
+                dropping.dropped
+            )))
+        }
     }
 }
 
@@ -221,8 +269,10 @@ mod tests {
             let expected = SchemaStatement::Create { name: name("s"), if_not_exists: true, properties };
             assert_eq!(take(sql).unwrap(), Some(expected), "{sql}");
         }
-        let drop = SchemaStatement::Drop { name: name("a.b"), if_exists: true, cascade: true };
+        let drop = SchemaStatement::Drop { name: name("a.b"), if_exists: true, cascade: true, purge: false };
         assert_eq!(take("DROP SCHEMA IF EXISTS a.b CASCADE").unwrap(), Some(drop));
+        let drop = SchemaStatement::Drop { name: name("a"), if_exists: false, cascade: true, purge: true };
+        assert_eq!(take("DROP SCHEMA a CASCADE PURGE").unwrap(), Some(drop));
         let unset = [("x".to_owned())].into();
         let alter = SchemaStatement::Alter { name: name("s"), if_exists: false, set: BTreeMap::new(), unset };
         assert_eq!(take("ALTER SCHEMA s UNSET TBLPROPERTIES ('x')").unwrap(), Some(alter));
@@ -232,6 +282,7 @@ mod tests {
             ("CREATE SCHEMA information_schema", Kind::Invalid),
             ("CREATE SCHEMA s s", Kind::Invalid),
             ("DROP SCHEMA a, b", Kind::NotSupported),
+            ("DROP SCHEMA a PURGE", Kind::NotSupported),
         ] {
             assert_eq!(take(sql).unwrap_err().kind, kind, "{sql}");
         }

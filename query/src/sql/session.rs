@@ -29,6 +29,7 @@ use super::bound::Bound;
 use super::statement::{Action, Command, normalize, refused};
 use super::transactions::{End, Handle, MAX_STATEMENTS, Open, Transactions};
 use super::{Engine, Planned, once};
+use crate::distributed::Mode;
 use crate::error::{Error, Result};
 use crate::table::Tables;
 use crate::table::conflict::Isolation;
@@ -39,6 +40,8 @@ use crate::table::scope::{Once, Scope};
 const OPERATION_ID: &str = "lake.operation_id";
 /// The setting with the isolation of INSERT, and of transactions that do not say it.
 const ISOLATION: &str = "lake.isolation";
+/// The setting that says whether queries are spread over several nodes.
+const DISTRIBUTED: &str = "lake.distributed";
 
 /// What a client's statements are run with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +55,9 @@ pub struct Settings {
     /// Whether INSERT, and transactions that do not say otherwise, are serialisable.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub serializable: bool,
+    /// Whether queries are spread over several nodes, if it is not for the node to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distributed: Option<Mode>,
     /// Whether the client keeps what the answer brings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kept: bool,
@@ -81,6 +87,8 @@ pub enum SessionChange {
     /// `None`: the next change has none.
     SetOperation(Option<String>),
     SetIsolation(Isolation),
+    /// `None`: as the node is configured.
+    SetDistributed(Option<Mode>),
 }
 
 impl SessionChange {
@@ -89,7 +97,9 @@ impl SessionChange {
             SessionChange::Begin(_) => Command::Begin,
             SessionChange::End(End::Commit) => Command::Commit,
             SessionChange::End(End::RollBack) => Command::Rollback,
-            SessionChange::SetOperation(_) | SessionChange::SetIsolation(_) => Command::Set,
+            SessionChange::SetOperation(_) | SessionChange::SetIsolation(_) | SessionChange::SetDistributed(_) => {
+                Command::Set
+            }
         }
     }
 }
@@ -125,9 +135,9 @@ pub fn parse(statement: &Statement) -> Result<Option<SessionChange>> {
 }
 
 fn set(name: &str, value: &Expr) -> Result<SessionChange> {
-    if ![OPERATION_ID, ISOLATION].contains(&name) {
+    if ![OPERATION_ID, ISOLATION, DISTRIBUTED].contains(&name) {
         return Err(Error::invalid(format!(
-            "there is no setting {name}; there are {OPERATION_ID} and {ISOLATION}; nothing was done"
+            "there is no setting {name}; there are {OPERATION_ID}, {ISOLATION} and {DISTRIBUTED}; nothing was done"
         )));
     }
     let text = match value {
@@ -145,6 +155,11 @@ fn set(name: &str, value: &Expr) -> Result<SessionChange> {
     if name == OPERATION_ID {
         text.as_deref().map(once::check_id).transpose()?;
         return Ok(SessionChange::SetOperation(text));
+    }
+    if name == DISTRIBUTED {
+        let mode = text.map(|text| text.to_ascii_lowercase().parse::<Mode>()).transpose();
+        let mode = mode.map_err(|e| Error::invalid(format!("{DISTRIBUTED} is {e}")))?;
+        return Ok(SessionChange::SetDistributed(mode));
     }
     match text.as_deref().map(str::to_ascii_lowercase).as_deref() {
         None | Some("snapshot") => Ok(SessionChange::SetIsolation(Isolation::Snapshot)),
@@ -278,6 +293,7 @@ impl Sessions {
         settings: &Settings,
         timeout: Option<Duration>,
     ) -> Result<(SchemaRef, Rows, Option<Duration>)> {
+        let bound = &Bound { distributed: settings.distributed, ..bound.clone() };
         let Some(handle) = settings.handle()? else {
             let tables = self.engine.tables().clone();
             let Some(pins) = bound.pins.clone() else { return self.query_on(&tables, bound, timeout).await };
@@ -433,6 +449,7 @@ impl Sessions {
                 return Err(error);
             }
             (SessionChange::SetOperation(id), None) => next.operation = id.clone(),
+            (SessionChange::SetDistributed(mode), _) => next.distributed = *mode,
             (SessionChange::SetIsolation(isolation), _) => next.serializable = *isolation == Isolation::Serializable,
         }
         Ok(next)
@@ -504,7 +521,7 @@ impl Sessions {
 
 /// What a transaction can hold back until it is committed.
 fn may_be_staged(action: &Action) -> bool {
-    matches!(action, Action::ChangeRows(_) | Action::CopyFrom(_) | Action::CopyTo)
+    matches!(action, Action::ChangeRows(_) | Action::CopyFrom(_) | Action::CopyTo { .. })
 }
 
 #[cfg(test)]
@@ -532,6 +549,9 @@ mod tests {
             ("SET lake.operation_id = DEFAULT", SessionChange::SetOperation(None)),
             ("SET lake.isolation = serializable", SessionChange::SetIsolation(Isolation::Serializable)),
             ("SET LAKE.ISOLATION TO 'snapshot'", SessionChange::SetIsolation(Isolation::Snapshot)),
+            ("SET lake.distributed = 'on'", SessionChange::SetDistributed(Some(Mode::On))),
+            ("SET lake.distributed = off", SessionChange::SetDistributed(Some(Mode::Off))),
+            ("SET lake.distributed = DEFAULT", SessionChange::SetDistributed(None)),
         ] {
             assert_eq!(of(sql), Ok(Some(change)), "{sql}");
         }
@@ -539,6 +559,7 @@ mod tests {
         for (sql, kind) in [
             ("SET lake.operation_id = 'a/b'", Kind::Invalid),
             ("SET lake.isolation = 'dirty'", Kind::Invalid),
+            ("SET lake.distributed = 'far'", Kind::Invalid),
             ("SET x = 1", Kind::Invalid),
             ("SET lake.nope = 'x'", Kind::Invalid),
             ("ROLLBACK TO SAVEPOINT a", Kind::NotSupported),

@@ -9,11 +9,11 @@ use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::{DFParserBuilder, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::helpers::attached_token::AttachedToken;
 use datafusion::sql::sqlparser::ast::{
-    AlterTable, AlterTableOperation, Assignment, AssignmentTarget, CastKind, ColumnOption, CommentDef, CreateTable,
-    CreateTableOptions, DataType, ExactNumberInfo, Expr, FromTable, Ident, Merge, MergeAction, MergeClause,
-    MergeClauseKind, MergeUpdateExpr, ObjectName, ObjectNamePart, ObjectType, ShowStatementFilter,
-    ShowStatementFilterPosition, ShowStatementOptions, SqlOption, Statement, TableFactor, Update, UpdateTableFromKind,
-    Value, ValueWithSpan, visit_expressions_mut, visit_relations,
+    AlterTable, AlterTableOperation, Assignment, AssignmentTarget, CastKind, ColumnDef, ColumnOption, CommentDef,
+    CreateTable, CreateTableOptions, DataType, ExactNumberInfo, Expr, FromTable, Ident, Merge, MergeAction,
+    MergeClause, MergeClauseKind, MergeUpdateExpr, ObjectName, ObjectNamePart, ObjectType, SelectItem, SetExpr,
+    ShowStatementFilter, ShowStatementFilterPosition, ShowStatementOptions, SqlOption, Statement, TableFactor, Update,
+    UpdateTableFromKind, Value, ValueWithSpan, visit_expressions_mut, visit_relations,
 };
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
@@ -27,7 +27,7 @@ use super::copy::{self, Copy, CopyFrom};
 use super::schemas::{self, SchemaStatement};
 use super::session::{self, SessionChange};
 use super::views::{self, ViewStatement};
-use super::{CATALOG, DEFAULT_SCHEMA, MAX_STATEMENT_BYTES, alter, as_of, files, undrop};
+use super::{CATALOG, DEFAULT_SCHEMA, MAX_STATEMENT_BYTES, alter, as_of, files, system, undrop};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
 
@@ -126,7 +126,10 @@ pub enum Action {
     /// COPY of files into a table.
     CopyFrom(Box<CopyFrom>),
     /// COPY of a table or a query into a file.
-    CopyTo,
+    CopyTo {
+        /// One that is there already is replaced.
+        overwrite: bool,
+    },
     /// BEGIN, COMMIT, ROLLBACK or SET.
     Session(SessionChange),
 }
@@ -148,7 +151,7 @@ impl Action {
             Action::Query
                 | Action::ChangeRows(_)
                 | Action::CreateTable { as_query: Some(_), .. }
-                | Action::CopyTo
+                | Action::CopyTo { .. }
                 | Action::Call
         )
     }
@@ -166,7 +169,7 @@ impl Action {
             Action::View(view) => view.command(),
             Action::DropTable { .. } => Command::DropTable,
             Action::UndropTable(_) => Command::UndropTable,
-            Action::CopyFrom(_) | Action::CopyTo => Command::Copy,
+            Action::CopyFrom(_) | Action::CopyTo { .. } => Command::Copy,
             Action::Session(change) => change.command(),
         }
     }
@@ -201,7 +204,8 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         Some(Copy::From(copy)) => return Ok((parse_one(state, &copy.insert(None))?, Action::CopyFrom(Box::new(copy)))),
         Some(Copy::To(copy, query)) => {
             let query = parse_query(state, &query, "COPY writes the rows of a query or of a table")?;
-            return Ok((copy.statement(query)?, Action::CopyTo));
+            let overwrite = copy.overwrites();
+            return Ok((copy.statement(query)?, Action::CopyTo { overwrite }));
         }
     }
     let (sql, versions) = as_of::take(sql)?;
@@ -232,6 +236,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         prepare_update(statement)?;
     }
     exponents_are_floats(&mut statement);
+    inserts_go_by_place(&mut statement);
     Ok((statement, action))
 }
 
@@ -265,6 +270,60 @@ fn exponents_are_floats(statement: &mut Parsed) {
         }
         ControlFlow::<()>::Continue(())
     });
+}
+
+/// What is inserted goes by its place: that two columns of the query have one name is nothing to it, and DataFusion refuses it.
+/// So what comes again gets another name.
+fn inserts_go_by_place(statement: &mut Parsed) {
+    match statement {
+        Parsed::Statement(statement) => {
+            if let Statement::Insert(insert) = statement.as_mut()
+                && let Some(query) = &mut insert.source
+            {
+                names_differ(&mut query.body);
+            }
+        }
+        Parsed::Explain(explain) => inserts_go_by_place(&mut explain.statement),
+        _ => {}
+    }
+}
+
+fn names_differ(body: &mut SetExpr) {
+    let select = match body {
+        SetExpr::Select(select) => select,
+        SetExpr::Query(query) => return names_differ(&mut query.body),
+        SetExpr::SetOperation { left, right, .. } => {
+            names_differ(left);
+            return names_differ(right);
+        }
+        _ => return,
+    };
+    let any_column = |item: &SelectItem| matches!(item, SelectItem::Wildcard(_) | SelectItem::QualifiedWildcard(..));
+    let any_column = select.projection.iter().any(any_column);
+    let mut seen = std::collections::HashSet::new();
+    for (i, item) in select.projection.iter_mut().enumerate() {
+        let (name, again) = match &*item {
+            SelectItem::UnnamedExpr(Expr::Identifier(column)) => (normalize(column), any_column),
+            SelectItem::UnnamedExpr(Expr::CompoundIdentifier(parts)) => {
+                (parts.last().map(normalize).unwrap_or_default(), any_column)
+            }
+            SelectItem::UnnamedExpr(expr) => (expr.to_string(), false),
+            SelectItem::ExprWithAlias { alias, .. } => (normalize(alias), false),
+            _ => continue,
+        };
+        if seen.insert(name) && !again {
+            continue;
+        }
+        let alias = Ident::with_quote('"', format!("__lake_{i}"));
+        match item {
+            SelectItem::UnnamedExpr(expr) => {
+                let expr = std::mem::replace(expr, Expr::value(Value::Null));
+                *item = SelectItem::ExprWithAlias { expr, alias };
+            }
+            SelectItem::ExprWithAlias { alias: named, .. } => *named = alias,
+            _ => {}
+        }
+    }
 }
 
 fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {
@@ -591,6 +650,7 @@ fn leading_words(sql: &str) -> String {
 fn create_table(table: &mut CreateTable) -> Result<Action> {
     let mut not_null = Vec::new();
     for column in &table.columns {
+        check_length(column)?;
         for option in &column.options {
             match &option.option {
                 ColumnOption::Null => {}
@@ -629,6 +689,19 @@ fn create_table(table: &mut CreateTable) -> Result<Action> {
     }
     let as_query = table.query.is_some().then_some(not_null);
     Ok(Action::CreateTable { as_query, layout: Layout::default(), properties: properties.into_iter().collect() })
+}
+
+/// Text in Iceberg has neither a length nor padding. A longest length that is not kept harms little, and many tools write one; one
+/// that all values are to have would be wrong in silence.
+pub(super) fn check_length(column: &ColumnDef) -> Result<()> {
+    match &column.data_type {
+        DataType::Char(_) | DataType::Character(_) => Err(Error::not_supported(format!(
+            "column {}: {} is not supported, as Iceberg has no text of a fixed length: use VARCHAR; nothing was done",
+            column.name, column.data_type
+        ))
+        .at(place(&column.name))),
+        _ => Ok(()),
+    }
 }
 
 /// SHOW statements that DataFusion does not know, as queries.
@@ -677,8 +750,18 @@ fn rewrite(statement: &Parsed) -> Result<Option<String>> {
                  WHERE table_type = 'VIEW' AND table_schema <> 'information_schema'{like} ORDER BY 1, 2"
             )))
         }
+        Statement::ShowVariable { variable } if is_dropped_tables(variable) => Ok(Some(format!(
+            "SELECT table_schema, table_name, dropped, undroppable_until FROM {CATALOG}.{}.{} ORDER BY dropped, 1, 2",
+            system::SYSTEM,
+            system::DROPPED
+        ))),
         _ => Ok(None),
     }
+}
+
+/// SHOW DROPPED TABLES, which the parser takes for the name of a setting.
+fn is_dropped_tables(variable: &[Ident]) -> bool {
+    matches!(variable, [dropped, tables] if normalize(dropped) == "dropped" && normalize(tables) == "tables")
 }
 
 fn like(options: &ShowStatementOptions, column: &str, statement: &str) -> Result<String> {
@@ -753,6 +836,7 @@ mod tests {
             ("explain analyze select 1", Command::Select),
             ("SHOW TABLES FROM a LIKE '%x'", Command::Select),
             ("SHOW SCHEMAS", Command::Select),
+            ("SHOW DROPPED TABLES;", Command::Select),
             ("DESCRIBE t", Command::Select),
             ("INSERT INTO t VALUES (1)", Command::Insert),
             ("INSERT OVERWRITE t VALUES (1)", Command::InsertOverwrite),
@@ -798,6 +882,7 @@ mod tests {
             ("CREATE MATERIALIZED VIEW v AS SELECT 1", "VIEW"),
             ("CREATE TABLE t (a INT PRIMARY KEY)", "PRIMARY on column a"),
             ("CREATE TABLE t (a INT DEFAULT 1)", "DEFAULT on column a"),
+            ("CREATE TABLE t (a INT, b CHAR(3))", "column b: CHAR(3)"),
             ("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'x'", "CREATE EXTERNAL TABLE"),
             ("DROP TABLE t CASCADE", "CASCADE"),
             ("DROP TABLE a, b", "several"),
@@ -805,6 +890,25 @@ mod tests {
         ] {
             let error = parse(sql).unwrap_err();
             assert!(error.kind == Kind::NotSupported && error.message.contains(words), "{sql}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_inserted_has_no_name_twice() {
+        let written = |sql: &str| parse(sql).unwrap().0.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        for (sql, said) in [
+            ("INSERT INTO t SELECT a, b FROM s", "INSERT INTO t SELECT a, b FROM s"),
+            (
+                "INSERT INTO t SELECT a, A, s.a, 1, 1 AS b, 2 AS B FROM s ORDER BY a",
+                "INSERT INTO t SELECT a, A AS \"__lake_1\", s.a AS \"__lake_2\", 1, 1 AS b, 2 AS \"__lake_5\" FROM s ORDER BY a",
+            ),
+            ("INSERT INTO t SELECT *, a FROM s", "INSERT INTO t SELECT *, a AS \"__lake_1\" FROM s"),
+            (
+                "INSERT INTO t SELECT 1, 1 UNION ALL (SELECT 2, 2)",
+                "INSERT INTO t SELECT 1, 1 AS \"__lake_1\" UNION ALL (SELECT 2, 2 AS \"__lake_1\")",
+            ),
+        ] {
+            assert_eq!(written(sql), said);
         }
     }
 

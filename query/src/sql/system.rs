@@ -18,12 +18,14 @@ pub const SYSTEM: &str = "system";
 const NODES: &str = "nodes";
 const PROCEDURES: &str = "procedures";
 const SHARDS: &str = "shards";
+/// What can be undropped.
+pub const DROPPED: &str = "dropped_tables";
 
 /// Whether a name is one of these tables.
 pub fn is_system(table: &TableReference) -> bool {
     table.schema() == Some(SYSTEM)
         && table.catalog().is_none_or(|catalog| catalog == CATALOG)
-        && [NODES, PROCEDURES, SHARDS].contains(&table.table())
+        && [NODES, PROCEDURES, SHARDS, DROPPED].contains(&table.table())
 }
 
 /// The table of that name, as it is now.
@@ -33,6 +35,7 @@ pub fn is_system(table: &TableReference) -> bool {
 pub async fn table(engine: &Engine, name: &str, deadline: Instant) -> Result<Arc<dyn TableProvider>> {
     let batch = match name {
         PROCEDURES => system_procedures::read(engine, deadline).await?,
+        DROPPED => system_procedures::dropped(engine, deadline).await?,
         _ => of_cluster(engine, name, deadline).await?,
     };
     Ok(Arc::new(MemTable::try_new(batch.schema(), vec![vec![batch]])?))

@@ -9,12 +9,14 @@
 //!   are synced to disk. A pointer is swapped only after that.
 //! - Locations are taken literally: Iceberg paths are never percent-decoded.
 //! - Keys and secrets reach neither log nor error.
+//! - An upload that is given up is aborted ([`uploads`]).
 //! - A bucket is reached as its warehouse says, or as the node's own configuration does.
 //!
 //! Limits: metadata objects of at most [`MAX_METADATA_BYTES`]; at most [`MAX_BUCKETS`] buckets at a time.
 
 pub mod cache;
 pub mod io;
+pub mod uploads;
 
 use std::collections::HashMap;
 use std::path::{Path as FsPath, PathBuf};
@@ -27,13 +29,17 @@ use datafusion::execution::object_store::ObjectStoreUrl;
 use lake_client::catalog::Namespace;
 use lake_client::warehouse::{self, SecretRef, Warehouses};
 use object_store::aws::AmazonS3Builder;
+use object_store::client::SpawnedReqwestConnector;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig};
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
 use url::Url;
 
 use crate::config::{Credential, S3Config};
 use crate::error::{Error, Kind, Result};
+use uploads::TidyUploads;
 
 /// Largest metadata object (metadata.json, manifest list, manifest) that is read.
 pub const MAX_METADATA_BYTES: u64 = 512 << 20;
@@ -82,6 +88,11 @@ pub struct Storage {
     /// The other warehouses. Changed only while `buckets` is locked.
     warehouses: RwLock<Arc<Warehouses>>,
     buckets: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    /// What makes the requests to S3, whoever wants them: a connection is served by the runtime that has opened it. `None` where
+    /// the storage was made outside of one.
+    io: Option<Handle>,
+    /// Uploads that are being aborted.
+    uploads: TaskTracker,
     /// Metadata objects read so far.
     metadata_reads: AtomicU64,
     /// Directories whose own entry in their parent is known to be on disk.
@@ -140,6 +151,8 @@ impl Storage {
             local: Arc::new(LocalFileSystem::new()),
             warehouses: RwLock::default(),
             buckets: Mutex::default(),
+            io: Handle::try_current().ok(),
+            uploads: TaskTracker::new(),
             metadata_reads: AtomicU64::new(0),
             durable_dirs: Mutex::default(),
             dir_syncs: Arc::default(),
@@ -319,14 +332,26 @@ impl Storage {
             Some(s3) => reached(bucket, s3)?,
             None => self.s3.clone(),
         };
-        let builder = s3_settings(&config)
+        let mut builder = s3_settings(&config)
             .with_retry(RetryConfig { max_retries: 5, retry_timeout: RETRY_FOR, ..RetryConfig::default() })
             .with_bucket_name(bucket);
-        let store: Arc<dyn ObjectStore> = Arc::new(
+        if let Some(io) = &self.io {
+            builder = builder.with_http_connector(SpawnedReqwestConnector::new(io.clone()));
+        }
+        let mut store: Arc<dyn ObjectStore> = Arc::new(
             builder.build().map_err(|e| Error::object_store("opening the bucket", &format!("s3://{bucket}"), &e))?,
         );
+        if let Some(io) = &self.io {
+            store = Arc::new(TidyUploads::new(store, io.clone(), self.uploads.clone()));
+        }
         buckets.insert(bucket.to_owned(), store.clone());
         Ok(store)
+    }
+
+    /// Waits for uploads that are being aborted.
+    pub async fn close(&self) {
+        self.uploads.close();
+        self.uploads.wait().await;
     }
 
     /// How many metadata objects have been read. Those that a cache has are not read again.

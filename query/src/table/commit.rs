@@ -215,7 +215,8 @@ impl Commit<'_> {
             };
             self.contended |= hint.as_ref().is_some_and(|hint| hint.mod_revision != base.mod_revision);
             let proposal = self.proposal;
-            if let (Some(change), Some(reads)) = (&proposal.change, &proposal.reads) {
+            if let Some(reads) = &proposal.reads {
+                let change = proposal.change.as_ref();
                 let holds = conflict::validate(&self.tables.cache, &metadata, change, reads).await;
                 holds.map_err(|e| self.failed(e.kind, e))?;
             }

@@ -95,20 +95,25 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// Checks that `change`, made by a statement that has read `reads`, holds on `base`.
+/// Checks that `change`, the files that come and go if any do, made by a statement that has read `reads`, holds on `base`.
 ///
 /// # Errors
 /// `Conflict`, saying what another writer did.
-pub async fn validate(cache: &MetadataCache, base: &TableMetadata, change: &Change, reads: &Reads) -> Result<()> {
+pub async fn validate(
+    cache: &MetadataCache,
+    base: &TableMetadata,
+    change: Option<&Change>,
+    reads: &Reads,
+) -> Result<()> {
     if base.current_snapshot_id() == reads.snapshot {
         return Ok(());
     }
     let none = HashSet::new();
-    let removed = match &change.removed {
-        Removed::Files(paths) => paths.as_ref(),
-        Removed::Nothing | Removed::Everything => &none,
+    let removed = match change.map(|change| &change.removed) {
+        Some(Removed::Files(paths)) => paths.as_ref(),
+        None | Some(Removed::Nothing | Removed::Everything) => &none,
     };
-    let touched = change.deletes.of.as_ref();
+    let touched = change.map_or(&none, |change| change.deletes.of.as_ref());
     let conflict = |what: String| Err(Error::conflict(format!("another writer has meanwhile {what}; run it again")));
     for snapshot in since(base, reads.snapshot)? {
         let id = snapshot.snapshot_id();

@@ -50,6 +50,7 @@ use super::Tables;
 use super::version::{Change, Tally, now_ms};
 use crate::error::{Error, Result};
 use crate::outcomes::FirstSeen;
+use crate::planted::{self, Bug};
 
 /// How long what is handed over outlives its giver.
 pub const LEASE_TTL: Duration = Duration::from_secs(10);
@@ -211,7 +212,9 @@ impl Joined {
             let change = joined.change.get_or_insert_with(|| own.clone());
             change.added_tally += Tally { files: record.files.into(), rows: record.rows, bytes: record.bytes };
             change.taken.push(record.manifest(own.snapshot_id));
-            joined.appends.push(Settled { id: other.id, handed: Some(other.revision) });
+            if !planted::has(Bug::AppendUnsettled) {
+                joined.appends.push(Settled { id: other.id, handed: Some(other.revision) });
+            }
         }
         joined
     }

@@ -13,7 +13,7 @@
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
-//! In reading order: [`types`] (Arrow and Iceberg types), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
+//! In reading order: [`types`] (Arrow and Iceberg types), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
 //! (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
@@ -34,6 +34,7 @@ pub mod handing;
 pub mod history;
 pub mod layout;
 pub mod maintenance;
+pub mod numbers;
 pub mod pins;
 pub mod queue;
 pub mod scope;
@@ -238,7 +239,7 @@ impl Tables {
     async fn load_pointed(&self, idents: &[TableIdent], revision: u64, deadline: Instant) -> Result<Loaded> {
         let failed = |e| catalog_error("looking up tables", e);
         let resolved = self.metadata.tables(idents, Want::by(deadline).at_least(revision)).await.map_err(failed)?;
-        let stale = resolved.iter().filter(|r| r.metasrv_away).map(|r| r.age).max();
+        let stale = resolved.iter().filter(|r| r.metasrv_away && !planted::has(Bug::AgeUntold)).map(|r| r.age).max();
         let age = resolved.iter().map(|r| r.age).max();
         let loads = idents.iter().zip(resolved).map(|(ident, resolved)| async move {
             match resolved.pointer() {
@@ -482,23 +483,24 @@ impl Tables {
         self.owned(async move { commit::create(&tables, &ident, metadata, files, deadline).await }).await
     }
 
-    /// Replaces a table as [`Tables::plan_replace`] has planned it, with data files or without. Runs to its end even if the
-    /// caller goes away.
+    /// Replaces a table as [`Tables::plan_replace`] has planned it, with data files or without; `reads` is what of the table the
+    /// new rows come from. Runs to its end even if the caller goes away.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// Those of a commit; `Conflict` if another writer has done in between what the statement should have seen.
     pub async fn replace(
         self: &Arc<Self>,
         table: &Table,
         metadata: TableMetadata,
         edit: Edit,
         files: Option<DataFiles>,
+        reads: Option<Reads>,
         deadline: Instant,
     ) -> Result<()> {
         let (tables, table) = (self.clone(), table.clone());
         let files = files.unwrap_or_else(|| DataFiles::new(self.storage.clone(), self.tasks.clone()));
         self.owned(async move {
-            let mut proposal = Proposal::edit(edit);
+            let mut proposal = Proposal { reads, ..Proposal::edit(edit) };
             if !files.files.is_empty() {
                 let io = LakeIo::new(tables.storage.clone());
                 let operation = Operation::Append;
@@ -605,6 +607,7 @@ impl Tables {
     pub async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;
+        self.storage.close().await;
         self.metadata.close().await;
     }
 }

@@ -546,7 +546,7 @@ impl Commit<'_> {
         }
         for part in &held.changes {
             if let Some(reads) = &part.reads {
-                conflict::validate(&tables.cache, &current, &part.change, reads).await.map_err(doing)?;
+                conflict::validate(&tables.cache, &current, Some(&part.change), reads).await.map_err(doing)?;
             }
         }
         let io = LakeIo::new(tables.storage.clone());

@@ -69,7 +69,8 @@ impl Tables {
         last.ok_or_else(|| {
             Error::not_found(format!(
                 "no table {ident} waits to be purged: only one that was dropped with PURGE can be undropped, while its \
-                 files are there"
+                 files are there (SHOW DROPPED TABLES); one that was dropped without has all of its files, and comes back by CALL \
+                 system.register_table of its newest metadata file"
             ))
         })
     }

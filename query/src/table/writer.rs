@@ -10,9 +10,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use arrow::array::{Array, RecordBatch};
+use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
 use iceberg::spec::{DataFile, Schema, Struct, TableMetadata};
 use object_store::buffered::BufWriter;
 use parquet::arrow::AsyncArrowWriter;
@@ -24,6 +25,7 @@ use uuid::Uuid;
 
 use super::deletes::DeletePlace;
 use super::layout::Partitioner;
+use super::numbers::{has_fraction, rounded};
 use super::stats::{NanCounter, data_file};
 use super::types::arrow_schema;
 use crate::error::{Error, Result, with_sources};
@@ -275,10 +277,14 @@ fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
         if !field.is_nullable() && column.null_count() > 0 {
             return Err(Error::invalid(format!("column {} is NOT NULL, and a row has no value for it", field.name())));
         }
+        let wrong = |e: ArrowError| Error::invalid(format!("column {}: {e}", field.name()));
+        let cast = |column: &ArrayRef| cast_with_options(column, field.data_type(), &strict).map_err(wrong);
         columns.push(match column.data_type() == field.data_type() {
             true => column.clone(),
-            false => cast_with_options(column, field.data_type(), &strict)
-                .map_err(|e| Error::invalid(format!("column {}: {e}", field.name())))?,
+            false if field.data_type().is_integer() && has_fraction(column.data_type()) => {
+                cast(&rounded(column).map_err(wrong)?)?
+            }
+            false => cast(column)?,
         });
     }
     RecordBatch::try_new(schema.clone(), columns).map_err(|e| Error::invalid(e.to_string()))

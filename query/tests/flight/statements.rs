@@ -52,6 +52,12 @@ async fn parameters_are_bound_and_run_on_any_node() {
         .unwrap();
     let info = query.execute().await.unwrap();
     assert_eq!(rows_of(&redeem(&mut other, ticket(&info)).await.unwrap()), [["3"]]);
+    // A value that is missing has a type, as one that is there.
+    let mut query = client.prepare("SELECT ? AS x".to_owned(), None).await.unwrap();
+    query.set_parameters(values(vec![Arc::new(StringArray::from(vec![None::<&str>]))])).unwrap();
+    let info = query.execute().await.unwrap();
+    let rows = redeem(&mut other, ticket(&info)).await.unwrap();
+    assert_eq!(rows[0].schema().field(0).data_type(), &DataType::Utf8);
     // Other statements are run for each row, all or none.
     let mut update = client.prepare("UPDATE t SET what = ? WHERE id = ?".to_owned(), None).await.unwrap();
     let (words, ids) = (StringArray::from(vec!["x", "y"]), Int64Array::from(vec![1, 3]));

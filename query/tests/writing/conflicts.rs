@@ -283,3 +283,27 @@ async fn counters_that_try_again_after_conflicts_miss_nothing() {
     // Another node's pointer is believed for a moment.
     until("every count to be seen", async || numbers(&client, "SELECT n FROM t").await == [20]).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_replaced_by_its_own_rows_loses_none_of_others() {
+    let pair = Pair::start().await;
+    let client = pair.cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    run(&client, "CREATE VIEW v AS SELECT x FROM t").await;
+    run(&client, "ALTER TABLE t SET TBLPROPERTIES ('write.overwrite.isolation-level' = 'snapshot')").await;
+    for query in [
+        "SELECT x FROM t",
+        "SELECT x FROM t WHERE x > 1000",
+        "SELECT x FROM v",
+        "SELECT 1 AS x WHERE 1 IN (SELECT x FROM t)",
+    ] {
+        let error =
+            pair.meet(&format!("CREATE OR REPLACE TABLE t AS {query}"), "INSERT INTO t VALUES (2)").await.unwrap_err();
+        assert!(error.kind == Kind::Conflict && error.message.contains("added rows"), "{query}: {error}");
+    }
+    assert_eq!(numbers(&client, "SELECT x FROM t ORDER BY x").await, [1, 2, 2, 2, 2]);
+    // What reads nothing of it replaces what is there.
+    assert_eq!(pair.meet("CREATE OR REPLACE TABLE t AS SELECT 7 AS x", "INSERT INTO t VALUES (2)").await.unwrap(), 1);
+    assert_eq!(numbers(&client, "SELECT x FROM t").await, [7]);
+    assert_eq!(pair.meet("CREATE OR REPLACE TABLE t AS SELECT x FROM t", "SELECT 1").await.unwrap(), 1);
+}

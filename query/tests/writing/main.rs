@@ -5,6 +5,7 @@
 mod common;
 
 mod adopt;
+mod asked_upkeep;
 mod conflicts;
 mod hot;
 mod merge_on_read;

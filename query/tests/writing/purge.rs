@@ -262,7 +262,7 @@ async fn a_table_that_lives_on_is_not_purged() {
     let purge = calls::get(cluster.store.as_ref(), &id, soon()).await.unwrap().unwrap().record.data().unwrap();
     for step in [CHECK, DELETE] {
         let task = Task { id: id.clone(), step: step.to_owned(), purge: Purge::clone(&purge) };
-        let chores = Chores::new(cluster.nodes[0].engine().tables().clone());
+        let chores = Chores::new(cluster.nodes[0].engine().clone());
         let answer = chores.carry_out(PURGE_TABLE, &task.to_bytes()).await.unwrap().unwrap();
         assert_eq!(Answer::of(&answer), Ok(Answer::Over));
         assert!(chores.in_hand().is_empty());
@@ -298,6 +298,10 @@ async fn a_dropped_table_comes_back_while_its_files_are_there() {
     run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
     run(&client, "DROP TABLE t PURGE").await;
     let dropped = procedure(&cluster, "default.t").await;
+    let listed = "SELECT table_schema, table_name, step, procedure FROM system.dropped_tables";
+    assert_eq!(text(&other, listed).await, [["default", "t", "retain", dropped.id.as_str()]]);
+    let shown = text(&client, "SHOW DROPPED TABLES").await;
+    assert_eq!((shown.len(), &shown[0][..2]), (1, &["default".to_owned(), "t".to_owned()][..]));
     run(&client, "CREATE TABLE t AS SELECT 2 AS x").await;
     assert_eq!(refused(&client, "UNDROP TABLE t").await.kind, Kind::AlreadyExists);
     run(&client, "DROP TABLE t").await;
@@ -306,6 +310,7 @@ async fn a_dropped_table_comes_back_while_its_files_are_there() {
     let purge = calls::get(cluster.store.as_ref(), &dropped.id, soon()).await.unwrap().unwrap().record;
     assert_eq!((purge.state, purge.note.as_str()), (State::Cancelled, "the table was undropped"));
     assert_eq!(refused(&client, "UNDROP TABLE t").await.kind, Kind::NotFound, "once");
+    assert!(run(&client, "SHOW DROPPED TABLES").await.iter().all(|batch| batch.num_rows() == 0));
 
     // Of two the one that was dropped last, whatever the clocks of the nodes showed.
     run(&client, "CREATE TABLE u AS SELECT 1 AS x").await;

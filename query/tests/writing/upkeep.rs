@@ -17,6 +17,8 @@ use crate::table::metadata;
 #[derive(Debug)]
 struct Has {
     tables: HashSet<Uuid>,
+    /// And may be given these.
+    follows: HashSet<Uuid>,
     guard: Mutex<Vec<Compare>>,
 }
 
@@ -24,6 +26,10 @@ struct Has {
 impl Claim for Has {
     fn guard(&self, table: Uuid) -> Option<Vec<Compare>> {
         self.tables.contains(&table).then(|| self.guard.lock().unwrap().clone())
+    }
+
+    fn follows(&self, table: Uuid) -> bool {
+        self.follows.contains(&table)
     }
 
     fn is_any(&self) -> bool {
@@ -67,22 +73,89 @@ async fn tables_get_what_they_ask_for_from_whoever_has_them() {
         tables.insert(metadata(&cluster, table).await.uuid());
     }
     let (route, guard) = moved(&cluster, None).await;
-    let claim = Arc::new(Has { tables, guard: Mutex::new(guard) });
+    let claim = Arc::new(Has { tables, follows: HashSet::new(), guard: Mutex::new(guard) });
     let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), claim.clone());
-    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0 });
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0, ..Round::default() });
     assert_eq!(files("It's").await, 1);
     assert_eq!((files("silent").await, files("other").await), (6, 6));
-    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 0, failed: 0 }, "there is nothing to do");
+    assert_eq!(
+        upkeep.round().await.unwrap(),
+        Round { tables: 2, changed: 0, failed: 0, ..Round::default() },
+        "there is nothing to do"
+    );
 
     // The shard is moved, which its worker does not know yet: nothing of what it does is committed.
     fill("It's").await;
     let before = metadata(&cluster, "It's").await.current_snapshot_id();
     let (_, guard) = moved(&cluster, Some(route)).await;
-    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 0, failed: 0 });
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 0, failed: 0, ..Round::default() });
     assert_eq!(metadata(&cluster, "It's").await.current_snapshot_id(), before);
     // Under the new fence it is.
     *claim.guard.lock().unwrap() = guard;
-    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0 });
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0, ..Round::default() });
     assert_eq!(files("It's").await, 1);
     assert_eq!(number(&client, "SELECT sum(x) FROM \"It's\"").await, 30);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_come_soon_is_in_the_cache() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    for table in ["one", "empty", "other"] {
+        run(&client, &format!("CREATE TABLE {table} (x BIGINT)")).await;
+    }
+    run(&client, "INSERT INTO one VALUES (1)").await;
+    let follows = followed(&cluster).await;
+    let fresh = Cluster::over(cluster.store.clone(), 1, |options| options).await;
+    let claim = Has { tables: HashSet::new(), follows, guard: Mutex::default() };
+    let mut upkeep = Upkeep::new(fresh.nodes[0].engine().clone(), Arc::new(claim));
+    for _ in 0..2 {
+        assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 2, ..Round::default() });
+    }
+    // Nothing of it is asked for again.
+    for file in cluster.files(".avro").into_iter().chain(cluster.files(".parquet")) {
+        std::fs::remove_file(file).unwrap();
+    }
+    assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 2, ..Round::default() }, "from the cache");
+    let another = Cluster::over(cluster.store.clone(), 1, |options| options).await;
+    let claim = Has { tables: HashSet::new(), follows: followed(&cluster).await, guard: Mutex::default() };
+    let mut upkeep = Upkeep::new(another.nodes[0].engine().clone(), Arc::new(claim));
+    assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 1, ..Round::default() });
+}
+
+/// Every table but the one that nobody follows.
+async fn followed(cluster: &Cluster) -> HashSet<Uuid> {
+    let mut follows = HashSet::new();
+    for table in ["one", "empty"] {
+        follows.insert(metadata(cluster, table).await.uuid());
+    }
+    follows
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orphans_are_removed_once_a_day_where_a_table_asks_for_it() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t AS SELECT 1 AS x").await;
+    let data = cluster.files(".parquet").pop().unwrap();
+    let orphan = |name: &str| {
+        let path = data.with_file_name(name);
+        std::fs::write(&path, "nobody's").unwrap();
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(4 * 86_400);
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+        path
+    };
+    let first = orphan("first.parquet");
+    let uuid = metadata(&cluster, "t").await.uuid();
+    let claim = Has { tables: HashSet::from([uuid]), follows: HashSet::new(), guard: Mutex::default() };
+    let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), Arc::new(claim));
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, ..Round::default() });
+    assert!(first.exists(), "it does not ask for that");
+    run(&client, "ALTER TABLE t SET TBLPROPERTIES ('lake.remove-orphan-files.enabled' = 'true')").await;
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, changed: 1, ..Round::default() });
+    assert!(!first.exists() && data.exists());
+    let second = orphan("second.parquet");
+    assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, ..Round::default() });
+    assert!(second.exists(), "once a day");
+    assert_eq!(numbers(&client, "SELECT x FROM t").await, [1]);
 }

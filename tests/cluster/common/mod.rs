@@ -1,5 +1,6 @@
 //! What the tests share: directories that go away, clusters of the built binary, SQL with readable answers, waiting.
 
+pub mod install;
 pub mod load;
 
 use std::path::{Path, PathBuf};

@@ -6,6 +6,7 @@
 //! |-------------|------------------------------------------------------------------|-------------------------------------|
 //! | `check`     | the limits; one stream is of one process                         | InvalidArgument                     |
 //! | `turns`     | one request of a node at a time                                  |                                     |
+//! | `gather`    | renewals wait for others, a hundredth of the interval at most    |                                     |
 //! | `confirm`   | a quorum confirms this leader; what was committed is applied     | NotLeader, Unavailable, Overloaded  |
 //! | `fence`     | is the process the node's? by what the map says                  | superseded, and nothing else        |
 //! | `leave`     | a process that ends: its lease and its entry go                  | left                                |
@@ -23,6 +24,7 @@
 
 use std::time::{Duration, Instant};
 
+use lake_client::clock;
 use lake_client::nodes::{self, MAX_NODES, NODES, Record, validate_heartbeat};
 use lake_proto::kv::{Compare, Condition, Expected, KeyValue, Op, Txn};
 use lake_proto::v1;
@@ -140,6 +142,9 @@ impl Member {
     ) -> Result<v1::HeartbeatAnswer, Failure> {
         check(line, &beat)?;
         let _turn = self.nodes.turns.take(&beat.node).await;
+        if beat.lease != 0 && !beat.leaving {
+            tokio::time::sleep_until(self.nodes.gathered(clock::now()).into()).await;
+        }
         let term = self.confirmed_on_duty(&line.caller).await?;
         line.term = term;
         let answer = |outcome| Ok(v1::HeartbeatAnswer { sequence: beat.sequence, outcome: Some(outcome) });

@@ -19,7 +19,7 @@ pub mod turns;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lake_client::clock;
@@ -41,6 +41,9 @@ use super::shares::Call;
 use crate::log::lock;
 use crate::state::State;
 
+/// Heartbeats wait for each other for at most this part of the interval.
+const GATHER: u32 = 100;
+
 /// What a member knows of the nodes while it leads.
 #[derive(Debug)]
 pub struct Nodes {
@@ -50,6 +53,7 @@ pub struct Nodes {
     pub(super) detectors: Mutex<Detectors>,
     turns: Turns,
     streams: AtomicU64,
+    began: Instant,
 }
 
 impl Nodes {
@@ -62,7 +66,17 @@ impl Nodes {
             detectors: Mutex::default(),
             turns: Turns::default(),
             streams: AtomicU64::new(0),
+            began: clock::now(),
         }
+    }
+
+    /// When the heartbeats that come about now are confirmed, all of them in one round: the round is most of what a heartbeat costs, and a
+    /// thousand nodes send one every 3 ms.
+    fn gathered(&self, now: Instant) -> Instant {
+        let window = (self.rhythm.interval / GATHER).as_nanos().max(1);
+        let passed = now.saturating_duration_since(self.began).as_nanos();
+        let left = window - passed % window;
+        now + Duration::from_nanos(u64::try_from(left).unwrap_or(u64::MAX))
     }
 
     /// This peer is on duty in `term` from now on.
@@ -198,4 +212,23 @@ fn failure(not_done: &NotDone) -> Failure {
 
 pub(super) fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heartbeats_that_come_together_are_confirmed_together() {
+        let nodes = Nodes::new(Rhythm { interval: Duration::from_secs(3), ..Rhythm::default() });
+        let at = |us| nodes.began + Duration::from_micros(us);
+        let window = Duration::from_millis(30);
+        for (arrived, confirmed) in [(0, 30_000), (1, 30_000), (29_999, 30_000), (30_000, 60_000), (89_999, 90_000)] {
+            assert_eq!(nodes.gathered(at(arrived)), at(confirmed), "{arrived}");
+        }
+        for arrived in (0..1_000_000).step_by(777).map(at) {
+            let waits = nodes.gathered(arrived) - arrived;
+            assert!(!waits.is_zero() && waits <= window, "{waits:?}");
+        }
+    }
 }

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lake_client::clock;
+use lake_client::drains;
 use lake_client::nodes::{MAX_NODES, NODES, key as node_key, validate_node};
 use lake_client::shards::{DEFAULT_SHARDS, Fenced, MAX_SHARDS, ROUTES, Route, Routes, SETTINGS, Settings, WORKER, key};
 use lake_proto::kv::{Compare, Expected, Op, Txn};
@@ -86,8 +87,13 @@ pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
     }
 }
 
+/// Whether somebody has asked for a node to be given nothing any more.
+pub(in crate::peer) fn is_drained(state: &State, node: &str) -> bool {
+    state.get(&drains::key(node)).is_some()
+}
+
 /// All routes and settings.
-fn routes(state: &State) -> Routes {
+pub(in crate::peer) fn routes(state: &State) -> Routes {
     let mut routes = Routes::default();
     let entries = state.list(ROUTES, None, MAX_SHARDS as usize + 1, usize::MAX).entries;
     entries.iter().for_each(|entry| routes.learn(&entry.key, Some(entry)));
@@ -229,6 +235,7 @@ impl Member {
                 suspicion: detectors.phi(&node, now),
                 cpu_permille: load.map_or(0, |load| load.cpu_millicores / cores),
                 running_statements: load.map_or(0, |load| load.running_statements),
+                drained: is_drained(state, &node),
             };
             Some((node, worker))
         });
@@ -252,7 +259,7 @@ impl Member {
         }
         match change.why {
             Why::Lost | Why::Left => self.counters.shards_failed_over.add(1),
-            Why::Balance | Why::Asked => self.counters.shards_moved.add(1),
+            Why::Balance | Why::Asked | Why::Drained => self.counters.shards_moved.add(1),
             Why::Begins | Why::Returned | Why::Followers => {}
         }
         tracing::info!(
@@ -313,11 +320,17 @@ impl Member {
         Ok((term, world))
     }
 
-    /// Gives a shard to a node.
+    /// Gives a shard to a node, or with `dry_run` only says whether it would be given.
     ///
     /// # Errors
     /// InvalidArgument for what there is not; NotLeader; Unavailable without a quorum or when others change the route all the time.
-    pub async fn move_shard(&self, shard: u32, node: &str, call: &Call) -> Result<v1::ShardMove, Failure> {
+    pub async fn move_shard(
+        &self,
+        shard: u32,
+        node: &str,
+        dry_run: bool,
+        call: &Call,
+    ) -> Result<v1::ShardMove, Failure> {
         validate_node(node).map_err(Failure::invalid)?;
         for _ in 0..RACES {
             let (term, world) = self.known_world(call).await?;
@@ -326,6 +339,9 @@ impl Member {
                 let fence = world.routes.get(&shard).map_or(0, |fenced| fenced.revision);
                 return Ok(v1::ShardMove { shard, from: node.to_owned(), to: node.to_owned(), fence });
             };
+            if dry_run {
+                return Ok(told(&change, 0));
+            }
             if let Some(fence) = self.change_route(term, &change, None, call).await? {
                 return Ok(told(&change, fence));
             }

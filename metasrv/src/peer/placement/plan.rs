@@ -8,9 +8,10 @@
 //! | whose lease has ended, and its node is registered no more| another worker, a follower if there is one                   |
 //! | whose lease has ended, and its node is suspected         | the same                                                     |
 //! | whose lease has ended, and its node is only late         | nothing yet                                                  |
+//! | whose node is drained                                    | another worker, a follower if there is one                   |
 //!
 //! So nothing is taken from a node before its lease has surely ended: the lease is gone from the state, and ids of leases do not
-//! come twice. Only for balance, and on request, is a shard moved whose lease lives: the old fence is over with the new route.
+//! come twice. Only for balance, and on request, which draining is, is a shard moved whose lease lives: the old fence is over with the new route.
 //!
 //! In maintenance mode a node keeps its shards under its new lease, and nothing else is planned.
 //!
@@ -43,12 +44,14 @@ pub struct Worker {
     pub suspicion: Option<f64>,
     pub cpu_permille: u32,
     pub running_statements: u32,
+    /// Somebody has asked for it to be given nothing any more.
+    pub drained: bool,
 }
 
 impl Worker {
     /// Whether it may be given shards, and under which lease.
     fn fit(&self) -> Option<LeaseId> {
-        self.lease.filter(|_| self.heard_for.is_some() && !self.suspected())
+        self.lease.filter(|_| self.heard_for.is_some() && !self.suspected() && !self.drained)
     }
 
     fn suspected(&self) -> bool {
@@ -79,6 +82,7 @@ pub enum Why {
     Lost,
     Balance,
     Asked,
+    Drained,
     Followers,
 }
 
@@ -92,6 +96,7 @@ impl Why {
             Why::Lost => "the node before was lost",
             Why::Balance => "balance",
             Why::Asked => "it was asked for",
+            Why::Drained => "the node before is drained",
             Why::Followers => "other followers",
         }
     }
@@ -230,6 +235,7 @@ impl<'a> Planning<'a> {
                 // Something that is no route was in its place.
                 None if node.is_empty() => Why::Begins,
                 None => Why::Left,
+                Some(worker) if worker.drained => Why::Drained,
                 Some(worker) if self.world.warm && worker.suspected() => Why::Lost,
                 Some(_) => continue,
             };
@@ -237,6 +243,21 @@ impl<'a> Planning<'a> {
                 let avoided = [node.to_owned()].into();
                 let preferred = fenced.route.followers.clone();
                 self.choose(shard, Affinity { avoided, preferred, ..Affinity::default() }, why, turn);
+            }
+        }
+    }
+
+    /// Shards of nodes that are drained.
+    fn drain(&mut self, turn: &mut usize) {
+        for (shard, fenced) in &self.world.routes {
+            if self.is_full() {
+                return;
+            }
+            let node = &fenced.route.node;
+            let drained = self.world.workers.get(node).is_some_and(|worker| worker.drained);
+            if drained && self.world.alive.contains(shard) {
+                let affinity = Affinity { preferred: fenced.route.followers.clone(), ..Affinity::default() };
+                self.choose(*shard, affinity, Why::Drained, turn);
             }
         }
     }
@@ -293,7 +314,9 @@ impl<'a> Planning<'a> {
             }
             let lost = |node: &String| {
                 let worker = self.world.workers.get(node);
-                worker.is_none_or(|worker| worker.lease.is_none() && self.world.warm && worker.suspected())
+                worker.is_none_or(|worker| {
+                    worker.drained || worker.lease.is_none() && self.world.warm && worker.suspected()
+                })
             };
             let kept: Vec<String> = route.followers.iter().filter(|node| !lost(node)).cloned().collect();
             if kept.len() >= self.world.followers && kept.len() == route.followers.len() {
@@ -315,6 +338,9 @@ impl<'a> Planning<'a> {
 pub fn plan(world: &World, most: usize, turn: &mut usize) -> Vec<Change> {
     let mut planning = Planning::new(world, most);
     planning.settle(turn);
+    if !world.settings.maintenance {
+        planning.drain(turn);
+    }
     if world.settings.maintenance || !world.warm || !planning.changes.is_empty() {
         return planning.changes;
     }
@@ -344,6 +370,9 @@ pub fn asked(world: &World, shard: u32, node: &str) -> Result<Option<Change>, St
     }
     let worker = world.workers.get(node);
     let worker = worker.ok_or_else(|| format!("no node {node} with the role worker is registered"))?;
+    if worker.drained {
+        return Err(format!("node {node} is drained: `lake meta shards drain {node} --end` first"));
+    }
     if worker.fit().is_none() {
         return Err(format!("node {node} is not heard at present: a shard is given to one that lives"));
     }

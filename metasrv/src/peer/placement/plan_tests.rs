@@ -77,7 +77,7 @@ fn shards_are_spread_and_then_stay() {
         assert_eq!(fenced.route.followers.len(), 1);
         assert_ne!(fenced.route.followers[0], fenced.route.node);
     }
-    assert_eq!(plan(&world, 16, &mut 0), []);
+    assert!(plan(&world, 16, &mut 0).is_empty());
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn nothing_is_taken_from_a_node_before_its_lease_has_ended() {
     assert!(lost.iter().all(|change| change.route.node == "a" && change.route.lease == 1 && change.why == Why::Lost));
     // A new leader has not had the time to hear it.
     world.warm = false;
-    assert_eq!(plan(&world, 16, &mut 0), []);
+    assert!(plan(&world, 16, &mut 0).is_empty());
     // That it has left is in the map.
     world.workers.remove("b");
     world.look();
@@ -151,7 +151,7 @@ fn a_cluster_without_workers_keeps_its_routes() {
     let mut world = world(4, 1).settled();
     assert!(world.routes.values().all(|fenced| fenced.route.followers.is_empty()), "there is nobody else");
     world.lose("a");
-    assert_eq!(plan(&world, 16, &mut 0), []);
+    assert!(plan(&world, 16, &mut 0).is_empty());
     assert_eq!(plan(&self::world(4, 0), 16, &mut 0), []);
 }
 
@@ -160,7 +160,7 @@ fn a_worker_that_is_new_gets_its_part_once_it_has_been_heard_for_a_while() {
     let mut world = world(64, 2).settled();
     let new = Worker { heard_for: Some(Duration::from_secs(1)), ..worker(3) };
     world.workers.insert("c".into(), new);
-    assert_eq!(plan(&world, 16, &mut 0), []);
+    assert!(plan(&world, 16, &mut 0).is_empty());
     // Whoever asks for it does not wait.
     assert_eq!(balance(&world).len(), 21);
     world.workers.get_mut("c").unwrap().heard_for = Some(SETTLED);
@@ -283,4 +283,36 @@ proptest! {
         let (most, fewest) = (led.iter().max().unwrap(), led.iter().min().unwrap());
         prop_assert!(most - fewest <= (shards as usize / 5 / 4).max(2), "{led:?}");
     }
+}
+
+#[test]
+fn a_node_that_is_drained_gives_all_and_gets_nothing() {
+    let mut world = world(12, 3).settled();
+    world.workers.get_mut("b").unwrap().drained = true;
+    let changes = plan(&world, 16, &mut 0);
+    assert!(!changes.is_empty() && changes.iter().all(|change| change.why == Why::Drained && change.route.node != "b"));
+    // Not while nothing is to be moved.
+    let kept = World { settings: Settings { maintenance: true, ..world.settings }, ..world.clone() };
+    assert!(plan(&kept, 16, &mut 0).is_empty());
+    let mut world = world.settled();
+    assert_eq!(world.led(), [6, 0, 6]);
+    assert!(world.routes.values().all(|fenced| !fenced.route.followers.contains(&"b".to_owned())));
+    assert!(asked(&world, 0, "b").unwrap_err().contains("drained"));
+    // Restarted, it is so still; and one that has come back with another lease gets nothing either.
+    world.workers.get_mut("b").unwrap().lease = Some(9);
+    assert!(plan(&world, 16, &mut 0).is_empty());
+    world.workers.get_mut("b").unwrap().drained = false;
+    assert_eq!(world.settled().led(), [4, 4, 4]);
+
+    // What it had when its lease ended goes to others, as soon as it is heard of again.
+    let mut world = self::world(4, 2).settled();
+    let drained = world.workers.get_mut("b").unwrap();
+    (drained.drained, drained.lease) = (true, Some(9));
+    world.look();
+    assert_eq!(world.settled().led(), [4, 0]);
+
+    // With nobody else it keeps what it has.
+    let mut world = self::world(4, 1).settled();
+    world.workers.get_mut("a").unwrap().drained = true;
+    assert!(plan(&world, 16, &mut 0).is_empty());
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::time::Instant;
 
-use lake_client::procedures::{Procedure, Record, State};
+use lake_client::procedures::{Procedure, Record, State, id_of};
 use lake_proto::kv::{KeyValue, Revision};
 
 use super::machine::{Cancel, Pace, Turn, turn};
@@ -54,34 +54,48 @@ pub struct Now {
 }
 
 impl Book {
-    /// Reads what there is.
+    /// Reads what there is: only what it does not know, since there may be many and each step changes one.
     pub fn read(&mut self, entries: impl IntoIterator<Item = KeyValue>) {
         let mut before = std::mem::take(&mut self.known);
         for entry in entries {
+            let unchanged = |known: &Known| known.in_hand || known.revision == entry.mod_revision;
+            let known = id_of(&entry.key).and_then(|id| before.remove_entry(id)).filter(|(_, known)| unchanged(known));
+            if let Some((id, known)) = known {
+                self.known.insert(id, known);
+                continue;
+            }
             // What somebody else has put there is no procedure.
             let Some(Procedure { id, mod_revision, record }) = Procedure::of(&entry) else { continue };
-            let known = match before.remove(&id) {
-                Some(known) if known.in_hand || known.revision == mod_revision => known,
-                Some(_) | None => Known { revision: mod_revision, record, in_hand: false, not_before: None },
-            };
-            self.known.insert(id, known);
+            self.known.insert(id, Known { revision: mod_revision, record, in_hand: false, not_before: None });
         }
         // One in hand that is gone is put back, and then not found again.
         self.known.extend(before.into_iter().filter(|(_, known)| known.in_hand));
     }
 
-    /// What can be begun now.
-    pub fn look(&self, now: Now, pace: &Pace, cancel: impl Fn(&Record) -> Cancel) -> Look {
+    /// What can be begun now. `waits` says of one whether it waits for those that it is the parent of: it is left alone until they have
+    /// ended.
+    pub fn look(
+        &self,
+        now: Now,
+        pace: &Pace,
+        cancel: impl Fn(&Record) -> Cancel,
+        waits: impl Fn(&Record) -> bool,
+    ) -> Look {
         let mut look = Look::default();
+        let going_on = self.known.values().filter(|known| !known.record.state.is_ended());
+        let parents: HashSet<&str> = going_on.filter_map(|known| known.record.parent.as_deref()).collect();
+        let has_children = |id: &str, record: &Record| {
+            record.state == State::Active && !record.cancel && parents.contains(id) && waits(record)
+        };
         let surplus = self.surplus(pace);
         let behind = self.known.range::<str, _>((Bound::Excluded(self.begun.as_str()), Bound::Unbounded));
         let before = self.known.range::<str, _>((Bound::Unbounded, Bound::Included(self.begun.as_str())));
         for (id, known) in behind.chain(before) {
-            let waits = known.not_before.is_some_and(|until| now.at < until);
+            let is_later = known.not_before.is_some_and(|until| now.at < until);
             let is_due = known.record.due_ms.is_none_or(|due| due <= now.clock_ms);
             look.waits_for_clock |= known.record.state.is_ended()
                 || known.record.state == State::Active && (!is_due || known.record.deadline_ms.is_some());
-            if known.in_hand || waits {
+            if known.in_hand || is_later || has_children(id, &known.record) {
                 continue;
             }
             let begin = match turn(&known.record, now.clock_ms, pace, || cancel(&known.record)) {
@@ -189,8 +203,13 @@ mod tests {
         Now { at: clock::now(), clock_ms: 1000, accepts: true, room }
     }
 
+    /// Those at the step `joins` wait for their children.
+    fn looked(book: &Book, now: Now, pace: &Pace) -> Look {
+        book.look(now, pace, |_| Cancel::Now, |record| record.step == "joins")
+    }
+
     fn begun(book: &Book, now: Now) -> Vec<String> {
-        book.look(now, &Pace::default(), |_| Cancel::Now).begin.into_iter().map(|(p, _)| p.id).collect()
+        looked(book, now, &Pace::default()).begin.into_iter().map(|(p, _)| p.id).collect()
     }
 
     #[test]
@@ -215,12 +234,49 @@ mod tests {
     }
 
     #[test]
+    fn what_has_not_changed_is_not_read_again() {
+        let mut book = Book::default();
+        book.read([entry("p1", 1, &active()), entry("p2", 2, &active())]);
+        // Nobody could read this one any more, and nobody has to: its revision is known.
+        let unread = KeyValue { value: "unread".into(), ..entry("p1", 1, &active()) };
+        book.read([unread.clone(), entry("p2", 3, &Record { state: State::Poisoned, ..active() })]);
+        assert_eq!((book.counts(), begun(&book, now(9))), ((1, 1), vec!["p1".to_owned()]));
+        book.read([KeyValue { mod_revision: 4, ..unread }]);
+        assert_eq!(book.counts(), (0, 0), "what was put in its place is no procedure, and the other one is gone");
+    }
+
+    #[test]
     fn what_is_submitted_waits_until_the_clock_is_saved() {
         let mut book = Book::default();
         book.read([entry("p", 1, &Record::new("k", "s", "first", kept(&()), 0))]);
-        let look = book.look(Now { accepts: false, ..now(9) }, &Pace::default(), |_| Cancel::Now);
+        let look = looked(&book, Now { accepts: false, ..now(9) }, &Pace::default());
         assert!(look.accepts && look.begin.is_empty());
         assert_eq!(begun(&book, now(9)), ["p"]);
+    }
+
+    #[test]
+    fn a_parent_waits_until_its_children_have_ended() {
+        let mut book = Book::default();
+        let parent = Record { step: "joins".to_owned(), ..active() };
+        let child = |state| Record { parent: Some("p".to_owned()), state, ended_ms: Some(1000), ..active() };
+        let with = |parent: &Record, states: [State; 2]| {
+            let [one, other] = states.map(child);
+            [entry("c1", 1, &one), entry("c2", 2, &other), entry("p", 3, parent)]
+        };
+        for left in [State::Active, State::Poisoned] {
+            book.read(with(&parent, [State::Done, left]));
+            assert!(!begun(&book, now(9)).contains(&"p".to_owned()), "{left:?}");
+        }
+        let cancelled = Record { cancel: true, ..parent.clone() };
+        for (parent, states) in [
+            (&cancelled, [State::Active, State::Active]),
+            (&active(), [State::Active, State::Active]),
+            (&parent, [State::Done, State::Failed]),
+        ] {
+            let mut book = Book::default();
+            book.read(with(parent, states));
+            assert!(begun(&book, now(9)).contains(&"p".to_owned()), "{parent:?} {states:?}");
+        }
     }
 
     #[test]
@@ -229,18 +285,18 @@ mod tests {
         let ended = |at| Record { state: State::Done, ended_ms: Some(at), ..active() };
         let pace = Pace { most_ended: 2, history: Duration::from_millis(950), ..Pace::default() };
         book.read((0..5).map(|n| entry(&format!("p{n}"), n + 1, &ended(40 + n * 10))));
-        let look = book.look(now(9), &pace, |_| Cancel::Now);
+        let look = looked(&book, now(9), &pace);
         let forgotten: Vec<&str> = look.forget.iter().map(|(id, _)| id.as_str()).collect();
         assert_eq!(forgotten, ["p0", "p1", "p2"], "two are too old, and there are three too many");
         assert!(look.waits_for_clock);
         book.forgotten(&look.forget);
-        let look = book.look(now(9), &pace, |_| Cancel::Now);
+        let look = looked(&book, now(9), &pace);
         assert!(look.forget.is_empty() && look.waits_for_clock);
         book.forgotten(&[("p3".to_owned(), 1)]);
         assert_eq!(book.known.len(), 2, "it was changed since");
         let poisoned = Record { state: State::Poisoned, ..active() };
         book.read([entry("p", 1, &poisoned)]);
-        assert_eq!(book.look(now(9), &pace, |_| Cancel::Now), Look::default());
+        assert_eq!(looked(&book, now(9), &pace), Look::default());
         assert_eq!(book.counts(), (0, 1));
     }
 }

@@ -20,6 +20,8 @@ pub struct ClusterClock {
     revision: Option<Revision>,
     /// When it stood at `saved_ms`.
     at: Instant,
+    /// When that was known to be in the map: it may take a while until it is.
+    known: Instant,
 }
 
 impl ClusterClock {
@@ -28,7 +30,7 @@ impl ClusterClock {
         let text = entry.and_then(|entry| std::str::from_utf8(&entry.value).ok());
         // Something else in its place counts as nothing counted: what waits waits longer.
         let saved_ms = text.and_then(|text| text.parse().ok()).unwrap_or(0);
-        Self { saved_ms, revision: entry.map(|entry| entry.mod_revision), at: now }
+        Self { saved_ms, revision: entry.map(|entry| entry.mod_revision), at: now, known: now }
     }
 
     /// What it shows, in milliseconds.
@@ -41,13 +43,18 @@ impl ClusterClock {
         now.saturating_duration_since(self.at)
     }
 
-    /// What saves it as it now is; and what it is once that is committed, at the revision that comes of it.
-    pub fn save(&self, now: Instant) -> (Txn, impl FnOnce(Revision) -> Self + use<>) {
+    /// Whether it was seen in the map within this time. However long commits take, there is such a time behind each.
+    pub fn was_saved_within(&self, time: Duration, now: Instant) -> bool {
+        now.saturating_duration_since(self.known) < time
+    }
+
+    /// What saves it as it now is; and what it is once that is known to be committed, at the revision that comes of it.
+    pub fn save(&self, now: Instant) -> (Txn, impl FnOnce(Revision, Instant) -> Self + use<>) {
         let saved_ms = self.now_ms(now);
         let expected = self.revision.map_or(Expected::Absent, Expected::ModRevision);
         let then = vec![Op::put(KEY, saved_ms.to_string())];
         let txn = Txn { when: vec![Compare::expected(KEY, expected)], then, otherwise: vec![] };
-        (txn, move |revision| Self { saved_ms, revision: Some(revision), at: now })
+        (txn, move |revision, known| Self { saved_ms, revision: Some(revision), at: now, known })
     }
 }
 
@@ -70,8 +77,11 @@ mod tests {
         let (txn, saved) = first.save(start + s(30));
         assert_eq!(txn.then, [Op::put(KEY, "30000")]);
         assert_eq!(txn.when, [Compare::absent(KEY)]);
-        let first = saved(7);
+        // Its commit took four seconds, which count.
+        let first = saved(7, start + s(34));
         assert_eq!((first.now_ms(start + s(50)), first.unsaved(start + s(50))), (50_000, s(20)));
+        let is_fresh = |at: u64| first.was_saved_within(s(2), start + s(at));
+        assert!(is_fresh(34) && is_fresh(35) && !is_fresh(36), "a slow commit is no reason to save it again");
         assert_eq!(first.save(start + s(60)).0.when, [Compare::mod_revision(KEY, 7)]);
 
         let entry = |value: &'static str| KeyValue {

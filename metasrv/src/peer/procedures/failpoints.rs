@@ -1,9 +1,8 @@
 //! Where a test has a leader die in the middle of a procedure: before a step is carried out, before what came of it is
 //! committed, and after that.
 //!
-//! Only a build with the feature `failpoints`, which no package has, can do so: [`VARIABLE`] names a file, and the
-//! peer that comes to the point named in it removes the file and kills itself. So one peer dies, and not the next
-//! leader as well.
+//! Only this crate's own tests (`kills`) are built so that they can; no package, and no other build of it, is: [`VARIABLE`] names a file,
+//! and the peer that comes to the point named in it removes the file and kills itself. So one peer dies, and not the next leader as well.
 
 /// Names the file, in a build that can die.
 pub const VARIABLE: &str = "LAKE_METASRV_DIE_AT";
@@ -35,11 +34,11 @@ impl Point {
 }
 
 /// A point was reached.
-#[cfg(not(feature = "failpoints"))]
+#[cfg(not(test))]
 pub(super) const fn reached(_: Point, _: &lake_client::procedures::Record) {}
 
 /// A point was reached.
-#[cfg(feature = "failpoints")]
+#[cfg(test)]
 pub(super) fn reached(point: Point, record: &lake_client::procedures::Record) {
     static FILE: std::sync::OnceLock<Option<std::path::PathBuf>> = std::sync::OnceLock::new();
     let Some(file) = FILE.get_or_init(|| std::env::var_os(VARIABLE).map(Into::into)) else { return };

@@ -6,8 +6,10 @@
 use async_trait::async_trait;
 use lake_client::procedures::{Procedure, Record};
 
+use super::drop_namespace::DropNamespace;
 use super::machine::{Cancel, Outcome, Pace, Terms};
 use super::purge::PurgeTable;
+use super::upkeep::Upkeep;
 use crate::peer::member::Member;
 
 /// A kind of procedure.
@@ -22,11 +24,16 @@ pub trait Kind: Send + Sync {
     /// Whether it can be cancelled, at the step at which it stands.
     fn cancel(&self, record: &Record) -> Cancel;
 
+    /// Whether nothing is done for it, at the step at which it stands, until the procedures that it has submitted have ended.
+    fn waits_for_children(&self, _: &Record) -> bool {
+        false
+    }
+
     /// Carries out the step at which it stands, which bears to be carried out again, also while it still is elsewhere.
     async fn execute(&self, member: &Member, procedure: &Procedure) -> Outcome;
 }
 
-const KINDS: [&dyn Kind; 1] = [&PurgeTable];
+const KINDS: [&dyn Kind; 3] = [&PurgeTable, &DropNamespace, &Upkeep];
 
 /// The kind of a procedure, if this build knows it.
 pub fn of(record: &Record) -> Option<&'static dyn Kind> {

@@ -10,6 +10,8 @@
 use std::time::Duration;
 
 use lake_client::procedures::{Kept, Record, State, note};
+use lake_proto::coordination::ScopeOwner;
+use lake_proto::kv::{Op, Revision, Txn};
 
 use super::clock::millis;
 
@@ -97,6 +99,44 @@ pub enum Outcome {
     Failed(String),
     /// What is outside is not what it should be.
     Doubtful(String),
+    /// What was done is undone: it ends as cancelled.
+    Undone { data: Kept, note: String },
+    /// This came of it, and it is committed together with something else, or not at all.
+    Together(Box<Together>, Box<Outcome>),
+}
+
+/// What is committed together with what came of a step.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Together {
+    pub txn: Txn,
+    /// Its scopes go, although it goes on.
+    pub releases: bool,
+}
+
+impl Outcome {
+    /// What came of it, and what is committed together with that.
+    pub fn apart(self) -> (Self, Option<Together>) {
+        match self {
+            Outcome::Together(together, outcome) => (*outcome, Some(*together)),
+            outcome => (outcome, None),
+        }
+    }
+}
+
+/// The transaction that puts `next` in the place of what was read at `revision`, and what is committed together with that; and the record
+/// as it then is. One that is poisoned, as by what it has to keep, changes nothing else.
+pub fn committed(id: &str, revision: Revision, next: Record, together: Option<Together>) -> (Txn, Record) {
+    let Some(together) = together.filter(|_| next.state != State::Poisoned) else {
+        return (next.change(id, revision), next);
+    };
+    let mut next = next;
+    let released = if together.releases { std::mem::take(&mut next.scopes) } else { Vec::new() };
+    let mut txn = next.change(id, revision);
+    txn.when.extend(together.txn.when);
+    txn.then.extend(together.txn.then);
+    let owner = ScopeOwner::Procedure(id.to_owned());
+    txn.then.extend(released.into_iter().map(|path| Op::ReleaseScope { path, owner: owner.clone() }));
+    (txn, next)
 }
 
 /// What is to be done for a procedure now.
@@ -166,6 +206,8 @@ pub fn after(record: &Record, outcome: Outcome, now_ms: u64, pace: &Pace) -> Opt
             Record { step: step.to_owned(), note: note(said), ..advanced(data) }
         }
         Outcome::Done { data, note } => ended(advanced(data), State::Done, &note, now_ms),
+        Outcome::Undone { data, note } => ended(advanced(data), State::Cancelled, &note, now_ms),
+        Outcome::Together(_, outcome) => return after(record, *outcome, now_ms, pace),
         Outcome::Wait(why) if record.note == note(why.as_str()) => return None,
         Outcome::Wait(why) => Record { note: note(why), ..record.clone() },
         Outcome::Retry(why) => {
@@ -276,6 +318,26 @@ mod tests {
         assert_eq!((goes_on.state, goes_on.cancel), (State::Active, false));
         assert_eq!(goes_on.note, "not cancelled: it is nearly done");
         assert_eq!(asked(Cancel::Back("undo")).step, "undo");
+    }
+
+    #[test]
+    fn what_is_committed_together_is_so_or_not_at_all() {
+        let record = Record { scopes: vec!["/catalog/a".to_owned()], ..fresh() };
+        let together =
+            |releases| Some(Together { txn: Txn::cas("/lake/x", lake_proto::kv::Expected::Absent, "1"), releases });
+        for (releases, scopes, operations) in [(false, 1, 2), (true, 0, 3)] {
+            let (txn, next) = committed("p", 7, record.clone(), together(releases));
+            txn.validate().unwrap();
+            assert_eq!((next.scopes.len(), txn.when.len(), txn.then.len()), (scopes, 2, operations));
+        }
+        let (txn, next) = committed("p", 7, Record { state: State::Poisoned, ..record.clone() }, together(true));
+        assert_eq!((next.scopes, txn.then.len()), (record.scopes.clone(), 1));
+        // One that is undone ends as cancelled, and its scopes go as with every end.
+        let (undone, apart) = Outcome::Undone { data: kept(&2), note: "undone".into() }.apart();
+        assert_eq!(apart, None);
+        let undone = after(&record, undone, 9, &pace()).unwrap();
+        assert_eq!((undone.state, undone.ended_ms), (State::Cancelled, Some(9)));
+        assert_eq!(committed("p", 7, undone, None).0.then.len(), 2);
     }
 
     #[test]

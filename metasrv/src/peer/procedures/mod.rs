@@ -4,7 +4,7 @@
 //! - [`machine`]: what comes next, and what a step makes of a record: pure;
 //! - [`book`]: the procedures that there are, and which are in hand: a value;
 //! - [`clock`]: the time that they wait for;
-//! - [`kinds`], [`purge`]: what they do; [`workers`]: who carries out what touches objects;
+//! - [`kinds`], [`purge`], [`drop_namespace`], [`upkeep`]: what they do; [`workers`]: who carries out what touches objects;
 //! - [`failpoints`]: where tests have a leader die;
 //! - here: the task that puts these together.
 //!
@@ -28,10 +28,14 @@
 
 pub mod book;
 pub mod clock;
+pub mod drop_namespace;
 pub mod failpoints;
+#[cfg(test)]
+mod kills;
 pub mod kinds;
 pub mod machine;
 pub mod purge;
+pub mod upkeep;
 pub mod workers;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +55,7 @@ use tokio_util::sync::CancellationToken;
 use self::book::{Book, Now};
 use self::clock::ClusterClock;
 use self::failpoints::{Point, reached};
-use self::machine::{Cancel, Outcome, Pace, Terms, Turn};
+use self::machine::{Cancel, Outcome, Pace, Terms, Together, Turn};
 use self::workers::InHand;
 use super::counters::Counter;
 use super::failure::Failure;
@@ -73,8 +77,8 @@ const COMMIT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(500);
 /// How often the cluster's clock is saved while something waits for it.
 const SAVE_CLOCK: Duration = Duration::from_secs(60);
-/// A procedure is accepted by a clock that was saved at most so long ago, so that its waiting does not begin anew with
-/// each leader.
+/// A procedure is accepted by a clock that was seen in the map at most so long ago, so that its waiting does not begin anew
+/// with each leader.
 const SAVED_LATELY: Duration = Duration::from_secs(1);
 
 /// What a member knows of procedures.
@@ -281,11 +285,12 @@ impl Leading {
     fn look(&mut self, member: &Arc<Member>, chores: &mut Chores) {
         let at = time::now();
         self.read_again(member, at);
-        let saved_lately = self.clock.unsaved(at) < SAVED_LATELY;
+        let saved_lately = self.clock.was_saved_within(SAVED_LATELY, at);
         let room = MAX_AT_ONCE.saturating_sub(chores.len());
         let now = Now { at, clock_ms: self.clock.now_ms(at), accepts: saved_lately, room };
         let cancel = |record: &Record| kinds::of(record).map_or(Cancel::Now, |kind| kind.cancel(record));
-        let look = self.book.look(now, &member.procedures.pace, cancel);
+        let waits = |record: &Record| kinds::of(record).is_some_and(|kind| kind.waits_for_children(record));
+        let look = self.book.look(now, &member.procedures.pace, cancel, waits);
         member.procedures.note(self.book.counts());
         let save = look.accepts || look.waits_for_clock && self.clock.unsaved(at) >= SAVE_CLOCK;
         if save && self.saving.begin(at) {
@@ -326,6 +331,7 @@ async fn take_turn(member: Arc<Member>, term: u64, clock: ClusterClock, procedur
     };
     reached(Point::Begin, before);
     let mut waits = false;
+    let mut together = None;
     let next = match turn {
         Turn::Accept => {
             let Terms { delay, within } = kind.terms(before, &pace);
@@ -333,21 +339,30 @@ async fn take_turn(member: Arc<Member>, term: u64, clock: ClusterClock, procedur
         }
         Turn::Commit(record) => Some(*record),
         Turn::Execute => {
-            let outcome = kind.execute(&member, &procedure).await;
+            let (outcome, with) = kind.execute(&member, &procedure).await.apart();
+            together = with;
             waits = matches!(outcome, Outcome::Wait(_));
             machine::after(before, outcome, clock.now_ms(time::now()), &pace)
         }
         Turn::Wait(_) | Turn::Forget => None,
     };
     let Some(next) = next else { return Done::Unchanged(Box::new(procedure)) };
-    commit(&member, term, procedure, next, waits).await
+    commit(&member, term, procedure, next, together, waits).await
 }
 
-async fn commit(member: &Member, term: u64, procedure: Procedure, next: Record, waits: bool) -> Done {
+async fn commit(
+    member: &Member,
+    term: u64,
+    procedure: Procedure,
+    next: Record,
+    together: Option<Together>,
+    waits: bool,
+) -> Done {
     let Procedure { id, mod_revision, record: before } = procedure;
     reached(Point::Uncommitted, &before);
     let next = Record { changed_unix_ms: unix_ms(), ..next };
-    let committed = commit_in(member, term, next.change(&id, mod_revision)).await;
+    let (txn, next) = machine::committed(&id, mod_revision, next, together);
+    let committed = commit_in(member, term, txn).await;
     match committed {
         Ok(Some(revision)) => {
             reached(Point::Committed, &before);
@@ -387,7 +402,7 @@ fn told(id: &str, before: &Record, now: &Record) {
 async fn save_clock(member: Arc<Member>, term: u64, clock: ClusterClock) -> Done {
     let (txn, saved) = clock.save(time::now());
     match commit_in(&member, term, txn).await {
-        Ok(Some(revision)) => Done::Saved(Some(saved(revision))),
+        Ok(Some(revision)) => Done::Saved(Some(saved(revision, time::now()))),
         Ok(None) => Done::Saved(None),
         Err(failure) => {
             tracing::debug!("the cluster's clock was not saved: {}", failure.message);

@@ -12,6 +12,7 @@ use lake_client::clock;
 use crate::log::lock;
 use crate::peer::member::Member;
 use crate::peer::nodes::mailbox::NotDone;
+use crate::peer::placement::is_drained;
 use crate::peer::shares::Caller;
 
 /// The role of the nodes that are asked.
@@ -52,6 +53,12 @@ pub enum NotAnswered {
 }
 
 impl InHand {
+    /// Which of these has the least in hand; the first in order of names among several.
+    pub fn least(&self, workers: Vec<String>) -> Option<String> {
+        let all = lock(&self.0);
+        workers.into_iter().min_by_key(|node| all.get(node).copied().unwrap_or(0))
+    }
+
     /// A place at the worker that has the least in hand; the first in order of names among several.
     fn place(&self, workers: Vec<String>) -> Option<Place<'_>> {
         let mut all = lock(&self.0);
@@ -69,10 +76,29 @@ impl InHand {
 impl Member {
     /// Has a worker carry out an instruction, and gives its answer.
     pub(super) async fn have_done(&self, kind: &str, payload: Bytes, within: Duration) -> Result<Bytes, NotAnswered> {
-        let workers = self.nodes.connected_as(WORKER);
+        let workers = self.fit_workers();
         if workers.is_empty() {
             return Err(NotAnswered::Nobody("no worker is connected".to_owned()));
         }
+        self.have_done_by(workers, kind, payload, within).await
+    }
+
+    /// The workers that are connected, and not drained.
+    pub(super) fn fit_workers(&self) -> Vec<String> {
+        let mut workers = self.nodes.connected_as(WORKER);
+        let applied = self.published.current();
+        workers.retain(|node| !is_drained(&applied.state, node));
+        workers
+    }
+
+    /// The same, by one of these.
+    pub(super) async fn have_done_by(
+        &self,
+        workers: Vec<String>,
+        kind: &str,
+        payload: Bytes,
+        within: Duration,
+    ) -> Result<Bytes, NotAnswered> {
         let Some(place) = self.procedures.in_hand.place(workers) else {
             return Err(NotAnswered::Nobody(format!("every worker has {MAX_IN_HAND} steps in hand")));
         };

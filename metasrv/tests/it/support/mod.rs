@@ -5,6 +5,7 @@ pub mod ledger;
 pub mod load;
 pub mod log_oracle;
 pub mod processes;
+pub mod purging;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -244,7 +245,12 @@ impl TestCluster {
 
 /// The status code and the body of an answer over HTTP.
 pub async fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
-    let request = format!("GET {path} HTTP/1.1\r\nHost: peer\r\nConnection: close\r\n\r\n");
+    http(address, "GET", path, "").await
+}
+
+/// The same of any request, with further headers, each with its end of line.
+pub async fn http(address: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, String) {
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: peer\r\nConnection: close\r\n{headers}\r\n");
     let asking = async {
         let mut connection = tokio::net::TcpStream::connect(address).await?;
         connection.write_all(request.as_bytes()).await?;

@@ -96,7 +96,7 @@ impl Processes {
     }
 
     /// Three that find this in their environment.
-    #[cfg(feature = "failpoints")]
+    #[allow(dead_code, reason = "it is the unit tests that use it")]
     pub async fn founded_in(env: Vec<(String, OsString)>) -> Self {
         Self::founded_so(3, 100_000, Self::RHYTHM, Timing::default(), env).await
     }

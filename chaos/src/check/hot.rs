@@ -1,0 +1,220 @@
+//! Appends of many writers to one table, which nodes commit together and for each other: is each there once, and whole?
+//!
+//! - A read shows of each append all rows or none: never part of them (*half*), more of them (*twice*), or others (*torn*); and of none
+//!   that failed, was not begun, or that nobody made (*unexpected*).
+//! - It shows what its own node has acknowledged before it, and what any node has acknowledged [`FRESH_NS`] before, or as long before as the
+//!   answer says that it is old (*stale*; *lost* if nothing later shows it either).
+//! - What a node has shown it goes on to show (*node went back*): nothing is ever removed.
+//!
+//! Where every append has made a snapshot of its own nothing was committed together, and the verdict is unknown.
+//!
+//! Cost: reads times the appends to their table.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::Verdict;
+use super::bars::Bar;
+use super::outcome::{Finding, Findings, Outcome};
+use super::table::FRESH_NS;
+use crate::history::{Action, Call, History, Hot, Key, Outcome as End, Table};
+
+/// Its name in results.
+pub const NAME: &str = "appends";
+/// What a read has for an append whose rows are as many as they should be, and not those.
+pub const TORN: i64 = -1;
+
+/// A read that succeeded.
+struct Read<'a> {
+    call: &'a Call,
+    seen: HashSet<i64>,
+    odd: Vec<(i64, i64)>,
+    node: Option<u64>,
+    /// What was acknowledged so long before it must be in it.
+    fresh_ns: u64,
+}
+
+/// What was done to one table.
+#[derive(Default)]
+struct One<'a> {
+    /// Those that did not fail.
+    appends: HashMap<i64, &'a Call>,
+    failed: HashMap<i64, &'a Call>,
+    /// By invocation.
+    reads: Vec<Read<'a>>,
+    snapshots: Option<u64>,
+}
+
+/// Judges every table of a history.
+pub fn check(history: &History) -> Outcome {
+    let mut findings = Findings::default();
+    let tables = tables(history, &mut findings);
+    let (mut appends, mut unknown, mut reads, mut snapshots, mut counted) = (0, 0, 0, 0, false);
+    for (key, one) in &tables {
+        let judge = Judge { history, key, one };
+        judge.reads(&mut findings);
+        judge.nodes(&mut findings);
+        let acknowledged = one.appends.values().filter(|call| call.outcome == End::Ok).count();
+        appends += acknowledged;
+        unknown += one.appends.len() - acknowledged;
+        reads += one.reads.len();
+        snapshots += usize::try_from(one.snapshots.unwrap_or(0)).unwrap_or(usize::MAX);
+        counted |= one.snapshots.is_some();
+    }
+    let otherwise = match (appends, reads) {
+        (0, _) => Verdict::Unknown("no append succeeded".into()),
+        (_, 0) => Verdict::Unknown("no table was read".into()),
+        _ if !counted => Verdict::Unknown("no table's snapshots were counted".into()),
+        _ if snapshots >= appends => Verdict::Unknown("no two appends became one snapshot: nothing was merged".into()),
+        _ => Verdict::Valid,
+    };
+    findings
+        .conclude(NAME, otherwise)
+        .with("tables", tables.len())
+        .with("appends", appends)
+        .with("unknown appends", unknown)
+        .with("reads", reads)
+        .with("snapshots", snapshots)
+}
+
+fn tables<'a>(history: &'a History, findings: &mut Findings) -> BTreeMap<&'a Key, One<'a>> {
+    let mut tables: BTreeMap<&Key, One<'_>> = BTreeMap::new();
+    for call in history.calls() {
+        let Action::Hot(action) = history.action(call) else { continue };
+        match action {
+            Hot::Append { table, number } => {
+                let one = tables.entry(table).or_default();
+                let of = if call.outcome == End::Fail { &mut one.failed } else { &mut one.appends };
+                of.insert(*number, call);
+                let amiss = history.end(call).filter(|_| call.outcome == End::Ok).and_then(|end| end.error.as_ref());
+                if let Some(what) = amiss {
+                    let what = format!("append {number} to table {table} was acknowledged, and {what}");
+                    findings.add("half", || Finding::new("half", what, Bar::all(history, [call])));
+                }
+            }
+            Hot::Read { table, whole: Some(whole), odd, stale_ms } if call.outcome == End::Ok => {
+                // The age is told in whole milliseconds.
+                let stale_ns = stale_ms.map_or(0, |ms| ms.saturating_add(1).saturating_mul(1_000_000));
+                let number = |key: &Key| match key {
+                    Key::Number(number) => Some(*number),
+                    Key::Name(_) => None,
+                };
+                let odd: Vec<(i64, i64)> = odd.iter().filter_map(|(key, rows)| Some((number(key)?, *rows))).collect();
+                tables.entry(table).or_default().reads.push(Read {
+                    call,
+                    seen: whole.iter().copied().chain(odd.iter().map(|(number, _)| *number)).collect(),
+                    odd,
+                    node: history.end(call).and_then(|end| end.peer),
+                    fresh_ns: FRESH_NS.max(stale_ns),
+                });
+            }
+            Hot::Snapshots { table, count } if call.outcome == End::Ok => {
+                let one = tables.entry(table).or_default();
+                one.snapshots = one.snapshots.max(*count);
+            }
+            Hot::Read { .. } | Hot::Snapshots { .. } => {}
+        }
+    }
+    tables
+}
+
+/// One table, being judged.
+struct Judge<'a> {
+    history: &'a History,
+    key: &'a Key,
+    one: &'a One<'a>,
+}
+
+impl Judge<'_> {
+    fn found(&self, findings: &mut Findings, kind: &str, what: String, calls: &[&Call]) {
+        findings.add(kind, || Finding::new(kind, what, Bar::all(self.history, calls.iter().copied())));
+    }
+
+    /// Every read by itself. Of one append the first of a kind tells it all.
+    fn reads(&self, findings: &mut Findings) {
+        let (key, one) = (self.key, self.one);
+        let mut told: HashSet<(i64, &str)> = HashSet::new();
+        for read in &one.reads {
+            for (number, rows) in &read.odd {
+                let kind = match *rows {
+                    TORN => "torn",
+                    rows if rows > Table::PARTS as i64 => "twice",
+                    _ => "half",
+                };
+                if told.insert((*number, kind)) {
+                    let what = match *rows {
+                        TORN => format!("table {key} has other rows of append {number}"),
+                        rows => format!("table {key} has {rows} rows of append {number} instead of {}", Table::PARTS),
+                    };
+                    let by = one.appends.get(number).or_else(|| one.failed.get(number)).copied();
+                    self.found(findings, kind, what, &by.into_iter().chain([read.call]).collect::<Vec<_>>());
+                }
+            }
+            let mut seen: Vec<i64> = read.seen.iter().copied().collect();
+            seen.sort_unstable();
+            for number in seen {
+                let is_begun = |by: &&Call| read.call.ended.is_none_or(|ended| by.invoked < ended);
+                if one.appends.get(&number).is_some_and(is_begun) || !told.insert((number, "unexpected")) {
+                    continue;
+                }
+                let failed = one.failed.get(&number).copied();
+                let why = if failed.is_some() { "which failed" } else { "which nobody had begun" };
+                let calls: Vec<&Call> = failed.into_iter().chain([read.call]).collect();
+                self.found(findings, "unexpected", format!("table {key} shows append {number}, {why}"), &calls);
+            }
+            self.missing(read, &mut told, findings);
+        }
+    }
+
+    /// What a read had to show and does not.
+    fn missing(&self, read: &Read<'_>, told: &mut HashSet<(i64, &str)>, findings: &mut Findings) {
+        let began_ns = self.history.invocation(read.call).time_ns;
+        let mut missing: Vec<(i64, &Call)> = Vec::new();
+        for (number, by) in &self.one.appends {
+            let Some(end) = self.history.end(by).filter(|_| by.outcome == End::Ok) else { continue };
+            let is_before = by.ended.is_some_and(|ended| ended < read.call.invoked);
+            let is_own = end.peer.is_some() && end.peer == read.node;
+            let is_known = is_own || end.time_ns.saturating_add(read.fresh_ns) <= began_ns;
+            if is_before && is_known && !read.seen.contains(number) {
+                missing.push((*number, *by));
+            }
+        }
+        missing.sort_unstable_by_key(|(number, _)| *number);
+        for (number, by) in missing {
+            let shows = |later: &&Read<'_>| later.call.invoked > read.call.invoked && later.seen.contains(&number);
+            let later = self.one.reads.iter().find(shows).map(|later| later.call);
+            let (kind, then) = match later {
+                Some(_) => ("stale", "; a later one does"),
+                None => ("lost", ", and no later one does"),
+            };
+            if told.insert((number, kind)) {
+                let what =
+                    format!("a read of table {} does not show append {number}, which was acknowledged{then}", self.key);
+                self.found(findings, kind, what, &[by, read.call].into_iter().chain(later).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    /// What each query node shows, one read after the other.
+    fn nodes(&self, findings: &mut Findings) {
+        let mut by_end: Vec<&Read<'_>> = self.one.reads.iter().collect();
+        by_end.sort_by_key(|read| read.call.ended);
+        let mut ended = by_end.into_iter().peekable();
+        let mut known: HashMap<u64, BTreeMap<i64, &Call>> = HashMap::new();
+        for read in &self.one.reads {
+            while let Some(before) = ended.next_if(|before| before.call.ended.is_some_and(|at| at < read.call.invoked))
+            {
+                let Some(node) = before.node else { continue };
+                let known = known.entry(node).or_default();
+                for number in &before.seen {
+                    known.entry(*number).or_insert(before.call);
+                }
+            }
+            let mut shown = read.node.and_then(|node| known.get(&node)).into_iter().flatten();
+            if let Some((number, before)) = shown.find(|(number, _)| !read.seen.contains(*number)) {
+                let what =
+                    format!("a query node has shown append {number} to table {}, and does not any more", self.key);
+                self.found(findings, "node went back", what, &[before, read.call]);
+            }
+        }
+    }
+}

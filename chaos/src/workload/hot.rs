@@ -1,0 +1,226 @@
+//! Rows that are appended by many clients to one table at a time, through any query node: what waits at the same time is committed
+//! together, and where two nodes are at it one commits for the other.
+//!
+//! An append is one INSERT of [`Table::PARTS`] rows, sent once and without an operation id. A read counts the rows of each append. A
+//! table is left after [`USES`] operations.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lake_client::store::Error;
+
+use super::access::Access;
+use super::rotation::Rotation;
+use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms};
+use super::{Actor, Frame, Plan, Unique};
+use crate::check::hot::TORN;
+use crate::check::table::FRESH_NS;
+use crate::history::{Action, Hot, Key, Table};
+use crate::run::recorder::Scribe;
+use crate::sql::{Failure, Value};
+
+/// Operations on one table: each commit writes down all snapshots that there are.
+const USES: u64 = 500;
+/// The probability of a read.
+const READS: f64 = 0.08;
+
+pub(super) fn plan(clients: usize) -> Plan {
+    let shared = Arc::new(Shared {
+        tables: Rotation::new(1, USES),
+        numbers: Unique::default(),
+        made: Mutex::default(),
+        acknowledged: AtomicU64::new(0),
+    });
+    let client = |_| Client { shared: shared.clone() };
+    Plan::of(clients, client, Tables { shared: shared.clone() })
+}
+
+/// What clients know together.
+#[derive(Debug)]
+struct Shared {
+    tables: Rotation,
+    numbers: Unique,
+    /// Tables that are there.
+    made: Mutex<BTreeSet<i64>>,
+    acknowledged: AtomicU64,
+}
+
+impl Shared {
+    fn made(&self) -> MutexGuard<'_, BTreeSet<i64>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a table unless it is there.
+    async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
+        if self.made().contains(&table) {
+            return Ok(());
+        }
+        let sql = format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, v BIGINT)", name(table));
+        access.run(node, &sql, None, access.deadline()).await?;
+        self.made().insert(table);
+        Ok(())
+    }
+}
+
+fn name(table: i64) -> String {
+    format!("{SCHEMA}.hot_{table}")
+}
+
+struct Client {
+    shared: Arc<Shared>,
+}
+
+#[async_trait]
+impl Actor for Client {
+    async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        let table = self.shared.tables.pick(&mut access.rng);
+        let Some(node) = access.any_node() else { return };
+        // Whoever comes next tries again.
+        if self.shared.make(table, node, access).await.is_err() {
+            return;
+        }
+        if access.chance(READS) {
+            // How it ended is in the history.
+            let _ = read(table, node, access, scribe).await;
+            return;
+        }
+        let number = self.shared.numbers.next();
+        let action = Action::Hot(Hot::Append { table: table.into(), number });
+        let by = access.deadline();
+        scribe.invoke(action.clone());
+        match access.run(node, &statement(table, number), None, by).await {
+            Ok(answer) => match count_of(&answer) {
+                Some(count) if count == Table::PARTS as i64 => {
+                    scribe.ok(action, None, Some(node));
+                    self.shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+                }
+                count => {
+                    let what = format!("it has written {count:?} rows instead of {}", Table::PARTS);
+                    scribe.amiss(action, None, Some(node), &what);
+                }
+            },
+            Err(failure) => scribe.statement_failed(action, &failure, node),
+        }
+    }
+}
+
+fn statement(table: i64, number: i64) -> String {
+    let rows = Table::values(number).into_iter().map(|value| format!("({number}, {value})"));
+    format!("INSERT INTO {} VALUES {}", name(table), rows.collect::<Vec<_>>().join(", "))
+}
+
+/// Counts the rows of each append.
+async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+    let action = |whole, odd, stale_ms| Action::Hot(Hot::Read { table: table.into(), whole, odd, stale_ms });
+    let sql = format!("SELECT id, count(*), min(v), max(v), sum(v) FROM {} GROUP BY id", name(table));
+    let by = access.deadline();
+    scribe.invoke(action(None, BTreeMap::new(), None));
+    match access.run(node, &sql, None, by).await {
+        Ok(answer) => {
+            let (mut whole, mut odd) = (Vec::new(), BTreeMap::<Key, i64>::new());
+            for row in &answer.rows {
+                match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
+                    [Some(number), Some(count), Some(least), Some(most), Some(sum)] => {
+                        match shown(number, count, [least, most, sum]) {
+                            None => whole.push(number),
+                            Some(rows) => drop(odd.insert(number.into(), rows)),
+                        }
+                    }
+                    _ => tracing::warn!(table, ?row, "a row that the workload did not write"),
+                }
+            }
+            whole.sort_unstable();
+            scribe.ok(action(Some(whole), odd, stale_ms(&answer)), None, Some(node));
+            Ok(())
+        }
+        Err(failure) => {
+            scribe.query_failed(action(None, BTreeMap::new(), None), &failure, node);
+            Err(failure)
+        }
+    }
+}
+
+/// How many rows of an append there are, or that they are others; `None`: just its own.
+fn shown(number: i64, count: i64, figures: [i64; 3]) -> Option<i64> {
+    let values = Table::values(number);
+    let expected = [values[0], values[Table::PARTS - 1], values.iter().sum()];
+    match (count == Table::PARTS as i64, figures == expected) {
+        (true, true) => None,
+        (true, false) => Some(TORN),
+        (false, _) => Some(count),
+    }
+}
+
+/// Counts a table's snapshots.
+async fn count(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+    let action = |count| Action::Hot(Hot::Snapshots { table: table.into(), count });
+    let sql = format!("SELECT count(*) FROM {SCHEMA}.\"hot_{table}$snapshots\"");
+    let by = access.deadline();
+    scribe.invoke(action(None));
+    match access.run(node, &sql, None, by).await {
+        Ok(answer) => {
+            let count = count_of(&answer).and_then(|count| u64::try_from(count).ok());
+            scribe.ok(action(count), None, Some(node));
+            Ok(())
+        }
+        Err(failure) => {
+            scribe.query_failed(action(None), &failure, node);
+            Err(failure)
+        }
+    }
+}
+
+struct Tables {
+    shared: Arc<Shared>,
+}
+
+#[async_trait]
+impl Frame for Tables {
+    async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
+        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
+        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        Ok(())
+    }
+
+    async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        // From now on every node has to show everything.
+        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
+        let nodes = access.nodes();
+        let made = self.shared.made().clone();
+        for table in made {
+            for node in &nodes {
+                let mut tried = read(table, *node, access, scribe).await;
+                for _ in 1..TRIES {
+                    if tried.is_ok() {
+                        break;
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                    tried = read(table, *node, access, scribe).await;
+                }
+                tried?;
+            }
+            if let Some(node) = nodes.first() {
+                count(table, *node, access, scribe).await?;
+            }
+        }
+        access.ledger.looked_for_elsewhere(self.shared.acknowledged.load(Ordering::Relaxed));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_append_is_whole_if_its_rows_are_there_and_no_others() {
+        assert_eq!(statement(1, 5), "INSERT INTO chaos.hot_1 VALUES (5, 15), (5, 16), (5, 17)");
+        assert_eq!(shown(5, 3, [15, 17, 48]), None);
+        assert_eq!(shown(5, 6, [15, 17, 96]), Some(6));
+        assert_eq!(shown(5, 2, [15, 16, 31]), Some(2));
+        assert_eq!(shown(5, 3, [15, 18, 49]), Some(TORN));
+    }
+}

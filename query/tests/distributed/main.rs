@@ -1,0 +1,54 @@
+//! One query over several nodes: the same rows as on one, whatever state a table is in, or an error.
+
+#[path = "../reading/columns.rs"]
+mod columns;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../reading/deletes.rs"]
+mod deletes;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../reading/foreign.rs"]
+mod foreign;
+mod nodes;
+mod proxy;
+mod tpch;
+
+use std::sync::Arc;
+
+use common::*;
+use lake_client::memory::MemoryStore;
+use lake_query::Options;
+
+/// Nodes that spread every query that can be over all of them.
+async fn nodes(count: usize, change: impl Fn(Options) -> Options) -> Cluster {
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), count, |options| {
+        change(Options { distribute: Some("on".into()), pointer_ttl_ms: Some(0), ..options })
+    })
+    .await;
+    let addresses: Vec<String> = cluster.nodes.iter().map(|node| node.flight_address().to_string()).collect();
+    for node in &cluster.nodes {
+        node.distribute_over(&addresses).unwrap();
+    }
+    cluster
+}
+
+/// For the tests of reading, which are run here over three nodes.
+async fn cluster() -> Cluster {
+    nodes(3, |options| options).await
+}
+
+/// How many queries a node has spread, and how many of them ran on it after all.
+fn counts(cluster: &Cluster, node: usize) -> (u64, u64) {
+    cluster.nodes[node].engine().distributed().unwrap().counts()
+}
+
+/// Waits until no node has anything of a query left.
+async fn until_idle(cluster: &Cluster) {
+    until("nothing of the query to be left", async || {
+        cluster.nodes.iter().all(|node| {
+            let engine = node.engine();
+            engine.distributed().unwrap().parts().in_hand() == 0 && engine.memory_held() == 0 && engine.running() == 0
+        })
+    })
+    .await;
+}

@@ -1,0 +1,98 @@
+//! Upkeep that somebody has asked for: what a worker makes of it, and what it leaves if it is not its own any more.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lake_client::catalog::{Catalog, TableIdent};
+use lake_client::memory::MemoryStore;
+use lake_client::procedures::upkeep::{Answer, RUN, TABLE_UPKEEP, TableUpkeep, Task, What, of_table};
+use lake_client::procedures::{Record, calls, kept};
+use lake_client::store::{Committed, Error, SharedStore};
+use lake_proto::kv::{Op, Txn};
+use lake_query::chores::Chores;
+
+use crate::common::store::{Through, Way};
+use crate::common::*;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// Makes this, once, just before a table is changed.
+#[derive(Debug, Default)]
+struct Meanwhile(Mutex<Option<Txn>>);
+
+#[async_trait]
+impl Way for Meanwhile {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let of_table = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/"));
+        let first = if txn.then.iter().any(of_table) { self.0.lock().unwrap().take() } else { None };
+        if let Some(first) = first {
+            assert!(store.commit(first, by).await?.result.succeeded);
+        }
+        store.commit(txn, by).await
+    }
+}
+
+/// Submits what the leader has placed at node "n"; gives the transaction that cancels it.
+async fn placed(store: &SharedStore, id: &str, table: &TableIdent, uuid: uuid::Uuid) -> Txn {
+    let (_, record) = of_table(What::RewriteDataFiles, table, uuid, 1);
+    let upkeep = TableUpkeep { node: Some("n".to_owned()), ..record.data().unwrap() };
+    let record = Record { step: RUN.to_owned(), data: kept(&upkeep), ..record };
+    let calls::Submitted::New(revision) = calls::submit(store.as_ref(), id, &record, soon()).await.unwrap() else {
+        panic!("{id} was submitted before")
+    };
+    Record { cancel: true, ..record }.change(id, revision)
+}
+
+/// What the node says in the end.
+async fn answered(chores: &Chores, id: &str, node: &str) -> Answer {
+    let task = Task { id: id.to_owned(), node: node.to_owned() };
+    loop {
+        let answer = chores.carry_out(TABLE_UPKEEP, &task.to_bytes()).await.unwrap().unwrap();
+        match Answer::of(&answer).unwrap() {
+            Answer::Running => {}
+            other => return other,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_does_what_was_asked_for_while_it_is_its_own() {
+    let store: SharedStore = Arc::new(MemoryStore::new());
+    let way = Arc::new(Through { store: store.clone(), way: Meanwhile::default() });
+    let cluster = Cluster::over(way.clone(), 1, |options| options).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (x BIGINT)").await;
+    for n in 0..6 {
+        run(&client, &format!("INSERT INTO t VALUES ({n})")).await;
+    }
+    let table = TableIdent::new("default".parse().unwrap(), "t").unwrap();
+    let pointer = async || Catalog::new(store.clone()).load_table(&table, soon()).await.unwrap().unwrap();
+    let before = pointer().await;
+    let chores = Chores::new(cluster.nodes[0].engine().clone());
+
+    // Another node's, or nobody's.
+    let cancelled = placed(&store, "first", &table, before.value.uuid).await;
+    assert_eq!(answered(&chores, "first", "m").await, Answer::Over);
+    assert_eq!(answered(&chores, "nothing", "n").await, Answer::Over);
+    // Cancelled between its work and its commit.
+    *way.way.0.lock().unwrap() = Some(cancelled);
+    let Answer::Failed(why) = answered(&chores, "first", "n").await else { panic!("it was cancelled") };
+    assert!(why.contains("rewrite_data_files of table default.t"), "{why}");
+    assert_eq!(pointer().await.value, before.value, "nothing was committed");
+    assert_eq!(answered(&chores, "first", "n").await, Answer::Over);
+    assert!(chores.in_hand().is_empty());
+
+    // Of a table that was dropped, and another one has its name.
+    placed(&store, "of-another", &table, uuid::Uuid::nil()).await;
+    let gone = answered(&chores, "of-another", "n").await;
+    assert!(matches!(&gone, Answer::Refused(why) if why.contains("not there any more")), "{gone:?}");
+
+    placed(&store, "second", &table, before.value.uuid).await;
+    assert!(matches!(answered(&chores, "second", "n").await, Answer::Done(_)));
+    assert_ne!(pointer().await.value, before.value);
+    assert!(numbers(&client, "SELECT count(*) FROM default.\"t$files\"").await[0] < 6);
+    assert_eq!(numbers(&client, "SELECT count(*) FROM t").await, [6]);
+}

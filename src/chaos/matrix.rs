@@ -1,0 +1,271 @@
+//! `lake chaos matrix`: several fault runs, one after the other, and one page over them.
+//!
+//! Each run is a process of its own, `lake chaos run`, in a process group of its own: a Ctrl-C reaches this one alone, which has the
+//! run end in order. However this one ends, the run's standard input ends with it, and so does the run.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use lake_chaos::matrix::{self, Chosen, Pair};
+use lake_chaos::report::index::{self, Entry};
+use lake_chaos::report::results;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+use tokio::time::sleep;
+
+use super::run::EXIT_WITH_PARENT;
+use crate::columns::columns;
+use crate::output;
+use crate::signals::StopRequests;
+
+/// Longest matrix, in minutes.
+const MAX_MINUTES: f64 = 24.0 * 60.0;
+/// How much longer than its clients a run may take. Everything in it is bounded; this is for what is not.
+const BEYOND: Duration = Duration::from_secs(600);
+/// How long a run may take to end in order once that is past, or it was interrupted.
+const ORDERLY: Duration = Duration::from_secs(180);
+/// Characters of an error that the table has.
+const MAX_ERROR_CHARS: usize = 200;
+
+/// Options of `lake chaos matrix`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How long all of it takes, in minutes, about. Each run has its part, 45 s at least: the last of the list are left out if
+    /// there are too few
+    #[arg(long, default_value_t = 30.0, value_name = "M")]
+    minutes: f64,
+    /// Where everything is kept: a directory that is empty or not there yet [default: chaos-matrix-SEED]
+    #[arg(long, value_name = "DIR")]
+    out: Option<std::path::PathBuf>,
+    /// What the seeds of the runs follow from [default: by chance, and told]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Only these: a workload, or a workload and its faults as --dry-run lists them
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    only: Vec<String>,
+    /// Say what would be run, and what not; nothing is
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Runs all of it. Gives the exit code of the worst run: a violation before an error, before one that is unknown.
+///
+/// # Errors
+/// Nothing can be run, or the directory cannot be written.
+pub async fn run(args: &Args) -> Result<u8> {
+    let minutes = args.minutes;
+    ensure!(minutes.is_finite() && (0.0..=MAX_MINUTES).contains(&minutes), "--minutes is up to {MAX_MINUTES}");
+    let seed = args.seed.unwrap_or_else(rand::random);
+    let time = Duration::from_secs_f64(minutes * 60.0);
+    let chosen = matrix::choose(time, &args.only, missing).map_err(|problem| anyhow!(problem))?;
+    if args.dry_run {
+        output::print(&planned(&chosen, seed))?;
+        return Ok(0);
+    }
+    let mut stop = StopRequests::listen(false)?;
+    let out = args.out.clone().unwrap_or_else(|| format!("chaos-matrix-{seed}").into());
+    let out = std::path::absolute(&out).context("finding out where the matrix's directory is")?;
+    make_directory(&out)?;
+    let about = format!("{} runs of {} s each, seed {seed}", chosen.runs.len(), chosen.time.as_secs());
+    output::print(&format!("{about}; in {}\n", out.display()))?;
+    let mut left_out: Vec<(String, String)> =
+        chosen.left_out.iter().map(|(pair, why)| (pair.name(), why.clone())).collect();
+    let mut entries = Vec::new();
+    let mut is_stopped = false;
+    for (place, pair) in &chosen.runs {
+        if is_stopped {
+            left_out.push((pair.name(), "it was interrupted before".to_owned()));
+            continue;
+        }
+        output::print(&format!("{} of {}: {}\n", entries.len() + 1, chosen.runs.len(), pair.name()))?;
+        let entry = one(*place, pair, chosen.time, seed, &out, (&mut stop, &mut is_stopped)).await?;
+        output::print(&format!("  {} after {} s\n", entry.word(), entry.seconds))?;
+        entries.push(entry);
+        // Whoever looks meanwhile sees what there is.
+        index::write(&out, &about, &entries, &left_out)?;
+    }
+    index::write(&out, &about, &entries, &left_out)?;
+    output::print(&told(&entries, &left_out))?;
+    output::print(&format!("{}\n", out.join(index::FILE_NAME).display()))?;
+    // What was not run has shown nothing.
+    let unshown = is_stopped.then_some(2);
+    Ok(index::exit_code(entries.iter().map(Entry::exit_code).chain(unshown)))
+}
+
+/// Why this program or machine cannot have a pair.
+fn missing(pair: &Pair) -> Option<String> {
+    let no_sql = !cfg!(feature = "query") && pair.workload.is_sql();
+    no_sql.then(|| "this lake was built without SQL".to_owned()).or_else(|| pair.missing())
+}
+
+/// What each run follows from: the same whatever else is run.
+fn seed_of(seed: u64, place: usize) -> u64 {
+    seed.wrapping_add(place as u64 - 1)
+}
+
+fn arguments(pair: &Pair, time: Duration, seed: u64) -> Vec<String> {
+    let Pair { workload, nemeses, rate, clients } = pair;
+    let words = format!("chaos run --workload {workload} --nemesis {} --time {}s", nemeses.join(","), time.as_secs());
+    let words = format!("{words} --rate {rate} --clients {clients} --seed {seed}");
+    words.split(' ').map(str::to_owned).collect()
+}
+
+fn planned(chosen: &Chosen, seed: u64) -> String {
+    let mut text = String::new();
+    for (place, pair) in &chosen.runs {
+        text.push_str(&format!("{}\n  lake ", pair.name()));
+        text.push_str(&arguments(pair, chosen.time, seed_of(seed, *place)).join(" "));
+        text.push('\n');
+    }
+    for (pair, why) in &chosen.left_out {
+        text.push_str(&format!("not run: {}: {why}\n", pair.name()));
+    }
+    text
+}
+
+fn make_directory(out: &Path) -> Result<()> {
+    let doing = || format!("making the matrix's directory {}", out.display());
+    let taken = out.exists() && std::fs::read_dir(out).with_context(doing)?.next().is_some();
+    ensure!(
+        !taken,
+        "{} is not empty: choose another directory for this matrix, or remove what is in it",
+        out.display()
+    );
+    std::fs::create_dir_all(out).with_context(doing)
+}
+
+/// One run, from beginning to end.
+async fn one(
+    place: usize,
+    pair: &Pair,
+    time: Duration,
+    seed: u64,
+    out: &Path,
+    (stop, is_stopped): (&mut StopRequests, &mut bool),
+) -> Result<Entry> {
+    let directory = format!("{place:02}-{}", pair.directory());
+    let log = format!("{directory}.log");
+    let path = out.join(&log);
+    let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
+    let mut command = Command::new(std::env::current_exe().context("finding out which program this is")?);
+    command.args(arguments(pair, time, seed_of(seed, place))).arg(EXIT_WITH_PARENT);
+    command.arg("--out").arg(out.join(&directory));
+    command.stdin(Stdio::piped()).stdout(file.try_clone().context("writing a run's log")?).stderr(file);
+    command.process_group(0).kill_on_drop(true);
+    let began = Instant::now();
+    let mut child = command.spawn().context("starting a run")?;
+    // Its end is the run's.
+    let _parent = child.stdin.take();
+    let ended = tokio::select! {
+        ended = child.wait() => Some(ended),
+        () = sleep(time + BEYOND) => None,
+        _ = stop.next() => {
+            *is_stopped = true;
+            None
+        }
+    };
+    let code = match ended {
+        Some(ended) => ended.context("waiting for a run")?.code(),
+        None => end(&mut child).await?,
+    };
+    let came = judged(&out.join(&directory), &path, code);
+    Ok(Entry {
+        workload: pair.workload.name().to_owned(),
+        nemeses: pair.nemeses.join(", "),
+        directory,
+        log,
+        seconds: began.elapsed().as_secs(),
+        came,
+    })
+}
+
+/// Has a run end in order, or else at once.
+async fn end(child: &mut Child) -> Result<Option<i32>> {
+    if let Some(pid) = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
+        // It may have ended just now.
+        let _ = kill_process(pid, Signal::INT);
+    }
+    tokio::select! {
+        ended = child.wait() => return Ok(ended.context("waiting for a run")?.code()),
+        () = sleep(ORDERLY) => {}
+    }
+    child.kill().await.context("killing a run that does not end")?;
+    Ok(None)
+}
+
+/// What a run has left: its results, or why there are none.
+fn judged(dir: &Path, log: &Path, code: Option<i32>) -> Result<Box<results::Results>, String> {
+    let path = dir.join(results::FILE_NAME);
+    match code {
+        Some(0..=2) => {
+            let text = std::fs::read(&path).map_err(|e| format!("reading {}: {e}", path.display()))?;
+            serde_json::from_slice(&text).map(Box::new).map_err(|e| format!("reading {}: {e}", path.display()))
+        }
+        Some(code) => Err(last_line(log).unwrap_or_else(|| format!("the run ended with exit code {code}"))),
+        None => Err("the run was killed".to_owned()),
+    }
+}
+
+/// What a run has said last: its error, if it had one.
+fn last_line(log: &Path) -> Option<String> {
+    let text = std::fs::read(log).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
+    Some(line.chars().take(MAX_ERROR_CHARS).collect())
+}
+
+fn told(entries: &[Entry], left_out: &[(String, String)]) -> String {
+    let header = ["WORKLOAD", "NEMESIS", "VERDICT", "OPERATIONS", "FAULTS", "SECONDS", "PATH"];
+    let mut rows = vec![header.map(str::to_owned)];
+    for entry in entries {
+        let ((ok, all), (installed, skipped)) = (entry.operations(), entry.faults());
+        rows.push([
+            entry.workload.clone(),
+            entry.nemeses.clone(),
+            entry.word().to_owned(),
+            format!("{ok} ok of {all}"),
+            format!("{installed} in effect, {skipped} not"),
+            entry.seconds.to_string(),
+            entry.directory.clone(),
+        ]);
+    }
+    let mut text = format!("\n{}\n", columns(rows));
+    for entry in entries {
+        if let Some(why) = entry.reason() {
+            text.push_str(&format!("{}: {}: {why}\n", entry.directory, entry.word()));
+        }
+    }
+    for (name, why) in left_out {
+        text.push_str(&format!("not run: {name}: {why}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_asked_for_as_anybody_would_ask() {
+        let pair = matrix::PAIRS[0];
+        let words = arguments(&pair, Duration::from_secs(40), seed_of(7, 3)).join(" ");
+        assert_eq!(
+            words,
+            "chaos run --workload table --nemesis query-kill:one,kill:leader --time 40s --rate 10 --clients 5 --seed 9"
+        );
+        assert_eq!(seed_of(u64::MAX, 2), 0);
+    }
+
+    #[test]
+    fn an_error_is_told_by_the_last_line_of_its_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let (dir, log) = (dir.path(), dir.path().join("log"));
+        std::fs::write(&log, "register on 3 peers\nlake: no free port found\n\n").unwrap();
+        assert_eq!(judged(dir, &log, Some(3)).unwrap_err(), "lake: no free port found");
+        assert!(judged(dir, &log, Some(0)).unwrap_err().contains("results.json"));
+        assert_eq!(judged(dir, &log, None).unwrap_err(), "the run was killed");
+    }
+}

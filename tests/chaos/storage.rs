@@ -1,0 +1,34 @@
+//! Tables on an S3 service, and what happens on the way to it.
+
+use super::s3::{ACCESS_KEY, S3, SECRET_KEY};
+use super::{Run, assert_code, proofs};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_there_once_and_whole_whatever_the_object_store_does() {
+    let s3 = S3::start("lake-chaos").await;
+    let run = tokio::task::spawn_blocking(Run::new).await.unwrap();
+    let keys = [("access", ACCESS_KEY), ("secret", SECRET_KEY)].map(|(name, key)| {
+        let file = run.dir.path().join(name);
+        std::fs::write(&file, key).unwrap();
+        format!("--query-arg --s3-{name}-key-file --query-arg {}", file.display())
+    });
+    let store = format!("--warehouse s3://lake-chaos/tables --s3-endpoint {} {}", s3.endpoint, keys.join(" "));
+    let faults = ["store-slow", "store-refuse", "store-throttle", "store-late"];
+    let holds = move || {
+        let history = run.holds(&format!("--workload table --time 45s --rate 10 --clients 6 {store}"), &faults);
+        for (fault, shown) in [("store-throttle", "were told to slow down"), ("store-late", "answers were held")] {
+            assert!(proofs(&history, fault).iter().all(|proof| proof.ends_with(shown)), "{fault}");
+        }
+        let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "tables").unwrap();
+        assert!(judged.figures["writes"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
+    };
+    tokio::task::spawn_blocking(holds).await.unwrap();
+}
+
+#[test]
+fn a_fault_of_the_object_store_takes_one() {
+    let run = Run::new();
+    let output = run.go("--workload table --nemesis store-late --time 5s");
+    assert_code(&output, 3);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--s3-endpoint"));
+}
