@@ -42,6 +42,7 @@ pub const PAIRS: &[Pair] = &[
     pair(Workload::Append, &["kill:leader", "partition"], 100, 6),
     pair(Workload::MultiTable, &["query-pause:one", "partition"], 8, 4),
     pair(Workload::Catalog, &["query-partition:one", "partition"], 12, 5),
+    pair(Workload::Upkeep, &["query-kill:one", "query-pause:one"], 12, 6),
     pair(Workload::Session, &["transfer", "kill:one"], 100, 4),
     pair(Workload::Register, &["snapshot", "restart"], 150, 8),
     pair(Workload::Set, &["wipe", "lossy:all"], 100, 4),

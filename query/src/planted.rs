@@ -17,15 +17,18 @@ pub enum Bug {
     AgeUntold,
     /// Appends that are taken along leave no outcome, and their records stay.
     AppendUnsettled,
+    /// Expired snapshots take all of their files along.
+    ExpiredTooMuch,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 5] = [
+pub const BUGS: [(&str, Bug); 6] = [
     ("outcome-apart", Bug::OutcomeApart),
     ("tables-apart", Bug::TablesApart),
     ("rename-apart", Bug::RenameApart),
     ("age-untold", Bug::AgeUntold),
     ("append-unsettled", Bug::AppendUnsettled),
+    ("expired-too-much", Bug::ExpiredTooMuch),
 ];
 
 /// Whether this process has the bug.

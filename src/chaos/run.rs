@@ -53,7 +53,7 @@ pub struct Args {
     /// How many query nodes run beside the peers, over a warehouse in the run's directory (local:N only) [default: 2 for workloads that speak SQL]
     #[arg(long, value_name = "N")]
     query_nodes: Option<u64>,
-    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session; through SQL: table, multi-table, catalog, cached or hot
+    /// What the clients do: register, set, append, bank, watch, lock, idempotency or session; through SQL: table, multi-table, catalog, cached, hot or upkeep
     #[arg(long, default_value = "register", value_name = "NAME")]
     workload: Workload,
     /// Faults: kill, pause, restart, snapshot, partition, slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe,

@@ -384,6 +384,15 @@ fn appends_are_there_once_and_whole_whoever_of_giver_and_committer_dies() {
     assert!(judged.figures["appends"] > judged.figures["snapshots"] && judged.figures["reads"] > 0, "{judged:?}");
 }
 
+/// Whatever is packed, and whatever expires: what is read is there.
+#[test]
+fn upkeep_deletes_nothing_that_is_read_whoever_dies_at_it() {
+    let run = Run::new();
+    run.holds("--workload upkeep --time 50s --rate 12 --clients 6", &["query-kill:one", "query-pause:one"]);
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "upkeep").unwrap();
+    assert!(judged.figures["chores"] > 1 && judged.figures["reads"] > 3, "{judged:?}");
+}
+
 #[test]
 fn a_fault_of_query_nodes_takes_query_nodes() {
     let run = Run::new();

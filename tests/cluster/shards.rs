@@ -17,15 +17,32 @@ async fn shards(scratch: &Scratch, cluster: &TestCluster, args: &[&str]) -> Prin
 /// The listing, once every shard is held and it is so.
 async fn until_held(scratch: &Scratch, cluster: &TestCluster, what: &str, is: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     until(what, PATIENCE, || async {
-        let printed = shards(scratch, cluster, &["list", "--format", "json"]).await;
-        let listing: Value = serde_json::from_str(&printed.out).map_err(|e| format!("{e}: {printed:?}"))?;
-        let shards = listing["shards"].as_array().cloned().unwrap_or_default();
-        let all = !shards.is_empty() && shards.len() as u64 == listing["count"].as_u64().unwrap_or(0);
-        let held = all && shards.iter().all(|shard| shard["state"] == "held");
-        assert_eq!(printed.code, Some(if held || listing["count"] == 0 { 0 } else { 3 }), "{printed:?}");
-        if held && is(&shards) { Ok(shards) } else { Err(listing.to_string()) }
+        let listing = listing(scratch, cluster).await?;
+        if is(&listing) { Ok(listing) } else { Err(format!("{listing:?}")) }
     })
     .await
+}
+
+/// The same, evenly spread by hand: by itself the leader heeds how busy the workers are, and leaves a small difference as it is.
+async fn until_even(scratch: &Scratch, cluster: &TestCluster, what: &str) -> Vec<Value> {
+    until(what, PATIENCE, || async {
+        let balanced = shards(scratch, cluster, &["balance"]).await;
+        let listing = listing(scratch, cluster).await?;
+        let even = led_by(&listing, "query-1") == led_by(&listing, "query-2");
+        if even { Ok(listing) } else { Err(format!("{balanced:?}, then {listing:?}")) }
+    })
+    .await
+}
+
+/// The listing, if every shard is held.
+async fn listing(scratch: &Scratch, cluster: &TestCluster) -> Result<Vec<Value>, String> {
+    let printed = shards(scratch, cluster, &["list", "--format", "json"]).await;
+    let listing: Value = serde_json::from_str(&printed.out).map_err(|e| format!("{e}: {printed:?}"))?;
+    let shards = listing["shards"].as_array().cloned().unwrap_or_default();
+    let all = !shards.is_empty() && shards.len() as u64 == listing["count"].as_u64().unwrap_or(0);
+    let held = all && shards.iter().all(|shard| shard["state"] == "held");
+    assert_eq!(printed.code, Some(if held || listing["count"] == 0 { 0 } else { 3 }), "{printed:?}");
+    if held { Ok(shards) } else { Err(listing.to_string()) }
 }
 
 fn led_by(shards: &[Value], node: &str) -> usize {
@@ -42,8 +59,7 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
         spec.query_args = ["--upkeep-interval-secs", "1"].map(str::to_owned).to_vec();
     })
     .await;
-    let halves = |shards: &[Value]| led_by(shards, "query-1") == 4 && led_by(shards, "query-2") == 4;
-    let listed = until_held(&scratch, &cluster, "each worker to have its half", halves).await;
+    let listed = until_even(&scratch, &cluster, "each worker to have its half").await;
     let sql = cluster.sql(0).await;
     let shown = sql.run("SELECT node, state, count(*) FROM system.shards GROUP BY 1, 2 ORDER BY 1").await.unwrap();
     let shown = table(&shown.batches);
@@ -101,7 +117,7 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     fill(6).await;
     packed(12).await;
     cluster.processes.start_one(ProcessName::query(2)).await.unwrap();
-    until_held(&scratch, &cluster, "each worker to have its half again", halves).await;
+    until_even(&scratch, &cluster, "each worker to have its half again").await;
     cluster.stop().await;
 }
 

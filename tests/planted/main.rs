@@ -147,6 +147,12 @@ fn append_unsettled() {
 }
 
 #[test]
+fn expired_too_much() {
+    let arguments = "--workload upkeep --nemesis none --time 45s --rate 12 --clients 6";
+    assert_found("expired-too-much", arguments, &["upkeep"]);
+}
+
+#[test]
 fn rename_apart() {
     let arguments = "--workload catalog --nemesis none --time 20s --rate 15 --clients 5";
     assert_found("rename-apart", arguments, &["catalog"]);

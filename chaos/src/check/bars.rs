@@ -6,8 +6,8 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 use crate::history::action::{
-    Accounts, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Lock, Register, Session, Set, Table, Watch,
-    Write,
+    Accounts, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Hot, Idempotency, Lock, Register, Session, Set, Table,
+    Watch, Write,
 };
 use crate::history::{Action, Call, History, Key, Outcome};
 
@@ -123,14 +123,7 @@ pub fn label(action: &Action) -> String {
             format!("read {}", balances.as_ref().map_or_else(dots, map))
         }
         Action::Catalog(catalog) => self::catalog(catalog),
-        Action::Hot(Hot::Append { table, number }) => format!("append {number} to table {table}"),
-        Action::Hot(Hot::Read { table, whole, odd, .. }) => {
-            let odd = if odd.is_empty() { String::new() } else { format!(", not whole: {}", map(odd)) };
-            format!("read table {table} = {}{odd}", list(whole.as_deref()))
-        }
-        Action::Hot(Hot::Snapshots { table, count }) => {
-            format!("snapshots of table {table} = {}", count.map_or_else(dots, |count| count.to_string()))
-        }
+        Action::Hot(hot) | Action::Upkeep(hot) => self::hot(hot),
         Action::Cached(Cached::Write { table, number }) => format!("write {table} := {number}"),
         Action::Cached(Cached::Read { values, stale_ms }) => {
             let age = stale_ms.map_or_else(String::new, |ms| format!(", {ms} ms old"));
@@ -187,6 +180,21 @@ fn catalog(action: &Catalog) -> String {
         Catalog::Claim { path } => format!("claim {path}"),
         Catalog::Unclaim { path } => format!("let go of {path}"),
         Catalog::Tree { tables, .. } => format!("tree = {}", tables.as_ref().map_or_else(dots, map)),
+    }
+}
+
+fn hot(action: &Hot) -> String {
+    match action {
+        Hot::Append { table, number } => format!("append {number} to table {table}"),
+        Hot::Read { table, whole, odd, .. } => {
+            let odd = if odd.is_empty() { String::new() } else { format!(", not whole: {}", map(odd)) };
+            format!("read table {table} = {}{odd}", list(whole.as_deref()))
+        }
+        Hot::Snapshots { table, count } => {
+            format!("snapshots of table {table} = {}", count.map_or_else(dots, |count| count.to_string()))
+        }
+        Hot::Chore { table, what: Chore::Pack } => format!("pack the files of table {table}"),
+        Hot::Chore { table, what: Chore::Expire } => format!("expire snapshots of table {table}"),
     }
 }
 

@@ -6,7 +6,10 @@
 //!   answer says that it is old (*stale*; *lost* if nothing later shows it either).
 //! - What a node has shown it goes on to show (*node went back*): nothing is ever removed.
 //!
-//! Where every append has made a snapshot of its own nothing was committed together, and the verdict is unknown.
+//! - What it is made of is there (*file gone*): whatever upkeep deletes, nothing that is read.
+//!
+//! Where every append has made a snapshot of its own nothing was committed together, and the verdict is unknown. With upkeep it is where nothing was
+//! packed, or nothing expired.
 //!
 //! Cost: reads times the appends to their table.
 
@@ -16,10 +19,13 @@ use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
 use super::table::FRESH_NS;
-use crate::history::{Action, Call, History, Hot, Key, Outcome as End, Table};
+use crate::history::{Action, Call, Chore, History, Hot, Key, Outcome as End, Table};
 
-/// Its name in results.
+/// Its name in results, and with upkeep.
 pub const NAME: &str = "appends";
+pub const UPKEEP: &str = "upkeep";
+/// How the error of a read begins that did not find a file.
+pub const GONE: &str = "a file of the table is gone";
 /// What a read has for an append whose rows are as many as they should be, and not those.
 pub const TORN: i64 = -1;
 
@@ -46,8 +52,30 @@ struct One<'a> {
 
 /// Judges every table of a history.
 pub fn check(history: &History) -> Outcome {
+    fn of(action: &Action) -> Option<&Hot> {
+        if let Action::Hot(hot) = action { Some(hot) } else { None }
+    }
+    judge(history, NAME, of)
+}
+
+/// The same with upkeep beside.
+pub fn check_upkeep(history: &History) -> Outcome {
+    fn of(action: &Action) -> Option<&Hot> {
+        if let Action::Upkeep(hot) = action { Some(hot) } else { None }
+    }
+    judge(history, UPKEEP, of)
+}
+
+fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outcome {
     let mut findings = Findings::default();
-    let tables = tables(history, &mut findings);
+    let tables = tables(history, of, &mut findings);
+    let chores = |wanted: Chore| {
+        let done = history.calls().iter().filter(|call| call.outcome == End::Ok);
+        let is_wanted =
+            |call: &&Call| matches!(of(history.action(call)), Some(Hot::Chore { what, .. }) if *what == wanted);
+        done.filter(is_wanted).count()
+    };
+    let [packed, expired] = [Chore::Pack, Chore::Expire].map(chores);
     let (mut appends, mut unknown, mut reads, mut snapshots, mut counted) = (0, 0, 0, 0, false);
     for (key, one) in &tables {
         let judge = Judge { history, key, one };
@@ -63,23 +91,32 @@ pub fn check(history: &History) -> Outcome {
     let otherwise = match (appends, reads) {
         (0, _) => Verdict::Unknown("no append succeeded".into()),
         (_, 0) => Verdict::Unknown("no table was read".into()),
+        _ if name == UPKEEP && (packed == 0 || expired == 0) => {
+            Verdict::Unknown("nothing was packed, or nothing expired".into())
+        }
+        _ if name == UPKEEP => Verdict::Valid,
         _ if !counted => Verdict::Unknown("no table's snapshots were counted".into()),
         _ if snapshots >= appends => Verdict::Unknown("no two appends became one snapshot: nothing was merged".into()),
         _ => Verdict::Valid,
     };
     findings
-        .conclude(NAME, otherwise)
+        .conclude(name, otherwise)
         .with("tables", tables.len())
         .with("appends", appends)
         .with("unknown appends", unknown)
         .with("reads", reads)
         .with("snapshots", snapshots)
+        .with("chores", packed + expired)
 }
 
-fn tables<'a>(history: &'a History, findings: &mut Findings) -> BTreeMap<&'a Key, One<'a>> {
+fn tables<'a>(
+    history: &'a History,
+    of: fn(&Action) -> Option<&Hot>,
+    findings: &mut Findings,
+) -> BTreeMap<&'a Key, One<'a>> {
     let mut tables: BTreeMap<&Key, One<'_>> = BTreeMap::new();
     for call in history.calls() {
-        let Action::Hot(action) = history.action(call) else { continue };
+        let Some(action) = of(history.action(call)) else { continue };
         match action {
             Hot::Append { table, number } => {
                 let one = tables.entry(table).or_default();
@@ -111,7 +148,14 @@ fn tables<'a>(history: &'a History, findings: &mut Findings) -> BTreeMap<&'a Key
                 let one = tables.entry(table).or_default();
                 one.snapshots = one.snapshots.max(*count);
             }
-            Hot::Read { .. } | Hot::Snapshots { .. } => {}
+            Hot::Read { table, .. } => {
+                let error = history.end(call).and_then(|end| end.error.as_deref());
+                if let Some(error) = error.filter(|error| error.starts_with(GONE)) {
+                    let what = format!("table {table} cannot be read: {error}");
+                    findings.add("file gone", || Finding::new("file gone", what, Bar::all(history, [call])));
+                }
+            }
+            Hot::Snapshots { .. } | Hot::Chore { .. } => {}
         }
     }
     tables

@@ -48,6 +48,7 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Catalog => vec![catalog::check(history)],
         Workload::Cached => vec![cached::check(history)],
         Workload::Hot => vec![hot::check(history)],
+        Workload::Upkeep => vec![hot::check_upkeep(history)],
     }
 }
 

@@ -55,6 +55,8 @@ pub enum Action {
     Catalog(Catalog),
     Cached(Cached),
     Hot(Hot),
+    /// The same, with chores.
+    Upkeep(Hot),
     /// The nemesis's only action.
     Fault(Fault),
 }
@@ -76,6 +78,7 @@ impl Action {
             Action::Catalog(_) => Workload::Catalog,
             Action::Cached(_) => Workload::Cached,
             Action::Hot(_) => Workload::Hot,
+            Action::Upkeep(_) => Workload::Upkeep,
             Action::Fault(_) => return None,
         })
     }
@@ -359,4 +362,15 @@ pub enum Hot {
     Read { table: Key, whole: Option<Vec<i64>>, odd: BTreeMap<Key, i64>, stale_ms: Option<u64> },
     /// How many snapshots the table has in the end.
     Snapshots { table: Key, count: Option<u64> },
+    /// Upkeep, asked for by a client.
+    Chore { table: Key, what: Chore },
+}
+
+/// What is done to a table's files, and nothing to its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chore {
+    /// Small files become larger ones.
+    Pack,
+    /// Old snapshots are dropped, and the files that only they needed.
+    Expire,
 }

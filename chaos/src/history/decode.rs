@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Key, Lock, Register, Session, Set,
-    Snapshot, Table, Watch, Write,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Hot, Idempotency, Key, Lock, Register,
+    Session, Set, Snapshot, Table, Watch, Write,
 };
 use super::edn::Edn;
+use super::encode::KEPT;
 use super::fault::{Fault, Installation, Phase};
 use super::operation::{Kind, Operation, Process};
 use super::workload::Workload;
@@ -39,7 +40,8 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         }
         Some("claim" | "unclaim" | "tree") => Workload::Catalog,
         Some("write-cached" | "read-cached") => Workload::Cached,
-        Some("append-rows" | "read-appends" | "count-snapshots") => Workload::Hot,
+        Some("append-rows" | "read-appends" | "count-snapshots" | "pack-files" | "expire-snapshots") => Workload::Hot,
+        Some(f) if f.starts_with(KEPT) => Workload::Upkeep,
         Some("read") => match value {
             Some(Edn::Map(_)) => Workload::Bank,
             Some(Edn::Set(_)) => Workload::Set,
@@ -116,6 +118,7 @@ fn action(edn: &Edn, workload: Workload) -> Result<Action, Problem> {
         Workload::Catalog => catalog(f, value).map(Action::Catalog),
         Workload::Cached => cached(f, value).map(Action::Cached),
         Workload::Hot => hot(f, value).map(Action::Hot),
+        Workload::Upkeep => hot(f.and_then(|f| f.strip_prefix(KEPT)), value).map(Action::Upkeep),
     };
     let f = f.map_or_else(|| "an operation without :f".to_owned(), |f| format!(":{f}"));
     action.map_err(|problem| format!("{f} of the workload {workload}: {problem}"))
@@ -339,7 +342,11 @@ fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
             Ok(Hot::Read { table, whole, odd, stale_ms: number(value, "stale-ms")? })
         }
         Some("count-snapshots") => Ok(Hot::Snapshots { table, count: number(value, "count")? }),
-        _ => Err("it has :append-rows, :read-appends and :count-snapshots".into()),
+        Some("pack-files") => Ok(Hot::Chore { table, what: Chore::Pack }),
+        Some("expire-snapshots") => Ok(Hot::Chore { table, what: Chore::Expire }),
+        _ => Err("it has :append-rows, :read-appends, :count-snapshots, :pack-files and :expire-snapshots, and upkeep the same with \
+                  :kept- before"
+            .into()),
     }
 }
 

@@ -6,12 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Key, Lock, Register, Session, Set,
-    Snapshot, Table, Watch,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Hot, Idempotency, Key, Lock, Register,
+    Session, Set, Snapshot, Table, Watch,
 };
 use super::edn::Edn;
 use super::fault::{Fault, Installation, Phase};
 use super::operation::{Kind, Operation, Process};
+
+/// What the names of operations begin with that have upkeep beside them.
+pub(super) const KEPT: &str = "kept-";
 
 /// One operation as a map.
 pub fn operation(operation: &Operation) -> Edn {
@@ -67,6 +70,10 @@ pub fn action(action: &Action) -> (String, Edn) {
         Action::Accounts(accounts) => self::accounts(accounts),
         Action::Catalog(catalog) => self::catalog(catalog),
         Action::Hot(hot) => self::hot(hot),
+        Action::Upkeep(hot) => {
+            let (f, value) = self::hot(hot);
+            return (format!("{KEPT}{f}"), value);
+        }
         Action::Cached(Cached::Write { table, number }) => ("write-cached", keyed(table, Edn::Int(*number))),
         Action::Cached(Cached::Read { values, stale_ms }) => {
             let mut entries = vec![entry("values", values.as_ref().map_or(Edn::Nil, by_key))];
@@ -178,6 +185,8 @@ fn hot(action: &Hot) -> (&'static str, Edn) {
             more.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
             ("read-appends", table, more)
         }
+        Hot::Chore { table, what: Chore::Pack } => ("pack-files", table, vec![]),
+        Hot::Chore { table, what: Chore::Expire } => ("expire-snapshots", table, vec![]),
         Hot::Snapshots { table, count } => {
             ("count-snapshots", table, vec![entry("count", count.map_or(Edn::Nil, int))])
         }

@@ -28,8 +28,8 @@ mod tests;
 pub mod workload;
 
 pub use action::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Change, Ddl, Hot, Idempotency, Key, Lock, Register, Session, Set,
-    Snapshot, Table, Watch, Write,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Hot, Idempotency, Key, Lock, Register,
+    Session, Set, Snapshot, Table, Watch, Write,
 };
 pub use fault::{Fault, Installation, Phase};
 pub use history::{Call, History, Malformed, Outcome};

@@ -202,16 +202,8 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
         .prop_map(Action::Accounts)
         .boxed(),
         Workload::Catalog => catalogs().prop_map(Action::Catalog).boxed(),
-        Workload::Hot => {
-            prop_oneof![
-                (keys(), value()).prop_map(|(table, number)| Hot::Append { table, number }),
-                (keys(), values(), by_key(), option::of(numbers()))
-                    .prop_map(|(table, whole, odd, stale_ms)| Hot::Read { table, whole, odd, stale_ms }),
-                (keys(), option::of(numbers())).prop_map(|(table, count)| Hot::Snapshots { table, count }),
-            ]
-            .prop_map(Action::Hot)
-            .boxed()
-        }
+        Workload::Hot => hots().prop_map(Action::Hot).boxed(),
+        Workload::Upkeep => hots().prop_map(Action::Upkeep).boxed(),
         Workload::Cached => prop_oneof![
             (keys(), value()).prop_map(|(table, number)| Cached::Write { table, number }),
             (option::of(by_key()), option::of(numbers()))
@@ -220,6 +212,18 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
         .prop_map(Action::Cached)
         .boxed(),
     }
+}
+
+fn hots() -> impl Strategy<Value = Hot> {
+    let odd = btree_map(keys(), any::<i64>(), 0..4);
+    prop_oneof![
+        (keys(), any::<i64>()).prop_map(|(table, number)| Hot::Append { table, number }),
+        (keys(), option::of(vec(any::<i64>(), 0..4)), odd, option::of(numbers()))
+            .prop_map(|(table, whole, odd, stale_ms)| Hot::Read { table, whole, odd, stale_ms }),
+        (keys(), option::of(numbers())).prop_map(|(table, count)| Hot::Snapshots { table, count }),
+        (keys(), prop_oneof![Just(Chore::Pack), Just(Chore::Expire)])
+            .prop_map(|(table, what)| Hot::Chore { table, what }),
+    ]
 }
 
 fn catalogs() -> impl Strategy<Value = Catalog> {

@@ -23,11 +23,12 @@ pub enum Workload {
     Catalog,
     Cached,
     Hot,
+    Upkeep,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 13] = [
+    pub const ALL: [Workload; 14] = [
         Workload::Register,
         Workload::Set,
         Workload::Append,
@@ -41,6 +42,7 @@ impl Workload {
         Workload::Catalog,
         Workload::Cached,
         Workload::Hot,
+        Workload::Upkeep,
     ];
     /// Those whose clients speak to the metadata peers: they need no query nodes.
     pub const OF_KEYS: [Workload; 8] = [
@@ -75,6 +77,7 @@ impl Workload {
             Workload::Catalog => "catalog",
             Workload::Cached => "cached",
             Workload::Hot => "hot",
+            Workload::Upkeep => "upkeep",
         }
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! An append is one INSERT of [`Table::PARTS`] rows, sent once and without an operation id. A read counts the rows of each append. A
 //! table is left after [`USES`] operations.
+//!
+//! With upkeep, small files are packed and snapshots expire meanwhile, all the time and at any node: whatever is read must be there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,9 +18,9 @@ use super::access::Access;
 use super::rotation::Rotation;
 use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms};
 use super::{Actor, Frame, Plan, Unique};
-use crate::check::hot::TORN;
+use crate::check::hot::{GONE, TORN};
 use crate::check::table::FRESH_NS;
-use crate::history::{Action, Hot, Key, Table};
+use crate::history::{Action, Chore, Hot, Key, Table};
 use crate::run::recorder::Scribe;
 use crate::sql::{Failure, Value};
 
@@ -26,10 +28,28 @@ use crate::sql::{Failure, Value};
 const USES: u64 = 500;
 /// The probability of a read.
 const READS: f64 = 0.08;
+/// With upkeep: more reads, that many of a hundred operations are chores, and tables are used for longer, so that there is something to
+/// pack and to expire.
+const READS_WITH_UPKEEP: f64 = 0.3;
+const CHORES: f64 = 0.1;
+const USES_WITH_UPKEEP: u64 = 2_000;
+/// How old a snapshot must be to expire, in seconds: no statement takes as long, so that none loses what it reads.
+const EXPIRES_AFTER_S: u32 = 20;
+/// How errors of queries that find no file tell its name.
+const FILES: [&str; 3] = [".parquet", ".avro", ".metadata.json"];
 
 pub(super) fn plan(clients: usize) -> Plan {
+    plan_as(clients, false)
+}
+
+pub(super) fn plan_with_upkeep(clients: usize) -> Plan {
+    plan_as(clients, true)
+}
+
+fn plan_as(clients: usize, upkeep: bool) -> Plan {
     let shared = Arc::new(Shared {
-        tables: Rotation::new(1, USES),
+        upkeep,
+        tables: Rotation::new(1, if upkeep { USES_WITH_UPKEEP } else { USES }),
         numbers: Unique::default(),
         made: Mutex::default(),
         acknowledged: AtomicU64::new(0),
@@ -41,6 +61,7 @@ pub(super) fn plan(clients: usize) -> Plan {
 /// What clients know together.
 #[derive(Debug)]
 struct Shared {
+    upkeep: bool,
     tables: Rotation,
     numbers: Unique,
     /// Tables that are there.
@@ -51,6 +72,11 @@ struct Shared {
 impl Shared {
     fn made(&self) -> MutexGuard<'_, BTreeSet<i64>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of this workload.
+    fn action(&self, hot: Hot) -> Action {
+        if self.upkeep { Action::Upkeep(hot) } else { Action::Hot(hot) }
     }
 
     /// Makes a table unless it is there.
@@ -82,13 +108,17 @@ impl Actor for Client {
         if self.shared.make(table, node, access).await.is_err() {
             return;
         }
-        if access.chance(READS) {
+        if access.chance(if self.shared.upkeep { READS_WITH_UPKEEP } else { READS }) {
             // How it ended is in the history.
-            let _ = read(table, node, access, scribe).await;
+            let _ = read(&self.shared, table, node, access, scribe).await;
             return;
         }
+        if self.shared.upkeep && access.chance(CHORES) {
+            let what = if access.chance(0.5) { Chore::Pack } else { Chore::Expire };
+            return keep_up(&self.shared, table, what, node, access, scribe).await;
+        }
         let number = self.shared.numbers.next();
-        let action = Action::Hot(Hot::Append { table: table.into(), number });
+        let action = self.shared.action(Hot::Append { table: table.into(), number });
         let by = access.deadline();
         scribe.invoke(action.clone());
         match access.run(node, &statement(table, number), None, by).await {
@@ -112,9 +142,27 @@ fn statement(table: i64, number: i64) -> String {
     format!("INSERT INTO {} VALUES {}", name(table), rows.collect::<Vec<_>>().join(", "))
 }
 
+/// Packs a table's files, or drops its old snapshots.
+async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &mut Access, scribe: &mut Scribe) {
+    let name = name(table);
+    let sql = match what {
+        Chore::Pack => format!("CALL system.rewrite_data_files('{name}', min_input_files => 2)"),
+        Chore::Expire => format!(
+            "CALL system.expire_snapshots('{name}', older_than => now() - INTERVAL '{EXPIRES_AFTER_S} seconds', retain_last => 1)"
+        ),
+    };
+    let action = shared.action(Hot::Chore { table: table.into(), what });
+    let by = access.deadline();
+    scribe.invoke(action.clone());
+    match access.run(node, &sql, None, by).await {
+        Ok(_) => scribe.ok(action, None, Some(node)),
+        Err(failure) => scribe.statement_failed(action, &failure, node),
+    }
+}
+
 /// Counts the rows of each append.
-async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
-    let action = |whole, odd, stale_ms| Action::Hot(Hot::Read { table: table.into(), whole, odd, stale_ms });
+async fn read(shared: &Shared, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+    let action = |whole, odd, stale_ms| shared.action(Hot::Read { table: table.into(), whole, odd, stale_ms });
     let sql = format!("SELECT id, count(*), min(v), max(v), sum(v) FROM {} GROUP BY id", name(table));
     let by = access.deadline();
     scribe.invoke(action(None, BTreeMap::new(), None));
@@ -137,6 +185,12 @@ async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -
             Ok(())
         }
         Err(failure) => {
+            let is_gone = ["not-found", "corrupt"].contains(&failure.kind.as_str())
+                && FILES.iter().any(|file| failure.message.contains(file));
+            let failure = match is_gone {
+                true => Failure { message: format!("{GONE}: {}", failure.message), ..failure },
+                false => failure,
+            };
             scribe.query_failed(action(None, BTreeMap::new(), None), &failure, node);
             Err(failure)
         }
@@ -155,8 +209,14 @@ fn shown(number: i64, count: i64, figures: [i64; 3]) -> Option<i64> {
 }
 
 /// Counts a table's snapshots.
-async fn count(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
-    let action = |count| Action::Hot(Hot::Snapshots { table: table.into(), count });
+async fn count(
+    shared: &Shared,
+    table: i64,
+    node: u64,
+    access: &mut Access,
+    scribe: &mut Scribe,
+) -> Result<(), Failure> {
+    let action = |count| shared.action(Hot::Snapshots { table: table.into(), count });
     let sql = format!("SELECT count(*) FROM {SCHEMA}.\"hot_{table}$snapshots\"");
     let by = access.deadline();
     scribe.invoke(action(None));
@@ -192,18 +252,18 @@ impl Frame for Tables {
         let made = self.shared.made().clone();
         for table in made {
             for node in &nodes {
-                let mut tried = read(table, *node, access, scribe).await;
+                let mut tried = read(&self.shared, table, *node, access, scribe).await;
                 for _ in 1..TRIES {
                     if tried.is_ok() {
                         break;
                     }
                     tokio::time::sleep(PAUSE).await;
-                    tried = read(table, *node, access, scribe).await;
+                    tried = read(&self.shared, table, *node, access, scribe).await;
                 }
                 tried?;
             }
             if let Some(node) = nodes.first() {
-                count(table, *node, access, scribe).await?;
+                count(&self.shared, table, *node, access, scribe).await?;
             }
         }
         access.ledger.looked_for_elsewhere(self.shared.acknowledged.load(Ordering::Relaxed));

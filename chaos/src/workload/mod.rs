@@ -96,6 +96,7 @@ pub fn plan(workload: Workload, clients: usize) -> Plan {
         Workload::Catalog => catalog::plan(clients),
         Workload::Cached => cached::plan(clients),
         Workload::Hot => hot::plan(clients),
+        Workload::Upkeep => hot::plan_with_upkeep(clients),
     }
 }
 

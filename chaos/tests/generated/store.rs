@@ -133,7 +133,7 @@ impl Store {
                 done(action.clone(), revision)
             }
             Action::Watch(_) | Action::Fault(_) => unreachable!("the simulation does these itself"),
-            Action::Table(_) | Action::Accounts(_) => unreachable!("they have no model here"),
+            action => unreachable!("there is no model here of {action:?}"),
         }
     }
 

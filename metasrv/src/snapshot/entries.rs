@@ -138,7 +138,8 @@ mod tests {
             if let Some(read) = decode(&bytes) {
                 let message = v1::SnapshotRecord::decode(&bytes[..]);
                 let Some(Record::Entry(entry)) = message.unwrap().record else { panic!("it is none") };
-                prop_assert_eq!(read, EntryRef::of(&KeyValue::from(entry)));
+                let entry = KeyValue::from(entry);
+                prop_assert_eq!(read, EntryRef::of(&entry));
             }
         }
     }

@@ -150,11 +150,11 @@ impl Other {
 
     /// Gives the node the plan of a part. It keeps it until `ends` ends, or the answer is dropped.
     async fn give_plan(
-        &self,
+        self,
         headers: HeaderMap,
         request: SetPlanRequest,
         ends: BoxStream<'static, CoordinatorToWorkerMsg>,
-        task: &Arc<TaskContext>,
+        task: Arc<TaskContext>,
     ) -> Result<Streaming<FlightData>> {
         if !request.work_unit_feed_declarations.is_empty() {
             return Err(Error::internal("a plan with feeds cannot be sent to another node"));
@@ -165,23 +165,40 @@ impl Other {
             node: request.target_worker_url.to_string(),
             began_ns: request.query_start_time_ns,
         };
-        let first = call.write(request.plan.encode(task)?)?;
+        let first = call.write(request.plan.encode(&task)?)?;
         let messages = futures::stream::once(std::future::ready(first))
             .chain(ends.filter_map(|_| std::future::ready(None::<FlightData>)));
-        let mut client = self.connect(1).await?;
-        let mut asked = Request::new(messages);
+        let client = self.connect(1).await?;
+        let mut asked = Request::new(messages.boxed());
         *asked.metadata_mut() = self.headers(headers);
-        let answering = async {
-            let mut answers = client.do_exchange(asked).await.map_err(|status| self.refused(&status))?.into_inner();
-            let answer = answers.message().await.map_err(|status| self.refused(&status))?;
-            match answer.as_ref().map(Answer::read).transpose()?.flatten() {
-                Some(Answer::Accepted) => Ok(answers),
-                _ => Err(Error::unavailable(format!("{self} did not take its part of the query"))),
-            }
+        match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked)).await {
+            Ok(answered) => answered,
+            Err(_) => Err(Error::unavailable(format!("{self} did not take its part of the query in time"))),
+        }
+    }
+
+    /// Waits until the node has taken a plan.
+    async fn accepted(
+        self,
+        mut client: FlightServiceClient<Channel>,
+        asked: Request<BoxStream<'static, FlightData>>,
+    ) -> Result<Streaming<FlightData>> {
+        let mut answers = match client.do_exchange(asked).await {
+            Ok(answered) => answered.into_inner(),
+            Err(status) => return Err(self.refused(&status)),
         };
-        let answered = tokio::time::timeout(ACCEPT_WITHIN, answering).await;
-        answered
-            .unwrap_or_else(|_| Err(Error::unavailable(format!("{self} did not take its part of the query in time"))))
+        let answer = match answers.message().await {
+            Ok(answer) => answer,
+            Err(status) => return Err(self.refused(&status)),
+        };
+        let answer = match &answer {
+            Some(answer) => Answer::read(answer)?,
+            None => None,
+        };
+        match answer {
+            Some(Answer::Accepted) => Ok(answers),
+            _ => Err(Error::unavailable(format!("{self} did not take its part of the query"))),
+        }
     }
 
     /// What a status says; one that is not of the other node's own words is about the connection.
@@ -299,7 +316,7 @@ impl WorkerChannel for Other {
         _: ExecutionPlanMetricsSet,
         task: &Arc<TaskContext>,
     ) -> DfResult<BoxStream<'static, DfResult<WorkerToCoordinatorMsg>>> {
-        let mut answers = match self.give_plan(headers, request, ends, task).await {
+        let mut answers = match self.clone().give_plan(headers, request, ends, task.clone()).await {
             Ok(answers) => answers,
             Err(error) => {
                 if let Some(failure) = &self.channels.failure {
