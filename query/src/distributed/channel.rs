@@ -26,7 +26,7 @@ use datafusion_distributed::{
     ProducerHead, SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
 };
 use futures::stream::BoxStream;
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt};
 use lake_client::secret::Secret;
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::http::HeaderMap;
@@ -135,7 +135,7 @@ impl Other {
             .http2_keep_alive_interval(ALIVE_EVERY)
             .keep_alive_timeout(ALIVE_WITHIN)
             .keep_alive_while_idle(true);
-        match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect().boxed()).await {
+        match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect()).await {
             Ok(Ok(channel)) => Ok(FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX)),
             Ok(Err(error)) => Err(self.unreachable(&crate::error::with_sources(&error))),
             Err(_) => Err(self.unreachable("no answer in time")),
@@ -172,13 +172,10 @@ impl Other {
             began_ns: request.query_start_time_ns,
         };
         let first = call.write(request.plan.encode(&task)?)?;
-        let messages = futures::stream::once(std::future::ready(first))
-            .chain(ends.filter_map(|_| std::future::ready(None::<FlightData>)));
-        // Boxed, here and below: the compiler cannot tell that what is borrowed meanwhile may be sent.
-        let client = self.clone().connect(1).boxed().await?;
-        let mut asked = Request::new(messages.boxed());
+        let client = self.clone().connect(1).await?;
+        let mut asked = Request::new(and_no_more(first, ends));
         *asked.metadata_mut() = self.headers(headers);
-        match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked).boxed()).await {
+        match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked)).await {
             Ok(answered) => answered,
             Err(_) => Err(Error::unavailable(format!("{self} did not take its part of the query in time"))),
         }
@@ -190,7 +187,7 @@ impl Other {
         mut client: FlightServiceClient<Channel>,
         asked: Request<BoxStream<'static, FlightData>>,
     ) -> Result<Streaming<FlightData>> {
-        let mut answers = match client.do_exchange(asked).boxed().await {
+        let mut answers = match client.do_exchange(asked).await {
             Ok(answered) => answered.into_inner(),
             Err(status) => return Err(self.refused(&status)),
         };
@@ -297,6 +294,19 @@ impl Other {
     }
 }
 
+/// A message, and then none until `ends` ends.
+fn and_no_more(first: FlightData, ends: BoxStream<'static, CoordinatorToWorkerMsg>) -> BoxStream<'static, FlightData> {
+    futures::stream::once(std::future::ready(first))
+        .chain(ends.filter_map(|_| std::future::ready(None::<FlightData>)))
+        .boxed()
+}
+
+/// Nothing more is said; that the node is lost shows in its rows.
+fn until_over(mut answers: Streaming<FlightData>) -> BoxStream<'static, DfResult<WorkerToCoordinatorMsg>> {
+    let over = async move { while let Ok(Some(_)) = answers.message().await {} };
+    futures::stream::once(over).filter_map(|()| std::future::ready(None)).boxed()
+}
+
 fn external(error: Error) -> FlightError {
     FlightError::ExternalError(Box::new(error))
 }
@@ -327,7 +337,7 @@ impl WorkerChannel for Other {
         // In a task of its own, which ends with this call.
         let giving = SpawnedTask::spawn(self.clone().give_plan(headers, request, ends, task.clone()));
         let given = giving.await.unwrap_or_else(|e| Err(Error::internal(format!("giving a node its part: {e}"))));
-        let mut answers = match given {
+        let answers = match given {
             Ok(answers) => answers,
             Err(error) => {
                 if let Some(failure) = failure {
@@ -336,10 +346,7 @@ impl WorkerChannel for Other {
                 return Err(error.into_datafusion());
             }
         };
-        // Nothing more is said; that the node is lost shows in its rows.
-        let over = async move { while let Ok(Some(_)) = answers.message().await {} };
-        let nothing = |()| std::future::ready(None::<DfResult<WorkerToCoordinatorMsg>>);
-        Ok(futures::stream::once(over).filter_map(nothing).boxed())
+        Ok(until_over(answers))
     }
 
     async fn execute_task(
