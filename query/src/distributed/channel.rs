@@ -26,7 +26,7 @@ use datafusion_distributed::{
     ProducerHead, SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
 };
 use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use lake_client::secret::Secret;
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::http::HeaderMap;
@@ -135,7 +135,7 @@ impl Other {
             .http2_keep_alive_interval(ALIVE_EVERY)
             .keep_alive_timeout(ALIVE_WITHIN)
             .keep_alive_while_idle(true);
-        match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect()).await {
+        match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect().boxed()).await {
             Ok(Ok(channel)) => Ok(FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX)),
             Ok(Err(error)) => Err(self.unreachable(&crate::error::with_sources(&error))),
             Err(_) => Err(self.unreachable("no answer in time")),
@@ -172,10 +172,11 @@ impl Other {
             began_ns: request.query_start_time_ns,
         };
         let first = call.write(request.plan.encode(&task)?)?;
-        let client = self.clone().connect(1).await?;
+        // Boxed, here and below: the compiler cannot tell that what is borrowed meanwhile may be sent.
+        let client = self.clone().connect(1).boxed().await?;
         let mut asked = Request::new(and_no_more(first, ends));
         *asked.metadata_mut() = self.headers(headers);
-        match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked)).await {
+        match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked).boxed()).await {
             Ok(answered) => answered,
             Err(_) => Err(Error::unavailable(format!("{self} did not take its part of the query in time"))),
         }
@@ -187,7 +188,7 @@ impl Other {
         mut client: FlightServiceClient<Channel>,
         asked: Request<BoxStream<'static, FlightData>>,
     ) -> Result<Streaming<FlightData>> {
-        let mut answers = match client.do_exchange(asked).await {
+        let mut answers = match client.do_exchange(asked).boxed().await {
             Ok(answered) => answered.into_inner(),
             Err(status) => return Err(self.refused(&status)),
         };
