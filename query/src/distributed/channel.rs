@@ -192,7 +192,7 @@ impl Other {
             Ok(answered) => answered.into_inner(),
             Err(status) => return Err(self.refused(&status)),
         };
-        let answer = match answers.message().await {
+        let answer = match answers.message().boxed().await {
             Ok(answer) => answer,
             Err(status) => return Err(self.refused(&status)),
         };
