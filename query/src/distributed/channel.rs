@@ -235,7 +235,7 @@ impl Other {
         /// What is sent, until it ends.
         enum Coming {
             Asked(SpawnedTask<Result<Streaming<FlightData>>>),
-            Rows(Streaming<FlightData>),
+            Rows(Box<Streaming<FlightData>>),
             Over,
         }
         let promised = Arc::new(OnceLock::<u64>::new());
@@ -247,7 +247,7 @@ impl Other {
                     Coming::Over => return Ok(None),
                     Coming::Rows(rows) => rows,
                     Coming::Asked(asking) => match asking.await {
-                        Ok(rows) => rows.map_err(external)?,
+                        Ok(rows) => Box::new(rows.map_err(external)?),
                         Err(e) => return Err(external(Error::internal(format!("asking {other} for rows: {e}")))),
                     },
                 };
