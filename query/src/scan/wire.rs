@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use datafusion::common::{DataFusionError, Result as DfResult, ScalarValue, Statistics};
+use datafusion::common::{ScalarValue, Statistics};
 use datafusion::datasource::listing::{FileRange, PartitionedFile};
 use datafusion::datasource::physical_plan::{
     FileGroup, FileScanConfig, FileScanConfigBuilder, FileSource, ParquetSource,
@@ -288,9 +288,4 @@ fn register(
     let (url, store) = storage.url_and_store(&format!("{}_", conf.object_store_url))?;
     task.runtime_env().register_object_store(&url, store.clone());
     Ok(store)
-}
-
-/// For passing through DataFusion.
-pub fn passed<T>(result: Result<T>) -> DfResult<T, DataFusionError> {
-    result.map_err(Error::into_datafusion)
 }
