@@ -5,8 +5,10 @@
 use std::time::Duration;
 
 use crate::history::Workload;
+use crate::hosts::Hosts;
 use crate::nemesis::kind::{Kind, Requested};
 use crate::nemesis::{clock, disk};
+use crate::run::hosts::verbs;
 use crate::run::settings::MAX_TIME;
 
 /// What a run takes besides the time in which clients are at it, about: starting, healing, reading everything, judging.
@@ -66,6 +68,22 @@ impl Pair {
     /// As its directory is called, behind its number.
     pub fn directory(&self) -> String {
         self.name().replace(|c: char| !c.is_ascii_alphanumeric(), "-")
+    }
+
+    /// What of its faults can be had on a cluster that is there already, by its operator's commands; or why none can.
+    ///
+    /// # Errors
+    /// It speaks SQL, or no fault can be had.
+    pub fn on(&self, hosts: &Hosts) -> Result<Vec<&'static str>, String> {
+        if self.workload.is_sql() {
+            return Err("it makes tables, which no run on hosts removes".to_owned());
+        }
+        let can = |word: &&'static str| {
+            let asked = word.parse::<Requested>().ok();
+            asked.and_then(|asked| verbs(&asked)).is_some_and(|(verbs, _)| verbs.iter().all(|verb| hosts.can(*verb)))
+        };
+        let had: Vec<&str> = self.nemeses.iter().copied().filter(can).collect();
+        if had.is_empty() { Err("none of its faults can be had by commands".to_owned()) } else { Ok(had) }
     }
 
     /// Why this machine cannot have it; `None` if it can. Such a run would be unknown, whatever the cluster does.

@@ -6,6 +6,7 @@
 //! /lake/warehouses                     the namespaces that have a place of their own ([`crate::warehouse`])
 //! /lake/table/<namespace>/<table>      the pointer: table uuid, current and previous metadata location
 //! /lake/named/<table uuid>             which table has that uuid: the key of its pointer
+//! /lake/named/all                      says that every table has such a key
 //! /lake/view/<namespace>/<view>        as a table's, of a view
 //! /lake/turn/<table uuid>              who is next to swap that pointer, while somebody has claimed it
 //! /lake/op/<domain>/<id>               what became of an operation that its caller may ask for again
@@ -42,6 +43,9 @@ mod swaps;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use lake_proto::kv::{Compare, Condition, KeyValue, TxnResult};
 
 pub use self::error::CatalogError;
@@ -69,11 +73,13 @@ pub struct Catalog {
     operations: Vec<Operation>,
     /// What must hold of every change made with this handle.
     guards: Vec<Compare>,
+    /// Every table's uuid is known to have its name.
+    all_named: Arc<AtomicBool>,
 }
 
 impl Catalog {
     pub fn new(store: SharedStore) -> Self {
-        Self { store, operations: Vec::new(), guards: Vec::new() }
+        Self { store, operations: Vec::new(), guards: Vec::new(), all_named: Arc::default() }
     }
 
     /// A handle whose changes carry these compares besides their own: where one does not hold, nothing is changed

@@ -56,6 +56,15 @@ pub struct Options {
     /// How long the body of a request to the REST catalog may take to come, in milliseconds [default: 20000]
     #[arg(long, env = "LAKE_QUERY_REST_BODY_WITHIN_MS", value_name = "MS")]
     pub rest_body_within_ms: Option<u64>,
+    /// How long the head of a request to the REST catalog may take to come, from its first byte, in milliseconds [default: 20000]
+    #[arg(long, env = "LAKE_QUERY_REST_HEAD_WITHIN_MS", value_name = "MS")]
+    pub rest_head_within_ms: Option<u64>,
+    /// How long a connection to the REST catalog may be without a request, taking the last answer included, in seconds [default: 90]
+    #[arg(long, env = "LAKE_QUERY_REST_IDLE_SECS", value_name = "SECS")]
+    pub rest_idle_secs: Option<u64>,
+    /// How many connections to the REST catalog are open at a time; more wait [default: 512]
+    #[arg(long, env = "LAKE_QUERY_REST_MAX_CONNECTIONS", value_name = "N")]
+    pub rest_max_connections: Option<usize>,
     /// The metadata peers; or a store that holds the metadata without them: etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX, file:///DIR
     #[arg(long, env = "LAKE_QUERY_META", value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub meta: Option<Vec<String>>,
@@ -177,6 +186,9 @@ pub struct Config {
     pub rest_cached_reads: bool,
     pub rest_lend_credentials: bool,
     pub rest_body_within: Duration,
+    pub rest_head_within: Duration,
+    pub rest_idle: Duration,
+    pub rest_max_connections: usize,
     /// Endpoints of the metadata peers (`host:port`), or where else the metadata is. The node itself is given a store; this is
     /// for who makes it.
     pub meta: Vec<String>,
@@ -269,7 +281,8 @@ impl Options {
         let top = self;
         over!(top, below;
             config, id, roles, dir, listen, advertise, rest_listen, http_listen, rest_cached_reads, rest_lend_credentials,
-            rest_body_within_ms, meta, warehouse, s3_endpoint, s3_region, s3_path_style, s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
+            rest_body_within_ms, rest_head_within_ms, rest_idle_secs, rest_max_connections,
+            meta, warehouse, s3_endpoint, s3_region, s3_path_style, s3_access_key_file, s3_secret_key_file, memory_limit_bytes, statement_memory_bytes,
             spill_limit_bytes, metadata_cache_bytes, pointer_cache_entries,
             pointer_ttl_ms, pointer_stale_secs, read_timeout_secs, write_timeout_secs, max_statements, max_queued_statements,
             max_queue_wait_secs, max_result_rows, max_result_bytes, target_partitions,
@@ -355,6 +368,13 @@ impl Config {
                 options.rest_body_within_ms.unwrap_or(20_000),
                 1,
             )?),
+            rest_head_within: Duration::from_millis(at_least(
+                "rest_head_within_ms",
+                options.rest_head_within_ms.unwrap_or(20_000),
+                1,
+            )?),
+            rest_idle: Duration::from_secs(at_least("rest_idle_secs", options.rest_idle_secs.unwrap_or(90), 1)?),
+            rest_max_connections: at_least("rest_max_connections", options.rest_max_connections.unwrap_or(512), 1)?,
             meta: options.meta.unwrap_or_default(),
             warehouse: warehouse_uri(&warehouse)?,
             s3: S3Config {
@@ -570,6 +590,9 @@ mod tests {
             (Options { listen: Some("nonsense".into()), ..options() }, "listen"),
             (Options { max_statements: Some(0), ..options() }, "max_statements"),
             (Options { statement_memory_bytes: Some(5), ..options() }, "statement_memory_bytes"),
+            (Options { rest_max_connections: Some(0), ..options() }, "rest_max_connections"),
+            (Options { rest_head_within_ms: Some(0), ..options() }, "rest_head_within_ms"),
+            (Options { rest_idle_secs: Some(0), ..options() }, "rest_idle_secs"),
             (Options { id: Some("a/b".into()), ..options() }, "id"),
             (Options { roles: Some(vec!["query".into(), "leader".into()]), ..options() }, "roles"),
             (Options { secret_file: Some("/does/not/exist".into()), ..options() }, "secret_file"),

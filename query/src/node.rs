@@ -351,12 +351,10 @@ async fn serve(
         served.map_err(|e| Error::internal(format!("serving Flight SQL: {}", crate::error::with_sources(&e))))
     };
     let rest = async {
-        match rest {
-            Some((listener, rest)) => rest::serve(rest, listener, stop.clone())
-                .await
-                .map_err(|e| Error::internal(format!("serving the Iceberg REST catalog: {e}"))),
-            None => Ok(()),
+        if let Some((listener, rest)) = rest {
+            rest::serve(rest, listener, stop.clone()).await;
         }
+        Ok::<(), Error>(())
     };
     let http = async {
         match http {

@@ -16,7 +16,8 @@
 //!
 //! A table whose name means another one in SQL, as that of a namespace with a point in a level does, is left alone.
 //!
-//! Limits: one statement at a time, of at most [`STATEMENT`]; a table that failed is left alone for [`FAILED_PAUSE`], and at most
+//! Limits: one statement at a time, of at most [`STATEMENT`]; a pause behind each table whose metadata had to be read
+//! ([`pause_after`]), so that a look through many that have changed does not take a processor from who waits for an answer; a table that failed is left alone for [`FAILED_PAUSE`], and at most
 //! [`MAX_REMEMBERED`] of those are remembered. Failure cases: what fails is logged, and tried again in a later round.
 
 use std::collections::{HashMap, HashSet};
@@ -55,6 +56,12 @@ const STATEMENT: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_secs(60);
 /// Tables whose pointers are looked up at once.
 const AT_ONCE: usize = 256;
+/// Loading a table that took less than this took nothing but what is cached.
+const LOADED: Duration = Duration::from_micros(500);
+/// How many times as long as loading a table took nothing is done after it ...
+const GIVES_WAY: u32 = 3;
+/// ... and at most. What takes longer waits for a store, and not for a processor.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// How long a table is left alone whose upkeep failed.
 const FAILED_PAUSE: Duration = Duration::from_secs(300);
 /// Tables that are remembered because their upkeep failed, or found nothing to do.
@@ -162,6 +169,11 @@ pub(crate) fn statement(procedure: &str, table: &TableIdent) -> String {
 /// would be done to that one's table.
 pub(crate) fn can_be_named(table: &TableIdent) -> bool {
     table.namespace.to_string().parse::<Namespace>().is_ok_and(|meant| meant == table.namespace)
+}
+
+/// How long nothing is done after a table was loaded in this time.
+fn pause_after(took: Duration) -> Option<Duration> {
+    (took >= LOADED).then(|| took.saturating_mul(GIVES_WAY).min(LONGEST_PAUSE))
 }
 
 /// What a table asks for.
@@ -286,7 +298,11 @@ impl Upkeep {
                     continue;
                 }
                 round.tables += 1;
-                let loaded = tables.load_version(ident, pointer.clone(), Instant::now() + LOOK).await;
+                let began = Instant::now();
+                let loaded = tables.load_version(ident, pointer.clone(), began + LOOK).await;
+                if let Some(pause) = pause_after(began.elapsed()) {
+                    tokio::time::sleep(pause).await;
+                }
                 let done = match loaded {
                     Ok(Some(table)) => self.look_after(&table, &mut round).await,
                     Ok(None) => Ok(()),
@@ -375,6 +391,14 @@ mod tests {
         settled.keep(&HashSet::from([first]));
         settled.note(last, "1");
         assert!(settled.is_settled(first, "2") && settled.is_settled(last, "1"));
+    }
+
+    #[test]
+    fn a_look_through_many_tables_leaves_most_of_a_processor_to_others() {
+        assert_eq!(pause_after(LOADED / 2), None, "nothing was read");
+        let took = Duration::from_millis(2);
+        assert_eq!(pause_after(took), Some(took * 3));
+        assert_eq!(pause_after(Duration::MAX), Some(LONGEST_PAUSE));
     }
 
     #[test]

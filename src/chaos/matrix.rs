@@ -8,15 +8,17 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use lake_chaos::hosts::Hosts;
 use lake_chaos::matrix::{self, Chosen, Pair};
 use lake_chaos::report::index::{self, Entry};
 use lake_chaos::report::results;
+use lake_chaos::run::Place;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
 
-use super::run::EXIT_WITH_PARENT;
+use super::run::{self, EXIT_WITH_PARENT, Where};
 use crate::columns::columns;
 use crate::output;
 use crate::signals::StopRequests;
@@ -43,6 +45,12 @@ pub struct Args {
     /// What the seeds of the runs follow from [default: by chance, and told]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// What to run it on: local:N, netns:N, or hosts:FILE, a cluster of yours, with those faults that its commands can make
+    #[arg(long, default_value = "local:3", value_name = "KIND:N")]
+    cluster: String,
+    /// With hosts:FILE: the id of that cluster, as `lake meta status` says it; another one is left alone
+    #[arg(long, value_name = "ID")]
+    cluster_id: Option<String>,
     /// Only these: a workload, or a workload and its faults as --dry-run lists them
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     only: Vec<String>,
@@ -59,11 +67,15 @@ pub async fn run(args: &Args) -> Result<u8> {
     let minutes = args.minutes;
     ensure!(minutes.is_finite() && (0.0..=MAX_MINUTES).contains(&minutes), "--minutes is up to {MAX_MINUTES}");
     let seed = args.seed.unwrap_or_else(rand::random);
+    let ground = Ground::new(&args.cluster, args.cluster_id.clone())?;
     let time = Duration::from_secs_f64(minutes * 60.0);
-    let chosen = matrix::choose(time, &args.only, missing).map_err(|problem| anyhow!(problem))?;
+    let chosen = matrix::choose(time, &args.only, |pair| ground.missing(pair)).map_err(|problem| anyhow!(problem))?;
     if args.dry_run {
-        output::print(&planned(&chosen, seed))?;
+        output::print(&planned(&ground, &chosen, seed))?;
         return Ok(0);
+    }
+    if ground.hosts.is_some() && ground.cluster_id.is_none() {
+        bail!("say which cluster is to be hurt, with --cluster-id ID: lake meta status tells its id");
     }
     let mut stop = StopRequests::listen(false)?;
     let out = args.out.clone().unwrap_or_else(|| format!("chaos-matrix-{seed}").into());
@@ -81,7 +93,8 @@ pub async fn run(args: &Args) -> Result<u8> {
             continue;
         }
         output::print(&format!("{} of {}: {}\n", entries.len() + 1, chosen.runs.len(), pair.name()))?;
-        let entry = one(*place, pair, chosen.time, seed, &out, (&mut stop, &mut is_stopped)).await?;
+        let run = Planned { place: *place, pair, time: chosen.time, seed: seed_of(seed, *place) };
+        let entry = one(&ground, &run, &out, (&mut stop, &mut is_stopped)).await?;
         output::print(&format!("  {} after {} s\n", entry.word(), entry.seconds))?;
         entries.push(entry);
         // Whoever looks meanwhile sees what there is.
@@ -95,10 +108,53 @@ pub async fn run(args: &Args) -> Result<u8> {
     Ok(index::exit_code(entries.iter().map(Entry::exit_code).chain(unshown)))
 }
 
-/// Why this program or machine cannot have a pair.
-fn missing(pair: &Pair) -> Option<String> {
-    let no_sql = !cfg!(feature = "query") && pair.workload.is_sql();
-    no_sql.then(|| "this lake was built without SQL".to_owned()).or_else(|| pair.missing())
+/// What the runs are on.
+struct Ground {
+    /// As on the command line.
+    cluster: String,
+    cluster_id: Option<String>,
+    hosts: Option<Hosts>,
+    place: Place,
+}
+
+impl Ground {
+    fn new(cluster: &str, cluster_id: Option<String>) -> Result<Self> {
+        let (place, hosts) = match run::cluster(cluster).map_err(|problem| anyhow!(problem))? {
+            Where::Own(place, _) => (place, None),
+            Where::Hosts(file) => (Place::Loopback, Some(Hosts::read(&file)?)),
+        };
+        ensure!(
+            hosts.is_some() || cluster_id.is_none(),
+            "--cluster-id is about a cluster of yours: ask for --cluster hosts:FILE"
+        );
+        Ok(Self { cluster: cluster.to_owned(), cluster_id, hosts, place })
+    }
+
+    /// Why this program or machine, or that cluster, cannot have a pair.
+    fn missing(&self, pair: &Pair) -> Option<String> {
+        let is_sql = pair.workload.is_sql();
+        match &self.hosts {
+            Some(hosts) => pair.on(hosts).err(),
+            None if is_sql && !cfg!(feature = "query") => Some("this lake was built without SQL".to_owned()),
+            None if is_sql && self.place != Place::Loopback => Some("query nodes run on local:N only".to_owned()),
+            None => pair.missing(),
+        }
+    }
+
+    /// The faults of a pair that can be had.
+    fn nemeses(&self, pair: &Pair) -> Vec<&'static str> {
+        self.hosts.as_ref().and_then(|hosts| pair.on(hosts).ok()).unwrap_or_else(|| pair.nemeses.to_vec())
+    }
+}
+
+/// One run of the matrix.
+struct Planned<'a> {
+    /// In the list, from 1.
+    place: usize,
+    pair: &'a Pair,
+    /// How long clients are at it.
+    time: Duration,
+    seed: u64,
 }
 
 /// What each run follows from: the same whatever else is run.
@@ -106,19 +162,20 @@ fn seed_of(seed: u64, place: usize) -> u64 {
     seed.wrapping_add(place as u64 - 1)
 }
 
-fn arguments(pair: &Pair, time: Duration, seed: u64) -> Vec<String> {
-    let Pair { workload, nemeses, rate, clients } = pair;
-    let words = format!("chaos run --workload {workload} --nemesis {} --time {}s", nemeses.join(","), time.as_secs());
-    let words = format!("{words} --rate {rate} --clients {clients} --seed {seed}");
-    words.split(' ').map(str::to_owned).collect()
+fn arguments(ground: &Ground, run: &Planned<'_>) -> Vec<String> {
+    let Pair { workload, rate, clients, .. } = run.pair;
+    let (nemeses, seconds) = (ground.nemeses(run.pair).join(","), run.time.as_secs());
+    let words = format!("chaos run --workload {workload} --nemesis {nemeses} --time {seconds}s");
+    let words = format!("{words} --rate {rate} --clients {clients} --seed {} --cluster", run.seed);
+    let id = ground.cluster_id.iter().flat_map(|id| ["--cluster-id", id.as_str()]);
+    words.split(' ').chain([ground.cluster.as_str()]).chain(id).map(str::to_owned).collect()
 }
 
-fn planned(chosen: &Chosen, seed: u64) -> String {
+fn planned(ground: &Ground, chosen: &Chosen, seed: u64) -> String {
     let mut text = String::new();
     for (place, pair) in &chosen.runs {
-        text.push_str(&format!("{}\n  lake ", pair.name()));
-        text.push_str(&arguments(pair, chosen.time, seed_of(seed, *place)).join(" "));
-        text.push('\n');
+        let run = Planned { place: *place, pair, time: chosen.time, seed: seed_of(seed, *place) };
+        text.push_str(&format!("{}\n  lake {}\n", pair.name(), arguments(ground, &run).join(" ")));
     }
     for (pair, why) in &chosen.left_out {
         text.push_str(&format!("not run: {}: {why}\n", pair.name()));
@@ -139,19 +196,17 @@ fn make_directory(out: &Path) -> Result<()> {
 
 /// One run, from beginning to end.
 async fn one(
-    place: usize,
-    pair: &Pair,
-    time: Duration,
-    seed: u64,
+    ground: &Ground,
+    run: &Planned<'_>,
     out: &Path,
     (stop, is_stopped): (&mut StopRequests, &mut bool),
 ) -> Result<Entry> {
-    let directory = format!("{place:02}-{}", pair.directory());
+    let directory = format!("{:02}-{}", run.place, run.pair.directory());
     let log = format!("{directory}.log");
     let path = out.join(&log);
     let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
     let mut command = Command::new(std::env::current_exe().context("finding out which program this is")?);
-    command.args(arguments(pair, time, seed_of(seed, place))).arg(EXIT_WITH_PARENT);
+    command.args(arguments(ground, run)).arg(EXIT_WITH_PARENT);
     command.arg("--out").arg(out.join(&directory));
     command.stdin(Stdio::piped()).stdout(file.try_clone().context("writing a run's log")?).stderr(file);
     command.process_group(0).kill_on_drop(true);
@@ -161,7 +216,7 @@ async fn one(
     let _parent = child.stdin.take();
     let ended = tokio::select! {
         ended = child.wait() => Some(ended),
-        () = sleep(time + BEYOND) => None,
+        () = sleep(run.time + BEYOND) => None,
         _ = stop.next() => {
             *is_stopped = true;
             None
@@ -173,8 +228,8 @@ async fn one(
     };
     let came = judged(&out.join(&directory), &path, code);
     Ok(Entry {
-        workload: pair.workload.name().to_owned(),
-        nemeses: pair.nemeses.join(", "),
+        workload: run.pair.workload.name().to_owned(),
+        nemeses: ground.nemeses(run.pair).join(", "),
         directory,
         log,
         seconds: began.elapsed().as_secs(),
@@ -250,12 +305,14 @@ mod tests {
 
     #[test]
     fn a_run_is_asked_for_as_anybody_would_ask() {
-        let pair = matrix::PAIRS[0];
-        let words = arguments(&pair, Duration::from_secs(40), seed_of(7, 3)).join(" ");
+        let ground = Ground::new("local:5", None).unwrap();
+        let run = Planned { place: 3, pair: &matrix::PAIRS[0], time: Duration::from_secs(40), seed: seed_of(7, 3) };
         assert_eq!(
-            words,
-            "chaos run --workload table --nemesis query-kill:one,kill:leader --time 40s --rate 10 --clients 5 --seed 9"
+            arguments(&ground, &run).join(" "),
+            "chaos run --workload table --nemesis query-kill:one,kill:leader --time 40s --rate 10 --clients 5 --seed 9 \
+             --cluster local:5"
         );
+        assert!(Ground::new("local:3", Some("id".to_owned())).is_err() && Ground::new("cloud:3", None).is_err());
         assert_eq!(seed_of(u64::MAX, 2), 0);
     }
 

@@ -216,7 +216,7 @@ fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
 
 /// The cluster that is hurt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Where {
+pub(super) enum Where {
     /// One that is made for it, of so many peers.
     Own(Place, u64),
     /// One that is there, as this file says.
@@ -240,7 +240,7 @@ fn would_do(hosts: &Hosts, nemeses: &[Requested], time: Duration, seed: u64, out
 }
 
 /// `local:3`: where peers run, and how many; `hosts:FILE`.
-fn cluster(word: &str) -> Result<Where, String> {
+pub(super) fn cluster(word: &str) -> Result<Where, String> {
     if let Some(file) = word.strip_prefix("hosts:").filter(|file| !file.is_empty()) {
         return Ok(Where::Hosts(file.into()));
     }

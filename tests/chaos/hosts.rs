@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lake_chaos::ports::{self, Port};
 use lake_chaos::probe;
 
-use super::{LAKE, PATIENCE, Run, assert_code, installed};
+use super::{ATTEMPTS, LAKE, PATIENCE, Run, assert_code, installed};
 
 /// Three peers that a script starts, stops and hurts. What runs is stopped in the end.
 struct Site {
@@ -111,6 +111,13 @@ impl Site {
         run.command(&arguments).output().unwrap()
     }
 
+    fn matrix(&self, out: &Path, arguments: &str) -> Output {
+        let mut matrix = Command::new(LAKE);
+        matrix.args(["chaos", "matrix", "--seed", "7", "--cluster", &format!("hosts:{}", self.file().display())]);
+        matrix.args(arguments.split_whitespace()).arg("--out").arg(out);
+        matrix.stdin(Stdio::null()).output().unwrap()
+    }
+
     fn heal(&self, out: &Path, cluster_id: &str) -> Output {
         let mut heal = Command::new(LAKE);
         heal.args(["chaos", "heal", "--cluster-id", cluster_id, "--out"]).arg(out).arg(self.file());
@@ -191,4 +198,34 @@ fn a_run_that_cannot_take_everything_back_is_unknown() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("not every fault could be taken back: ") && said.contains("no such rule"), "{said}");
     assert_code(&site.heal(run.dir.path(), &cluster_id), 3);
+}
+
+/// A matrix takes what the cluster's commands can do.
+#[test]
+fn a_cluster_of_others_is_taken_through_a_matrix() {
+    let run = Run::new();
+    let site = Site::start(run.dir.path().join("site"));
+    let out = run.dir.path().join("matrix");
+    let dry = site.matrix(&out, "--minutes 30 --dry-run");
+    assert_code(&dry, 0);
+    let said = String::from_utf8_lossy(&dry.stdout).into_owned();
+    assert!(said.contains("--workload register --nemesis kill:leader --time"), "partition has no command: {said}");
+    assert!(said.contains("not run: table/query-kill:one+kill:leader: it makes tables"), "{said}");
+    let unnamed = site.matrix(&out, "--minutes 1");
+    assert_code(&unnamed, 3);
+    assert!(String::from_utf8_lossy(&unnamed.stderr).contains("--cluster-id") && !out.exists());
+    let arguments = format!("--minutes 0.8 --only register/kill:leader+partition --cluster-id {}", site.cluster_id());
+    let mut output = site.matrix(&out, &arguments);
+    // A busy machine may show too little.
+    for _ in 1..ATTEMPTS {
+        if output.status.code() != Some(2) {
+            break;
+        }
+        std::fs::remove_dir_all(&out).unwrap();
+        output = site.matrix(&out, &arguments);
+    }
+    assert_code(&output, 0);
+    let index = std::fs::read_to_string(out.join("index.html")).unwrap();
+    assert!(index.contains("1 of 1 runs valid") && index.contains("<td>kill:leader</td>"), "{index}");
+    assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
 }

@@ -120,9 +120,7 @@ fn a_run_ends_with_its_matrix() {
     signal(child.id(), Signal::KILL);
     child.wait().unwrap();
     let until = Instant::now() + PATIENCE;
-    // Written last.
-    while !first.join("report.html").exists() || children.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists())
-    {
+    while children.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
         assert!(Instant::now() < until, "the run goes on without its matrix");
         std::thread::sleep(Duration::from_millis(50));
     }

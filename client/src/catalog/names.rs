@@ -16,6 +16,8 @@ pub(crate) const NAMESPACES: &str = "/lake/catalog/";
 pub(crate) const TABLES: &str = "/lake/table/";
 /// Keys of what says which table has a uuid begin so.
 const NAMED: &str = "/lake/named/";
+/// The key of what says that there is such a key for every table.
+pub(super) const ALL_NAMED: &str = "/lake/named/all";
 /// Keys of views begin so.
 const VIEWS: &str = "/lake/view/";
 /// Paths of scopes on what is in the catalog begin so.

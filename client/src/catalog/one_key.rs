@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::catalog::{Catalog, CatalogError, Namespace, Operation, TableChange, TableIdent, TablePointer};
     use crate::faulty::soon;
-    use crate::store::Applied;
+    use crate::store::{Applied, Token};
 
     fn pointer() -> TablePointer {
         let uuid = Uuid::new_v4();
@@ -250,6 +250,23 @@ mod tests {
         assert_eq!(refused, Err(CatalogError::Registered(b.clone())));
         assert_eq!(two.load_table(&a, soon()).await.unwrap().unwrap().value, old);
         two.register_table(&a, &new, Some(there.mod_revision), soon()).await.unwrap();
-        two.register_table(&TableIdent::new(namespace, "c").unwrap(), &old, None, soon()).await.unwrap();
+        two.register_table(&TableIdent::new(namespace.clone(), "c").unwrap(), &old, None, soon()).await.unwrap();
+
+        // Where the tables are from before there were names.
+        for name in [other.value.uuid.to_string(), new.uuid.to_string(), "all".to_owned()] {
+            let name = format!("/lake/named/{name}");
+            let read = one.store().get(&name, ReadOptions::default(), soon()).await.unwrap();
+            if let Some(there) = read.value {
+                assert!(one.store().cas_delete(&name, Token::of(&there), soon()).await.unwrap().result.succeeded);
+            }
+        }
+        for (ident, uuid) in [(&b, other.value.uuid), (&a, new.uuid)] {
+            let twin = TablePointer { uuid, ..pointer() };
+            let d = TableIdent::new(namespace.clone(), "d").unwrap();
+            assert_eq!(
+                open().register_table(&d, &twin, None, soon()).await,
+                Err(CatalogError::Registered(ident.clone()))
+            );
+        }
     }
 }

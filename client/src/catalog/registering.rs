@@ -3,7 +3,8 @@
 //!
 //! `/lake/named/<uuid>` says which table has a uuid: the key of its pointer. A table is made together with it, so one lookup tells of
 //! another. It counts while that table has that uuid; one that is left behind, by a process that ended or a table that was renamed,
-//! counts as none once a listing has shown that no table has the uuid.
+//! counts as none once a listing has shown that no table has the uuid. Tables from before there were names have none. So whoever is the
+//! first to make a table looks through all there are, gives those theirs, and leaves word that it is done.
 //!
 //! ```text
 //!   a transaction:      name and pointer together --- there is a name ---> its table, or any, has the uuid: `Registered`
@@ -14,7 +15,8 @@
 //! So over a store that changes one key at a time at most one of those who make tables of one uuid at the same moment is told that it
 //! has. A process that ends before its last look may leave a second table, if another took its name meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -22,10 +24,13 @@ use lake_proto::kv::{Compare, Expected, KeyValue, Op, Revision, Txn};
 use uuid::Uuid;
 
 use super::error::Result;
-use super::names::{TABLES, named_key};
+use super::names::{ALL_NAMED, TABLES, named_key};
 use super::pointers::{Kind, encode, find, observed, written};
 use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned};
 use crate::store::{Applied, ReadOptions, Token};
+
+/// Names that are given in one transaction.
+const NAMED_AT_A_TIME: usize = 50;
 
 impl Catalog {
     /// Creates a table of metadata that is there already, or puts it in the place of what `table` is at the revision
@@ -60,6 +65,7 @@ impl Catalog {
         if !self.store.capabilities().multi_key {
             return self.make_in_steps(table, new, Some(old), deadline).await;
         }
+        self.see_to_names(deadline).await?;
         let (key, name) = (table.key(), named_key(new.uuid));
         let gone = [(key.clone(), old.value.uuid)];
         let mut stale = self.stale_name(table, new.uuid, deadline).await?;
@@ -139,6 +145,7 @@ impl Catalog {
 
     /// Takes the name of a uuid that no other table has. Returns the revision at which it is taken.
     async fn take_name(&self, table: &TableIdent, uuid: Uuid, deadline: Instant) -> Result<Revision> {
+        self.see_to_names(deadline).await?;
         let (key, name) = (table.key(), named_key(uuid));
         let mut stale: Option<Revision> = None;
         for _ in 0..MAX_RACES {
@@ -168,6 +175,61 @@ impl Catalog {
         if there.is_none_or(|there| there.value.uuid != uuid) {
             let _ = self.store.cas_delete(&named_key(uuid), Token::at(taken), deadline).await;
         }
+    }
+
+    /// Sees to it that every table's uuid has its name: what is made under the uuid of one that has none would be taken for the
+    /// first. It is a look through all tables once for a store, later a look for the word that it is done, once for a process.
+    ///
+    /// # Errors
+    /// The store's; none says that anything may have been made, since names are no tables.
+    pub(super) async fn see_to_names(&self, deadline: Instant) -> Result<()> {
+        if self.all_named.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if self.store.get(ALL_NAMED, ReadOptions::default(), deadline).await?.value.is_none() {
+            let read = self.store.list_all(TABLES, ReadOptions::default(), deadline).await?;
+            let name = |entry: &KeyValue| {
+                let there = serde_json::from_slice::<TablePointer>(&entry.value).ok()?;
+                Some((named_key(there.uuid), entry.key.clone()))
+            };
+            let names: BTreeMap<String, String> = read.value.iter().filter_map(name).collect();
+            let names: Vec<(String, String)> = names.into_iter().collect();
+            for some in names.chunks(NAMED_AT_A_TIME) {
+                self.give_names(some, deadline).await?;
+            }
+            if !names.is_empty() {
+                // Without the word the next process looks again.
+                let _ = self.store.cas(ALL_NAMED, None, Bytes::from_static(b"all"), deadline).await;
+            }
+        }
+        self.all_named.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives tables, by the names of their uuids, those that they have not. Where a table is renamed or dropped meanwhile the name
+    /// is one that is left behind.
+    async fn give_names(&self, tables: &[(String, String)], deadline: Instant) -> Result<()> {
+        let names: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
+        for _ in 0..MAX_RACES {
+            let read = self.store.batch_get(&names, ReadOptions::default(), deadline).await?;
+            let mut missing = tables.iter().filter(|(name, _)| find(&read.value, name).is_none());
+            let given: Vec<_> = match self.store.capabilities().multi_key {
+                true => missing.collect(),
+                false => missing.next().into_iter().collect(),
+            };
+            if given.is_empty() {
+                return Ok(());
+            }
+            let when = given.iter().map(|(name, _)| Compare::absent(name)).collect();
+            let then = given.iter().map(|(name, key)| Op::put(name, key.clone())).collect();
+            // What it did the next look tells.
+            if let Err(error) = self.store.commit(Txn { when, then, otherwise: vec![] }, deadline).await
+                && error.applied() == Applied::No
+            {
+                return Err(error.into());
+            }
+        }
+        Err(self.raced("naming the tables that are there".to_owned()))
     }
 
     /// The revision of a name that is left behind, or is of `table` itself; `None`: there is none.
@@ -216,12 +278,12 @@ impl Catalog {
         let _ = self.forget(&theirs, deadline).await;
     }
 
-    /// Has the name of a table's uuid follow a renaming. One that does not is found by a listing.
+    /// Has the name of a table's uuid follow a renaming, or gives it one. One that does not follow is found by a listing.
     pub(super) async fn move_name(&self, uuid: Uuid, from: &TableIdent, to: &TableIdent, deadline: Instant) {
         let name = named_key(uuid);
         let Ok(read) = self.store.get(&name, ReadOptions::default(), deadline).await else { return };
-        if let Some(there) = read.value.filter(|there| there.value == from.key()) {
-            let _ = self.store.cas(&name, Some(Token::of(&there)), Bytes::from(to.key()), deadline).await;
+        if read.value.as_ref().is_none_or(|there| there.value == from.key()) {
+            let _ = self.store.cas(&name, read.value.as_ref().map(Token::of), Bytes::from(to.key()), deadline).await;
         }
     }
 }

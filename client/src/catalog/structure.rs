@@ -55,6 +55,9 @@ impl Catalog {
     ) -> Result<Versioned<TablePointer>> {
         let (key, other_key) = (kind.key(table), kind.other().key(table));
         let value = encode(new, &key)?;
+        if kind == Kind::Table {
+            self.see_to_names(deadline).await?;
+        }
         let name = (kind == Kind::Table && self.store.capabilities().multi_key).then(|| named_key(new.uuid));
         let mut stale: Option<Revision> = None;
         let mut in_doubt = false;

@@ -153,6 +153,9 @@ impl Catalog {
                 return Err(CatalogError::Registered(other.clone()));
             }
         }
+        if changes.iter().any(|change| change.expected.is_none()) {
+            self.see_to_names(deadline).await?;
+        }
         let mut stale: HashMap<Uuid, Revision> = HashMap::new();
         let mut in_doubt = false;
         for _ in 0..MAX_RACES {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lake_proto::kv::{Expected, Txn};
+use lake_proto::kv::{Expected, Op, Txn};
 use uuid::Uuid;
 
 use super::*;
@@ -20,7 +20,10 @@ fn setup() -> (Arc<FaultyStore>, Catalog, Namespace, TableIdent) {
     let store = Arc::new(FaultyStore::default());
     let namespace: Namespace = "a.b".parse().unwrap();
     let table = TableIdent::new(namespace.clone(), "t").unwrap();
-    (store.clone(), Catalog::new(store), namespace, table)
+    let catalog = Catalog::new(store.clone());
+    // Not a call of the first that makes a table.
+    catalog.all_named.store(true, Ordering::SeqCst);
+    (store, catalog, namespace, table)
 }
 
 /// The table, in its namespaces.
@@ -509,4 +512,44 @@ async fn metadata_is_registered_by_one_lookup_and_a_name_that_is_left_behind_cou
             catalog.drop_table(&ident(name), made.mod_revision, soon()).await.unwrap();
         }
     }
+}
+
+#[tokio::test]
+async fn tables_from_before_there_were_names_get_theirs_before_another_is_made() {
+    let (store, catalog, namespace, table) = setup();
+    let ident = |name: &str| TableIdent::new(namespace.clone(), name).unwrap();
+    let first = created(&catalog, &table).await;
+    let mut old = vec![(table.clone(), first)];
+    for n in 0..120 {
+        let table = ident(&format!("t{n}"));
+        let made = catalog.create_table(&table, &pointer(), soon()).await.unwrap();
+        old.push((table, made));
+    }
+    for (_, made) in &old {
+        let name = format!("/lake/named/{}", made.value.uuid);
+        store.commit(Txn { when: vec![], then: vec![Op::delete(name)], otherwise: vec![] }, soon()).await.unwrap();
+    }
+    let of = |at: usize| TablePointer { uuid: old[at].1.value.uuid, ..pointer() };
+    // One that is renamed or dropped before anybody has looked.
+    catalog.rename_table(&old[1].0, &ident("renamed"), soon()).await.unwrap();
+    assert_eq!(name_of(&catalog, old[1].1.value.uuid).await, Some(ident("renamed").key()));
+    catalog.drop_table(&old[2].0, old[2].1.mod_revision, soon()).await.unwrap();
+
+    let late = Catalog::new(store.clone());
+    // The answer to naming some of them is lost.
+    store.lose_answers.store(1, Ordering::SeqCst);
+    let twin = late.register_table(&ident("twin"), &of(0), None, soon()).await;
+    assert_eq!(twin, Err(CatalogError::Registered(table.clone())));
+    for (table, made) in &old[3..] {
+        assert_eq!(name_of(&catalog, made.value.uuid).await, Some(table.key()));
+    }
+    // It is done for all who come: they do not list.
+    store.forgets_listings.store(true, Ordering::SeqCst);
+    let later = || Catalog::new(store.clone());
+    let change = TableChange { table: ident("twin"), expected: None, new: of(1) };
+    assert_eq!(later().change_tables(&[change], soon()).await, Err(CatalogError::Registered(ident("renamed"))));
+    let place = later().create_table(&ident("place"), &pointer(), soon()).await.unwrap();
+    let instead = later().register_table(&ident("place"), &of(119), Some(place.mod_revision), soon()).await;
+    assert_eq!(instead, Err(CatalogError::Registered(old[119].0.clone())));
+    later().register_table(&ident("twin"), &of(2), None, soon()).await.unwrap();
 }

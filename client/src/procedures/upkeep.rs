@@ -35,6 +35,16 @@ pub enum What {
 }
 
 impl What {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::ExpireSnapshots, Self::RewriteDataFiles, Self::RewriteManifests, Self::RemoveOrphanFiles];
+
+    /// The one of that name, whose words may be joined as an option's are.
+    pub fn named(name: &str) -> Option<Self> {
+        let name = name.replace('-', "_");
+        Self::ALL.into_iter().find(|what| what.as_str() == name)
+    }
+
     /// As CALL names it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -152,6 +162,10 @@ mod tests {
         ] {
             assert!(!is(&over, "n"), "{over:?}");
         }
+        for what in What::ALL {
+            assert_eq!(What::named(&what.as_str().replace('_', "-")), Some(what));
+        }
+        assert_eq!(What::named("drop_table"), None);
         for answer in [Answer::Running, Answer::Done(3), Answer::Refused("no".into()), Answer::Over] {
             assert_eq!(Answer::of(&answer.to_bytes()), Ok(answer));
         }

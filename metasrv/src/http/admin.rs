@@ -16,10 +16,12 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
+use lake_client::catalog::{Catalog, CatalogError, TableIdent};
 use lake_client::clock;
 use lake_client::drains;
 use lake_client::nodes::{NodeStatus, PING};
 use lake_client::procedures::calls::{self, Asked, Clear};
+use lake_client::procedures::upkeep::{What, of_table};
 use lake_client::procedures::{Procedure, Record, State, kept};
 use lake_client::secret::Secret;
 use lake_client::store::{self, ReadOptions};
@@ -57,6 +59,7 @@ pub fn router(peer: Arc<Peer>, secret: Option<Secret>) -> Router {
         .route("/v1/shards/balance", post(balance))
         .route("/v1/shards/maintenance/{state}", post(maintenance))
         .route("/v1/procedures", get(procedures))
+        .route("/v1/procedures/start/{what}/{namespace}/{table}", post(start))
         .route("/v1/procedures/{id}", get(procedure))
         .route("/v1/procedures/{id}/cancel", post(cancel))
         .route("/v1/procedures/{id}/clear/{how}", post(clear))
@@ -448,6 +451,39 @@ async fn found(allowed: &Allowed, id: &str) -> Result<Procedure, Refused> {
 
 async fn procedure(allowed: Allowed, Path(id): Path<String>) -> Answer<Listed> {
     Ok(Json(found(&allowed, &id).await?.into()))
+}
+
+impl From<CatalogError> for Refused {
+    fn from(error: CatalogError) -> Self {
+        match error {
+            CatalogError::Store(error) => error.into(),
+            error => Self::invalid(error.to_string()),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Started {
+    dry_run: bool,
+    id: String,
+    /// None: it was not submitted, because this was a dry run.
+    procedure: Option<Listed>,
+}
+
+async fn start(allowed: Allowed, Path((what, namespace, table)): Path<(String, String, String)>) -> Answer<Started> {
+    let known = What::ALL.map(What::as_str).join(", ");
+    let what = What::named(&what).ok_or_else(|| Refused::invalid(format!("{what:?} is none of {known}")))?;
+    let table = TableIdent::new(namespace.parse()?, table)?;
+    let (deadline, dry_run) = (allowed.call.deadline, allowed.dry_run);
+    let pointer = Catalog::new(Arc::new(allowed.store())).load_table(&table, deadline).await?;
+    let pointer = pointer.ok_or_else(|| Refused::not_found(format!("there is no table {table}")))?;
+    let (id, record) = of_table(what, &table, pointer.value.uuid, calls::unix_ms());
+    if dry_run {
+        return Ok(Json(Started { dry_run, id, procedure: None }));
+    }
+    calls::submit(&allowed.store(), &id, &record, deadline).await?;
+    let procedure = Some(found(&allowed, &id).await?.into());
+    Ok(Json(Started { dry_run, id, procedure }))
 }
 
 /// What was, or would be, asked for.

@@ -1,10 +1,13 @@
 //! What probes and Prometheus are told.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind::WouldBlock;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use crate::support::purging::{Worker, purge, soon, until};
 use crate::support::{TestCluster, eventually, http, http_get as get};
+use lake_client::catalog::{Catalog, TableIdent, TablePointer};
 use lake_client::procedures::calls;
 use lake_client::procedures::{Record, State};
 use lake_client::remote::node::NodeKeeper;
@@ -108,8 +111,8 @@ async fn operators_see_and_change_what_is_coordinated() {
     let address = |id: u64| cluster.running[&id].http_address().unwrap();
     let ask = async |method: &str, path: &str| http(address(leader), method, path, "").await;
     let store = cluster.client();
-    let _worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
-    let _other = NodeKeeper::start(cluster.client(), "x", Worker::new());
+    let worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
+    let other_worker = NodeKeeper::start(cluster.client(), "x", Worker::new());
 
     // Where there is a secret, not without it; and never for a page that a browser shows.
     let listener = TcpListener::bind(any_port).await.unwrap();
@@ -206,5 +209,25 @@ async fn operators_see_and_change_what_is_coordinated() {
     assert_eq!(ask("POST", "/v1/procedures/later/cancel").await.0, 200);
     until(&store, "later", |record| record.state == State::Cancelled).await;
     assert_eq!(ask("GET", "/v1/procedures/nothing").await.0, 404);
+
+    // Upkeep of a table; nobody is left who would do it.
+    drop((worker, other_worker));
+    let catalog = Catalog::new(Arc::new(cluster.client()));
+    let table = TableIdent::new("a".parse().unwrap(), "t").unwrap();
+    let uuid = uuid::Uuid::new_v4();
+    let pointer = TablePointer { uuid, metadata_location: "file:///t".to_owned(), previous_location: None };
+    catalog.create_namespace(&table.namespace, BTreeMap::new(), soon()).await.unwrap();
+    catalog.create_table(&table, &pointer, soon()).await.unwrap();
+    let path = "/v1/procedures/start/expire-snapshots/a/t";
+    let (code, would) = ask("POST", &format!("{path}?dry_run=true")).await;
+    assert!(code == 200 && would.contains("\"procedure\":null"), "{code} {would}");
+    assert!(!ask("GET", "/v1/procedures").await.1.contains("expire_snapshots a.t"), "it was only told");
+    let (code, started) = ask("POST", path).await;
+    assert!(code == 200 && started.contains("expire_snapshots a.t"), "{code} {started}");
+    for (path, code) in
+        [("start/expire-snapshots/a/u", 404), ("start/drop/a/t", 400), ("start/expire-snapshots/a//t", 404)]
+    {
+        assert_eq!(ask("POST", &format!("/v1/procedures/{path}")).await.0, code, "{path}");
+    }
     cluster.stop_all().await;
 }

@@ -121,12 +121,13 @@ impl fmt::Display for Other {
 
 impl Other {
     /// A connection that so many partitions come over.
-    async fn connect(&self, partitions: usize) -> Result<FlightServiceClient<Channel>> {
-        let failed =
-            |why: String| Error::unavailable(format!("{self} cannot be reached for its part of the query: {why}"));
+    async fn connect(self, partitions: usize) -> Result<FlightServiceClient<Channel>> {
         let windows = u32::try_from(partitions.clamp(1, PARTITIONS_PER_CONNECTION) + 1).unwrap_or(u32::MAX);
-        let endpoint = Endpoint::from_shared(self.url.to_string())
-            .map_err(|e| failed(e.to_string()))?
+        let endpoint = match Endpoint::from_shared(self.url.to_string()) {
+            Ok(endpoint) => endpoint,
+            Err(error) => return Err(self.unreachable(&error.to_string())),
+        };
+        let endpoint = endpoint
             .connect_timeout(CONNECT_WITHIN)
             .tcp_nodelay(true)
             .initial_stream_window_size(WINDOW_BYTES)
@@ -134,10 +135,15 @@ impl Other {
             .http2_keep_alive_interval(ALIVE_EVERY)
             .keep_alive_timeout(ALIVE_WITHIN)
             .keep_alive_while_idle(true);
-        let channel = tokio::time::timeout(CONNECT_WITHIN, endpoint.connect()).await;
-        let channel = channel.map_err(|_| failed("no answer in time".to_owned()))?;
-        let channel = channel.map_err(|e| failed(crate::error::with_sources(&e)))?;
-        Ok(FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX))
+        match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect()).await {
+            Ok(Ok(channel)) => Ok(FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX)),
+            Ok(Err(error)) => Err(self.unreachable(&crate::error::with_sources(&error))),
+            Err(_) => Err(self.unreachable("no answer in time")),
+        }
+    }
+
+    fn unreachable(&self, why: &str) -> Error {
+        Error::unavailable(format!("{self} cannot be reached for its part of the query: {why}"))
     }
 
     fn headers(&self, headers: HeaderMap) -> MetadataMap {
@@ -166,10 +172,8 @@ impl Other {
             began_ns: request.query_start_time_ns,
         };
         let first = call.write(request.plan.encode(&task)?)?;
-        let messages = futures::stream::once(std::future::ready(first))
-            .chain(ends.filter_map(|_| std::future::ready(None::<FlightData>)));
-        let client = self.connect(1).await?;
-        let mut asked = Request::new(messages.boxed());
+        let client = self.clone().connect(1).await?;
+        let mut asked = Request::new(and_no_more(first, ends));
         *asked.metadata_mut() = self.headers(headers);
         match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked)).await {
             Ok(answered) => answered,
@@ -290,6 +294,19 @@ impl Other {
     }
 }
 
+/// A message, and then none until `ends` ends.
+fn and_no_more(first: FlightData, ends: BoxStream<'static, CoordinatorToWorkerMsg>) -> BoxStream<'static, FlightData> {
+    futures::stream::once(std::future::ready(first))
+        .chain(ends.filter_map(|_| std::future::ready(None::<FlightData>)))
+        .boxed()
+}
+
+/// Nothing more is said; that the node is lost shows in its rows.
+fn until_over(mut answers: Streaming<FlightData>) -> BoxStream<'static, DfResult<WorkerToCoordinatorMsg>> {
+    let over = async move { while let Ok(Some(_)) = answers.message().await {} };
+    futures::stream::once(over).filter_map(|()| std::future::ready(None)).boxed()
+}
+
 fn external(error: Error) -> FlightError {
     FlightError::ExternalError(Box::new(error))
 }
@@ -316,19 +333,20 @@ impl WorkerChannel for Other {
         _: ExecutionPlanMetricsSet,
         task: &Arc<TaskContext>,
     ) -> DfResult<BoxStream<'static, DfResult<WorkerToCoordinatorMsg>>> {
-        let mut answers = match self.clone().give_plan(headers, request, ends, task.clone()).await {
+        let failure = self.channels.failure.clone();
+        // In a task of its own, which ends with this call.
+        let giving = SpawnedTask::spawn(self.clone().give_plan(headers, request, ends, task.clone()));
+        let given = giving.await.unwrap_or_else(|e| Err(Error::internal(format!("giving a node its part: {e}"))));
+        let answers = match given {
             Ok(answers) => answers,
             Err(error) => {
-                if let Some(failure) = &self.channels.failure {
+                if let Some(failure) = failure {
                     failure.note(&error);
                 }
                 return Err(error.into_datafusion());
             }
         };
-        // Nothing more is said; that the node is lost shows in its rows.
-        let over = async move { while let Ok(Some(_)) = answers.message().await {} };
-        let nothing = |()| std::future::ready(None::<DfResult<WorkerToCoordinatorMsg>>);
-        Ok(futures::stream::once(over).filter_map(nothing).boxed())
+        Ok(until_over(answers))
     }
 
     async fn execute_task(
@@ -348,7 +366,7 @@ impl WorkerChannel for Other {
         let partitions: Vec<usize> = (request.target_partition_start..request.target_partition_end).collect();
         let mut streams = Vec::with_capacity(partitions.len());
         for partitions in partitions.chunks(PARTITIONS_PER_CONNECTION) {
-            let client = self.connect(partitions.len()).await.map_err(Error::into_datafusion)?;
+            let client = self.clone().connect(partitions.len()).await.map_err(Error::into_datafusion)?;
             for &partition in partitions {
                 let call = Call::Rows { task: request.task_key.into(), partition, head };
                 let first = call.write(body.clone()).map_err(Error::into_datafusion)?;

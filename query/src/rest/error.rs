@@ -4,11 +4,11 @@
 //! | status | when |
 //! |---|---|
 //! | 400 | the request is wrong; the message names the field |
-//! | 401 | the secret is missing or wrong |
+//! | 401, 403 | the secret is missing or wrong; the store of the objects does not let this node |
 //! | 404 | there is no such thing; the type says which |
 //! | 405, 406 | not this method; not supported |
 //! | 409 | it exists already, is not empty, or a commit lost its race: nothing was done |
-//! | 413, 422 | too large; understood, and cannot be done |
+//! | 408, 413, 422 | the body took too long, or is too large; understood, and cannot be done |
 //! | 500 | of a change: whether it was made is unknown (`CommitStateUnknownException`); of a read: a defect or damage |
 //! | 503 | not now, and nothing was done: try again after `Retry-After` |
 
@@ -191,6 +191,21 @@ impl From<CatalogError> for RestError {
             }
             CatalogError::Store(_) => Self::unavailable(message),
         }
+    }
+}
+
+/// What became of a change: one whose answer was lost was made if a look says so.
+///
+/// # Errors
+/// The change's own.
+pub async fn unless_made<T>(changed: Result<T, CatalogError>, made: impl Future<Output = bool>) -> Result<()> {
+    let error = match changed {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    match error.applied() == Applied::Unknown && made.await {
+        true => Ok(()),
+        false => Err(error.into()),
     }
 }
 

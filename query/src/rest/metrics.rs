@@ -1,6 +1,6 @@
 //! What this node has served, and what it has asked the metadata, in Prometheus' text format.
 //!
-//! `lake_query_rest_`: requests, counted here as they end. `lake_query_pointer_cache_` and `lake_query_metadata_calls_total`: what
+//! `lake_query_rest_`: requests, counted here as they end, and connections. `lake_query_pointer_cache_` and `lake_query_metadata_calls_total`: what
 //! the node's [`Metadata`] has counted by the time it is asked.
 
 use std::time::Duration;
@@ -19,10 +19,39 @@ use crate::error::{Error, Result};
 /// Upper ends of the buckets that times are counted in, in seconds.
 const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
+/// The connections.
+#[derive(Debug, Clone)]
+pub struct ConnectionFigures {
+    pub open: IntGauge,
+    pub accepted: IntCounter,
+    pub waited: IntCounter,
+    /// By what took too long.
+    pub closed: IntCounterVec,
+}
+
+impl ConnectionFigures {
+    fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let open = IntGauge::new("connections", "Connections that are open")?;
+        let accepted = IntCounter::new("connections_total", "Connections that got a place")?;
+        let waited =
+            IntCounter::new("connections_waited_total", "Connections that had to wait for a place: all were taken")?;
+        let closed = IntCounterVec::new(
+            Opts::new("connections_closed_total", "Connections closed since their client took too long, by with what"),
+            &["reason"],
+        )?;
+        registry.register(Box::new(open.clone()))?;
+        registry.register(Box::new(accepted.clone()))?;
+        registry.register(Box::new(waited.clone()))?;
+        registry.register(Box::new(closed.clone()))?;
+        Ok(Self { open, accepted, waited, closed })
+    }
+}
+
 /// The figures.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    pub connections: ConnectionFigures,
     requests: IntCounterVec,
     seconds: HistogramVec,
 }
@@ -44,7 +73,8 @@ impl Metrics {
             )?;
             registry.register(Box::new(requests.clone()))?;
             registry.register(Box::new(seconds.clone()))?;
-            Ok(Self { registry, requests, seconds })
+            let connections = ConnectionFigures::new(&registry)?;
+            Ok(Self { registry, connections, requests, seconds })
         };
         made().map_err(|e| Error::internal(format!("making the metrics: {e}")))
     }

@@ -1,7 +1,7 @@
 //! The Iceberg REST catalog: tables for every engine that speaks the protocol, over the same pointers as SQL.
 //!
 //! ```text
-//!   HTTP/1 -> [endpoint] which one?  -> [request] path, query, body, within limits
+//!   [connections] -> [endpoint] which one?  -> [request] path, query, body, within limits
 //!                                          -> [once]: done before?
 //!                                          -> [namespaces], [tables], [views], [transactions] -> lake_client's catalog
 //!                                                `-> [commit]: [evolve] what the updates make of a version, then the swap;
@@ -13,10 +13,11 @@
 //! - A change runs to its end, or to its deadline, whether its client waits for it or not.
 //! - A 500 to a change means that its outcome is unknown; everything else that fails was not done.
 //! - No request makes the node panic, and none is without bounds: [`MAX_BODY_BYTES`], [`request::MAX_DEPTH`],
-//!   [`DEADLINE`], [`MAX_REQUESTS`] at a time and [`BODIES_BYTES`] of their bodies.
+//!   [`DEADLINE`], [`MAX_REQUESTS`] at a time and [`BODIES_BYTES`] of their bodies; nor is a connection: [`connections`].
 
 mod comeback;
 mod commit;
+mod connections;
 pub mod endpoint;
 mod error;
 mod evolve;
@@ -30,16 +31,13 @@ mod tables;
 mod transactions;
 mod views;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::serve::ListenerExt;
 use bytes::Bytes;
 use lake_client::cache::Want;
 use lake_client::catalog::{TableIdent, TablePointer, Versioned};
@@ -50,6 +48,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use self::comeback::{Client, Comebacks};
+use self::connections::{Bounds, Connections};
 use self::endpoint::{ENDPOINTS, Endpoint, Operation, Routed, route};
 use self::error::{RestError, Result, json_response, kind};
 use self::metrics::Metrics;
@@ -84,6 +83,7 @@ pub struct Rest {
     lends: bool,
     /// How long a body may take to come.
     body_within: Duration,
+    connections: Arc<Connections>,
     requests: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
     metrics: Metrics,
@@ -95,6 +95,12 @@ impl Rest {
     /// # Errors
     /// The metrics cannot be made, which is a defect.
     pub fn new(config: &Config, tables: Arc<Tables>) -> crate::error::Result<Self> {
+        let metrics = Metrics::new()?;
+        let bounds = Bounds {
+            connections: config.rest_max_connections,
+            head_within: config.rest_head_within,
+            idle: config.rest_idle,
+        };
         Ok(Self {
             tables,
             secret: config.secret.clone(),
@@ -102,9 +108,10 @@ impl Rest {
             outside_warehouse: config.allow_local_files,
             lends: config.rest_lend_credentials,
             body_within: config.rest_body_within,
+            connections: Arc::new(Connections::new(bounds, metrics.connections.clone())),
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bodies: Arc::new(Semaphore::new(BODIES_BYTES)),
-            metrics: Metrics::new()?,
+            metrics,
             comebacks: Comebacks::default(),
             rendered: Rendered::default(),
         })
@@ -217,30 +224,23 @@ impl Rest {
 }
 
 /// Serves until it is told to stop.
-///
-/// # Errors
-/// The listener fails.
-pub async fn serve(rest: Arc<Rest>, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
-    let router = Router::new().fallback(answer).with_state(rest.clone());
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection answers with delay");
-        }
-    });
-    let served = axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned());
+pub async fn serve(rest: Arc<Rest>, listener: TcpListener, stop: CancellationToken) {
+    let answer = {
+        let rest = rest.clone();
+        move |address, request| answer(rest.clone(), Client::at(address), request)
+    };
     tokio::select! {
-        ended = async { served.await } => ended,
+        () = connections::serve(listener, rest.connections.clone(), answer, stop) => {}
         never = once::sweep(&rest) => match never {},
     }
 }
 
-async fn answer(State(rest): State<Arc<Rest>>, request: Request) -> Response {
+async fn answer(rest: Arc<Rest>, client: Client, request: Request) -> Response {
     let began = Instant::now();
     let described = format!("{} {}", request.method(), request.uri().path());
     let routed = route(request.method(), request.uri().path());
     let endpoint = if let Routed::To(endpoint, _) = &routed { Some(*endpoint) } else { None };
-    let response = match admit(rest.clone(), routed, request).await {
+    let response = match admit(rest.clone(), client, routed, request).await {
         Ok(response) => response,
         Err(error) => {
             tracing::debug!(request = %described, status = error.status.as_u16(), message = %error.message, "refused");
@@ -254,9 +254,8 @@ async fn answer(State(rest): State<Arc<Rest>>, request: Request) -> Response {
     response
 }
 
-async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Response> {
+async fn admit(rest: Arc<Rest>, client: Client, routed: Routed, request: Request) -> Result<Response> {
     let (parts, body) = request.into_parts();
-    let client = Client::of(&parts);
     let (endpoint, captures) = match routed {
         Routed::To(endpoint, captures) => (endpoint, captures),
         Routed::Undecodable => return Err(RestError::bad("path", "it is not the encoding of a text")),
@@ -305,7 +304,7 @@ async fn admit(rest: Arc<Rest>, routed: Routed, request: Request) -> Result<Resp
         deadline: Instant::now() + DEADLINE,
         key: None,
         warehouse: None,
-        client,
+        client: Some(client),
     };
     if endpoint.path.contains("{prefix}") {
         call.warehouse = rest.warehouse(call.captures.get("prefix"), call.deadline).await?;

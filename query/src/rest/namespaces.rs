@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use lake_client::catalog::{CatalogError, Namespace};
+use lake_client::store::Applied;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::Rest;
-use super::error::{RestError, Result, json_response};
+use super::error::{RestError, Result, json_response, unless_made};
 use super::request::Call;
 
 #[derive(Debug, Deserialize)]
@@ -77,7 +78,9 @@ pub async fn exists(rest: &Rest, call: &Call) -> Result<Response> {
 
 pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
     let namespace = call.namespace()?;
-    rest.writer(call, StatusCode::NO_CONTENT, None)?.drop_namespace(&namespace, call.deadline).await?;
+    let dropped = rest.writer(call, StatusCode::NO_CONTENT, None)?.drop_namespace(&namespace, call.deadline).await;
+    let gone = async { matches!(rest.tables.metadata.namespace_exists(&namespace, call.deadline).await, Ok(false)) };
+    unless_made(dropped, gone).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -89,7 +92,16 @@ pub async fn update(rest: &Rest, call: &Call) -> Result<Response> {
     }
     let namespace = call.namespace()?;
     let writer = rest.writer(call, StatusCode::OK, None)?;
-    let removed = writer.update_namespace(&namespace, &removals, &updates, call.deadline).await?;
+    let change = || writer.update_namespace(&namespace, &removals, &updates, call.deadline);
+    let changed = match change().await {
+        // Made again, it finds what the one without an answer has changed, or keeps that from being made.
+        Err(error) if error.applied() == Applied::Unknown => match change().await {
+            again @ (Ok(_) | Err(CatalogError::AlreadyDone(_))) => again,
+            Err(_) => Err(error),
+        },
+        changed => changed,
+    };
+    let removed = changed?;
     let missing: Vec<_> = removals.difference(&removed).collect();
     Ok(ok(json!({"updated": updates.keys().collect::<Vec<_>>(), "removed": removed, "missing": missing})))
 }

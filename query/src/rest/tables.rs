@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::Rest;
 use super::commit::{self, no_such_table};
-use super::error::{RestError, Result, json_response, kind};
+use super::error::{RestError, Result, json_response, kind, unless_made};
 use super::evolve::{Change, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
 use crate::outcomes;
@@ -290,7 +290,13 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
 pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Rename = call.json()?;
     let (from, to) = (call.identifier(body.source, "source")?, call.identifier(body.destination, "destination")?);
-    rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_table(&from, &to, call.deadline).await?;
+    let before = rest.tables.metadata.read_table(&from, call.deadline).await?;
+    let renamed = rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_table(&from, &to, call.deadline).await;
+    let made = async {
+        let there = rest.tables.metadata.read_table(&to, call.deadline).await.ok().flatten();
+        before.zip(there).is_some_and(|(before, there)| before.value.uuid == there.value.uuid)
+    };
+    unless_made(renamed, made).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -344,9 +350,15 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
         if error.applied() == Applied::Unknown {
             in_doubt = Some(current.value.uuid);
         }
+        let is_over = Instant::now() >= call.deadline;
         match error {
-            CatalogError::Conflict { .. } | CatalogError::TableNotFound(_) if Instant::now() < call.deadline => {}
-            error if in_doubt.is_none() || Instant::now() >= call.deadline => return Err(error.into()),
+            error if is_over && in_doubt.is_some() => {
+                return Err(RestError::unknown(format!(
+                    "dropping table {ident}: {error}; whether it was dropped is unknown"
+                )));
+            }
+            CatalogError::Conflict { .. } | CatalogError::TableNotFound(_) if !is_over => {}
+            error if in_doubt.is_none() => return Err(error.into()),
             _ => {}
         }
     }

@@ -8,12 +8,13 @@ use axum::response::{IntoResponse, Response};
 use iceberg::ViewUpdate;
 use iceberg::spec::{Schema, ViewFormatVersion, ViewMetadata, ViewMetadataBuilder, ViewVersion};
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
+use lake_client::store::Applied;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::Rest;
-use super::error::{RestError, Result, json_response, kind};
+use super::error::{RestError, Result, json_response, kind, unless_made};
 use super::evolve::{entries, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
 use crate::error::Kind;
@@ -80,10 +81,10 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
     let metadata = built.map_err(|e| refused(field, &e))?.metadata;
     let location = write(rest, &metadata, None).await?;
     let new = TablePointer { uuid, metadata_location: location.clone(), previous_location: None };
-    match rest.writer(call, StatusCode::OK, Some(&location))?.create_view(&ident, &new, call.deadline).await {
-        Ok(_) => loaded(&location, &metadata),
-        Err(error) => Err(undone(rest, location, error).await),
-    }
+    let created = rest.writer(call, StatusCode::OK, Some(&location))?.create_view(&ident, &new, call.deadline).await;
+    discard_unmade(rest, &location, &created).await;
+    unless_made(created, has_uuid(rest, call, &ident, uuid)).await?;
+    loaded(&location, &metadata)
 }
 
 pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
@@ -121,12 +122,27 @@ pub async fn replace(rest: &Rest, call: &Call) -> Result<Response> {
             previous_location: Some(location.clone()),
         };
         let writer = rest.writer(call, StatusCode::OK, Some(&next))?;
-        match writer.swap_view(&ident, current.mod_revision, &new, call.deadline).await {
+        let swap = || writer.swap_view(&ident, current.mod_revision, &new, call.deadline);
+        let swapped = match swap().await {
+            // Made again, it finds what the one without an answer has made, or keeps that from being made.
+            Err(error) if error.applied() == Applied::Unknown => match swap().await {
+                again @ Ok(_) => again,
+                // Perhaps by the one without an answer, whose metadata this is.
+                Err(done @ CatalogError::AlreadyDone(_)) => return Err(done.into()),
+                Err(CatalogError::Conflict { current: Some(now), .. })
+                    if now.value.previous_location.as_deref() == Some(next.as_str()) =>
+                {
+                    Ok(now)
+                }
+                Err(_) => Err(error),
+            },
+            swapped => swapped,
+        };
+        discard_unmade(rest, &next, &swapped).await;
+        match swapped {
             Ok(_) => return loaded(&next, &built),
-            Err(CatalogError::Conflict { resent: false, .. }) => {
-                rest.tables.storage.discard(&[next]).await;
-            }
-            Err(error) => return Err(undone(rest, next, error).await),
+            Err(CatalogError::Conflict { resent: false, .. }) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Err(RestError::lost(format!("others changed view {ident} {MAX_RACES} times; nothing was committed")))
@@ -143,14 +159,23 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
         _ => RestError::of_a_change(e),
     })?;
     let new = TablePointer { uuid: metadata.uuid(), metadata_location: location.clone(), previous_location: None };
-    rest.writer(call, StatusCode::OK, Some(&location))?.create_view(&ident, &new, call.deadline).await?;
+    let created = rest.writer(call, StatusCode::OK, Some(&location))?.create_view(&ident, &new, call.deadline).await;
+    unless_made(created, has_uuid(rest, call, &ident, new.uuid)).await?;
     loaded(&location, &metadata)
 }
 
 pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
     let body: Rename = call.json()?;
     let (from, to) = (call.identifier(body.source, "source")?, call.identifier(body.destination, "destination")?);
-    rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_view(&from, &to, call.deadline).await?;
+    let before = rest.tables.metadata.load_view(&from, call.deadline).await?;
+    let renamed = rest.writer(call, StatusCode::NO_CONTENT, None)?.rename_view(&from, &to, call.deadline).await;
+    let made = async {
+        match before {
+            Some(before) => has_uuid(rest, call, &to, before.value.uuid).await,
+            None => false,
+        }
+    };
+    unless_made(renamed, made).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -161,7 +186,11 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
         let current = pointer(rest, &ident, call).await?;
         match writer.drop_view(&ident, current.mod_revision, call.deadline).await {
             Err(CatalogError::Conflict { resent: false, .. }) => {}
-            other => return Ok(other.map(|_| StatusCode::NO_CONTENT.into_response())?),
+            dropped => {
+                let gone = async { matches!(rest.tables.metadata.load_view(&ident, call.deadline).await, Ok(None)) };
+                unless_made(dropped, gone).await?;
+                return Ok(StatusCode::NO_CONTENT.into_response());
+            }
         }
     }
     Err(RestError::lost(format!("others changed view {ident} {MAX_RACES} times; it was not dropped")))
@@ -208,12 +237,17 @@ async fn write(rest: &Rest, metadata: &ViewMetadata, previous: Option<&str>) -> 
     view::write(&rest.tables.storage, metadata, previous).await.map_err(RestError::of_a_change)
 }
 
-/// The error of a change for which metadata was written; that goes, if it is certain that nothing was done.
-async fn undone(rest: &Rest, location: String, error: CatalogError) -> RestError {
-    if error.applied() == lake_client::store::Applied::No {
-        rest.tables.storage.discard(&[location]).await;
+/// Removes the metadata that was written for a change, if it is certain that this was not made.
+async fn discard_unmade<T>(rest: &Rest, location: &str, changed: &Result<T, CatalogError>) {
+    if changed.as_ref().is_err_and(|error| error.applied() == Applied::No) {
+        rest.tables.storage.discard(&[location.to_owned()]).await;
     }
-    error.into()
+}
+
+/// Whether a view is the one with this uuid. Without an answer nothing says so.
+async fn has_uuid(rest: &Rest, call: &Call, view: &TableIdent, uuid: Uuid) -> bool {
+    let there = rest.tables.metadata.load_view(view, call.deadline).await;
+    there.is_ok_and(|there| there.is_some_and(|there| there.value.uuid == uuid))
 }
 
 fn loaded(location: &str, metadata: &ViewMetadata) -> Result<Response> {

@@ -6,9 +6,9 @@
 //! runtime to itself: a statement that is cancelled, or whose deadline has come, ends at once for its client, and its operators
 //! where the batch that they are at does.
 //!
-//! Parts of queries that other nodes coordinate are computed there as well. Planning, the writing of data files and all that asks the
-//! metadata stay outside. Requests to object stores are made by the
-//! process's runtime as well ([`crate::storage`]): a connection may be used by both, and must be served while a batch is computed.
+//! Parts of queries that other nodes coordinate are computed there as well. Planning, the writing of data files and all that asks
+//! the metadata stay outside. Requests to object stores are made by the process's runtime, too ([`crate::storage`]): a connection
+//! may be used by both, and must be served while a batch is computed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -139,7 +139,14 @@ impl Session {
         self.send("POST", path, body.to_string().as_bytes()).await
     }
 
-    async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
+    /// What comes until the server ends the connection.
+    pub async fn rest(mut self) -> Vec<u8> {
+        let mut received = Vec::new();
+        self.stream.read_to_end(&mut received).await.unwrap();
+        received
+    }
+
+    pub async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
         tokio::time::timeout(WITHIN, self.exchange(method, path, body)).await.expect("the server answers")
     }
 

@@ -1,9 +1,9 @@
-//! What a node does not let a request do: make it fall, take its time, or take its place; and how often a load asks the
-//! metadata.
+//! What a node does not let a request or a connection do: make it fall, take its time, or take its place; and how often a
+//! load asks the metadata.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lake_client::memory::MemoryStore;
 use lake_client::store::{Capabilities, Committed, Page, Read, SharedStore};
@@ -12,10 +12,15 @@ use lake_proto::kv::{KeyValue, Txn};
 use lake_query::Options;
 use serde_json::json;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::common::in_time;
+use crate::http::Http;
 use crate::wire::{TABLES, set, with_table};
 use crate::{cluster, over, rest};
 
-/// A store whose listings begin and never end.
+/// A store whose listings of namespaces begin and never end.
 #[derive(Debug)]
 struct Holding {
     inner: SharedStore,
@@ -55,7 +60,18 @@ impl MetaStore for Holding {
         self.inner.batch_get(keys, options, by).await
     }
 
-    async fn list(&self, at: &str, _: Option<&str>, _: u32, _: ReadOptions, _: Instant) -> Result<Read<Page>, Error> {
+    async fn list(
+        &self,
+        at: &str,
+        page: Option<&str>,
+        limit: u32,
+        options: ReadOptions,
+        by: Instant,
+    ) -> Result<Read<Page>, Error> {
+        // Whoever makes a table looks through those that there are.
+        if at.starts_with("/lake/table/") {
+            return self.inner.list(at, page, limit, options, by).await;
+        }
         // A node looks through outcomes by itself.
         self.begun.fetch_add(usize::from(!at.starts_with("/lake/op/")), Ordering::SeqCst);
         std::future::pending().await
@@ -156,6 +172,73 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     assert_eq!(properties().await.get("slow"), None);
     rest.exchange(format!("{head}Content-Length: {length}\r\n\r\n{body}").as_bytes()).await.expect(200);
     assert_eq!(properties().await["slow"], "1");
+}
+
+/// A node's figure.
+async fn figure(rest: &Http, name: &str) -> Option<f64> {
+    let text = String::from_utf8(rest.get("/metrics").await.expect(200).body).unwrap();
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_come_is_not_waited_for() {
+    let cluster = over(Arc::new(MemoryStore::new()), 1, |o| Options { rest_head_within_ms: Some(500), ..o }).await;
+    let rest = rest(&cluster, 0);
+    let mut half = TcpStream::connect(rest.address).await.unwrap();
+    half.write_all(b"GET /v1/config HTTP/1.1\r\nHo").await.unwrap();
+    let mut dripping = TcpStream::connect(rest.address).await.unwrap();
+    dripping.write_all(b"GET /v1/config HTTP/1.1\r\nX: ").await.unwrap();
+    rest.get("/v1/config").await.expect(200);
+    let mut received = Vec::new();
+    in_time("the end of half a head", half.read_to_end(&mut received)).await.unwrap();
+    assert!(received.is_empty(), "{}", String::from_utf8_lossy(&received));
+    // Neither is one that goes on for ever.
+    let drips = async {
+        while dripping.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    in_time("the end of a head without end", drips).await;
+    assert_eq!(figure(&rest, "lake_query_rest_connections_closed_total{reason=\"head\"}").await, Some(2.0));
+}
+
+#[tokio::test]
+async fn an_idle_connection_does_not_keep_its_place() {
+    let change = |o| Options { rest_max_connections: Some(2), rest_idle_secs: Some(1), ..o };
+    let cluster = over(Arc::new(MemoryStore::new()), 1, change).await;
+    let rest = rest(&cluster, 0);
+    let mut silent = TcpStream::connect(rest.address).await.unwrap();
+    let mut session = rest.session().await;
+    session.get("/v1/config").await.expect(200);
+    // Both places are taken.
+    rest.get("/v1/config").await.expect(200);
+    in_time("the end of a silent connection", silent.read_to_end(&mut Vec::new())).await.unwrap();
+    assert_eq!(in_time("the end of an idle connection", session.rest()).await, b"");
+    assert_eq!(figure(&rest, "lake_query_rest_connections_closed_total{reason=\"idle\"}").await, Some(2.0));
+}
+
+#[tokio::test]
+async fn a_connection_too_many_waits_and_the_others_make_room() {
+    let change = |o| Options { rest_max_connections: Some(1), rest_idle_secs: Some(3600), ..o };
+    let cluster = over(Arc::new(MemoryStore::new()), 1, change).await;
+    let rest = rest(&cluster, 0);
+    let mut session = rest.session().await;
+    assert_eq!(session.get("/v1/config").await.expect(200).header("connection"), None);
+    let other = tokio::spawn({
+        let rest = rest.clone();
+        async move { rest.get("/v1/config").await }
+    });
+    let makes_room = async {
+        while session.get("/v1/config").await.expect(200).header("connection") != Some("close") {
+            assert!(!other.is_finished(), "two connections were open");
+            tokio::task::yield_now().await;
+        }
+    };
+    in_time("an answer that makes room", makes_room).await;
+    in_time("the other's turn", other).await.unwrap().expect(200);
+    assert_eq!(in_time("the end of the first", session.rest()).await, b"");
+    assert!(figure(&rest, "lake_query_rest_connections_waited_total").await >= Some(1.0));
+    assert_eq!(figure(&rest, "lake_query_rest_connections").await, Some(1.0), "the one that asks");
 }
 
 #[tokio::test(flavor = "multi_thread")]

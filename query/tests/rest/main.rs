@@ -7,6 +7,7 @@ mod duckdb;
 mod frames;
 mod http;
 mod limits;
+mod mutations;
 mod outcomes;
 mod pyiceberg;
 mod python;

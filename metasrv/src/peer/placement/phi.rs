@@ -20,7 +20,7 @@
 //!
 //! Nothing here is needed for safety: a shard is moved only once the lease of its node has ended. No clock is read here.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use lake_client::nodes::Rhythm;
@@ -149,10 +149,13 @@ impl Detectors {
         watched.phi.heard(now);
     }
 
-    /// Routes name these nodes: those that have not been heard are watched, as if they had been heard when the term began.
+    /// Routes name these nodes, and no others: those that have not been heard are watched, as if they had been heard when the term
+    /// began. One that has not been heard and that no route names any more is not.
     pub fn resume<'a>(&mut self, nodes: impl Iterator<Item = &'a str>) {
         let Some((expects, began)) = self.leading else { return };
-        for node in nodes {
+        let named: HashSet<&str> = nodes.collect();
+        self.nodes.retain(|node, watched| watched.heard.is_some() || named.contains(node.as_str()));
+        for node in named {
             if !self.nodes.contains_key(node) {
                 let watched = Watched { phi: Phi::new(expects, began), heard: None };
                 self.nodes.insert(node.to_owned(), watched);
@@ -337,6 +340,11 @@ mod tests {
         assert!(detectors.phi("b", later) > Some(THRESHOLD), "it was watched from the begin");
         detectors.heard(3, "b", "p", later);
         assert!(detectors.phi("b", later) < Some(1.0) && detectors.heard_since("b", "p") == Some(later));
+        detectors.resume(["a", "c"].into_iter());
+        assert!(detectors.phi("b", later).is_some() && detectors.phi("c", later).is_some());
+        detectors.resume(["a"].into_iter());
+        assert_eq!(detectors.phi("c", later), None, "no route names it, and it never was heard");
+        assert!(detectors.phi("b", later).is_some(), "this one was");
         detectors.left("a", "of before");
         assert!(detectors.phi("a", later).is_some());
         detectors.left("a", "p");

@@ -1,0 +1,342 @@
+//! Connections: how many at a time, and how long each may take with what is its client's to do.
+//!
+//! ```text
+//!   accept -> a place, or wait for one -> idle --first byte--> head --whole--> served --answered--> idle
+//!                                          | idle               | head_within
+//!                                          v                    v
+//!                                        closed               closed
+//! ```
+//! - One connection more than there are places waits, and further ones in the listener's backlog: places become free by
+//!   themselves, so that waiting is a slow answer, where a refusal would be an error. While one waits, every answer over
+//!   HTTP/1 closes its connection, so that clients that keep theirs open take turns with those that have none.
+//! - A head has [`Bounds::head_within`] from its first byte. The next request has [`Bounds::idle`] from the accept or from
+//!   the last answer, and so has the client for taking that answer.
+//! - HTTP/2 without TLS is understood too. There the bytes between requests may be anything, so that only its first head has
+//!   a time of its own.
+//! - Told to stop, it closes what is idle or within a head, and ends when the requests that are served have been answered.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderValue, Version, header};
+use axum::response::Response;
+use axum::serve::Listener;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::metrics::ConnectionFigures;
+
+/// Most bytes of a head.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Most requests of one HTTP/2 connection at a time; more are refused to it.
+const MAX_STREAMS: u32 = 64;
+/// The longest that anything is waited for, whatever is configured.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How often an HTTP/2 connection is asked whether it is still there, and how long it has for the answer.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// What connections may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    pub connections: usize,
+    pub head_within: Duration,
+    pub idle: Duration,
+}
+
+/// The connections of one listener.
+#[derive(Debug)]
+pub struct Connections {
+    bounds: Bounds,
+    places: Arc<Semaphore>,
+    /// One has been accepted, and has no place.
+    one_waits: AtomicBool,
+    figures: ConnectionFigures,
+}
+
+impl Connections {
+    pub fn new(bounds: Bounds, figures: ConnectionFigures) -> Self {
+        let bounds = Bounds {
+            connections: bounds.connections.min(Semaphore::MAX_PERMITS),
+            head_within: bounds.head_within.min(LONGEST),
+            idle: bounds.idle.min(LONGEST),
+        };
+        let places = Arc::new(Semaphore::new(bounds.connections));
+        Self { bounds, places, one_waits: AtomicBool::new(false), figures }
+    }
+
+    /// A place for the one that was accepted. `None` never: nobody closes the places.
+    async fn place(&self) -> Option<Place> {
+        let permit = match self.places.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                self.figures.waited.inc();
+                self.one_waits.store(true, Ordering::Relaxed);
+                let permit = self.places.clone().acquire_owned().await.ok()?;
+                self.one_waits.store(false, Ordering::Relaxed);
+                permit
+            }
+        };
+        self.figures.accepted.inc();
+        self.figures.open.inc();
+        Some(Place { figures: self.figures.clone(), _permit: permit })
+    }
+}
+
+/// One connection's place.
+#[derive(Debug)]
+struct Place {
+    figures: ConnectionFigures,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.figures.open.dec();
+    }
+}
+
+/// Answers what comes over the listener's connections, until it is told to stop.
+pub async fn serve<A, F>(mut listener: TcpListener, connections: Arc<Connections>, answer: A, stop: CancellationToken)
+where
+    A: Fn(SocketAddr, Request) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    let mut tasks = JoinSet::new();
+    loop {
+        let (stream, address) = tokio::select! {
+            accepted = Listener::accept(&mut listener) => accepted,
+            () = stop.cancelled() => break,
+            Some(_) = tasks.join_next() => continue,
+        };
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection answers with delay");
+        }
+        let place = tokio::select! {
+            place = connections.place() => place,
+            () = stop.cancelled() => break,
+        };
+        let connection = Arc::new(Connection::new(connections.clone()));
+        tasks.spawn(connection.run(stream, place, address, answer.clone(), stop.clone()));
+    }
+    drop(listener);
+    while tasks.join_next().await.is_some() {}
+}
+
+/// What a connection's client is doing.
+#[derive(Debug)]
+struct State {
+    /// Requests that are being answered.
+    served: usize,
+    /// The accept, or the last answer.
+    since: Instant,
+    /// When the first byte came behind that.
+    head_since: Option<Instant>,
+    http2: bool,
+}
+
+#[derive(Debug)]
+struct Connection {
+    of: Arc<Connections>,
+    state: Mutex<State>,
+}
+
+impl Connection {
+    fn new(of: Arc<Connections>) -> Self {
+        Self { of, state: Mutex::new(State { served: 0, since: Instant::now(), head_since: None, http2: false }) }
+    }
+
+    async fn run<A, F>(
+        self: Arc<Self>,
+        stream: TcpStream,
+        place: Option<Place>,
+        address: SocketAddr,
+        answer: A,
+        stop: CancellationToken,
+    ) where
+        A: Fn(SocketAddr, Request) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response> + Send + 'static,
+    {
+        let _place = place;
+        let router = Router::new().fallback({
+            let connection = self.clone();
+            move |request: Request| connection.clone().answered(address, request, answer.clone())
+        });
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder.http1().max_buf_size(MAX_HEAD_BYTES);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(MAX_HEAD_BYTES as u32)
+            .keep_alive_interval(KEEPALIVE)
+            .keep_alive_timeout(KEEPALIVE);
+        let stream = TokioIo::new(Timed::new(stream, self.clone()));
+        let mut served = pin!(builder.serve_connection(stream, TowerToHyperService::new(router)));
+        let ended = tokio::select! {
+            ended = served.as_mut() => ended,
+            () = stop.cancelled() => {
+                if self.is_within_a_head() {
+                    return;
+                }
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%address, %error, "a connection ended");
+        }
+    }
+
+    async fn answered<A, F>(self: Arc<Self>, address: SocketAddr, request: Request, answer: A) -> Response
+    where
+        A: Fn(SocketAddr, Request) -> F,
+        F: Future<Output = Response>,
+    {
+        let http2 = request.version() == Version::HTTP_2;
+        let _served = Served::new(&self, http2);
+        let mut response = answer(address, request).await;
+        if !http2 && self.of.one_waits.load(Ordering::Relaxed) {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    fn received(&self) {
+        let mut state = self.lock();
+        if state.served == 0 {
+            state.head_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    fn is_within_a_head(&self) -> bool {
+        let state = self.lock();
+        state.head_since.is_some() && !state.http2
+    }
+
+    /// Until when the client must have done what is its turn to do, and what that is.
+    fn over(&self) -> Option<(Instant, &'static str)> {
+        let state = self.lock();
+        match state.head_since {
+            _ if state.served > 0 => None,
+            Some(began) if !state.http2 => Some((began + self.of.bounds.head_within, "head")),
+            _ => Some((state.since + self.of.bounds.idle, "idle")),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request while it is being answered.
+struct Served<'a>(&'a Connection);
+
+impl<'a> Served<'a> {
+    fn new(connection: &'a Connection, http2: bool) -> Self {
+        let mut state = connection.lock();
+        state.served += 1;
+        state.head_since = None;
+        state.http2 = http2;
+        drop(state);
+        Self(connection)
+    }
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.served -= 1;
+        state.since = Instant::now();
+    }
+}
+
+/// A connection's stream, which fails once its client has taken too long.
+struct Timed<S = TcpStream> {
+    stream: S,
+    connection: Arc<Connection>,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl<S> Timed<S> {
+    fn new(stream: S, connection: Arc<Connection>) -> Self {
+        Self { stream, connection, timer: Box::pin(tokio::time::sleep(Duration::ZERO)) }
+    }
+
+    /// For what waits for the client: an error once that has taken too long.
+    fn poll_over<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        let Some((deadline, reason)) = self.connection.over() else { return Poll::Pending };
+        if self.timer.deadline() != deadline {
+            self.timer.as_mut().reset(deadline);
+        }
+        ready!(self.timer.as_mut().poll(cx));
+        self.connection.of.figures.closed.with_label_values(&[reason]).inc();
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        match Pin::new(&mut this.stream).poll_read(cx, buf) {
+            Poll::Pending => this.poll_over(cx),
+            read => {
+                if buf.filled().len() > before {
+                    this.connection.received();
+                }
+                read
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        match Pin::new(&mut this.stream).poll_write(cx, buf) {
+            Poll::Pending => this.poll_over(cx),
+            written => written,
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        match Pin::new(&mut this.stream).poll_write_vectored(cx, bufs) {
+            Poll::Pending => this.poll_over(cx),
+            written => written,
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::rest::metrics::Metrics;
+
+const HOUR: Duration = Duration::from_secs(3600);
+/// How long anything may take that comes by itself.
+const PATIENCE: Duration = Duration::from_secs(120);
+const BOUNDS: Bounds = Bounds { connections: 8, head_within: HOUR, idle: HOUR };
+
+fn connections(bounds: Bounds) -> Arc<Connections> {
+    Arc::new(Connections::new(bounds, Metrics::new().unwrap().connections))
+}
+
+async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.expect("it comes by itself")
+}
+
+/// What comes until the server closes the connection.
+async fn rest_of(stream: &mut TcpStream) -> String {
+    let mut received = Vec::new();
+    // A connection with bytes that nobody has read is closed by a reset.
+    let _ = in_time(stream.read_to_end(&mut received)).await;
+    String::from_utf8_lossy(&received).into_owned()
+}
+
+/// A server that answers each request once there is a permit for it.
+struct Server {
+    address: SocketAddr,
+    begun: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
+    stop: CancellationToken,
+    serving: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(bounds: Bounds) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (begun, permits, stop) =
+            (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)), CancellationToken::new());
+        let answer = {
+            let (begun, permits) = (begun.clone(), permits.clone());
+            move |_: SocketAddr, _: Request| {
+                let (begun, permits) = (begun.clone(), permits.clone());
+                async move {
+                    begun.add_permits(1);
+                    permits.acquire().await.unwrap().forget();
+                    Response::new("answered".into())
+                }
+            }
+        };
+        let serving = tokio::spawn(serve(listener, connections(bounds), answer, stop.clone()));
+        Self { address, begun, permits, stop, serving }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// A connection whose request is being answered.
+    async fn asked(&self) -> TcpStream {
+        let mut stream = self.connect().await;
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        in_time(self.begun.acquire()).await.unwrap().forget();
+        stream
+    }
+}
+
+#[tokio::test]
+async fn serving_ends_although_connections_are_open_and_what_is_served_is_answered() {
+    let server = Server::start(BOUNDS).await;
+    let mut idle = server.asked().await;
+    server.permits.add_permits(1);
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"answered") {
+        assert_ne!(in_time(idle.read_buf(&mut answer)).await.unwrap(), 0);
+    }
+    let mut silent = server.connect().await;
+    let mut within = server.connect().await;
+    within.write_all(b"GET / HTTP/1.1\r\nHo").await.unwrap();
+    let mut served = server.asked().await;
+    server.stop.cancel();
+    for stream in [&mut idle, &mut silent, &mut within] {
+        assert_eq!(rest_of(stream).await, "");
+    }
+    assert!(!server.serving.is_finished(), "one is still served");
+    server.permits.add_permits(1);
+    assert!(rest_of(&mut served).await.ends_with("answered"));
+    in_time(server.serving).await.unwrap();
+}
+
+#[tokio::test]
+async fn http2_has_its_limits_and_its_first_head_a_time() {
+    let server = Server::start(Bounds { head_within: Duration::from_millis(300), ..BOUNDS }).await;
+    let mut stream = server.connect().await;
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    stream.write_all(&[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat()).await.unwrap();
+    let mut head = [0; 9];
+    in_time(stream.read_exact(&mut head)).await.unwrap();
+    assert_eq!((head[0], head[1], head[3]), (0, 0, 4), "its settings");
+    let mut told = vec![0; usize::from(head[2])];
+    in_time(stream.read_exact(&mut told)).await.unwrap();
+    let told: Vec<(u16, u32)> = told
+        .chunks(6)
+        .map(|pair| (u16::from_be_bytes([pair[0], pair[1]]), u32::from_be_bytes(pair[2..].try_into().unwrap())))
+        .collect();
+    assert!(told.contains(&(3, MAX_STREAMS)) && told.contains(&(6, MAX_HEAD_BYTES as u32)), "{told:?}");
+    rest_of(&mut stream).await;
+}
+
+/// A stream whose client is the other one.
+fn timed(bounds: Bounds) -> (tokio::io::DuplexStream, Timed<tokio::io::DuplexStream>) {
+    let (near, far) = tokio::io::duplex(16);
+    (near, Timed::new(far, Arc::new(Connection::new(connections(bounds)))))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_has_its_time_for_each_thing_and_the_server_as_much_as_it_takes() {
+    let (head, idle) = (Duration::from_secs(20), Duration::from_secs(90));
+    let (mut near, mut stream) = timed(Bounds { head_within: head, idle, ..BOUNDS });
+    let began = Instant::now();
+    let mut byte = [0];
+    // A head that goes on and on has no more time than one that does not.
+    tokio::time::advance(idle - Duration::from_secs(1)).await;
+    let drips = async {
+        while near.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+        }
+    };
+    let ended = async {
+        loop {
+            if let Err(error) = stream.read_exact(&mut byte).await {
+                break error;
+            }
+        }
+    };
+    let error = tokio::select! {
+        () = drips => unreachable!("it does not end"),
+        error = ended => error,
+    };
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    assert_eq!((Instant::now() - began).as_secs(), (idle + head).as_secs() - 1);
+
+    let (mut near, mut stream) = timed(Bounds { head_within: head, idle, ..BOUNDS });
+    let connection = stream.connection.clone();
+    near.write_all(b"x").await.unwrap();
+    stream.read_exact(&mut byte).await.unwrap();
+    let served = Served::new(&connection, false);
+    let waited = tokio::time::timeout(HOUR, stream.read_exact(&mut byte)).await;
+    assert!(waited.is_err(), "what takes the server's time is not the client's");
+    drop(served);
+    let answered = Instant::now();
+    let untaken = stream.write_all(&[0; 17]).await.unwrap_err();
+    assert_eq!((untaken.kind(), (Instant::now() - answered).as_secs()), (io::ErrorKind::TimedOut, idle.as_secs()));
+}
