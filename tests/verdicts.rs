@@ -118,9 +118,10 @@ fn a_page_is_made_of_a_history_alone() {
 /// of one. A build with the feature shows that they would be found here.
 #[test]
 fn a_release_build_has_no_planted_bugs() {
-    let program = std::fs::read(env!("CARGO_BIN_EXE_lake")).unwrap();
     for text in [lake_metasrv::planted::VARIABLE, "this process has the bug"] {
-        let is_there = program.windows(text.len()).any(|bytes| bytes == text.as_bytes());
-        assert_eq!(is_there, cfg!(feature = "planted-bugs"), "{text}");
+        // The program has some hundred megabytes.
+        let grep = Command::new("grep").args(["-qaF", text, env!("CARGO_BIN_EXE_lake")]).status().unwrap();
+        let expected = if cfg!(feature = "planted-bugs") { 0 } else { 1 };
+        assert_eq!(grep.code(), Some(expected), "{text}");
     }
 }

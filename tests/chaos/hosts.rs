@@ -195,8 +195,10 @@ fn a_run_that_cannot_take_everything_back_is_unknown() {
     let arguments = format!("--nemesis none --time 5s --rate 60 --clients 4 --cluster-id {cluster_id}");
     let output = site.run(&run, &arguments);
     assert_code(&output, 2);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("not every fault could be taken back: ") && said.contains("no such rule"), "{said}");
+    let results = run.results();
+    let ended = results.checks.iter().find(|outcome| outcome.checker == "run").unwrap();
+    let why = ended.verdict.reason().unwrap_or_default();
+    assert!(why.contains("not every fault could be taken back: ") && why.contains("no such rule"), "{why}");
     assert_code(&site.heal(run.dir.path(), &cluster_id), 3);
 }
 
