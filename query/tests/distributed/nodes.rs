@@ -11,6 +11,7 @@ use lake_query::distributed::token;
 use lake_query::flight::keys::TicketKeys;
 use lake_query::{Kind, Options};
 use tonic::metadata::{BinaryMetadataValue, MetadataMap};
+use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
 use crate::common::*;
@@ -151,7 +152,7 @@ async fn parts_are_for_nodes_of_this_lake() {
     nonsense.insert_bin("lake-part-bin", BinaryMetadataValue::from_bytes(b"nonsense"));
     strangers.push(nonsense);
     let uri = format!("http://{}", cluster.nodes[0].flight_address());
-    let mut flight = FlightServiceClient::connect(uri).await.unwrap();
+    let mut flight = FlightServiceClient::new(Endpoint::from_shared(uri).unwrap().connect().await.unwrap());
     let mut ask = async |headers: MetadataMap| {
         let mut request = Request::new(futures::stream::iter([FlightData::default()]));
         *request.metadata_mut() = headers;
