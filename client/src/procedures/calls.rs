@@ -9,7 +9,7 @@ use lake_proto::kv::Revision;
 use super::{PROCEDURES, Procedure, Record, State, key, note};
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::store::{Error, MetaStore, Read, ReadOptions};
+use crate::store::{Error, InVain, Leader, MetaStore, Read, ReadOptions};
 
 /// How often a procedure that is waited for is looked at, at most.
 const LOOK: Duration = Duration::from_millis(200);
@@ -152,10 +152,11 @@ async fn change(
     deadline: Instant,
     to: impl Fn(&Record) -> Option<Record>,
 ) -> Result<Asked, Error> {
-    let mut backoff = Backoff::default();
+    let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
     // An attempt whose answer was lost.
     let mut sent: Option<Record> = None;
     loop {
+        attempts += 1;
         let Some(seen) = get(store, id, deadline).await? else { return Ok(Asked::NotFound) };
         if sent.as_ref() == Some(&seen.record) {
             return Ok(Asked::Now(Box::new(seen)));
@@ -180,7 +181,14 @@ async fn change(
         }
         // The leader was first: what it made of it decides.
         if !backoff.wait(deadline).await {
-            return Ok(Asked::NotNow(Box::new(seen)));
+            return match sent {
+                Some(_) => {
+                    let (doing, last) = (format!("changing procedure {id}"), "it was changed by others".to_owned());
+                    let elapsed = clock::since(started);
+                    Err(InVain { doing, attempts, elapsed, leader: Leader::Without, last }.in_doubt())
+                }
+                None => Ok(Asked::NotNow(Box::new(seen))),
+            };
         }
     }
 }
@@ -228,6 +236,14 @@ mod tests {
         *store.overtakes.lock().unwrap() = Some(gone_on.change("p", poisoned_at));
         let asked = clear(&store, "p", Clear::Retry, soon()).await.unwrap();
         assert!(matches!(&asked, Asked::Now(now) if now.record == gone_on), "{asked:?}");
+
+        // There is no time for another look.
+        let seen = get(&store, "p", soon()).await.unwrap().unwrap();
+        let poisoned_at = store.commit(poisoned.change("p", seen.mod_revision), soon()).await.unwrap().result.revision;
+        let noted = Record { note: "why".into(), ..poisoned };
+        *store.overtakes.lock().unwrap() = Some(noted.change("p", poisoned_at));
+        let unknown = clear(&store, "p", Clear::Retry, clock::now()).await.unwrap_err();
+        assert!(matches!(unknown, Error::InDoubt { .. }), "{unknown}");
     }
 
     #[tokio::test]

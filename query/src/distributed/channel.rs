@@ -6,8 +6,10 @@
 //! that is gone without a word is noticed within [`ALIVE_EVERY`] and [`ALIVE_WITHIN`].
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
@@ -25,8 +27,9 @@ use datafusion_distributed::{
     ChannelResolver, CoordinatorToWorkerMsg, ExecuteTaskRequest, GetWorkerInfoRequest, GetWorkerInfoResponse,
     ProducerHead, SetPlanRequest, WorkerChannel, WorkerToCoordinatorMsg,
 };
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use lake_client::secret::Secret;
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::http::HeaderMap;
@@ -135,7 +138,9 @@ impl Other {
             .http2_keep_alive_interval(ALIVE_EVERY)
             .keep_alive_timeout(ALIVE_WITHIN)
             .keep_alive_while_idle(true);
-        match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect().boxed()).await {
+        // In a box: of a future that borrows the endpoint the compiler cannot tell through all layers that it may be sent.
+        let connecting = connected(endpoint);
+        match tokio::time::timeout(CONNECT_WITHIN, connecting).await {
             Ok(Ok(channel)) => Ok(FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX)),
             Ok(Err(error)) => Err(self.unreachable(&crate::error::with_sources(&error))),
             Err(_) => Err(self.unreachable("no answer in time")),
@@ -172,11 +177,10 @@ impl Other {
             began_ns: request.query_start_time_ns,
         };
         let first = call.write(request.plan.encode(&task)?)?;
-        // Boxed, here and below: the compiler cannot tell that what is borrowed meanwhile may be sent.
-        let client = self.clone().connect(1).boxed().await?;
+        let client = self.clone().connect(1).await?;
         let mut asked = Request::new(and_no_more(first, ends));
         *asked.metadata_mut() = self.headers(headers);
-        match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked).boxed()).await {
+        match tokio::time::timeout(ACCEPT_WITHIN, self.clone().accepted(client, asked)).await {
             Ok(answered) => answered,
             Err(_) => Err(Error::unavailable(format!("{self} did not take its part of the query in time"))),
         }
@@ -186,13 +190,13 @@ impl Other {
     async fn accepted(
         self,
         mut client: FlightServiceClient<Channel>,
-        asked: Request<BoxStream<'static, FlightData>>,
+        asked: Request<Messages>,
     ) -> Result<Streaming<FlightData>> {
-        let mut answers = match client.do_exchange(asked).boxed().await {
+        let mut answers = match client.do_exchange(asked).await {
             Ok(answered) => answered.into_inner(),
             Err(status) => return Err(self.refused(&status)),
         };
-        let answer = match answers.message().boxed().await {
+        let answer = match answers.message().await {
             Ok(answer) => answer,
             Err(status) => return Err(self.refused(&status)),
         };
@@ -236,7 +240,6 @@ impl Other {
         enum Coming {
             Asked(SpawnedTask<Result<Streaming<FlightData>>>),
             Rows(Box<Streaming<FlightData>>),
-            Over,
         }
         let promised = Arc::new(OnceLock::<u64>::new());
         let (said, other) = (promised.clone(), self.clone());
@@ -244,7 +247,6 @@ impl Other {
             let (other, said) = (other.clone(), said.clone());
             async move {
                 let mut rows = match coming {
-                    Coming::Over => return Ok(None),
                     Coming::Rows(rows) => rows,
                     Coming::Asked(asking) => match asking.await {
                         Ok(rows) => Box::new(rows.map_err(external)?),
@@ -295,11 +297,25 @@ impl Other {
     }
 }
 
+fn connected(endpoint: Endpoint) -> BoxFuture<'static, std::result::Result<Channel, tonic::transport::Error>> {
+    async move { endpoint.connect().await }.boxed()
+}
+
+/// Messages to a node. A type without a lifetime: of a call with a boxed stream the compiler cannot tell that it may be sent.
+struct Messages(BoxStream<'static, FlightData>);
+
+impl Stream for Messages {
+    type Item = FlightData;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FlightData>> {
+        self.0.poll_next_unpin(context)
+    }
+}
+
 /// A message, and then none until `ends` ends.
-fn and_no_more(first: FlightData, ends: BoxStream<'static, CoordinatorToWorkerMsg>) -> BoxStream<'static, FlightData> {
-    futures::stream::once(std::future::ready(first))
-        .chain(ends.filter_map(|_| std::future::ready(None::<FlightData>)))
-        .boxed()
+fn and_no_more(first: FlightData, ends: BoxStream<'static, CoordinatorToWorkerMsg>) -> Messages {
+    let nothing = ends.filter_map(|_| std::future::ready(None::<FlightData>));
+    Messages(futures::stream::once(std::future::ready(first)).chain(nothing).boxed())
 }
 
 /// Nothing more is said; that the node is lost shows in its rows.
