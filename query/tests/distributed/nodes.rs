@@ -12,6 +12,7 @@ use lake_query::flight::keys::TicketKeys;
 use lake_query::{Kind, Options};
 use tonic::metadata::{BinaryMetadataValue, MetadataMap};
 use tonic::transport::Endpoint;
+use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
 use crate::common::*;
