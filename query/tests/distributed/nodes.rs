@@ -12,7 +12,6 @@ use lake_query::flight::keys::TicketKeys;
 use lake_query::{Kind, Options};
 use tonic::metadata::{BinaryMetadataValue, MetadataMap};
 use tonic::transport::Endpoint;
-use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
 use crate::common::*;
