@@ -12,7 +12,6 @@ use lake_query::flight::keys::TicketKeys;
 use lake_query::{Kind, Options};
 use tonic::metadata::{BinaryMetadataValue, MetadataMap};
 use tonic::transport::Endpoint;
-use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
 use crate::common::*;
@@ -34,7 +33,7 @@ async fn with_table(cluster: &Cluster) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
-    let cluster = crate::nodes(2, |options| Options { distribute: None, ..options }).await;
+    let cluster = crate::nodes(2, |options| Options { distribute: Some("auto".into()), ..options }).await;
     with_table(&cluster).await;
     let client = cluster.client(0).await;
     let sql = "SELECT x % 10, count(*) FROM t GROUP BY x % 10";
