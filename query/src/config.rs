@@ -143,7 +143,7 @@ pub struct Options {
     /// How often a worker looks whether the tables of its shards need upkeep, in seconds [default: 30]
     #[arg(long, env = "LAKE_QUERY_UPKEEP_INTERVAL_SECS", value_name = "SECS")]
     pub upkeep_interval_secs: Option<u64>,
-    /// When a query is spread over several query nodes: off, auto (it reads enough), or on (always) [default: auto]
+    /// When a query is spread over several query nodes: off, auto (it reads enough), or on (always) [default: off]
     #[arg(long, env = "LAKE_QUERY_DISTRIBUTE", value_name = "WHEN")]
     pub distribute: Option<String>,
     /// Queries that read as much of tables' files are spread, in bytes [default: 1073741824]
@@ -431,7 +431,7 @@ impl Config {
             },
             distribute: match options.distribute.as_deref() {
                 Some(when) => when.parse::<Mode>().map_err(|e| Error::invalid(format!("distribute: {e}")))?,
-                None => Mode::Auto,
+                None => Mode::Off,
             },
             distribute_above_bytes: options.distribute_above_bytes.unwrap_or(1 << 30),
             distribute_nodes: at_least("distribute_nodes", options.distribute_nodes.unwrap_or(16), 1)?,

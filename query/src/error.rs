@@ -290,7 +290,8 @@ fn classify(error: &DataFusionError, message: &str) -> Error {
 
 /// Without the names of DataFusion's own error classes.
 fn tidy(message: &str) -> String {
-    let mut text = message;
+    // What was being done, as its own words name it, and then the error.
+    let mut text = message.rsplit_once("\ncaused by\n").map_or(message, |(_, cause)| cause);
     for prefix in [
         "Error during planning: ",
         "Schema error: ",
@@ -336,5 +337,11 @@ mod tests {
         assert_eq!(text, "Expected: an expression, found: FROM");
         assert_eq!(position, Some(Position { line: 3, column: 17 }));
         assert_eq!(split_position("odd at Line: x").1, None);
+    }
+
+    #[test]
+    fn the_names_of_datafusions_own_parts_are_left_out() {
+        let said = "Optimizer rule 'simplify_expressions' failed\ncaused by\nArrow error: Cast error: Cannot cast string 'abc'";
+        assert_eq!(tidy(said), "Cast error: Cannot cast string 'abc'");
     }
 }

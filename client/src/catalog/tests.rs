@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lake_proto::kv::{Expected, Op, Txn};
+use lake_proto::kv::{Expected, Txn};
 use uuid::Uuid;
 
 use super::*;
@@ -527,7 +527,9 @@ async fn tables_from_before_there_were_names_get_theirs_before_another_is_made()
     }
     for (_, made) in &old {
         let name = format!("/lake/named/{}", made.value.uuid);
-        store.commit(Txn { when: vec![], then: vec![Op::delete(name)], otherwise: vec![] }, soon()).await.unwrap();
+        let there = store.get(&name, ReadOptions::default(), soon()).await.unwrap().value.unwrap();
+        let gone = store.cas_delete(&name, crate::store::Token::of(&there), soon()).await.unwrap();
+        assert!(gone.result.succeeded, "{name}");
     }
     let of = |at: usize| TablePointer { uuid: old[at].1.value.uuid, ..pointer() };
     // One that is renamed or dropped before anybody has looked.

@@ -77,9 +77,9 @@ use service::{Parts, WorkerSessions};
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Never.
+    #[default]
     Off,
     /// If it reads enough.
-    #[default]
     Auto,
     /// Whenever it can be, down to its smallest scan.
     On,

@@ -22,7 +22,6 @@ use arrow::array::{ArrayRef, AsArray, RecordBatch, RecordBatchOptions};
 use arrow_flight::FlightData;
 use arrow_flight::encode::{DictionaryHandling, FlightDataEncoder, FlightDataEncoderBuilder};
 use arrow_flight::error::FlightError;
-use async_trait::async_trait;
 use datafusion::common::{DataFusionError, Result as DfResult};
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::MemoryPool;
@@ -30,7 +29,6 @@ use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::session_state::SessionState;
 use datafusion_distributed::{
     DistributedExt, ExecuteTaskRequest, MaybeEncoded, ProducerHead, SetPlanRequest, Worker, WorkerQueryContext,
-    WorkerSessionBuilder,
 };
 use datafusion_proto::physical_plan::PhysicalExtensionCodec;
 use futures::stream::BoxStream;
@@ -61,7 +59,8 @@ pub type Answers = BoxStream<'static, Result<FlightData, Status>>;
 /// See the module.
 #[derive(Clone)]
 pub struct Parts {
-    worker: Worker,
+    sessions: Arc<WorkerSessions>,
+    workers: Arc<Mutex<HashMap<Uuid, Weak<Worker>>>>,
     keys: Arc<TicketKeys>,
     /// Parts that may yet be taken. Closed: none is.
     room: Arc<Semaphore>,
@@ -76,9 +75,27 @@ impl fmt::Debug for Parts {
 
 impl Parts {
     pub fn new(sessions: WorkerSessions, keys: Arc<TicketKeys>, most: usize) -> Self {
-        let runtime = sessions.template.runtime_env().clone();
-        let worker = Worker::from_session_builder(sessions).with_runtime_env(runtime);
-        Self { worker, keys, room: Arc::new(Semaphore::new(most)), most }
+        let (sessions, workers) = (Arc::new(sessions), Arc::default());
+        Self { sessions, workers, keys, room: Arc::new(Semaphore::new(most)), most }
+    }
+
+    /// What has a statement's parts here. It goes with the last of them: one for all statements would keep plans, and the memory
+    /// that they reserve, until it is asked for others.
+    fn worker_for(&self, statement: Uuid) -> Arc<Worker> {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = workers.get(&statement).and_then(Weak::upgrade) {
+            return known;
+        }
+        workers.retain(|_, worker| worker.strong_count() > 0);
+        let runtime = self.sessions.template.runtime_env().clone();
+        let sessions = self.sessions.clone();
+        let session = move |context| {
+            let sessions = sessions.clone();
+            async move { sessions.session(context).await }
+        };
+        let worker = Arc::new(Worker::from_session_builder(session).with_runtime_env(runtime));
+        workers.insert(statement, Arc::downgrade(&worker));
+        worker
     }
 
     /// How many are in hand.
@@ -103,14 +120,15 @@ impl Parts {
     pub async fn exchange(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Answers>, Status> {
         let (headers, _, mut messages) = request.into_parts();
         let asked = async {
-            token::verify(&self.keys, &headers, Instant::now() + FIRST_WITHIN).await?;
+            let statement = token::verify(&self.keys, &headers, Instant::now() + FIRST_WITHIN).await?;
             let first = messages.message().await.map_err(|status| crate::flight::status::to_error(&status))?;
-            Call::read(first.ok_or_else(|| Error::invalid("a request without a message"))?)
+            let (call, body) = Call::read(first.ok_or_else(|| Error::invalid("a request without a message"))?)?;
+            Ok::<_, Error>((statement, call, body))
         };
         let asked = tokio::time::timeout(FIRST_WITHIN, asked).await;
         let asked =
             asked.unwrap_or_else(|_| Err(Error::deadline("the first message of a request did not come in time")));
-        let (call, body) = asked.map_err(|e| from_error(&e))?;
+        let (statement, call, body) = asked.map_err(|e| from_error(&e))?;
         let body = body.to_vec();
         let answering = async {
             match call {
@@ -124,7 +142,7 @@ impl Parts {
                         target_worker_url: node,
                         query_start_time_ns: began_ns,
                     };
-                    self.take(headers.into_headers(), request, messages).await
+                    self.take(statement, headers.into_headers(), request, messages).await
                 }
                 Call::Rows { task, partition, head } => {
                     let producer_head = match head {
@@ -141,7 +159,7 @@ impl Parts {
                         target_partition_end: end,
                         producer_head,
                     };
-                    self.rows(request).await
+                    self.rows(statement, request).await
                 }
             }
         };
@@ -156,6 +174,7 @@ impl Parts {
     /// Takes a plan, and keeps it until the request ends.
     async fn take(
         &self,
+        statement: Uuid,
         headers: HeaderMap,
         request: SetPlanRequest,
         messages: Streaming<FlightData>,
@@ -176,19 +195,22 @@ impl Parts {
             let _ = &held;
             std::future::ready(message.err().map(|status| Err(DataFusionError::Execution(status.to_string()))))
         });
-        let answers = self.worker.coordinator_channel(headers, request, messages.boxed()).await?;
+        let worker = self.worker_for(statement);
+        let answers = worker.coordinator_channel(headers, request, messages.boxed()).await?;
         let accepted = futures::stream::once(std::future::ready(Ok(Answer::Accepted.write())));
         let rest = async move {
             ended.cancelled_owned().await;
-            drop(answers);
+            drop((answers, worker));
         };
         let rest = futures::stream::once(rest).filter_map(|()| std::future::ready(None::<Result<FlightData, Status>>));
         Ok(accepted.chain(rest).boxed())
     }
 
     /// The rows of one partition.
-    async fn rows(&self, request: ExecuteTaskRequest) -> Result<Answers> {
-        let (mut streams, _) = self.worker.execute_task(request).await?;
+    async fn rows(&self, statement: Uuid, request: ExecuteTaskRequest) -> Result<Answers> {
+        // They may be asked for before their plan has come.
+        let worker = self.worker_for(statement);
+        let (mut streams, _) = worker.execute_task(request).await?;
         let stream = streams.pop().ok_or_else(|| Error::internal("a part of a query without rows"))?;
         Ok(sent(stream))
     }
@@ -284,9 +306,9 @@ impl WorkerSessions {
     }
 }
 
-#[async_trait]
-impl WorkerSessionBuilder for WorkerSessions {
-    async fn build_session_state(&self, context: WorkerQueryContext) -> DfResult<SessionState> {
+impl WorkerSessions {
+    /// One for a part.
+    async fn session(&self, context: WorkerQueryContext) -> DfResult<SessionState> {
         let WorkerQueryContext { mut builder, headers } = context;
         let metadata = MetadataMap::from_headers(headers.clone());
         let statement = token::verify(&self.keys, &metadata, Instant::now() + FIRST_WITHIN).await;

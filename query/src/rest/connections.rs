@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use axum::Router;
@@ -146,6 +146,8 @@ struct State {
     /// When the first byte came behind that.
     head_since: Option<Instant>,
     http2: bool,
+    /// Who reads or writes while a request is answered, when no time runs: it begins with the answer.
+    waiting: Option<Waker>,
 }
 
 #[derive(Debug)]
@@ -156,7 +158,16 @@ struct Connection {
 
 impl Connection {
     fn new(of: Arc<Connections>) -> Self {
-        Self { of, state: Mutex::new(State { served: 0, since: Instant::now(), head_since: None, http2: false }) }
+        Self {
+            of,
+            state: Mutex::new(State {
+                served: 0,
+                since: Instant::now(),
+                head_since: None,
+                http2: false,
+                waiting: None,
+            }),
+        }
     }
 
     async fn run<A, F>(
@@ -228,10 +239,14 @@ impl Connection {
     }
 
     /// Until when the client must have done what is its turn to do, and what that is.
-    fn over(&self) -> Option<(Instant, &'static str)> {
-        let state = self.lock();
+    /// `None`: it is the server's turn, and `cx` is woken when that is over.
+    fn over(&self, cx: &Context<'_>) -> Option<(Instant, &'static str)> {
+        let mut state = self.lock();
+        if state.served > 0 {
+            state.waiting = Some(cx.waker().clone());
+            return None;
+        }
         match state.head_since {
-            _ if state.served > 0 => None,
             Some(began) if !state.http2 => Some((began + self.of.bounds.head_within, "head")),
             _ => Some((state.since + self.of.bounds.idle, "idle")),
         }
@@ -261,6 +276,11 @@ impl Drop for Served<'_> {
         let mut state = self.0.lock();
         state.served -= 1;
         state.since = Instant::now();
+        let waiting = state.waiting.take();
+        drop(state);
+        if let Some(waiting) = waiting {
+            waiting.wake();
+        }
     }
 }
 
@@ -278,7 +298,7 @@ impl<S> Timed<S> {
 
     /// For what waits for the client: an error once that has taken too long.
     fn poll_over<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        let Some((deadline, reason)) = self.connection.over() else { return Poll::Pending };
+        let Some((deadline, reason)) = self.connection.over(cx) else { return Poll::Pending };
         if self.timer.deadline() != deadline {
             self.timer.as_mut().reset(deadline);
         }

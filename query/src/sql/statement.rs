@@ -303,11 +303,11 @@ fn names_differ(body: &mut SetExpr) {
     let mut seen = std::collections::HashSet::new();
     for (i, item) in select.projection.iter_mut().enumerate() {
         let (name, again) = match &*item {
-            SelectItem::UnnamedExpr(Expr::Identifier(column)) => (normalize(column), any_column),
-            SelectItem::UnnamedExpr(Expr::CompoundIdentifier(parts)) => {
-                (parts.last().map(normalize).unwrap_or_default(), any_column)
-            }
-            SelectItem::UnnamedExpr(expr) => (expr.to_string(), false),
+            SelectItem::UnnamedExpr(expr) => match uncast(expr) {
+                Expr::Identifier(column) => (normalize(column), any_column),
+                Expr::CompoundIdentifier(parts) => (parts.last().map(normalize).unwrap_or_default(), any_column),
+                expr => (expr.to_string(), false),
+            },
             SelectItem::ExprWithAlias { alias, .. } => (normalize(alias), false),
             _ => continue,
         };
@@ -323,6 +323,14 @@ fn names_differ(body: &mut SetExpr) {
             SelectItem::ExprWithAlias { alias: named, .. } => *named = alias,
             _ => {}
         }
+    }
+}
+
+/// What is cast: to DataFusion a cast has its name.
+fn uncast(expr: &Expr) -> &Expr {
+    match expr {
+        Expr::Cast { expr, .. } | Expr::Nested(expr) => uncast(expr),
+        other => other,
     }
 }
 
@@ -901,6 +909,10 @@ mod tests {
             (
                 "INSERT INTO t SELECT a, A, s.a, 1, 1 AS b, 2 AS B FROM s ORDER BY a",
                 "INSERT INTO t SELECT a, A AS \"__lake_1\", s.a AS \"__lake_2\", 1, 1 AS b, 2 AS \"__lake_5\" FROM s ORDER BY a",
+            ),
+            (
+                "INSERT INTO t SELECT CAST(a AS INT), a::DOUBLE FROM s",
+                "INSERT INTO t SELECT CAST(a AS INT), a::DOUBLE AS \"__lake_1\" FROM s",
             ),
             ("INSERT INTO t SELECT *, a FROM s", "INSERT INTO t SELECT *, a AS \"__lake_1\" FROM s"),
             (

@@ -363,6 +363,9 @@ impl Storage {
     pub async fn read(&self, location: &str) -> Result<Bytes> {
         self.metadata_reads.fetch_add(1, Ordering::Relaxed);
         let object = self.resolve(location)?;
+        if object.path.as_ref().is_empty() {
+            return Err(Error::invalid(format!("location {location}: it names no object")));
+        }
         let failed = |e| Error::object_store("reading", location, &e);
         let result = object.store.get(&object.path).await.map_err(failed)?;
         let size = result.meta.size;

@@ -11,6 +11,7 @@ use lake_query::distributed::token;
 use lake_query::flight::keys::TicketKeys;
 use lake_query::{Kind, Options};
 use tonic::metadata::{BinaryMetadataValue, MetadataMap};
+use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
 use crate::common::*;
@@ -32,7 +33,7 @@ async fn with_table(cluster: &Cluster) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
-    let cluster = crate::nodes(2, |options| Options { distribute: None, ..options }).await;
+    let cluster = crate::nodes(2, |options| Options { distribute: Some("auto".into()), ..options }).await;
     with_table(&cluster).await;
     let client = cluster.client(0).await;
     let sql = "SELECT x % 10, count(*) FROM t GROUP BY x % 10";
@@ -151,7 +152,7 @@ async fn parts_are_for_nodes_of_this_lake() {
     nonsense.insert_bin("lake-part-bin", BinaryMetadataValue::from_bytes(b"nonsense"));
     strangers.push(nonsense);
     let uri = format!("http://{}", cluster.nodes[0].flight_address());
-    let mut flight = FlightServiceClient::connect(uri).await.unwrap();
+    let mut flight = FlightServiceClient::new(Endpoint::from_shared(uri).unwrap().connect().await.unwrap());
     let mut ask = async |headers: MetadataMap| {
         let mut request = Request::new(futures::stream::iter([FlightData::default()]));
         *request.metadata_mut() = headers;

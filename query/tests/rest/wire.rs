@@ -356,7 +356,7 @@ async fn a_table_is_registered_by_its_metadata() {
     register("other", first, true).await.refused(409, "AlreadyExistsException");
     register("back", first, true).await.expect(200);
     assert_eq!(&rest.get(&format!("{TABLES}/back")).await.json()["metadata-location"], first);
-    for nothing in ["file:///nowhere/v1.metadata.json", "file:///etc/passwd", "gs://b/x", "nonsense"] {
+    for nothing in ["file:///nowhere/v1.metadata.json", "file:///etc/passwd", "file:///", "gs://b/x", "nonsense"] {
         let message = register("u", &json!(nothing), false).await.refused(400, "BadRequestException");
         assert!(message.starts_with("metadata-location: "), "{message}");
         assert!(!message.contains("root:"), "{message}");

@@ -110,6 +110,15 @@ async fn http2_has_its_limits_and_its_first_head_a_time() {
     rest_of(&mut stream).await;
 }
 
+#[tokio::test]
+async fn a_connection_is_idle_from_its_answer_on() {
+    // Nothing but the answer's end begins the time: the head came at once, and its time is long.
+    let server = Server::start(Bounds { idle: Duration::from_millis(300), ..BOUNDS }).await;
+    let mut stream = server.asked().await;
+    server.permits.add_permits(1);
+    assert!(rest_of(&mut stream).await.ends_with("answered"));
+}
+
 /// A stream whose client is the other one.
 fn timed(bounds: Bounds) -> (tokio::io::DuplexStream, Timed<tokio::io::DuplexStream>) {
     let (near, far) = tokio::io::duplex(16);
