@@ -181,7 +181,8 @@ pub async fn run(args: Args) -> Result<u8> {
     let ran = loop {
         tokio::select! {
             ran = &mut running => break ran,
-            _ = stop.next() => interrupt.cancel(),
+            // The end of a parent is told again and again.
+            _ = stop.next(), if !interrupt.is_cancelled() => interrupt.cancel(),
         }
     };
     telling.abort();
