@@ -2,8 +2,10 @@
 //!
 //! - [`sim`]: clients that take turns by chance on a store that is right; [`store`]: the store;
 //! - [`faults`]: one broken promise each, in the midst of it;
-//! - [`sql`]: all of that for what is written through SQL.
+//! - [`sql`]: all of that for what is written through SQL;
+//! - [`afterwards`]: what judges the run and not its workload.
 
+mod afterwards;
 mod faults;
 mod sim;
 mod sql;
