@@ -236,6 +236,8 @@ pub struct Upkeep {
     compact: Settled,
     /// Until when a table is not swept again.
     swept: HashMap<Uuid, Instant>,
+    /// This round has swept a table, or tried to.
+    sweeping: bool,
 }
 
 impl std::fmt::Debug for Upkeep {
@@ -247,7 +249,14 @@ impl std::fmt::Debug for Upkeep {
 impl Upkeep {
     /// Nothing has been looked at yet.
     pub fn new(engine: Arc<Engine>, claim: Arc<dyn Claim>) -> Self {
-        Self { engine, claim, failed: HashMap::new(), compact: Settled::default(), swept: HashMap::new() }
+        Self {
+            engine,
+            claim,
+            failed: HashMap::new(),
+            compact: Settled::default(),
+            swept: HashMap::new(),
+            sweeping: false,
+        }
     }
 
     /// Goes on until it is dropped.
@@ -281,6 +290,7 @@ impl Upkeep {
         let mut there = HashSet::new();
         self.failed.retain(|_, until| Instant::now() < *until);
         self.swept.retain(|_, until| Instant::now() < *until);
+        self.sweeping = false;
         for some in idents.chunks(AT_ONCE) {
             let pointers = tables.metadata.tables(some, Want::by(Instant::now() + LOOK)).await;
             let pointers = pointers.map_err(|e| catalog_error("looking up tables", e))?;
@@ -333,12 +343,14 @@ impl Upkeep {
             let is_done = match kind {
                 Kind::Expire => false,
                 Kind::Compact => self.compact.is_settled(uuid, version),
-                Kind::Sweep => self.swept.contains_key(&uuid),
+                // Each reads the metadata of all other tables: the rest of the upkeep has its turn in between.
+                Kind::Sweep => self.sweeping || self.swept.contains_key(&uuid),
             };
             if is_done {
                 continue;
             }
             let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
+            self.sweeping |= kind == Kind::Sweep;
             let guarded = self.engine.tables().guarded(guard);
             let statement = Bound::from(kind.statement(&table.ident).as_str());
             let work = async {

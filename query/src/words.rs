@@ -80,11 +80,18 @@ pub fn quoted(name: &str) -> String {
     }
 }
 
+/// Longer names are not compared: it takes as many steps as their lengths multiplied.
+const MAX_COMPARED_BYTES: usize = 255;
+
 /// The name that was perhaps meant.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if name.len() > MAX_COMPARED_BYTES {
+        return None;
+    }
     let name = name.to_lowercase();
+    let candidates = candidates.into_iter().filter(|candidate| candidate.len() <= MAX_COMPARED_BYTES);
     let far = |candidate: &&str| distance(&name, &candidate.to_lowercase());
-    let near = candidates.into_iter().min_by_key(far)?;
+    let near = candidates.min_by_key(far)?;
     let most = (name.chars().count() / 3).max(1);
     (far(&near) <= most).then_some(near)
 }

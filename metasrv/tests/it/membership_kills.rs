@@ -283,12 +283,20 @@ async fn a_snapshot_cut_off_in_the_middle_is_sent_again() {
         loop {
             attempts += 1;
             assert!(attempts <= 10, "no snapshot was ever seen on its way");
+            let had = processes.status(behind).await.map_or(0, |status| status.last_log_index);
             processes.kill(behind);
             generation += 1;
             for key in 0..KEYS {
                 put(&store, &format!("/kv/{key:02}"), vec![generation; 1 << 20]).await;
             }
             let last = generation;
+            // What it lacks has gone from the log. A snapshot may wait for its turn before.
+            let leads = processes.leader_besides(&[behind]).await;
+            eventually("the log to be purged", async || {
+                put(&store, "/kv/more", vec![0]).await;
+                (processes.status(leads).await?.purged_index > had).then_some(())
+            })
+            .await;
             processes.spawn(behind);
             let until = Instant::now() + Duration::from_secs(10);
             let seen = loop {

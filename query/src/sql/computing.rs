@@ -10,10 +10,11 @@
 //! the metadata stay outside. Requests to object stores are made by the process's runtime, too ([`crate::storage`]): a connection
 //! may be used by both, and must be served while a batch is computed.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use datafusion::common::Result as DfResult;
+use datafusion::common::{Result as DfResult, exec_err};
 use datafusion::execution::context::SessionConfig;
 use datafusion::execution::session_state::SessionState;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -37,12 +38,17 @@ const BATCHES_AHEAD: usize = 1;
 #[derive(Debug)]
 pub struct ComputeThreads {
     handle: Handle,
+    stopping: Arc<AtomicBool>,
     runtime: Mutex<Option<Runtime>>,
 }
 
 /// The way to the threads, which a session of DataFusion's carries as an extension.
 #[derive(Debug)]
-pub(super) struct Computing(Handle);
+pub(super) struct Computing {
+    handle: Handle,
+    /// Set before the first of its tasks is dropped.
+    stopping: Arc<AtomicBool>,
+}
 
 impl ComputeThreads {
     /// As many threads as there are cores.
@@ -59,12 +65,12 @@ impl ComputeThreads {
             .enable_all()
             .build()
             .map_err(|e| Error::exhausted(format!("starting the threads that statements compute on: {e}")))?;
-        Ok(Self { handle: runtime.handle().clone(), runtime: Mutex::new(Some(runtime)) })
+        Ok(Self { handle: runtime.handle().clone(), stopping: Arc::default(), runtime: Mutex::new(Some(runtime)) })
     }
 
     /// What is to be among the extensions of a session whose plans are to be executed there.
     pub(super) fn extension(&self) -> Arc<Computing> {
-        Arc::new(Computing(self.handle.clone()))
+        Arc::new(Computing { handle: self.handle.clone(), stopping: self.stopping.clone() })
     }
 
     /// Ends the threads, waiting for what they are computing at most for so long. What runs there afterwards ends with an error.
@@ -78,6 +84,7 @@ impl ComputeThreads {
     }
 
     fn take(&self) -> Option<Runtime> {
+        self.stopping.store(true, Ordering::SeqCst);
         self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -127,21 +134,26 @@ fn there(
     let Some(computing) = context.session_config().get_extension::<Computing>() else { return begin() };
     let mut rows = {
         // Operators may begin tasks as soon as they are executed.
-        let _within = computing.0.enter();
+        let _within = computing.handle.enter();
         begin()?
     };
     let mut builder = RecordBatchReceiverStreamBuilder::new(rows.schema(), BATCHES_AHEAD);
     let taken = builder.tx();
+    let stopping = computing.stopping.clone();
     let compute = async move {
         while let Some(batch) = rows.next().await {
             let last = batch.is_err();
             if taken.send(batch).await.is_err() || last {
-                break;
+                return Ok(());
             }
+        }
+        // Operators take the silence of a task that was dropped for its end: these may be some of the rows.
+        if stopping.load(Ordering::SeqCst) {
+            return exec_err!("this query node is stopping; ask another one");
         }
         Ok(())
     };
-    builder.spawn_on(compute, &computing.0);
+    builder.spawn_on(compute, &computing.handle);
     Ok(builder.build())
 }
 

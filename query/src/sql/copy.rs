@@ -272,10 +272,14 @@ pub async fn run(
     let mut written = tokio::time::timeout_at(deadline.into(), write)
         .await
         .unwrap_or_else(|_| Err(Error::deadline("the rows were not written before the deadline")));
-    if let (Ok(_), Some(new)) = (&written, &place)
-        && let Err(error) = target.store.rename(new.path(), target.path()).await
-    {
-        written = Err(Error::object_store("putting the new file in its place", target.path().as_ref(), &error));
+    if let (Ok(_), Some(new)) = (&written, &place) {
+        // Not renamed: where that is a copy and a removal, a failed removal would say that nothing was replaced.
+        match target.store.copy(new.path(), target.path()).await {
+            Ok(()) => remove(new).await,
+            Err(error) => {
+                written = Err(Error::object_store("putting the new file in its place", target.path().as_ref(), &error));
+            }
+        }
     }
     if written.is_err() {
         // It was not there before: whatever is there now is of this statement.
@@ -297,11 +301,11 @@ fn beside(path: &str) -> String {
 async fn remove(target: &files::Place) {
     let left = match target.objects(usize::MAX).await {
         Ok(left) => left,
-        Err(error) => return tracing::warn!(%error, "what a failed COPY has written could not be found"),
+        Err(error) => return tracing::warn!(%error, "what a COPY has written beside could not be found"),
     };
     for path in left {
         if let Err(error) = target.store.delete(&path).await {
-            tracing::warn!(%path, %error, "what a failed COPY has written could not be removed");
+            tracing::warn!(%path, %error, "what a COPY has written beside could not be removed");
         }
     }
 }

@@ -12,8 +12,8 @@ use datafusion::sql::sqlparser::ast::{
     AlterTable, AlterTableOperation, Assignment, AssignmentTarget, CastKind, ColumnDef, ColumnOption, CommentDef,
     CreateTable, CreateTableOptions, DataType, ExactNumberInfo, Expr, FromTable, Ident, Merge, MergeAction,
     MergeClause, MergeClauseKind, MergeUpdateExpr, ObjectName, ObjectNamePart, ObjectType, SelectItem, SetExpr,
-    ShowStatementFilter, ShowStatementFilterPosition, ShowStatementOptions, SqlOption, Statement, TableFactor, Update,
-    UpdateTableFromKind, Value, ValueWithSpan, visit_expressions_mut, visit_relations,
+    SetQuantifier, ShowStatementFilter, ShowStatementFilterPosition, ShowStatementOptions, SqlOption, Statement,
+    TableFactor, Update, UpdateTableFromKind, Value, ValueWithSpan, visit_expressions_mut, visit_relations,
 };
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
@@ -292,6 +292,11 @@ fn names_differ(body: &mut SetExpr) {
     let select = match body {
         SetExpr::Select(select) => select,
         SetExpr::Query(query) => return names_differ(&mut query.body),
+        // Here names say which columns belong together.
+        SetExpr::SetOperation {
+            set_quantifier: SetQuantifier::ByName | SetQuantifier::AllByName | SetQuantifier::DistinctByName,
+            ..
+        } => return,
         SetExpr::SetOperation { left, right, .. } => {
             names_differ(left);
             return names_differ(right);

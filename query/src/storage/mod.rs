@@ -16,6 +16,7 @@
 
 pub mod cache;
 pub mod io;
+mod outside;
 pub mod uploads;
 
 use std::collections::HashMap;
@@ -29,7 +30,6 @@ use datafusion::execution::object_store::ObjectStoreUrl;
 use lake_client::catalog::Namespace;
 use lake_client::warehouse::{self, SecretRef, Warehouses};
 use object_store::aws::AmazonS3Builder;
-use object_store::client::SpawnedReqwestConnector;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig};
@@ -336,7 +336,7 @@ impl Storage {
             .with_retry(RetryConfig { max_retries: 5, retry_timeout: RETRY_FOR, ..RetryConfig::default() })
             .with_bucket_name(bucket);
         if let Some(io) = &self.io {
-            builder = builder.with_http_connector(SpawnedReqwestConnector::new(io.clone()));
+            builder = builder.with_http_connector(outside::Outside(io.clone()));
         }
         let mut store: Arc<dyn ObjectStore> = Arc::new(
             builder.build().map_err(|e| Error::object_store("opening the bucket", &format!("s3://{bucket}"), &e))?,
