@@ -103,8 +103,8 @@ impl Catalog {
     /// Drops a namespace with its tables and views, in one transaction. Returns how many of these there were.
     ///
     /// # Errors
-    /// `NamespaceNotFound`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if there are more than
-    /// [`MOST_DROPPED_AT_ONCE`]; the store's.
+    /// `NamespaceNotFound`; `IsWarehouse`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if there are
+    /// more than [`MOST_DROPPED_AT_ONCE`]; the store's.
     pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
         let key = namespace.key();
         let prefixes = [namespace.table_prefix(), namespace.view_prefix()];
@@ -117,6 +117,7 @@ impl Catalog {
             };
             let mut when =
                 vec![Compare::mod_revision(&key, revision), Compare::prefix_empty(namespace.nested_prefix())];
+            when.extend(self.no_warehouse(namespace, deadline).await?);
             when.extend(self.unclaimed(namespace.scope_path()));
             let mut then = vec![Op::delete(&key)];
             let mut gone = Vec::new();

@@ -30,6 +30,8 @@ use crate::sql::Engine;
 
 /// Parts that are done at a time.
 pub const AT_ONCE: usize = 2;
+/// Procedures that a heartbeat names; it may name ten times as many (`lake_client::nodes`).
+const MOST_TOLD: usize = 100;
 /// After so long a part ends where it can.
 pub const PART: Duration = Duration::from_secs(10);
 /// How long what a part asks the metadata may take.
@@ -40,6 +42,8 @@ const ASK: Duration = Duration::from_secs(10);
 pub struct Chores {
     engine: Arc<Engine>,
     turns: Arc<Semaphore>,
+    /// Of upkeep that was asked for, which may take an hour and shall not hold up purges.
+    statements: Arc<Semaphore>,
     in_hand: Arc<Mutex<BTreeSet<String>>>,
     running: Running,
 }
@@ -60,14 +64,18 @@ impl Drop for InHand {
 impl Chores {
     /// Of a node whose statements this runs.
     pub fn new(engine: Arc<Engine>) -> Self {
-        let turns = Arc::new(Semaphore::new(AT_ONCE));
-        Self { engine, turns, in_hand: Arc::default(), running: Running::default() }
+        let [turns, statements] = [AT_ONCE; 2].map(|most| Arc::new(Semaphore::new(most)));
+        Self { engine, turns, statements, in_hand: Arc::default(), running: Running::default() }
     }
 
     /// The ids of the procedures in hand.
     pub fn in_hand(&self) -> Vec<String> {
-        let mut ids = self.running.ids();
-        ids.extend(self.in_hand.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        let in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ids: Vec<String> = in_hand.iter().cloned().collect();
+        drop(in_hand);
+        ids.extend(self.running.ids());
+        // A heartbeat that names too many is refused, and its node lost.
+        ids.truncate(MOST_TOLD);
         ids
     }
 
@@ -83,7 +91,7 @@ impl Chores {
             }),
             TABLE_UPKEEP => Some(match UpkeepTask::of(payload) {
                 Ok(task) => {
-                    let part = self.running.part(&self.engine, &self.turns, task, Instant::now() + PART).await;
+                    let part = self.running.part(&self.engine, &self.statements, task, Instant::now() + PART).await;
                     part.map(|answer| answer.to_bytes()).map_err(|e| e.to_string())
                 }
                 Err(why) => Err(why),

@@ -32,6 +32,8 @@ use crate::upkeep::{can_be_named, statement};
 
 /// How long the statement may take.
 const STATEMENT: Duration = Duration::from_secs(3600);
+/// How many run, wait for their turn, or have ended and were not asked for since. Others begin when there are fewer.
+const MOST_RUNNING: usize = 64;
 /// How often there is a look whether it still is this node's to do.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -69,7 +71,7 @@ impl Running {
             self.forget(&id);
             return Ok(Answer::Over);
         };
-        let outcome = self.begun(engine, turns, procedure, &node);
+        let Some(outcome) = self.begun(engine, turns, procedure, &node) else { return Ok(Answer::Running) };
         let Ok(outcome) = tokio::time::timeout_at(until.into(), outcome).await else { return Ok(Answer::Running) };
         self.forget(&id);
         Ok(match outcome {
@@ -81,13 +83,20 @@ impl Running {
         })
     }
 
-    fn begun(&self, engine: &Arc<Engine>, turns: &Arc<Semaphore>, procedure: Procedure, node: &str) -> Outcome {
+    fn begun(&self, engine: &Arc<Engine>, turns: &Arc<Semaphore>, procedure: Procedure, node: &str) -> Option<Outcome> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let revision = procedure.mod_revision;
         if let Some((since, outcome)) = all.get(&procedure.id)
             && *since == revision
         {
-            return outcome.clone();
+            return Some(outcome.clone());
+        }
+        if all.len() >= MOST_RUNNING {
+            // Cancelled, or another node's by now: nobody has come for what became of them.
+            all.retain(|_, (_, outcome)| outcome.clone().now_or_never().is_none());
+        }
+        if all.len() >= MOST_RUNNING {
+            return None;
         }
         let (id, engine, turns, node) = (procedure.id.clone(), engine.clone(), turns.clone(), node.to_owned());
         let work = async move {
@@ -101,7 +110,7 @@ impl Running {
         let outcome = async move { work.await.unwrap_or_else(ended) }.boxed().shared();
         // One that was begun before is given up.
         all.insert(id, (revision, outcome.clone()));
-        outcome
+        Some(outcome)
     }
 }
 

@@ -14,6 +14,7 @@ mod proxy;
 mod tpch;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::*;
 use lake_client::memory::MemoryStore;
@@ -42,13 +43,19 @@ fn counts(cluster: &Cluster, node: usize) -> (u64, u64) {
     cluster.nodes[node].engine().distributed().unwrap().counts()
 }
 
-/// Waits until no node has anything of a query left.
+/// Waits until no node has anything of a query left: parts, memory or statements.
 async fn until_idle(cluster: &Cluster) {
-    until("nothing of the query to be left", async || {
-        cluster.nodes.iter().all(|node| {
-            let engine = node.engine();
-            engine.distributed().unwrap().parts().in_hand() == 0 && engine.memory_held() == 0 && engine.running() == 0
-        })
-    })
-    .await;
+    let left = |node: &lake_query::QueryNode| {
+        let engine = node.engine();
+        (engine.distributed().unwrap().parts().in_hand(), engine.memory_held(), engine.running())
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left: Vec<_> = cluster.nodes.iter().map(|node| left(node)).collect();
+        if left.iter().all(|left| matches!(left, (0, 0, 0))) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "left of the query, of each node (parts, bytes, statements): {left:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
