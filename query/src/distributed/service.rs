@@ -67,27 +67,6 @@ pub struct Parts {
     most: usize,
 }
 
-/// Lets go of a plan soon after it has ended. The library keeps plans in a cache whose removed entries are dropped, with the memory
-/// that joins have reserved, only once the epoch of the crate beneath it has gone on: by others' use of such caches, or this.
-struct LetGo;
-
-/// How often, and in what intervals: the removal comes a moment after the end that is seen here.
-const LETS_GO: u32 = 20;
-const LET_GO_EVERY: Duration = Duration::from_millis(100);
-
-impl Drop for LetGo {
-    fn drop(&mut self) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        // It ends by itself, within seconds.
-        runtime.spawn(async {
-            for _ in 0..LETS_GO {
-                tokio::time::sleep(LET_GO_EVERY).await;
-                crossbeam_epoch::pin().flush();
-            }
-        });
-    }
-}
-
 impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Parts").field("room", &self.room.available_permits()).finish_non_exhaustive()
@@ -211,7 +190,7 @@ impl Parts {
         })?;
         let ended = CancellationToken::new();
         // Dropped with the stream, which is read until the query ends.
-        let held = (permit, ended.clone().drop_guard(), LetGo);
+        let held = (permit, ended.clone().drop_guard());
         let messages = messages.filter_map(move |message| {
             let _ = &held;
             std::future::ready(message.err().map(|status| Err(DataFusionError::Execution(status.to_string()))))
