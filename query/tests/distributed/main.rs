@@ -51,7 +51,7 @@ async fn until_idle(cluster: &Cluster) {
     };
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let left: Vec<_> = cluster.nodes.iter().map(|node| left(node)).collect();
+        let left: Vec<_> = cluster.nodes.iter().map(&left).collect();
         if left.iter().all(|left| matches!(left, (0, 0))) {
             return;
         }
