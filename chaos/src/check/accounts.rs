@@ -2,7 +2,7 @@
 //! them?
 //!
 //! - Each read, at any query node and however old its versions are, has all accounts, none overdrawn, and the total that they
-//!   began with (*total*, *accounts*, *overdrawn*): a transaction shows in all of its tables or in none.
+//!   began with, each once (*total*, *accounts*, *overdrawn*, *impossible*): a transaction shows in all of its tables or in none.
 //! - What a read shows of an account is what it began with, and every transfer that the read has to show, some of those that it
 //!   may show, and no others (*balance*): lost, repeated and refused transfers show. It has to show those that are as old as
 //!   [`super::table`] says of rows.
@@ -13,10 +13,10 @@
 
 use std::collections::BTreeMap;
 
-use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
 use super::table::FRESH_NS;
+use super::{Verdict, answers};
 use crate::history::{Accounts, Action, Call, History, Key, Outcome as End};
 
 /// Its name in results.
@@ -62,6 +62,8 @@ impl Transfer<'_> {
 /// Judges all reads of a history.
 pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
+    let kind_of = |action: &Action| matches!(action, Action::Accounts(_)).then_some(answers::IMPOSSIBLE);
+    answers::judge(history, kind_of, &mut findings);
     let mut opened: Option<&Numbers> = None;
     let mut transfers: Vec<Transfer<'_>> = Vec::new();
     let mut reads: Vec<Read<'_>> = Vec::new();

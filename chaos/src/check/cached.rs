@@ -4,16 +4,19 @@
 //! - A read shows whatever was acknowledged [`FRESH_NS`] before it began (*older than allowed*), or so long before as it says that it
 //!   is old (*older than told*). Both show what their own node has acknowledged.
 //! - What a node shows of a table is never older than what it has shown (*went back*), whether it is cut off, or starts anew.
-//! - There is no value that nobody has written, or that was refused (*unexpected*), and none is missing.
+//! - There is no value that nobody has written, or that was refused (*unexpected*), none is missing, and none is beside another one
+//!   (*impossible*).
+//!
+//! Where no answer says how old it is, no node has answered without the metadata, and nothing was shown.
 //!
 //! Cost: reads times the logarithm of the writes.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
 use super::table::FRESH_NS;
+use super::{Verdict, answers};
 use crate::history::{Action, Cached, Call, History, Key, Outcome as End};
 
 /// Its name in results.
@@ -57,6 +60,8 @@ struct One<'a> {
 /// Judges all reads of a history.
 pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
+    let kind_of = |action: &Action| matches!(action, Action::Cached(_)).then_some(answers::IMPOSSIBLE);
+    answers::judge(history, kind_of, &mut findings);
     let mut tables: BTreeMap<&Key, One<'_>> = BTreeMap::new();
     let mut acknowledged: Vec<(usize, &Call, &Key, i64)> = Vec::new();
     for call in history.calls() {
@@ -92,6 +97,7 @@ pub fn check(history: &History) -> Outcome {
     let otherwise = match (acknowledged.len(), reads) {
         (0, _) => Verdict::Unknown("no write succeeded".into()),
         (_, 0) => Verdict::Unknown("nothing was read".into()),
+        _ if told == 0 => Verdict::Unknown("no answer says how old it is: no node was seen to be cut off".into()),
         _ => Verdict::Valid,
     };
     findings

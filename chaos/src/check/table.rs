@@ -10,6 +10,7 @@
 //! - The versions of a table are one line: each sequence number has one snapshot with the same rows for everybody, each snapshot
 //!   follows the one before it, and from one to the next no id goes back (*fork*, *off the line*, *other rows*, *back*). What one node shows
 //!   never goes back either (*node went back*).
+//! - No answer has a row that no statement leaves (*impossible*).
 //! - An operation id stands in one snapshot at most, and in none if its write was refused (*made twice*, *refused and made*).
 //!
 //! An id that is written on after an unknown outcome, or by two at once, has no numbered states: it is counted, and its rows
@@ -19,9 +20,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
+use super::{Verdict, answers};
 use crate::history::{Action, Call, Change, History, Key, Outcome as End, Snapshot, Table};
 
 /// Its name in results.
@@ -69,7 +70,8 @@ struct One<'a> {
 /// Judges every table of a history.
 pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
-    let tables = tables(history, &mut findings);
+    answers::judge(history, kind_of, &mut findings);
+    let tables = tables(history);
     let (mut writes, mut reads, mut listed, mut recovered, mut unordered) = (0, 0, 0, 0, 0);
     for (key, one) in &tables {
         let judge = Judge { history, key, one };
@@ -102,7 +104,16 @@ pub fn check(history: &History) -> Outcome {
         .with("ids without an order of their writes", unordered)
 }
 
-fn tables<'a>(history: &'a History, findings: &mut Findings) -> BTreeMap<&'a Key, One<'a>> {
+/// What an answer is that cannot be.
+fn kind_of(action: &Action) -> Option<&'static str> {
+    match action {
+        Action::Table(Table::Write(_)) => Some("half"),
+        Action::Table(_) => Some(answers::IMPOSSIBLE),
+        _ => None,
+    }
+}
+
+fn tables(history: &History) -> BTreeMap<&Key, One<'_>> {
     let mut tables: BTreeMap<&Key, One<'_>> = BTreeMap::new();
     for call in history.calls() {
         let Action::Table(action) = history.action(call) else { continue };
@@ -114,11 +125,6 @@ fn tables<'a>(history: &'a History, findings: &mut Findings) -> BTreeMap<&'a Key
                     continue;
                 }
                 one.steps.entry(write.id).or_default().push(Step { call, change: write.change, number: write.number });
-                let amiss = history.end(call).filter(|_| call.outcome == End::Ok).and_then(|end| end.error.as_ref());
-                if let Some(what) = amiss {
-                    let what = format!("a write of {} in table {} was acknowledged, and {what}", write.id, write.table);
-                    findings.add("half", || Finding::new("half", what, Bar::all(history, [call])));
-                }
             }
             Table::Read { table, rows: Some(rows), snapshot, stale_ms } if call.outcome == End::Ok => {
                 // The age is told in whole milliseconds.

@@ -20,7 +20,7 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms};
+use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms, told};
 use super::{Actor, Frame, Plan, Unique};
 use crate::check::table::FRESH_NS;
 use crate::history::{Accounts, Action, Key};
@@ -215,22 +215,18 @@ async fn read(node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(),
         }
     };
     let (mut balances, mut versions) = (BTreeMap::<Key, i64>::new(), BTreeMap::<Key, i64>::new());
-    let mut twice = false;
+    let mut foreign = None;
     for row in &answer.rows {
-        match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
-            [Some(0), Some(id), Some(balance)] => twice |= balances.insert(id.into(), balance).is_some(),
-            [Some(1), Some(table), Some(version)] => {
-                versions.insert(table.into(), version);
-            }
-            _ => tracing::warn!(?row, "a row that the workload did not write"),
+        let is_new = match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
+            [Some(0), Some(id), Some(balance)] => balances.insert(id.into(), balance).is_none(),
+            [Some(1), Some(table), Some(version)] => versions.insert(table.into(), version).is_none(),
+            _ => false,
+        };
+        if !is_new {
+            foreign = Some(row.as_slice());
         }
     }
-    if twice {
-        // Which shows as an account that there is not.
-        balances.insert("twice".into(), 0);
-    }
-    let stale_ms = stale_ms(&answer);
-    scribe.ok(action(Some(balances), Some(versions), stale_ms), None, Some(node));
+    told(scribe, action(Some(balances), Some(versions), stale_ms(&answer)), None, node, foreign);
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms};
+use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms, told};
 use super::{Actor, Frame, Plan};
 use crate::check::cached::{FIRST, MISSING};
 use crate::check::table::FRESH_NS;
@@ -114,13 +114,17 @@ async fn read(tables: &[i64], node: u64, access: &mut Access, scribe: &mut Scrib
     match access.run(node, &sql, None, by).await {
         Ok(answer) => {
             let mut values: BTreeMap<Key, i64> = tables.iter().map(|table| ((*table).into(), MISSING)).collect();
+            let mut foreign = None;
             for row in &answer.rows {
                 match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
-                    [Some(table), Some(number)] => drop(values.insert(table.into(), number)),
-                    _ => tracing::warn!(?row, "a row that the workload did not write"),
+                    // Each of those that were asked for has one row.
+                    [Some(table), Some(number)] if values.get(&Key::from(table)) == Some(&MISSING) => {
+                        values.insert(table.into(), number);
+                    }
+                    _ => foreign = Some(row.as_slice()),
                 }
             }
-            scribe.ok(action(Some(values), stale_ms(&answer)), None, Some(node));
+            told(scribe, action(Some(values), stale_ms(&answer)), None, node, foreign);
             Ok(())
         }
         Err(failure) => {
@@ -178,7 +182,21 @@ async fn read_again(node: u64, access: &mut Access, scribe: &mut Scribe) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use super::super::statements::canned;
     use super::*;
+    use crate::history::History;
+    use crate::run::recorder::Recorder;
+
+    #[tokio::test]
+    async fn a_second_row_of_a_table_is_found() {
+        let row: &[Value] = &[Value::Int(0), Value::Int(FIRST)];
+        for (rows, found) in [(&[row][..], 0), (&[row, row][..], 1)] {
+            let recorder = Recorder::new();
+            read(&[0], 1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            let judged = crate::check::cached::check(&History::new(recorder.take().0).unwrap());
+            assert_eq!(judged.findings.iter().filter(|found| found.kind == "impossible").count(), found, "{judged:?}");
+        }
+    }
 
     #[test]
     fn every_table_has_one_writer() {

@@ -19,7 +19,7 @@ use rand::Rng;
 
 use super::access::Access;
 use super::rotation::Rotation;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms};
+use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms, told};
 use super::{Actor, Frame, Plan, Unique};
 use crate::check::table::FRESH_NS;
 use crate::history::{Action, Change, Snapshot, Table, Write};
@@ -262,18 +262,18 @@ async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -
             return Err(failure);
         }
     };
-    let (mut rows, mut newest) = (BTreeMap::<i64, Vec<i64>>::new(), None);
+    let (mut rows, mut newest, mut foreign) = (BTreeMap::<i64, Vec<i64>>::new(), None, None);
     for row in &answer.rows {
         match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
             [Some(0), Some(id), Some(value)] => rows.entry(id).or_default().push(value),
             [Some(1), Some(snapshot), Some(sequence)] => newest = Some((snapshot, sequence)),
-            _ => tracing::warn!(table, ?row, "a row that the workload did not write"),
+            _ => foreign = Some(row.as_slice()),
         }
     }
     rows.values_mut().for_each(|values| values.sort_unstable());
     let stale_ms = stale_ms(&answer);
     let sequence = newest.and_then(|(_, sequence)| u64::try_from(sequence).ok());
-    scribe.ok(action(Some(rows), newest.map(|(snapshot, _)| snapshot), stale_ms), sequence, Some(node));
+    told(scribe, action(Some(rows), newest.map(|(snapshot, _)| snapshot), stale_ms), sequence, node, foreign);
     Ok(())
 }
 
@@ -289,7 +289,8 @@ async fn list(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -
     match access.run(node, &sql, None, by).await {
         Ok(answer) => {
             let snapshots = answer.rows.iter().filter_map(|row| snapshot(row)).collect();
-            scribe.ok(action(Some(snapshots)), None, Some(node));
+            let foreign = answer.rows.iter().find(|row| snapshot(row).is_none());
+            told(scribe, action(Some(snapshots)), None, node, foreign.map(Vec::as_slice));
             Ok(())
         }
         Err(failure) => {
