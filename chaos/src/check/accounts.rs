@@ -9,6 +9,8 @@
 //! - The versions that reads show are of one line: of two reads neither is older in one table and newer in another (*crossed*);
 //!   with the same versions they show the same (*other balances*); and what one node shows does not go back (*node went back*).
 //!
+//! Where no read had to show a transfer, or none tells its versions, the verdict is unknown.
+//!
 //! Cost: reads times transfers.
 
 use std::collections::BTreeMap;
@@ -95,10 +97,17 @@ pub fn check(history: &History) -> Outcome {
     }
     order(history, &reads, &mut findings);
     let moved = transfers.iter().filter(|transfer| transfer.call.outcome == End::Ok).count();
+    let is_telling = |read: &Read<'_>| transfers.iter().any(|transfer| must_show(history, read, transfer));
     let otherwise = match (opened, moved, reads.len()) {
         (None, ..) => Verdict::Unknown("what the accounts began with is not told".into()),
         (_, 0, _) => Verdict::Unknown("no transfer succeeded".into()),
         (_, _, 0) => Verdict::Unknown("the accounts were never read".into()),
+        _ if !reads.iter().any(is_telling) => {
+            Verdict::Unknown("the accounts were never read after a transfer that they had to show".into())
+        }
+        _ if reads.iter().all(|read| read.versions.is_none_or(Numbers::is_empty)) => {
+            Verdict::Unknown("no read tells which versions it is of".into())
+        }
         _ => Verdict::Valid,
     };
     findings

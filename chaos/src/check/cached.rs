@@ -80,7 +80,7 @@ pub fn check(history: &History) -> Outcome {
             one.at_node.entry(node).or_default().add(at as u64, number, call);
         }
     }
-    let (mut reads, mut told) = (0, 0);
+    let (mut reads, mut told, mut telling) = (0, 0, 0);
     let mut ended: Vec<(usize, u64, &Call)> = Vec::new();
     for call in history.calls() {
         let Action::Cached(Cached::Read { values: Some(values), stale_ms }) = history.action(call) else { continue };
@@ -90,13 +90,15 @@ pub fn check(history: &History) -> Outcome {
         told += usize::from(stale_ms.is_some());
         ended.push((at, node, call));
         for (table, value) in values {
-            one(history, call, node, (table, *value, *stale_ms), tables.get(table), &mut findings);
+            let read = (table, *value, *stale_ms);
+            telling += usize::from(one(history, call, node, read, tables.get(table), &mut findings));
         }
     }
     back(history, ended, &mut findings);
     let otherwise = match (acknowledged.len(), reads) {
         (0, _) => Verdict::Unknown("no write succeeded".into()),
         (_, 0) => Verdict::Unknown("nothing was read".into()),
+        _ if telling == 0 => Verdict::Unknown("no table was read after a write that it had to show".into()),
         _ if told == 0 => Verdict::Unknown("no answer says how old it is: no node was seen to be cut off".into()),
         _ => Verdict::Valid,
     };
@@ -107,7 +109,7 @@ pub fn check(history: &History) -> Outcome {
         .with("reads that say how old they are", told)
 }
 
-/// What one read shows of one table.
+/// What one read shows of one table. Gives whether there was a write that it had to show.
 fn one(
     history: &History,
     call: &Call,
@@ -115,7 +117,7 @@ fn one(
     (table, value, stale_ms): (&Key, i64, Option<u64>),
     one: Option<&One<'_>>,
     findings: &mut Findings,
-) {
+) -> bool {
     let mut add = |kind: &str, what: String, other: Option<&Call>| {
         findings.add(kind, || Finding::new(kind, what, Bar::all(history, other.into_iter().chain([call]))));
     };
@@ -128,7 +130,7 @@ fn one(
         };
         add("unexpected", what, by.copied());
     }
-    let Some(one) = one else { return };
+    let Some(one) = one else { return false };
     // The age is told in whole milliseconds, and is that of the oldest.
     let told_ns = stale_ms.map_or(0, |ms| ms.saturating_add(1).saturating_mul(1_000_000));
     let may_be_ns = FRESH_NS.max(told_ns);
@@ -145,6 +147,7 @@ fn one(
         let what = format!("table {table} is read as {value} at node {node}, after {number} was acknowledged; {may}");
         add(kind, what, Some(by));
     }
+    newest.is_some()
 }
 
 /// Reads at one node beside each other.

@@ -13,6 +13,8 @@
 //! - No answer has a row that no statement leaves (*impossible*).
 //! - An operation id stands in one snapshot at most, and in none if its write was refused (*made twice*, *refused and made*).
 //!
+//! Where no read had to show a write, or none was of a snapshot that was listed in the end, the verdict is unknown.
+//!
 //! An id that is written on after an unknown outcome, or by two at once, has no numbered states: it is counted, and its rows
 //! are only looked at for being whole.
 //!
@@ -73,12 +75,14 @@ pub fn check(history: &History) -> Outcome {
     answers::judge(history, kind_of, &mut findings);
     let tables = tables(history);
     let (mut writes, mut reads, mut listed, mut recovered, mut unordered) = (0, 0, 0, 0, 0);
+    let (mut telling, mut placed) = (0, 0);
     for (key, one) in &tables {
         let judge = Judge { history, key, one };
         judge.reads(&mut findings);
         judge.versions(&mut findings);
         judge.nodes(&mut findings);
-        judge.line(&mut findings);
+        placed += judge.line(&mut findings);
+        telling += judge.telling();
         reads += one.reads.len();
         listed += usize::from(one.line.is_some());
         for (id, steps) in &one.steps {
@@ -93,6 +97,8 @@ pub fn check(history: &History) -> Outcome {
         (0, ..) => Verdict::Unknown("no write succeeded".into()),
         (_, 0, _) => Verdict::Unknown("no table was read".into()),
         (_, _, 0) => Verdict::Unknown("no table's snapshots were listed".into()),
+        _ if telling == 0 => Verdict::Unknown("no table was read after a write that it had to show".into()),
+        _ if placed == 0 => Verdict::Unknown("no table was read at a snapshot that was listed".into()),
         _ => Verdict::Valid,
     };
     findings
@@ -257,6 +263,12 @@ impl<'a> Judge<'a> {
         })
     }
 
+    /// How many reads had to show a write.
+    fn telling(&self) -> usize {
+        let must_show_any = |read: &&Read<'_>| self.one.steps.values().flatten().any(|step| self.must_show(read, step));
+        self.one.reads.iter().filter(must_show_any).count()
+    }
+
     /// Whether a read has to show a write: its own node acknowledged it before, or another one long enough before.
     fn must_show(&self, read: &Read<'_>, step: &Step<'_>) -> bool {
         let Some(end) = self.history.end(step.call).filter(|_| step.call.outcome == End::Ok) else { return false };
@@ -321,9 +333,10 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The snapshots that there are in the end.
-    fn line(&self, findings: &mut Findings) {
-        let Some((listed, line)) = self.one.line else { return };
+    /// The snapshots that there are in the end. Gives how many reads are of one of them.
+    fn line(&self, findings: &mut Findings) -> usize {
+        let Some((listed, line)) = self.one.line else { return 0 };
+        let mut placed = 0;
         for pair in line.windows(2) {
             if pair[1].parent != Some(pair[0].id) || pair[1].sequence <= pair[0].sequence {
                 let (one, next) = (pair[0].sequence, pair[1].sequence);
@@ -336,6 +349,7 @@ impl<'a> Judge<'a> {
         for read in &self.one.reads {
             let (Some(sequence), Some(snapshot)) = (read.sequence, read.snapshot) else { continue };
             let is_there = by_sequence.get(&sequence) == Some(&snapshot);
+            placed += usize::from(is_there);
             // The listing is of a version as well, which may be as old as any; and older ones than its oldest are not kept.
             let read_ns = self.history.end(read.call).map_or(u64::MAX, |end| end.time_ns);
             let is_listed = read_ns.saturating_add(FRESH_NS) <= self.history.invocation(listed).time_ns;
@@ -358,5 +372,6 @@ impl<'a> Judge<'a> {
                 self.found(findings, "refused and made", what, &[*failed, listed]);
             }
         }
+        placed
     }
 }
