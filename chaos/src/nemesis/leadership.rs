@@ -43,7 +43,7 @@ fn handed_over((from, old_term): (u64, u64), to: u64, leads: Option<u64>, term: 
     let leader = leads.map_or("nobody".to_owned(), |id| format!("peer {id}"));
     match leads == Some(to) && term > old_term {
         true => Done::installed(target, format!("it leads in term {term}")),
-        false => Done::failed(target, format!("{leader} leads in term {term}, and {from} did in term {old_term}")),
+        false => Done::failed(target, format!("{leader} leads in term {term}, and peer {from} did in term {old_term}")),
     }
 }
 

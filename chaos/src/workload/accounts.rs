@@ -20,9 +20,10 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms, told};
+use super::statements::{
+    ALL, Last, PAUSE, SCHEMA, count_of, make_schema, read_again, read_everywhere, send, stale_ms, told,
+};
 use super::{Actor, Frame, Plan, Unique};
-use crate::check::table::FRESH_NS;
 use crate::history::{Accounts, Action, Key};
 use crate::run::recorder::Scribe;
 use crate::sql::{Failure, Value, What};
@@ -237,8 +238,7 @@ struct Bank {
 #[async_trait]
 impl Frame for Bank {
     async fn prepare(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
-        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        let node = make_schema(access).await?;
         for table in 0..TABLES {
             let sql = format!("CREATE TABLE {} (id BIGINT, balance BIGINT)", name(table));
             access.run(node, &sql, None, access.deadline()).await?;
@@ -254,33 +254,29 @@ impl Frame for Bank {
         scribe.ok(open, None, Some(node));
         // What was there before is no node's to forget.
         for node in access.nodes() {
-            read_again(node, access, scribe).await?;
+            read_again(self, ALL, node, access, scribe).await?;
         }
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        // From now on every node has to show everything.
-        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
-        for node in access.nodes() {
-            read_again(node, access, scribe).await?;
-        }
-        access.ledger.looked_for_elsewhere(self.acknowledged.load(Ordering::Relaxed));
-        Ok(())
+        read_everywhere(self, access, scribe).await
     }
 }
 
-/// Reads, several times if need be.
-async fn read_again(node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
-    let mut tried = read(node, access, scribe).await;
-    for _ in 1..TRIES {
-        if tried.is_ok() {
-            break;
-        }
-        tokio::time::sleep(PAUSE).await;
-        tried = read(node, access, scribe).await;
+#[async_trait]
+impl Last for Bank {
+    fn tables(&self) -> Vec<i64> {
+        vec![ALL]
     }
-    tried
+
+    fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    async fn read(&self, _: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        read(node, access, scribe).await
+    }
 }
 
 #[cfg(test)]

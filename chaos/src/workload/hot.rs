@@ -6,20 +6,16 @@
 //!
 //! With upkeep, small files are packed and snapshots expire meanwhile, all the time and at any node: whatever is read must be there.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use lake_client::store::Error;
 
 use super::access::Access;
-use super::rotation::Rotation;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms, told};
-use super::{Actor, Frame, Plan, Unique};
+use super::statements::{Last, SCHEMA, Used, count_of, make_schema, read_everywhere, stale_ms, told};
+use super::{Actor, Frame, Plan};
 use crate::check::hot::{GONE, TORN};
-use crate::check::table::FRESH_NS;
 use crate::history::{Action, Chore, Hot, Key, Table};
 use crate::run::recorder::Scribe;
 use crate::sql::{Failure, Value};
@@ -61,26 +57,12 @@ fn plan_as(clients: usize, upkeep: bool) -> Plan {
 #[derive(Debug)]
 struct Shared {
     upkeep: bool,
-    tables: Rotation,
-    numbers: Unique,
-    /// Tables that are there.
-    made: Mutex<BTreeSet<i64>>,
-    acknowledged: AtomicU64,
+    used: Used,
 }
 
 impl Shared {
     fn new(upkeep: bool) -> Self {
-        Self {
-            upkeep,
-            tables: Rotation::new(1, if upkeep { USES_WITH_UPKEEP } else { USES }),
-            numbers: Unique::default(),
-            made: Mutex::default(),
-            acknowledged: AtomicU64::new(0),
-        }
-    }
-
-    fn made(&self) -> MutexGuard<'_, BTreeSet<i64>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { upkeep, used: Used::new(if upkeep { USES_WITH_UPKEEP } else { USES }) }
     }
 
     /// Of this workload.
@@ -90,13 +72,8 @@ impl Shared {
 
     /// Makes a table unless it is there.
     async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
-        if self.made().contains(&table) {
-            return Ok(());
-        }
         let sql = format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, v BIGINT)", name(table));
-        access.run(node, &sql, None, access.deadline()).await?;
-        self.made().insert(table);
-        Ok(())
+        self.used.make(table, &sql, node, access).await
     }
 }
 
@@ -111,7 +88,7 @@ struct Client {
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
-        let table = self.shared.tables.pick(&mut access.rng);
+        let table = self.shared.used.tables.pick(&mut access.rng);
         let Some(node) = access.any_node() else { return };
         // Whoever comes next tries again.
         if self.shared.make(table, node, access).await.is_err() {
@@ -126,7 +103,7 @@ impl Actor for Client {
             let what = if access.chance(0.5) { Chore::Pack } else { Chore::Expire };
             return keep_up(&self.shared, table, what, node, access, scribe).await;
         }
-        let number = self.shared.numbers.next();
+        let number = self.shared.used.numbers.next();
         let action = self.shared.action(Hot::Append { table: table.into(), number });
         let by = access.deadline();
         scribe.invoke(action.clone());
@@ -134,7 +111,7 @@ impl Actor for Client {
             Ok(answer) => match count_of(&answer) {
                 Some(count) if count == Table::PARTS as i64 => {
                     scribe.ok(action, None, Some(node));
-                    self.shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+                    self.shared.used.acknowledge();
                 }
                 count => {
                     let what = format!("it has written {count:?} rows instead of {}", Table::PARTS);
@@ -257,34 +234,31 @@ struct Tables {
 #[async_trait]
 impl Frame for Tables {
     async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
-        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
-        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        make_schema(access).await?;
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        // From now on every node has to show everything.
-        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
-        let nodes = access.nodes();
-        let made = self.shared.made().clone();
-        for table in made {
-            for node in &nodes {
-                let mut tried = read(&self.shared, table, *node, access, scribe).await;
-                for _ in 1..TRIES {
-                    if tried.is_ok() {
-                        break;
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                    tried = read(&self.shared, table, *node, access, scribe).await;
-                }
-                tried?;
-            }
-            if let Some(node) = nodes.first() {
-                count(&self.shared, table, *node, access, scribe).await?;
-            }
-        }
-        access.ledger.looked_for_elsewhere(self.shared.acknowledged.load(Ordering::Relaxed));
-        Ok(())
+        read_everywhere(self, access, scribe).await
+    }
+}
+
+#[async_trait]
+impl Last for Tables {
+    fn tables(&self) -> Vec<i64> {
+        self.shared.used.all()
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.shared.used.acknowledged()
+    }
+
+    async fn read(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        read(&self.shared, table, node, access, scribe).await
+    }
+
+    async fn list(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        count(&self.shared, table, node, access, scribe).await
     }
 }
 

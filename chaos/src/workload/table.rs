@@ -7,9 +7,8 @@
 //! A read asks for the rows and the snapshot that they are of in one statement. A table is left after [`USES`] operations.
 //! Every other one deletes rows by delete files, the others by writing anew what is left.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -18,10 +17,8 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
-use super::rotation::Rotation;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms, told};
-use super::{Actor, Frame, Plan, Unique};
-use crate::check::table::FRESH_NS;
+use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, send, stale_ms, told};
+use super::{Actor, Frame, Plan};
 use crate::history::{Action, Change, Snapshot, Table, Write};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value, What};
@@ -46,44 +43,16 @@ const SENDINGS: usize = 8;
 const OPERATION: &str = "chaos ";
 
 pub(super) fn plan(clients: usize) -> Plan {
-    let shared = Arc::new(Shared {
-        tables: Rotation::new(1, USES),
-        numbers: Unique::default(),
-        made: Mutex::default(),
-        acknowledged: AtomicU64::new(0),
-    });
+    let shared = Arc::new(Used::new(USES));
     let client = |_| Client { shared: shared.clone(), mine: Vec::new() };
     Plan::of(clients, client, Tables { shared: shared.clone() })
 }
 
-/// What clients know together.
-#[derive(Debug)]
-struct Shared {
-    tables: Rotation,
-    numbers: Unique,
-    /// Tables that are there.
-    made: Mutex<BTreeSet<i64>>,
-    acknowledged: AtomicU64,
-}
-
-impl Shared {
-    fn made(&self) -> MutexGuard<'_, BTreeSet<i64>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes a table unless it is there.
-    async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
-        if self.made().contains(&table) {
-            return Ok(());
-        }
-        let mode = if table % 2 == 0 { "merge-on-read" } else { "copy-on-write" };
-        let modes = ["delete", "update", "merge"].map(|what| format!("'write.{what}.mode' = '{mode}'")).join(", ");
-        let name = name(table);
-        let sql = format!("CREATE TABLE IF NOT EXISTS {name} (id BIGINT, part BIGINT, v BIGINT) WITH ({modes})");
-        access.run(node, &sql, None, access.deadline()).await?;
-        self.made().insert(table);
-        Ok(())
-    }
+/// The statement that makes a table.
+fn create(table: i64) -> String {
+    let mode = if table % 2 == 0 { "merge-on-read" } else { "copy-on-write" };
+    let modes = ["delete", "update", "merge"].map(|what| format!("'write.{what}.mode' = '{mode}'")).join(", ");
+    format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, part BIGINT, v BIGINT) WITH ({modes})", name(table))
 }
 
 fn name(table: i64) -> String {
@@ -96,7 +65,7 @@ fn snapshots_of(table: i64) -> String {
 }
 
 struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<Used>,
     /// Ids of which this client knows that their rows are there, with their table.
     mine: Vec<(i64, i64)>,
 }
@@ -107,7 +76,7 @@ impl Actor for Client {
         let table = self.shared.tables.pick(&mut access.rng);
         let Some(node) = access.any_node() else { return };
         // Whoever comes next tries again.
-        if self.shared.make(table, node, access).await.is_err() {
+        if self.shared.make(table, &create(table), node, access).await.is_err() {
             return;
         }
         self.mine.retain(|(of, _)| *of == table);
@@ -171,7 +140,7 @@ impl Client {
                 }
                 (Some(count), change) if count == Table::PARTS as i64 => {
                     scribe.ok(action, None, by);
-                    self.shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+                    self.shared.acknowledge();
                     if change == Change::Delete { Left::Unknown } else { Left::There }
                 }
                 (count, _) => {
@@ -310,40 +279,37 @@ fn snapshot(row: &[Value]) -> Option<Snapshot> {
 }
 
 struct Tables {
-    shared: Arc<Shared>,
+    shared: Arc<Used>,
 }
 
 #[async_trait]
 impl Frame for Tables {
     async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
-        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
-        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        make_schema(access).await?;
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        // From now on every node has to show everything.
-        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
-        let nodes = access.nodes();
-        let made = self.shared.made().clone();
-        for table in made {
-            for node in &nodes {
-                let mut tried = read(table, *node, access, scribe).await;
-                for _ in 1..TRIES {
-                    if tried.is_ok() {
-                        break;
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                    tried = read(table, *node, access, scribe).await;
-                }
-                tried?;
-            }
-            if let Some(node) = nodes.first() {
-                list(table, *node, access, scribe).await?;
-            }
-        }
-        access.ledger.looked_for_elsewhere(self.shared.acknowledged.load(Ordering::Relaxed));
-        Ok(())
+        read_everywhere(self, access, scribe).await
+    }
+}
+
+#[async_trait]
+impl Last for Tables {
+    fn tables(&self) -> Vec<i64> {
+        self.shared.all()
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.shared.acknowledged()
+    }
+
+    async fn read(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        read(table, node, access, scribe).await
+    }
+
+    async fn list(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        list(table, node, access, scribe).await
     }
 }
 
