@@ -315,7 +315,22 @@ impl Last for Tables {
 
 #[cfg(test)]
 mod tests {
+    use super::super::statements::canned;
     use super::*;
+    use crate::run::recorder::Recorder;
+
+    #[tokio::test]
+    async fn a_row_that_no_statement_leaves_is_told() {
+        let row: &[Value] = &[Value::Int(0), Value::Int(7), Value::Int(15)];
+        for (rows, is_told) in [(&[row][..], false), (&[row, &[Value::Int(0), Value::Null, Value::Null]][..], true)] {
+            let recorder = Recorder::new();
+            read(1, 1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            assert_eq!(recorder.take().0[1].error.is_some(), is_told);
+            let recorder = Recorder::new();
+            list(1, 1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            assert!(recorder.take().0[1].error.is_some(), "these are no snapshots");
+        }
+    }
 
     #[test]
     fn a_statement_writes_all_rows_of_an_id() {
