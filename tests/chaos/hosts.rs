@@ -1,13 +1,16 @@
 //! `--cluster hosts:FILE` on processes that plain shell commands manage.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use lake_chaos::nemesis::clock;
 use lake_chaos::ports::{self, Port};
 use lake_chaos::probe;
 
-use super::{ATTEMPTS, LAKE, PATIENCE, Run, assert_code, installed};
+use super::install::install;
+use super::{ATTEMPTS, LAKE, PATIENCE, Run, assert_code, installed, proofs};
 
 /// Three peers that a script starts, stops and hurts. What runs is stopped in the end.
 struct Site {
@@ -25,6 +28,15 @@ impl Site {
         let listens: String = (1..=3)
             .map(|id| format!("{id}) listen={} raft={};;\n", site.address(id, 0), site.address(id, 1)))
             .collect();
+        // Where clocks can be faked, each peer's goes by a file.
+        let environment = match clock::library() {
+            Some(library) => clock::environment(&library, &site.dir.join("clocks"), &[1, 2, 3]).unwrap(),
+            None => Vec::new(),
+        };
+        let set = |(name, value): &(OsString, OsString)| {
+            format!("{}={} ", name.to_string_lossy(), value.to_string_lossy().replace("{id}", "$2"))
+        };
+        let environment: String = environment.iter().map(set).collect();
         let script = format!(
             "#!/bin/sh\n\
              cd '{dir}'\n\
@@ -33,9 +45,12 @@ impl Site {
              case $2 in\n{listens}esac\n\
              case $1 in\n\
              start) alive || {{\n\
-               '{LAKE}' metasrv --id $2 --dir data-$2 --listen $listen --raft-listen $raft --peers {peers} \
+               env {environment} '{LAKE}' metasrv --id $2 --dir data-$2 --listen $listen --raft-listen $raft --peers {peers} \
                  </dev/null >>log-$2 2>&1 & echo $! >$2.pid; }};;\n\
              kill) kill -KILL $pid;;\n\
+             stop) kill -TERM $pid; while alive; do sleep 0.05; done;;\n\
+             clock) echo \"$3 x1.0\" >clocks/$2;;\n\
+             heal) ! test -d clocks || echo '+0 x1.0' >clocks/$2;;\n\
              pause) kill -STOP $pid;;\n\
              resume) kill -CONT $pid 2>/dev/null || true;;\n\
              esac\n",
@@ -71,9 +86,13 @@ impl Site {
         let peers: String = (1..=3).map(peer).collect();
         let script = self.script();
         let command = |verb: &str| format!("{verb} = \"sh {} {verb} {{id}}\"\n", script.display());
-        let commands: String = ["start", "kill", "pause", "resume"].map(command).concat();
+        let commands: String = ["start", "kill", "stop", "pause", "resume"].map(command).concat();
+        let clocks = match clock::library() {
+            Some(_) => format!("clock = \"sh {} clock {{id}} {{seconds}}\"\n{}", script.display(), command("heal")),
+            None => String::new(),
+        };
         let collect = format!("collect = \"cp {}/log-{{id}} {{out}}/\"\n", self.dir.display());
-        format!("{peers}[commands]\n{commands}{collect}")
+        format!("{peers}[commands]\n{commands}{clocks}{collect}")
     }
 
     fn control(&self, verb: &str, id: usize) {
@@ -136,6 +155,7 @@ impl Drop for Site {
 
 #[test]
 fn a_cluster_of_others_is_hurt_by_their_commands_and_left_as_it_was() {
+    install(&["libfaketime"], || clock::library().is_none());
     let run = Run::new();
     let site = Site::start(run.dir.path().join("site"));
     let cluster_id = site.cluster_id();
@@ -147,18 +167,25 @@ fn a_cluster_of_others_is_hurt_by_their_commands_and_left_as_it_was() {
     assert_code(&misnamed, 3);
     assert!(String::from_utf8_lossy(&misnamed.stderr).contains("nothing was done"));
     std::fs::remove_dir_all(run.out()).unwrap();
-    let dry = site.run(&run, "--nemesis kill,pause --time 20s --dry-run");
+    let clock = if clock::library().is_some() { ",clock" } else { "" };
+    let faults = format!("kill:one,pause,restart{clock}");
+    let dry = site.run(&run, &format!("--nemesis {faults} --time 20s --dry-run"));
     assert_code(&dry, 0);
     let said = String::from_utf8_lossy(&dry.stdout).into_owned();
-    assert!(said.contains("control.sh kill 2") && said.contains("control.sh resume 3"), "{said}");
+    for command in ["kill 2", "resume 3", "stop 1", "start 1"] {
+        assert!(said.contains(&format!("control.sh {command}")), "{said}");
+    }
+    assert_eq!(said.contains("control.sh clock 2 -3600"), clock::library().is_some(), "{said}");
     assert!(!run.out().exists(), "a dry run makes nothing");
 
-    let arguments = format!(
-        "--workload register --nemesis kill:one,pause --time 20s --rate 60 --clients 4 --cluster-id {cluster_id}"
-    );
-    let output = site.run(&run, &arguments);
+    let arguments =
+        format!("--workload register --nemesis {faults} --time 32s --rate 60 --clients 4 --cluster-id {cluster_id}");
+    let output = run.until_judged(|| site.run(&run, &arguments));
     assert_code(&output, 0);
-    assert_eq!(installed(&run.history()), ["kill-one".to_owned(), "pause".to_owned()].into());
+    let history = run.history();
+    assert_eq!(installed(&history), faults.split(',').map(|fault| fault.replace(':', "-")).collect());
+    assert!(proofs(&history, "restart").iter().all(|proof| proof.matches("it serves").count() == 3));
+    assert!(proofs(&history, "clock").iter().all(|proof| proof.contains("s ahead")));
     let commands = std::fs::read_to_string(run.out().join("commands.log")).unwrap();
     assert!(commands.contains("control.sh kill") && commands.contains("control.sh start"), "{commands}");
     assert!(run.out().join("log-1").exists(), "logs are collected");
@@ -190,7 +217,10 @@ fn a_run_that_cannot_take_everything_back_is_unknown() {
     let run = Run::new();
     let site = Site::start(run.dir.path().join("site"));
     let cluster_id = site.cluster_id();
-    let text = format!("{}heal = \"echo no such rule; exit 3\"\n", site.text());
+    // Not that which clocks are set right by.
+    let text: String =
+        site.text().lines().filter(|line| !line.starts_with("heal")).map(|line| format!("{line}\n")).collect();
+    let text = format!("{text}heal = \"echo no such rule; exit 3\"\n");
     std::fs::write(site.file(), text).unwrap();
     let arguments = format!("--nemesis none --time 5s --rate 60 --clients 4 --cluster-id {cluster_id}");
     let output = site.run(&run, &arguments);
