@@ -13,7 +13,7 @@ use lake_chaos::hosts::Hosts;
 use lake_chaos::matrix::{self, Chosen, Pair};
 use lake_chaos::report::index::{self, Entry};
 use lake_chaos::report::results;
-use lake_chaos::run::Place;
+use lake_chaos::run::{ObjectStore, Place};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
@@ -51,6 +51,16 @@ pub struct Args {
     /// With hosts:FILE: the id of that cluster, as `lake meta status` says it; another one is left alone
     #[arg(long, value_name = "ID")]
     cluster_id: Option<String>,
+    /// Where tables live, with --s3-endpoint, as of `lake chaos run`: each run's in a place of its own below s3://BUCKET/PREFIX, and what is
+    /// written there stays. Without it no fault of an object store is run [default: in the runs' directories]
+    #[arg(long, value_name = "URI", requires = "s3_endpoint")]
+    warehouse: Option<String>,
+    /// The S3 service behind --warehouse, http://HOST:PORT, which query nodes reach by a way that can be hurt
+    #[arg(long, value_name = "URL", requires = "warehouse", value_parser = run::endpoint)]
+    s3_endpoint: Option<String>,
+    /// One more argument for every query node; may be given several times
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    query_arg: Vec<String>,
     /// Only these: a workload, or a workload and its faults as --dry-run lists them
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     only: Vec<String>,
@@ -67,7 +77,14 @@ pub async fn run(args: &Args) -> Result<u8> {
     let minutes = args.minutes;
     ensure!(minutes.is_finite() && (0.0..=MAX_MINUTES).contains(&minutes), "--minutes is up to {MAX_MINUTES}");
     let seed = args.seed.unwrap_or_else(rand::random);
-    let ground = Ground::new(&args.cluster, args.cluster_id.clone())?;
+    let objects = args.warehouse.clone().zip(args.s3_endpoint.clone());
+    let objects = objects.map(|(warehouse, address)| ObjectStore { warehouse, address });
+    let ground =
+        Ground { objects, query_args: args.query_arg.clone(), ..Ground::new(&args.cluster, args.cluster_id.clone())? };
+    ensure!(
+        ground.hosts.is_none() || (ground.objects.is_none() && ground.query_args.is_empty()),
+        "--warehouse and --query-arg are about query nodes of local:N: those of a cluster of yours are started by your own commands"
+    );
     let time = Duration::from_secs_f64(minutes * 60.0);
     let chosen = matrix::choose(time, &args.only, |pair| ground.missing(pair)).map_err(|problem| anyhow!(problem))?;
     if args.dry_run {
@@ -115,6 +132,10 @@ struct Ground {
     cluster_id: Option<String>,
     hosts: Option<Hosts>,
     place: Place,
+    /// Where tables live, if not in the runs' directories.
+    objects: Option<ObjectStore>,
+    /// More arguments for every query node.
+    query_args: Vec<String>,
 }
 
 impl Ground {
@@ -127,7 +148,7 @@ impl Ground {
             hosts.is_some() || cluster_id.is_none(),
             "--cluster-id is about a cluster of yours: ask for --cluster hosts:FILE"
         );
-        Ok(Self { cluster: cluster.to_owned(), cluster_id, hosts, place })
+        Ok(Self { cluster: cluster.to_owned(), cluster_id, hosts, place, objects: None, query_args: Vec::new() })
     }
 
     /// Why this program or machine, or that cluster, cannot have a pair.
@@ -137,6 +158,9 @@ impl Ground {
             Some(hosts) => pair.on(hosts).err(),
             None if is_sql && !cfg!(feature = "query") => Some("this lake was built without SQL".to_owned()),
             None if is_sql && self.place != Place::Loopback => Some("query nodes run on local:N only".to_owned()),
+            None if pair.is_of_the_store() && self.objects.is_none() => {
+                Some("there is no object store: name one with --warehouse and --s3-endpoint".to_owned())
+            }
             None => pair.missing(),
         }
     }
@@ -157,6 +181,13 @@ struct Planned<'a> {
     seed: u64,
 }
 
+impl Planned<'_> {
+    /// As its directory is called.
+    fn directory(&self) -> String {
+        format!("{:02}-{}", self.place, self.pair.directory())
+    }
+}
+
 /// What each run follows from: the same whatever else is run.
 fn seed_of(seed: u64, place: usize) -> u64 {
     seed.wrapping_add(place as u64 - 1)
@@ -168,7 +199,17 @@ fn arguments(ground: &Ground, run: &Planned<'_>) -> Vec<String> {
     let words = format!("chaos run --workload {workload} --nemesis {nemeses} --time {seconds}s");
     let words = format!("{words} --rate {rate} --clients {clients} --seed {} --cluster", run.seed);
     let id = ground.cluster_id.iter().flat_map(|id| ["--cluster-id", id.as_str()]);
-    words.split(' ').chain([ground.cluster.as_str()]).chain(id).map(str::to_owned).collect()
+    let mut arguments: Vec<String> =
+        words.split(' ').chain([ground.cluster.as_str()]).chain(id).map(str::to_owned).collect();
+    if workload.is_sql() {
+        if let Some(ObjectStore { warehouse, address }) = &ground.objects {
+            // Another matrix may have been there before.
+            let own = format!("{}/{}-{}", warehouse.trim_end_matches('/'), run.directory(), run.seed);
+            arguments.extend(["--warehouse".to_owned(), own, "--s3-endpoint".to_owned(), format!("http://{address}")]);
+        }
+        arguments.extend(ground.query_args.iter().flat_map(|word| ["--query-arg".to_owned(), word.clone()]));
+    }
+    arguments
 }
 
 fn planned(ground: &Ground, chosen: &Chosen, seed: u64) -> String {
@@ -201,7 +242,7 @@ async fn one(
     out: &Path,
     (stop, is_stopped): (&mut StopRequests, &mut bool),
 ) -> Result<Entry> {
-    let directory = format!("{:02}-{}", run.place, run.pair.directory());
+    let directory = run.directory();
     let log = format!("{directory}.log");
     let path = out.join(&log);
     let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
@@ -311,6 +352,14 @@ mod tests {
             arguments(&ground, &run).join(" "),
             "chaos run --workload table --nemesis query-kill:one,kill:leader --time 40s --rate 10 --clients 5 --seed 9 \
              --cluster local:5"
+        );
+        let objects = ObjectStore { warehouse: "s3://b/w/".to_owned(), address: "127.0.0.1:9".to_owned() };
+        let stored = Ground { objects: Some(objects), query_args: vec!["--x".to_owned()], ..ground };
+        assert!(
+            arguments(&stored, &run).join(" ").ends_with(
+                " --cluster local:5 --warehouse s3://b/w/03-table-query-kill-one-kill-leader-9 --s3-endpoint http://127.0.0.1:9 \
+                 --query-arg --x"
+            )
         );
         assert!(Ground::new("local:3", Some("id".to_owned())).is_err() && Ground::new("cloud:3", None).is_err());
         assert_eq!(seed_of(u64::MAX, 2), 0);

@@ -260,7 +260,7 @@ pub(super) fn cluster(word: &str) -> Result<Where, String> {
 }
 
 /// Where `http://HOST:PORT` is.
-fn endpoint(url: &str) -> Result<String, String> {
+pub(super) fn endpoint(url: &str) -> Result<String, String> {
     let address = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
     let is_address =
         |address: &&str| !address.contains('/') && address.rsplit_once(':').is_some_and(|(host, _)| !host.is_empty());
