@@ -18,6 +18,11 @@ pub trait Ground: Send + Sync + 'static {
     /// The query nodes that clients may ask.
     fn query_nodes(&self) -> &Roster;
 
+    /// The same, where they serve REST.
+    fn rest_nodes(&self) -> Roster {
+        Roster::default()
+    }
+
     /// What each peer that answers says of itself.
     async fn statuses(&self) -> Vec<StatusResponse>;
 
@@ -42,6 +47,10 @@ impl Ground for Field {
 
     fn query_nodes(&self) -> &Roster {
         &self.query_nodes
+    }
+
+    fn rest_nodes(&self) -> Roster {
+        self.rest_nodes.clone()
     }
 
     async fn statuses(&self) -> Vec<StatusResponse> {

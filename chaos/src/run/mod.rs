@@ -62,6 +62,7 @@ use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
 use crate::workload::Frame;
 use crate::workload::access::{Door, Roster};
+use crate::workload::rest::Rest;
 use crate::{Error, Result, workload};
 
 /// How long an operation may take beyond its timeout before it is left as it is.
@@ -230,7 +231,8 @@ async fn under_attack<F: Ground>(
         door: settings.front.clone().map(|front| Door { front, nodes: field.query_nodes().clone() }),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
-    let workload::Plan { actors, mut frame } = workload::plan(settings.workload, settings.clients);
+    let rest = settings.rest.as_ref().map(|rest| Rest { nodes: field.rest_nodes(), ..rest.clone() });
+    let workload::Plan { actors, mut frame } = workload::plan(settings.workload, settings.clients, rest.as_ref());
     let mut own = calm.access(u64::MAX).map_err(failed("connecting to the cluster"))?;
     let mut scribe = recorder.scribe();
     frame.prepare(&mut own, &mut scribe).await.map_err(failed("preparing the workload"))?;

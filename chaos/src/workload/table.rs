@@ -6,6 +6,8 @@
 //!
 //! A read asks for the rows and the snapshot that they are of in one statement. A table is left after [`USES`] operations.
 //! Every other one deletes rows by delete files, the others by writing anew what is left.
+//!
+//! Some clients may do the same through REST, by PyIceberg ([`super::rest`]): theirs are inserts, overwrites and deletes, sent once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,7 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
+use super::rest::{PyIceberg, Rest};
 use super::rotation::Rotation;
 use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms};
 use super::{Actor, Frame, Plan, Unique};
@@ -45,15 +48,18 @@ const SENDINGS: usize = 8;
 /// What an operation id begins with; the write's number follows.
 const OPERATION: &str = "chaos ";
 
-pub(super) fn plan(clients: usize) -> Plan {
+/// `rest`: how the first so many of them go through REST.
+pub(super) fn plan(clients: usize, rest: Option<&Rest>) -> Plan {
     let shared = Arc::new(Shared {
         tables: Rotation::new(1, USES),
         numbers: Unique::default(),
         made: Mutex::default(),
         acknowledged: AtomicU64::new(0),
+        by_rest: AtomicU64::new(0),
     });
-    let client = |_| Client { shared: shared.clone(), mine: Vec::new() };
-    Plan::of(clients, client, Tables { shared: shared.clone() })
+    let by_rest = |n| rest.filter(|rest| n < rest.clients).map(|rest| PyIceberg::new(rest.clone()));
+    let client = |n| Client { shared: shared.clone(), mine: Vec::new(), rest: by_rest(n) };
+    Plan::of(clients, client, Tables { shared: shared.clone(), rest: rest.cloned() })
 }
 
 /// What clients know together.
@@ -64,6 +70,8 @@ struct Shared {
     /// Tables that are there.
     made: Mutex<BTreeSet<i64>>,
     acknowledged: AtomicU64,
+    /// Of these, those through REST.
+    by_rest: AtomicU64,
 }
 
 impl Shared {
@@ -99,11 +107,19 @@ struct Client {
     shared: Arc<Shared>,
     /// Ids of which this client knows that their rows are there, with their table.
     mine: Vec<(i64, i64)>,
+    /// What it goes through instead of SQL.
+    rest: Option<PyIceberg>,
 }
 
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        if let Some(rest) = &mut self.rest
+            && let Err(failure) = rest.start().await
+        {
+            tracing::warn!("{failure}");
+            return;
+        }
         let table = self.shared.tables.pick(&mut access.rng);
         let Some(node) = access.any_node() else { return };
         // Whoever comes next tries again.
@@ -119,7 +135,10 @@ impl Actor for Client {
         let (change, at) = match (drawn, known) {
             (0..READS, _) => {
                 // How it ended is in the history.
-                let _ = read(table, node, access, scribe).await;
+                let _ = match &mut self.rest {
+                    Some(rest) => read_by(rest, table, node, access, scribe).await,
+                    None => read(table, node, access, scribe).await,
+                };
                 return;
             }
             (_, None) => (Change::Insert, None),
@@ -133,7 +152,7 @@ impl Actor for Client {
         // Until it is known what became of the write, nothing is known of the id.
         let known = at.map(|at| self.mine.swap_remove(at).1);
         let number = self.shared.numbers.next();
-        let once = access.chance(ONCE);
+        let once = self.rest.is_none() && access.chance(ONCE);
         let write = Write { change, table: table.into(), id: known.unwrap_or(number), number, once };
         if self.write(table, &write, node, access, scribe).await == Left::There {
             self.mine.push((table, write.id));
@@ -151,20 +170,28 @@ enum Left {
 }
 
 impl Client {
-    async fn write(&self, table: i64, write: &Write, node: u64, access: &mut Access, scribe: &mut Scribe) -> Left {
+    async fn write(&mut self, table: i64, write: &Write, node: u64, access: &mut Access, scribe: &mut Scribe) -> Left {
         let action = Action::Table(Table::Write(write.clone()));
         let sql = statement(table, write);
         let by = access.deadline();
         scribe.invoke(action.clone());
-        let sent = match write.once {
-            true => send_until_answered(&sql, write.number, node, by, access).await,
-            false => access.run(node, &sql, None, by).await.map(|answer| (answer, Some(node))).map_err(|e| (e, node)),
+        let counted = |(answer, by): (Answer, _)| (count_of(&answer), by);
+        let sent = match (&mut self.rest, write.once) {
+            (Some(rest), _) => {
+                let sent = rest.write(&name(table), write, node, by).await;
+                sent.map(|count| (Some(count), Some(node))).map_err(|e| (e, node))
+            }
+            (None, true) => send_until_answered(&sql, write.number, node, by, access).await.map(counted),
+            (None, false) => {
+                let sent = access.run(node, &sql, None, by).await;
+                sent.map(|answer| (count_of(&answer), Some(node))).map_err(|e| (e, node))
+            }
         };
         // What was there before a write that did nothing is there still.
         let was_there = matches!(write.change, Change::Update | Change::Delete);
         let unchanged = if was_there { Left::There } else { Left::Unknown };
         match sent {
-            Ok((answer, by)) => match (count_of(&answer), write.change) {
+            Ok((count, by)) => match (count, write.change) {
                 (Some(0), Change::Update | Change::Delete) => {
                     scribe.refused(action, "no row was found");
                     unchanged
@@ -172,6 +199,7 @@ impl Client {
                 (Some(count), change) if count == Table::PARTS as i64 => {
                     scribe.ok(action, None, by);
                     self.shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+                    self.shared.by_rest.fetch_add(u64::from(self.rest.is_some()), Ordering::Relaxed);
                     if change == Change::Delete { Left::Unknown } else { Left::There }
                 }
                 (count, _) => {
@@ -277,6 +305,29 @@ async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -
     Ok(())
 }
 
+/// The same through REST.
+async fn read_by(
+    rest: &mut PyIceberg,
+    table: i64,
+    node: u64,
+    access: &Access,
+    scribe: &mut Scribe,
+) -> Result<(), Failure> {
+    let action = |rows, snapshot| Action::Table(Table::Read { table: table.into(), rows, snapshot, stale_ms: None });
+    let by = access.deadline();
+    scribe.invoke(action(None, None));
+    match rest.read(&name(table), node, by).await {
+        Ok(read) => {
+            scribe.ok(action(Some(read.rows), read.snapshot), read.sequence, Some(node));
+            Ok(())
+        }
+        Err(failure) => {
+            scribe.query_failed(action(None, None), &failure, node);
+            Err(failure)
+        }
+    }
+}
+
 /// Every snapshot of a table.
 async fn list(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
     let action = |snapshots| Action::Table(Table::Line { table: table.into(), snapshots });
@@ -310,6 +361,7 @@ fn snapshot(row: &[Value]) -> Option<Snapshot> {
 
 struct Tables {
     shared: Arc<Shared>,
+    rest: Option<Rest>,
 }
 
 #[async_trait]
@@ -317,10 +369,17 @@ impl Frame for Tables {
     async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
         let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
         access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        if let Some(rest) = self.rest.clone() {
+            // Whoever asks for what cannot be had learns it before anybody is hurt.
+            PyIceberg::new(rest).start().await?;
+        }
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        if self.rest.is_some() && self.shared.by_rest.load(Ordering::Relaxed) == 0 {
+            return Err(Failure::unreached("no write through REST succeeded").into());
+        }
         // From now on every node has to show everything.
         tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
         let nodes = access.nodes();
