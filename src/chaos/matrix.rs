@@ -155,8 +155,8 @@ impl Ground {
     fn missing(&self, pair: &Pair) -> Option<String> {
         let is_sql = pair.workload.is_sql();
         match &self.hosts {
+            _ if is_sql && !cfg!(feature = "query") => Some("this lake was built without SQL".to_owned()),
             Some(hosts) => pair.on(hosts).err(),
-            None if is_sql && !cfg!(feature = "query") => Some("this lake was built without SQL".to_owned()),
             None if is_sql && self.place != Place::Loopback => Some("query nodes run on local:N only".to_owned()),
             None if pair.is_of_the_store() && self.objects.is_none() => {
                 Some("there is no object store: name one with --warehouse and --s3-endpoint".to_owned())

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "query")]
-use super::front::front;
+pub(super) use super::front::front;
 use super::print::{self, Format};
 use crate::output;
 use crate::signals::StopRequests;
@@ -224,7 +224,7 @@ pub async fn run(args: Args) -> Result<u8> {
 
 /// The client of query nodes: there is none in a build without SQL.
 #[cfg(not(feature = "query"))]
-fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
+pub(super) fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
     None
 }
 

@@ -4,7 +4,7 @@
 //! ```text
 //!   every peer answers and is of the cluster that was named?  is nothing left of an earlier run?   else nothing is done at all
 //!     the run, as on any cluster
-//!   mend everything: heal, resume, start of every process  ->  what the run has written is removed  ->  logs are collected
+//!   mend everything: heal, resume, start of every process  ->  what the run has made is removed  ->  logs are collected
 //! ```
 //! The last line happens however the run ends, but with the death of this process: [`mend`] does it alone.
 
@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::ground::Ground;
 use super::recorder::Recorder;
 use super::sampler::Live;
+use super::schemas::{MARK, Schemas};
 use super::settings::Settings;
 use super::{Ran, heal, under_attack};
 use crate::check::convergence::Facts;
@@ -37,6 +38,7 @@ use crate::nemesis::kind::{Kind, Requested, Target};
 use crate::nemesis::{Done, Nemesis, schedule};
 use crate::net::partition;
 use crate::process::{ProcessName, Role};
+use crate::sql::Front;
 use crate::workload::PREFIX;
 use crate::workload::access::Roster;
 use crate::{Error, Result, probe};
@@ -335,6 +337,13 @@ pub async fn run(
             "{left} keys under {PREFIX} are of an earlier run, or somebody else's: nothing was done; lake chaos heal removes them"
         )));
     }
+    let schemas = match &settings.front {
+        Some(front) if settings.workload.is_sql() => Some(Schemas { front, nodes: &site.query_nodes, store: &store }),
+        _ => None,
+    };
+    if let Some(schemas) = &schemas {
+        schemas.begin().await?;
+    }
     let plan = schedule::plan(&settings.nemeses, settings.time, settings.seed);
     let nemesis = |requested: &Requested| {
         Box::new(ByCommand { requested: *requested, claimed: Vec::new(), clocks: BTreeMap::new() })
@@ -346,7 +355,15 @@ pub async fn run(
         // It says itself what it could not do; what is told of the run is why it did not begin.
         let _ = site.mend().await;
     }
-    let cleaned = clean(&store).await;
+    let dropped = match &schemas {
+        Some(schemas) => schemas.drop_all().await,
+        None => Ok(()),
+    };
+    let cleaned = match dropped {
+        Ok(()) => clean(&store).await,
+        // Their mark stays, so that they can be removed later.
+        Err(e) => Err(e),
+    };
     for name in hosts.all() {
         if let Err(e) = site.shell.run(Verb::Collect, name).await {
             tracing::warn!("{e}");
@@ -357,11 +374,12 @@ pub async fn run(
     Ok(ran)
 }
 
-/// Mends everything on those hosts, whatever state they are in, and removes what runs have written. Gives what went wrong.
+/// Mends everything on those hosts, whatever state they are in, and removes what runs have written; with a `front` schemas, too.
+/// Gives what went wrong.
 ///
 /// # Errors
 /// It is another cluster than the one named: nothing was done.
-pub async fn mend(hosts: &Hosts, cluster_id: &str, out: &Path) -> Result<Vec<String>> {
+pub async fn mend(hosts: &Hosts, cluster_id: &str, front: Option<&Arc<dyn Front>>, out: &Path) -> Result<Vec<String>> {
     let site = Site::new(hosts.clone(), out);
     // Some may be down; those that answer must be of it.
     let others = foreign(&site.statuses().await, cluster_id);
@@ -373,11 +391,25 @@ pub async fn mend(hosts: &Hosts, cluster_id: &str, out: &Path) -> Result<Vec<Str
         is_that_cluster(&site, cluster_id).await.map_err(|e| e.to_string())
     });
     let cleaned = match whole.await {
-        Ok(()) => clean(&store(&site)?).await,
+        Ok(()) => remove_all(&site, front).await,
         Err(e) => Err(e),
     };
     wrong.extend(cleaned.err().map(|e| e.to_string()));
     Ok(wrong)
+}
+
+/// Removes what runs have written, whichever runs they were.
+async fn remove_all(site: &Site, front: Option<&Arc<dyn Front>>) -> Result<()> {
+    let store = store(site)?;
+    if keys(&store).await?.iter().any(|(key, _)| key == MARK) {
+        let front = front.ok_or_else(|| {
+            Error::Founding(
+                "the run has made schemas, and this lake was built without SQL: use one that has it".to_owned(),
+            )
+        })?;
+        Schemas { front, nodes: &site.query_nodes, store: &store }.drop_all().await?;
+    }
+    clean(&store).await
 }
 
 /// Every peer serves, and is of the cluster that was named.

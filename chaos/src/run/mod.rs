@@ -12,7 +12,7 @@
 //! query nodes).
 //!
 //! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
-//! - [`ground`]: the cluster, wherever it runs; [`hosts`]: one that is there already;
+//! - [`ground`]: the cluster, wherever it runs; [`hosts`]: one that is there already, with the run's own [`schemas`];
 //! - [`sampler`]: looks at the peers; [`deaths`]: those that end by themselves; [`heal`]: what is found afterwards;
 //!   [`ledger`]: what must be there then.
 //!
@@ -27,6 +27,7 @@ pub mod hosts;
 pub mod ledger;
 pub mod recorder;
 pub mod sampler;
+mod schemas;
 pub mod settings;
 
 use std::collections::BTreeMap;

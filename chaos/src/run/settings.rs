@@ -148,11 +148,11 @@ impl Settings {
 
     /// Checks what cannot be had on an existing cluster.
     fn validate_on(&self, hosts: &Hosts) -> Result<(), String> {
-        if self.workload.is_sql() {
-            return Err(format!(
-                "the workload {} makes tables, which no run on hosts removes: not there",
-                self.workload
-            ));
+        if self.rest.is_some() {
+            return Err(
+                "clients through REST are of local:N: the file of hosts does not say where query nodes serve it"
+                    .to_owned(),
+            );
         }
         if !self.metasrv_args.is_empty() || !self.query_args.is_empty() {
             return Err(
