@@ -4,11 +4,12 @@
 //! run end in order. However this one ends, the run's standard input ends with it, and so does the run.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use lake_chaos::history::Workload;
 use lake_chaos::hosts::Hosts;
 use lake_chaos::matrix::{self, Chosen, Pair};
 use lake_chaos::report::index::{self, Entry};
@@ -41,7 +42,7 @@ pub struct Args {
     minutes: f64,
     /// Where everything is kept: a directory that is empty or not there yet [default: chaos-matrix-SEED]
     #[arg(long, value_name = "DIR")]
-    out: Option<std::path::PathBuf>,
+    out: Option<PathBuf>,
     /// What the seeds of the runs follow from [default: by chance, and told]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -61,6 +62,12 @@ pub struct Args {
     /// One more argument for every query node; may be given several times
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     query_arg: Vec<String>,
+    /// Of each run of the workload table: so many of the clients are PyIceberg, as of `lake chaos run`
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    rest_clients: usize,
+    /// The Python of those, which has pyiceberg[pyarrow]
+    #[arg(long, default_value = "python3", value_name = "PATH")]
+    python: PathBuf,
     /// Only these: a workload, or a workload and its faults as --dry-run lists them
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     only: Vec<String>,
@@ -79,11 +86,15 @@ pub async fn run(args: &Args) -> Result<u8> {
     let seed = args.seed.unwrap_or_else(rand::random);
     let objects = args.warehouse.clone().zip(args.s3_endpoint.clone());
     let objects = objects.map(|(warehouse, address)| ObjectStore { warehouse, address });
-    let ground =
-        Ground { objects, query_args: args.query_arg.clone(), ..Ground::new(&args.cluster, args.cluster_id.clone())? };
+    let ground = Ground {
+        objects,
+        query_args: args.query_arg.clone(),
+        rest: (args.rest_clients, args.python.clone()),
+        ..Ground::new(&args.cluster, args.cluster_id.clone())?
+    };
     ensure!(
-        ground.hosts.is_none() || (ground.objects.is_none() && ground.query_args.is_empty()),
-        "--warehouse and --query-arg are about query nodes of local:N: those of a cluster of yours are started by your own commands"
+        ground.hosts.is_none() || (ground.objects.is_none() && ground.query_args.is_empty() && args.rest_clients == 0),
+        "--warehouse, --query-arg and --rest-clients are about query nodes of local:N: those of a cluster of yours are started by your own commands"
     );
     let time = Duration::from_secs_f64(minutes * 60.0);
     let chosen = matrix::choose(time, &args.only, |pair| ground.missing(pair)).map_err(|problem| anyhow!(problem))?;
@@ -136,6 +147,8 @@ struct Ground {
     objects: Option<ObjectStore>,
     /// More arguments for every query node.
     query_args: Vec<String>,
+    /// So many clients of tables go through REST, by this Python.
+    rest: (usize, PathBuf),
 }
 
 impl Ground {
@@ -148,7 +161,15 @@ impl Ground {
             hosts.is_some() || cluster_id.is_none(),
             "--cluster-id is about a cluster of yours: ask for --cluster hosts:FILE"
         );
-        Ok(Self { cluster: cluster.to_owned(), cluster_id, hosts, place, objects: None, query_args: Vec::new() })
+        Ok(Self {
+            cluster: cluster.to_owned(),
+            cluster_id,
+            hosts,
+            place,
+            objects: None,
+            query_args: Vec::new(),
+            rest: (0, PathBuf::new()),
+        })
     }
 
     /// Why this program or machine, or that cluster, cannot have a pair.
@@ -201,6 +222,11 @@ fn arguments(ground: &Ground, run: &Planned<'_>) -> Vec<String> {
     let id = ground.cluster_id.iter().flat_map(|id| ["--cluster-id", id.as_str()]);
     let mut arguments: Vec<String> =
         words.split(' ').chain([ground.cluster.as_str()]).chain(id).map(str::to_owned).collect();
+    let (rest_clients, python) = &ground.rest;
+    if *workload == Workload::Table && *rest_clients > 0 {
+        let rest = ["--rest-clients".to_owned(), rest_clients.to_string()];
+        arguments.extend(rest.into_iter().chain(["--python".to_owned(), python.display().to_string()]));
+    }
     if workload.is_sql() {
         if let Some(ObjectStore { warehouse, address }) = &ground.objects {
             // Another matrix may have been there before.
@@ -354,10 +380,11 @@ mod tests {
              --cluster local:5"
         );
         let objects = ObjectStore { warehouse: "s3://b/w/".to_owned(), address: "127.0.0.1:9".to_owned() };
-        let stored = Ground { objects: Some(objects), query_args: vec!["--x".to_owned()], ..ground };
+        let stored =
+            Ground { objects: Some(objects), query_args: vec!["--x".to_owned()], rest: (2, "py".into()), ..ground };
         assert!(
             arguments(&stored, &run).join(" ").ends_with(
-                " --cluster local:5 --warehouse s3://b/w/03-table-query-kill-one-kill-leader-9 --s3-endpoint http://127.0.0.1:9 \
+                " --cluster local:5 --rest-clients 2 --python py --warehouse s3://b/w/03-table-query-kill-one-kill-leader-9 --s3-endpoint http://127.0.0.1:9 \
                  --query-arg --x"
             )
         );
