@@ -394,7 +394,7 @@ fn appends_are_there_once_and_whole_whoever_of_giver_and_committer_dies() {
 #[test]
 fn upkeep_deletes_nothing_that_is_read_whoever_dies_at_it() {
     let run = Run::new();
-    run.holds("--workload upkeep --time 50s --rate 12 --clients 6", &["query-kill:one", "query-pause:one"]);
+    run.holds("--workload upkeep --time 40s --rate 12 --clients 6", &["query-kill:one", "query-pause:one"]);
     let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "upkeep").unwrap();
     assert!(judged.figures["chores"] > 1 && judged.figures["reads"] > 3, "{judged:?}");
 }

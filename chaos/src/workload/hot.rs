@@ -6,20 +6,16 @@
 //!
 //! With upkeep, small files are packed and snapshots expire meanwhile, all the time and at any node: whatever is read must be there.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use lake_client::store::Error;
 
 use super::access::Access;
-use super::rotation::Rotation;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms};
-use super::{Actor, Frame, Plan, Unique};
+use super::statements::{Last, SCHEMA, Used, count_of, make_schema, read_everywhere, stale_ms, told};
+use super::{Actor, Frame, Plan};
 use crate::check::hot::{GONE, TORN};
-use crate::check::table::FRESH_NS;
 use crate::history::{Action, Chore, Hot, Key, Table};
 use crate::run::recorder::Scribe;
 use crate::sql::{Failure, Value};
@@ -33,8 +29,13 @@ const READS: f64 = 0.08;
 const READS_WITH_UPKEEP: f64 = 0.3;
 const CHORES: f64 = 0.1;
 const USES_WITH_UPKEEP: u64 = 2_000;
-/// How old a snapshot must be to expire, in seconds: no statement takes as long, so that none loses what it reads.
-const EXPIRES_AFTER_S: u32 = 20;
+/// How much older than any statement can be, in seconds, a snapshot must be to expire: none loses what it reads, also at a node that shows
+/// what was there a second ago.
+const EXPIRES_BEYOND_S: u64 = 3;
+/// So many snapshots are kept however old they are: after a time in which nobody could commit the newest ones are old, and still read.
+const RETAINED: u32 = 10;
+/// Why a chore is refused that changed nothing.
+const NOTHING_TO_DO: &str = "there was nothing to do";
 /// How errors of queries that find no file tell its name.
 const FILES: [&str; 3] = [".parquet", ".avro", ".metadata.json"];
 
@@ -47,13 +48,7 @@ pub(super) fn plan_with_upkeep(clients: usize) -> Plan {
 }
 
 fn plan_as(clients: usize, upkeep: bool) -> Plan {
-    let shared = Arc::new(Shared {
-        upkeep,
-        tables: Rotation::new(1, if upkeep { USES_WITH_UPKEEP } else { USES }),
-        numbers: Unique::default(),
-        made: Mutex::default(),
-        acknowledged: AtomicU64::new(0),
-    });
+    let shared = Arc::new(Shared::new(upkeep));
     let client = |_| Client { shared: shared.clone() };
     Plan::of(clients, client, Tables { shared: shared.clone() })
 }
@@ -62,16 +57,12 @@ fn plan_as(clients: usize, upkeep: bool) -> Plan {
 #[derive(Debug)]
 struct Shared {
     upkeep: bool,
-    tables: Rotation,
-    numbers: Unique,
-    /// Tables that are there.
-    made: Mutex<BTreeSet<i64>>,
-    acknowledged: AtomicU64,
+    used: Used,
 }
 
 impl Shared {
-    fn made(&self) -> MutexGuard<'_, BTreeSet<i64>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(upkeep: bool) -> Self {
+        Self { upkeep, used: Used::new(if upkeep { USES_WITH_UPKEEP } else { USES }) }
     }
 
     /// Of this workload.
@@ -81,13 +72,8 @@ impl Shared {
 
     /// Makes a table unless it is there.
     async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
-        if self.made().contains(&table) {
-            return Ok(());
-        }
         let sql = format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, v BIGINT)", name(table));
-        access.run(node, &sql, None, access.deadline()).await?;
-        self.made().insert(table);
-        Ok(())
+        self.used.make(table, &sql, node, access).await
     }
 }
 
@@ -102,7 +88,7 @@ struct Client {
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
-        let table = self.shared.tables.pick(&mut access.rng);
+        let table = self.shared.used.tables.pick(&mut access.rng);
         let Some(node) = access.any_node() else { return };
         // Whoever comes next tries again.
         if self.shared.make(table, node, access).await.is_err() {
@@ -117,7 +103,7 @@ impl Actor for Client {
             let what = if access.chance(0.5) { Chore::Pack } else { Chore::Expire };
             return keep_up(&self.shared, table, what, node, access, scribe).await;
         }
-        let number = self.shared.numbers.next();
+        let number = self.shared.used.numbers.next();
         let action = self.shared.action(Hot::Append { table: table.into(), number });
         let by = access.deadline();
         scribe.invoke(action.clone());
@@ -125,7 +111,7 @@ impl Actor for Client {
             Ok(answer) => match count_of(&answer) {
                 Some(count) if count == Table::PARTS as i64 => {
                     scribe.ok(action, None, Some(node));
-                    self.shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+                    self.shared.used.acknowledge();
                 }
                 count => {
                     let what = format!("it has written {count:?} rows instead of {}", Table::PARTS);
@@ -142,20 +128,27 @@ fn statement(table: i64, number: i64) -> String {
     format!("INSERT INTO {} VALUES {}", name(table), rows.collect::<Vec<_>>().join(", "))
 }
 
-/// Packs a table's files, or drops its old snapshots.
+/// Packs a table's files, or drops its old snapshots. One that found nothing to do shows nothing, and is no success.
 async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &mut Access, scribe: &mut Scribe) {
     let name = name(table);
     let sql = match what {
         Chore::Pack => format!("CALL system.rewrite_data_files('{name}', min_input_files => 2)"),
-        Chore::Expire => format!(
-            "CALL system.expire_snapshots('{name}', older_than => now() - INTERVAL '{EXPIRES_AFTER_S} seconds', retain_last => 1)"
-        ),
+        Chore::Expire => {
+            let age_s = access.timeout.as_secs() + EXPIRES_BEYOND_S;
+            format!(
+                "CALL system.expire_snapshots('{name}', older_than => now() - INTERVAL '{age_s} seconds', retain_last => {RETAINED})"
+            )
+        }
     };
     let action = shared.action(Hot::Chore { table: table.into(), what });
     let by = access.deadline();
     scribe.invoke(action.clone());
     match access.run(node, &sql, None, by).await {
-        Ok(_) => scribe.ok(action, None, Some(node)),
+        Ok(answer) => match count_of(&answer) {
+            Some(0) => scribe.refused(action, NOTHING_TO_DO),
+            Some(_) => scribe.ok(action, None, Some(node)),
+            None => scribe.unknown(action, "the answer does not say how much was done"),
+        },
         Err(failure) => scribe.statement_failed(action, &failure, node),
     }
 }
@@ -169,6 +162,7 @@ async fn read(shared: &Shared, table: i64, node: u64, access: &mut Access, scrib
     match access.run(node, &sql, None, by).await {
         Ok(answer) => {
             let (mut whole, mut odd) = (Vec::new(), BTreeMap::<Key, i64>::new());
+            let mut foreign = None;
             for row in &answer.rows {
                 match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
                     [Some(number), Some(count), Some(least), Some(most), Some(sum)] => {
@@ -177,11 +171,11 @@ async fn read(shared: &Shared, table: i64, node: u64, access: &mut Access, scrib
                             Some(rows) => drop(odd.insert(number.into(), rows)),
                         }
                     }
-                    _ => tracing::warn!(table, ?row, "a row that the workload did not write"),
+                    _ => foreign = Some(row.as_slice()),
                 }
             }
             whole.sort_unstable();
-            scribe.ok(action(Some(whole), odd, stale_ms(&answer)), None, Some(node));
+            told(scribe, action(Some(whole), odd, stale_ms(&answer)), None, node, foreign);
             Ok(())
         }
         Err(failure) => {
@@ -240,40 +234,58 @@ struct Tables {
 #[async_trait]
 impl Frame for Tables {
     async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
-        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
-        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        make_schema(access).await?;
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        // From now on every node has to show everything.
-        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
-        let nodes = access.nodes();
-        let made = self.shared.made().clone();
-        for table in made {
-            for node in &nodes {
-                let mut tried = read(&self.shared, table, *node, access, scribe).await;
-                for _ in 1..TRIES {
-                    if tried.is_ok() {
-                        break;
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                    tried = read(&self.shared, table, *node, access, scribe).await;
-                }
-                tried?;
-            }
-            if let Some(node) = nodes.first() {
-                count(&self.shared, table, *node, access, scribe).await?;
-            }
-        }
-        access.ledger.looked_for_elsewhere(self.shared.acknowledged.load(Ordering::Relaxed));
-        Ok(())
+        read_everywhere(self, access, scribe).await
+    }
+}
+
+#[async_trait]
+impl Last for Tables {
+    fn tables(&self) -> Vec<i64> {
+        self.shared.used.all()
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.shared.used.acknowledged()
+    }
+
+    async fn read(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        read(&self.shared, table, node, access, scribe).await
+    }
+
+    async fn list(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        count(&self.shared, table, node, access, scribe).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::statements::canned;
     use super::*;
+    use crate::history::{Kind, Operation};
+    use crate::run::recorder::Recorder;
+
+    /// How a history has a chore that is answered so.
+    async fn chore(what: Chore, rows: &[&[Value]]) -> Operation {
+        let recorder = Recorder::new();
+        let mut scribe = recorder.scribe();
+        keep_up(&Shared::new(true), 1, what, 1, &mut canned::access(rows), &mut scribe).await;
+        recorder.take().0.pop().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_chore_that_finds_nothing_to_do_is_no_success() {
+        for what in [Chore::Pack, Chore::Expire] {
+            let idle = chore(what, &[&[Value::Int(0)]]).await;
+            assert_eq!((idle.kind, idle.refusal.as_deref()), (Kind::Fail, Some(NOTHING_TO_DO)));
+            assert_eq!(chore(what, &[&[Value::Int(2)]]).await.kind, Kind::Ok);
+            assert_eq!(chore(what, &[]).await.kind, Kind::Info);
+        }
+    }
 
     #[test]
     fn an_append_is_whole_if_its_rows_are_there_and_no_others() {

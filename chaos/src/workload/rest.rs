@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::access::Roster;
 use crate::history::{Change, Table, Write};
-use crate::sql::{Failure, What};
+use crate::sql::{Failure, Value, What};
 
 /// Most clients of a run that have a Python each.
 pub const MAX_REST_CLIENTS: usize = 8;
@@ -88,7 +88,7 @@ enum Told {
 #[derive(Debug, Deserialize)]
 struct Shown {
     /// Ids and values.
-    rows: Vec<(i64, i64)>,
+    rows: Vec<(Option<i64>, Option<i64>)>,
     snapshot: Option<i64>,
     sequence: Option<u64>,
 }
@@ -98,6 +98,8 @@ struct Shown {
 pub(super) struct Read {
     /// The values of each id, in order.
     pub rows: BTreeMap<i64, Vec<i64>>,
+    /// A row without one or the other.
+    pub foreign: Option<Vec<Value>>,
     pub snapshot: Option<i64>,
     pub sequence: Option<u64>,
 }
@@ -175,9 +177,15 @@ impl PyIceberg {
         match self.ask(("read", table, 0, Vec::new()), node, by).await? {
             Told::Rows(Shown { rows: all, snapshot, sequence }) => {
                 let mut rows = BTreeMap::<i64, Vec<i64>>::new();
-                all.into_iter().for_each(|(id, value)| rows.entry(id).or_default().push(value));
+                let mut foreign = None;
+                for row in all {
+                    match row {
+                        (Some(id), Some(value)) => rows.entry(id).or_default().push(value),
+                        (id, value) => foreign = Some([id, value].map(|n| n.map_or(Value::Null, Value::Int)).to_vec()),
+                    }
+                }
                 rows.values_mut().for_each(|values| values.sort_unstable());
-                Ok(Read { rows, snapshot, sequence })
+                Ok(Read { rows, foreign, snapshot, sequence })
             }
             told => Err(amiss(&told)),
         }
@@ -257,7 +265,7 @@ mod tests {
             r#"{"hello": "1"}"#,
             r#"{"done": {"count": 3}}"#,
             r#"{"failed": {"what": "conflict", "kind": "CommitFailedException", "message": "late"}}"#,
-            r#"{"rows": {"rows": [[7, 22], [7, 21]], "snapshot": 5, "sequence": 2}}"#,
+            r#"{"rows": {"rows": [[7, 22], [null, 1], [7, 21]], "snapshot": 5, "sequence": 2}}"#,
         ];
         // It answers each line that it is told, and ends with the last one.
         let answers = said.map(|line| format!("echo '{line}'\n")).join("read line\n");
@@ -270,6 +278,7 @@ mod tests {
         assert_eq!((lost.what, lost.kind.as_str()), (What::Conflict, "CommitFailedException"));
         let read = client.read("chaos.t", 1, deadline).await.unwrap();
         assert_eq!((read.rows[&7].as_slice(), read.snapshot, read.sequence), (&[21, 22][..], Some(5), Some(2)));
+        assert_eq!(read.foreign, Some(vec![Value::Null, Value::Int(1)]));
         assert_eq!(client.read("chaos.t", 2, deadline).await.unwrap_err().what, What::NotServed);
         // It has ended; and what is not there any more is not asked.
         assert_eq!(client.read("chaos.t", 1, deadline).await.unwrap_err().what, What::Unknown);
