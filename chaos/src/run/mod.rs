@@ -51,7 +51,7 @@ pub use self::settings::{ObjectStore, Place, Settings};
 use crate::check::Death;
 use crate::check::convergence::Facts;
 use crate::cluster::{Cluster, Spec};
-use crate::history::Operation;
+use crate::history::{Operation, Workload};
 use crate::nemesis::disk::{self, Disks};
 use crate::nemesis::field::Field;
 use crate::nemesis::kind::{Kind, Requested};
@@ -72,6 +72,9 @@ const GRACE: Duration = Duration::from_secs(2);
 const CALM_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer that died by itself is started again after about this long.
 const RESTART_AFTER: Duration = Duration::from_millis(300);
+
+/// What peers are started with, so that purges do not wait for a day.
+const PURGE_ARGUMENTS: [&str; 2] = ["--purge-retention-secs", "1"];
 
 /// What a run has brought.
 #[derive(Debug)]
@@ -180,6 +183,9 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
     if asked(Kind::Snapshot) {
         arguments.extend(SNAPSHOT_ARGUMENTS.map(str::to_owned));
     }
+    if settings.workload == Workload::Upkeep {
+        arguments.extend(PURGE_ARGUMENTS.map(str::to_owned));
+    }
     if disks.exist() {
         arguments.extend(disk::RESERVE_ARGUMENTS.map(str::to_owned));
     }
@@ -229,7 +235,11 @@ async fn under_attack<F: Ground>(
         timeout: settings.operation_timeout,
         seed: settings.seed,
         dialer: Dialer::default(),
-        door: settings.front.clone().map(|front| Door { front, nodes: field.query_nodes().clone() }),
+        door: settings.front.clone().map(|front| Door {
+            front,
+            nodes: field.query_nodes().clone(),
+            warehouse: field.warehouse(),
+        }),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
     let rest = settings.rest.as_ref().map(|rest| Rest { nodes: field.rest_nodes(), ..rest.clone() });
