@@ -76,12 +76,13 @@ impl Catalog {
                 otherwise: vec![],
             };
             let committed = self.commit(txn, deadline).await?;
-            let (result, resent) = (committed.result, committed.resent);
+            let resent = self.is_in_doubt(&committed);
+            let result = committed.result;
             if result.succeeded {
                 self.forget_names(&gone, deadline).await;
                 return Ok(written(new, result.revision));
             }
-            match observed(table, &result, &key)? {
+            match observed(table, &result, &key).map_err(|error| error.after_doubt(resent))? {
                 // By an attempt of this call whose answer was lost.
                 Some(current) if current.value == *new => {
                     self.forget_names(&gone, deadline).await;
