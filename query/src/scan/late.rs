@@ -5,8 +5,9 @@
 //! that it cannot use for a file (of nested columns, say) without a word. Deleted rows are left out before, as everywhere, and
 //! equality deletes behind it.
 //!
-//! Filters are looked at one by one here, the ones of few bytes first. One that may fail where another was to keep it from that (as in
-//! `y <> 0 AND x / y > 2`) would then fail, so that there are late columns only where no filter can ([`cannot_fail`]).
+//! Filters are looked at one by one here, the ones of few bytes first. One that can fail would then also look at rows that another
+//! one leaves out before it now (`kind = 'x' AND CAST(text AS INT) > 2`), so that there are late columns only where no filter can
+//! ([`cannot_fail`]).
 
 use std::sync::Arc;
 
