@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn halves_go_away_from_zero() {
-        let rounded = |of| rounded(of, &DataType::Int64).unwrap();
+        let rounded = |of: &ArrayRef| rounded(of, &DataType::Int64).unwrap();
         let floats: ArrayRef = Arc::new(Float64Array::from(vec![Some(0.5), Some(-1.5), Some(2.4), None]));
         let rounded_floats: ArrayRef = Arc::new(Float64Array::from(vec![Some(1.0), Some(-2.0), Some(2.0), None]));
         assert_eq!(&rounded(&floats), &rounded_floats);
@@ -183,7 +183,7 @@ mod tests {
         let of = structs(vec![("a", tenths()), ("b", tenths()), ("c", Arc::new(Int64Array::from(vec![1, 2, 3])))]);
         // By name, whatever the order.
         let to = structs(vec![
-            ("b", Arc::new(Float64Array::from(vec![0.0; 3]))),
+            ("b", Arc::new(Float64Array::from(vec![0.0; 3])) as ArrayRef),
             ("a", Arc::new(Int64Array::from(vec![0; 3]))),
             ("c", Arc::new(Int64Array::from(vec![0; 3]))),
         ]);

@@ -321,7 +321,7 @@ async fn row_groups_are_left_out_by_bloom_filters() {
         let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
         let mut table = Foreign::create(&cluster, name, FormatVersion::V2, columns.clone(), spec, &[]).await;
         let added = table.data_with(&rows, |properties| {
-            properties.set_bloom_filter_enabled(has_filters).set_bloom_filter_fpp(0.0001)
+            properties.set_bloom_filter_max_ndv(100).set_bloom_filter_fpp(0.0001).set_bloom_filter_enabled(has_filters)
         });
         table.commit(name, vec![added]).await;
         if has_filters {
