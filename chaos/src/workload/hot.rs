@@ -4,21 +4,27 @@
 //! An append is one INSERT of [`Table::PARTS`] rows, sent once and without an operation id. A read counts the rows of each append. A
 //! table is left after [`USES`] operations.
 //!
-//! With upkeep, small files are packed and snapshots expire meanwhile, all the time and at any node: whatever is read must be there.
+//! With upkeep, small files are packed, snapshots expire, and copies of the table, which borrow its files, are dropped and purged meanwhile, all
+//! the time and at any node: whatever is read must be there. Where the tables' files are this machine's, orphans are swept as well
+//! ([`super::swept`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use lake_client::clock;
 use lake_client::store::Error;
+use rand::Rng;
 
 use super::access::Access;
-use super::statements::{Last, SCHEMA, Used, count_of, make_schema, read_everywhere, stale_ms, told};
-use super::{Actor, Frame, Plan};
+use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, stale_ms, told};
+use super::{Actor, Frame, Plan, swept};
 use crate::check::hot::{GONE, TORN};
 use crate::history::{Action, Chore, Hot, Key, Table};
 use crate::run::recorder::Scribe;
-use crate::sql::{Failure, Value};
+use crate::sql::{Answer, Failure, Value};
 
 /// Operations on one table: each commit writes down all snapshots that there are.
 const USES: u64 = 500;
@@ -27,7 +33,7 @@ const READS: f64 = 0.08;
 /// With upkeep: more reads, that many of a hundred operations are chores, and tables are used for longer, so that there is something to
 /// pack and to expire.
 const READS_WITH_UPKEEP: f64 = 0.3;
-const CHORES: f64 = 0.1;
+const CHORES: f64 = 0.14;
 const USES_WITH_UPKEEP: u64 = 2_000;
 /// How much older than any statement can be, in seconds, a snapshot must be to expire: none loses what it reads, also at a node that shows
 /// what was there a second ago.
@@ -36,6 +42,10 @@ const EXPIRES_BEYOND_S: u64 = 3;
 const RETAINED: u32 = 10;
 /// Why a chore is refused that changed nothing.
 const NOTHING_TO_DO: &str = "there was nothing to do";
+/// How much longer than two statements, in seconds, a file must have been there before it is made to look old.
+const AGED_BEYOND_S: u64 = 10;
+/// How long the purges of a run may take until one is done: a worker looks through every table first.
+const PURGED_WITHIN: Duration = Duration::from_secs(30);
 /// How errors of queries that find no file tell its name.
 const FILES: [&str; 3] = [".parquet", ".avro", ".metadata.json"];
 
@@ -58,11 +68,14 @@ fn plan_as(clients: usize, upkeep: bool) -> Plan {
 struct Shared {
     upkeep: bool,
     used: Used,
+    /// Drops with PURGE that were acknowledged.
+    purges: AtomicU64,
 }
 
 impl Shared {
     fn new(upkeep: bool) -> Self {
-        Self { upkeep, used: Used::new(if upkeep { USES_WITH_UPKEEP } else { USES }) }
+        let used = Used::new(if upkeep { USES_WITH_UPKEEP } else { USES });
+        Self { upkeep, used, purges: AtomicU64::new(0) }
     }
 
     /// Of this workload.
@@ -100,7 +113,13 @@ impl Actor for Client {
             return;
         }
         if self.shared.upkeep && access.chance(CHORES) {
-            let what = if access.chance(0.5) { Chore::Pack } else { Chore::Expire };
+            let what = match access.rng.random_range(0..8) {
+                0..3 => Chore::Pack,
+                3..6 => Chore::Expire,
+                6 if access.warehouse().is_some() => Chore::Sweep,
+                6 => Chore::Pack,
+                _ => Chore::Purge,
+            };
             return keep_up(&self.shared, table, what, node, access, scribe).await;
         }
         let number = self.shared.used.numbers.next();
@@ -128,10 +147,36 @@ fn statement(table: i64, number: i64) -> String {
     format!("INSERT INTO {} VALUES {}", name(table), rows.collect::<Vec<_>>().join(", "))
 }
 
-/// Packs a table's files, or drops its old snapshots. One that found nothing to do shows nothing, and is no success.
+/// Makes files of a table look old, and one of them an orphan. Gives why that could not be.
+async fn age(table: i64, number: i64, access: &Access) -> Result<(), Failure> {
+    let failed = |why: String| Failure::unreached(format!("making files of table {table} look old: {why}"));
+    let warehouse = access.warehouse().ok_or_else(|| failed("they are not this machine's".to_owned()))?;
+    let older_than = 2 * access.timeout + Duration::from_secs(AGED_BEYOND_S);
+    let aged = tokio::task::spawn_blocking(move || {
+        swept::age(&swept::location(&warehouse, SCHEMA, &format!("hot_{table}"))?, older_than, number)
+    });
+    aged.await.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(e.to_string()))
+}
+
+/// Drops a copy of a table, which has borrowed its files if these are this machine's, with PURGE. Gives what the drop answers.
+async fn purge(table: i64, number: i64, node: u64, access: &mut Access, by: Instant) -> Result<Answer, Failure> {
+    let copy = format!("{}_copy_{number}", name(table));
+    access.run(node, &format!("CREATE TABLE {copy} AS SELECT * FROM {}", name(table)), None, by).await?;
+    let location = access.warehouse().and_then(|dir| swept::location(&dir, SCHEMA, &format!("hot_{table}")).ok());
+    if let Some(location) = location {
+        let source = format!("file://{}/data/", location.display());
+        // Files may go just then: without them it is a copy like any other.
+        let _ = access.run(node, &format!("CALL system.add_files('{copy}', '{source}')"), None, by).await;
+    }
+    access.run(node, &format!("DROP TABLE {copy} PURGE"), None, by).await
+}
+
+/// Does a chore. One that found nothing to do shows nothing, and is no success.
 async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &mut Access, scribe: &mut Scribe) {
-    let name = name(table);
+    let (name, number) = (name(table), shared.used.numbers.next());
     let sql = match what {
+        Chore::Sweep => format!("CALL system.remove_orphan_files('{name}', older_than_hours => 24, dry_run => false)"),
+        Chore::Purge => String::new(),
         Chore::Pack => format!("CALL system.rewrite_data_files('{name}', min_input_files => 2)"),
         Chore::Expire => {
             let age_s = access.timeout.as_secs() + EXPIRES_BEYOND_S;
@@ -143,7 +188,20 @@ async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &m
     let action = shared.action(Hot::Chore { table: table.into(), what });
     let by = access.deadline();
     scribe.invoke(action.clone());
-    match access.run(node, &sql, None, by).await {
+    if what == Chore::Sweep
+        && let Err(failure) = age(table, number, access).await
+    {
+        return scribe.statement_failed(action, &failure, node);
+    }
+    let done = match what {
+        Chore::Purge => purge(table, number, node, access, by).await,
+        _ => access.run(node, &sql, None, by).await,
+    };
+    match done {
+        Ok(_) if what == Chore::Purge => {
+            scribe.ok(action, None, Some(node));
+            shared.purges.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(answer) => match count_of(&answer) {
             Some(0) => scribe.refused(action, NOTHING_TO_DO),
             Some(_) => scribe.ok(action, None, Some(node)),
@@ -239,7 +297,28 @@ impl Frame for Tables {
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
+        if self.shared.purges.load(Ordering::Relaxed) > 0 {
+            purged(access).await?;
+        }
         read_everywhere(self, access, scribe).await
+    }
+}
+
+/// Waits until a purge is done: one that was only submitted has deleted nothing yet.
+async fn purged(access: &mut Access) -> Result<(), Failure> {
+    let sql = "SELECT count(*) FROM system.procedures WHERE kind = 'purge_table' AND state = 'done'";
+    let until = clock::now() + PURGED_WITHIN;
+    loop {
+        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
+        let done = access.run(node, sql, None, access.deadline()).await;
+        match done {
+            Ok(answer) if count_of(&answer) > Some(0) => return Ok(()),
+            done if clock::now() > until => {
+                let last = done.map_or_else(|e| e.to_string(), |_| "none is done".to_owned());
+                return Err(Failure::unreached(format!("no purge came to its end: {last}")));
+            }
+            _ => tokio::time::sleep(PAUSE).await,
+        }
     }
 }
 
@@ -285,6 +364,8 @@ mod tests {
             assert_eq!(chore(what, &[&[Value::Int(2)]]).await.kind, Kind::Ok);
             assert_eq!(chore(what, &[]).await.kind, Kind::Info);
         }
+        // That drops a table, which counts nothing.
+        assert_eq!(chore(Chore::Purge, &[]).await.kind, Kind::Ok);
     }
 
     #[test]

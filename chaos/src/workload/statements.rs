@@ -239,7 +239,7 @@ pub(super) mod canned {
             timeout: Duration::from_secs(10),
             seed: 1,
             dialer: Dialer::default(),
-            door: Some(Door { front: Arc::new(Canned(Answer { rows, stale: None })), nodes }),
+            door: Some(Door { front: Arc::new(Canned(Answer { rows, stale: None })), nodes, warehouse: None }),
         };
         reach.access(0).unwrap()
     }

@@ -109,6 +109,7 @@ impl Sim {
         let work = match what {
             Chore::Pack => &mut self.unpacked,
             Chore::Expire => &mut self.unexpired,
+            Chore::Sweep | Chore::Purge => return,
         };
         let is_done = *work > 1 && self.idle != Some(what);
         if is_done {
