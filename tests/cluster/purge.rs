@@ -159,11 +159,39 @@ async fn a_schema_goes_with_the_files_of_its_tables() {
     .await;
     assert_eq!(sql.numbers("SELECT x FROM other").await, [1]);
 
+    // A warehouse, the same.
+    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
+    let meta = async |args: &[&str]| lake(&scratch.path(""), &[&["meta"][..], args, &["--at", &at]].concat()).await;
+    let root = scratch.path("archive");
+    std::fs::create_dir(&root).unwrap();
+    let root_uri = format!("file://{}", root.display());
+    let made = meta(&["warehouse", "create", "archive", "--root", &root_uri]).await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    for statement in [
+        "CREATE TABLE archive.t AS SELECT 1 AS x",
+        "CREATE SCHEMA \"archive.sales\"",
+        "CREATE TABLE \"archive.sales\".t AS SELECT 2 AS x",
+    ] {
+        until(statement, PATIENCE, || async {
+            // Query nodes learn of the warehouse a moment later.
+            sql.run_within(statement, PATIENCE).await.map(drop).map_err(|e| format!("{e:?}"))
+        })
+        .await;
+    }
+    assert_eq!(files(&root).into_iter().filter(is_data).count(), 2);
+    let purged = meta(&["warehouse", "remove", "archive", "--purge", "--format", "json"]).await;
+    let purged: Value = serde_json::from_str(&purged.out).unwrap_or_else(|e| panic!("{e}: {purged:?}"));
+    let waited = meta(&["proc", "wait", purged["procedure"].as_str().unwrap(), "--timeout-secs", "120"]).await;
+    assert!(waited.code == Some(0) && waited.out.contains("purge_warehouse"), "{waited:?}");
+    assert_eq!(files(&root).into_iter().filter(is_data).count(), 0);
+    let again = meta(&["warehouse", "remove", "archive", "--purge"]).await;
+    assert!(again.code == Some(1) && again.err.contains("does not exist"), "{again:?}");
+    assert_eq!(sql.numbers("SELECT x FROM other").await, [1]);
+
     // Upkeep that an operator asks for is done by a worker.
     for n in 2..8 {
         sql.run(&format!("INSERT INTO other VALUES ({n})")).await.unwrap();
     }
-    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
     let proc = async |args: &[&str]| {
         lake(&scratch.path(""), &[&["meta", "proc"][..], args, &["--at", &at, "--timeout-secs", "120"]].concat()).await
     };

@@ -13,12 +13,14 @@ use std::time::Instant;
 use lake_client::catalog::{Catalog, Namespace, TableIdent, TablePointer};
 use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop, PURGES, RESTORE};
 use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
+use lake_client::procedures::purge_warehouse::{REMOVE, WarehousePurge};
 use lake_client::procedures::upkeep::{PLACE, RUN, TableUpkeep, What};
 use lake_client::procedures::{State, calls};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
 use lake_client::shards::{self, ShardStatus};
 use lake_client::store::{MetaStore, ReadOptions};
+use lake_client::warehouse::Profile;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::failpoints::{Point, ROUTE, VARIABLE};
@@ -168,6 +170,43 @@ async fn a_schema_is_dropped_and_had_back_once_wherever_the_leader_dies() {
             let there = catalog.load_table(&ident, soon()).await.unwrap();
             assert_eq!(there.map(|there| there.value), Some(pointer), "{whose}");
         }
+        let held = cluster.store.list_scopes("", "", 0, ReadOptions::default(), soon()).await.unwrap().value.items;
+        assert!(held.is_empty(), "{whose}: {held:?}");
+        cluster.back(died).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warehouse_is_purged_once_wherever_the_leader_dies() {
+    let mut cluster = Mortal::founded().await;
+    let catalog = Catalog::new(Arc::new(cluster.peers.store()));
+    let worker = Worker::new();
+    let _keeper = NodeKeeper::start(cluster.peers.store(), "w", worker.clone());
+    let steps = [DROP, PURGES, REMOVE];
+    for (n, (step, point)) in steps.iter().flat_map(|step| Point::ALL.map(|point| (step, point))).enumerate() {
+        let (name, whose) = (format!("w{n}"), format!("leader at {step} {point:?}"));
+        let profile = Profile::new(&format!("file:///{name}"), None).unwrap();
+        catalog.create_warehouse(&name, &profile, soon()).await.unwrap();
+        let own = Namespace::new([name.as_str()]).unwrap();
+        let nested = Namespace::new([name.as_str(), "n"]).unwrap();
+        catalog.create_namespace(&nested, BTreeMap::new(), soon()).await.unwrap();
+        for namespace in [&own, &nested] {
+            let ident = TableIdent::new(namespace.clone(), "t").unwrap();
+            let (uuid, metadata_location) = (uuid::Uuid::new_v4(), format!("file:///{ident}.json"));
+            let pointer = TablePointer { uuid, metadata_location, previous_location: None };
+            catalog.create_table(&ident, &pointer, soon()).await.unwrap();
+        }
+        cluster.dies_at(point, step).await;
+        let id = catalog.submit_warehouse_purge(&name, 0, soon()).await.unwrap();
+        let died = cluster.died().await;
+        let done = until(&cluster.store, &id, |record| record.state == State::Done).await.record;
+        let purge: WarehousePurge = done.data().unwrap();
+        assert_eq!((purge.dropped, purge.purges), (3, 2), "{whose}: two tables, and a namespace");
+        for namespace in [&own, &nested] {
+            assert_eq!(worker.deleted_of(&format!("{namespace}.t")), (0..FILES).collect(), "{whose}");
+            assert!(!catalog.namespace_exists(namespace, soon()).await.unwrap(), "{whose}");
+        }
+        assert!(catalog.warehouses(soon()).await.unwrap().profiles.is_empty(), "{whose}");
         let held = cluster.store.list_scopes("", "", 0, ReadOptions::default(), soon()).await.unwrap().value.items;
         assert!(held.is_empty(), "{whose}: {held:?}");
         cluster.back(died).await;
