@@ -161,7 +161,7 @@ impl Distributed {
             mode: config.distribute,
             above_bytes: config.distribute_above_bytes,
             nodes: config.distribute_nodes,
-            peers: Peers::new(cluster, &config.distribute_over)?,
+            peers: Peers::new(cluster, &config.distribute_over, engine.tables().metadata.clone())?,
             parts: Parts::new(sessions, keys.clone(), config.distribute_tasks),
             keys,
             channels,
@@ -226,7 +226,8 @@ impl Distributed {
         deadline: Instant,
     ) -> Result<Option<Staged>> {
         let nodes = self.peers.now(deadline).await?;
-        let nodes = peers::preferred(&nodes, reads.largest.as_deref().unwrap_or_default(), self.nodes);
+        let first = self.peers.of_shard(reads.table);
+        let nodes = peers::preferred(&nodes, &first, reads.largest.as_deref().unwrap_or_default(), self.nodes);
         if nodes.len() < 2 {
             return Ok(None);
         }
