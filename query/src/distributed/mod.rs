@@ -21,7 +21,7 @@
 //! - **Never other rows.** Scans travel whole, with their deletes and the ids of their columns ([`codec`]), or the query does not. No
 //!   two tasks of a stage are on one node, and no file's range is in two.
 //! - Parts run with their own node's stores, limits and caches. A node takes so many ([`service`]), and all parts of a statement share
-//!   one statement's memory there.
+//!   one statement's memory there, which they give back when the query ends, however it does ([`taken`]).
 //! - Only nodes of this lake are answered ([`token`]), of the coordinator's version.
 //!
 //! Changes, EXPLAIN ANALYZE, and queries of anything but tables (files, functions that make rows, `system`) run on one node.
@@ -33,6 +33,7 @@ pub mod leaves;
 pub mod message;
 pub mod peers;
 pub mod service;
+pub mod taken;
 #[cfg(test)]
 mod tests;
 pub mod token;
@@ -154,7 +155,6 @@ impl Distributed {
             memory: engine.memory().clone(),
             codec: codec.clone(),
             channels: channels.clone(),
-            keys: keys.clone(),
             statements: Mutex::default(),
         };
         Ok(Self {

@@ -116,13 +116,17 @@ async fn a_client_that_goes_away_stops_every_part() {
     let cluster = crate::nodes(3, |options| options).await;
     with_table(&cluster).await;
     let client = cluster.client(0).await;
+    // One that has enough before all rows have come ...
+    assert_eq!(text(&client, "SELECT x, repeat('a', 500) FROM t LIMIT 3").await.len(), 3);
+    until_idle(&cluster).await;
+    // ... one that is given up ...
     let mut rows = client.execute("SELECT x, repeat('a', 500) FROM t", TIMEOUT).await.unwrap();
     rows.next().await.unwrap().unwrap();
     let in_hand = |node: usize| cluster.nodes[node].engine().distributed().unwrap().parts().in_hand();
     assert!((0..3).map(in_hand).sum::<usize>() > 0);
     drop(rows);
     until_idle(&cluster).await;
-    // And one that no part of which has begun to send.
+    // ... and one that no part of which has begun to send.
     let endless = "SELECT count(*) FROM t a, t b WHERE a.x + b.x = 0";
     let query = tokio::spawn(async move { client.query(endless, TIMEOUT).await });
     until("the parts to be there", async || (0..3).map(in_hand).sum::<usize>() > 0).await;
