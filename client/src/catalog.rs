@@ -23,7 +23,8 @@
 //!
 //! A change whose answer was lost is asked for again by the store; its compare then fails on its own effect. Such a
 //! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
-//! that holds exactly what the call wanted to write was written by it.
+//! that holds exactly what the call wanted to write was written by it; and what has never been deleted was not by it. Where
+//! neither tells, whatever else is in the way, the call ends as unknown ([`CatalogError::applied`]).
 //!
 //! In reading order: `names` (what keys are made of), `pointers` (what they hold, and reading it), `namespaces`, `structure`
 //! (creating, renaming and dropping tables and views), `registering` (metadata that is there, and that a table has
@@ -46,7 +47,7 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use lake_proto::kv::{Compare, Condition, KeyValue, TxnResult};
+use lake_proto::kv::{Compare, Condition, KeyValue, Revision, TxnResult};
 
 pub use self::error::CatalogError;
 pub(crate) use self::names::named_key;
@@ -133,6 +134,12 @@ impl Catalog {
             ),
         })
     }
+}
+
+/// Whether a transaction that did not run found, under `key`, what was there at `revision`, changed since or not: it has not been
+/// deleted, and so no attempt was applied that deletes it. What is made again is younger.
+fn stands(result: &TxnResult, key: &str, revision: Revision) -> bool {
+    find(&result.observed, key).is_some_and(|there| there.create_revision <= revision)
 }
 
 /// Whether a scope was in the way of a transaction that did not run.

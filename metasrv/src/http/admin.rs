@@ -116,6 +116,9 @@ impl From<CatalogError> for Refused {
     fn from(error: CatalogError) -> Self {
         match error {
             CatalogError::Store(error) => error.into(),
+            error if error.applied() == store::Applied::Unknown => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, Kind::Internal.as_str_name(), error.to_string())
+            }
             error => Self::invalid(error.to_string()),
         }
     }

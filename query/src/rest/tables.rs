@@ -150,12 +150,11 @@ async fn publish(
     let mut created = writer.create_table(ident, &new, call.deadline).await;
     if matches!(&created, Err(e) if e.applied() == Applied::Unknown)
         && let Ok(Some(there)) = rest.tables.metadata.read_table(ident, call.deadline).await
+        && there.value.uuid == uuid
     {
-        // The uuid is this table's alone. While there is none, the lost attempt may still be on its way.
-        created = match there.value.uuid == uuid {
-            true => Ok(there),
-            false => Err(CatalogError::TableExists(ident.clone())),
-        };
+        // The uuid is this table's alone. While there is none, the lost attempt may still be on its way; if another one is there, this
+        // one may have been renamed.
+        created = Ok(there);
     }
     match created {
         Ok(_) => {
