@@ -364,7 +364,8 @@ mod tests {
             dialer: Dialer::default(),
             door: None,
         };
-        let read = read_all(&reach, &mut Endless, &mut Recorder::new().scribe());
+        let mut scribe = Recorder::new().scribe();
+        let read = read_all(&reach, &mut Endless, &mut scribe);
         let ended = timeout(2 * READ_WITHIN, read).await.expect("it is still reading");
         assert!(ended.unwrap_err().contains("longer than 600 s"));
     }
