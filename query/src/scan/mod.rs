@@ -2,8 +2,8 @@
 //!
 //! Iceberg's metadata says which files there are and what is deleted from them ([`plan`]), which of them need not be
 //! looked at ([`prune`]), and what is in them ([`values`]). DataFusion's own Parquet source reads them, on all cores, with
-//! projection, filters (row group and page pruning), limits and statistics ([`source`]): deleted rows are left out by
-//! position or by value ([`deletes`]), and columns are found in files by field id ([`adapter`]), so that renamed, added and
+//! projection, filters (row group and page pruning, [`late`] columns), limits and statistics ([`source`]): deleted rows are left
+//! out by position or by value ([`deletes`]), and columns are found in files by field id ([`adapter`]), so that renamed, added and
 //! widened columns read right. What a file says of itself is checked before it is relied on ([`footer`], and for scans
 //! [`reader`]); what is in its pages shows when they are decoded ([`guard`]). A scan can be handed to another node ([`wire`]).
 //! Earlier versions are found by [`as_of`], and what the metadata says is a table itself ([`listing`]).
@@ -19,6 +19,7 @@ pub mod as_of;
 pub mod deletes;
 pub mod footer;
 pub mod guard;
+pub mod late;
 pub mod listing;
 pub mod plan;
 pub mod prune;
@@ -359,7 +360,9 @@ impl LakeTable {
         let readers = CheckedReaders::new(runtime.object_store(&url)?, footers.clone());
         let mut options =
             TableParquetOptions { global: state.config_options().execution.parquet.clone(), ..Default::default() };
+        // The source sees to that ([`late`]), and to what is done with it.
         options.global.pushdown_filters = false;
+        options.global.max_predicate_cache_size = Some(late::DECODED_BYTES);
         let mut schema = TableSchema::builder(read.columns.clone());
         if self.has_places {
             let [file, position] = place_fields().map(Arc::new);
@@ -375,7 +378,8 @@ impl LakeTable {
             let age = usize::try_from(age.as_millis()).unwrap_or(usize::MAX);
             MetricBuilder::new(source.metrics()).global_gauge("pointer_age_ms").set(age);
         }
-        let source: Arc<dyn FileSource> = Arc::new(LakeSource::new(source, read.rules.clone(), deletes, read.pruned));
+        let source = LakeSource::new(source, read.rules.clone(), deletes, read.pruned);
+        let source: Arc<dyn FileSource> = Arc::new(source.of_table(self.table.metadata.uuid()));
         let partitioned = files.iter().map(|file| self.partitioned(file, &read.columns)).collect::<Result<Vec<_>>>()?;
         let mut statistics = total(&table_schema, files, &partitioned, read.exact);
         for (column, field) in statistics.column_statistics.iter_mut().zip(table_schema.fields()) {

@@ -8,8 +8,8 @@
 //! - constants of the file's partition stand in for columns that it does not have.
 //!
 //! Deletes are read when the file is opened, not when the query is planned. Filters are used for leaving out files, row
-//! groups and pages, and never for leaving out rows: DataFusion drops a row filter that it cannot build for a file without
-//! a word, and does so for nested columns and for what stands in for a column.
+//! groups and pages, and for decoding less of the rows that they leave out ([`late`]). None of it is relied on: DataFusion drops a
+//! row filter that it cannot build for a file without a word, and does so for nested columns and for what stands in for a column.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -36,11 +36,12 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::ObjectStore;
 use roaring::RoaringTreemap;
+use uuid::Uuid;
 
 use super::adapter::Rules;
 use super::deletes::{DeleteReader, EqualityFilter, EqualitySet, access_plan, equality_columns};
-use super::footer;
 use super::plan::{DeleteFile, DeleteKind, Pruned};
+use super::{footer, late};
 use crate::error::{Error, Result};
 
 /// What is to be known of a file of a table when it is opened. An extension of its [`PartitionedFile`].
@@ -73,6 +74,8 @@ pub struct LakeSource {
     /// What planning left out, for people to see.
     pruned: Pruned,
     batch_size: Option<usize>,
+    /// Whose files they are; `None` for one that came from another node.
+    table: Option<Uuid>,
 }
 
 impl LakeSource {
@@ -83,7 +86,18 @@ impl LakeSource {
         figure("manifests_left_out", pruned.manifests);
         figure("manifest_cache_hits", pruned.manifests_cached);
         figure("manifest_cache_misses", pruned.manifests_read);
-        Self { inner: Arc::new(plain.clone()), plain: Arc::new(plain), rules, deletes, pruned, batch_size: None }
+        let (inner, plain) = (Arc::new(plain.clone()), Arc::new(plain));
+        Self { inner, plain, rules, deletes, pruned, batch_size: None, table: None }
+    }
+
+    /// The same, of this table.
+    pub fn of_table(self, table: Uuid) -> Self {
+        Self { table: Some(table), ..self }
+    }
+
+    /// The table, where the scan was planned.
+    pub fn table(&self) -> Option<Uuid> {
+        self.table
     }
 
     /// What another node needs for reading the same.
@@ -95,7 +109,7 @@ impl LakeSource {
     /// where it was planned.
     pub(super) fn of(parts: Parts, plain: ParquetSource, deletes: DeleteReader) -> Self {
         let Parts { inner, rules, pruned, batch_size } = parts;
-        Self { inner, plain: Arc::new(plain), rules, deletes, pruned, batch_size }
+        Self { inner, plain: Arc::new(plain), rules, deletes, pruned, batch_size, table: None }
     }
 
     fn with_inner(&self, inner: Arc<dyn FileSource>) -> Self {
@@ -158,9 +172,14 @@ impl FileSource for LakeSource {
             limit: config.limit,
             preserve_order: config.preserve_order,
             partition,
+            // A row's place is made by the reader, and a limit is of rows that a filter has not seen yet.
+            late: config.limit.is_none()
+                && self.table_schema().virtual_columns().is_empty()
+                && self.filter().is_some_and(|filter| late::cannot_fail(&filter)),
         };
-        let plain = scan.morselizer(self.inner.clone(), config.limit, Arc::default())?;
-        Ok(Box::new(LakeMorselizer { plain, scan: Arc::new(scan) }))
+        let plain = |late| scan.morselizer(self.inner.clone(), config.limit, Arc::default(), late);
+        let (plain, late) = (plain(false)?, scan.late.then(|| plain(true)).transpose()?);
+        Ok(Box::new(LakeMorselizer { plain, late, scan: Arc::new(scan) }))
     }
 
     fn table_schema(&self) -> &TableSchema {
@@ -247,6 +266,8 @@ struct Scan {
     limit: Option<usize>,
     preserve_order: bool,
     partition: usize,
+    /// Whether its filters may be looked at while a file is decoded.
+    late: bool,
 }
 
 /// What a file's deletes come to.
@@ -258,12 +279,22 @@ struct Deleted {
 }
 
 impl Scan {
+    /// Whether the columns of this file that no filter is about are late.
+    fn is_late(&self, file: &PartitionedFile) -> bool {
+        self.late && (self.url.as_str().starts_with("file:") || file.object_meta.size > late::REMOTE_FILE_BYTES)
+    }
+
     fn morselizer(
         &self,
         source: Arc<dyn FileSource>,
         limit: Option<usize>,
         constants: Arc<HashMap<i32, ScalarValue>>,
+        is_late: bool,
     ) -> DfResult<Box<dyn Morselizer>> {
+        let source = match is_late {
+            true => late::late(source),
+            false => source,
+        };
         // The configuration of the whole scan, but for its files.
         let config = FileScanConfigBuilder::new(self.url.clone(), source.clone())
             .with_limit(limit)
@@ -303,13 +334,14 @@ impl Scan {
     /// Begins reading a file, without what is deleted from it.
     async fn open(&self, mut file: PartitionedFile, plan: &FilePlan) -> Result<Box<dyn MorselPlanner>> {
         let deleted = self.deleted(plan).await?;
+        let is_late = self.is_late(&file);
         if let Some(positions) = &deleted.positions {
             let footers = self.source.deletes.footers.as_ref();
             let footer = footer::read(self.store.as_ref(), &file.object_meta, footers, false).await?;
             file = file.with_extension(access_plan(&footer, positions));
         }
         if deleted.equality.is_empty() {
-            let morselizer = self.morselizer(self.source.inner.clone(), self.limit, plan.constants.clone())?;
+            let morselizer = self.morselizer(self.source.inner.clone(), self.limit, plan.constants.clone(), is_late)?;
             return Ok(morselizer.plan_file(file)?);
         }
         let schema = self.source.plain.table_schema().file_schema();
@@ -330,7 +362,7 @@ impl Scan {
             filters.push(EqualityFilter::new(&columns, places, sets)?);
         }
         let source = self.source.with_columns(&names)?;
-        let morselizer = self.morselizer(source, None, plan.constants.clone())?;
+        let morselizer = self.morselizer(source, None, plan.constants.clone(), is_late)?;
         let inner = morselizer.plan_file(file)?;
         Ok(Box::new(FilteredPlanner { inner, asked, filters: filters.into() }))
     }
@@ -339,6 +371,8 @@ impl Scan {
 struct LakeMorselizer {
     /// For files that nothing has to be known of.
     plain: Box<dyn Morselizer>,
+    /// The same with late columns, if any may be.
+    late: Option<Box<dyn Morselizer>>,
     scan: Arc<Scan>,
 }
 
@@ -356,12 +390,14 @@ impl Morselizer for LakeMorselizer {
         if !plan.deletes.is_empty() {
             return Ok(Box::new(WithDeletes { scan: self.scan.clone(), file, plan }));
         }
-        match plan.constants.is_empty() {
-            true => self.plain.plan_file(file),
-            false => {
-                let source = self.scan.source.inner.clone();
-                self.scan.morselizer(source, self.scan.limit, plan.constants)?.plan_file(file)
-            }
+        let is_late = self.scan.is_late(&file);
+        if !plan.constants.is_empty() {
+            let source = self.scan.source.inner.clone();
+            return self.scan.morselizer(source, self.scan.limit, plan.constants, is_late)?.plan_file(file);
+        }
+        match &self.late {
+            Some(late) if is_late => late.plan_file(file),
+            _ => self.plain.plan_file(file),
         }
     }
 }

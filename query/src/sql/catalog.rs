@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use arrow::datatypes::SchemaRef;
 use async_trait::async_trait;
-use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, TableProvider};
+use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, TableFunction, TableProvider};
 use datafusion::common::{Result as DfResult, TableReference};
 use datafusion::datasource::TableType;
 use datafusion::execution::session_state::SessionState;
@@ -20,6 +20,7 @@ use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 use super::as_of::Name;
 use super::bound::ROWS;
 use super::ddl::table_reference;
+use super::information::Information;
 use super::statement::{self, position_of};
 use super::{CATALOG, DEFAULT_SCHEMA, Engine, files, system, views};
 use crate::error::{Error, Kind, Position, Result};
@@ -249,16 +250,17 @@ pub async fn resolve(
         list(tables, &mut schemas, deadline).await?;
     }
     for view in &expansion.views {
-        let table = view.table(engine, catalogs(schemas.clone())).await?;
+        let table = view.table(engine, catalogs(engine, schemas.clone())).await?;
         let schema = view.ident.namespace.to_string();
         schemas.entry(schema).or_default().add(&view.ident.name, Entry::Loaded(Arc::new(table)));
     }
-    Ok(Found { catalogs: catalogs(schemas), stale: loaded.stale, views: view_names, missing, pins })
+    Ok(Found { catalogs: catalogs(engine, schemas), stale: loaded.stale, views: view_names, missing, pins })
 }
 
-fn catalogs(schemas: BTreeMap<String, StatementSchema>) -> Arc<dyn CatalogProviderList> {
+fn catalogs(engine: &Engine, schemas: BTreeMap<String, StatementSchema>) -> Arc<dyn CatalogProviderList> {
     let schemas = schemas.into_iter().map(|(name, schema)| (name, Arc::new(schema))).collect();
-    Arc::new(StatementCatalogs { lake: Arc::new(StatementCatalog { schemas }) })
+    let functions = engine.template.table_functions().clone();
+    Arc::new(StatementCatalogs { lake: Arc::new(StatementCatalog { schemas, functions }) })
 }
 
 /// What is asked for of a table: rows or a listing, of the current version or of an earlier one.
@@ -371,9 +373,11 @@ impl SchemaProvider for StatementSchema {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct StatementCatalog {
     schemas: BTreeMap<String, Arc<StatementSchema>>,
+    /// Those that are read as tables, for listing them.
+    functions: HashMap<String, Arc<TableFunction>>,
 }
 
 impl CatalogProvider for StatementCatalog {
@@ -382,6 +386,10 @@ impl CatalogProvider for StatementCatalog {
     }
 
     fn schema(&self, name: &str) -> Option<Arc<dyn SchemaProvider>> {
+        if name == INFORMATION_SCHEMA {
+            let catalogs = Arc::new(StatementCatalogs { lake: Arc::new(self.clone()) });
+            return Some(Arc::new(Information::new(catalogs, self.functions.clone())));
+        }
         self.schemas.get(name).map(|schema| schema.clone() as Arc<dyn SchemaProvider>)
     }
 }

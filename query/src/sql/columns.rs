@@ -15,7 +15,7 @@ use iceberg::spec::{
 
 use super::alter::Place;
 use crate::error::{Error, Result};
-use crate::table::{layout, types};
+use crate::table::{layout, numbers, types};
 
 /// Between the names in a path, where one name is expected. No name holds it.
 pub const SEPARATOR: char = '\u{1f}';
@@ -200,7 +200,7 @@ impl<'a> Columns<'a> {
         };
         let alone = Schema::builder().with_fields([Arc::new(field.clone())]).build()?;
         let wanted = types::arrow_schema(&alone)?;
-        let fits = value.cast_to(wanted.field(0).data_type());
+        let fits = numbers::cast(value, wanted.field(0).data_type());
         let fits = fits.map_err(|e| Error::invalid(format!("the default of column {name}: {e}")))?;
         let literal = layout::datum(&fits.to_array()?, 0, primitive)?.map(Literal::from);
         // Some values come out of the metadata otherwise than they went in.

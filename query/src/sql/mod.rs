@@ -33,6 +33,7 @@ pub mod dml;
 pub mod faults;
 pub mod files;
 pub mod floats;
+pub mod information;
 pub mod literal;
 pub mod memory;
 pub mod once;
@@ -201,7 +202,8 @@ impl Engine {
             .with_extension(computing.extension())
             .with_default_catalog_and_schema(CATALOG, DEFAULT_SCHEMA)
             .with_create_default_catalog_and_schema(false)
-            .with_information_schema(true)
+            // The statement's catalog has one ([`information`]).
+            .with_information_schema(false)
             .with_target_partitions(config.target_partitions);
         session.options_mut().sql_parser.collect_spans = true;
         // 0.1 in SQL is a decimal, exactly: through a float, 28 digits would come out as 16.
@@ -455,7 +457,7 @@ impl Engine {
     /// How a query is to be spread, if it may be.
     fn spread(&self, asked: Option<Mode>, plan: &LogicalPlan) -> Option<Box<(Mode, LogicalPlan)>> {
         let distributed = self.distributed()?;
-        let mode = asked.unwrap_or(distributed.mode());
+        let mode = distributed.policy().mode(asked);
         (mode != Mode::Off && distributed.peers().may_be_some()).then(|| Box::new((mode, plan.clone())))
     }
 

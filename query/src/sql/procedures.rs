@@ -23,7 +23,7 @@ use super::statement::{normalize, refused};
 use super::system::SYSTEM;
 use super::{CATALOG, Engine};
 use crate::error::{Error, Result};
-use crate::table::{Table, Tables, history, maintenance};
+use crate::table::{Table, Tables, history, maintenance, numbers};
 
 /// A procedure and what it is called with.
 #[derive(Debug)]
@@ -260,7 +260,7 @@ impl Args {
     fn cast(&self, name: &str, to: &DataType) -> Result<Option<ScalarValue>> {
         let Some(value) = self.values.get(name).filter(|value| !value.is_null()) else { return Ok(None) };
         let wrong = |e| Error::invalid(format!("{SYSTEM}.{}: {name}: {e}", self.procedure));
-        value.cast_to(to).map(Some).map_err(wrong)
+        numbers::cast(value, to).map(Some).map_err(wrong)
     }
 
     fn text(&self, name: &str) -> Result<Option<String>> {

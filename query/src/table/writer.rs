@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use super::deletes::DeletePlace;
 use super::layout::Partitioner;
-use super::numbers::{has_fraction, rounded};
+use super::numbers::rounded;
 use super::stats::{NanCounter, data_file};
 use super::types::arrow_schema;
 use crate::error::{Error, Result, with_sources};
@@ -281,10 +281,7 @@ fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
         let cast = |column: &ArrayRef| cast_with_options(column, field.data_type(), &strict).map_err(wrong);
         columns.push(match column.data_type() == field.data_type() {
             true => column.clone(),
-            false if field.data_type().is_integer() && has_fraction(column.data_type()) => {
-                cast(&rounded(column).map_err(wrong)?)?
-            }
-            false => cast(column)?,
+            false => cast(&rounded(column, field.data_type()).map_err(wrong)?)?,
         });
     }
     RecordBatch::try_new(schema.clone(), columns).map_err(|e| Error::invalid(e.to_string()))

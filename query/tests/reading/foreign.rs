@@ -16,7 +16,7 @@ use lake_client::Catalog;
 use lake_client::catalog::{TableIdent, TablePointer};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
 use uuid::Uuid;
 
 use crate::common::Cluster;
@@ -134,9 +134,18 @@ impl<'a> Foreign<'a> {
 
     /// Writes a Parquet file as it is given, and describes it as a data file without statistics.
     pub fn data(&mut self, batch: &RecordBatch) -> Added {
+        self.data_with(batch, |properties| properties)
+    }
+
+    /// The same, written otherwise.
+    pub fn data_with(
+        &mut self,
+        batch: &RecordBatch,
+        change: impl FnOnce(WriterPropertiesBuilder) -> WriterPropertiesBuilder,
+    ) -> Added {
         self.files += 1;
         let location = format!("{}/data/{:05}.parquet", self.metadata.location(), self.files);
-        self.parquet(&location, batch, DataContentType::Data)
+        self.parquet(&location, batch, DataContentType::Data, change(row_groups()))
     }
 
     /// Deletes rows by file and position.
@@ -153,7 +162,7 @@ impl<'a> Foreign<'a> {
         let batch = RecordBatch::try_new(Arc::new(schema), vec![Arc::new(paths), Arc::new(places)]).unwrap();
         self.files += 1;
         let location = format!("{}/data/{:05}-deletes.parquet", self.metadata.location(), self.files);
-        self.parquet(&location, &batch, DataContentType::PositionDeletes)
+        self.parquet(&location, &batch, DataContentType::PositionDeletes, row_groups())
     }
 
     /// Deletes rows by the values of the batch's columns.
@@ -161,7 +170,7 @@ impl<'a> Foreign<'a> {
         self.files += 1;
         let location = format!("{}/data/{:05}-deletes.parquet", self.metadata.location(), self.files);
         let ids = batch.schema().fields().iter().map(|field| field.metadata()[FIELD_ID].parse().unwrap()).collect();
-        self.parquet(&location, batch, DataContentType::EqualityDeletes).with(|file| {
+        self.parquet(&location, batch, DataContentType::EqualityDeletes, row_groups()).with(|file| {
             file.equality_ids(Some(ids));
         })
     }
@@ -198,9 +207,14 @@ impl<'a> Foreign<'a> {
         Added { file, spec_id: self.metadata.default_partition_spec_id(), sequence_number: None }
     }
 
-    fn parquet(&self, location: &str, batch: &RecordBatch, content: DataContentType) -> Added {
-        let properties = WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build();
-        let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+    fn parquet(
+        &self,
+        location: &str,
+        batch: &RecordBatch,
+        content: DataContentType,
+        properties: WriterPropertiesBuilder,
+    ) -> Added {
+        let options = ArrowWriterOptions::new().with_properties(properties.build()).with_skip_arrow_metadata(true);
         let file = std::fs::File::create(path_of(location)).unwrap();
         let mut writer = ArrowWriter::try_new_with_options(file, batch.schema(), options).unwrap();
         writer.write(batch).unwrap();
@@ -278,6 +292,10 @@ impl<'a> Foreign<'a> {
         self.change(name, |builder| builder.set_branch_snapshot(snapshot, MAIN_BRANCH).unwrap()).await;
         snapshot_id
     }
+}
+
+fn row_groups() -> WriterPropertiesBuilder {
+    WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
 }
 
 fn describe(location: &str, content: DataContentType, rows: u64, bytes: u64) -> DataFileBuilder {

@@ -5,6 +5,7 @@ mod columns;
 mod common;
 mod deletes;
 mod foreign;
+mod late;
 mod pruning;
 mod pyiceberg;
 #[allow(dead_code, reason = "other tests use the rest")]

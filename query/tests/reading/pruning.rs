@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float64Array, Int32Array, StringArray, TimestampMicrosecondArray};
+use arrow::array::{ArrayRef, Float32Array, Float64Array, Int32Array, StringArray, TimestampMicrosecondArray};
 use iceberg::spec::{
     Datum, FormatVersion, Literal, PrimitiveLiteral, PrimitiveType, Struct, Transform, UnboundPartitionSpec,
 };
@@ -11,6 +11,7 @@ use lake_query::client::SqlClient;
 
 use crate::common::*;
 use crate::foreign::*;
+use crate::warm::analyzed;
 
 const HOUR_MICROS: i64 = 3_600_000_000;
 
@@ -294,5 +295,63 @@ async fn partitions_of_every_spec_are_understood() {
         ("ts >= '1970-01-12T00:00:00Z'", 0, 2),
     ] {
         reads(&client, filter, rows, files).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_groups_are_left_out_by_bloom_filters() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = schema(
+        0,
+        [
+            optional(1, "n", PrimitiveType::Int),
+            optional(2, "s", PrimitiveType::String),
+            optional(3, "x", PrimitiveType::Float),
+        ],
+    );
+    // Even numbers in such an order that the bounds of each of the four row groups are about the same.
+    let numbers: Vec<i32> = (0..400).map(|i| i * 319 % 400 * 2).collect();
+    let rows = batch(vec![
+        (1, "n", Arc::new(Int32Array::from(numbers.clone())) as ArrayRef),
+        (2, "s", Arc::new(StringArray::from_iter_values(numbers.iter().map(|n| format!("key {n}"))))),
+        (3, "x", Arc::new(Float32Array::from_iter_values(numbers.iter().map(|n| *n as f32 / 4.0)))),
+    ]);
+    for (name, has_filters) in [("t", true), ("plain", false)] {
+        let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
+        let mut table = Foreign::create(&cluster, name, FormatVersion::V2, columns.clone(), spec, &[]).await;
+        let added = table.data_with(&rows, |properties| {
+            properties.set_bloom_filter_max_ndv(100).set_bloom_filter_fpp(0.0001).set_bloom_filter_enabled(has_filters)
+        });
+        table.commit(name, vec![added]).await;
+        if has_filters {
+            let expect = async |filter: &str, matched: usize, rows: i64| {
+                assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE {filter}")).await, rows, "{filter}");
+                let plan = analyzed(&client, &format!("SELECT * FROM t WHERE {filter}")).await;
+                let figure = format!("row_groups_pruned_bloom_filter=4 total \u{2192} {matched} matched");
+                assert!(plan.contains(&figure), "{filter}: {plan}");
+            };
+            expect("n = 401", 0, 0).await;
+            expect("n = 402", 1, 1).await;
+            expect("s = 'key 401'", 0, 0).await;
+            expect("s = 'key 402'", 1, 1).await;
+            // By id, and by values of the types that the file has.
+            let fields = [
+                optional(1, "number", PrimitiveType::Long),
+                optional(2, "n", PrimitiveType::String),
+                optional(3, "x", PrimitiveType::Double),
+            ];
+            table.change(name, |builder| builder.add_current_schema(schema(1, fields)).unwrap()).await;
+            expect("number = 401", 0, 0).await;
+            expect("number = 402", 1, 1).await;
+            expect("n = 'key 402'", 1, 1).await;
+            // However far these are looked at.
+            for (filter, rows) in [("x = 100.5", 1), ("x = 100.25", 0), ("number = 402 AND x = 100.5", 1)] {
+                assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE {filter}")).await, rows, "{filter}");
+            }
+        } else {
+            let plan = analyzed(&client, "SELECT * FROM plain WHERE n = 401").await;
+            assert!(plan.contains("row_groups_pruned_bloom_filter=4 total \u{2192} 4 matched"), "{plan}");
+        }
     }
 }

@@ -37,13 +37,13 @@ fn columns() -> iceberg::spec::Schema {
     schema(0, [optional(1, "id", PrimitiveType::Long), optional(2, "k", PrimitiveType::Long)])
 }
 
-async fn analyzed(client: &SqlClient, sql: &str) -> String {
+pub async fn analyzed(client: &SqlClient, sql: &str) -> String {
     let rows = text(client, &format!("EXPLAIN ANALYZE {sql}")).await;
     rows.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
 /// The number that a metric of the scan of a table shows.
-fn metric(plan: &str, name: &str) -> Option<i64> {
+pub fn metric(plan: &str, name: &str) -> Option<i64> {
     let line = plan.lines().rfind(|line| line.contains("DataSourceExec"))?;
     let rest = &line[line.find(&format!("{name}="))? + name.len() + 1..];
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()

@@ -93,6 +93,9 @@ async fn new_columns_have_defaults_in_format_3() {
             ["5", "5", "NULL", "1.50"]
         ]
     );
+    // Numbers are rounded as they are in a cast.
+    run(&client, "ALTER TABLE t ADD COLUMN w INT DEFAULT 1.7, ADD COLUMN v BIGINT DEFAULT -2.5e0").await;
+    assert_eq!(text(&client, "SELECT DISTINCT w, v FROM t").await, [["2", "-3"]]);
     // Defaults are promoted with their columns.
     run(&client, "ALTER TABLE t ADD COLUMN f REAL DEFAULT 2.5").await;
     for alter in ["n TYPE BIGINT", "f TYPE DOUBLE", "d TYPE DECIMAL(12, 2)"] {

@@ -1,0 +1,164 @@
+//! `information_schema`: DataFusion's, but that columns have the types that SQL has, and what SQL's standard says of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt64Array, new_null_array};
+use arrow::datatypes::{DataType, Field, SchemaRef, TimeUnit};
+use async_trait::async_trait;
+use datafusion::catalog::information_schema::InformationSchemaProvider;
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, TableFunction, TableProvider};
+use datafusion::common::Result as DfResult;
+use datafusion::execution::TaskContext;
+use datafusion::logical_expr::Expr;
+use datafusion::physical_plan::SendableRecordBatchStream;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::PartitionStream;
+
+use super::CATALOG;
+use crate::words;
+
+const COLUMNS: &str = "columns";
+
+/// The schema, over what a statement sees.
+#[derive(Debug)]
+pub struct Information {
+    plain: InformationSchemaProvider,
+    catalogs: Arc<dyn CatalogProviderList>,
+}
+
+impl Information {
+    pub fn new(catalogs: Arc<dyn CatalogProviderList>, functions: HashMap<String, Arc<TableFunction>>) -> Self {
+        Self { plain: InformationSchemaProvider::new(catalogs.clone()).with_table_functions(functions), catalogs }
+    }
+}
+
+#[async_trait]
+impl SchemaProvider for Information {
+    fn table_names(&self) -> Vec<String> {
+        self.plain.table_names()
+    }
+
+    async fn table(&self, name: &str) -> DfResult<Option<Arc<dyn TableProvider>>> {
+        let table = self.plain.table(name).await?;
+        match (table, self.catalogs.catalog(CATALOG)) {
+            (Some(table), Some(lake)) if name.eq_ignore_ascii_case(COLUMNS) => {
+                let columns = Columns { schema: table.schema(), lake };
+                Ok(Some(Arc::new(StreamingTable::try_new(table.schema(), vec![Arc::new(columns)])?)))
+            }
+            (table, _) => Ok(table),
+        }
+    }
+
+    fn table_exist(&self, name: &str) -> bool {
+        self.plain.table_exist(name)
+    }
+}
+
+/// The table `columns`, read when it is scanned.
+#[derive(Debug)]
+struct Columns {
+    schema: SchemaRef,
+    lake: Arc<dyn CatalogProvider>,
+}
+
+impl PartitionStream for Columns {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let (schema, lake) = (self.schema.clone(), self.lake.clone());
+        let rows = futures::stream::once(async move { read(lake.as_ref(), schema).await });
+        Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), rows))
+    }
+}
+
+/// A column of a table.
+struct Row {
+    schema: String,
+    table: String,
+    field: Field,
+    /// From 1.
+    position: u64,
+    default: Option<String>,
+}
+
+async fn read(lake: &dyn CatalogProvider, schema: SchemaRef) -> DfResult<RecordBatch> {
+    let mut rows = Vec::new();
+    for name in lake.schema_names() {
+        let Some(of) = lake.schema(&name) else { continue };
+        for table_name in of.table_names() {
+            // It may have been dropped since it was listed.
+            let Some(table) = of.table(&table_name).await? else { continue };
+            rows.extend(table.schema().fields().iter().zip(1..).map(|(field, position)| Row {
+                schema: name.clone(),
+                table: table_name.clone(),
+                field: field.as_ref().clone(),
+                position,
+                default: table.get_column_default(field.name()).and_then(written),
+            }));
+        }
+    }
+    let text = |of: fn(&Row) -> Option<String>| -> ArrayRef { Arc::new(rows.iter().map(of).collect::<StringArray>()) };
+    let number = |of: fn(&Row) -> Option<u64>| -> ArrayRef { Arc::new(rows.iter().map(of).collect::<UInt64Array>()) };
+    let column = |field: &Arc<Field>| match field.name().as_str() {
+        "table_catalog" => text(|_| Some(CATALOG.to_owned())),
+        "table_schema" => text(|row| Some(row.schema.clone())),
+        "table_name" => text(|row| Some(row.table.clone())),
+        "column_name" => text(|row| Some(row.field.name().clone())),
+        "ordinal_position" => number(|row| Some(row.position)),
+        "column_default" => text(|row| row.default.clone()),
+        "is_nullable" => text(|row| Some(if row.field.is_nullable() { "YES" } else { "NO" }.to_owned())),
+        "data_type" => text(|row| Some(words::sql_type(row.field.data_type()))),
+        "numeric_precision" => number(|row| digits(row.field.data_type()).map(|(all, ..)| all)),
+        "numeric_precision_radix" => number(|row| digits(row.field.data_type()).map(|(_, base, _)| base)),
+        "numeric_scale" => number(|row| digits(row.field.data_type()).and_then(|(.., behind)| behind)),
+        "datetime_precision" => number(|row| fractions(row.field.data_type())),
+        // Text and binary values have no length.
+        _ => new_null_array(field.data_type(), rows.len()),
+    };
+    let columns = schema.fields().iter().map(column).collect();
+    Ok(RecordBatch::try_new(schema, columns)?)
+}
+
+/// A default as a statement would have it.
+fn written(default: &Expr) -> Option<String> {
+    let Expr::Literal(value, _) = default else { return None };
+    Some(match value.try_as_str().flatten() {
+        Some(text) => format!("'{}'", text.replace('\'', "''")),
+        None => value.to_string(),
+    })
+}
+
+/// How many digits a number has, to which base, and how many of them behind the point, where that is certain.
+fn digits(of: &DataType) -> Option<(u64, u64, Option<u64>)> {
+    match of {
+        DataType::Int8 | DataType::UInt8 => Some((8, 2, Some(0))),
+        DataType::Int16 | DataType::UInt16 => Some((16, 2, Some(0))),
+        DataType::Int32 | DataType::UInt32 => Some((32, 2, Some(0))),
+        DataType::Int64 | DataType::UInt64 => Some((64, 2, Some(0))),
+        DataType::Float32 => Some((24, 2, None)),
+        DataType::Float64 => Some((53, 2, None)),
+        DataType::Decimal32(precision, scale)
+        | DataType::Decimal64(precision, scale)
+        | DataType::Decimal128(precision, scale)
+        | DataType::Decimal256(precision, scale) => Some((u64::from(*precision), 10, u64::try_from(*scale).ok())),
+        _ => None,
+    }
+}
+
+/// How many digits a time has behind the second.
+fn fractions(of: &DataType) -> Option<u64> {
+    match of {
+        DataType::Date32 | DataType::Date64 => Some(0),
+        DataType::Time32(unit) | DataType::Time64(unit) | DataType::Timestamp(unit, _) => Some(match unit {
+            TimeUnit::Second => 0,
+            TimeUnit::Millisecond => 3,
+            TimeUnit::Microsecond => 6,
+            TimeUnit::Nanosecond => 9,
+        }),
+        _ => None,
+    }
+}
