@@ -132,9 +132,7 @@ impl LakeSource {
             None => source,
         })
     }
-}
 
-impl LakeSource {
     /// Whether columns that no filter is about may be late. A row's place is made by the reader, and a limit is of rows that no filter
     /// has looked at.
     fn may_be_late(&self, config: &FileScanConfig) -> bool {
