@@ -16,7 +16,7 @@
 //! start = "ssh {host} systemctl start lake-{role}"
 //! ```
 //! In a command `{role}` is `metasrv` or `query`, `{id}`, `{address}` and `{host}` are the process's, `{others}` the hosts of the other
-//! peers, and `{out}` a directory for what is collected. Whatever else stands in braces is the shell's.
+//! peers, `{out}` a directory for what is collected, and `{seconds}` by how much a clock is to be wrong. Whatever else stands in braces is the shell's.
 //!
 //! Invariants: what fills a gap has no character that means anything to a shell; every command ends within [`COMMAND_WITHIN`], and is
 //! written down with what it printed.
@@ -37,6 +37,8 @@ use crate::{Error, IoContext, Result};
 pub const COMMAND_WITHIN: Duration = Duration::from_secs(60);
 /// Where commands are written down, in the run's directory.
 pub const LOG_FILE: &str = "commands.log";
+/// By how much clocks are put wrong, either way.
+const CLOCK_OFF_S: i64 = 3_600;
 /// Most processes of a role.
 const MAX_HOSTS: usize = 32;
 /// What takes back whatever was done to a process.
@@ -72,11 +74,15 @@ pub struct Host {
 pub struct Commands {
     pub start: Option<String>,
     pub kill: Option<String>,
+    /// Ends the process in order, and waits for its end.
+    pub stop: Option<String>,
     pub pause: Option<String>,
     pub resume: Option<String>,
     /// Nothing passes any more between the peer and the others; clients still reach it.
     pub partition: Option<String>,
-    /// All of that is over. Harmless where there is nothing to take back.
+    /// The wall clock of the process goes `{seconds}` off, such as `+3600`.
+    pub clock: Option<String>,
+    /// All of that is over, a wrong clock too. Harmless where there is nothing to take back.
     pub heal: Option<String>,
     /// Copies the process's log into `{out}`.
     pub collect: Option<String>,
@@ -87,9 +93,11 @@ pub struct Commands {
 pub enum Verb {
     Start,
     Kill,
+    Stop,
     Pause,
     Resume,
     Partition,
+    Clock,
     Heal,
     Collect,
 }
@@ -100,9 +108,11 @@ impl Verb {
         match self {
             Verb::Start => "start",
             Verb::Kill => "kill",
+            Verb::Stop => "stop",
             Verb::Pause => "pause",
             Verb::Resume => "resume",
             Verb::Partition => "partition",
+            Verb::Clock => "clock",
             Verb::Heal => "heal",
             Verb::Collect => "collect",
         }
@@ -167,13 +177,15 @@ impl Hosts {
     }
 
     fn template(&self, verb: Verb) -> Option<&str> {
-        let Commands { start, kill, pause, resume, partition, heal, collect } = &self.commands;
+        let Commands { start, kill, stop, pause, resume, partition, clock, heal, collect } = &self.commands;
         match verb {
             Verb::Start => start,
             Verb::Kill => kill,
+            Verb::Stop => stop,
             Verb::Pause => pause,
             Verb::Resume => resume,
             Verb::Partition => partition,
+            Verb::Clock => clock,
             Verb::Heal => heal,
             Verb::Collect => collect,
         }
@@ -193,8 +205,14 @@ impl Hosts {
         let filled = self.template(verb)?.replace("{role}", &name.role.to_string());
         let filled = filled.replace("{id}", &name.id.to_string()).replace("{address}", &host.address);
         let filled = filled.replace("{host}", host.host()).replace("{others}", &others.join(" "));
+        let filled = filled.replace("{seconds}", &format!("{:+}", clock_off_s(name.id)));
         Some(filled.replace("{out}", &quoted(&out.display().to_string())))
     }
+}
+
+/// By how many seconds a clock is put wrong: some go ahead and some fall behind, and a dry run can say which.
+pub fn clock_off_s(id: u64) -> i64 {
+    if id % 2 == 1 { CLOCK_OFF_S } else { -CLOCK_OFF_S }
 }
 
 /// A word that means only itself to a shell.
@@ -321,6 +339,7 @@ mod tests {
         address = "10.0.0.1:9393"
         [commands]
         kill = "ssh {host} 'x=${X} kill {role} {id} {address} from {others}'"
+        clock = "ssh {host} date -s '{seconds} seconds'"
         collect = "scp {host}:log {out}/{role}-{id}.log"
     "#;
 
@@ -335,6 +354,8 @@ mod tests {
         );
         assert_eq!(command(Verb::Collect, ProcessName::query(1)).unwrap(), "scp 10.0.0.1:log '/my run'/query-1.log");
         assert_eq!(command(Verb::Start, ProcessName::metasrv(1)), None);
+        let clocks = [1, 2].map(|id| command(Verb::Clock, ProcessName::metasrv(id)).unwrap());
+        assert_eq!(clocks, ["ssh db1 date -s '+3600 seconds'", "ssh 10.0.0.2 date -s '-3600 seconds'"]);
         assert_eq!(command(Verb::Kill, ProcessName::metasrv(7)), None);
     }
 

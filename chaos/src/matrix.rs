@@ -34,6 +34,7 @@ pub const PAIRS: &[Pair] = &[
     pair(Workload::Catalog, &["query-kill:one", "kill:leader"], 12, 5),
     pair(Workload::Cached, &["query-partition:one", "query-kill:one"], 20, 6),
     pair(Workload::Hot, &["query-kill:one", "kill:leader"], 30, 12),
+    pair(Workload::Table, &["store-late", "store-throttle"], 10, 5),
     pair(Workload::Register, &["kill:leader", "partition"], 150, 8),
     pair(Workload::Idempotency, &["kill:leader", "endpoint:minority"], 100, 6),
     pair(Workload::Lock, &["pause:one", "kill:leader"], 100, 6),
@@ -42,9 +43,11 @@ pub const PAIRS: &[Pair] = &[
     pair(Workload::Watch, &["partition", "lossy"], 100, 6),
     pair(Workload::Bank, &["slow:leader", "pause:one"], 150, 6),
     pair(Workload::Append, &["kill:leader", "partition"], 100, 6),
+    pair(Workload::MultiTable, &["store-late", "store-refuse"], 8, 4),
     pair(Workload::MultiTable, &["query-pause:one", "partition"], 8, 4),
     pair(Workload::Catalog, &["query-partition:one", "partition"], 12, 5),
     pair(Workload::Upkeep, &["query-kill:one", "query-pause:one"], 12, 6),
+    pair(Workload::Hot, &["store-refuse", "store-slow"], 20, 8),
     pair(Workload::Session, &["transfer", "kill:one"], 100, 4),
     pair(Workload::Register, &["snapshot", "restart"], 150, 8),
     pair(Workload::Set, &["wipe", "lossy:all"], 100, 4),
@@ -73,10 +76,10 @@ impl Pair {
     /// What of its faults can be had on a cluster that is there already, by its operator's commands; or why none can.
     ///
     /// # Errors
-    /// It speaks SQL, or no fault can be had.
+    /// It speaks SQL, and there is no query node; or no fault can be had.
     pub fn on(&self, hosts: &Hosts) -> Result<Vec<&'static str>, String> {
-        if self.workload.is_sql() {
-            return Err("it makes tables, which no run on hosts removes".to_owned());
+        if self.workload.is_sql() && hosts.query_nodes.is_empty() {
+            return Err("the file names no query nodes".to_owned());
         }
         let can = |word: &&'static str| {
             let asked = word.parse::<Requested>().ok();
@@ -84,6 +87,12 @@ impl Pair {
         };
         let had: Vec<&str> = self.nemeses.iter().copied().filter(can).collect();
         if had.is_empty() { Err("none of its faults can be had by commands".to_owned()) } else { Ok(had) }
+    }
+
+    /// Whether it takes an object store.
+    pub fn is_of_the_store(&self) -> bool {
+        let asked = self.nemeses.iter().filter_map(|word| word.parse::<Requested>().ok());
+        asked.map(|asked| asked.kind).any(Kind::is_of_the_store)
     }
 
     /// Why this machine cannot have it; `None` if it can. Such a run would be unknown, whatever the cluster does.
@@ -166,6 +175,10 @@ mod tests {
         }
         let workloads: Vec<Workload> = PAIRS.iter().map(|pair| pair.workload).collect();
         assert!(Workload::ALL.iter().all(|workload| workloads.contains(workload)), "a workload is in no pair");
+        let words = PAIRS.iter().flat_map(|pair| pair.nemeses);
+        let kinds: BTreeSet<Kind> = words.map(|word| word.parse::<Requested>().unwrap().kind).collect();
+        let never: Vec<&str> = Kind::ALL.iter().filter(|kind| !kinds.contains(kind)).map(|kind| kind.name()).collect();
+        assert!(never.is_empty(), "in no pair: {never:?}");
     }
 
     #[test]

@@ -23,7 +23,8 @@
 //!
 //! A change whose answer was lost is asked for again by the store; its compare then fails on its own effect. Such a
 //! call is told apart here by the value found: metadata locations and table uuids are never used twice, so a pointer
-//! that holds exactly what the call wanted to write was written by it.
+//! that holds exactly what the call wanted to write was written by it; and what has never been deleted was not by it. Where
+//! neither tells, whatever else is in the way, the call ends as unknown ([`CatalogError::applied`]).
 //!
 //! In reading order: `names` (what keys are made of), `pointers` (what they hold, and reading it), `namespaces`, `structure`
 //! (creating, renaming and dropping tables and views), `registering` (metadata that is there, and that a table has
@@ -45,8 +46,9 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
-use lake_proto::kv::{Compare, Condition, KeyValue, TxnResult};
+use lake_proto::kv::{Compare, Condition, KeyValue, Revision, Txn, TxnResult};
 
 pub use self::error::CatalogError;
 pub(crate) use self::names::named_key;
@@ -87,6 +89,21 @@ impl Catalog {
     pub fn guarded(&self, guards: Vec<Compare>) -> Self {
         let guards = self.guards.iter().cloned().chain(guards).collect();
         Self { guards, ..self.clone() }
+    }
+
+    /// Looks whether the guards hold, for what no change of the catalog is a part of. Right after that they may not any more.
+    ///
+    /// # Errors
+    /// [`CatalogError::Fenced`] if one does not; the store's.
+    pub async fn check_guards(&self, deadline: Instant) -> Result<(), CatalogError> {
+        if self.guards.is_empty() {
+            return Ok(());
+        }
+        let txn = Txn { when: self.guards.clone(), then: vec![], otherwise: vec![] };
+        match self.store.commit(txn, deadline).await?.result.succeeded {
+            true => Ok(()),
+            false => Err(CatalogError::Fenced { resent: false }),
+        }
     }
 
     /// Whether it was a guard that kept a transaction from running: one does not hold by what was observed; or one of which
@@ -133,6 +150,12 @@ impl Catalog {
             ),
         })
     }
+}
+
+/// Whether a transaction that did not run found, under `key`, what was there at `revision`, changed since or not: it has not been
+/// deleted, and so no attempt was applied that deletes it. What is made again is younger.
+fn stands(result: &TxnResult, key: &str, revision: Revision) -> bool {
+    find(&result.observed, key).is_some_and(|there| there.create_revision <= revision)
 }
 
 /// Whether a scope was in the way of a transaction that did not run.

@@ -402,7 +402,6 @@ impl Error {
     }
 
     /// The same error, where it says whether the change may have been made; the others' kinds say it.
-    #[cfg(any(feature = "store-etcd", feature = "store-object"))]
     pub(crate) fn with_applied(mut self, now: Applied) -> Self {
         if let Error::Unavailable { applied, .. } | Error::Internal { applied, .. } = &mut self {
             *applied = now;

@@ -22,6 +22,7 @@ use lake_proto::kv::{Compare, Op, Revision, Txn};
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Catalog, CatalogError, MAX_RACES, Namespace, claimed, encode, find};
+use crate::procedures::purge_warehouse::of_warehouse;
 use crate::store::ReadOptions;
 
 /// The warehouse of every node's own configuration.
@@ -317,25 +318,73 @@ impl Catalog {
         self.change_warehouses(name, Wish::Remove, deadline).await
     }
 
+    /// Has the cluster's leader drop all that is in a warehouse, have the files of its tables deleted, and remove it
+    /// ([`crate::procedures::purge_warehouse`]). Returns the id of the procedure, which has begun with that.
+    ///
+    /// # Errors
+    /// `Refused` if there is none; `ScopeHeld`, as while it is being purged already; the store's.
+    pub async fn submit_warehouse_purge(
+        &self,
+        name: &str,
+        now_unix_ms: u64,
+        deadline: Instant,
+    ) -> Result<String, WarehouseError> {
+        let refused = |why: String| Err(WarehouseError::Refused { name: name.to_owned(), why });
+        for _ in 0..MAX_RACES {
+            let known = self.warehouses(deadline).await?;
+            if !known.profiles.contains_key(name) {
+                return refused("it does not exist".to_owned());
+            }
+            let (id, record) = of_warehouse(name, known.mod_revision, now_unix_ms)?;
+            let mut txn = record.submission(&id);
+            txn.when.push(known.unchanged());
+            let committed = self.store().commit(txn, deadline).await.map_err(CatalogError::from)?;
+            // By an attempt of ours whose answer was lost: another's of the same moment holds the scope.
+            let is_there = find(&committed.result.observed, &crate::procedures::key(&id)).is_some();
+            if committed.result.succeeded || committed.resent && is_there {
+                return Ok(id);
+            }
+            claimed(&committed.result)?;
+        }
+        refused(format!("others changed the warehouses {MAX_RACES} times in between; try again"))
+    }
+
     async fn change_warehouses(&self, name: &str, wish: Wish<'_>, deadline: Instant) -> Result<(), WarehouseError> {
+        let mut in_doubt = false;
+        let changed = self.change_warehouses_noting(name, wish, &mut in_doubt, deadline).await;
+        changed.map_err(|error| match error {
+            WarehouseError::Refused { why, .. } if in_doubt => {
+                CatalogError::InDoubt { met: format!("warehouse {name}: {why}") }.into()
+            }
+            WarehouseError::Catalog(error) => error.after_doubt(in_doubt).into(),
+            refused => refused,
+        })
+    }
+
+    /// The same. Says whether an attempt whose answer was lost may have been applied.
+    async fn change_warehouses_noting(
+        &self,
+        name: &str,
+        wish: Wish<'_>,
+        in_doubt: &mut bool,
+        deadline: Instant,
+    ) -> Result<(), WarehouseError> {
         let refused = |why: String| Err(WarehouseError::Refused { name: name.to_owned(), why });
         let namespace = Namespace::new([name])?;
         if name == DEFAULT {
             return refused("it is the warehouse of the query nodes' own configuration".to_owned());
         }
         let key = namespace.key();
-        // An attempt whose answer was lost may have done it.
-        let mut in_doubt = false;
         for _ in 0..MAX_RACES {
             let known = self.warehouses(deadline).await?;
             let mut when = vec![known.unchanged()];
             when.extend(self.unclaimed(namespace.scope_path()));
             let mut then = Vec::new();
             let profiles = match (known.profiles.get(name), wish) {
-                (Some(there), Wish::Create(wanted) | Wish::Change(wanted)) if in_doubt && there == wanted => {
+                (Some(there), Wish::Create(wanted) | Wish::Change(wanted)) if *in_doubt && there == wanted => {
                     return Ok(());
                 }
-                (None, Wish::Remove) if in_doubt => return Ok(()),
+                (None, Wish::Remove) if *in_doubt => return Ok(()),
                 (Some(_), Wish::Create(_)) => return refused("it exists already".to_owned()),
                 (None, Wish::Change(_) | Wish::Remove) => return refused("it does not exist".to_owned()),
                 (None, Wish::Create(profile)) => {
@@ -378,10 +427,12 @@ impl Catalog {
             if committed.result.succeeded {
                 return Ok(());
             }
-            claimed(&committed.result)?;
-            in_doubt |= committed.resent;
             let observed = &committed.result.observed;
-            if matches!(wish, Wish::Create(_)) && !in_doubt && find(observed, &key).is_some() {
+            // Every change writes the profiles: as they were, none was applied.
+            let is_as_before = find(observed, KEY).map_or(0, |entry| entry.mod_revision) == known.mod_revision;
+            *in_doubt |= committed.resent && !is_as_before;
+            claimed(&committed.result)?;
+            if matches!(wish, Wish::Create(_)) && !*in_doubt && find(observed, &key).is_some() {
                 return refused(format!("there is a namespace {name}, and a warehouse is one of its own"));
             }
             if matches!(wish, Wish::Remove)

@@ -4,16 +4,17 @@
 //! run end in order. However this one ends, the run's standard input ends with it, and so does the run.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use lake_chaos::history::Workload;
 use lake_chaos::hosts::Hosts;
 use lake_chaos::matrix::{self, Chosen, Pair};
 use lake_chaos::report::index::{self, Entry};
 use lake_chaos::report::results;
-use lake_chaos::run::Place;
+use lake_chaos::run::{ObjectStore, Place};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
@@ -41,7 +42,7 @@ pub struct Args {
     minutes: f64,
     /// Where everything is kept: a directory that is empty or not there yet [default: chaos-matrix-SEED]
     #[arg(long, value_name = "DIR")]
-    out: Option<std::path::PathBuf>,
+    out: Option<PathBuf>,
     /// What the seeds of the runs follow from [default: by chance, and told]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -51,6 +52,22 @@ pub struct Args {
     /// With hosts:FILE: the id of that cluster, as `lake meta status` says it; another one is left alone
     #[arg(long, value_name = "ID")]
     cluster_id: Option<String>,
+    /// Where tables live, with --s3-endpoint, as of `lake chaos run`: each run's in a place of its own below s3://BUCKET/PREFIX, and what is
+    /// written there stays. Without it no fault of an object store is run [default: in the runs' directories]
+    #[arg(long, value_name = "URI", requires = "s3_endpoint")]
+    warehouse: Option<String>,
+    /// The S3 service behind --warehouse, http://HOST:PORT, which query nodes reach by a way that can be hurt
+    #[arg(long, value_name = "URL", requires = "warehouse", value_parser = run::endpoint)]
+    s3_endpoint: Option<String>,
+    /// One more argument for every query node; may be given several times
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    query_arg: Vec<String>,
+    /// Of each run of the workload table: so many of the clients are PyIceberg, as of `lake chaos run`
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    rest_clients: usize,
+    /// The Python of those, which has pyiceberg[pyarrow]
+    #[arg(long, default_value = "python3", value_name = "PATH")]
+    python: PathBuf,
     /// Only these: a workload, or a workload and its faults as --dry-run lists them
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     only: Vec<String>,
@@ -67,7 +84,18 @@ pub async fn run(args: &Args) -> Result<u8> {
     let minutes = args.minutes;
     ensure!(minutes.is_finite() && (0.0..=MAX_MINUTES).contains(&minutes), "--minutes is up to {MAX_MINUTES}");
     let seed = args.seed.unwrap_or_else(rand::random);
-    let ground = Ground::new(&args.cluster, args.cluster_id.clone())?;
+    let objects = args.warehouse.clone().zip(args.s3_endpoint.clone());
+    let objects = objects.map(|(warehouse, address)| ObjectStore { warehouse, address });
+    let ground = Ground {
+        objects,
+        query_args: args.query_arg.clone(),
+        rest: (args.rest_clients, args.python.clone()),
+        ..Ground::new(&args.cluster, args.cluster_id.clone())?
+    };
+    ensure!(
+        ground.hosts.is_none() || (ground.objects.is_none() && ground.query_args.is_empty() && args.rest_clients == 0),
+        "--warehouse, --query-arg and --rest-clients are about query nodes of local:N: those of a cluster of yours are started by your own commands"
+    );
     let time = Duration::from_secs_f64(minutes * 60.0);
     let chosen = matrix::choose(time, &args.only, |pair| ground.missing(pair)).map_err(|problem| anyhow!(problem))?;
     if args.dry_run {
@@ -115,6 +143,12 @@ struct Ground {
     cluster_id: Option<String>,
     hosts: Option<Hosts>,
     place: Place,
+    /// Where tables live, if not in the runs' directories.
+    objects: Option<ObjectStore>,
+    /// More arguments for every query node.
+    query_args: Vec<String>,
+    /// So many clients of tables go through REST, by this Python.
+    rest: (usize, PathBuf),
 }
 
 impl Ground {
@@ -127,16 +161,27 @@ impl Ground {
             hosts.is_some() || cluster_id.is_none(),
             "--cluster-id is about a cluster of yours: ask for --cluster hosts:FILE"
         );
-        Ok(Self { cluster: cluster.to_owned(), cluster_id, hosts, place })
+        Ok(Self {
+            cluster: cluster.to_owned(),
+            cluster_id,
+            hosts,
+            place,
+            objects: None,
+            query_args: Vec::new(),
+            rest: (0, PathBuf::new()),
+        })
     }
 
     /// Why this program or machine, or that cluster, cannot have a pair.
     fn missing(&self, pair: &Pair) -> Option<String> {
         let is_sql = pair.workload.is_sql();
         match &self.hosts {
+            _ if is_sql && !cfg!(feature = "query") => Some("this lake was built without SQL".to_owned()),
             Some(hosts) => pair.on(hosts).err(),
-            None if is_sql && !cfg!(feature = "query") => Some("this lake was built without SQL".to_owned()),
             None if is_sql && self.place != Place::Loopback => Some("query nodes run on local:N only".to_owned()),
+            None if pair.is_of_the_store() && self.objects.is_none() => {
+                Some("there is no object store: name one with --warehouse and --s3-endpoint".to_owned())
+            }
             None => pair.missing(),
         }
     }
@@ -157,6 +202,13 @@ struct Planned<'a> {
     seed: u64,
 }
 
+impl Planned<'_> {
+    /// As its directory is called.
+    fn directory(&self) -> String {
+        format!("{:02}-{}", self.place, self.pair.directory())
+    }
+}
+
 /// What each run follows from: the same whatever else is run.
 fn seed_of(seed: u64, place: usize) -> u64 {
     seed.wrapping_add(place as u64 - 1)
@@ -168,7 +220,22 @@ fn arguments(ground: &Ground, run: &Planned<'_>) -> Vec<String> {
     let words = format!("chaos run --workload {workload} --nemesis {nemeses} --time {seconds}s");
     let words = format!("{words} --rate {rate} --clients {clients} --seed {} --cluster", run.seed);
     let id = ground.cluster_id.iter().flat_map(|id| ["--cluster-id", id.as_str()]);
-    words.split(' ').chain([ground.cluster.as_str()]).chain(id).map(str::to_owned).collect()
+    let mut arguments: Vec<String> =
+        words.split(' ').chain([ground.cluster.as_str()]).chain(id).map(str::to_owned).collect();
+    let (rest_clients, python) = &ground.rest;
+    if *workload == Workload::Table && *rest_clients > 0 {
+        let rest = ["--rest-clients".to_owned(), rest_clients.to_string()];
+        arguments.extend(rest.into_iter().chain(["--python".to_owned(), python.display().to_string()]));
+    }
+    if workload.is_sql() {
+        if let Some(ObjectStore { warehouse, address }) = &ground.objects {
+            // Another matrix may have been there before.
+            let own = format!("{}/{}-{}", warehouse.trim_end_matches('/'), run.directory(), run.seed);
+            arguments.extend(["--warehouse".to_owned(), own, "--s3-endpoint".to_owned(), format!("http://{address}")]);
+        }
+        arguments.extend(ground.query_args.iter().flat_map(|word| ["--query-arg".to_owned(), word.clone()]));
+    }
+    arguments
 }
 
 fn planned(ground: &Ground, chosen: &Chosen, seed: u64) -> String {
@@ -201,7 +268,7 @@ async fn one(
     out: &Path,
     (stop, is_stopped): (&mut StopRequests, &mut bool),
 ) -> Result<Entry> {
-    let directory = format!("{:02}-{}", run.place, run.pair.directory());
+    let directory = run.directory();
     let log = format!("{directory}.log");
     let path = out.join(&log);
     let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
@@ -311,6 +378,15 @@ mod tests {
             arguments(&ground, &run).join(" "),
             "chaos run --workload table --nemesis query-kill:one,kill:leader --time 40s --rate 10 --clients 5 --seed 9 \
              --cluster local:5"
+        );
+        let objects = ObjectStore { warehouse: "s3://b/w/".to_owned(), address: "127.0.0.1:9".to_owned() };
+        let stored =
+            Ground { objects: Some(objects), query_args: vec!["--x".to_owned()], rest: (2, "py".into()), ..ground };
+        assert!(
+            arguments(&stored, &run).join(" ").ends_with(
+                " --cluster local:5 --rest-clients 2 --python py --warehouse s3://b/w/03-table-query-kill-one-kill-leader-9 --s3-endpoint http://127.0.0.1:9 \
+                 --query-arg --x"
+            )
         );
         assert!(Ground::new("local:3", Some("id".to_owned())).is_err() && Ground::new("cloud:3", None).is_err());
         assert_eq!(seed_of(u64::MAX, 2), 0);

@@ -19,11 +19,13 @@ use lake_chaos::report::{self, page, record};
 use lake_chaos::run::hosts::{FAULTS, verbs};
 use lake_chaos::run::sampler::Live;
 use lake_chaos::run::{self, ObjectStore, Place, Settings};
+use lake_chaos::workload::access::Roster;
+use lake_chaos::workload::rest::Rest;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "query")]
-use super::front::front;
+pub(super) use super::front::front;
 use super::print::{self, Format};
 use crate::output;
 use crate::signals::StopRequests;
@@ -71,6 +73,12 @@ pub struct Args {
     /// How many clients
     #[arg(long, default_value_t = 10, value_name = "N")]
     clients: usize,
+    /// Of the workload table: so many of the clients are PyIceberg, and go through REST
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    rest_clients: usize,
+    /// The Python of those, which has pyiceberg[pyarrow]
+    #[arg(long, default_value = "python3", value_name = "PATH")]
+    python: PathBuf,
     /// What the faults and the clients' choices follow from [default: by chance, and told]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -152,6 +160,11 @@ pub async fn run(args: Args) -> Result<u8> {
         time: args.time,
         rate: args.rate,
         clients: args.clients,
+        rest: (args.rest_clients > 0).then(|| Rest {
+            python: args.python,
+            clients: args.rest_clients,
+            nodes: Roster::default(),
+        }),
         seed,
         operation_timeout: args.operation_timeout.unwrap_or(if args.workload.is_sql() { SQL_TIMEOUT } else { TIMEOUT }),
         metasrv_args: args.metasrv_arg,
@@ -211,7 +224,7 @@ pub async fn run(args: Args) -> Result<u8> {
 
 /// The client of query nodes: there is none in a build without SQL.
 #[cfg(not(feature = "query"))]
-fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
+pub(super) fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
     None
 }
 
@@ -260,7 +273,7 @@ pub(super) fn cluster(word: &str) -> Result<Where, String> {
 }
 
 /// Where `http://HOST:PORT` is.
-fn endpoint(url: &str) -> Result<String, String> {
+pub(super) fn endpoint(url: &str) -> Result<String, String> {
     let address = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
     let is_address =
         |address: &&str| !address.contains('/') && address.rsplit_once(':').is_some_and(|(host, _)| !host.is_empty());

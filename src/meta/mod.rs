@@ -52,7 +52,9 @@ mod write;
 use std::time::Duration;
 
 use anyhow::Result;
+use lake_client::catalog::CatalogError;
 use lake_client::store::{Applied, Error};
+use lake_client::warehouse::WarehouseError;
 
 use self::cluster::Cluster;
 use crate::endpoints::At;
@@ -160,6 +162,10 @@ pub async fn run(args: Args) -> Result<u8> {
             Ok(EXIT_UNKNOWN)
         }
         Err(error) => match error.downcast_ref::<Error>() {
+            None if is_in_doubt(&error) => {
+                eprintln!("lake: {error:#}");
+                Ok(EXIT_UNKNOWN)
+            }
             Some(e) if e.applied() == Applied::Unknown => {
                 eprintln!("lake: {error:#}\nWhether it was done is unknown: look before you do it again.");
                 Ok(EXIT_UNKNOWN)
@@ -172,6 +178,15 @@ pub async fn run(args: Args) -> Result<u8> {
         },
         code => code,
     }
+}
+
+/// Whether the catalog says that what it was to do may have been done.
+fn is_in_doubt(error: &anyhow::Error) -> bool {
+    let catalog = match error.downcast_ref::<WarehouseError>() {
+        Some(WarehouseError::Catalog(error)) => Some(error),
+        _ => error.downcast_ref::<CatalogError>(),
+    };
+    catalog.is_some_and(|error| error.applied() == Applied::Unknown)
 }
 
 impl Command {

@@ -1,56 +1,84 @@
 //! `--cluster hosts:FILE` on processes that plain shell commands manage.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use lake_chaos::nemesis::clock;
 use lake_chaos::ports::{self, Port};
 use lake_chaos::probe;
 
-use super::{ATTEMPTS, LAKE, PATIENCE, Run, assert_code, installed};
+use super::install::install;
+use super::{ATTEMPTS, LAKE, PATIENCE, Run, assert_code, installed, proofs};
 
-/// Three peers that a script starts, stops and hurts. What runs is stopped in the end.
+/// Three peers, and perhaps query nodes, that a script starts, stops and hurts. What runs is stopped in the end.
 struct Site {
     dir: PathBuf,
-    /// gRPC and Raft, by peer.
+    /// gRPC and Raft, by peer; of query nodes, whose numbers follow, Flight SQL and one that is not used.
     ports: Vec<[Port; 2]>,
 }
 
 impl Site {
     fn start(dir: PathBuf) -> Self {
+        Self::start_with(dir, 0)
+    }
+
+    fn start_with(dir: PathBuf, query_nodes: usize) -> Self {
         std::fs::create_dir_all(&dir).unwrap();
-        let ports: Vec<[Port; 2]> = (0..3).map(|_| [(), ()].map(|()| ports::reserve().unwrap())).collect();
+        let ports: Vec<[Port; 2]> =
+            (0..3 + query_nodes).map(|_| [(), ()].map(|()| ports::reserve().unwrap())).collect();
         let site = Self { dir, ports };
         let peers: Vec<String> = (1..=3).map(|id| format!("{id}={}", site.address(id, 1))).collect();
-        let listens: String = (1..=3)
+        let at: Vec<String> = (1..=3).map(|id| site.address(id, 0)).collect();
+        let listens: String = (1..=site.ports.len())
             .map(|id| format!("{id}) listen={} raft={};;\n", site.address(id, 0), site.address(id, 1)))
             .collect();
+        // Where clocks can be faked, each peer's goes by a file.
+        let environment = match clock::library() {
+            Some(library) => clock::environment(&library, &site.dir.join("clocks"), &[1, 2, 3]).unwrap(),
+            None => Vec::new(),
+        };
+        let set = |(name, value): &(OsString, OsString)| {
+            format!("{}={} ", name.to_string_lossy(), value.to_string_lossy().replace("{id}", "$1"))
+        };
+        let environment: String = environment.iter().map(set).collect();
         let script = format!(
             "#!/bin/sh\n\
              cd '{dir}'\n\
              pid=$(cat $2.pid 2>/dev/null)\n\
              alive() {{ grep -q '^State:[[:space:]]*[^ZX]' /proc/$pid/status 2>/dev/null; }}\n\
              case $2 in\n{listens}esac\n\
+             case $2 in\n\
+             [123]) lake() {{\n\
+               exec env {environment} '{LAKE}' metasrv --id $1 --dir data-$1 --listen $listen --raft-listen $raft \
+                 --peers {peers}; }};;\n\
+             *) lake() {{\n\
+               exec '{LAKE}' query --id query-$1 --dir data-$1 --listen $listen --meta {meta} \
+                 --warehouse 'file://{dir}/warehouse'; }};;\n\
+             esac\n\
              case $1 in\n\
-             start) alive || {{\n\
-               '{LAKE}' metasrv --id $2 --dir data-$2 --listen $listen --raft-listen $raft --peers {peers} \
-                 </dev/null >>log-$2 2>&1 & echo $! >$2.pid; }};;\n\
+             start) alive || {{ lake $2 </dev/null >>log-$2 2>&1 & echo $! >$2.pid; }};;\n\
              kill) kill -KILL $pid;;\n\
+             stop) kill -TERM $pid; while alive; do sleep 0.05; done;;\n\
+             clock) echo \"$3 x1.0\" >clocks/$2;;\n\
+             heal) ! test -d clocks || echo '+0 x1.0' >clocks/$2;;\n\
              pause) kill -STOP $pid;;\n\
              resume) kill -CONT $pid 2>/dev/null || true;;\n\
              esac\n",
             dir = site.dir.display(),
-            peers = peers.join(",")
+            peers = peers.join(","),
+            meta = at.join(","),
         );
         std::fs::write(site.script(), script).unwrap();
         std::fs::write(site.file(), site.text()).unwrap();
         (1..=3).for_each(|id| site.control("start", id));
-        let at: Vec<String> = (1..=3).map(|id| site.address(id, 0)).collect();
         let until = Instant::now() + PATIENCE;
         while !Command::new(LAKE).args(["meta", "init", "--at", &at.join(",")]).output().unwrap().status.success() {
             assert!(Instant::now() < until, "the peers cannot be founded");
             std::thread::sleep(Duration::from_millis(100));
         }
+        (4..=site.ports.len()).for_each(|id| site.control("start", id));
         site
     }
 
@@ -68,12 +96,17 @@ impl Site {
 
     fn text(&self) -> String {
         let peer = |id| format!("[[peers]]\nid = {id}\naddress = \"{}\"\n", self.address(id, 0));
-        let peers: String = (1..=3).map(peer).collect();
+        let node = |id| format!("[[query_nodes]]\nid = {id}\naddress = \"{}\"\n", self.address(id, 0));
+        let peers: String = (1..=3).map(peer).chain((4..=self.ports.len()).map(node)).collect();
         let script = self.script();
         let command = |verb: &str| format!("{verb} = \"sh {} {verb} {{id}}\"\n", script.display());
-        let commands: String = ["start", "kill", "pause", "resume"].map(command).concat();
+        let commands: String = ["start", "kill", "stop", "pause", "resume"].map(command).concat();
+        let clocks = match clock::library() {
+            Some(_) => format!("clock = \"sh {} clock {{id}} {{seconds}}\"\n{}", script.display(), command("heal")),
+            None => String::new(),
+        };
         let collect = format!("collect = \"cp {}/log-{{id}} {{out}}/\"\n", self.dir.display());
-        format!("{peers}[commands]\n{commands}{collect}")
+        format!("{peers}[commands]\n{commands}{clocks}{collect}")
     }
 
     fn control(&self, verb: &str, id: usize) {
@@ -97,6 +130,21 @@ impl Site {
             }
         });
         runtime.block_on(asking).unwrap()
+    }
+
+    /// What a statement at the first query node says.
+    fn sql(&self, statement: &str) -> Output {
+        Command::new(LAKE).args(["sql", "--at", &self.address(4, 0), "-c", statement]).output().unwrap()
+    }
+
+    /// Waits until the query nodes serve.
+    fn await_query_nodes(&self) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        for id in 4..=self.ports.len() {
+            let address = self.address(id, 0);
+            let serving = probe::until("a query node to serve", PATIENCE, || probe::serves(&address));
+            runtime.block_on(serving).unwrap();
+        }
     }
 
     /// Keys that runs have left.
@@ -127,7 +175,7 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        for id in 1..=3 {
+        for id in 1..=self.ports.len() {
             // Some may be down already.
             let _ = Command::new("sh").arg(self.script()).args(["kill", &id.to_string()]).output();
         }
@@ -136,6 +184,7 @@ impl Drop for Site {
 
 #[test]
 fn a_cluster_of_others_is_hurt_by_their_commands_and_left_as_it_was() {
+    install(&["libfaketime"], || clock::library().is_none());
     let run = Run::new();
     let site = Site::start(run.dir.path().join("site"));
     let cluster_id = site.cluster_id();
@@ -147,18 +196,25 @@ fn a_cluster_of_others_is_hurt_by_their_commands_and_left_as_it_was() {
     assert_code(&misnamed, 3);
     assert!(String::from_utf8_lossy(&misnamed.stderr).contains("nothing was done"));
     std::fs::remove_dir_all(run.out()).unwrap();
-    let dry = site.run(&run, "--nemesis kill,pause --time 20s --dry-run");
+    let clock = if clock::library().is_some() { ",clock" } else { "" };
+    let faults = format!("kill:one,pause,restart{clock}");
+    let dry = site.run(&run, &format!("--nemesis {faults} --time 20s --dry-run"));
     assert_code(&dry, 0);
     let said = String::from_utf8_lossy(&dry.stdout).into_owned();
-    assert!(said.contains("control.sh kill 2") && said.contains("control.sh resume 3"), "{said}");
+    for command in ["kill 2", "resume 3", "stop 1", "start 1"] {
+        assert!(said.contains(&format!("control.sh {command}")), "{said}");
+    }
+    assert_eq!(said.contains("control.sh clock 2 -3600"), clock::library().is_some(), "{said}");
     assert!(!run.out().exists(), "a dry run makes nothing");
 
-    let arguments = format!(
-        "--workload register --nemesis kill:one,pause --time 20s --rate 60 --clients 4 --cluster-id {cluster_id}"
-    );
-    let output = site.run(&run, &arguments);
+    let arguments =
+        format!("--workload register --nemesis {faults} --time 32s --rate 60 --clients 4 --cluster-id {cluster_id}");
+    let output = run.until_judged(|| site.run(&run, &arguments));
     assert_code(&output, 0);
-    assert_eq!(installed(&run.history()), ["kill-one".to_owned(), "pause".to_owned()].into());
+    let history = run.history();
+    assert_eq!(installed(&history), faults.split(',').map(|fault| fault.replace(':', "-")).collect());
+    assert!(proofs(&history, "restart").iter().all(|proof| proof.matches("it serves").count() == 3));
+    assert!(proofs(&history, "clock").iter().all(|proof| proof.contains("s ahead")));
     let commands = std::fs::read_to_string(run.out().join("commands.log")).unwrap();
     assert!(commands.contains("control.sh kill") && commands.contains("control.sh start"), "{commands}");
     assert!(run.out().join("log-1").exists(), "logs are collected");
@@ -184,13 +240,55 @@ fn what_a_run_that_has_died_left_behind_is_healed_by_itself() {
     assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
 }
 
+/// Tables are made and removed again; what others have made is not touched.
+#[test]
+fn tables_on_a_cluster_of_others_are_a_runs_own_and_are_removed() {
+    let run = Run::new();
+    let site = Site::start_with(run.dir.path().join("site"), 2);
+    let cluster_id = site.cluster_id();
+    site.await_query_nodes();
+    let theirs = site.sql("CREATE SCHEMA chaos");
+    assert!(theirs.status.success(), "{theirs:?}");
+    let arguments = format!(
+        "--workload table --nemesis query-kill:one,kill:leader --time 20s --rate 8 --clients 4 --cluster-id {cluster_id}"
+    );
+    let refused = site.run(&run, &arguments);
+    assert_code(&refused, 3);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("there is a schema chaos"), "{refused:?}");
+    std::fs::remove_dir_all(run.out()).unwrap();
+    // Without a run's mark it is not touched.
+    assert_code(&site.heal(run.dir.path(), &cluster_id), 0);
+    let gone = site.sql("DROP SCHEMA chaos");
+    assert!(gone.status.success(), "{gone:?}");
+
+    let output = run.until_judged(|| site.run(&run, &arguments));
+    assert_code(&output, 0);
+    assert_eq!(installed(&run.history()), ["kill-leader".to_owned(), "query-kill-one".to_owned()].into());
+    let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "tables").unwrap();
+    assert!(judged.figures["writes"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
+    assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
+
+    // As a run leaves it that was killed.
+    let left = site.sql("CREATE SCHEMA chaos");
+    assert!(left.status.success(), "schemas are left: {left:?}");
+    let at = site.address(1, 0);
+    let put = Command::new(LAKE).args(["meta", "put", "/kv/chaos/schemas", "1", "--at", &at]).output().unwrap();
+    assert!(put.status.success(), "{put:?}");
+    assert_code(&site.heal(run.dir.path(), &cluster_id), 0);
+    let gone = site.sql("CREATE SCHEMA chaos");
+    assert!(gone.status.success(), "the schema is left: {gone:?}");
+}
+
 /// What could not be taken back may be why peers do not agree: nothing is concluded from that.
 #[test]
 fn a_run_that_cannot_take_everything_back_is_unknown() {
     let run = Run::new();
     let site = Site::start(run.dir.path().join("site"));
     let cluster_id = site.cluster_id();
-    let text = format!("{}heal = \"echo no such rule; exit 3\"\n", site.text());
+    // Not that which clocks are set right by.
+    let text: String =
+        site.text().lines().filter(|line| !line.starts_with("heal")).map(|line| format!("{line}\n")).collect();
+    let text = format!("{text}heal = \"echo no such rule; exit 3\"\n");
     std::fs::write(site.file(), text).unwrap();
     let arguments = format!("--nemesis none --time 5s --rate 60 --clients 4 --cluster-id {cluster_id}");
     let output = site.run(&run, &arguments);
@@ -212,7 +310,7 @@ fn a_cluster_of_others_is_taken_through_a_matrix() {
     assert_code(&dry, 0);
     let said = String::from_utf8_lossy(&dry.stdout).into_owned();
     assert!(said.contains("--workload register --nemesis kill:leader --time"), "partition has no command: {said}");
-    assert!(said.contains("not run: table/query-kill:one+kill:leader: it makes tables"), "{said}");
+    assert!(said.contains("not run: table/query-kill:one+kill:leader: the file names no query nodes"), "{said}");
     let unnamed = site.matrix(&out, "--minutes 1");
     assert_code(&unnamed, 3);
     assert!(String::from_utf8_lossy(&unnamed.stderr).contains("--cluster-id") && !out.exists());

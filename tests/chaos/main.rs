@@ -8,6 +8,9 @@ mod hosts;
 mod install;
 mod jepsen;
 mod matrix;
+#[path = "../../query/tests/rest/python.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod python;
 #[path = "../../client/tests/support/s3.rs"]
 mod s3;
 mod storage;
@@ -328,12 +331,15 @@ fn query_nodes_are_killed_paused_and_cut_off() {
     }
 }
 
-/// What an SQL client is promised, while query nodes die, sleep and are cut off.
+/// What an SQL client is promised, and PyIceberg beside it, while query nodes die, sleep and are cut off.
 #[test]
 fn rows_are_there_once_and_whole_however_query_nodes_are_hurt() {
+    let python = python::interpreter();
     let run = Run::new();
     let faults = ["query-kill:one", "query-pause:one", "query-partition:one"];
-    let history = run.holds("--workload table --time 35s --rate 10 --clients 5", &faults);
+    // Where nothing was written through REST the verdict is unknown.
+    let rest = format!("--rest-clients 2 --python {}", python.display());
+    let history = run.holds(&format!("--workload table --time 35s --rate 12 --clients 7 {rest}"), &faults);
     let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "tables").unwrap();
     // How many there are is for the machine to say.
     assert!(judged.figures["writes"] > 3 && judged.figures["reads"] > 3, "{judged:?}");
@@ -388,9 +394,22 @@ fn appends_are_there_once_and_whole_whoever_of_giver_and_committer_dies() {
 #[test]
 fn upkeep_deletes_nothing_that_is_read_whoever_dies_at_it() {
     let run = Run::new();
-    run.holds("--workload upkeep --time 50s --rate 12 --clients 6", &["query-kill:one", "query-pause:one"]);
+    run.holds("--workload upkeep --time 40s --rate 12 --clients 6", &["query-kill:one", "query-pause:one"]);
     let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "upkeep").unwrap();
     assert!(judged.figures["chores"] > 1 && judged.figures["reads"] > 3, "{judged:?}");
+}
+
+#[test]
+fn a_client_through_rest_takes_a_python_with_pyiceberg() {
+    let run = Run::new();
+    let output = run.go("--workload table --time 5s --nemesis none --rest-clients 1 --python /nowhere/python3");
+    assert_code(&output, 3);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("/nowhere/python3") && said.contains("pyiceberg[pyarrow]"), "{said}");
+    std::fs::remove_dir_all(run.out()).unwrap();
+    let output = run.go("--workload register --time 5s --rest-clients 1");
+    assert_code(&output, 3);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the workload table"));
 }
 
 #[test]

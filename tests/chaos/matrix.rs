@@ -41,7 +41,18 @@ fn a_dry_run_says_what_would_be_run_and_does_nothing() {
     assert!(said.contains("lake chaos run --workload table --nemesis query-kill:one,kill:leader --time 30s"), "{said}");
     assert_eq!(said.matches("lake chaos run").count(), 4, "{said}");
     assert!(said.contains("not run: session/transfer+kill:one: there is no time for it"), "{said}");
+    assert!(said.contains("not run: table/store-late+store-throttle: there is no object store"), "{said}");
     assert!(!out.exists());
+    let store = "--warehouse s3://b/w --s3-endpoint http://127.0.0.1:9000 --query-arg --s3-path-style";
+    let output = matrix(&out, &format!("--dry-run --only table/store-late+store-throttle {store}")).output().unwrap();
+    assert_code(&output, 0);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let run = "--workload table --nemesis store-late,store-throttle --time";
+    assert!(
+        said.contains(run) && said.contains("--warehouse s3://b/w/06-table-store-late-store-throttle-12"),
+        "{said}"
+    );
+    assert!(said.contains("--s3-endpoint http://127.0.0.1:9000 --query-arg --s3-path-style"), "{said}");
     let output = matrix(&out, "--dry-run --only tables").output().unwrap();
     assert_code(&output, 3);
     assert!(String::from_utf8_lossy(&output.stderr).contains("session/transfer+kill:one"));

@@ -2,21 +2,23 @@
 //! them?
 //!
 //! - Each read, at any query node and however old its versions are, has all accounts, none overdrawn, and the total that they
-//!   began with (*total*, *accounts*, *overdrawn*): a transaction shows in all of its tables or in none.
+//!   began with, each once (*total*, *accounts*, *overdrawn*, *impossible*): a transaction shows in all of its tables or in none.
 //! - What a read shows of an account is what it began with, and every transfer that the read has to show, some of those that it
 //!   may show, and no others (*balance*): lost, repeated and refused transfers show. It has to show those that are as old as
 //!   [`super::table`] says of rows.
 //! - The versions that reads show are of one line: of two reads neither is older in one table and newer in another (*crossed*);
 //!   with the same versions they show the same (*other balances*); and what one node shows does not go back (*node went back*).
 //!
+//! Where no read had to show a transfer, or none tells its versions, the verdict is unknown.
+//!
 //! Cost: reads times transfers.
 
 use std::collections::BTreeMap;
 
-use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
 use super::table::FRESH_NS;
+use super::{Verdict, answers};
 use crate::history::{Accounts, Action, Call, History, Key, Outcome as End};
 
 /// Its name in results.
@@ -62,6 +64,8 @@ impl Transfer<'_> {
 /// Judges all reads of a history.
 pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
+    let kind_of = |action: &Action| matches!(action, Action::Accounts(_)).then_some(answers::IMPOSSIBLE);
+    answers::judge(history, kind_of, &mut findings);
     let mut opened: Option<&Numbers> = None;
     let mut transfers: Vec<Transfer<'_>> = Vec::new();
     let mut reads: Vec<Read<'_>> = Vec::new();
@@ -93,10 +97,17 @@ pub fn check(history: &History) -> Outcome {
     }
     order(history, &reads, &mut findings);
     let moved = transfers.iter().filter(|transfer| transfer.call.outcome == End::Ok).count();
+    let is_telling = |read: &Read<'_>| transfers.iter().any(|transfer| must_show(history, read, transfer));
     let otherwise = match (opened, moved, reads.len()) {
         (None, ..) => Verdict::Unknown("what the accounts began with is not told".into()),
         (_, 0, _) => Verdict::Unknown("no transfer succeeded".into()),
         (_, _, 0) => Verdict::Unknown("the accounts were never read".into()),
+        _ if !reads.iter().any(is_telling) => {
+            Verdict::Unknown("the accounts were never read after a transfer that they had to show".into())
+        }
+        _ if reads.iter().all(|read| read.versions.is_none_or(Numbers::is_empty)) => {
+            Verdict::Unknown("no read tells which versions it is of".into())
+        }
         _ => Verdict::Valid,
     };
     findings

@@ -10,7 +10,8 @@
 //! - A transfer replaced just the balances that it had compared with: whoever made it says in the answer if it did not
 //!   (*another value before*).
 //!
-//! A run whose reads all began before the first transfer had ended has shown nothing of transfers.
+//! A run whose reads all began before the first transfer had ended has shown nothing of transfers; nor has one whose accounts were opened
+//! and whose reads carry no revision.
 //!
 //! Without a [`Bank::Open`] the first read tells the total and the accounts, and balances are not judged; nor are they
 //! of reads without a revision.
@@ -126,6 +127,9 @@ pub fn check(history: &History) -> Outcome {
         (_, 0) => Verdict::Unknown("the accounts were never read".into()),
         _ if reads.iter().all(|(read, _)| read.invoked < moved) => {
             Verdict::Unknown("the accounts were never read after a transfer".into())
+        }
+        _ if opened && reads.iter().all(|(read, _)| history.revision(read).is_none()) => {
+            Verdict::Unknown("no read carries a :revision, by which each account is judged".into())
         }
         _ => Verdict::Valid,
     };

@@ -195,6 +195,8 @@ fn hot(action: &Hot) -> String {
         }
         Hot::Chore { table, what: Chore::Pack } => format!("pack the files of table {table}"),
         Hot::Chore { table, what: Chore::Expire } => format!("expire snapshots of table {table}"),
+        Hot::Chore { table, what: Chore::Sweep } => format!("sweep orphans of table {table}"),
+        Hot::Chore { table, what: Chore::Purge } => format!("purge a copy of table {table}"),
     }
 }
 

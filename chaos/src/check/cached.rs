@@ -4,16 +4,19 @@
 //! - A read shows whatever was acknowledged [`FRESH_NS`] before it began (*older than allowed*), or so long before as it says that it
 //!   is old (*older than told*). Both show what their own node has acknowledged.
 //! - What a node shows of a table is never older than what it has shown (*went back*), whether it is cut off, or starts anew.
-//! - There is no value that nobody has written, or that was refused (*unexpected*), and none is missing.
+//! - There is no value that nobody has written, or that was refused (*unexpected*), none is missing, and none is beside another one
+//!   (*impossible*).
+//!
+//! Where no answer says how old it is, no node has answered without the metadata, and nothing was shown.
 //!
 //! Cost: reads times the logarithm of the writes.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
 use super::table::FRESH_NS;
+use super::{Verdict, answers};
 use crate::history::{Action, Cached, Call, History, Key, Outcome as End};
 
 /// Its name in results.
@@ -57,6 +60,8 @@ struct One<'a> {
 /// Judges all reads of a history.
 pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
+    let kind_of = |action: &Action| matches!(action, Action::Cached(_)).then_some(answers::IMPOSSIBLE);
+    answers::judge(history, kind_of, &mut findings);
     let mut tables: BTreeMap<&Key, One<'_>> = BTreeMap::new();
     let mut acknowledged: Vec<(usize, &Call, &Key, i64)> = Vec::new();
     for call in history.calls() {
@@ -75,7 +80,7 @@ pub fn check(history: &History) -> Outcome {
             one.at_node.entry(node).or_default().add(at as u64, number, call);
         }
     }
-    let (mut reads, mut told) = (0, 0);
+    let (mut reads, mut told, mut telling) = (0, 0, 0);
     let mut ended: Vec<(usize, u64, &Call)> = Vec::new();
     for call in history.calls() {
         let Action::Cached(Cached::Read { values: Some(values), stale_ms }) = history.action(call) else { continue };
@@ -85,13 +90,16 @@ pub fn check(history: &History) -> Outcome {
         told += usize::from(stale_ms.is_some());
         ended.push((at, node, call));
         for (table, value) in values {
-            one(history, call, node, (table, *value, *stale_ms), tables.get(table), &mut findings);
+            let read = (table, *value, *stale_ms);
+            telling += usize::from(one(history, call, node, read, tables.get(table), &mut findings));
         }
     }
     back(history, ended, &mut findings);
     let otherwise = match (acknowledged.len(), reads) {
         (0, _) => Verdict::Unknown("no write succeeded".into()),
         (_, 0) => Verdict::Unknown("nothing was read".into()),
+        _ if telling == 0 => Verdict::Unknown("no table was read after a write that it had to show".into()),
+        _ if told == 0 => Verdict::Unknown("no answer says how old it is: no node was seen to be cut off".into()),
         _ => Verdict::Valid,
     };
     findings
@@ -101,7 +109,7 @@ pub fn check(history: &History) -> Outcome {
         .with("reads that say how old they are", told)
 }
 
-/// What one read shows of one table.
+/// What one read shows of one table. Gives whether there was a write that it had to show.
 fn one(
     history: &History,
     call: &Call,
@@ -109,7 +117,7 @@ fn one(
     (table, value, stale_ms): (&Key, i64, Option<u64>),
     one: Option<&One<'_>>,
     findings: &mut Findings,
-) {
+) -> bool {
     let mut add = |kind: &str, what: String, other: Option<&Call>| {
         findings.add(kind, || Finding::new(kind, what, Bar::all(history, other.into_iter().chain([call]))));
     };
@@ -122,7 +130,7 @@ fn one(
         };
         add("unexpected", what, by.copied());
     }
-    let Some(one) = one else { return };
+    let Some(one) = one else { return false };
     // The age is told in whole milliseconds, and is that of the oldest.
     let told_ns = stale_ms.map_or(0, |ms| ms.saturating_add(1).saturating_mul(1_000_000));
     let may_be_ns = FRESH_NS.max(told_ns);
@@ -139,6 +147,7 @@ fn one(
         let what = format!("table {table} is read as {value} at node {node}, after {number} was acknowledged; {may}");
         add(kind, what, Some(by));
     }
+    newest.is_some()
 }
 
 /// Reads at one node beside each other.

@@ -161,8 +161,11 @@ pub fn check(history: &History) -> Outcome {
         }
     }
     let acknowledged = changes.iter().filter(|change| change.call.outcome == End::Ok).count();
-    let tables = changes.iter().filter(|change| matches!(change.ddl, Ddl::Create { .. }));
-    let tables = tables.filter(|change| change.call.outcome == End::Ok).count();
+    let made = changes.iter().filter(|change| matches!(change.ddl, Ddl::Create { .. }));
+    let made: Vec<&Call> = made.map(|change| change.call).filter(|call| call.outcome == End::Ok).collect();
+    let first_made = made.iter().filter_map(|call| call.ended).min();
+    let is_shown = trees.iter().any(|tree| Some(tree.call.invoked) > first_made);
+    let tables = made.len();
     let changes = Changes(changes);
     // Without revisions, as they were answered.
     trees.sort_by_key(|tree| (history.revision(tree.call), tree.ended));
@@ -175,6 +178,7 @@ pub fn check(history: &History) -> Outcome {
     let otherwise = match (tables, trees.len()) {
         (0, _) => Verdict::Unknown("no table was made".into()),
         (_, 0) => Verdict::Unknown("the tree was never read".into()),
+        _ if !is_shown => Verdict::Unknown("the tree was never read after a table had been made".into()),
         _ => Verdict::Valid,
     };
     findings

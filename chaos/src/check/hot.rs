@@ -5,20 +5,20 @@
 //! - It shows what its own node has acknowledged before it, and what any node has acknowledged [`FRESH_NS`] before, or as long before as the
 //!   answer says that it is old (*stale*; *lost* if nothing later shows it either).
 //! - What a node has shown it goes on to show (*node went back*): nothing is ever removed.
-//!
 //! - What it is made of is there (*file gone*): whatever upkeep deletes, nothing that is read.
+//! - It has no row that no append leaves (*impossible*).
 //!
-//! Where every append has made a snapshot of its own nothing was committed together, and the verdict is unknown. With upkeep it is where nothing was
-//! packed, or nothing expired.
+//! The verdict is unknown where no read had to show anything, or every append has made a snapshot of its own: nothing was committed together. With upkeep
+//! it is where no table was read after each of its [`CHORES`], and whatever else was tried of that kind, had changed something there.
 //!
 //! Cost: reads times the appends to their table.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
 use super::table::FRESH_NS;
+use super::{Verdict, answers};
 use crate::history::{Action, Call, Chore, History, Hot, Key, Outcome as End, Table};
 
 /// Its name in results, and with upkeep.
@@ -28,6 +28,9 @@ pub const UPKEEP: &str = "upkeep";
 pub const GONE: &str = "a file of the table is gone";
 /// What a read has for an append whose rows are as many as they should be, and not those.
 pub const TORN: i64 = -1;
+
+/// What must have been done to a table, with effect, before a read of it shows that they do it no harm.
+const CHORES: [Chore; 2] = [Chore::Pack, Chore::Expire];
 
 /// A read that succeeded.
 struct Read<'a> {
@@ -48,6 +51,22 @@ struct One<'a> {
     /// By invocation.
     reads: Vec<Read<'a>>,
     snapshots: Option<u64>,
+    /// Those that changed something, and where they had ended.
+    chores: Vec<(Chore, usize)>,
+}
+
+impl One<'_> {
+    fn has_done(&self, wanted: Chore, before: usize) -> bool {
+        self.chores.iter().any(|(what, ended)| *what == wanted && *ended < before)
+    }
+
+    fn is_kept_up(&self, wanted: &[Chore]) -> bool {
+        self.reads.iter().any(|read| wanted.iter().all(|wanted| self.has_done(*wanted, read.call.invoked)))
+    }
+
+    fn acknowledged(&self) -> usize {
+        self.appends.values().filter(|call| call.outcome == End::Ok).count()
+    }
 }
 
 /// Judges every table of a history.
@@ -68,35 +87,46 @@ pub fn check_upkeep(history: &History) -> Outcome {
 
 fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outcome {
     let mut findings = Findings::default();
-    let tables = tables(history, of, &mut findings);
-    let chores = |wanted: Chore| {
-        let done = history.calls().iter().filter(|call| call.outcome == End::Ok);
-        let is_wanted =
-            |call: &&Call| matches!(of(history.action(call)), Some(Hot::Chore { what, .. }) if *what == wanted);
-        done.filter(is_wanted).count()
+    let kind_of = |action: &Action| match of(action)? {
+        Hot::Append { .. } => Some("half"),
+        _ => Some(answers::IMPOSSIBLE),
     };
-    let [packed, expired] = [Chore::Pack, Chore::Expire].map(chores);
-    let (mut appends, mut unknown, mut reads, mut snapshots, mut counted) = (0, 0, 0, 0, false);
+    answers::judge(history, kind_of, &mut findings);
+    let tables = tables(history, of, &mut findings);
+    let is_tried = |wanted: &Chore| {
+        let mut calls = history.calls().iter();
+        calls.any(|call| matches!(of(history.action(call)), Some(Hot::Chore { what, .. }) if what == wanted))
+    };
+    let wanted: Vec<Chore> =
+        CHORES.into_iter().chain([Chore::Sweep, Chore::Purge].into_iter().filter(is_tried)).collect();
+    let (mut appends, mut unknown, mut reads, mut telling) = (0, 0, 0, 0);
+    // Of tables whose snapshots were counted.
+    let (mut snapshots, mut counted) = (0, 0);
     for (key, one) in &tables {
         let judge = Judge { history, key, one };
-        judge.reads(&mut findings);
+        telling += judge.reads(&mut findings);
         judge.nodes(&mut findings);
-        let acknowledged = one.appends.values().filter(|call| call.outcome == End::Ok).count();
+        let acknowledged = one.acknowledged();
         appends += acknowledged;
         unknown += one.appends.len() - acknowledged;
         reads += one.reads.len();
-        snapshots += usize::try_from(one.snapshots.unwrap_or(0)).unwrap_or(usize::MAX);
-        counted |= one.snapshots.is_some();
+        if let Some(count) = one.snapshots {
+            snapshots += usize::try_from(count).unwrap_or(usize::MAX);
+            counted += acknowledged;
+        }
     }
     let otherwise = match (appends, reads) {
         (0, _) => Verdict::Unknown("no append succeeded".into()),
         (_, 0) => Verdict::Unknown("no table was read".into()),
-        _ if name == UPKEEP && (packed == 0 || expired == 0) => {
-            Verdict::Unknown("nothing was packed, or nothing expired".into())
-        }
+        _ if telling == 0 => Verdict::Unknown("no table was read after an append that it had to show".into()),
+        _ if name == UPKEEP && !tables.values().any(|one| one.is_kept_up(&wanted)) => Verdict::Unknown(
+            "no table was read after its files had been packed, its snapshots had expired, and what else was tried had changed \
+             something"
+                .into(),
+        ),
         _ if name == UPKEEP => Verdict::Valid,
-        _ if !counted => Verdict::Unknown("no table's snapshots were counted".into()),
-        _ if snapshots >= appends => Verdict::Unknown("no two appends became one snapshot: nothing was merged".into()),
+        _ if counted == 0 => Verdict::Unknown("no table's snapshots were counted".into()),
+        _ if snapshots >= counted => Verdict::Unknown("no two appends became one snapshot: nothing was merged".into()),
         _ => Verdict::Valid,
     };
     findings
@@ -106,7 +136,7 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
         .with("unknown appends", unknown)
         .with("reads", reads)
         .with("snapshots", snapshots)
-        .with("chores", packed + expired)
+        .with("chores", tables.values().map(|one| one.chores.len()).sum())
 }
 
 fn tables<'a>(
@@ -122,11 +152,6 @@ fn tables<'a>(
                 let one = tables.entry(table).or_default();
                 let of = if call.outcome == End::Fail { &mut one.failed } else { &mut one.appends };
                 of.insert(*number, call);
-                let amiss = history.end(call).filter(|_| call.outcome == End::Ok).and_then(|end| end.error.as_ref());
-                if let Some(what) = amiss {
-                    let what = format!("append {number} to table {table} was acknowledged, and {what}");
-                    findings.add("half", || Finding::new("half", what, Bar::all(history, [call])));
-                }
             }
             Hot::Read { table, whole: Some(whole), odd, stale_ms } if call.outcome == End::Ok => {
                 // The age is told in whole milliseconds.
@@ -155,7 +180,11 @@ fn tables<'a>(
                     findings.add("file gone", || Finding::new("file gone", what, Bar::all(history, [call])));
                 }
             }
-            Hot::Snapshots { .. } | Hot::Chore { .. } => {}
+            Hot::Chore { table, what } => {
+                let ended = call.ended.filter(|_| call.outcome == End::Ok);
+                tables.entry(table).or_default().chores.extend(ended.map(|ended| (*what, ended)));
+            }
+            Hot::Snapshots { .. } => {}
         }
     }
     tables
@@ -173,9 +202,10 @@ impl Judge<'_> {
         findings.add(kind, || Finding::new(kind, what, Bar::all(self.history, calls.iter().copied())));
     }
 
-    /// Every read by itself. Of one append the first of a kind tells it all.
-    fn reads(&self, findings: &mut Findings) {
+    /// Every read by itself. Of one append the first of a kind tells it all. Gives how many had to show something.
+    fn reads(&self, findings: &mut Findings) -> usize {
         let (key, one) = (self.key, self.one);
+        let mut telling = 0;
         let mut told: HashSet<(i64, &str)> = HashSet::new();
         for read in &one.reads {
             for (number, rows) in &read.odd {
@@ -205,20 +235,24 @@ impl Judge<'_> {
                 let calls: Vec<&Call> = failed.into_iter().chain([read.call]).collect();
                 self.found(findings, "unexpected", format!("table {key} shows append {number}, {why}"), &calls);
             }
-            self.missing(read, &mut told, findings);
+            telling += usize::from(self.missing(read, &mut told, findings));
         }
+        telling
     }
 
-    /// What a read had to show and does not.
-    fn missing(&self, read: &Read<'_>, told: &mut HashSet<(i64, &str)>, findings: &mut Findings) {
+    /// What a read had to show and does not. Gives whether there was anything that it had to show.
+    fn missing(&self, read: &Read<'_>, told: &mut HashSet<(i64, &str)>, findings: &mut Findings) -> bool {
         let began_ns = self.history.invocation(read.call).time_ns;
         let mut missing: Vec<(i64, &Call)> = Vec::new();
+        let mut is_telling = false;
         for (number, by) in &self.one.appends {
             let Some(end) = self.history.end(by).filter(|_| by.outcome == End::Ok) else { continue };
             let is_before = by.ended.is_some_and(|ended| ended < read.call.invoked);
             let is_own = end.peer.is_some() && end.peer == read.node;
             let is_known = is_own || end.time_ns.saturating_add(read.fresh_ns) <= began_ns;
-            if is_before && is_known && !read.seen.contains(number) {
+            let must_show = is_before && is_known;
+            is_telling |= must_show;
+            if must_show && !read.seen.contains(number) {
                 missing.push((*number, *by));
             }
         }
@@ -236,6 +270,7 @@ impl Judge<'_> {
                 self.found(findings, kind, what, &[by, read.call].into_iter().chain(later).collect::<Vec<_>>());
             }
         }
+        is_telling
     }
 
     /// What each query node shows, one read after the other.

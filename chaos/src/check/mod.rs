@@ -9,7 +9,7 @@
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
 //!   [`watch`], [`lock`], [`idempotency`], [`session`], [`table`] (rows through SQL), [`accounts`] (transactions
 //!   over several tables), [`catalog`] (schemas and tables through SQL), [`cached`] (nodes without metadata),
-//!   [`hot`] (appends that are merged); [`refusals`]: of any of them;
+//!   [`hot`] (appends that are merged); [`refusals`], [`answers`]: of any of them;
 //! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
 //!   themselves), [`convergence`] (after healing);
 //! - [`judge_history`], [`judge_run`]: which checkers judge which workload.
@@ -17,6 +17,7 @@
 //! Cost: all but [`linear`] and [`append`] are about linear in the history. `linear` searches, within a [`Budget`].
 
 pub mod accounts;
+mod answers;
 pub mod append;
 pub mod availability;
 pub mod bank;

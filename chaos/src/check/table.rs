@@ -10,7 +10,10 @@
 //! - The versions of a table are one line: each sequence number has one snapshot with the same rows for everybody, each snapshot
 //!   follows the one before it, and from one to the next no id goes back (*fork*, *off the line*, *other rows*, *back*). What one node shows
 //!   never goes back either (*node went back*).
+//! - No answer has a row that no statement leaves (*impossible*).
 //! - An operation id stands in one snapshot at most, and in none if its write was refused (*made twice*, *refused and made*).
+//!
+//! Where no read had to show a write, or none was of a snapshot that was listed in the end, the verdict is unknown.
 //!
 //! An id that is written on after an unknown outcome, or by two at once, has no numbered states: it is counted, and its rows
 //! are only looked at for being whole.
@@ -19,9 +22,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::Verdict;
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
+use super::{Verdict, answers};
 use crate::history::{Action, Call, Change, History, Key, Outcome as End, Snapshot, Table};
 
 /// Its name in results.
@@ -69,14 +72,17 @@ struct One<'a> {
 /// Judges every table of a history.
 pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
-    let tables = tables(history, &mut findings);
+    answers::judge(history, kind_of, &mut findings);
+    let tables = tables(history);
     let (mut writes, mut reads, mut listed, mut recovered, mut unordered) = (0, 0, 0, 0, 0);
+    let (mut telling, mut placed) = (0, 0);
     for (key, one) in &tables {
         let judge = Judge { history, key, one };
         judge.reads(&mut findings);
         judge.versions(&mut findings);
         judge.nodes(&mut findings);
-        judge.line(&mut findings);
+        placed += judge.line(&mut findings);
+        telling += judge.telling();
         reads += one.reads.len();
         listed += usize::from(one.line.is_some());
         for (id, steps) in &one.steps {
@@ -91,6 +97,8 @@ pub fn check(history: &History) -> Outcome {
         (0, ..) => Verdict::Unknown("no write succeeded".into()),
         (_, 0, _) => Verdict::Unknown("no table was read".into()),
         (_, _, 0) => Verdict::Unknown("no table's snapshots were listed".into()),
+        _ if telling == 0 => Verdict::Unknown("no table was read after a write that it had to show".into()),
+        _ if placed == 0 => Verdict::Unknown("no table was read at a snapshot that was listed".into()),
         _ => Verdict::Valid,
     };
     findings
@@ -102,7 +110,16 @@ pub fn check(history: &History) -> Outcome {
         .with("ids without an order of their writes", unordered)
 }
 
-fn tables<'a>(history: &'a History, findings: &mut Findings) -> BTreeMap<&'a Key, One<'a>> {
+/// What an answer is that cannot be.
+fn kind_of(action: &Action) -> Option<&'static str> {
+    match action {
+        Action::Table(Table::Write(_)) => Some("half"),
+        Action::Table(_) => Some(answers::IMPOSSIBLE),
+        _ => None,
+    }
+}
+
+fn tables(history: &History) -> BTreeMap<&Key, One<'_>> {
     let mut tables: BTreeMap<&Key, One<'_>> = BTreeMap::new();
     for call in history.calls() {
         let Action::Table(action) = history.action(call) else { continue };
@@ -114,11 +131,6 @@ fn tables<'a>(history: &'a History, findings: &mut Findings) -> BTreeMap<&'a Key
                     continue;
                 }
                 one.steps.entry(write.id).or_default().push(Step { call, change: write.change, number: write.number });
-                let amiss = history.end(call).filter(|_| call.outcome == End::Ok).and_then(|end| end.error.as_ref());
-                if let Some(what) = amiss {
-                    let what = format!("a write of {} in table {} was acknowledged, and {what}", write.id, write.table);
-                    findings.add("half", || Finding::new("half", what, Bar::all(history, [call])));
-                }
             }
             Table::Read { table, rows: Some(rows), snapshot, stale_ms } if call.outcome == End::Ok => {
                 // The age is told in whole milliseconds.
@@ -251,6 +263,12 @@ impl<'a> Judge<'a> {
         })
     }
 
+    /// How many reads had to show a write.
+    fn telling(&self) -> usize {
+        let must_show_any = |read: &&Read<'_>| self.one.steps.values().flatten().any(|step| self.must_show(read, step));
+        self.one.reads.iter().filter(must_show_any).count()
+    }
+
     /// Whether a read has to show a write: its own node acknowledged it before, or another one long enough before.
     fn must_show(&self, read: &Read<'_>, step: &Step<'_>) -> bool {
         let Some(end) = self.history.end(step.call).filter(|_| step.call.outcome == End::Ok) else { return false };
@@ -315,9 +333,10 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The snapshots that there are in the end.
-    fn line(&self, findings: &mut Findings) {
-        let Some((listed, line)) = self.one.line else { return };
+    /// The snapshots that there are in the end. Gives how many reads are of one of them.
+    fn line(&self, findings: &mut Findings) -> usize {
+        let Some((listed, line)) = self.one.line else { return 0 };
+        let mut placed = 0;
         for pair in line.windows(2) {
             if pair[1].parent != Some(pair[0].id) || pair[1].sequence <= pair[0].sequence {
                 let (one, next) = (pair[0].sequence, pair[1].sequence);
@@ -330,6 +349,7 @@ impl<'a> Judge<'a> {
         for read in &self.one.reads {
             let (Some(sequence), Some(snapshot)) = (read.sequence, read.snapshot) else { continue };
             let is_there = by_sequence.get(&sequence) == Some(&snapshot);
+            placed += usize::from(is_there);
             // The listing is of a version as well, which may be as old as any; and older ones than its oldest are not kept.
             let read_ns = self.history.end(read.call).map_or(u64::MAX, |end| end.time_ns);
             let is_listed = read_ns.saturating_add(FRESH_NS) <= self.history.invocation(listed).time_ns;
@@ -352,5 +372,6 @@ impl<'a> Judge<'a> {
                 self.found(findings, "refused and made", what, &[*failed, listed]);
             }
         }
+        placed
     }
 }

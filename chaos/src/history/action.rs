@@ -373,4 +373,8 @@ pub enum Chore {
     Pack,
     /// Old snapshots are dropped, and the files that only they needed.
     Expire,
+    /// Files that nothing refers to are removed.
+    Sweep,
+    /// A copy of the table, which has borrowed its files, is dropped, and its own are purged.
+    Purge,
 }

@@ -40,7 +40,8 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         }
         Some("claim" | "unclaim" | "tree") => Workload::Catalog,
         Some("write-cached" | "read-cached") => Workload::Cached,
-        Some("append-rows" | "read-appends" | "count-snapshots" | "pack-files" | "expire-snapshots") => Workload::Hot,
+        Some("append-rows" | "read-appends" | "count-snapshots") => Workload::Hot,
+        Some("pack-files" | "expire-snapshots" | "sweep-orphans" | "purge-copy") => Workload::Hot,
         Some(f) if f.starts_with(KEPT) => Workload::Upkeep,
         Some("read") => match value {
             Some(Edn::Map(_)) => Workload::Bank,
@@ -344,9 +345,13 @@ fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
         Some("count-snapshots") => Ok(Hot::Snapshots { table, count: number(value, "count")? }),
         Some("pack-files") => Ok(Hot::Chore { table, what: Chore::Pack }),
         Some("expire-snapshots") => Ok(Hot::Chore { table, what: Chore::Expire }),
-        _ => Err("it has :append-rows, :read-appends, :count-snapshots, :pack-files and :expire-snapshots, and upkeep the same with \
-                  :kept- before"
-            .into()),
+        Some("sweep-orphans") => Ok(Hot::Chore { table, what: Chore::Sweep }),
+        Some("purge-copy") => Ok(Hot::Chore { table, what: Chore::Purge }),
+        _ => Err(
+            "it has :append-rows, :read-appends, :count-snapshots, :pack-files, :expire-snapshots, :sweep-orphans and \
+                  :purge-copy, and upkeep the same with :kept- before"
+                .into(),
+        ),
     }
 }
 

@@ -187,6 +187,8 @@ fn hot(action: &Hot) -> (&'static str, Edn) {
         }
         Hot::Chore { table, what: Chore::Pack } => ("pack-files", table, vec![]),
         Hot::Chore { table, what: Chore::Expire } => ("expire-snapshots", table, vec![]),
+        Hot::Chore { table, what: Chore::Sweep } => ("sweep-orphans", table, vec![]),
+        Hot::Chore { table, what: Chore::Purge } => ("purge-copy", table, vec![]),
         Hot::Snapshots { table, count } => {
             ("count-snapshots", table, vec![entry("count", count.map_or(Edn::Nil, int))])
         }

@@ -221,7 +221,7 @@ fn hots() -> impl Strategy<Value = Hot> {
         (keys(), option::of(vec(any::<i64>(), 0..4)), odd, option::of(numbers()))
             .prop_map(|(table, whole, odd, stale_ms)| Hot::Read { table, whole, odd, stale_ms }),
         (keys(), option::of(numbers())).prop_map(|(table, count)| Hot::Snapshots { table, count }),
-        (keys(), prop_oneof![Just(Chore::Pack), Just(Chore::Expire)])
+        (keys(), prop_oneof![Just(Chore::Pack), Just(Chore::Expire), Just(Chore::Sweep), Just(Chore::Purge)])
             .prop_map(|(table, what)| Hot::Chore { table, what }),
     ]
 }

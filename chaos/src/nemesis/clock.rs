@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use lake_client::clock;
+use lake_proto::v1::StatusResponse;
 use rand::Rng;
 use rand::rngs::StdRng;
 
@@ -32,9 +33,9 @@ const MISSING: &str = "libfaketime is not installed (the package is usually call
 const LEAST_JUMP_S: i64 = 60;
 const MOST_JUMP_S: i64 = 86_400;
 /// A clock that is seen to have moved by this has jumped.
-const MOVED_MS: i64 = 10_000;
+pub(crate) const MOVED_MS: i64 = 10_000;
 /// What is left of a deviation once a clock is right.
-const RIGHT_MS: i64 = 1_000;
+pub(crate) const RIGHT_MS: i64 = 1_000;
 
 /// The library, if this machine has it.
 pub fn library() -> Option<PathBuf> {
@@ -69,7 +70,7 @@ pub fn file(dir: &Path, id: u64) -> PathBuf {
 /// How far a peer's clock is ahead of this process's, in milliseconds: something between these two, for the answer took its
 /// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Ahead {
+pub(crate) struct Ahead {
     least_ms: i64,
     most_ms: i64,
 }
@@ -82,7 +83,7 @@ impl Ahead {
     }
 
     /// How far it has moved since.
-    fn since(self, before: Ahead) -> Ahead {
+    pub(crate) fn since(self, before: Ahead) -> Ahead {
         Ahead {
             least_ms: self.least_ms.saturating_sub(before.most_ms),
             most_ms: self.most_ms.saturating_sub(before.least_ms),
@@ -90,7 +91,7 @@ impl Ahead {
     }
 
     /// Certainly more than so many milliseconds, to the side of the sign.
-    fn is_beyond(self, ms: i64) -> bool {
+    pub(crate) fn is_beyond(self, ms: i64) -> bool {
         if ms >= 0 { self.least_ms > ms } else { self.most_ms < ms }
     }
 }
@@ -101,11 +102,11 @@ impl fmt::Display for Ahead {
     }
 }
 
-/// What the peer itself says.
-async fn look(field: &Field, id: u64) -> Result<Ahead, String> {
+/// What a peer itself says, that is asked by `status`.
+pub(crate) async fn shown(status: impl Future<Output = Option<StatusResponse>>) -> Result<Ahead, String> {
     let now_ms = || u64::try_from(clock::wall().as_millis()).unwrap_or(u64::MAX);
     let asked_ms = now_ms();
-    let status = field.status(id).await.ok_or_else(|| "it does not answer".to_owned())?;
+    let status = status.await.ok_or_else(|| "it does not answer".to_owned())?;
     Ok(Ahead::between(status.unix_ms, asked_ms, now_ms()))
 }
 
@@ -113,7 +114,7 @@ async fn look(field: &Field, id: u64) -> Result<Ahead, String> {
 async fn seen(field: &Field, id: u64, what: &str, is_so: impl Fn(Ahead) -> bool) -> Result<Ahead> {
     let what = format!("the clock of peer {id} {what}");
     probe::until(&what, PROOF_WITHIN, || async {
-        match look(field, id).await? {
+        match shown(field.status(id)).await? {
             ahead if is_so(ahead) => Ok(ahead),
             ahead => Err(format!("it is {ahead}")),
         }

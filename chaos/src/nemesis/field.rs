@@ -39,6 +39,8 @@ pub struct Field {
     pub clocks: Option<PathBuf>,
     /// The query nodes, and where clients reach them.
     pub query_nodes: Roster,
+    /// The same, where they serve REST.
+    pub rest_nodes: Roster,
     /// The way to the object store, if the run has one that can be hurt.
     pub objects: Option<Objects>,
     hurt: Mutex<Hurt>,
@@ -77,13 +79,15 @@ impl Field {
         spares: Vec<u64>,
     ) -> Self {
         let hurt = Mutex::new(Hurt { spares, ..Hurt::default() });
-        let query_nodes = Roster::default();
+        let (query_nodes, rest_nodes) = (Roster::default(), Roster::default());
         for entry in cluster.entries().iter().filter(|entry| entry.role == Role::Query) {
-            if let Some(address) = entry.addresses.get("flight") {
-                query_nodes.add(entry.id, address.clone());
+            for (service, nodes) in [("flight", &query_nodes), ("rest", &rest_nodes)] {
+                if let Some(address) = entry.addresses.get(service) {
+                    nodes.add(entry.id, address.clone());
+                }
             }
         }
-        Self { cluster, network, store, roster, disks, clocks, query_nodes, objects: None, hurt }
+        Self { cluster, network, store, roster, disks, clocks, query_nodes, rest_nodes, objects: None, hurt }
     }
 
     fn hurt(&self) -> MutexGuard<'_, Hurt> {
@@ -251,8 +255,11 @@ impl Field {
         let name = ProcessName::query(id);
         self.cluster.start_one(name).await?;
         // If somebody had taken its port it has another one.
-        if let Some(address) = self.cluster.entry(name)?.addresses.get("flight") {
-            self.query_nodes.replace(id, address.clone());
+        let addresses = self.cluster.entry(name)?.addresses;
+        for (service, nodes) in [("flight", &self.query_nodes), ("rest", &self.rest_nodes)] {
+            if let Some(address) = addresses.get(service) {
+                nodes.replace(id, address.clone());
+            }
         }
         Ok(())
     }

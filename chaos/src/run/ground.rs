@@ -1,5 +1,7 @@
 //! A cluster under attack, wherever it runs: what a run needs of it besides what nemeses do.
 
+use std::path::PathBuf;
+
 use async_trait::async_trait;
 use lake_proto::v1::StatusResponse;
 
@@ -17,6 +19,16 @@ pub trait Ground: Send + Sync + 'static {
 
     /// The query nodes that clients may ask.
     fn query_nodes(&self) -> &Roster;
+
+    /// The same, where they serve REST.
+    fn rest_nodes(&self) -> Roster {
+        Roster::default()
+    }
+
+    /// Where tables' files are, if they are this machine's.
+    fn warehouse(&self) -> Option<PathBuf> {
+        None
+    }
 
     /// What each peer that answers says of itself.
     async fn statuses(&self) -> Vec<StatusResponse>;
@@ -42,6 +54,14 @@ impl Ground for Field {
 
     fn query_nodes(&self) -> &Roster {
         &self.query_nodes
+    }
+
+    fn rest_nodes(&self) -> Roster {
+        self.rest_nodes.clone()
+    }
+
+    fn warehouse(&self) -> Option<PathBuf> {
+        self.objects.is_none().then(|| self.cluster.dir().join("warehouse"))
     }
 
     async fn statuses(&self) -> Vec<StatusResponse> {

@@ -4,11 +4,11 @@
 //! ```text
 //!   every peer answers and is of the cluster that was named?  is nothing left of an earlier run?   else nothing is done at all
 //!     the run, as on any cluster
-//!   mend everything: heal, resume, start of every process  ->  what the run has written is removed  ->  logs are collected
+//!   mend everything: heal, resume, start of every process  ->  what the run has made is removed  ->  logs are collected
 //! ```
 //! The last line happens however the run ends, but with the death of this process: [`mend`] does it alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -27,15 +27,18 @@ use tokio_util::sync::CancellationToken;
 use super::ground::Ground;
 use super::recorder::Recorder;
 use super::sampler::Live;
+use super::schemas::{MARK, Schemas};
 use super::settings::Settings;
 use super::{Ran, heal, under_attack};
 use crate::check::convergence::Facts;
-use crate::hosts::{Hosts, Shell, Verb};
+use crate::hosts::{Hosts, Shell, Verb, clock_off_s};
+use crate::nemesis::clock::{self, Ahead, MOVED_MS, RIGHT_MS};
 use crate::nemesis::field::{called, choose, is_as_asked};
 use crate::nemesis::kind::{Kind, Requested, Target};
 use crate::nemesis::{Done, Nemesis, schedule};
 use crate::net::partition;
 use crate::process::{ProcessName, Role};
+use crate::sql::Front;
 use crate::workload::PREFIX;
 use crate::workload::access::Roster;
 use crate::{Error, Result, probe};
@@ -55,6 +58,8 @@ pub fn verbs(requested: &Requested) -> Option<(&'static [Verb], Role)> {
     match requested.kind {
         Kind::Kill => Some((&[Verb::Kill, Verb::Start], Role::Metasrv)),
         Kind::Pause => Some((&[Verb::Pause, Verb::Resume], Role::Metasrv)),
+        Kind::Restart => Some((&[Verb::Stop, Verb::Start], Role::Metasrv)),
+        Kind::Clock => Some((&[Verb::Clock, Verb::Heal], Role::Metasrv)),
         Kind::Partition if about_leader => Some((&[Verb::Partition, Verb::Heal], Role::Metasrv)),
         Kind::QueryKill => Some((&[Verb::Kill, Verb::Start], Role::Query)),
         Kind::QueryPause => Some((&[Verb::Pause, Verb::Resume], Role::Query)),
@@ -63,7 +68,7 @@ pub fn verbs(requested: &Requested) -> Option<(&'static [Verb], Role)> {
 }
 
 /// The faults that can be asked for on hosts.
-pub const FAULTS: &str = "kill, pause, partition, partition:leader-alone, query-kill, query-pause";
+pub const FAULTS: &str = "kill, pause, restart, clock, partition, partition:leader-alone, query-kill, query-pause";
 
 /// The cluster.
 struct Site {
@@ -87,6 +92,11 @@ impl Site {
         let known = peers.iter().find(|(known, _)| *known == id);
         let (_, address) = known.ok_or_else(|| format!("there is no peer {id}"))?;
         probe::peer(address).await
+    }
+
+    /// What a peer's wall clock shows.
+    async fn clock(&self, name: ProcessName) -> Result<Ahead, String> {
+        clock::shown(async { self.status(name.id).await.ok() }).await
     }
 
     /// Whether a process serves.
@@ -196,11 +206,23 @@ impl Ground for Site {
 struct ByCommand {
     requested: Requested,
     claimed: Vec<ProcessName>,
+    /// What the clocks showed of those whose clock is wrong, before it was.
+    clocks: BTreeMap<ProcessName, Ahead>,
 }
 
 impl ByCommand {
     /// Waits until a process is seen to be hurt.
     async fn seen(&self, site: &Site, name: ProcessName) -> Result<String> {
+        if let Some(before) = self.clocks.get(&name) {
+            let far = MOVED_MS * clock_off_s(name.id).signum();
+            let jumped = || async {
+                match site.clock(name).await?.since(*before) {
+                    moved if moved.is_beyond(far) => Ok(format!("its clock is {moved}")),
+                    moved => Err(format!("its clock is {moved}")),
+                }
+            };
+            return probe::until("its clock to jump", SEEN_WITHIN, jumped).await;
+        }
         if self.requested.kind != Kind::Partition {
             let silent = || async { site.serves(name).await.map_or(Ok(()), |()| Err("it answers".to_owned())) };
             probe::until("it to answer no more", SEEN_WITHIN, silent).await?;
@@ -219,15 +241,30 @@ impl ByCommand {
         probe::until("it to lose the others", SEEN_WITHIN, cut_off).await
     }
 
-    async fn begin(&self, site: &Site, verb: Verb, name: ProcessName) -> Result<String, String> {
+    async fn begin(&mut self, site: &Site, verb: Verb, name: ProcessName) -> Result<String, String> {
         // One that is away already would show nothing.
         site.serves(name).await.map_err(|why| format!("it did not serve before: {why}"))?;
+        if verb == Verb::Clock {
+            self.clocks.insert(name, site.clock(name).await?);
+        }
         site.shell.run(verb, name).await.map_err(|e| e.to_string())?;
         self.seen(site, name).await.map_err(|e| e.to_string())
     }
 
-    async fn end(&self, site: &Site, verb: Verb, name: ProcessName) -> Result<String, String> {
+    async fn end(&mut self, site: &Site, verb: Verb, name: ProcessName) -> Result<String, String> {
         site.shell.run(verb, name).await.map_err(|e| e.to_string())?;
+        if let Some(before) = self.clocks.remove(&name) {
+            // Not as this machine's clock is, but as it was: the two may differ for good.
+            let is_right = || async {
+                match site.clock(name).await?.since(before) {
+                    moved if moved.is_beyond(RIGHT_MS) || moved.is_beyond(-RIGHT_MS) => {
+                        Err(format!("its clock is {moved}"))
+                    }
+                    _ => Ok(()),
+                }
+            };
+            probe::until("its clock to be as before", SEEN_WITHIN, is_right).await.map_err(|e| e.to_string())?;
+        }
         let serves = probe::until("it to serve again", SERVES_WITHIN, || site.serves(name)).await;
         serves.map(|()| "it serves".to_owned()).map_err(|e| e.to_string())
     }
@@ -236,11 +273,13 @@ impl ByCommand {
 #[async_trait]
 impl Nemesis<Site> for ByCommand {
     async fn start(&mut self, site: &Site, rng: &mut StdRng) -> Done {
-        let Some((&[begins, _], role)) = verbs(&self.requested) else {
+        let Some((&[begins, ends], role)) = verbs(&self.requested) else {
             return Done::skipped("nobody", format!("on hosts there are {FAULTS}"));
         };
+        let is_rolling = self.requested.kind == Kind::Restart;
         let target = match self.requested.partition {
             Some(_) => Some(Target::Leader),
+            None if is_rolling => Some(self.requested.target.unwrap_or(Target::All)),
             None => self.requested.target,
         };
         self.claimed = match site.claim(role, target, rng).await {
@@ -248,8 +287,17 @@ impl Nemesis<Site> for ByCommand {
             Err(why) => return Done::failed("nobody", why),
         };
         let mut came = Vec::new();
-        for name in &self.claimed {
-            came.push((name.id, self.begin(site, begins, *name).await));
+        for name in self.claimed.clone() {
+            let begun = match self.begin(site, begins, name).await {
+                // One after the other: the others serve meanwhile.
+                Ok(seen) if is_rolling => self.end(site, ends, name).await.map(|then| format!("{seen}; {then}")),
+                begun => begun,
+            };
+            let is_done = begun.is_ok();
+            came.push((name.id, begun));
+            if is_rolling && !is_done {
+                break;
+            }
         }
         Done::of_all(called(role), &came)
     }
@@ -289,9 +337,17 @@ pub async fn run(
             "{left} keys under {PREFIX} are of an earlier run, or somebody else's: nothing was done; lake chaos heal removes them"
         )));
     }
+    let schemas = match &settings.front {
+        Some(front) if settings.workload.is_sql() => Some(Schemas { front, nodes: &site.query_nodes, store: &store }),
+        _ => None,
+    };
+    if let Some(schemas) = &schemas {
+        schemas.begin().await?;
+    }
     let plan = schedule::plan(&settings.nemeses, settings.time, settings.seed);
     let nemesis = |requested: &Requested| {
-        Box::new(ByCommand { requested: *requested, claimed: Vec::new() }) as Box<dyn Nemesis<Site>>
+        Box::new(ByCommand { requested: *requested, claimed: Vec::new(), clocks: BTreeMap::new() })
+            as Box<dyn Nemesis<Site>>
     };
     let nemeses = settings.nemeses.iter().map(nemesis).collect();
     let ran = under_attack(settings, (&plan, nemeses), &site, &Recorder::new(), live, &interrupt).await;
@@ -299,7 +355,15 @@ pub async fn run(
         // It says itself what it could not do; what is told of the run is why it did not begin.
         let _ = site.mend().await;
     }
-    let cleaned = clean(&store).await;
+    let dropped = match &schemas {
+        Some(schemas) => schemas.drop_all().await,
+        None => Ok(()),
+    };
+    let cleaned = match dropped {
+        Ok(()) => clean(&store).await,
+        // Their mark stays, so that they can be removed later.
+        Err(e) => Err(e),
+    };
     for name in hosts.all() {
         if let Err(e) = site.shell.run(Verb::Collect, name).await {
             tracing::warn!("{e}");
@@ -310,11 +374,12 @@ pub async fn run(
     Ok(ran)
 }
 
-/// Mends everything on those hosts, whatever state they are in, and removes what runs have written. Gives what went wrong.
+/// Mends everything on those hosts, whatever state they are in, and removes what runs have written; with a `front` schemas, too.
+/// Gives what went wrong.
 ///
 /// # Errors
 /// It is another cluster than the one named: nothing was done.
-pub async fn mend(hosts: &Hosts, cluster_id: &str, out: &Path) -> Result<Vec<String>> {
+pub async fn mend(hosts: &Hosts, cluster_id: &str, front: Option<&Arc<dyn Front>>, out: &Path) -> Result<Vec<String>> {
     let site = Site::new(hosts.clone(), out);
     // Some may be down; those that answer must be of it.
     let others = foreign(&site.statuses().await, cluster_id);
@@ -326,11 +391,25 @@ pub async fn mend(hosts: &Hosts, cluster_id: &str, out: &Path) -> Result<Vec<Str
         is_that_cluster(&site, cluster_id).await.map_err(|e| e.to_string())
     });
     let cleaned = match whole.await {
-        Ok(()) => clean(&store(&site)?).await,
+        Ok(()) => remove_all(&site, front).await,
         Err(e) => Err(e),
     };
     wrong.extend(cleaned.err().map(|e| e.to_string()));
     Ok(wrong)
+}
+
+/// Removes what runs have written, whichever runs they were.
+async fn remove_all(site: &Site, front: Option<&Arc<dyn Front>>) -> Result<()> {
+    let store = store(site)?;
+    if keys(&store).await?.iter().any(|(key, _)| key == MARK) {
+        let front = front.ok_or_else(|| {
+            Error::Founding(
+                "the run has made schemas, and this lake was built without SQL: use one that has it".to_owned(),
+            )
+        })?;
+        Schemas { front, nodes: &site.query_nodes, store: &store }.drop_all().await?;
+    }
+    clean(&store).await
 }
 
 /// Every peer serves, and is of the cluster that was named.

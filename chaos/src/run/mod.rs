@@ -12,7 +12,7 @@
 //! query nodes).
 //!
 //! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
-//! - [`ground`]: the cluster, wherever it runs; [`hosts`]: one that is there already;
+//! - [`ground`]: the cluster, wherever it runs; [`hosts`]: one that is there already, with the run's own [`schemas`];
 //! - [`sampler`]: looks at the peers; [`deaths`]: those that end by themselves; [`heal`]: what is found afterwards;
 //!   [`ledger`]: what must be there then.
 //!
@@ -27,6 +27,7 @@ pub mod hosts;
 pub mod ledger;
 pub mod recorder;
 pub mod sampler;
+mod schemas;
 pub mod settings;
 
 use std::collections::BTreeMap;
@@ -50,7 +51,7 @@ pub use self::settings::{ObjectStore, Place, Settings};
 use crate::check::Death;
 use crate::check::convergence::Facts;
 use crate::cluster::{Cluster, Spec};
-use crate::history::Operation;
+use crate::history::{Operation, Workload};
 use crate::nemesis::disk::{self, Disks};
 use crate::nemesis::field::Field;
 use crate::nemesis::kind::{Kind, Requested};
@@ -62,6 +63,7 @@ use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
 use crate::workload::Frame;
 use crate::workload::access::{Door, Roster};
+use crate::workload::rest::Rest;
 use crate::{Error, Result, workload};
 
 /// How long an operation may take beyond its timeout before it is left as it is.
@@ -70,6 +72,9 @@ const GRACE: Duration = Duration::from_secs(2);
 const CALM_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer that died by itself is started again after about this long.
 const RESTART_AFTER: Duration = Duration::from_millis(300);
+
+/// What peers are started with, so that purges do not wait for a day.
+const PURGE_ARGUMENTS: [&str; 2] = ["--purge-retention-secs", "1"];
 
 /// What a run has brought.
 #[derive(Debug)]
@@ -178,6 +183,9 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
     if asked(Kind::Snapshot) {
         arguments.extend(SNAPSHOT_ARGUMENTS.map(str::to_owned));
     }
+    if settings.workload == Workload::Upkeep {
+        arguments.extend(PURGE_ARGUMENTS.map(str::to_owned));
+    }
     if disks.exist() {
         arguments.extend(disk::RESERVE_ARGUMENTS.map(str::to_owned));
     }
@@ -227,10 +235,15 @@ async fn under_attack<F: Ground>(
         timeout: settings.operation_timeout,
         seed: settings.seed,
         dialer: Dialer::default(),
-        door: settings.front.clone().map(|front| Door { front, nodes: field.query_nodes().clone() }),
+        door: settings.front.clone().map(|front| Door {
+            front,
+            nodes: field.query_nodes().clone(),
+            warehouse: field.warehouse(),
+        }),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
-    let workload::Plan { actors, mut frame } = workload::plan(settings.workload, settings.clients);
+    let rest = settings.rest.as_ref().map(|rest| Rest { nodes: field.rest_nodes(), ..rest.clone() });
+    let workload::Plan { actors, mut frame } = workload::plan(settings.workload, settings.clients, rest.as_ref());
     let mut own = calm.access(u64::MAX).map_err(failed("connecting to the cluster"))?;
     let mut scribe = recorder.scribe();
     frame.prepare(&mut own, &mut scribe).await.map_err(failed("preparing the workload"))?;

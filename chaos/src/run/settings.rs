@@ -10,6 +10,7 @@ use crate::history::Workload;
 use crate::hosts::Hosts;
 use crate::nemesis::kind::Requested;
 use crate::sql::Front;
+use crate::workload::rest::{MAX_REST_CLIENTS, Rest};
 use crate::{Error, IoContext, Result};
 
 /// Most peers of a run.
@@ -66,6 +67,8 @@ pub struct Settings {
     /// Operations per second, all clients together.
     pub rate: f64,
     pub clients: usize,
+    /// How some of them go through REST; where, the run knows.
+    pub rest: Option<Rest>,
     /// What the plan of faults and the clients' choices follow from.
     pub seed: u64,
     /// How long one operation may take.
@@ -115,6 +118,14 @@ impl Settings {
                 format!("a run has 1 to {MAX_CLIENTS} clients, not {}", self.clients),
             ),
             (
+                self.rest.is_none() || self.workload == Workload::Table,
+                format!("only clients of the workload table go through REST, not those of {}", self.workload),
+            ),
+            (
+                self.rest.as_ref().is_none_or(|rest| (1..=MAX_REST_CLIENTS.min(self.clients)).contains(&rest.clients)),
+                format!("of the clients up to {MAX_REST_CLIENTS} go through REST, and no more than there are"),
+            ),
+            (
                 self.rate > 0.0 && self.rate <= MAX_RATE,
                 format!("a run makes up to {MAX_RATE} operations per second, not {}", self.rate),
             ),
@@ -137,11 +148,11 @@ impl Settings {
 
     /// Checks what cannot be had on an existing cluster.
     fn validate_on(&self, hosts: &Hosts) -> Result<(), String> {
-        if self.workload.is_sql() {
-            return Err(format!(
-                "the workload {} makes tables, which no run on hosts removes: not there",
-                self.workload
-            ));
+        if self.rest.is_some() {
+            return Err(
+                "clients through REST are of local:N: the file of hosts does not say where query nodes serve it"
+                    .to_owned(),
+            );
         }
         if !self.metasrv_args.is_empty() || !self.query_args.is_empty() {
             return Err(
@@ -176,6 +187,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::access::Roster;
 
     #[test]
     fn what_one_history_cannot_hold_is_refused_before_it_begins() {
@@ -193,6 +205,7 @@ mod tests {
             time: Duration::from_secs(3600),
             rate: 500.0,
             clients: 10,
+            rest: None,
             seed: 1,
             operation_timeout: Duration::from_secs(3),
             metasrv_args: vec![],
@@ -210,6 +223,9 @@ mod tests {
         assert_eq!(Settings { objects: Some(store), ..stored }.validate(), Ok(()));
         let apart = Settings { query_nodes: 2, place: Place::Namespaces, ..settings.clone() };
         assert!(apart.validate().unwrap_err().contains("local:N"));
+        let rest = Rest { python: "python3".into(), clients: 2, nodes: Roster::default() };
+        let others = Settings { rest: Some(rest), ..settings.clone() };
+        assert!(others.validate().unwrap_err().contains("only clients of the workload table"));
         let nobody = Settings { clients: 0, ..settings };
         assert!(nobody.validate().unwrap_err().contains("clients"));
     }

@@ -92,7 +92,7 @@ pub async fn clients(plan: Plan, reach: Reach, mut phase: watch::Receiver<Phase>
     phase.wait_for(|phase| *phase >= Phase::Attacked).await?;
     let recorder = Recorder::new();
     brought.lock().recorder = Some(recorder.clone());
-    let workload::Plan { actors, mut frame } = workload::plan(plan.workload, plan.clients);
+    let workload::Plan { actors, mut frame } = workload::plan(plan.workload, plan.clients, None);
     let left = Arc::new(AtomicU64::new(plan.operations));
     let limited = |actor: Box<dyn Actor>| match actor.is_paced() {
         true => Box::new(Limited { actor, left: left.clone() }) as Box<dyn Actor>,

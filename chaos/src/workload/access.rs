@@ -1,6 +1,7 @@
 //! A client's way to the cluster: its own connections, its own chance, and the peers that there are.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -62,6 +63,8 @@ impl Roster {
 pub struct Door {
     pub front: Arc<dyn Front>,
     pub nodes: Roster,
+    /// Where tables' files are, if they are this machine's.
+    pub warehouse: Option<PathBuf>,
 }
 
 /// One client's sessions at the query nodes, each with where that node was when it began.
@@ -122,6 +125,11 @@ impl Access {
     /// All query nodes.
     pub fn nodes(&self) -> Vec<u64> {
         self.sessions.as_ref().map_or_else(Vec::new, |sessions| sessions.door.nodes.ids())
+    }
+
+    /// Where tables' files are, if they are this machine's.
+    pub fn warehouse(&self) -> Option<PathBuf> {
+        self.sessions.as_ref()?.door.warehouse.clone()
     }
 
     /// Any query node. `None` if there is none.

@@ -20,9 +20,10 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms};
+use super::statements::{
+    ALL, Last, PAUSE, SCHEMA, count_of, make_schema, read_again, read_everywhere, send, stale_ms, told,
+};
 use super::{Actor, Frame, Plan, Unique};
-use crate::check::table::FRESH_NS;
 use crate::history::{Accounts, Action, Key};
 use crate::run::recorder::Scribe;
 use crate::sql::{Failure, Value, What};
@@ -215,22 +216,18 @@ async fn read(node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(),
         }
     };
     let (mut balances, mut versions) = (BTreeMap::<Key, i64>::new(), BTreeMap::<Key, i64>::new());
-    let mut twice = false;
+    let mut foreign = None;
     for row in &answer.rows {
-        match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
-            [Some(0), Some(id), Some(balance)] => twice |= balances.insert(id.into(), balance).is_some(),
-            [Some(1), Some(table), Some(version)] => {
-                versions.insert(table.into(), version);
-            }
-            _ => tracing::warn!(?row, "a row that the workload did not write"),
+        let is_new = match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
+            [Some(0), Some(id), Some(balance)] => balances.insert(id.into(), balance).is_none(),
+            [Some(1), Some(table), Some(version)] => versions.insert(table.into(), version).is_none(),
+            _ => false,
+        };
+        if !is_new {
+            foreign = Some(row.as_slice());
         }
     }
-    if twice {
-        // Which shows as an account that there is not.
-        balances.insert("twice".into(), 0);
-    }
-    let stale_ms = stale_ms(&answer);
-    scribe.ok(action(Some(balances), Some(versions), stale_ms), None, Some(node));
+    told(scribe, action(Some(balances), Some(versions), stale_ms(&answer)), None, node, foreign);
     Ok(())
 }
 
@@ -241,8 +238,7 @@ struct Bank {
 #[async_trait]
 impl Frame for Bank {
     async fn prepare(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
-        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        let node = make_schema(access).await?;
         for table in 0..TABLES {
             let sql = format!("CREATE TABLE {} (id BIGINT, balance BIGINT)", name(table));
             access.run(node, &sql, None, access.deadline()).await?;
@@ -258,38 +254,47 @@ impl Frame for Bank {
         scribe.ok(open, None, Some(node));
         // What was there before is no node's to forget.
         for node in access.nodes() {
-            read_again(node, access, scribe).await?;
+            read_again(self, ALL, node, access, scribe).await?;
         }
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        // From now on every node has to show everything.
-        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
-        for node in access.nodes() {
-            read_again(node, access, scribe).await?;
-        }
-        access.ledger.looked_for_elsewhere(self.acknowledged.load(Ordering::Relaxed));
-        Ok(())
+        read_everywhere(self, access, scribe).await
     }
 }
 
-/// Reads, several times if need be.
-async fn read_again(node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
-    let mut tried = read(node, access, scribe).await;
-    for _ in 1..TRIES {
-        if tried.is_ok() {
-            break;
-        }
-        tokio::time::sleep(PAUSE).await;
-        tried = read(node, access, scribe).await;
+#[async_trait]
+impl Last for Bank {
+    fn tables(&self) -> Vec<i64> {
+        vec![ALL]
     }
-    tried
+
+    fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    async fn read(&self, _: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        read(node, access, scribe).await
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::statements::canned;
     use super::*;
+    use crate::run::recorder::Recorder;
+
+    #[tokio::test]
+    async fn an_account_that_is_there_twice_is_told() {
+        let [one, other] = [1, 2].map(|id| [Value::Int(0), Value::Int(id), Value::Int(100)]);
+        let (one, other) = (&one[..], &other[..]);
+        for (rows, is_told) in [(&[one, other][..], false), (&[one, other, one][..], true)] {
+            let recorder = Recorder::new();
+            read(1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            assert_eq!(recorder.take().0[1].error.is_some(), is_told);
+        }
+    }
 
     #[test]
     fn every_account_has_a_key_of_its_own() {

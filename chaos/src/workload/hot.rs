@@ -4,25 +4,27 @@
 //! An append is one INSERT of [`Table::PARTS`] rows, sent once and without an operation id. A read counts the rows of each append. A
 //! table is left after [`USES`] operations.
 //!
-//! With upkeep, small files are packed and snapshots expire meanwhile, all the time and at any node: whatever is read must be there.
+//! With upkeep, small files are packed, snapshots expire, and copies of the table, which borrow its files, are dropped and purged meanwhile, all
+//! the time and at any node: whatever is read must be there. Where the tables' files are this machine's, orphans are swept as well
+//! ([`super::swept`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use lake_client::clock;
 use lake_client::store::Error;
+use rand::Rng;
 
 use super::access::Access;
-use super::rotation::Rotation;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, stale_ms};
-use super::{Actor, Frame, Plan, Unique};
+use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, stale_ms, told};
+use super::{Actor, Frame, Plan, swept};
 use crate::check::hot::{GONE, TORN};
-use crate::check::table::FRESH_NS;
 use crate::history::{Action, Chore, Hot, Key, Table};
 use crate::run::recorder::Scribe;
-use crate::sql::{Failure, Value};
+use crate::sql::{Answer, Failure, Value};
 
 /// Operations on one table: each commit writes down all snapshots that there are.
 const USES: u64 = 500;
@@ -31,10 +33,19 @@ const READS: f64 = 0.08;
 /// With upkeep: more reads, that many of a hundred operations are chores, and tables are used for longer, so that there is something to
 /// pack and to expire.
 const READS_WITH_UPKEEP: f64 = 0.3;
-const CHORES: f64 = 0.1;
+const CHORES: f64 = 0.14;
 const USES_WITH_UPKEEP: u64 = 2_000;
-/// How old a snapshot must be to expire, in seconds: no statement takes as long, so that none loses what it reads.
-const EXPIRES_AFTER_S: u32 = 20;
+/// How much older than any statement can be, in seconds, a snapshot must be to expire: none loses what it reads, also at a node that shows
+/// what was there a second ago.
+const EXPIRES_BEYOND_S: u64 = 3;
+/// So many snapshots are kept however old they are: after a time in which nobody could commit the newest ones are old, and still read.
+const RETAINED: u32 = 10;
+/// Why a chore is refused that changed nothing.
+const NOTHING_TO_DO: &str = "there was nothing to do";
+/// How much longer than two statements, in seconds, a file must have been there before it is made to look old.
+const AGED_BEYOND_S: u64 = 10;
+/// How long the purges of a run may take until one is done: a worker looks through every table first.
+const PURGED_WITHIN: Duration = Duration::from_secs(30);
 /// How errors of queries that find no file tell its name.
 const FILES: [&str; 3] = [".parquet", ".avro", ".metadata.json"];
 
@@ -47,13 +58,7 @@ pub(super) fn plan_with_upkeep(clients: usize) -> Plan {
 }
 
 fn plan_as(clients: usize, upkeep: bool) -> Plan {
-    let shared = Arc::new(Shared {
-        upkeep,
-        tables: Rotation::new(1, if upkeep { USES_WITH_UPKEEP } else { USES }),
-        numbers: Unique::default(),
-        made: Mutex::default(),
-        acknowledged: AtomicU64::new(0),
-    });
+    let shared = Arc::new(Shared::new(upkeep));
     let client = |_| Client { shared: shared.clone() };
     Plan::of(clients, client, Tables { shared: shared.clone() })
 }
@@ -62,16 +67,15 @@ fn plan_as(clients: usize, upkeep: bool) -> Plan {
 #[derive(Debug)]
 struct Shared {
     upkeep: bool,
-    tables: Rotation,
-    numbers: Unique,
-    /// Tables that are there.
-    made: Mutex<BTreeSet<i64>>,
-    acknowledged: AtomicU64,
+    used: Used,
+    /// Drops with PURGE that were acknowledged.
+    purges: AtomicU64,
 }
 
 impl Shared {
-    fn made(&self) -> MutexGuard<'_, BTreeSet<i64>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(upkeep: bool) -> Self {
+        let used = Used::new(if upkeep { USES_WITH_UPKEEP } else { USES });
+        Self { upkeep, used, purges: AtomicU64::new(0) }
     }
 
     /// Of this workload.
@@ -81,13 +85,8 @@ impl Shared {
 
     /// Makes a table unless it is there.
     async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
-        if self.made().contains(&table) {
-            return Ok(());
-        }
         let sql = format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, v BIGINT)", name(table));
-        access.run(node, &sql, None, access.deadline()).await?;
-        self.made().insert(table);
-        Ok(())
+        self.used.make(table, &sql, node, access).await
     }
 }
 
@@ -102,7 +101,7 @@ struct Client {
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
-        let table = self.shared.tables.pick(&mut access.rng);
+        let table = self.shared.used.tables.pick(&mut access.rng);
         let Some(node) = access.any_node() else { return };
         // Whoever comes next tries again.
         if self.shared.make(table, node, access).await.is_err() {
@@ -114,10 +113,16 @@ impl Actor for Client {
             return;
         }
         if self.shared.upkeep && access.chance(CHORES) {
-            let what = if access.chance(0.5) { Chore::Pack } else { Chore::Expire };
+            let what = match access.rng.random_range(0..8) {
+                0..3 => Chore::Pack,
+                3..6 => Chore::Expire,
+                6 if access.warehouse().is_some() => Chore::Sweep,
+                6 => Chore::Pack,
+                _ => Chore::Purge,
+            };
             return keep_up(&self.shared, table, what, node, access, scribe).await;
         }
-        let number = self.shared.numbers.next();
+        let number = self.shared.used.numbers.next();
         let action = self.shared.action(Hot::Append { table: table.into(), number });
         let by = access.deadline();
         scribe.invoke(action.clone());
@@ -125,7 +130,7 @@ impl Actor for Client {
             Ok(answer) => match count_of(&answer) {
                 Some(count) if count == Table::PARTS as i64 => {
                     scribe.ok(action, None, Some(node));
-                    self.shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+                    self.shared.used.acknowledge();
                 }
                 count => {
                     let what = format!("it has written {count:?} rows instead of {}", Table::PARTS);
@@ -142,20 +147,66 @@ fn statement(table: i64, number: i64) -> String {
     format!("INSERT INTO {} VALUES {}", name(table), rows.collect::<Vec<_>>().join(", "))
 }
 
-/// Packs a table's files, or drops its old snapshots.
+/// Makes files of a table look old, and one of them an orphan. Gives why that could not be.
+async fn age(table: i64, number: i64, access: &Access) -> Result<(), Failure> {
+    let failed = |why: String| Failure::unreached(format!("making files of table {table} look old: {why}"));
+    let warehouse = access.warehouse().ok_or_else(|| failed("they are not this machine's".to_owned()))?;
+    let older_than = 2 * access.timeout + Duration::from_secs(AGED_BEYOND_S);
+    let aged = tokio::task::spawn_blocking(move || {
+        swept::age(&swept::location(&warehouse, SCHEMA, &format!("hot_{table}"))?, older_than, number)
+    });
+    aged.await.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(e.to_string()))
+}
+
+/// Drops a copy of a table, which has borrowed its files if these are this machine's, with PURGE. Gives what the drop answers.
+async fn purge(table: i64, number: i64, node: u64, access: &mut Access, by: Instant) -> Result<Answer, Failure> {
+    let copy = format!("{}_copy_{number}", name(table));
+    access.run(node, &format!("CREATE TABLE {copy} AS SELECT * FROM {}", name(table)), None, by).await?;
+    let location = access.warehouse().and_then(|dir| swept::location(&dir, SCHEMA, &format!("hot_{table}")).ok());
+    if let Some(location) = location {
+        let source = format!("file://{}/data/", location.display());
+        // Files may go just then: without them it is a copy like any other.
+        let _ = access.run(node, &format!("CALL system.add_files('{copy}', '{source}')"), None, by).await;
+    }
+    access.run(node, &format!("DROP TABLE {copy} PURGE"), None, by).await
+}
+
+/// Does a chore. One that found nothing to do shows nothing, and is no success.
 async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &mut Access, scribe: &mut Scribe) {
-    let name = name(table);
+    let (name, number) = (name(table), shared.used.numbers.next());
     let sql = match what {
+        Chore::Sweep => format!("CALL system.remove_orphan_files('{name}', older_than_hours => 24, dry_run => false)"),
+        Chore::Purge => String::new(),
         Chore::Pack => format!("CALL system.rewrite_data_files('{name}', min_input_files => 2)"),
-        Chore::Expire => format!(
-            "CALL system.expire_snapshots('{name}', older_than => now() - INTERVAL '{EXPIRES_AFTER_S} seconds', retain_last => 1)"
-        ),
+        Chore::Expire => {
+            let age_s = access.timeout.as_secs() + EXPIRES_BEYOND_S;
+            format!(
+                "CALL system.expire_snapshots('{name}', older_than => now() - INTERVAL '{age_s} seconds', retain_last => {RETAINED})"
+            )
+        }
     };
     let action = shared.action(Hot::Chore { table: table.into(), what });
     let by = access.deadline();
     scribe.invoke(action.clone());
-    match access.run(node, &sql, None, by).await {
-        Ok(_) => scribe.ok(action, None, Some(node)),
+    if what == Chore::Sweep
+        && let Err(failure) = age(table, number, access).await
+    {
+        return scribe.statement_failed(action, &failure, node);
+    }
+    let done = match what {
+        Chore::Purge => purge(table, number, node, access, by).await,
+        _ => access.run(node, &sql, None, by).await,
+    };
+    match done {
+        Ok(_) if what == Chore::Purge => {
+            scribe.ok(action, None, Some(node));
+            shared.purges.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(answer) => match count_of(&answer) {
+            Some(0) => scribe.refused(action, NOTHING_TO_DO),
+            Some(_) => scribe.ok(action, None, Some(node)),
+            None => scribe.unknown(action, "the answer does not say how much was done"),
+        },
         Err(failure) => scribe.statement_failed(action, &failure, node),
     }
 }
@@ -169,6 +220,7 @@ async fn read(shared: &Shared, table: i64, node: u64, access: &mut Access, scrib
     match access.run(node, &sql, None, by).await {
         Ok(answer) => {
             let (mut whole, mut odd) = (Vec::new(), BTreeMap::<Key, i64>::new());
+            let mut foreign = None;
             for row in &answer.rows {
                 match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
                     [Some(number), Some(count), Some(least), Some(most), Some(sum)] => {
@@ -177,11 +229,11 @@ async fn read(shared: &Shared, table: i64, node: u64, access: &mut Access, scrib
                             Some(rows) => drop(odd.insert(number.into(), rows)),
                         }
                     }
-                    _ => tracing::warn!(table, ?row, "a row that the workload did not write"),
+                    _ => foreign = Some(row.as_slice()),
                 }
             }
             whole.sort_unstable();
-            scribe.ok(action(Some(whole), odd, stale_ms(&answer)), None, Some(node));
+            told(scribe, action(Some(whole), odd, stale_ms(&answer)), None, node, foreign);
             Ok(())
         }
         Err(failure) => {
@@ -240,40 +292,81 @@ struct Tables {
 #[async_trait]
 impl Frame for Tables {
     async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
-        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
-        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        make_schema(access).await?;
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        // From now on every node has to show everything.
-        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
-        let nodes = access.nodes();
-        let made = self.shared.made().clone();
-        for table in made {
-            for node in &nodes {
-                let mut tried = read(&self.shared, table, *node, access, scribe).await;
-                for _ in 1..TRIES {
-                    if tried.is_ok() {
-                        break;
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                    tried = read(&self.shared, table, *node, access, scribe).await;
-                }
-                tried?;
-            }
-            if let Some(node) = nodes.first() {
-                count(&self.shared, table, *node, access, scribe).await?;
-            }
+        if self.shared.purges.load(Ordering::Relaxed) > 0 {
+            purged(access).await?;
         }
-        access.ledger.looked_for_elsewhere(self.shared.acknowledged.load(Ordering::Relaxed));
-        Ok(())
+        read_everywhere(self, access, scribe).await
+    }
+}
+
+/// Waits until a purge is done: one that was only submitted has deleted nothing yet.
+async fn purged(access: &mut Access) -> Result<(), Failure> {
+    let sql = "SELECT count(*) FROM system.procedures WHERE kind = 'purge_table' AND state = 'done'";
+    let until = clock::now() + PURGED_WITHIN;
+    loop {
+        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
+        let done = access.run(node, sql, None, access.deadline()).await;
+        match done {
+            Ok(answer) if count_of(&answer) > Some(0) => return Ok(()),
+            done if clock::now() > until => {
+                let last = done.map_or_else(|e| e.to_string(), |_| "none is done".to_owned());
+                return Err(Failure::unreached(format!("no purge came to its end: {last}")));
+            }
+            _ => tokio::time::sleep(PAUSE).await,
+        }
+    }
+}
+
+#[async_trait]
+impl Last for Tables {
+    fn tables(&self) -> Vec<i64> {
+        self.shared.used.all()
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.shared.used.acknowledged()
+    }
+
+    async fn read(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        read(&self.shared, table, node, access, scribe).await
+    }
+
+    async fn list(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        count(&self.shared, table, node, access, scribe).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::statements::canned;
     use super::*;
+    use crate::history::{Kind, Operation};
+    use crate::run::recorder::Recorder;
+
+    /// How a history has a chore that is answered so.
+    async fn chore(what: Chore, rows: &[&[Value]]) -> Operation {
+        let recorder = Recorder::new();
+        let mut scribe = recorder.scribe();
+        keep_up(&Shared::new(true), 1, what, 1, &mut canned::access(rows), &mut scribe).await;
+        recorder.take().0.pop().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_chore_that_finds_nothing_to_do_is_no_success() {
+        for what in [Chore::Pack, Chore::Expire] {
+            let idle = chore(what, &[&[Value::Int(0)]]).await;
+            assert_eq!((idle.kind, idle.refusal.as_deref()), (Kind::Fail, Some(NOTHING_TO_DO)));
+            assert_eq!(chore(what, &[&[Value::Int(2)]]).await.kind, Kind::Ok);
+            assert_eq!(chore(what, &[]).await.kind, Kind::Info);
+        }
+        // That drops a table, which counts nothing.
+        assert_eq!(chore(Chore::Purge, &[]).await.kind, Kind::Ok);
+    }
 
     #[test]
     fn an_append_is_whole_if_its_rows_are_there_and_no_others() {

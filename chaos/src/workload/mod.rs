@@ -7,7 +7,8 @@
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
-//!   [`table`], [`accounts`], [`catalog`], [`cached`], [`hot`]: the same through SQL, with what they share in [`statements`];
+//!   [`table`], [`accounts`], [`catalog`], [`cached`], [`hot`]: the same through SQL, with what they share in [`statements`] and [`swept`];
+//!   [`rest`]: a client of tables that is PyIceberg;
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
 
@@ -21,10 +22,12 @@ mod hot;
 mod idempotency;
 mod lock;
 mod register;
+pub mod rest;
 mod rotation;
 mod session;
 mod set;
 mod statements;
+mod swept;
 mod table;
 mod watch;
 
@@ -35,6 +38,7 @@ use async_trait::async_trait;
 use lake_client::store::Error;
 
 use self::access::Access;
+use self::rest::Rest;
 use crate::history::{Key, Workload};
 use crate::run::recorder::Scribe;
 
@@ -80,8 +84,8 @@ impl Plan {
     }
 }
 
-/// What so many clients do for a workload.
-pub fn plan(workload: Workload, clients: usize) -> Plan {
+/// What so many clients do for a workload. `rest`: how some of them go through REST, of tables only.
+pub fn plan(workload: Workload, clients: usize, rest: Option<&Rest>) -> Plan {
     match workload {
         Workload::Register => register::plan(clients),
         Workload::Set => set::plan(clients),
@@ -91,7 +95,7 @@ pub fn plan(workload: Workload, clients: usize) -> Plan {
         Workload::Lock => lock::plan(clients),
         Workload::Idempotency => idempotency::plan(clients),
         Workload::Session => session::plan(clients),
-        Workload::Table => table::plan(clients),
+        Workload::Table => table::plan(clients, rest),
         Workload::MultiTable => accounts::plan(clients),
         Workload::Catalog => catalog::plan(clients),
         Workload::Cached => cached::plan(clients),

@@ -6,10 +6,12 @@
 //!
 //! A read asks for the rows and the snapshot that they are of in one statement. A table is left after [`USES`] operations.
 //! Every other one deletes rows by delete files, the others by writing anew what is left.
+//!
+//! Some clients may do the same through REST, by PyIceberg ([`super::rest`]): theirs are inserts, overwrites and deletes, sent once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -18,10 +20,9 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
-use super::rotation::Rotation;
-use super::statements::{PAUSE, SCHEMA, TRIES, count_of, send, stale_ms};
-use super::{Actor, Frame, Plan, Unique};
-use crate::check::table::FRESH_NS;
+use super::rest::{PyIceberg, Rest};
+use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, send, stale_ms, told};
+use super::{Actor, Frame, Plan};
 use crate::history::{Action, Change, Snapshot, Table, Write};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value, What};
@@ -45,45 +46,31 @@ const SENDINGS: usize = 8;
 /// What an operation id begins with; the write's number follows.
 const OPERATION: &str = "chaos ";
 
-pub(super) fn plan(clients: usize) -> Plan {
-    let shared = Arc::new(Shared {
-        tables: Rotation::new(1, USES),
-        numbers: Unique::default(),
-        made: Mutex::default(),
-        acknowledged: AtomicU64::new(0),
-    });
-    let client = |_| Client { shared: shared.clone(), mine: Vec::new() };
-    Plan::of(clients, client, Tables { shared: shared.clone() })
+/// `rest`: how the first so many of them go through REST.
+pub(super) fn plan(clients: usize, rest: Option<&Rest>) -> Plan {
+    let shared = Arc::new(Used::new(USES));
+    let written = Arc::new(AtomicU64::new(0));
+    let through = |n| {
+        let rest = rest.filter(|rest| n < rest.clients)?;
+        Some(Through { rest: PyIceberg::new(rest.clone()), written: written.clone() })
+    };
+    let client = |n| Client { shared: shared.clone(), mine: Vec::new(), through: through(n) };
+    let last = Tables { shared: shared.clone(), rest: rest.map(|rest| (rest.clone(), written.clone())) };
+    Plan::of(clients, client, last)
 }
 
-/// What clients know together.
-#[derive(Debug)]
-struct Shared {
-    tables: Rotation,
-    numbers: Unique,
-    /// Tables that are there.
-    made: Mutex<BTreeSet<i64>>,
-    acknowledged: AtomicU64,
+/// What a client goes through instead of SQL.
+struct Through {
+    rest: PyIceberg,
+    /// Writes that were acknowledged to all such clients.
+    written: Arc<AtomicU64>,
 }
 
-impl Shared {
-    fn made(&self) -> MutexGuard<'_, BTreeSet<i64>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes a table unless it is there.
-    async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
-        if self.made().contains(&table) {
-            return Ok(());
-        }
-        let mode = if table % 2 == 0 { "merge-on-read" } else { "copy-on-write" };
-        let modes = ["delete", "update", "merge"].map(|what| format!("'write.{what}.mode' = '{mode}'")).join(", ");
-        let name = name(table);
-        let sql = format!("CREATE TABLE IF NOT EXISTS {name} (id BIGINT, part BIGINT, v BIGINT) WITH ({modes})");
-        access.run(node, &sql, None, access.deadline()).await?;
-        self.made().insert(table);
-        Ok(())
-    }
+/// The statement that makes a table.
+fn create(table: i64) -> String {
+    let mode = if table % 2 == 0 { "merge-on-read" } else { "copy-on-write" };
+    let modes = ["delete", "update", "merge"].map(|what| format!("'write.{what}.mode' = '{mode}'")).join(", ");
+    format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, part BIGINT, v BIGINT) WITH ({modes})", name(table))
 }
 
 fn name(table: i64) -> String {
@@ -96,18 +83,25 @@ fn snapshots_of(table: i64) -> String {
 }
 
 struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<Used>,
     /// Ids of which this client knows that their rows are there, with their table.
     mine: Vec<(i64, i64)>,
+    through: Option<Through>,
 }
 
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        if let Some(Through { rest, .. }) = &mut self.through
+            && let Err(failure) = rest.start().await
+        {
+            tracing::warn!("{failure}");
+            return;
+        }
         let table = self.shared.tables.pick(&mut access.rng);
         let Some(node) = access.any_node() else { return };
         // Whoever comes next tries again.
-        if self.shared.make(table, node, access).await.is_err() {
+        if self.shared.make(table, &create(table), node, access).await.is_err() {
             return;
         }
         self.mine.retain(|(of, _)| *of == table);
@@ -119,7 +113,10 @@ impl Actor for Client {
         let (change, at) = match (drawn, known) {
             (0..READS, _) => {
                 // How it ended is in the history.
-                let _ = read(table, node, access, scribe).await;
+                let _ = match &mut self.through {
+                    Some(Through { rest, .. }) => read_by(rest, table, node, access, scribe).await,
+                    None => read(table, node, access, scribe).await,
+                };
                 return;
             }
             (_, None) => (Change::Insert, None),
@@ -133,7 +130,7 @@ impl Actor for Client {
         // Until it is known what became of the write, nothing is known of the id.
         let known = at.map(|at| self.mine.swap_remove(at).1);
         let number = self.shared.numbers.next();
-        let once = access.chance(ONCE);
+        let once = self.through.is_none() && access.chance(ONCE);
         let write = Write { change, table: table.into(), id: known.unwrap_or(number), number, once };
         if self.write(table, &write, node, access, scribe).await == Left::There {
             self.mine.push((table, write.id));
@@ -151,27 +148,38 @@ enum Left {
 }
 
 impl Client {
-    async fn write(&self, table: i64, write: &Write, node: u64, access: &mut Access, scribe: &mut Scribe) -> Left {
+    async fn write(&mut self, table: i64, write: &Write, node: u64, access: &mut Access, scribe: &mut Scribe) -> Left {
         let action = Action::Table(Table::Write(write.clone()));
         let sql = statement(table, write);
         let by = access.deadline();
         scribe.invoke(action.clone());
-        let sent = match write.once {
-            true => send_until_answered(&sql, write.number, node, by, access).await,
-            false => access.run(node, &sql, None, by).await.map(|answer| (answer, Some(node))).map_err(|e| (e, node)),
+        let counted = |(answer, by): (Answer, _)| (count_of(&answer), by);
+        let sent = match (&mut self.through, write.once) {
+            (Some(Through { rest, .. }), _) => {
+                let sent = rest.write(&name(table), write, node, by).await;
+                sent.map(|count| (Some(count), Some(node))).map_err(|e| (e, node))
+            }
+            (None, true) => send_until_answered(&sql, write.number, node, by, access).await.map(counted),
+            (None, false) => {
+                let sent = access.run(node, &sql, None, by).await;
+                sent.map(|answer| (count_of(&answer), Some(node))).map_err(|e| (e, node))
+            }
         };
         // What was there before a write that did nothing is there still.
         let was_there = matches!(write.change, Change::Update | Change::Delete);
         let unchanged = if was_there { Left::There } else { Left::Unknown };
         match sent {
-            Ok((answer, by)) => match (count_of(&answer), write.change) {
+            Ok((count, by)) => match (count, write.change) {
                 (Some(0), Change::Update | Change::Delete) => {
                     scribe.refused(action, "no row was found");
                     unchanged
                 }
                 (Some(count), change) if count == Table::PARTS as i64 => {
                     scribe.ok(action, None, by);
-                    self.shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+                    self.shared.acknowledge();
+                    if let Some(through) = &self.through {
+                        through.written.fetch_add(1, Ordering::Relaxed);
+                    }
                     if change == Change::Delete { Left::Unknown } else { Left::There }
                 }
                 (count, _) => {
@@ -262,19 +270,43 @@ async fn read(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -
             return Err(failure);
         }
     };
-    let (mut rows, mut newest) = (BTreeMap::<i64, Vec<i64>>::new(), None);
+    let (mut rows, mut newest, mut foreign) = (BTreeMap::<i64, Vec<i64>>::new(), None, None);
     for row in &answer.rows {
         match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
             [Some(0), Some(id), Some(value)] => rows.entry(id).or_default().push(value),
             [Some(1), Some(snapshot), Some(sequence)] => newest = Some((snapshot, sequence)),
-            _ => tracing::warn!(table, ?row, "a row that the workload did not write"),
+            _ => foreign = Some(row.as_slice()),
         }
     }
     rows.values_mut().for_each(|values| values.sort_unstable());
     let stale_ms = stale_ms(&answer);
     let sequence = newest.and_then(|(_, sequence)| u64::try_from(sequence).ok());
-    scribe.ok(action(Some(rows), newest.map(|(snapshot, _)| snapshot), stale_ms), sequence, Some(node));
+    told(scribe, action(Some(rows), newest.map(|(snapshot, _)| snapshot), stale_ms), sequence, node, foreign);
     Ok(())
+}
+
+/// The same through REST.
+async fn read_by(
+    rest: &mut PyIceberg,
+    table: i64,
+    node: u64,
+    access: &Access,
+    scribe: &mut Scribe,
+) -> Result<(), Failure> {
+    let action = |rows, snapshot| Action::Table(Table::Read { table: table.into(), rows, snapshot, stale_ms: None });
+    let by = access.deadline();
+    scribe.invoke(action(None, None));
+    match rest.read(&name(table), node, by).await {
+        Ok(read) => {
+            let shown = action(Some(read.rows), read.snapshot);
+            told(scribe, shown, read.sequence, node, read.foreign.as_deref());
+            Ok(())
+        }
+        Err(failure) => {
+            scribe.query_failed(action(None, None), &failure, node);
+            Err(failure)
+        }
+    }
 }
 
 /// Every snapshot of a table.
@@ -289,7 +321,8 @@ async fn list(table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -
     match access.run(node, &sql, None, by).await {
         Ok(answer) => {
             let snapshots = answer.rows.iter().filter_map(|row| snapshot(row)).collect();
-            scribe.ok(action(Some(snapshots)), None, Some(node));
+            let foreign = answer.rows.iter().find(|row| snapshot(row).is_none());
+            told(scribe, action(Some(snapshots)), None, node, foreign.map(Vec::as_slice));
             Ok(())
         }
         Err(failure) => {
@@ -309,46 +342,67 @@ fn snapshot(row: &[Value]) -> Option<Snapshot> {
 }
 
 struct Tables {
-    shared: Arc<Shared>,
+    shared: Arc<Used>,
+    /// How some clients go through REST, and how many of their writes were acknowledged.
+    rest: Option<(Rest, Arc<AtomicU64>)>,
 }
 
 #[async_trait]
 impl Frame for Tables {
     async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
-        let node = access.any_node().ok_or_else(|| Failure::unreached("there is no query node"))?;
-        access.run(node, &format!("CREATE SCHEMA {SCHEMA}"), None, access.deadline()).await?;
+        make_schema(access).await?;
+        if let Some((rest, _)) = &self.rest {
+            // Whoever asks for what cannot be had learns it before anybody is hurt.
+            PyIceberg::new(rest.clone()).start().await?;
+        }
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        // From now on every node has to show everything.
-        tokio::time::sleep(Duration::from_nanos(FRESH_NS)).await;
-        let nodes = access.nodes();
-        let made = self.shared.made().clone();
-        for table in made {
-            for node in &nodes {
-                let mut tried = read(table, *node, access, scribe).await;
-                for _ in 1..TRIES {
-                    if tried.is_ok() {
-                        break;
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                    tried = read(table, *node, access, scribe).await;
-                }
-                tried?;
-            }
-            if let Some(node) = nodes.first() {
-                list(table, *node, access, scribe).await?;
-            }
+        if self.rest.as_ref().is_some_and(|(_, written)| written.load(Ordering::Relaxed) == 0) {
+            return Err(Failure::unreached("no write through REST succeeded").into());
         }
-        access.ledger.looked_for_elsewhere(self.shared.acknowledged.load(Ordering::Relaxed));
-        Ok(())
+        read_everywhere(self, access, scribe).await
+    }
+}
+
+#[async_trait]
+impl Last for Tables {
+    fn tables(&self) -> Vec<i64> {
+        self.shared.all()
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.shared.acknowledged()
+    }
+
+    async fn read(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        read(table, node, access, scribe).await
+    }
+
+    async fn list(&self, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
+        list(table, node, access, scribe).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::statements::canned;
     use super::*;
+    use crate::run::recorder::Recorder;
+
+    #[tokio::test]
+    async fn a_row_that_no_statement_leaves_is_told() {
+        let row: &[Value] = &[Value::Int(0), Value::Int(7), Value::Int(15)];
+        for (rows, is_told) in [(&[row][..], false), (&[row, &[Value::Int(0), Value::Null, Value::Null]][..], true)] {
+            let recorder = Recorder::new();
+            read(1, 1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            assert_eq!(recorder.take().0[1].error.is_some(), is_told);
+            let recorder = Recorder::new();
+            list(1, 1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            assert!(recorder.take().0[1].error.is_some(), "these are no snapshots");
+        }
+    }
 
     #[test]
     fn a_statement_writes_all_rows_of_an_id() {

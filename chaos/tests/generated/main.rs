@@ -2,11 +2,14 @@
 //!
 //! - [`sim`]: clients that take turns by chance on a store that is right; [`store`]: the store;
 //! - [`faults`]: one broken promise each, in the midst of it;
-//! - [`sql`]: all of that for what is written through SQL;
+//! - [`sql`], [`catalog`], [`cached`], [`hot`]: all of that for what is written through SQL;
 //! - [`afterwards`]: what judges the run and not its workload.
 
 mod afterwards;
+mod cached;
+mod catalog;
 mod faults;
+mod hot;
 mod sim;
 mod sql;
 mod store;
@@ -27,6 +30,23 @@ const WITHIN: Duration = Duration::from_secs(600);
 
 fn judged(workload: Workload, history: &History) -> Verdict {
     check::verdict(&judge_history(workload, history, &Options::default()))
+}
+
+/// What a history is once it was written to a file and read again.
+fn read_back(history: &History) -> (Workload, History) {
+    let mut text = Vec::new();
+    history.operations().iter().for_each(|o| file::write_operation(&mut text, o).unwrap());
+    file::parse(std::str::from_utf8(&text).unwrap(), None).unwrap()
+}
+
+/// A promise was broken, and it is told which.
+#[track_caller]
+fn assert_found(kind: &str, seed: u64, workload: Workload, history: &History) {
+    let outcomes = judge_history(workload, history, &Options::default());
+    let verdict = check::verdict(&outcomes);
+    assert!(matches!(verdict, Verdict::Violation(_)), "{workload}, {kind}, seed {seed}: {verdict:?}");
+    let mut found = outcomes.iter().flat_map(|outcome| &outcome.findings);
+    assert!(found.any(|finding| finding.kind == kind), "{workload}, {kind}, seed {seed}: {outcomes:?}");
 }
 
 /// Breaks one promise after some steps.
@@ -84,10 +104,7 @@ proptest! {
         let workload = if multi_table { Workload::MultiTable } else { Workload::Table };
         let history = Sql::new(workload, seed).run(STEPS);
         prop_assert_eq!(judged(workload, &history), Verdict::Valid);
-        let mut text = Vec::new();
-        history.operations().iter().for_each(|o| file::write_operation(&mut text, o).unwrap());
-        let read = file::parse(std::str::from_utf8(&text).unwrap(), None).unwrap();
-        prop_assert_eq!(read, (workload, history));
+        prop_assert_eq!(read_back(&history), (workload, history));
     }
 
     #[test]
@@ -98,10 +115,7 @@ proptest! {
     #[test]
     fn what_is_written_to_a_file_is_judged_the_same(workload in workloads(), seed: u64) {
         let history = Sim::new(workload, seed).run(STEPS);
-        let mut text = Vec::new();
-        history.operations().iter().for_each(|o| file::write_operation(&mut text, o).unwrap());
-        let read = file::parse(std::str::from_utf8(&text).unwrap(), None).unwrap();
-        prop_assert_eq!(read, (workload, history));
+        prop_assert_eq!(read_back(&history), (workload, history));
     }
 }
 

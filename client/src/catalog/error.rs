@@ -6,6 +6,7 @@ use bytes::Bytes;
 use lake_proto::kv::Revision;
 
 use super::{Namespace, TableIdent, TablePointer, Versioned};
+use crate::procedures::is_record;
 use crate::store::{Applied, Error};
 
 /// Why a catalog call failed.
@@ -47,7 +48,7 @@ pub enum CatalogError {
         resent: bool,
     },
     /// Another writer changed the pointer first.
-    #[error("{table} was changed by another writer")]
+    #[error("{table} was changed by another writer{}", doubt(.resent))]
     Conflict {
         table: TableIdent,
         /// The pointer as it is now; `None` if the table is gone.
@@ -75,6 +76,11 @@ pub enum CatalogError {
         "what is known of table {table} is {:.0} s old, more than the {:.0} s that may pass while the metadata cannot be reached: {error}", .age.as_secs_f64(), .limit.as_secs_f64()
     )]
     TooOld { table: TableIdent, age: Duration, limit: Duration, error: Error },
+    /// An attempt of this call, whose answer was lost, may have been applied, and what was met since does not tell.
+    #[error(
+        "whether it was done is unknown: an answer was lost, and then: {met}; look at what is there before you repeat it"
+    )]
+    InDoubt { met: String },
     /// The stored bytes are not what lake writes.
     #[error("the record of {what} in the metadata is damaged: {why}")]
     Damaged { what: String, why: String },
@@ -90,16 +96,49 @@ fn fate(resent: &bool) -> &'static str {
     }
 }
 
+/// What is said besides, of a change that may have been made before.
+fn doubt(resent: &bool) -> &'static str {
+    if *resent { "; whether an attempt before was applied is unknown" } else { "" }
+}
+
 impl CatalogError {
     /// Whether the change that failed may have been made.
     pub fn applied(&self) -> Applied {
         match self {
             CatalogError::Store(e) => e.applied(),
-            CatalogError::Conflict { resent: true, .. }
+            CatalogError::InDoubt { .. }
+            | CatalogError::Conflict { resent: true, .. }
             | CatalogError::NotYourTurn { resent: true, .. }
             | CatalogError::Fenced { resent: true } => Applied::Unknown,
             _ => Applied::No,
         }
+    }
+
+    /// The same error of a call of which an attempt before it may have been applied: it does not say that nothing was done.
+    pub fn after_doubt(self, in_doubt: bool) -> Self {
+        if !in_doubt || self.applied() == Applied::Unknown {
+            return self;
+        }
+        let met = match self {
+            // What was left says that it is done. A procedure's record does not say by whom.
+            CatalogError::AlreadyDone(left) if !left.is_empty() && !is_record(&left) => {
+                return CatalogError::AlreadyDone(left);
+            }
+            CatalogError::AlreadyDone(_) => "the procedure that it is a part of has gone on".to_owned(),
+            CatalogError::Store(error) => match error.with_applied(Applied::Unknown) {
+                error if error.applied() == Applied::Unknown => return CatalogError::Store(error),
+                error => error.to_string(),
+            },
+            // The words of these say that nothing was done.
+            CatalogError::ScopeHeld { path, owner } => format!("{path} is held by {owner} for structural work"),
+            CatalogError::Registered(other) => format!("table {other} exists and has that uuid"),
+            CatalogError::Fenced { .. } => {
+                "what this was done for is another's by now, or its lease has ended".to_owned()
+            }
+            CatalogError::Conflict { table, .. } => format!("{table} was changed by another writer"),
+            other => other.to_string(),
+        };
+        CatalogError::InDoubt { met }
     }
 }
 

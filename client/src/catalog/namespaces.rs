@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::Result;
 use super::names::NAMESPACES;
 use super::pointers::{encode, find};
-use super::{Catalog, CatalogError, MAX_RACES, Namespace, TablePointer, claimed};
+use super::{Catalog, CatalogError, MAX_RACES, Namespace, TablePointer, claimed, stands};
 use crate::procedures::drop_namespace::of_namespace;
 use crate::store::{Error, ReadOptions};
 
@@ -35,11 +35,24 @@ impl Catalog {
     /// Creates a namespace. Its parent, if it is nested, must exist.
     ///
     /// # Errors
-    /// `NamespaceExists`, `NamespaceNotFound` (the parent), or the store's.
+    /// `NamespaceExists`, `NamespaceNotFound` (the parent), `ScopeHeld`, or the store's.
     pub async fn create_namespace(
         &self,
         namespace: &Namespace,
         properties: BTreeMap<String, String>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let mut in_doubt = false;
+        let created = self.create_namespace_noting(namespace, properties, &mut in_doubt, deadline).await;
+        created.map_err(|error| error.after_doubt(in_doubt))
+    }
+
+    /// The same. Says whether an attempt whose answer was lost may have been applied.
+    async fn create_namespace_noting(
+        &self,
+        namespace: &Namespace,
+        properties: BTreeMap<String, String>,
+        in_doubt: &mut bool,
         deadline: Instant,
     ) -> Result<()> {
         let key = namespace.key();
@@ -55,15 +68,20 @@ impl Catalog {
             if committed.result.succeeded {
                 return Ok(());
             }
+            *in_doubt |= self.is_in_doubt(&committed);
             if let Some(existing) = find(&committed.result.observed, &key) {
                 // A namespace carries nothing unique. Our own lost answer and another's identical creation look the
                 // same, and either way the namespace is there as asked for.
-                return match committed.resent && existing.value == value {
+                return match *in_doubt && existing.value == value {
                     true => Ok(()),
                     false => Err(CatalogError::NamespaceExists(namespace.clone())),
                 };
             }
             claimed(&committed.result)?;
+            if *in_doubt {
+                // It may have been made, and be gone by now: it is not made a second time.
+                return Err(CatalogError::NamespaceNotFound(namespace.clone()));
+            }
         }
         Err(self.raced(format!("creating namespace {namespace}")))
     }
@@ -71,16 +89,11 @@ impl Catalog {
     /// Drops an empty namespace.
     ///
     /// # Errors
-    /// `NamespaceNotFound`, `NamespaceNotEmpty`, `IsWarehouse`, or the store's.
+    /// `NamespaceNotFound`, `NamespaceNotEmpty`, `IsWarehouse`, `ScopeHeld`, or the store's.
     pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
         let key = namespace.key();
-        let mut in_doubt = false;
         for _ in 0..MAX_RACES {
-            let revision = match self.namespace_revision(namespace, deadline).await {
-                // Gone after an attempt of ours whose answer was lost: that attempt, or another's drop, did it.
-                Err(CatalogError::NamespaceNotFound(_)) if in_doubt => return Ok(()),
-                other => other?,
-            };
+            let revision = self.namespace_revision(namespace, deadline).await?;
             let contents = namespace.contents();
             let mut when = vec![Compare::mod_revision(&key, revision)];
             when.extend(self.no_warehouse(namespace, deadline).await?);
@@ -88,14 +101,15 @@ impl Catalog {
             when.extend(self.unclaimed(namespace.scope_path()));
             let txn = Txn { when, then: vec![Op::delete(&key)], otherwise: vec![] };
             let committed = self.commit(txn, deadline).await?;
-            if committed.result.succeeded {
+            // Gone, or another one by now: an attempt of ours whose answer was lost, or another's drop, did it.
+            let is_gone = self.is_in_doubt(&committed) && !stands(&committed.result, &key, revision);
+            if committed.result.succeeded || is_gone {
                 return Ok(());
             }
             if committed.result.observed.iter().any(|e| contents.iter().any(|p| e.key.starts_with(p.as_str()))) {
                 return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
             }
             claimed(&committed.result)?;
-            in_doubt |= committed.resent;
         }
         Err(self.raced(format!("dropping namespace {namespace}")))
     }
@@ -103,18 +117,13 @@ impl Catalog {
     /// Drops a namespace with its tables and views, in one transaction. Returns how many of these there were.
     ///
     /// # Errors
-    /// `NamespaceNotFound`; `IsWarehouse`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if there are
-    /// more than [`MOST_DROPPED_AT_ONCE`]; the store's.
+    /// `NamespaceNotFound`; `IsWarehouse`; `ScopeHeld`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if
+    /// there are more than [`MOST_DROPPED_AT_ONCE`]; the store's.
     pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
         let key = namespace.key();
         let prefixes = [namespace.table_prefix(), namespace.view_prefix()];
-        let mut in_doubt = None;
         for _ in 0..MAX_RACES {
-            let revision = match (self.namespace_revision(namespace, deadline).await, in_doubt) {
-                // By an attempt of ours whose answer was lost, or by another's drop.
-                (Err(CatalogError::NamespaceNotFound(_)), Some(count)) => return Ok(count),
-                (revision, _) => revision?,
-            };
+            let revision = self.namespace_revision(namespace, deadline).await?;
             let mut when =
                 vec![Compare::mod_revision(&key, revision), Compare::prefix_empty(namespace.nested_prefix())];
             when.extend(self.no_warehouse(namespace, deadline).await?);
@@ -143,7 +152,9 @@ impl Catalog {
                 }));
             }
             let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
-            if committed.result.succeeded {
+            // As with an empty one.
+            let is_gone = self.is_in_doubt(&committed) && !stands(&committed.result, &key, revision);
+            if committed.result.succeeded || is_gone {
                 self.forget_names(&gone, deadline).await;
                 return Ok(count);
             }
@@ -151,7 +162,6 @@ impl Catalog {
                 return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
             }
             claimed(&committed.result)?;
-            in_doubt = committed.resent.then_some(count).or(in_doubt);
         }
         Err(self.raced(format!("dropping namespace {namespace} and what is in it")))
     }
@@ -177,7 +187,8 @@ impl Catalog {
             txn.when.push(Compare::prefix_empty(namespace.nested_prefix()));
             txn.when.extend(self.no_warehouse(namespace, deadline).await?);
             let committed = self.commit(txn, deadline).await?;
-            // By an attempt of ours whose answer was lost: another's of the same moment holds the scope.
+            // By an attempt of ours whose answer was lost: another's of the same moment holds the scope. If it is not there, none was
+            // applied: it stays when it has ended.
             let is_there = find(&committed.result.observed, &crate::procedures::key(&id)).is_some();
             if committed.result.succeeded || committed.resent && is_there {
                 return Ok(id);
@@ -211,9 +222,21 @@ impl Catalog {
         updates: &BTreeMap<String, String>,
         deadline: Instant,
     ) -> Result<BTreeSet<String>> {
+        let mut in_doubt = None;
+        let updated = self.update_namespace_noting(namespace, removals, updates, &mut in_doubt, deadline).await;
+        updated.map_err(|error| error.after_doubt(in_doubt.is_some()))
+    }
+
+    /// The same. Says what was removed by an attempt whose answer was lost, if it was applied.
+    async fn update_namespace_noting(
+        &self,
+        namespace: &Namespace,
+        removals: &BTreeSet<String>,
+        updates: &BTreeMap<String, String>,
+        in_doubt: &mut Option<BTreeSet<String>>,
+        deadline: Instant,
+    ) -> Result<BTreeSet<String>> {
         let key = namespace.key();
-        // Removed by an attempt whose answer was lost.
-        let mut in_doubt: Option<BTreeSet<String>> = None;
         for _ in 0..MAX_RACES {
             let read = self.store.get(&key, ReadOptions::default(), deadline).await?;
             let Some(entry) = read.value else { return Err(CatalogError::NamespaceNotFound(namespace.clone())) };
@@ -221,7 +244,7 @@ impl Catalog {
             let there = removals.iter().filter(|name| record.properties.remove(*name).is_some()).cloned().collect();
             record.properties.extend(updates.iter().map(|(name, value)| (name.clone(), value.clone())));
             let value = encode(&record, &key)?;
-            let removed = in_doubt.take().unwrap_or(there);
+            let removed = in_doubt.clone().unwrap_or(there);
             if entry.value == value && self.operations.is_empty() {
                 return Ok(removed);
             }
@@ -231,12 +254,19 @@ impl Catalog {
                 otherwise: vec![],
             };
             let committed = self.commit(txn, deadline).await?;
-            if committed.result.succeeded {
+            // What is a part of operations has left their outcomes, and was done if these are there.
+            let is_in_doubt = self.is_in_doubt(&committed);
+            if committed.result.succeeded || is_in_doubt && !self.operations.is_empty() {
                 return Ok(removed);
             }
-            in_doubt = committed.resent.then_some(removed);
+            if is_in_doubt {
+                *in_doubt = Some(removed);
+            }
         }
-        Err(self.raced(format!("changing the properties of namespace {namespace}")))
+        match in_doubt {
+            Some(_) => Err(CatalogError::InDoubt { met: format!("namespace {namespace} was changed again and again") }),
+            None => Err(self.raced(format!("changing the properties of namespace {namespace}"))),
+        }
     }
 
     pub async fn namespace_exists(&self, namespace: &Namespace, deadline: Instant) -> Result<bool> {

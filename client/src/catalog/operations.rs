@@ -131,7 +131,8 @@ impl Catalog {
         let when = if self.guards.is_empty() { Vec::new() } else { txn.when.clone() };
         let committed = self.store.commit(txn, deadline).await?;
         if self.is_fenced(&when, &committed.result) {
-            return Err(CatalogError::Fenced { resent: committed.resent });
+            let resent = committed.resent && self.have_left(&committed.result);
+            return Err(CatalogError::Fenced { resent });
         }
         for operation in &self.operations {
             match find(&committed.result.observed, &operation.key) {
@@ -140,14 +141,19 @@ impl Catalog {
                 // It is not what was in the way.
                 Some(there) if operation.expected == Some(there.mod_revision) => {}
                 Some(there) if !committed.result.succeeded => {
-                    return Err(CatalogError::AlreadyDone(there.value.clone()));
+                    return Err(CatalogError::AlreadyDone(there.value.clone()).after_doubt(committed.resent));
                 }
                 None if !committed.result.succeeded && operation.expected.is_some() => {
-                    return Err(CatalogError::AlreadyDone(Bytes::new()));
+                    return Err(CatalogError::AlreadyDone(Bytes::new()).after_doubt(committed.resent));
                 }
                 _ => {}
             }
         }
         Ok(committed)
+    }
+
+    /// Whether an attempt before the one that did not run may have been applied.
+    pub(super) fn is_in_doubt(&self, committed: &Committed) -> bool {
+        committed.resent && !committed.result.succeeded && self.have_left(&committed.result)
     }
 }

@@ -26,7 +26,7 @@ use uuid::Uuid;
 use super::error::Result;
 use super::names::{ALL_NAMED, TABLES, named_key};
 use super::pointers::{Kind, encode, find, observed, written};
-use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned};
+use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned, claimed};
 use crate::store::{Applied, ReadOptions, Token};
 
 /// Names that are given in one transaction.
@@ -70,18 +70,21 @@ impl Catalog {
         let gone = [(key.clone(), old.value.uuid)];
         let mut stale = self.stale_name(table, new.uuid, deadline).await?;
         for _ in 0..MAX_RACES {
-            let txn = Txn {
+            let mut txn = Txn {
                 when: vec![Compare::mod_revision(&key, old.mod_revision), name_is(&name, stale)],
                 then: vec![Op::put(&key, encode(new, &key)?), Op::put(&name, key.clone())],
                 otherwise: vec![],
             };
+            // One table goes, and another comes.
+            txn.when.extend(self.unclaimed(table.scope_path()));
             let committed = self.commit(txn, deadline).await?;
-            let (result, resent) = (committed.result, committed.resent);
+            let resent = self.is_in_doubt(&committed);
+            let result = committed.result;
             if result.succeeded {
                 self.forget_names(&gone, deadline).await;
                 return Ok(written(new, result.revision));
             }
-            match observed(table, &result, &key)? {
+            match observed(table, &result, &key).map_err(|error| error.after_doubt(resent))? {
                 // By an attempt of this call whose answer was lost.
                 Some(current) if current.value == *new => {
                     self.forget_names(&gone, deadline).await;
@@ -90,6 +93,7 @@ impl Catalog {
                 Some(current) if current.mod_revision == old.mod_revision => {}
                 current => return Err(CatalogError::Conflict { table: table.clone(), current, resent }),
             }
+            claimed(&result)?;
             stale = self.stale_name(table, new.uuid, deadline).await?;
         }
         Err(self.raced(format!("registering {table}")))

@@ -6,13 +6,12 @@
 use std::time::Instant;
 
 use lake_proto::kv::{Compare, Op, Revision, Txn};
-use uuid::Uuid;
 
 use super::error::Result;
 use super::names::named_key;
 use super::pointers::{Kind, encode, find, observed, pointer, written};
 use super::registering::{name_is, name_seen};
-use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned, claimed};
+use super::{Catalog, CatalogError, MAX_RACES, TableIdent, TablePointer, Versioned, claimed, stands};
 use crate::store::ReadOptions;
 
 impl Catalog {
@@ -53,6 +52,20 @@ impl Catalog {
         new: &TablePointer,
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
+        let mut in_doubt = false;
+        let created = self.create_noting(kind, table, new, &mut in_doubt, deadline).await;
+        created.map_err(|error| error.after_doubt(in_doubt))
+    }
+
+    /// The same. Says whether an attempt whose answer was lost may have been applied.
+    async fn create_noting(
+        &self,
+        kind: Kind,
+        table: &TableIdent,
+        new: &TablePointer,
+        in_doubt: &mut bool,
+        deadline: Instant,
+    ) -> Result<Versioned<TablePointer>> {
         let (key, other_key) = (kind.key(table), kind.other().key(table));
         let value = encode(new, &key)?;
         if kind == Kind::Table {
@@ -60,7 +73,6 @@ impl Catalog {
         }
         let name = (kind == Kind::Table && self.store.capabilities().multi_key).then(|| named_key(new.uuid));
         let mut stale: Option<Revision> = None;
-        let mut in_doubt = false;
         for _ in 0..MAX_RACES {
             let namespace = self.namespace_revision(&table.namespace, deadline).await?;
             let mut when = vec![
@@ -78,12 +90,12 @@ impl Catalog {
             if committed.result.succeeded {
                 return Ok(written(new, committed.result.revision));
             }
-            in_doubt |= committed.resent;
+            *in_doubt |= self.is_in_doubt(&committed);
             if let Some(current) = observed(table, &committed.result, &key)? {
                 // The uuid tells: the table was created by this call, whatever was committed to it since.
                 return match current.value.uuid == new.uuid {
-                    true if in_doubt => Ok(current),
-                    false if in_doubt => {
+                    true if *in_doubt => Ok(current),
+                    false if *in_doubt => {
                         Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: true })
                     }
                     _ => Err(kind.exists(table)),
@@ -93,16 +105,14 @@ impl Catalog {
                 return Err(kind.other().exists(table));
             }
             claimed(&committed.result)?;
+            if *in_doubt {
+                // It may have been made, and be gone or elsewhere by now: it is not made a second time.
+                return Err(kind.missing(table));
+            }
             if let Some(name) = &name
                 && name_seen(&committed.result.observed, name) != stale
             {
-                stale = match self.stale_name(table, new.uuid, deadline).await {
-                    // Ours, perhaps, and renamed since.
-                    Err(CatalogError::Registered(_)) if in_doubt => {
-                        return Err(CatalogError::Conflict { table: table.clone(), current: None, resent: true });
-                    }
-                    stale => stale?,
-                };
+                stale = self.stale_name(table, new.uuid, deadline).await?;
             }
         }
         Err(self.raced(format!("creating {table}")))
@@ -111,8 +121,8 @@ impl Catalog {
     /// Gives a table another name, in the same namespace or another one, whatever is committed to it meanwhile.
     ///
     /// # Errors
-    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's; `Conflict` if it is
-    /// gone from `from` after an attempt whose answer was lost, and not at `to` either: that may have moved it, and others since.
+    /// `TableNotFound`, `NamespaceNotFound` (the new one), `TableExists`, `ViewExists`, `ScopeHeld`, or the store's; `Conflict` if it has
+    /// left `from` after an attempt whose answer was lost, and is not at `to`: that may have moved it, and others since.
     pub async fn rename_table(
         &self,
         from: &TableIdent,
@@ -143,39 +153,20 @@ impl Catalog {
         deadline: Instant,
     ) -> Result<Versioned<TablePointer>> {
         let keys = [kind.key(from), kind.key(to), kind.other().key(to), to.namespace.key()];
-        let mut moved: Option<Uuid> = None;
         for _ in 0..MAX_RACES {
             let read = self.store.batch_get(&keys, ReadOptions::default(), deadline).await?;
-            let there = find(&read.value, &keys[1]).map(|e| pointer(to, e, read.revision)).transpose()?;
-            if let (Some(there), Some(moved)) = (&there, moved)
-                && there.value.uuid == moved
-            {
-                // By an attempt of this call whose answer was lost.
-                if kind == Kind::Table {
-                    self.move_name(moved, from, to, deadline).await;
-                }
-                return Ok(there.clone());
-            }
-            // Another's change may have come after an attempt whose answer was lost: what is there says nothing of that.
-            let refused = |error: CatalogError| match moved {
-                None => error,
-                Some(_) => CatalogError::Conflict { table: from.clone(), current: None, resent: true },
-            };
             let Some(entry) = find(&read.value, &keys[0]) else {
-                return Err(refused(kind.missing(from)));
+                return Err(kind.missing(from));
             };
             let current = pointer(from, entry, read.revision)?;
-            if moved.is_some_and(|moved| moved != current.value.uuid) {
-                return Err(refused(kind.missing(from)));
-            }
-            if there.is_some() {
-                return Err(refused(kind.exists(to)));
+            if find(&read.value, &keys[1]).is_some() {
+                return Err(kind.exists(to));
             }
             if find(&read.value, &keys[2]).is_some() {
-                return Err(refused(kind.other().exists(to)));
+                return Err(kind.other().exists(to));
             }
             let Some(namespace) = find(&read.value, &keys[3]) else {
-                return Err(refused(CatalogError::NamespaceNotFound(to.namespace.clone())));
+                return Err(CatalogError::NamespaceNotFound(to.namespace.clone()));
             };
             let mut when = vec![
                 Compare::mod_revision(&keys[0], entry.mod_revision),
@@ -187,17 +178,29 @@ impl Catalog {
             when.extend(self.unclaimed(to.scope_path()));
             let then = vec![Op::delete(&keys[0]), Op::put(&keys[1], entry.value.clone())];
             let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
-            if committed.result.succeeded {
+            let result = &committed.result;
+            // It has left its name, by an attempt of this call whose answer was lost, or by another's renaming or drop: where it is by
+            // now tells; if it is nowhere, or back, nothing does, and it is not moved a second time.
+            let may_have_left = self.is_in_doubt(&committed) && !stands(result, &keys[0], entry.mod_revision);
+            let moved = match may_have_left {
+                true => {
+                    let there = observed(to, result, &keys[1]).ok().flatten();
+                    there.filter(|there| there.value.uuid == current.value.uuid)
+                }
+                false => result.succeeded.then(|| written(&current.value, result.revision)),
+            };
+            if let Some(moved) = moved {
                 if kind == Kind::Table {
                     self.move_name(current.value.uuid, from, to, deadline).await;
                 }
-                return Ok(written(&current.value, committed.result.revision));
+                return Ok(moved);
             }
-            if committed.resent && self.have_left(&committed.result) {
-                moved = Some(current.value.uuid);
+            if may_have_left {
+                return Err(CatalogError::Conflict { table: from.clone(), current: None, resent: true });
             }
-            claimed(&committed.result)?;
+            claimed(result)?;
         }
+        // Each time it stood where it was.
         Err(self.raced(format!("renaming {from} to {to}")))
     }
 
@@ -233,19 +236,20 @@ impl Catalog {
             self.forget_names(&gone, deadline).await;
             return Ok(committed.result.revision);
         }
-        match observed(table, &committed.result, &key)? {
+        let in_doubt = self.is_in_doubt(&committed) && !stands(&committed.result, &key, expected);
+        match observed(table, &committed.result, &key).map_err(|error| error.after_doubt(in_doubt))? {
             // The entry expected is gone, and an attempt whose answer was lost may have removed it: unless what it is a part of was not
             // done, as when another has dropped it.
-            None if committed.resent && self.have_left(&committed.result) => {
+            None if in_doubt => {
                 self.forget_names(&gone, deadline).await;
                 Ok(committed.result.revision)
             }
             None => Err(kind.missing(table)),
             Some(current) if current.mod_revision == expected => {
                 claimed(&committed.result)?;
-                Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: committed.resent })
+                Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: false })
             }
-            current => Err(CatalogError::Conflict { table: table.clone(), current, resent: committed.resent }),
+            current => Err(CatalogError::Conflict { table: table.clone(), current, resent: in_doubt }),
         }
     }
 }

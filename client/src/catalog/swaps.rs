@@ -73,21 +73,25 @@ impl Catalog {
             }
         });
         let committed = self.commit(txn, deadline).await?;
+        let in_doubt = self.is_in_doubt(&committed);
         let (result, resent) = (committed.result, committed.resent);
         if result.succeeded {
             return Ok(written(new, result.revision));
         }
-        match observed(table, &result, &key)? {
+        match observed(table, &result, &key).map_err(|error| error.after_doubt(in_doubt))? {
             // The metadata location is ours alone: an earlier attempt of this call was applied.
             Some(current) if current.value == *new => Ok(current),
             Some(current) if current.mod_revision == expected => {
                 let held = find(&result.observed, &turn_key).map(|e| e.mod_revision);
                 match held == turn && !settling.is_empty() {
-                    true => Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent }),
+                    true => {
+                        let table = table.clone();
+                        Err(CatalogError::Conflict { table, current: Some(current), resent: in_doubt })
+                    }
                     false => Err(CatalogError::NotYourTurn { table: table.clone(), turn: held.unwrap_or(0), resent }),
                 }
             }
-            current => Err(CatalogError::Conflict { table: table.clone(), current, resent }),
+            current => Err(CatalogError::Conflict { table: table.clone(), current, resent: in_doubt }),
         }
     }
 
@@ -109,11 +113,12 @@ impl Catalog {
             otherwise: vec![],
         };
         let committed = self.commit(txn, deadline).await?;
-        let (result, resent) = (committed.result, committed.resent);
+        let resent = self.is_in_doubt(&committed);
+        let result = committed.result;
         if result.succeeded {
             return Ok(written(new, result.revision));
         }
-        match observed(view, &result, &key)? {
+        match observed(view, &result, &key).map_err(|error| error.after_doubt(resent))? {
             Some(current) if current.value == *new => Ok(current),
             current => Err(CatalogError::Conflict { table: view.clone(), current, resent }),
         }
@@ -143,6 +148,19 @@ impl Catalog {
         unchanged: &[(TableIdent, Revision)],
         deadline: Instant,
     ) -> Result<Vec<Versioned<TablePointer>>> {
+        let mut in_doubt = false;
+        let changed = self.change_noting(changes, unchanged, &mut in_doubt, deadline).await;
+        changed.map_err(|error| error.after_doubt(in_doubt))
+    }
+
+    /// The same. Says whether an attempt whose answer was lost may have been applied.
+    async fn change_noting(
+        &self,
+        changes: &[TableChange],
+        unchanged: &[(TableIdent, Revision)],
+        in_doubt: &mut bool,
+        deadline: Instant,
+    ) -> Result<Vec<Versioned<TablePointer>>> {
         let multi_key = self.store.capabilities().multi_key;
         if let ([TableChange { table, expected: None, new }], [], false) = (changes, unchanged, multi_key) {
             return Ok(vec![self.create_table(table, new, deadline).await?]);
@@ -157,7 +175,8 @@ impl Catalog {
             self.see_to_names(deadline).await?;
         }
         let mut stale: HashMap<Uuid, Revision> = HashMap::new();
-        let mut in_doubt = false;
+        // An attempt that was not applied may still be, once the turn is free.
+        let mut was_resent = false;
         for _ in 0..MAX_RACES {
             let (mut when, mut then) = (Vec::new(), Vec::new());
             when.extend(unchanged.iter().map(|(table, revision)| Compare::mod_revision(table.key(), *revision)));
@@ -184,11 +203,17 @@ impl Catalog {
             }
             when.extend(namespaces.into_iter().map(|(key, revision)| Compare::mod_revision(key, revision)));
             let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
+            let is_in_doubt = self.is_in_doubt(&committed);
             let (result, resent) = (committed.result, committed.resent);
             if result.succeeded {
                 return Ok(changes.iter().map(|change| written(&change.new, result.revision)).collect());
             }
-            in_doubt |= resent;
+            was_resent |= resent;
+            // Of one that was expected, and is as it was, all is known: all of it is done, or nothing.
+            let is_as_before = |TableChange { table, expected, .. }: &TableChange| {
+                expected.is_some() && find(&result.observed, &table.key()).map(|e| e.mod_revision) == *expected
+            };
+            *in_doubt |= is_in_doubt && !changes.iter().any(is_as_before);
             let current = |table: &TableIdent| observed(table, &result, &table.key());
             let now: Vec<_> = changes.iter().map(|change| current(&change.table)).collect::<Result<_>>()?;
             if changes.iter().zip(&now).all(|(change, now)| now.as_ref().is_some_and(|now| now.value == change.new)) {
@@ -198,7 +223,7 @@ impl Catalog {
             for (table, revision) in unchanged {
                 let now = current(table)?;
                 if now.as_ref().is_none_or(|now| now.mod_revision != *revision) {
-                    return Err(CatalogError::Conflict { table: table.clone(), current: now, resent: in_doubt });
+                    return Err(CatalogError::Conflict { table: table.clone(), current: now, resent: *in_doubt });
                 }
             }
             for (TableChange { table, expected, new }, now) in changes.iter().zip(now) {
@@ -207,13 +232,13 @@ impl Catalog {
                     (Some(expected), Some(now)) if now.mod_revision == *expected => {
                         if let Some(turn) = find(&result.observed, &turn_key(new.uuid)) {
                             let turn = turn.mod_revision;
-                            return Err(CatalogError::NotYourTurn { table, turn, resent: in_doubt });
+                            return Err(CatalogError::NotYourTurn { table, turn, resent: was_resent });
                         }
                     }
                     (Some(_), current) => {
-                        return Err(CatalogError::Conflict { table, current, resent: in_doubt });
+                        return Err(CatalogError::Conflict { table, current, resent: *in_doubt });
                     }
-                    (None, Some(current)) if in_doubt => {
+                    (None, Some(current)) if *in_doubt => {
                         return Err(CatalogError::Conflict { table, current: Some(current), resent: true });
                     }
                     (None, Some(_)) => return Err(CatalogError::TableExists(table)),
@@ -224,17 +249,15 @@ impl Catalog {
                 }
             }
             claimed(&result)?;
+            if let (true, Some(one)) = (*in_doubt, changes.first()) {
+                // They may have been made, and be gone or elsewhere by now: they are not made a second time.
+                return Err(CatalogError::TableNotFound(one.table.clone()));
+            }
             for TableChange { table, new, .. } in changes.iter().filter(|change| change.expected.is_none()) {
                 let known = stale.remove(&new.uuid);
                 let now = match name_seen(&result.observed, &named_key(new.uuid)) == known {
                     true => known,
-                    false => match self.stale_name(table, new.uuid, deadline).await {
-                        // Ours, perhaps, and renamed since.
-                        Err(CatalogError::Registered(_)) if in_doubt => {
-                            return Err(CatalogError::Conflict { table: table.clone(), current: None, resent: true });
-                        }
-                        stale => stale?,
-                    },
+                    false => self.stale_name(table, new.uuid, deadline).await?,
                 };
                 stale.extend(now.map(|revision| (new.uuid, revision)));
             }

@@ -16,7 +16,7 @@ use crate::catalog::{
     Catalog, CatalogError, MAX_RACES, Namespace, Operation, TableChange, TableIdent, TablePointer, Versioned,
 };
 use crate::clock;
-use crate::procedures::drop_namespace::DROP;
+use crate::procedures::drop_namespace::{DROP, RESTORE};
 use crate::procedures::{Procedure, State, calls};
 use crate::store::{Applied, Lease};
 
@@ -63,6 +63,14 @@ impl MetadataWriter {
     pub fn guarded(&self, guards: Vec<Compare>) -> Self {
         let catalog = self.catalog().guarded(guards);
         Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
+    }
+
+    /// [`Catalog::check_guards`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn check_guards(&self, deadline: Instant) -> Result<()> {
+        self.catalog().check_guards(deadline).await
     }
 
     /// [`Catalog::outcome`].
@@ -293,15 +301,16 @@ impl MetadataWriter {
         let mut last = None;
         // That it cannot be looked up changes nothing of it.
         while let Ok(Some(seen)) = calls::get(self.catalog().store().as_ref(), &id, deadline).await {
-            let is_dropping = seen.record.state == State::Active && seen.record.step == DROP;
+            let goes_on = seen.record.state == State::Active && [DROP, RESTORE].contains(&seen.record.step.as_str());
             last = Some(seen);
-            if !is_dropping || clock::now() + DROP_LOOK >= deadline {
+            if !goes_on || clock::now() + DROP_LOOK >= deadline {
                 break;
             }
             tokio::time::sleep(DROP_LOOK).await;
         }
-        for name in tables {
-            self.metadata.pointers.invalidate(&TableIdent::new(namespace.clone(), name)?);
+        // What is none of lake's names is not cached.
+        for table in tables.into_iter().filter_map(|name| TableIdent::new(namespace.clone(), name).ok()) {
+            self.metadata.pointers.invalidate(&table);
         }
         Ok((id, last))
     }

@@ -9,7 +9,7 @@ use lake_proto::kv::Revision;
 use super::{PROCEDURES, Procedure, Record, State, key, note};
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::store::{Error, InVain, Leader, MetaStore, Read, ReadOptions};
+use crate::store::{Applied, Error, InVain, Leader, MetaStore, Read, ReadOptions};
 
 /// How often a procedure that is waited for is looked at, at most.
 const LOOK: Duration = Duration::from_millis(200);
@@ -155,9 +155,18 @@ async fn change(
     let (started, mut backoff, mut attempts) = (clock::now(), Backoff::default(), 0);
     // An attempt whose answer was lost.
     let mut sent: Option<Record> = None;
+    let in_doubt = |attempts, last: String| {
+        let (doing, elapsed) = (format!("changing procedure {id}"), clock::since(started));
+        InVain { doing, attempts, elapsed, leader: Leader::Without, last }.in_doubt()
+    };
+    let failed = |error: Error, sent: &Option<Record>, attempts| match sent {
+        Some(_) if error.applied() == Applied::No => in_doubt(attempts, error.to_string()),
+        _ => error,
+    };
     loop {
         attempts += 1;
-        let Some(seen) = get(store, id, deadline).await? else { return Ok(Asked::NotFound) };
+        let seen = get(store, id, deadline).await.map_err(|e| failed(e, &sent, attempts))?;
+        let Some(seen) = seen else { return Ok(Asked::NotFound) };
         if sent.as_ref() == Some(&seen.record) {
             return Ok(Asked::Now(Box::new(seen)));
         }
@@ -171,7 +180,8 @@ async fn change(
         if record == seen.record {
             return Ok(Asked::Now(Box::new(seen)));
         }
-        let committed = store.commit(record.change(id, seen.mod_revision), deadline).await?;
+        let committed = store.commit(record.change(id, seen.mod_revision), deadline).await;
+        let committed = committed.map_err(|e| failed(e, &sent, attempts))?;
         if committed.result.succeeded {
             let mod_revision = committed.result.revision;
             return Ok(Asked::Now(Box::new(Procedure { mod_revision, record, ..seen })));
@@ -182,11 +192,7 @@ async fn change(
         // The leader was first: what it made of it decides.
         if !backoff.wait(deadline).await {
             return match sent {
-                Some(_) => {
-                    let (doing, last) = (format!("changing procedure {id}"), "it was changed by others".to_owned());
-                    let elapsed = clock::since(started);
-                    Err(InVain { doing, attempts, elapsed, leader: Leader::Without, last }.in_doubt())
-                }
+                Some(_) => Err(in_doubt(attempts, "it was changed by others".to_owned())),
                 None => Ok(Asked::NotNow(Box::new(seen))),
             };
         }

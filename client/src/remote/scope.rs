@@ -16,7 +16,7 @@ use super::RemoteStore;
 use super::keeper::LeaseKeeper;
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::store::{Committed, Error, MetaStore, ReadOptions};
+use crate::store::{Committed, Error, InVain, Leader, MetaStore, ReadOptions};
 
 /// How long the release of a guard that was dropped is tried. Its lease ends by itself after that.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
@@ -152,7 +152,8 @@ impl ScopeGuard {
     /// Runs a transaction that takes effect only while the scopes are held: with [`ScopeGuard::compares`] before its own.
     ///
     /// # Errors
-    /// `Refused` if it writes in `otherwise`, which would run when the scopes are lost; as every commit.
+    /// `Refused` if it writes in `otherwise`, which would run when the scopes are lost; as every commit; `InDoubt` if they are lost and
+    /// an attempt whose answer was lost may have been applied before.
     pub async fn commit(&self, txn: Txn, deadline: Instant) -> Result<Fenced, Error> {
         let store = &self.leaving.store;
         if txn.otherwise.iter().any(Op::is_write) {
@@ -163,17 +164,17 @@ impl ScopeGuard {
                         .to_owned(),
             });
         }
+        let began = clock::now();
         let when = self.compares().into_iter().chain(txn.when).collect();
         let done = store.commit(Txn { when, ..txn }, deadline).await?;
         if done.result.succeeded {
             return Ok(Fenced::Ran(done));
         }
-        // Nothing was written. Was it for these compares, or for its own?
+        // Was it for these compares, or for its own?
         let held = Txn { when: self.compares(), ..Txn::default() };
-        Ok(match store.commit(held, deadline).await?.result.succeeded {
-            true => Fenced::Ran(done),
-            false => Fenced::Lost,
-        })
+        let held = store.commit(held, deadline).await.map(|held| held.result.succeeded);
+        let doing = format!("committing under {}", self.paths.join(", "));
+        not_run(done, held, doing, began)
     }
 
     /// The lease, for waiting until it may be lost, or working only until then.
@@ -193,6 +194,18 @@ impl ScopeGuard {
         leaving.lease = None;
         Ok(held)
     }
+}
+
+/// What came of a transaction that did not run, by whether the scopes are held: unknown, if an attempt may have run before.
+fn not_run(done: Committed, held: Result<bool, Error>, doing: String, began: Instant) -> Result<Fenced, Error> {
+    let last = match held {
+        Ok(true) => return Ok(Fenced::Ran(done)),
+        Ok(false) if !done.resent => return Ok(Fenced::Lost),
+        Err(error) if !done.resent => return Err(error),
+        Ok(false) => "the scopes are held no more".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(InVain { doing, attempts: 2, elapsed: clock::since(began), leader: Leader::Without, last }.in_doubt())
 }
 
 /// What came of asking again for scopes that were taken a moment ago; `None`: with so little time, `had`, it was not answered, and
@@ -230,8 +243,10 @@ async fn is_live(store: &RemoteStore, scope: &Scope, deadline: Instant) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use lake_proto::kv::TxnResult;
+
     use super::*;
-    use crate::store::{Applied, Leader};
+    use crate::store::Applied;
 
     /// What a look says for which there was no time.
     fn late() -> Error {
@@ -244,6 +259,21 @@ mod tests {
             last: "Timeout expired".into(),
             applied: Applied::No,
         }
+    }
+
+    #[test]
+    fn scopes_that_are_lost_do_not_say_that_nothing_was_done_where_an_answer_was_lost() {
+        let end = |resent, held| {
+            let done = Committed { result: TxnResult::default(), resent };
+            not_run(done, held, "committing".into(), clock::now())
+        };
+        assert_eq!(end(false, Ok(false)), Ok(Fenced::Lost));
+        for (resent, applied) in [(false, Applied::No), (true, Applied::Unknown)] {
+            assert!(matches!(end(resent, Ok(true)), Ok(Fenced::Ran(done)) if done.resent == resent));
+            assert_eq!(end(resent, Err(late())).unwrap_err().applied(), applied);
+        }
+        let unknown = end(true, Ok(false)).unwrap_err();
+        assert_eq!(unknown.applied(), Applied::Unknown, "{unknown}");
     }
 
     /// The end of a wait of this length for a claim that stands. A look takes 5 ms; what would be answered later than after

@@ -154,6 +154,7 @@ async fn structure_is_one_transaction_that_no_scope_of_others_may_be_in_the_way_
     let before = revision(&store).await;
     let refused = [
         ("/catalog/n", catalog.create_table(&x, &pointer(), soon()).await.map(drop)),
+        ("/catalog/n", catalog.register_table(&t, &pointer(), Some(table.mod_revision), soon()).await.map(drop)),
         ("/catalog/n", catalog.create_view(&x, &pointer(), soon()).await.map(drop)),
         ("/catalog/n", catalog.change_tables(&new_x, soon()).await.map(drop)),
         ("/catalog/n", catalog.rename_table(&t, &x, soon()).await.map(drop)),

@@ -160,10 +160,11 @@ impl RestError {
 impl From<CatalogError> for RestError {
     fn from(error: CatalogError) -> Self {
         let message = error.to_string();
-        if error.applied() == Applied::Unknown {
-            return Self::unknown(format!("{message}; whether it was done is unknown: look before doing it again"));
-        }
         match error {
+            CatalogError::InDoubt { .. } => Self::unknown(message),
+            error if error.applied() == Applied::Unknown => {
+                Self::unknown(format!("{message}; whether it was done is unknown: look before doing it again"))
+            }
             CatalogError::InvalidName { .. } => Self::new(StatusCode::BAD_REQUEST, kind::BAD_REQUEST, message),
             CatalogError::NamespaceNotFound(_) => Self::not_found(kind::NO_SUCH_NAMESPACE, message),
             CatalogError::TableNotFound(_) => Self::not_found(kind::NO_SUCH_TABLE, message),
@@ -253,6 +254,7 @@ mod tests {
             (unavailable(Applied::Unknown), 500, kind::COMMIT_UNKNOWN),
             (conflict(false), 409, kind::COMMIT_FAILED),
             (conflict(true), 500, kind::COMMIT_UNKNOWN),
+            (CatalogError::InDoubt { met: "x".into() }, 500, kind::COMMIT_UNKNOWN),
             (CatalogError::TableNotFound(table.clone()), 404, kind::NO_SUCH_TABLE),
         ] {
             let told = RestError::from(error);

@@ -63,7 +63,8 @@ impl Key {
         let Some(value) = call.headers.get(KEY_HEADER).filter(|_| endpoint.changes()) else { return Ok(None) };
         let id = value.to_str().ok().and_then(|text| Uuid::try_parse(text.trim()).ok());
         let id = id.ok_or_else(|| RestError::bad("Idempotency-Key", "it is not a UUID"))?;
-        let parts = [endpoint.method.as_str().as_bytes(), path.as_bytes(), &call.body[..]];
+        let mut parts = vec![endpoint.method.as_str().as_bytes(), path.as_bytes(), &call.body[..]];
+        parts.extend(call.query.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]));
         Ok(Some(Self { id, request: fingerprint(&parts) }))
     }
 
@@ -162,7 +163,7 @@ impl Rest {
             (Operation::CreateView | Operation::ReplaceView | Operation::RegisterView, Some(location)) => {
                 views::again(self, location).await
             }
-            (_, Some(location)) => tables::again(self, call, location).await,
+            (_, Some(location)) => tables::again(self, call, key.id, location).await,
             (Operation::CreateNamespace, None) => namespaces::created(call),
             (Operation::UpdateNamespace, None) => namespaces::updated(call),
             _ => Ok(status.into_response()),

@@ -13,7 +13,7 @@ use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::Token;
 use lake_client::catalog::{CatalogError, Namespace};
-use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop};
+use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop, RESTORE};
 use lake_client::procedures::{Procedure, State};
 use lake_client::store;
 
@@ -232,30 +232,72 @@ pub async fn run(tables: &Tables, statement: SchemaStatement, deadline: Instant)
 
 /// What the procedure has come to that drops a schema.
 fn dropped(doing: &str, id: &str, last: Option<Procedure>) -> Result<u64> {
-    let goes_on = || {
+    let goes_on = |how: &str| {
         Error::unknown(format!(
-            "{doing}: procedure {id} goes on with it, and had not ended by the deadline; system.procedures shows how far it is"
+            "{doing}: procedure {id} {how}, and had not ended by the deadline; system.procedures shows how far it is"
         ))
     };
-    let record = last.ok_or_else(goes_on)?.record;
+    let record = last.ok_or_else(|| goes_on("goes on with it"))?.record;
     let dropping = record.data::<NamespaceDrop>().map_err(|why| Error::internal(format!("{doing}: {why}")))?;
     match record.state {
-        State::Active if record.step == DROP => Err(goes_on()),
+        State::Active if record.step == DROP => Err(goes_on("goes on with it")),
+        State::Active if record.step == RESTORE => Err(goes_on("was cancelled and undoes it")),
         State::Active | State::Done => Ok(dropping.dropped),
         state => {
-            let (state, note) = (state.as_str(), &record.note);
-            Err(Error::conflict(format!(
-                "{doing}: procedure {id} is {state}, {} were dropped: {note}",
-                dropping.dropped
-            )))
+            let NamespaceDrop { dropped, restored, purge, .. } = dropping;
+            let ended = format!(
+                "{doing}: procedure {id} is {}, {dropped} tables and views were dropped, {restored} of them are there again: {}",
+                state.as_str(),
+                record.note
+            );
+            let back = match purge {
+                true => "SHOW DROPPED TABLES lists the tables, and UNDROP TABLE has one back while its files are there",
+                false => {
+                    "files of tables stay, and CALL system.register_table of its newest metadata file has one back"
+                }
+            };
+            Err(match dropped.saturating_sub(restored) {
+                0 => Error::conflict(format!("{ended}; nothing of the schema is gone")),
+                gone => Error::unknown(format!("{ended}; {gone} stay dropped: SHOW TABLES lists what is left; {back}")),
+            })
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use lake_client::procedures::drop_namespace::{PURGES, of_namespace};
+    use lake_client::procedures::{Record, kept};
+
     use super::*;
     use crate::error::Kind;
+
+    #[test]
+    fn a_drop_that_stays_half_done_does_not_say_that_nothing_was() {
+        let told = |state, step: &str, purge, (gone, back)| {
+            let (id, record) = of_namespace(&"s".parse().unwrap(), 3, purge, 0);
+            let now = NamespaceDrop { dropped: gone, restored: back, ..record.data().unwrap() };
+            let record = Record { state, step: step.to_owned(), note: "why".to_owned(), data: kept(&now), ..record };
+            dropped("dropping schema s", &id, Some(Procedure { id: id.clone(), mod_revision: 9, record }))
+        };
+        assert_eq!(dropped("dropping schema s", "p", None).unwrap_err().kind, Kind::Unknown);
+        for (step, restored) in [(DROP, 0), (RESTORE, 100)] {
+            let goes_on = told(State::Active, step, true, (200, restored)).unwrap_err();
+            assert!(goes_on.kind == Kind::Unknown && goes_on.message.contains("system.procedures"), "{goes_on}");
+        }
+        assert_eq!(told(State::Active, PURGES, true, (200, 0)), Ok(200));
+        assert_eq!(told(State::Done, DROP, false, (200, 0)), Ok(200));
+        for state in [State::Failed, State::Cancelled, State::Poisoned] {
+            let undone = told(state, RESTORE, true, (200, 200)).unwrap_err();
+            assert_eq!(undone.kind, Kind::Conflict, "{undone}");
+            for (purge, way) in [(true, "UNDROP TABLE"), (false, "system.register_table")] {
+                let half = told(state, DROP, purge, (200, 30)).unwrap_err().of_a_change();
+                let words = ["170 stay dropped", way, "why"];
+                assert!(half.kind == Kind::Unknown && words.iter().all(|w| half.message.contains(w)), "{half}");
+                assert!(!half.message.contains("nothing"), "{half}");
+            }
+        }
+    }
 
     #[test]
     fn statements_about_schemas_are_understood() {

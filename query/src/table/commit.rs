@@ -721,12 +721,12 @@ pub async fn create(
     let pointer = TablePointer { uuid, metadata_location: next.location.clone(), previous_location: None };
     let mut created = tables.recording()?.create_table(ident, &pointer, deadline).await;
     if matches!(&created, Err(e) if e.applied() == Applied::Unknown) {
-        // The uuid is ours alone. While the table is not there, the lost attempt may still be on its way.
-        if let Ok(Some(current)) = tables.metadata.read_table(ident, deadline).await {
-            created = match current.value.uuid == uuid {
-                true => Ok(current),
-                false => Err(CatalogError::TableExists(ident.clone())),
-            };
+        // The uuid is ours alone. While the table is not there, the lost attempt may still be on its way; if another one is, ours may
+        // have been renamed.
+        if let Ok(Some(current)) = tables.metadata.read_table(ident, deadline).await
+            && current.value.uuid == uuid
+        {
+            created = Ok(current);
         }
     }
     match created {
@@ -749,12 +749,13 @@ pub async fn create(
 pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadline: Instant) -> Result<()> {
     let doing = format!("dropping table {ident}");
     let now_ms = outcomes::now_ms();
+    // What is to be dropped, and whether an attempt before may have done it.
     let mut doomed: Option<(uuid::Uuid, bool)> = None;
+    let failed = |error: CatalogError, doomed: Option<(uuid::Uuid, bool)>| {
+        catalog_error(&doing, error.after_doubt(matches!(doomed, Some((_, true)))))
+    };
     loop {
-        let current = tables.metadata.read_table(ident, deadline).await.map_err(|error| match doomed {
-            Some((_, true)) => Error::unknown(format!("{doing}: {error}; whether it was dropped is unknown")),
-            _ => catalog_error(&doing, error),
-        })?;
+        let current = tables.metadata.read_table(ident, deadline).await.map_err(|error| failed(error, doomed))?;
         let Some(current) = current else {
             return match doomed {
                 // Our own attempt, or another's drop, did it.
@@ -796,12 +797,14 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadli
             Err(error) if error.applied() == Applied::Unknown && Instant::now() < deadline => {
                 doomed = Some((uuid, true));
             }
-            Err(error) => return Err(catalog_error(&doing, error)),
+            Err(error) => return Err(failed(error, doomed)),
         }
         if Instant::now() >= deadline {
-            return Err(Error::conflict(format!(
-                "{doing}: other writers changed it again and again until the deadline; it was not dropped"
-            )));
+            let why = format!("{doing}: other writers changed it again and again until the deadline");
+            return Err(match doomed {
+                Some((_, true)) => Error::unknown(format!("{why}; whether it was dropped is unknown")),
+                _ => Error::conflict(format!("{why}; it was not dropped")),
+            });
         }
     }
 }

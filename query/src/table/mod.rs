@@ -674,6 +674,7 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
         CatalogError::NamespaceNotEmpty(_) | CatalogError::IsWarehouse(_) => Error::invalid(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } if unknown => Error::unknown(error),
         CatalogError::Conflict { .. } | CatalogError::NotYourTurn { .. } => Error::conflict(error),
+        CatalogError::InDoubt { .. } => Error::unknown(format!("{doing}: {error}")),
         CatalogError::Damaged { .. } => Error::corrupt(error),
         CatalogError::Behind { .. } | CatalogError::TooOld { .. } => Error::unavailable(format!("{doing}: {error}")),
         CatalogError::Store(_) if unknown => {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use lake_client::Error;
+use lake_client::catalog::{Catalog, TableIdent, TablePointer};
 use lake_client::memory::MemoryStore;
 use lake_client::store::{Applied, Committed, SharedStore};
 use lake_proto::kv::{Op, Txn};
@@ -26,6 +27,8 @@ enum Fault {
         /// And nothing can be asked any more, either.
         away: bool,
     },
+    /// The table `gone` is made, and no answer comes; by then it has another name, and another table has its name.
+    Renamed,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +63,15 @@ impl Way for Faults {
                 self.away.store(away, Ordering::SeqCst);
                 Err(unavailable(Applied::Unknown))
             }
+            Some(Fault::Renamed) => {
+                store.commit(txn, by).await?;
+                let catalog = Catalog::new(store.clone());
+                let [from, to] = ["gone", "renamed"].map(|name| TableIdent::new("n".parse().unwrap(), name).unwrap());
+                let made = catalog.rename_table(&from, &to, by).await.unwrap();
+                let other = TablePointer { uuid: uuid::Uuid::new_v4(), ..made.value };
+                catalog.create_table(&from, &other, by).await.unwrap();
+                Err(unavailable(Applied::Unknown))
+            }
         }
     }
 }
@@ -91,6 +103,7 @@ fn told(answer: Answer, fault: Fault, done: u16) -> bool {
             assert!(message.contains("unknown"), "{message}");
             made
         }
+        Fault::Renamed => unreachable!("it is told otherwise"),
     }
 }
 
@@ -131,6 +144,9 @@ async fn what_became_of_a_change_is_told_as_it_is() {
         let made = looked_for(answer, fault, 200);
         rest.head(&format!("{TABLES}/{name}")).await.expect(if made { 204 } else { 404 });
     }
+    let gone = json!({"name": "gone", "schema": schema()});
+    hurt(&store, &rest, TABLES, gone, Fault::Renamed).await.refused(500, "CommitStateUnknownException");
+    rest.get(&format!("{TABLES}/renamed")).await.expect(200);
 }
 
 /// The same of a change that is not made again, since it may still be on its way: it is looked for.

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lake_client::catalog::{Catalog, TableIdent};
+use lake_client::catalog::{Catalog, TableIdent, TablePointer};
 use lake_client::memory::MemoryStore;
 use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task, of_drop};
-use lake_client::procedures::{Procedure, Record, State, calls, kept};
+use lake_client::procedures::{Procedure, Record, State, calls, id_of, kept};
 use lake_client::store::{Applied, Committed, Error, SharedStore};
 use lake_proto::kv::{Condition, Op, Txn};
 use lake_query::Kind;
@@ -144,6 +144,50 @@ async fn a_drop_of_another_is_not_taken_for_one_with_a_purge() {
     let error = refused(&client, "DROP TABLE t PURGE").await;
     assert!(error.kind == Kind::NotFound && error.message.contains("its files stay"), "{error}");
     assert!(calls::list(cluster.store.as_ref(), Default::default(), soon()).await.unwrap().value.is_empty());
+}
+
+/// Changes are applied and not answered, and others have gone on before it is looked for them: the table `made` has another name, and
+/// another table its name; a purge has been taken on by the leader.
+#[derive(Debug)]
+struct GoneOn;
+
+#[async_trait]
+impl Way for GoneOn {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let put = |of: &str| {
+            txn.then.iter().find_map(|op| match op {
+                Op::Put { key, value, .. } if key.starts_with(of) => Some((key.clone(), value.clone())),
+                _ => None,
+            })
+        };
+        let (made, purge) = (put("/lake/table/default/made"), put("/lake/proc/"));
+        let first = store.commit(txn.clone(), by).await?;
+        if made.is_some() {
+            let catalog = Catalog::new(store.clone());
+            let [from, to] = ["made", "renamed"].map(|name| TableIdent::new("default".parse().unwrap(), name).unwrap());
+            let made = catalog.rename_table(&from, &to, by).await.unwrap();
+            let other = TablePointer { uuid: uuid::Uuid::new_v4(), ..made.value };
+            catalog.create_table(&from, &other, by).await.unwrap();
+            return Err(unavailable(Applied::Unknown));
+        }
+        let Some((key, value)) = purge else { return Ok(first) };
+        let record: Record = serde_json::from_slice(&value).unwrap();
+        let taken_on = Record { accepted_ms: Some(1), ..record };
+        store.commit(taken_on.change(id_of(&key).unwrap(), first.result.revision), by).await?;
+        Ok(Committed { resent: true, ..store.commit(txn, by).await? })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_have_gone_on_with_was_done_nevertheless() {
+    let way = Arc::new(Through { store: Arc::new(MemoryStore::new()) as SharedStore, way: GoneOn });
+    let cluster = Cluster::over(way, 1, |options| options).await;
+    let client = cluster.client(0).await;
+    let error = refused(&client, "CREATE TABLE made AS SELECT 7::BIGINT AS x").await;
+    assert_eq!(error.kind, Kind::Unknown, "{error}");
+    assert_eq!(numbers(&client, "SELECT x FROM renamed").await, [7], "its files are there");
+    run(&client, "DROP TABLE renamed PURGE").await;
+    assert_eq!(refused(&client, "SELECT x FROM renamed").await.kind, Kind::NotFound);
 }
 
 /// Makes this, once, just before a table is made or changed.

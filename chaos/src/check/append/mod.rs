@@ -54,6 +54,9 @@ pub fn check(history: &History, model: Model) -> Outcome {
     let succeeded = observed.succeeded();
     let otherwise = match succeeded {
         _ if observed.reads == 0 => Verdict::Unknown("no transaction that read a list succeeded".into()),
+        _ if observed.orders.iter().all(|order| order.is_empty()) => {
+            Verdict::Unknown("nothing that was appended was ever read".into())
+        }
         _ => Verdict::Valid,
     };
     findings

@@ -120,9 +120,13 @@ fn serializability_alone_knows_no_time() {
     assert_eq!(check(&stale, Model::Serializable).verdict, Verdict::Valid);
 }
 
+/// A read before anything was there.
+const UNSEEN: &str = "[:r :x nil] => [:r :x []] \n [:append :x 1] => ok";
+
 #[test]
 fn values_that_are_not_unique_and_histories_without_reads_are_not_valid() {
-    for text in ["[:append :x 1] => ok \n [:append :x 1] => ok", "[:append :x 1] => ok", "[:r :x nil] => info"] {
+    for text in ["[:append :x 1] => ok \n [:append :x 1] => ok", "[:append :x 1] => ok", "[:r :x nil] => info", UNSEEN]
+    {
         let verdict = check(&history(text), Model::default()).verdict;
         assert!(matches!(verdict, Verdict::Unknown(_)), "{text}: {verdict:?}");
     }

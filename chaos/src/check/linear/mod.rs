@@ -37,7 +37,7 @@ pub fn check(history: &History, budget: &Budget) -> Outcome {
     let judged = succeeded(|_| true);
     // Any order of blind writes will do.
     let observed = succeeded(|touch| matches!(touch, Touch::Read(_) | Touch::Cas(..)));
-    let changed = succeeded(|touch| touch != Touch::Read(None));
+    let changed = succeeded(|touch| matches!(touch, Touch::Read(Some(_)) | Touch::Cas(Some(_), _)));
     refusals::judge(history, &mut findings);
     for (key, calls) in &keys {
         let part = Part::of(history, calls);

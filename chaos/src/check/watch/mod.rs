@@ -46,7 +46,9 @@ pub fn check(history: &History) -> Outcome {
     let mut findings = Findings::default();
     let truth = Truth::of(history, &mut findings);
     let last = last(history);
-    let mut watchers: BTreeMap<u64, Watcher<'_>> = BTreeMap::new();
+    // Also those that never came to anything.
+    let mut watchers: BTreeMap<u64, Watcher<'_>> =
+        history.calls().iter().filter_map(|call| Some((watcher(history.action(call))?, Watcher::default()))).collect();
     for call in history.calls().iter().filter(|call| call.outcome == End::Ok) {
         let Action::Watch(action) = history.action(call) else { continue };
         let copied_up_to = last.as_ref().map_or(u64::MAX, |last| last.revision);
@@ -93,6 +95,16 @@ pub fn check(history: &History) -> Outcome {
         .with("watchers", watchers.len())
         .with("deliveries", deliveries)
         .with("resumes", watchers.values().map(|watcher| watcher.resumes).sum())
+}
+
+/// Whose action it is, if a watcher's.
+fn watcher(action: &Action) -> Option<u64> {
+    match action {
+        Action::Watch(Watch::Open { watcher, .. } | Watch::Next { watcher, .. } | Watch::List { watcher, .. }) => {
+            Some(*watcher)
+        }
+        _ => None,
+    }
 }
 
 /// The last read of everything.

@@ -3,11 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lake_chaos::check::{self, Options, Verdict, judge_history};
-use lake_chaos::history::{Action, Catalog, Ddl, History, Key, Kind, Operation, Process, Workload, file};
+use lake_chaos::check::Verdict;
+use lake_chaos::history::{Action, Catalog, Ddl, History, Key, Kind, Operation, Process, Workload};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+
+use crate::{assert_found, judged, read_back};
 
 const CLIENTS: usize = 6;
 const STEPS: usize = 1_200;
@@ -319,22 +321,12 @@ fn drop_silently(sim: &mut Sim, place: &str) {
     sim.revision += 1;
 }
 
-fn judged(history: &History) -> (Verdict, Vec<String>) {
-    let outcomes = judge_history(Workload::Catalog, history, &Options::default());
-    let kinds = outcomes.iter().flat_map(|outcome| outcome.findings.iter().map(|finding| finding.kind.clone()));
-    (check::verdict(&outcomes), kinds.collect())
-}
-
 #[test]
 fn a_catalog_that_keeps_its_promises_is_valid_and_judged_the_same_from_its_file() {
     for seed in 0..SEEDS {
         let history = Sim::new(seed).run(STEPS);
-        let (verdict, found) = judged(&history);
-        assert_eq!(verdict, Verdict::Valid, "seed {seed}: {found:?}");
-        let mut text = Vec::new();
-        history.operations().iter().for_each(|o| file::write_operation(&mut text, o).unwrap());
-        let read = file::parse(std::str::from_utf8(&text).unwrap(), None).unwrap();
-        assert_eq!(read, (Workload::Catalog, history));
+        assert_eq!(judged(Workload::Catalog, &history), Verdict::Valid, "seed {seed}");
+        assert_eq!(read_back(&history), (Workload::Catalog, history));
     }
 }
 
@@ -347,9 +339,7 @@ fn every_broken_promise_is_found_and_named() {
             let own = own(&mut sim);
             break_it(&mut sim, &own);
             sim.tree();
-            let (verdict, found) = judged(&sim.run(STEPS / 4));
-            assert!(matches!(verdict, Verdict::Violation(_)), "{name}, seed {seed}: {verdict:?}");
-            assert!(found.iter().any(|kind| kind == name), "{name}, seed {seed}: {found:?}");
+            assert_found(name, seed, Workload::Catalog, &sim.run(STEPS / 4));
         }
     }
 }

@@ -1,11 +1,15 @@
-//! Generated histories of the workload `hot`: appends that are merged and shown late are valid, and the same with one broken promise are not.
+//! Generated histories of the workloads `hot` and `upkeep`: appends that are merged and shown late are valid, also while files are packed and
+//! snapshots expire, and the same with one broken promise are not.
 
 use std::collections::BTreeMap;
 
-use lake_chaos::check::{self, Options, Verdict, judge_history};
-use lake_chaos::history::{Action, History, Hot, Key, Kind, Operation, Process, Workload, file};
+use lake_chaos::check::Verdict;
+use lake_chaos::check::hot::{GONE, TORN};
+use lake_chaos::history::{Action, Chore, History, Hot, Key, Kind, Operation, Process, Workload};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+use crate::{assert_found, judged, read_back};
 
 const NODES: usize = 2;
 const STEPS: usize = 400;
@@ -14,6 +18,7 @@ const SEEDS: u64 = 24;
 const FRESH: u64 = 1_000;
 
 struct Sim {
+    workload: Workload,
     rng: StdRng,
     now_ms: u64,
     operations: Vec<Operation>,
@@ -26,11 +31,17 @@ struct Sim {
     next: i64,
     process: u64,
     snapshots: u64,
+    /// Of these, what no chore has been about.
+    unpacked: u64,
+    unexpired: u64,
+    /// A chore that never finds anything to do.
+    idle: Option<Chore>,
 }
 
 impl Sim {
-    fn new(seed: u64) -> Self {
+    fn new(workload: Workload, seed: u64) -> Self {
         Self {
+            workload,
             rng: StdRng::seed_from_u64(seed),
             now_ms: 0,
             operations: Vec::new(),
@@ -40,12 +51,16 @@ impl Sim {
             next: 1,
             process: 0,
             snapshots: 0,
+            unpacked: 0,
+            unexpired: 0,
+            idle: None,
         }
     }
 
     fn event(&mut self, process: u64, kind: Kind, action: Hot, node: Option<usize>) {
         self.now_ms += 2;
-        let operation = Operation::new(Process::Client(process), kind, self.now_ms * 1_000_000, Action::Hot(action));
+        let action = if self.workload == Workload::Upkeep { Action::Upkeep(action) } else { Action::Hot(action) };
+        let operation = Operation::new(Process::Client(process), kind, self.now_ms * 1_000_000, action);
         self.operations.push(Operation { peer: node.map(|node| node as u64), ..operation });
     }
 
@@ -61,7 +76,10 @@ impl Sim {
     /// All that wait become one snapshot, but for some that fail or whose answers are lost.
     fn commit(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
-        self.snapshots += u64::from(!waiting.is_empty());
+        let made = u64::from(!waiting.is_empty());
+        self.snapshots += made;
+        self.unpacked += made;
+        self.unexpired += made;
         for (process, number, node) in waiting {
             let kind = match self.rng.random_range(0..10) {
                 0 => Kind::Fail,
@@ -86,6 +104,32 @@ impl Sim {
         self.told(node, whole, BTreeMap::new());
     }
 
+    /// A chore. One that finds nothing to do is refused, and changes nothing that anybody reads either way.
+    fn keep_up(&mut self, what: Chore) {
+        let work = match what {
+            Chore::Pack => &mut self.unpacked,
+            Chore::Expire => &mut self.unexpired,
+            Chore::Sweep | Chore::Purge => return,
+        };
+        let is_done = *work > 1 && self.idle != Some(what);
+        if is_done {
+            *work = 1;
+        }
+        self.process += 1;
+        let action = Hot::Chore { table: 0.into(), what };
+        self.event(self.process, Kind::Invoke, action.clone(), None);
+        self.event(self.process, if is_done { Kind::Ok } else { Kind::Fail }, action, Some(0));
+    }
+
+    /// A read that fails.
+    fn fails(&mut self, error: &str) {
+        self.process += 1;
+        let read = Hot::Read { table: 0.into(), whole: None, odd: BTreeMap::new(), stale_ms: None };
+        self.event(self.process, Kind::Invoke, read.clone(), None);
+        self.event(self.process, Kind::Fail, read, Some(1));
+        self.operations.last_mut().unwrap().error = Some(error.to_owned());
+    }
+
     /// A read that is answered so.
     fn told(&mut self, node: usize, whole: Vec<i64>, odd: BTreeMap<Key, i64>) {
         self.process += 1;
@@ -99,6 +143,11 @@ impl Sim {
         match self.rng.random_range(0..10) {
             0..5 => drop(self.begin()),
             5 | 6 => self.commit(),
+            7 if self.workload == Workload::Upkeep => match self.rng.random_range(0..3) {
+                0 => self.keep_up(Chore::Pack),
+                1 => self.keep_up(Chore::Expire),
+                _ => self.fails("query node 2 accepts no connection"),
+            },
             _ => {
                 let node = self.rng.random_range(0..NODES);
                 self.read(node);
@@ -126,6 +175,9 @@ impl Sim {
     fn run(mut self, steps: usize) -> History {
         (0..steps).for_each(|_| self.step());
         self.commit();
+        if self.workload == Workload::Upkeep {
+            [Chore::Pack, Chore::Expire].into_iter().for_each(|what| self.keep_up(what));
+        }
         self.now_ms += FRESH + 10;
         (0..NODES).for_each(|node| {
             self.known[node] = (self.there.len(), self.now_ms);
@@ -150,11 +202,11 @@ fn odd(sim: &mut Sim, number: i64, rows: i64) {
     sim.told(1, whole, BTreeMap::from([(number.into(), rows)]));
 }
 
-/// Broken promises, by what must be found.
-const BROKEN: [(&str, Break); 7] = [
+/// Broken promises, by what must be found. All of them may be of either workload.
+const BROKEN: [(&str, Break); 9] = [
     ("half", |sim, own| odd(sim, own, 2)),
     ("twice", |sim, own| odd(sim, own, 6)),
-    ("torn", |sim, own| odd(sim, own, check::hot::TORN)),
+    ("torn", |sim, own| odd(sim, own, TORN)),
     ("stale", |sim, own| {
         let whole = sim.without(own);
         sim.told(1, whole, BTreeMap::new());
@@ -172,38 +224,46 @@ const BROKEN: [(&str, Break); 7] = [
         let whole = sim.there.iter().copied().chain([1_000_000]).collect();
         sim.told(1, whole, BTreeMap::new());
     }),
+    ("impossible", |sim, _| {
+        let whole = sim.there.clone();
+        sim.told(1, whole, BTreeMap::new());
+        sim.operations.last_mut().unwrap().error = Some("it has a row that cannot be there".to_owned());
+    }),
+    ("file gone", |sim, _| sim.fails(&format!("{GONE}: reading /w/chaos/hot_0/data/1.parquet"))),
 ];
 
-fn judged(history: &History) -> (Verdict, Vec<String>) {
-    let outcomes = judge_history(Workload::Hot, history, &Options::default());
-    let kinds = outcomes.iter().flat_map(|outcome| outcome.findings.iter().map(|finding| finding.kind.clone()));
-    (check::verdict(&outcomes), kinds.collect())
-}
+const BOTH: [Workload; 2] = [Workload::Hot, Workload::Upkeep];
 
 #[test]
 fn appends_that_are_merged_are_valid_and_judged_the_same_from_their_file() {
-    for seed in 0..SEEDS {
-        let history = Sim::new(seed).run(STEPS);
-        let (verdict, found) = judged(&history);
-        assert_eq!(verdict, Verdict::Valid, "seed {seed}: {found:?}");
-        let mut text = Vec::new();
-        history.operations().iter().for_each(|o| file::write_operation(&mut text, o).unwrap());
-        let read = file::parse(std::str::from_utf8(&text).unwrap(), None).unwrap();
-        assert_eq!(read, (Workload::Hot, history));
+    for (workload, seed) in BOTH.into_iter().flat_map(|workload| (0..SEEDS).map(move |seed| (workload, seed))) {
+        let history = Sim::new(workload, seed).run(STEPS);
+        assert_eq!(judged(workload, &history), Verdict::Valid, "{workload}, seed {seed}");
+        assert_eq!(read_back(&history), (workload, history));
     }
 }
 
 #[test]
 fn every_broken_promise_is_found_and_named() {
-    for (name, break_it) in BROKEN {
+    for (workload, (name, break_it)) in BOTH.into_iter().flat_map(|workload| BROKEN.map(|broken| (workload, broken))) {
         for seed in 0..SEEDS {
-            let mut sim = Sim::new(seed);
+            let mut sim = Sim::new(workload, seed);
             (0..10 * seed as usize).for_each(|_| sim.step());
             let own = sim.own();
             break_it(&mut sim, own);
-            let (verdict, found) = judged(&sim.run(STEPS / 4));
-            assert!(matches!(verdict, Verdict::Violation(_)), "{name}, seed {seed}: {verdict:?}");
-            assert!(found.iter().any(|kind| kind == name), "{name}, seed {seed}: {found:?}");
+            assert_found(name, seed, workload, &sim.run(STEPS / 4));
+        }
+    }
+}
+
+#[test]
+fn upkeep_that_finds_nothing_to_do_shows_nothing() {
+    for what in [Chore::Pack, Chore::Expire] {
+        for seed in 0..SEEDS {
+            let sim = Sim { idle: Some(what), ..Sim::new(Workload::Upkeep, seed) };
+            let verdict = judged(Workload::Upkeep, &sim.run(STEPS));
+            let is_told = matches!(&verdict, Verdict::Unknown(why) if why.contains("packed"));
+            assert!(is_told, "{what:?}, seed {seed}: {verdict:?}");
         }
     }
 }
