@@ -18,8 +18,8 @@
 //! A table whose name means another one in SQL, as that of a namespace with a point in a level does, is left alone.
 //!
 //! Limits: one statement at a time, of at most [`STATEMENT`]; a pause behind each table whose metadata had to be read
-//! ([`pause_after`]), so that a look through many that have changed does not take a processor from who waits for an answer; a table that failed is left alone for [`FAILED_PAUSE`], and at most
-//! [`MAX_REMEMBERED`] of those are remembered. Failure cases: what fails is logged, and tried again in a later round.
+//! ([`pause_after`]), also to follow it, so that a look through many that have changed does not take a processor from who waits for an
+//! answer; a table that failed is left alone for [`FAILED_PAUSE`], and at most [`MAX_REMEMBERED`] of those are remembered. Failure cases: what fails is logged, and tried again in a later round.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -172,6 +172,16 @@ pub(crate) fn can_be_named(table: &TableIdent) -> bool {
     table.namespace.to_string().parse::<Namespace>().is_ok_and(|meant| meant == table.namespace)
 }
 
+/// Loads a table, and then does nothing for a while if more than the cache was needed.
+async fn giving_way<T>(load: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let loaded = load.await;
+    if let Some(pause) = pause_after(began.elapsed()) {
+        tokio::time::sleep(pause).await;
+    }
+    loaded
+}
+
 /// How long nothing is done after a table was loaded in this time.
 fn pause_after(took: Duration) -> Option<Duration> {
     (took >= LOADED).then(|| took.saturating_mul(GIVES_WAY).min(LONGEST_PAUSE))
@@ -301,7 +311,7 @@ impl Upkeep {
                 there.insert(uuid);
                 if self.claim.guard(uuid).is_none() {
                     if self.claim.follows(uuid) {
-                        round.warmed += usize::from(warm(&tables, ident, pointer).await);
+                        round.warmed += usize::from(giving_way(warm(&tables, ident, pointer)).await);
                     }
                     continue;
                 }
@@ -309,11 +319,7 @@ impl Upkeep {
                     continue;
                 }
                 round.tables += 1;
-                let began = Instant::now();
-                let loaded = tables.load_version(ident, pointer.clone(), began + LOOK).await;
-                if let Some(pause) = pause_after(began.elapsed()) {
-                    tokio::time::sleep(pause).await;
-                }
+                let loaded = giving_way(tables.load_version(ident, pointer.clone(), Instant::now() + LOOK)).await;
                 let done = match loaded {
                     Ok(Some(table)) => self.look_after(&table, &mut round).await,
                     Ok(None) => Ok(()),

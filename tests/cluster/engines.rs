@@ -110,7 +110,7 @@ async fn engines_go_on_behind_a_balancer_while_leaders_and_query_nodes_go() {
     let queries: Vec<_> = cluster.processes.entries().into_iter().filter(|entry| entry.role == Role::Query).collect();
     let nodes: Vec<ProcessName> = queries.iter().map(|entry| entry.name()).collect();
     let rest: Vec<String> = queries.iter().map(|entry| entry.addresses["rest"].clone()).collect();
-    let balancer = Balancer::start(rest).await;
+    let balancer = Balancer::start(&rest, &scratch.path("balancer")).await;
     let uri = format!("http://{}", balancer.address);
     python::run("pyiceberg_client.py", "tables_of_writers", &[&uri]).await;
     let scripts = ["pyiceberg_client.py", "pyiceberg_client.py", "duckdb_client.py"];
@@ -148,18 +148,14 @@ async fn engines_go_on_behind_a_balancer_while_leaders_and_query_nodes_go() {
         () = faults => writing.await,
     };
 
-    let nodes_gone = FAULTS.iter().filter(|fault| **fault != Fault::Leader).count();
     let sql = cluster.sql(0).await;
     for (writer, said) in writers.iter().zip(said) {
-        let numbers: Vec<usize> = said.split_whitespace().map(|number| number.parse().unwrap()).collect();
-        let [rows, cuts] = numbers[..] else { panic!("{said}") };
-        // Every row was acknowledged in the end, and is there once.
+        // Every row was acknowledged, and is there once.
+        let rows: i64 = said.trim().parse().unwrap();
         let table = if writer.script.starts_with("duckdb") { "of_duckdb" } else { "of_pyiceberg" };
         let there = format!("SELECT n FROM {table} WHERE writer = {} ORDER BY n", writer.number);
-        assert_eq!(sql.numbers(&there).await, (0..rows as i64).collect::<Vec<_>>(), "{table} of {}", writer.number);
-        // Connections are cut where a node goes; a leader that goes is not noticed.
-        assert!(cuts <= 2 * nodes_gone, "{table} of {}: {cuts} connections were cut", writer.number);
-        println!("{table} of {}: {rows} rows, {cuts} cuts", writer.number);
+        assert_eq!(sql.numbers(&there).await, (0..rows).collect::<Vec<_>>(), "{table} of {}", writer.number);
+        println!("{table} of {}: {rows} rows", writer.number);
     }
     cluster.stop().await;
 }

@@ -8,18 +8,20 @@
 //! ```
 //! - One connection more than there are places waits, and further ones in the listener's backlog: places become free by
 //!   themselves, so that waiting is a slow answer, where a refusal would be an error. While one waits, every answer over
-//!   HTTP/1 closes its connection, so that clients that keep theirs open take turns with those that have none.
+//!   HTTP/1 closes its connection, so that clients that keep theirs open take turns with those that have none; and of those
+//!   that have been idle for [`SPARED`] the one that has for longest is closed.
 //! - A head has [`Bounds::head_within`] from its first byte. The next request has [`Bounds::idle`] from the accept or from
 //!   the last answer, and so has the client for taking that answer.
 //! - HTTP/2 without TLS is understood too. There the bytes between requests may be anything, so that only its first head has
 //!   a time of its own.
 //! - Told to stop, it closes what is idle or within a head, and ends when the requests that are served have been answered.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -48,6 +50,12 @@ const MAX_STREAMS: u32 = 64;
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How often an HTTP/2 connection is asked whether it is still there, and how long it has for the answer.
 const KEEPALIVE: Duration = Duration::from_secs(20);
+/// How long a connection is idle at least before it makes room for another: its next request may be on its way, and would be cut.
+const SPARED: Duration = Duration::from_secs(1);
+/// The same for HTTP/2, where an answer may still wait for its client to ask for more of it, which is not seen here.
+const SPARED_HTTP2: Duration = Duration::from_secs(10);
+/// How often one that waits looks for what is idle.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// What connections may take.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +72,15 @@ pub struct Connections {
     places: Arc<Semaphore>,
     /// One has been accepted, and has no place.
     one_waits: AtomicBool,
+    open: Mutex<Open>,
     figures: ConnectionFigures,
+}
+
+/// The connections that are open, by number.
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    all: HashMap<u64, Weak<Connection>>,
 }
 
 impl Connections {
@@ -75,7 +91,21 @@ impl Connections {
             idle: bounds.idle.min(LONGEST),
         };
         let places = Arc::new(Semaphore::new(bounds.connections));
-        Self { bounds, places, one_waits: AtomicBool::new(false), figures }
+        Self { bounds, places, one_waits: AtomicBool::new(false), open: Mutex::default(), figures }
+    }
+
+    /// One more that is open.
+    fn open(self: &Arc<Self>) -> Arc<Connection> {
+        let mut open = self.lock();
+        let number = open.next;
+        open.next += 1;
+        let connection = Arc::new(Connection::new(self.clone(), number));
+        open.all.insert(number, Arc::downgrade(&connection));
+        connection
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A place for the one that was accepted. `None` never: nobody closes the places.
@@ -85,7 +115,7 @@ impl Connections {
             Err(_) => {
                 self.figures.waited.inc();
                 self.one_waits.store(true, Ordering::Relaxed);
-                let permit = self.places.clone().acquire_owned().await.ok()?;
+                let permit = self.made_free().await?;
                 self.one_waits.store(false, Ordering::Relaxed);
                 permit
             }
@@ -93,6 +123,29 @@ impl Connections {
         self.figures.accepted.inc();
         self.figures.open.inc();
         Some(Place { figures: self.figures.clone(), _permit: permit })
+    }
+
+    /// Waits for a place, for which what is idle makes room.
+    async fn made_free(&self) -> Option<OwnedSemaphorePermit> {
+        let mut free = pin!(self.places.clone().acquire_owned());
+        loop {
+            self.close_longest_idle();
+            tokio::select! {
+                permit = &mut free => return permit.ok(),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    fn close_longest_idle(&self) {
+        // The last one to have a connection takes it off the list, so it is not looked at under the list's lock.
+        let open: Vec<Arc<Connection>> = self.lock().all.values().filter_map(Weak::upgrade).collect();
+        let idle = open.iter().filter_map(|connection| Some((connection.spared_until()?, connection)));
+        if let Some((until, connection)) = idle.min_by_key(|(until, _)| *until)
+            && until <= Instant::now()
+        {
+            connection.make_room();
+        }
     }
 }
 
@@ -129,7 +182,7 @@ where
             place = connections.place() => place,
             () = stop.cancelled() => break,
         };
-        let connection = Arc::new(Connection::new(connections.clone()));
+        let connection = connections.open();
         tasks.spawn(connection.run(stream, place, address, answer.clone(), stop.clone()));
     }
     drop(listener);
@@ -145,26 +198,40 @@ struct State {
     since: Instant,
     /// When the first byte came behind that.
     head_since: Option<Instant>,
+    /// When the client took what was last written to it; `None` while it has not.
+    taken: Option<Instant>,
     http2: bool,
-    /// Who reads or writes while a request is answered, when no time runs: it begins with the answer.
+    /// It is to be closed if it is idle still.
+    makes_room: bool,
+    /// Who reads or writes, to be told when the time for it changes: with the end of an answer, or to make room.
     waiting: Option<Waker>,
 }
 
 #[derive(Debug)]
 struct Connection {
     of: Arc<Connections>,
+    number: u64,
     state: Mutex<State>,
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.of.lock().all.remove(&self.number);
+    }
+}
+
 impl Connection {
-    fn new(of: Arc<Connections>) -> Self {
+    fn new(of: Arc<Connections>, number: u64) -> Self {
         Self {
             of,
+            number,
             state: Mutex::new(State {
                 served: 0,
                 since: Instant::now(),
                 head_since: None,
+                taken: Some(Instant::now()),
                 http2: false,
+                makes_room: false,
                 waiting: None,
             }),
         }
@@ -233,21 +300,47 @@ impl Connection {
         }
     }
 
+    /// What there was to write has been taken by the client, or not yet.
+    fn written(&self, taken: bool) {
+        self.lock().taken = taken.then(Instant::now);
+    }
+
     fn is_within_a_head(&self) -> bool {
         let state = self.lock();
         state.head_since.is_some() && !state.http2
     }
 
-    /// Until when the client must have done what is its turn to do, and what that is.
-    /// `None`: it is the server's turn, and `cx` is woken when that is over.
+    /// When it may be closed to make room, if it is idle and not told so already.
+    fn spared_until(&self) -> Option<Instant> {
+        let state = self.lock();
+        let (spared, within_a_head) = match state.http2 {
+            true => (SPARED_HTTP2, false),
+            false => (SPARED, state.head_since.is_some()),
+        };
+        let idle = state.served == 0 && !within_a_head && !state.makes_room;
+        state.taken.filter(|_| idle).map(|taken| taken.max(state.since) + spared)
+    }
+
+    /// Ends it, unless a request comes first.
+    fn make_room(&self) {
+        let mut state = self.lock();
+        state.makes_room = true;
+        let waiting = state.waiting.take();
+        drop(state);
+        if let Some(waiting) = waiting {
+            waiting.wake();
+        }
+    }
+
+    /// Until when the client must have done what is its turn to do, and what that is; `cx` is woken when that changes.
+    /// `None`: it is the server's turn.
     fn over(&self, cx: &Context<'_>) -> Option<(Instant, &'static str)> {
         let mut state = self.lock();
-        if state.served > 0 {
-            state.waiting = Some(cx.waker().clone());
-            return None;
-        }
+        state.waiting = Some(cx.waker().clone());
         match state.head_since {
+            _ if state.served > 0 => None,
             Some(began) if !state.http2 => Some((began + self.of.bounds.head_within, "head")),
+            _ if state.makes_room => Some((state.since, "room")),
             _ => Some((state.since + self.of.bounds.idle, "idle")),
         }
     }
@@ -266,6 +359,7 @@ impl<'a> Served<'a> {
         state.served += 1;
         state.head_since = None;
         state.http2 = http2;
+        state.makes_room = false;
         drop(state);
         Self(connection)
     }
@@ -327,10 +421,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.stream).poll_write(cx, buf) {
-            Poll::Pending => this.poll_over(cx),
-            written => written,
-        }
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.connection.written(written.is_ready());
+        if written.is_ready() { written } else { this.poll_over(cx) }
     }
 
     fn poll_write_vectored(
@@ -339,10 +432,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.stream).poll_write_vectored(cx, bufs) {
-            Poll::Pending => this.poll_over(cx),
-            written => written,
-        }
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        this.connection.written(written.is_ready());
+        if written.is_ready() { written } else { this.poll_over(cx) }
     }
 
     fn is_write_vectored(&self) -> bool {

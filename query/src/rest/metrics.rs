@@ -25,7 +25,7 @@ pub struct ConnectionFigures {
     pub open: IntGauge,
     pub accepted: IntCounter,
     pub waited: IntCounter,
-    /// By what took too long.
+    /// By what took too long, or why.
     pub closed: IntCounterVec,
 }
 
@@ -36,7 +36,10 @@ impl ConnectionFigures {
         let waited =
             IntCounter::new("connections_waited_total", "Connections that had to wait for a place: all were taken")?;
         let closed = IntCounterVec::new(
-            Opts::new("connections_closed_total", "Connections closed since their client took too long, by with what"),
+            Opts::new(
+                "connections_closed_total",
+                "Connections closed since their client took too long with a head or was idle, or to make room",
+            ),
             &["reason"],
         )?;
         registry.register(Box::new(open.clone()))?;

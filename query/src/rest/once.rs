@@ -63,7 +63,8 @@ impl Key {
         let Some(value) = call.headers.get(KEY_HEADER).filter(|_| endpoint.changes()) else { return Ok(None) };
         let id = value.to_str().ok().and_then(|text| Uuid::try_parse(text.trim()).ok());
         let id = id.ok_or_else(|| RestError::bad("Idempotency-Key", "it is not a UUID"))?;
-        let parts = [endpoint.method.as_str().as_bytes(), path.as_bytes(), &call.body[..]];
+        let mut parts = vec![endpoint.method.as_str().as_bytes(), path.as_bytes(), &call.body[..]];
+        parts.extend(call.query.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]));
         Ok(Some(Self { id, request: fingerprint(&parts) }))
     }
 
@@ -127,7 +128,8 @@ impl Rest {
         };
         if error.kind == kind::ALREADY_DONE {
             // Sent twice at the same time.
-            let kept = self.kept(key, call).await?.ok_or_else(|| RestError::unknown(error.message))?;
+            let kept = self.kept(key, call).await.map_err(|why| unsettled(error.clone(), &why.message))?;
+            let kept = kept.ok_or_else(|| RestError::unknown(error.message))?;
             return self.again(endpoint, call, key, &kept).await;
         }
         if !error.status.is_client_error() || error.status == StatusCode::REQUEST_TIMEOUT {
@@ -162,7 +164,7 @@ impl Rest {
             (Operation::CreateView | Operation::ReplaceView | Operation::RegisterView, Some(location)) => {
                 views::again(self, location).await
             }
-            (_, Some(location)) => tables::again(self, call, location).await,
+            (_, Some(location)) => tables::again(self, call, key.id, location).await,
             (Operation::CreateNamespace, None) => namespaces::created(call),
             (Operation::UpdateNamespace, None) => namespaces::updated(call),
             _ => Ok(status.into_response()),

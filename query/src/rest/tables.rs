@@ -22,6 +22,7 @@ use super::commit::{self, no_such_table};
 use super::error::{RestError, Result, json_response, kind, unless_made};
 use super::evolve::{Change, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
+use crate::error::Kind;
 use crate::outcomes;
 use crate::table::warehouses::Place;
 use crate::table::{new_table_properties, version};
@@ -44,6 +45,12 @@ struct Register {
     name: String,
     metadata_location: String,
     overwrite: Option<bool>,
+}
+
+/// What every request names that makes a table.
+#[derive(Debug, Deserialize)]
+struct Named {
+    name: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -168,10 +175,31 @@ async fn publish(
     }
 }
 
-/// The answer again that an earlier request got, whose outcome names this metadata.
-pub async fn again(rest: &Rest, call: &Call, location: &str) -> Result<Response> {
-    let metadata = rest.tables.cache.table(location).await.map_err(RestError::of_a_read)?;
-    loaded(rest, call, Some(location), &metadata, Snapshots::All)
+/// The answer again that an earlier request got, whose outcome names this metadata. Where that was removed since, as those of old
+/// versions are, it is the table as it is now.
+pub async fn again(rest: &Rest, call: &Call, key: Uuid, location: &str) -> Result<Response> {
+    let error = match rest.tables.cache.table(location).await {
+        Ok(metadata) => return loaded(rest, call, Some(location), &metadata, Snapshots::All),
+        Err(error) if error.kind == Kind::NotFound => error,
+        Err(error) => return Err(RestError::of_a_read(error)),
+    };
+    let ident = match call.captures.get("table") {
+        "" => table_of(call.namespace()?, call.json::<Named>()?.name, "name")?,
+        _ => call.table()?,
+    };
+    let now = match rest.tables.metadata.read_table(&ident, call.deadline).await? {
+        Some(pointer) => {
+            rest.tables.load_version(&ident, pointer, call.deadline).await.map_err(RestError::of_a_read)?
+        }
+        None => None,
+    };
+    match now {
+        Some(now) => loaded(rest, call, Some(&now.pointer.value.metadata_location), &now.metadata, Snapshots::All),
+        None => Err(RestError::not_found(
+            kind::NO_SUCH_TABLE,
+            format!("request {key} was made, and table {ident} has been dropped since: {error}"),
+        )),
+    }
 }
 
 pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
@@ -259,9 +287,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
     rest.allowed("metadata-location", &location, deadline).await?;
     let metadata = rest.tables.cache.table(&location).await;
     let metadata = metadata.map_err(|e| match e.kind {
-        crate::error::Kind::NotFound | crate::error::Kind::Corrupt | crate::error::Kind::Invalid => {
-            RestError::bad("metadata-location", e)
-        }
+        Kind::NotFound | Kind::Corrupt | Kind::Invalid => RestError::bad("metadata-location", e),
         _ => RestError::of_a_change(e),
     })?;
     rest.allowed("the table's location", metadata.location(), deadline).await?;
@@ -320,7 +346,7 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
                 Some(uuid) => {
                     let dropped = rest.tables.check_dropped(&ident, uuid, purge, call.deadline).await;
                     dropped.map(|()| StatusCode::NO_CONTENT.into_response()).map_err(|e| match e.kind {
-                        crate::error::Kind::NotFound => RestError::not_found(kind::NO_SUCH_TABLE, e.message),
+                        Kind::NotFound => RestError::not_found(kind::NO_SUCH_TABLE, e.message),
                         _ => RestError::of_a_change(e),
                     })
                 }

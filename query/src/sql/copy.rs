@@ -8,6 +8,7 @@
 
 use std::time::Instant;
 
+use bytes::Bytes;
 use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::{SchemaRef, UInt64Type};
 use datafusion::execution::session_state::SessionState;
@@ -19,7 +20,8 @@ use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan};
 use futures::TryStreamExt;
-use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::Engine;
 use super::clauses::{begins_with, blank, offset};
@@ -27,6 +29,12 @@ use super::computing;
 use super::files::{self, FileOptions, Format};
 use super::statement::refused;
 use crate::error::{Error, Kind, Position, Result};
+
+/// The largest object that S3 copies at once.
+const COPIED_WHOLE: u64 = 5 << 30;
+/// A larger one comes through this node in such parts, two of them in memory; and goes in no more than the 10,000 that an upload may
+/// have, since it was written in smaller ones.
+const PART: u64 = 16 << 20;
 
 /// COPY t FROM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -274,11 +282,10 @@ pub async fn run(
         .unwrap_or_else(|_| Err(Error::deadline("the rows were not written before the deadline")));
     if let (Ok(_), Some(new)) = (&written, &place) {
         // Not renamed: where that is a copy and a removal, a failed removal would say that nothing was replaced.
-        match target.store.copy(new.path(), target.path()).await {
+        let whole = if target.url.scheme() == "file" { u64::MAX } else { COPIED_WHOLE };
+        match put_in_place(&*target.store, new.path(), target.path(), [whole, PART], deadline).await {
             Ok(()) => remove(new).await,
-            Err(error) => {
-                written = Err(Error::object_store("putting the new file in its place", target.path().as_ref(), &error));
-            }
+            Err(error) => written = Err(error),
         }
     }
     if written.is_err() {
@@ -289,6 +296,45 @@ pub async fn run(
         Kind::Denied => e,
         _ => e.while_doing(doing),
     })
+}
+
+/// Copies an object to where another may be, which stays until all of it is there. One larger than `whole` bytes goes through this
+/// node, in parts of `part`.
+///
+/// # Errors
+/// The store's; `Deadline` if parts are left then.
+async fn put_in_place(
+    store: &dyn ObjectStore,
+    from: &Path,
+    to: &Path,
+    [whole, part]: [u64; 2],
+    deadline: Instant,
+) -> Result<()> {
+    let failed =
+        |error: object_store::Error| Error::object_store("putting the new file in its place", to.as_ref(), &error);
+    let size = store.head(from).await.map_err(failed)?.size;
+    if size <= whole {
+        return store.copy(from, to).await.map_err(failed);
+    }
+    let mut upload = store.put_multipart(to).await.map_err(failed)?;
+    let mut end = part.min(size);
+    let mut read = store.get_range(from, 0..end).await.map_err(failed)?;
+    while !read.is_empty() {
+        if Instant::now() >= deadline {
+            return Err(Error::deadline("the new file was not in its place before the deadline; the old one is there"));
+        }
+        let start = end;
+        end = (start + part).min(size);
+        let put = upload.put_part(read.into());
+        let next = async {
+            match start < end {
+                true => store.get_range(from, start..end).await,
+                false => Ok(Bytes::new()),
+            }
+        };
+        (_, read) = futures::try_join!(put, next).map_err(failed)?;
+    }
+    upload.complete().await.map(drop).map_err(failed)
 }
 
 /// The place of a new file until it takes that of another: beside it, under a name that no listing shows.
@@ -312,7 +358,28 @@ async fn remove(target: &files::Place) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use object_store::memory::InMemory;
+
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_too_large_to_be_copied_at_once_goes_in_parts() {
+        let (store, from, to) = (InMemory::new(), Path::from("new"), Path::from("old"));
+        let later = Instant::now() + Duration::from_secs(600);
+        for size in [1, 5, 6, 7, 12, 13] {
+            let bytes: Vec<u8> = (0..size).collect();
+            store.put(&to, "old".into()).await.unwrap();
+            store.put(&from, bytes.clone().into()).await.unwrap();
+            let late = put_in_place(&store, &from, &to, [0, 6], Instant::now()).await.unwrap_err();
+            assert_eq!(late.kind, Kind::Deadline);
+            assert_eq!(store.get(&to).await.unwrap().bytes().await.unwrap(), "old", "{size}: it stays");
+            put_in_place(&store, &from, &to, [0, 6], later).await.unwrap();
+            assert_eq!(store.get(&to).await.unwrap().bytes().await.unwrap(), bytes);
+        }
+        put_in_place(&store, &from, &to, [13, 6], Instant::now()).await.unwrap();
+    }
 
     #[test]
     fn copies_are_understood() {

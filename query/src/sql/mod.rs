@@ -457,7 +457,7 @@ impl Engine {
     /// How a query is to be spread, if it may be.
     fn spread(&self, asked: Option<Mode>, plan: &LogicalPlan) -> Option<Box<(Mode, LogicalPlan)>> {
         let distributed = self.distributed()?;
-        let mode = asked.unwrap_or(distributed.mode());
+        let mode = distributed.policy().mode(asked);
         (mode != Mode::Off && distributed.peers().may_be_some()).then(|| Box::new((mode, plan.clone())))
     }
 

@@ -83,25 +83,15 @@ def reads_and_appends(uri):
 
 
 def write_behind_a_balancer(uri, writer, acknowledged, stop):
-    """As PyIceberg's writers do, to a table of its own. DuckDB tells of a connection that was cut in words."""
+    """As PyIceberg's writers do, to a table of its own."""
     import pyiceberg_client
 
     def append(n):
-        try:
-            con = connect(uri)
-            con.execute(f'INSERT INTO lake."default".of_duckdb VALUES ({writer}, {n})')
-            con.close()
-        except duckdb.Error as error:
-            if cut(str(error)):
-                raise pyiceberg_client.CUT[0](error) from error
-            raise
+        con = connect(uri)
+        con.execute(f'INSERT INTO lake."default".of_duckdb VALUES ({writer}, {n})')
+        con.close()
 
-    print(*pyiceberg_client.until_told(uri, "default.of_duckdb", int(writer), acknowledged, stop, append))
-
-
-def cut(message):
-    """Whether an error is of the connection: DuckDB has tried again three times. An answer says its status instead."""
-    return " error for HTTP " in message and "status code" not in message
+    print(pyiceberg_client.until_told(acknowledged, stop, append))
 
 
 def deletes(uri):

@@ -1,5 +1,6 @@
 //! The Iceberg REST catalog: on the wire, and as real clients use it, which are installed from PyPI.
 
+mod again;
 mod comeback;
 #[path = "../common/mod.rs"]
 mod common;

@@ -275,6 +275,20 @@ async fn a_request_that_is_sent_again_is_made_once() {
     };
     keyed(0, 8).post(&table, json!({"updates": [nothing]})).await.expect(200);
     assert!(kept(8).await && !kept(9).await);
+
+    // What was answered with is removed once it is old: then the table is told as it is now.
+    let few = json!({"updates": [set("write.metadata.previous-versions-max", "1")]});
+    let first = keyed(0, 10).post(&table, few.clone()).await.expect(200).json();
+    for n in 0..2 {
+        nodes[0].post(&table, json!({"updates": [set("n", &n.to_string())]})).await.expect(200);
+    }
+    let file = first["metadata-location"].as_str().unwrap().trim_start_matches("file://");
+    crate::common::until("old metadata to be gone", async || !std::path::Path::new(file).exists()).await;
+    let now = keyed(1, 10).post(&table, few.clone()).await.expect(200).json();
+    assert_eq!(now, nodes[0].get(&table).await.json());
+    nodes[0].delete(&table).await.expect(204);
+    let message = keyed(1, 10).post(&table, few).await.refused(404, "NoSuchTableException");
+    assert!(message.contains("was made") && message.contains("dropped since"), "{message}");
 }
 
 async fn table_again(rest: &Http) {

@@ -2,10 +2,13 @@
 """What the Iceberg REST catalog takes: a cluster of three peers and two query nodes on this machine, tables on its disk.
 
     src/bench/rest/catalog.py target/dist/lake latency [--tables 1000] [--seconds 10]
+    src/bench/rest/catalog.py target/dist/lake tail [--tables 1000] [--seconds 70]
     src/bench/rest/catalog.py target/dist/lake writers [--writers 32] [--seconds 60]
 
 latency  so many tables; then loads and commits one after the other, and commits to different tables from more and more
          clients: milliseconds, and commits per second
+tail     so many tables; then commits one after the other for at least two rounds of upkeep (30 s each): milliseconds, and in which
+         seconds those fell that took longest, beside the processor time of each process then
 writers  so many PyIceberg processes append a row at a time to ONE table, with PyIceberg's own retries and no others: how many
          appends succeed, and how many per second. Needs a Python that has pyiceberg 0.12 and pyarrow
 """
@@ -16,6 +19,7 @@ import concurrent.futures
 import http.client
 import json
 import multiprocessing
+import os
 import pathlib
 import random
 import signal
@@ -56,6 +60,15 @@ class Cluster:
                     if self.up.poll() is not None or time.monotonic() > until:
                         sys.exit((directory / "up.log").read_text())
                     time.sleep(0.1)
+        self.pids = {f"{node['role']} {node['id']}": node["pid"] for node in json.loads(manifest.read_text())}
+
+    def processor_ms(self):
+        """What each process of the cluster has used so far, in milliseconds."""
+        used = {}
+        for name, pid in self.pids.items():
+            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            used[name] = (int(fields[11]) + int(fields[12])) * 1000 // os.sysconf("SC_CLK_TCK")
+        return used
 
     def stop(self):
         self.up.send_signal(signal.SIGTERM)
@@ -111,6 +124,30 @@ def latency(cluster, args):
             parts = [(cluster.rest[i % 2], tables[i::clients], args.seconds / 2) for i in range(clients)]
             took = sorted(ms for part in pool.map(commits_to, parts) for ms in part)
         told(f"commits to different tables from {clients} clients ({len(took) / (args.seconds / 2):,.0f} per s)", took)
+
+
+def tail(cluster, args):
+    client = Client(cluster.rest[0])
+    client.call("POST", "/v1/lake/namespaces", {"namespace": ["n"]})
+    tables = [f"t{i}" for i in range(args.tables)]
+    for table in tables:
+        client.call("POST", "/v1/lake/namespaces/n/tables", {"name": table, "schema": SCHEMA})
+    began, took, spent = time.monotonic(), [], [cluster.processor_ms()]
+    while (at := time.monotonic() - began) < args.seconds:
+        while len(spent) <= at:
+            spent.append(cluster.processor_ms())
+        asked = time.monotonic()
+        set_property(client, random.choice(tables), time.monotonic_ns())
+        took.append(((time.monotonic() - asked) * 1000, int(at)))
+    told("commits", sorted(ms for ms, _ in took))
+    slow = collections.Counter(second for _, second in sorted(took)[len(took) * 99 // 100:])
+    print("the slowest hundredth by second, and ms of processor time of each process in it:")
+    for second, count in sorted(slow.items()):
+        if second + 1 < len(spent):
+            used = {name: ms - spent[second].get(name, 0) for name, ms in spent[second + 1].items()}
+            print(f"  {second:3} s: {count:3} of {sum(s == second for _, s in took)}; {used}")
+    usual = {name: (ms - spent[0].get(name, 0)) // (len(spent) - 1) for name, ms in spent[-1].items()}
+    print(f"  each second at the mean: {usual}")
 
 
 def commits_to(part):
@@ -181,16 +218,16 @@ def served(cluster):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lake", type=pathlib.Path)
-    parser.add_argument("what", choices=["latency", "writers"])
+    parser.add_argument("what", choices=["latency", "tail", "writers"])
     parser.add_argument("--tables", type=int, default=1000)
     parser.add_argument("--writers", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=None)
     args = parser.parse_args()
-    args.seconds = args.seconds or {"latency": 10, "writers": 60}[args.what]
+    args.seconds = args.seconds or {"latency": 10, "tail": 70, "writers": 60}[args.what]
     with tempfile.TemporaryDirectory(prefix="lake-catalog-") as directory:
         cluster = Cluster(str(args.lake.resolve()), pathlib.Path(directory))
         try:
-            {"latency": latency, "writers": writers}[args.what](cluster, args)
+            {"latency": latency, "tail": tail, "writers": writers}[args.what](cluster, args)
         finally:
             cluster.stop()
 

@@ -119,10 +119,35 @@ async fn a_connection_is_idle_from_its_answer_on() {
     assert!(rest_of(&mut stream).await.ends_with("answered"));
 }
 
+#[tokio::test]
+async fn what_is_idle_makes_room_and_what_is_served_does_not() {
+    let server = Server::start(Bounds { connections: 3, ..BOUNDS }).await;
+    let mut silent = server.connect().await;
+    let mut answered = server.asked().await;
+    server.permits.add_permits(1);
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"answered") {
+        assert_ne!(in_time(answered.read_buf(&mut answer)).await.unwrap(), 0);
+    }
+    let mut served = server.asked().await;
+    // Every place is taken, and nothing else would make one free: the bounds are an hour.
+    let (mut fourth, mut fifth) = (server.asked().await, server.asked().await);
+    for stream in [&mut silent, &mut answered] {
+        assert_eq!(rest_of(stream).await, "");
+    }
+    server.permits.add_permits(3);
+    for stream in [&mut served, &mut fourth, &mut fifth] {
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"answered") {
+            assert_ne!(in_time(stream.read_buf(&mut answer)).await.unwrap(), 0);
+        }
+    }
+}
+
 /// A stream whose client is the other one.
 fn timed(bounds: Bounds) -> (tokio::io::DuplexStream, Timed<tokio::io::DuplexStream>) {
     let (near, far) = tokio::io::duplex(16);
-    (near, Timed::new(far, Arc::new(Connection::new(connections(bounds)))))
+    (near, Timed::new(far, connections(bounds).open()))
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,4 +188,34 @@ async fn a_client_has_its_time_for_each_thing_and_the_server_as_much_as_it_takes
     let answered = Instant::now();
     let untaken = stream.write_all(&[0; 17]).await.unwrap_err();
     assert_eq!((untaken.kind(), (Instant::now() - answered).as_secs()), (io::ErrorKind::TimedOut, idle.as_secs()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_idle_makes_room_and_none_whose_request_or_answer_is_on_its_way() {
+    let connections = connections(BOUNDS);
+    let [idle, later, within, served, untaken] = std::array::from_fn(|_| connections.open());
+    within.received();
+    let _served = Served::new(&served, false);
+    untaken.written(false);
+    let told = || [&idle, &later, &within, &served, &untaken].map(|connection| connection.lock().makes_room);
+    connections.close_longest_idle();
+    assert_eq!(told(), [false; 5], "it may be about to ask");
+    tokio::time::advance(SPARED / 2).await;
+    drop(Served::new(&later, false));
+    tokio::time::advance(SPARED / 2).await;
+    connections.close_longest_idle();
+    connections.close_longest_idle();
+    assert_eq!(told(), [true, false, false, false, false]);
+    tokio::time::advance(SPARED).await;
+    connections.close_longest_idle();
+    connections.close_longest_idle();
+    assert_eq!(told(), [true, true, false, false, false]);
+    untaken.written(true);
+    drop(Served::new(&idle, true));
+    tokio::time::advance(SPARED).await;
+    connections.close_longest_idle();
+    connections.close_longest_idle();
+    assert_eq!(told(), [false, true, false, false, true], "over HTTP/2 it is spared for longer");
+    drop((idle, later, within, untaken));
+    assert_eq!(connections.lock().all.len(), 1, "what is closed is forgotten");
 }
