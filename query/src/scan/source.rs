@@ -146,6 +146,16 @@ impl LakeSource {
             None => source,
         })
     }
+
+    /// Whether columns that no filter is about may be late. A row's place is made by the reader, and a limit is of rows that no filter
+    /// has looked at.
+    fn may_be_late(&self, config: &FileScanConfig) -> bool {
+        let (Some(filter), Some(asked)) = (self.filter(), self.projection()) else { return false };
+        config.limit.is_none()
+            && self.table_schema().virtual_columns().is_empty()
+            && late::leaves_columns(&filter, asked)
+            && late::cannot_fail(&filter)
+    }
 }
 
 impl FileSource for LakeSource {
@@ -172,10 +182,7 @@ impl FileSource for LakeSource {
             limit: config.limit,
             preserve_order: config.preserve_order,
             partition,
-            // A row's place is made by the reader, and a limit is of rows that a filter has not seen yet.
-            late: config.limit.is_none()
-                && self.table_schema().virtual_columns().is_empty()
-                && self.filter().is_some_and(|filter| late::cannot_fail(&filter)),
+            late: self.may_be_late(config),
         };
         let plain = |late| scan.morselizer(self.inner.clone(), config.limit, Arc::default(), late);
         let (plain, late) = (plain(false)?, scan.late.then(|| plain(true)).transpose()?);
