@@ -114,6 +114,20 @@ fn a_page_is_made_of_a_history_alone() {
     assert!(dir.path().join("results.json").exists());
 }
 
+/// Of a run whose fault never came, the history alone would be valid.
+#[test]
+fn a_runs_directory_is_judged_by_what_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(history("register-concurrent.valid.edn"), dir.path().join("history.edn")).unwrap();
+    let record = r#"{"command": ["lake"], "version": "1", "began_unix_ms": 0, "workload": "register", "nemeses": ["kill"],
+        "faults": ["kill"], "peers": 3, "clients": 3, "rate": 9.5, "time_ms": 1000, "seed": 1, "load_ended_ns": 0, "facts": null,
+        "errors": {}, "deaths": null, "interrupted": null}"#;
+    std::fs::write(dir.path().join("run.json"), record).unwrap();
+    let checked = lake(&["chaos", "check", dir.path().to_str().unwrap()]);
+    assert_eq!(checked.status.code(), Some(2), "{checked:?}");
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("never took effect: kill (never tried)"), "{checked:?}");
+}
+
 /// Bugs on purpose are in a build with that feature only: any other knows neither the variable that names one nor the words that tell
 /// of one. A build with the feature shows that they would be found here.
 #[test]

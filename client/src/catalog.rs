@@ -46,8 +46,9 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
-use lake_proto::kv::{Compare, Condition, KeyValue, Revision, TxnResult};
+use lake_proto::kv::{Compare, Condition, KeyValue, Revision, Txn, TxnResult};
 
 pub use self::error::CatalogError;
 pub(crate) use self::names::named_key;
@@ -88,6 +89,21 @@ impl Catalog {
     pub fn guarded(&self, guards: Vec<Compare>) -> Self {
         let guards = self.guards.iter().cloned().chain(guards).collect();
         Self { guards, ..self.clone() }
+    }
+
+    /// Looks whether the guards hold, for what no change of the catalog is a part of. Right after that they may not any more.
+    ///
+    /// # Errors
+    /// [`CatalogError::Fenced`] if one does not; the store's.
+    pub async fn check_guards(&self, deadline: Instant) -> Result<(), CatalogError> {
+        if self.guards.is_empty() {
+            return Ok(());
+        }
+        let txn = Txn { when: self.guards.clone(), then: vec![], otherwise: vec![] };
+        match self.store.commit(txn, deadline).await?.result.succeeded {
+            true => Ok(()),
+            false => Err(CatalogError::Fenced { resent: false }),
+        }
     }
 
     /// Whether it was a guard that kept a transaction from running: one does not hold by what was observed; or one of which

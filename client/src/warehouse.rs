@@ -22,6 +22,7 @@ use lake_proto::kv::{Compare, Op, Revision, Txn};
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Catalog, CatalogError, MAX_RACES, Namespace, claimed, encode, find};
+use crate::procedures::purge_warehouse::of_warehouse;
 use crate::store::ReadOptions;
 
 /// The warehouse of every node's own configuration.
@@ -315,6 +316,37 @@ impl Catalog {
     /// `Refused` if there is none; `NamespaceNotEmpty`.
     pub async fn remove_warehouse(&self, name: &str, deadline: Instant) -> Result<(), WarehouseError> {
         self.change_warehouses(name, Wish::Remove, deadline).await
+    }
+
+    /// Has the cluster's leader drop all that is in a warehouse, have the files of its tables deleted, and remove it
+    /// ([`crate::procedures::purge_warehouse`]). Returns the id of the procedure, which has begun with that.
+    ///
+    /// # Errors
+    /// `Refused` if there is none; `ScopeHeld`, as while it is being purged already; the store's.
+    pub async fn submit_warehouse_purge(
+        &self,
+        name: &str,
+        now_unix_ms: u64,
+        deadline: Instant,
+    ) -> Result<String, WarehouseError> {
+        let refused = |why: String| Err(WarehouseError::Refused { name: name.to_owned(), why });
+        for _ in 0..MAX_RACES {
+            let known = self.warehouses(deadline).await?;
+            if !known.profiles.contains_key(name) {
+                return refused("it does not exist".to_owned());
+            }
+            let (id, record) = of_warehouse(name, known.mod_revision, now_unix_ms)?;
+            let mut txn = record.submission(&id);
+            txn.when.push(known.unchanged());
+            let committed = self.store().commit(txn, deadline).await.map_err(CatalogError::from)?;
+            // By an attempt of ours whose answer was lost: another's of the same moment holds the scope.
+            let is_there = find(&committed.result.observed, &crate::procedures::key(&id)).is_some();
+            if committed.result.succeeded || committed.resent && is_there {
+                return Ok(id);
+            }
+            claimed(&committed.result)?;
+        }
+        refused(format!("others changed the warehouses {MAX_RACES} times in between; try again"))
     }
 
     async fn change_warehouses(&self, name: &str, wish: Wish<'_>, deadline: Instant) -> Result<(), WarehouseError> {

@@ -14,7 +14,7 @@ use lake_client::secret::Secret;
 use lake_client::warehouse::root_uri;
 use serde::Deserialize;
 
-use crate::distributed::Mode;
+use crate::distributed::Policy;
 use crate::error::{Error, Result};
 use crate::upkeep::INTERVAL;
 
@@ -143,8 +143,8 @@ pub struct Options {
     /// How often a worker looks whether the tables of its shards need upkeep, in seconds [default: 30]
     #[arg(long, env = "LAKE_QUERY_UPKEEP_INTERVAL_SECS", value_name = "SECS")]
     pub upkeep_interval_secs: Option<u64>,
-    /// When a query is spread over several query nodes: off, auto (it reads enough), or on (always) [default: off]
-    #[arg(long, env = "LAKE_QUERY_DISTRIBUTE", value_name = "WHEN")]
+    /// Which queries are spread over several query nodes: off (none), allowed (those of sessions that ask), auto (those that read enough), or on (all) [default: allowed]
+    #[arg(long, env = "LAKE_QUERY_DISTRIBUTE", value_name = "WHICH")]
     pub distribute: Option<String>,
     /// Queries that read as much of tables' files are spread, in bytes [default: 1073741824]
     #[arg(long, env = "LAKE_QUERY_DISTRIBUTE_ABOVE_BYTES", value_name = "BYTES")]
@@ -217,7 +217,7 @@ pub struct Config {
     pub allow_local_files: bool,
     /// From one look of a worker for upkeep to the next.
     pub upkeep_interval: Duration,
-    pub distribute: Mode,
+    pub distribute: Policy,
     pub distribute_above_bytes: u64,
     pub distribute_nodes: usize,
     pub distribute_tasks: usize,
@@ -430,8 +430,8 @@ impl Config {
                 None => INTERVAL,
             },
             distribute: match options.distribute.as_deref() {
-                Some(when) => when.parse::<Mode>().map_err(|e| Error::invalid(format!("distribute: {e}")))?,
-                None => Mode::Off,
+                Some(which) => which.parse::<Policy>().map_err(|e| Error::invalid(format!("distribute: {e}")))?,
+                None => Policy::default(),
             },
             distribute_above_bytes: options.distribute_above_bytes.unwrap_or(1 << 30),
             distribute_nodes: at_least("distribute_nodes", options.distribute_nodes.unwrap_or(16), 1)?,

@@ -11,7 +11,8 @@
 //! What a process may be given soon ([`Claim::follows`]) is in its cache by then.
 //!
 //! Invariants:
-//! - every commit carries the guard of the claim under which it was begun ([`Claim::guard`]): what is another's by then is not changed;
+//! - every commit carries the guard of the claim under which it was begun ([`Claim::guard`]): what is another's by then is not changed. A sweep for
+//!   orphans commits nothing: it looks at the guard before each few files;
 //! - a statement is begun only while the claim is certainly held by this process's clock, and is given up when that ends.
 //!
 //! A table whose name means another one in SQL, as that of a namespace with a point in a level does, is left alone.

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use lake_chaos::check::append::Model;
 use lake_chaos::check::{self, Budget, Options};
 use lake_chaos::history::{History, Workload, file, split};
+use lake_chaos::report::record;
 
 use super::print::{self, Format};
 
@@ -18,7 +19,7 @@ const MAX_SECONDS: u64 = 24 * 60 * 60;
 /// Options of `lake chaos check`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A history in Jepsen's format: one EDN map a line; or a run's directory, which holds history.edn
+    /// A history in Jepsen's format: one EDN map a line; or a run's directory, which holds history.edn, and what was asked for
     history: PathBuf,
     /// What the clients did [default: as the operations' names tell]
     #[arg(long)]
@@ -73,20 +74,24 @@ impl Judging {
     }
 }
 
-/// Judges a history and prints what was found. Gives the exit code.
+/// Judges a history, or a run by all that its directory has, and prints what was found. Gives the exit code.
 ///
 /// # Errors
 /// The file cannot be read, or is no history; it cannot be split, or not be written where it should.
 pub fn run(args: &Args) -> Result<u8> {
-    let path = match args.history.is_dir() {
-        true => args.history.join(file::FILE_NAME),
-        false => args.history.clone(),
+    let (path, record) = match args.history.is_dir() {
+        true => (args.history.join(file::FILE_NAME), record::read(&args.history)?),
+        false => (args.history.clone(), None),
     };
-    let (workload, history) = file::read(&path, args.workload)?;
+    let (workload, history) = file::read(&path, args.workload.or(record.as_ref().map(|record| record.workload)))?;
     if let Some(dir) = &args.split {
         write_split(workload, &history, dir)?;
     }
-    let outcomes = check::judge_history(workload, &history, &args.judging.options()?);
+    let options = args.judging.options()?;
+    let outcomes = match &record {
+        Some(record) => check::judge_run(workload, &history, &record.run(), &options),
+        None => check::judge_history(workload, &history, &options),
+    };
     print::verdict(workload, &outcomes, args.format)
 }
 

@@ -31,7 +31,8 @@ pub struct Args {
     /// taken effect in some seed [default: any]
     #[arg(long, value_name = "NAME,...")]
     profile: Option<Profile>,
-    /// What the clients do, drawn from these: register, set, append, bank, watch, lock, idempotency, session [default: any]
+    /// What the clients do, drawn from these: register, set, append, bank, watch, lock, idempotency, session. Each that is named
+    /// must be in some seed [default: any]
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     workload: Vec<Workload>,
     /// How long the clients are at it, in simulated time
@@ -101,7 +102,7 @@ fn simulate(args: &Args, children: &Children) -> Result<u8> {
         None => None,
     };
     let wanted = if single.is_some() { 1 } else { seeds_in(&args.seeds) };
-    let tally = Mutex::new(Tally::new(wanted, args.profile));
+    let tally = Mutex::new(Tally::new(wanted, args.profile, args.workload.clone()));
     let locked = || tally.lock().unwrap_or_else(PoisonError::into_inner);
     match (single, &args.trace) {
         (Some(plan), trace) => {
@@ -135,6 +136,9 @@ fn simulate(args: &Args, children: &Children) -> Result<u8> {
         output::print(&format!(
             "unknown: no fault of the profile {name} took effect; simulate more seeds, or longer\n"
         ))?;
+    }
+    for workload in &tally.missing {
+        output::print(&format!("unknown: no simulation had the workload {workload}; simulate more seeds\n"))?;
     }
     if tally.interrupted {
         output::print(&format!("unknown: interrupted after {} of {} seeds\n", tally.ended(), tally.wanted))?;
@@ -204,6 +208,8 @@ struct Tally {
     interrupted: bool,
     /// The faults that were asked for by name.
     asked: Option<Profile>,
+    /// The workloads that were asked for by name and that no simulation has had so far.
+    missing: Vec<Workload>,
     begun: Option<Instant>,
     told: Option<Instant>,
     valid: u64,
@@ -219,9 +225,9 @@ struct Tally {
 }
 
 impl Tally {
-    fn new(wanted: u64, asked: Option<Profile>) -> Self {
+    fn new(wanted: u64, asked: Option<Profile>, workloads: Vec<Workload>) -> Self {
         let now = Some(Instant::now());
-        Self { wanted, asked, begun: now, told: now, ..Self::default() }
+        Self { wanted, asked, missing: workloads, begun: now, told: now, ..Self::default() }
     }
 
     /// What was asked for by name, and took no effect in any simulation.
@@ -239,6 +245,7 @@ impl Tally {
         match report {
             Err(why) => self.harness.push((seed, why)),
             Ok(report) => {
+                self.missing.retain(|workload| *workload != report.plan.workload);
                 for (kind, effect) in &report.effects {
                     let sum = self.effects.entry(kind.clone()).or_default();
                     sum.begun += effect.begun;
@@ -297,7 +304,11 @@ impl Tally {
             1
         } else if !self.harness.is_empty() || (self.ended() == 0 && !self.interrupted) {
             HARNESS_ERROR
-        } else if self.interrupted || !self.unknown.is_empty() || self.not_shown().next().is_some() {
+        } else if self.interrupted
+            || !self.unknown.is_empty()
+            || self.not_shown().next().is_some()
+            || !self.missing.is_empty()
+        {
             2
         } else {
             0
@@ -328,7 +339,7 @@ mod tests {
     #[test]
     fn what_was_asked_for_by_name_and_never_came_makes_the_verdict_unknown() {
         let after = |profile: Option<&str>, kinds: &[(&str, u64)]| {
-            let mut tally = Tally::new(1, profile.map(|profile| profile.parse().unwrap()));
+            let mut tally = Tally::new(1, profile.map(|profile| profile.parse().unwrap()), vec![]);
             let effect = |took_effect| Effect { begun: 2, took_effect };
             tally.effects = kinds.iter().map(|(kind, took)| ((*kind).to_owned(), effect(*took))).collect();
             tally.valid = 1;
@@ -340,6 +351,8 @@ mod tests {
         assert_eq!(after(Some("snapshot"), &[("crash", 1)]), (2, vec!["snapshot"]));
         assert_eq!(after(Some("none"), &[]), (0, vec![]));
         assert_eq!(after(None, &[("crash", 1)]), (0, vec![]), "nothing was asked for by name");
+        let tally = Tally { valid: 1, ..Tally::new(1, None, vec![Workload::Lock]) };
+        assert_eq!(tally.exit_code(), 2, "nobody has locked anything");
     }
 
     #[test]

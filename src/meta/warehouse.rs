@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use lake_client::Catalog;
 use lake_client::catalog::CatalogError;
+use lake_client::procedures::calls::unix_ms;
 use lake_client::warehouse::{Profile, S3, SecretRef, WarehouseError};
 use serde_json::{Value, json};
 
@@ -23,7 +24,8 @@ pub enum Command {
     /// Say anew where a warehouse is and how it is reached, whole; what it has stays where it is
     #[command(after_help = CHANGE_HELP)]
     Change(ProfileArgs),
-    /// Remove a warehouse with nothing in it; objects stay
+    /// Remove a warehouse with nothing in it; objects stay. With --purge, have all go that is in it
+    #[command(after_help = REMOVE_HELP)]
     Remove(RemoveArgs),
 }
 
@@ -79,11 +81,21 @@ pub struct ProfileArgs {
     format: FormatArgs,
 }
 
+const REMOVE_HELP: &str = "\
+With --purge the command returns once that is begun, and the leader goes on: tables, views and schemas are dropped at once, their files
+are deleted after the retention time, and then the warehouse goes. Until then nothing can be made in it.
+
+Examples:
+  lake meta warehouse remove archive
+  lake meta warehouse remove archive --purge";
+
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  lake meta warehouse remove archive")]
 pub struct RemoveArgs {
     /// Its name
     name: String,
+    /// Drop all that is in it, and delete the files of its tables
+    #[arg(long)]
+    purge: bool,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -148,6 +160,13 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             args.format.print(
                 || format!("warehouse {} is at {} from now on\n", escaped(&args.name), escaped(&profile.root)),
                 || document(&args.name, &profile),
+            )?;
+        }
+        Command::Remove(args) if args.purge => {
+            let id = catalog.submit_warehouse_purge(&args.name, unix_ms(), by).await.map_err(told)?;
+            args.format.print(
+                || format!("warehouse {} is being purged: lake meta proc wait {id}\n", escaped(&args.name)),
+                || json!({ "warehouse": args.name, "removed": false, "procedure": id }),
             )?;
         }
         Command::Remove(args) => {

@@ -1,4 +1,4 @@
-//! A table with thousands of files is dropped with PURGE, and whoever deletes them is killed in the middle of each
+//! A table with ten thousand files is dropped with PURGE, and whoever deletes them is killed in the middle of each
 //! part, and the leader after it: all of its files go, and none else.
 
 use std::collections::BTreeSet;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::common::{PATIENCE, Scratch, TestCluster, lake, table, until};
 
-/// Files of the table that is dropped, one for each partition.
-const FILES: usize = 2000;
-/// Of which so many are written by one statement.
-const AT_ONCE: usize = 500;
+/// Files of the table that is dropped.
+const FILES: usize = 10_000;
+/// Of which so many are written, one for each partition; the others are further names of one of them.
+const WRITTEN: usize = 500;
 /// Where a worker dies (`query/src/chores/purge.rs`).
 const STEPS: [&str; 5] = ["purge-checked", "purge-files", "purge-manifests", "purge-lists", LAST];
 const LAST: &str = "purge-metadata";
@@ -49,14 +49,18 @@ async fn the_files_of_a_dropped_table_go_and_none_else_whoever_is_killed() {
     let sql = cluster.sql(0).await;
     sql.run("CREATE TABLE other AS SELECT 1 AS x").await.unwrap();
     sql.run("CREATE TABLE t (k BIGINT, x BIGINT) PARTITIONED BY (k)").await.unwrap();
-    for first in (1..=FILES).step_by(AT_ONCE) {
-        let rows = format!("generate_series({first}, {})", first + AT_ONCE - 1);
-        let insert = format!("INSERT INTO t SELECT value, 2 * value FROM {rows}");
-        sql.run_within(&insert, 5 * PATIENCE).await.unwrap();
-    }
+    let insert = format!("INSERT INTO t SELECT value, 2 * value FROM generate_series(1, {WRITTEN})");
+    sql.run_within(&insert, 5 * PATIENCE).await.unwrap();
     sql.run_within("DELETE FROM t WHERE k < 100", 5 * PATIENCE).await.unwrap();
     let warehouse = scratch.path("lake-data/warehouse");
     let is_of_t = |file: &PathBuf| file.strip_prefix(&warehouse).is_ok_and(|f| f.to_string_lossy().contains("/t-"));
+    let is_parquet = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "parquet");
+    let one = files(&warehouse).into_iter().rfind(|file| is_of_t(file) && is_parquet(file)).unwrap();
+    let links = one.with_file_name("links");
+    std::fs::create_dir(&links).unwrap();
+    (WRITTEN..FILES).for_each(|n| std::fs::hard_link(&one, links.join(format!("{n}.parquet"))).unwrap());
+    let add = format!("CALL system.add_files('t', 'file://{}')", links.display());
+    sql.run_within(&add, 5 * PATIENCE).await.unwrap();
     let before = files(&warehouse);
     assert!(before.iter().filter(|file| is_of_t(file)).count() > FILES);
     std::fs::write(&step_file, STEPS[0]).unwrap();
@@ -155,11 +159,39 @@ async fn a_schema_goes_with_the_files_of_its_tables() {
     .await;
     assert_eq!(sql.numbers("SELECT x FROM other").await, [1]);
 
+    // A warehouse, the same.
+    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
+    let meta = async |args: &[&str]| lake(&scratch.path(""), &[&["meta"][..], args, &["--at", &at]].concat()).await;
+    let root = scratch.path("archive");
+    std::fs::create_dir(&root).unwrap();
+    let root_uri = format!("file://{}", root.display());
+    let made = meta(&["warehouse", "create", "archive", "--root", &root_uri]).await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    for statement in [
+        "CREATE TABLE archive.t AS SELECT 1 AS x",
+        "CREATE SCHEMA \"archive.sales\"",
+        "CREATE TABLE \"archive.sales\".t AS SELECT 2 AS x",
+    ] {
+        until(statement, PATIENCE, || async {
+            // Query nodes learn of the warehouse a moment later.
+            sql.run_within(statement, PATIENCE).await.map(drop).map_err(|e| format!("{e:?}"))
+        })
+        .await;
+    }
+    assert_eq!(files(&root).into_iter().filter(is_data).count(), 2);
+    let purged = meta(&["warehouse", "remove", "archive", "--purge", "--format", "json"]).await;
+    let purged: Value = serde_json::from_str(&purged.out).unwrap_or_else(|e| panic!("{e}: {purged:?}"));
+    let waited = meta(&["proc", "wait", purged["procedure"].as_str().unwrap(), "--timeout-secs", "120"]).await;
+    assert!(waited.code == Some(0) && waited.out.contains("purge_warehouse"), "{waited:?}");
+    assert_eq!(files(&root).into_iter().filter(is_data).count(), 0);
+    let again = meta(&["warehouse", "remove", "archive", "--purge"]).await;
+    assert!(again.code == Some(1) && again.err.contains("does not exist"), "{again:?}");
+    assert_eq!(sql.numbers("SELECT x FROM other").await, [1]);
+
     // Upkeep that an operator asks for is done by a worker.
     for n in 2..8 {
         sql.run(&format!("INSERT INTO other VALUES ({n})")).await.unwrap();
     }
-    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
     let proc = async |args: &[&str]| {
         lake(&scratch.path(""), &[&["meta", "proc"][..], args, &["--at", &at, "--timeout-secs", "120"]].concat()).await
     };

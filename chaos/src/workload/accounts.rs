@@ -281,7 +281,20 @@ impl Last for Bank {
 
 #[cfg(test)]
 mod tests {
+    use super::super::statements::canned;
     use super::*;
+    use crate::run::recorder::Recorder;
+
+    #[tokio::test]
+    async fn an_account_that_is_there_twice_is_told() {
+        let [one, other] = [1, 2].map(|id| [Value::Int(0), Value::Int(id), Value::Int(100)]);
+        let (one, other) = (&one[..], &other[..]);
+        for (rows, is_told) in [(&[one, other][..], false), (&[one, other, one][..], true)] {
+            let recorder = Recorder::new();
+            read(1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            assert_eq!(recorder.take().0[1].error.is_some(), is_told);
+        }
+    }
 
     #[test]
     fn every_account_has_a_key_of_its_own() {

@@ -8,6 +8,9 @@ import time
 try:
     import pyarrow as pa
     import pyiceberg
+    # What the first table would bring otherwise, in seconds.
+    import pyarrow.dataset
+    import pyiceberg.io.pyarrow
     import requests
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import (

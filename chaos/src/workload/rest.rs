@@ -6,8 +6,9 @@
 //! [`MAX_REST_CLIENTS`] at most.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lake_client::clock;
@@ -23,7 +24,7 @@ use crate::sql::{Failure, Value, What};
 /// Most clients of a run that have a Python each.
 pub const MAX_REST_CLIENTS: usize = 8;
 /// How long Python may take to have PyIceberg ready: on a machine that is busy, from a disk that is cold.
-const STARTS_WITHIN: Duration = Duration::from_secs(60);
+const STARTS_WITHIN: Duration = Duration::from_secs(120);
 /// How much longer than it is told it may take with what takes no request.
 const GRACE: Duration = Duration::from_secs(2);
 const SCRIPT: &str = include_str!("rest.py");
@@ -39,10 +40,32 @@ pub struct Rest {
     pub nodes: Roster,
 }
 
+/// Processes that nobody has taken yet: they are started before clients begin. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ready(Arc<Mutex<Vec<Running>>>);
+
+impl Ready {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts one for each client there is to be.
+    ///
+    /// # Errors
+    /// As [`PyIceberg::start`].
+    pub(super) async fn fill(&self, rest: &Rest) -> Result<(), Failure> {
+        let starting = (0..rest.clients).map(|_| started(&rest.python, SCRIPT));
+        let all = futures::future::try_join_all(starting).await?;
+        self.waiting().extend(all);
+        Ok(())
+    }
+}
+
 /// One client's process.
 #[derive(Debug)]
 pub(super) struct PyIceberg {
     rest: Rest,
+    ready: Ready,
     /// What Python is to run.
     script: String,
     /// Taken out for as long as it is asked: who is not waited for any longer is killed.
@@ -105,50 +128,23 @@ pub(super) struct Read {
 }
 
 impl PyIceberg {
-    /// None is started yet.
-    pub(super) fn new(rest: Rest) -> Self {
-        Self { rest, script: SCRIPT.to_owned(), running: None }
+    /// It has none yet.
+    pub(super) fn new(rest: Rest, ready: Ready) -> Self {
+        Self { rest, ready, script: SCRIPT.to_owned(), running: None }
     }
 
-    /// Starts the process, unless it runs.
+    /// Takes a process that is ready, or starts one, unless it has one.
     ///
     /// # Errors
     /// There is no such Python, or it has no PyIceberg; nothing was sent.
     pub(super) async fn start(&mut self) -> Result<(), Failure> {
-        if self.running.is_some() {
-            return Ok(());
+        if self.running.is_none() {
+            self.running = self.ready.waiting().pop();
         }
-        let python = &self.rest.python;
-        let unusable = |why: String| {
-            Failure::unreached(format!(
-                "starting PyIceberg by {}: {why}; install pyiceberg[pyarrow] for a Python, as in a venv, and name that with --python",
-                python.display()
-            ))
-        };
-        let mut command = Command::new(python);
-        command.args(["-c", &self.script]).env("PYICEBERG_MAX_WORKERS", "2");
-        // Query nodes are on this machine, whatever else is behind a proxy.
-        command.env("NO_PROXY", "*").env("no_proxy", "*");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // Of its own group: Ctrl-C on a terminal ends the run, which ends this.
-        let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(|e| unusable(e.to_string()))?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(unusable("it has no standard input and output".to_owned()));
-        };
-        let mut running = Running { _child: child, input, output: BufReader::new(output).lines() };
-        let late = |_| unusable(format!("it is not ready after {} s", STARTS_WITHIN.as_secs()));
-        let said = timeout(STARTS_WITHIN, running.output.next_line()).await.map_err(late)?;
-        let said = said.map_err(|e| unusable(e.to_string()))?;
-        let said = said.ok_or_else(|| unusable("it ended without a word".to_owned()))?;
-        match serde_json::from_str(&said) {
-            Ok(First::Hello(version)) => {
-                tracing::info!(%version, "PyIceberg is ready");
-                self.running = Some(running);
-                Ok(())
-            }
-            Ok(First::Missing(what)) => Err(unusable(what)),
-            Err(_) => Err(unusable(format!("it says {said:?}"))),
+        if self.running.is_none() {
+            self.running = Some(started(&self.rest.python, &self.script).await?);
         }
+        Ok(())
     }
 
     /// Makes a write at a query node, until `by`. Gives how many rows it changed.
@@ -225,6 +221,39 @@ impl PyIceberg {
     }
 }
 
+/// Starts a process, and waits until it has PyIceberg.
+async fn started(python: &Path, script: &str) -> Result<Running, Failure> {
+    let unusable = |why: String| {
+        Failure::unreached(format!(
+            "starting PyIceberg by {}: {why}; install pyiceberg[pyarrow] for a Python, as in a venv, and name that with --python",
+            python.display()
+        ))
+    };
+    let mut command = Command::new(python);
+    command.args(["-c", script]).env("PYICEBERG_MAX_WORKERS", "2");
+    // Query nodes are on this machine, whatever else is behind a proxy.
+    command.env("NO_PROXY", "*").env("no_proxy", "*");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    // Of its own group: Ctrl-C on a terminal ends the run, which ends this.
+    let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(|e| unusable(e.to_string()))?;
+    let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(unusable("it has no standard input and output".to_owned()));
+    };
+    let mut running = Running { _child: child, input, output: BufReader::new(output).lines() };
+    let late = |_| unusable(format!("it is not ready after {} s", STARTS_WITHIN.as_secs()));
+    let said = timeout(STARTS_WITHIN, running.output.next_line()).await.map_err(late)?;
+    let said = said.map_err(|e| unusable(e.to_string()))?;
+    let said = said.ok_or_else(|| unusable("it ended without a word".to_owned()))?;
+    match serde_json::from_str(&said) {
+        Ok(First::Hello(version)) => {
+            tracing::info!(%version, "PyIceberg is ready");
+            Ok(running)
+        }
+        Ok(First::Missing(what)) => Err(unusable(what)),
+        Err(_) => Err(unusable(format!("it says {said:?}"))),
+    }
+}
+
 fn what_of(word: &str) -> What {
     match word {
         "conflict" => What::Conflict,
@@ -245,7 +274,7 @@ mod tests {
     fn by(python: &str, script: &str) -> PyIceberg {
         let nodes = Roster::new(vec![(1, "127.0.0.1:1".to_owned())]);
         let rest = Rest { python: python.into(), clients: 1, nodes };
-        PyIceberg { script: script.to_owned(), ..PyIceberg::new(rest) }
+        PyIceberg { script: script.to_owned(), ..PyIceberg::new(rest, Ready::default()) }
     }
 
     #[tokio::test]

@@ -20,7 +20,7 @@ use lake_client::store::Error;
 use rand::Rng;
 
 use super::access::Access;
-use super::rest::{PyIceberg, Rest};
+use super::rest::{PyIceberg, Ready, Rest};
 use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, send, stale_ms, told};
 use super::{Actor, Frame, Plan};
 use crate::history::{Action, Change, Snapshot, Table, Write};
@@ -49,20 +49,27 @@ const OPERATION: &str = "chaos ";
 /// `rest`: how the first so many of them go through REST.
 pub(super) fn plan(clients: usize, rest: Option<&Rest>) -> Plan {
     let shared = Arc::new(Used::new(USES));
-    let written = Arc::new(AtomicU64::new(0));
+    let by_rest = rest.map(|rest| ByRest { rest: rest.clone(), ready: Ready::default(), written: Arc::default() });
     let through = |n| {
-        let rest = rest.filter(|rest| n < rest.clients)?;
-        Some(Through { rest: PyIceberg::new(rest.clone()), written: written.clone() })
+        let ByRest { rest, ready, written } = by_rest.clone().filter(|by| n < by.rest.clients)?;
+        Some(Through { rest: PyIceberg::new(rest, ready), written })
     };
     let client = |n| Client { shared: shared.clone(), mine: Vec::new(), through: through(n) };
-    let last = Tables { shared: shared.clone(), rest: rest.map(|rest| (rest.clone(), written.clone())) };
-    Plan::of(clients, client, last)
+    Plan::of(clients, client, Tables { shared: shared.clone(), by_rest: by_rest.clone() })
+}
+
+/// How some clients go through REST.
+#[derive(Clone)]
+struct ByRest {
+    rest: Rest,
+    ready: Ready,
+    /// How many of their writes were acknowledged.
+    written: Arc<AtomicU64>,
 }
 
 /// What a client goes through instead of SQL.
 struct Through {
     rest: PyIceberg,
-    /// Writes that were acknowledged to all such clients.
     written: Arc<AtomicU64>,
 }
 
@@ -343,23 +350,22 @@ fn snapshot(row: &[Value]) -> Option<Snapshot> {
 
 struct Tables {
     shared: Arc<Used>,
-    /// How some clients go through REST, and how many of their writes were acknowledged.
-    rest: Option<(Rest, Arc<AtomicU64>)>,
+    by_rest: Option<ByRest>,
 }
 
 #[async_trait]
 impl Frame for Tables {
     async fn prepare(&mut self, access: &mut Access, _scribe: &mut Scribe) -> Result<(), Error> {
         make_schema(access).await?;
-        if let Some((rest, _)) = &self.rest {
+        if let Some(ByRest { rest, ready, .. }) = &self.by_rest {
             // Whoever asks for what cannot be had learns it before anybody is hurt.
-            PyIceberg::new(rest.clone()).start().await?;
+            ready.fill(rest).await?;
         }
         Ok(())
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        if self.rest.as_ref().is_some_and(|(_, written)| written.load(Ordering::Relaxed) == 0) {
+        if self.by_rest.as_ref().is_some_and(|by| by.written.load(Ordering::Relaxed) == 0) {
             return Err(Failure::unreached("no write through REST succeeded").into());
         }
         read_everywhere(self, access, scribe).await
@@ -387,7 +393,22 @@ impl Last for Tables {
 
 #[cfg(test)]
 mod tests {
+    use super::super::statements::canned;
     use super::*;
+    use crate::run::recorder::Recorder;
+
+    #[tokio::test]
+    async fn a_row_that_no_statement_leaves_is_told() {
+        let row: &[Value] = &[Value::Int(0), Value::Int(7), Value::Int(15)];
+        for (rows, is_told) in [(&[row][..], false), (&[row, &[Value::Int(0), Value::Null, Value::Null]][..], true)] {
+            let recorder = Recorder::new();
+            read(1, 1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            assert_eq!(recorder.take().0[1].error.is_some(), is_told);
+            let recorder = Recorder::new();
+            list(1, 1, &mut canned::access(rows), &mut recorder.scribe()).await.unwrap();
+            assert!(recorder.take().0[1].error.is_some(), "these are no snapshots");
+        }
+    }
 
     #[test]
     fn a_statement_writes_all_rows_of_an_id() {

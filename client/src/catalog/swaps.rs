@@ -216,8 +216,13 @@ impl Catalog {
             *in_doubt |= is_in_doubt && !changes.iter().any(is_as_before);
             let current = |table: &TableIdent| observed(table, &result, &table.key());
             let now: Vec<_> = changes.iter().map(|change| current(&change.table)).collect::<Result<_>>()?;
-            if changes.iter().zip(&now).all(|(change, now)| now.as_ref().is_some_and(|now| now.value == change.new)) {
-                // The metadata locations are ours alone: an earlier attempt of this call was applied.
+            // The metadata locations are ours alone, and so are the uuids of what is created: an earlier attempt of this call was applied.
+            let is_ours = |(change, now): (&TableChange, &Option<Versioned<TablePointer>>)| {
+                let created = *in_doubt && change.expected.is_none();
+                let same = |now: &TablePointer| *now == change.new || created && now.uuid == change.new.uuid;
+                now.as_ref().is_some_and(|now| same(&now.value))
+            };
+            if changes.iter().zip(&now).all(is_ours) {
                 return Ok(now.into_iter().flatten().collect());
             }
             for (table, revision) in unchanged {

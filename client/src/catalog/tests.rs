@@ -374,6 +374,8 @@ async fn what_is_guarded_changes_nothing_once_a_guard_does_not_hold() {
     let (_, route) = put(None, "a").await;
     let guard = Compare::mod_revision("/lake/route/shard/0000", route);
     let guarded = catalog.guarded(vec![guard.clone()]);
+    catalog.check_guards(soon()).await.unwrap();
+    guarded.check_guards(soon()).await.unwrap();
     at = guarded.swap_table(&table, at, &pointer(1), None, soon()).await.unwrap().mod_revision;
     // Another writer is in the way as ever.
     let lost = guarded.swap_table(&table, at - 1, &pointer(2), None, soon()).await.unwrap_err();
@@ -382,11 +384,13 @@ async fn what_is_guarded_changes_nothing_once_a_guard_does_not_hold() {
     let leased = catalog.guarded(vec![guard, Compare::lease_alive(7)]);
     let fenced = leased.swap_table(&table, at, &pointer(2), None, soon()).await.unwrap_err();
     assert_eq!(fenced, CatalogError::Fenced { resent: false });
+    assert_eq!(leased.check_guards(soon()).await, Err(fenced));
     let lost = leased.swap_table(&table, at - 1, &pointer(2), None, soon()).await.unwrap_err();
     assert!(matches!(lost, CatalogError::Conflict { .. }), "{lost}");
     // And another route is seen, whatever else is in the way.
     at = guarded.swap_table(&table, at, &pointer(3), None, soon()).await.unwrap().mod_revision;
     assert!(put(Some(crate::store::Token::at(route)), "b").await.0);
+    assert_eq!(guarded.check_guards(soon()).await, Err(CatalogError::Fenced { resent: false }));
     for expected in [at, at - 1] {
         let fenced = guarded.swap_table(&table, expected, &pointer(4), None, soon()).await.unwrap_err();
         assert_eq!((fenced.applied(), fenced), (Applied::No, CatalogError::Fenced { resent: false }));

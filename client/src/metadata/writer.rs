@@ -65,6 +65,14 @@ impl MetadataWriter {
         Self { metadata: Metadata { catalog, ..self.metadata.clone() } }
     }
 
+    /// [`Catalog::check_guards`].
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn check_guards(&self, deadline: Instant) -> Result<()> {
+        self.catalog().check_guards(deadline).await
+    }
+
     /// [`Catalog::outcome`].
     ///
     /// # Errors

@@ -80,11 +80,11 @@ pub enum Comes {
 
 /// A part of a step: what it changes, and what is kept then.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Planned {
+pub struct Planned<Kept = NamespaceDrop> {
     pub txn: Txn,
     /// The scope goes with it.
     pub releases: bool,
-    pub now: NamespaceDrop,
+    pub now: Kept,
     pub comes: Comes,
 }
 
@@ -154,22 +154,11 @@ impl NamespaceDrop {
             }
         }
         for table in &tables {
-            delete(&mut txn, table);
             now.dropped += 1;
-            let read = serde_json::from_slice::<TablePointer>(&table.value).ok().zip(TableIdent::from_key(&table.key));
-            // One that cannot be read goes all the same, and nobody knows its files.
-            let Some((pointer, ident)) = read else {
-                now.lost += 1;
-                continue;
-            };
-            if let Some(name) = map.get(&named_key(pointer.uuid)).filter(|name| name.value == table.key) {
-                delete(&mut txn, &name);
-            }
-            if self.purge {
-                let (child, record) = of_drop(&ident, &pointer, table.mod_revision, now_unix_ms);
-                let record = Record { parent: Some(id.to_owned()), ..record };
-                create(&mut txn, key(&child), record.to_bytes());
-                now.purges += 1;
+            match drop_table(&mut txn, map, table, self.purge.then_some(id), now_unix_ms) {
+                Dropped::Purged => now.purges += 1,
+                Dropped::Kept => {}
+                Dropped::Unreadable => now.lost += 1,
             }
         }
         Ok(Planned { txn, releases: false, now, comes: Comes::Step(DROP) })
@@ -264,7 +253,37 @@ impl NamespaceDrop {
     }
 }
 
-fn delete(txn: &mut Txn, entry: &KeyValue) {
+/// What becomes of the files of a table that is dropped.
+pub(super) enum Dropped {
+    /// They are purged.
+    Purged,
+    Kept,
+    /// Nobody knows which they are.
+    Unreadable,
+}
+
+/// Drops the table of this entry; its purge is submitted as a child of `parent`, if there is one.
+pub(super) fn drop_table(
+    txn: &mut Txn,
+    map: &dyn Entries,
+    table: &KeyValue,
+    parent: Option<&str>,
+    now_unix_ms: u64,
+) -> Dropped {
+    delete(txn, table);
+    let read = serde_json::from_slice::<TablePointer>(&table.value).ok().zip(TableIdent::from_key(&table.key));
+    let Some((pointer, ident)) = read else { return Dropped::Unreadable };
+    if let Some(name) = map.get(&named_key(pointer.uuid)).filter(|name| name.value == table.key) {
+        delete(txn, &name);
+    }
+    let Some(parent) = parent else { return Dropped::Kept };
+    let (child, record) = of_drop(&ident, &pointer, table.mod_revision, now_unix_ms);
+    let record = Record { parent: Some(parent.to_owned()), ..record };
+    create(txn, key(&child), record.to_bytes());
+    Dropped::Purged
+}
+
+pub(super) fn delete(txn: &mut Txn, entry: &KeyValue) {
     txn.when.push(Compare::mod_revision(&entry.key, entry.mod_revision));
     txn.then.push(Op::delete(&entry.key));
 }
@@ -284,7 +303,7 @@ fn put_free(txn: &mut Txn, ident: &TableIdent, key: String, pointer: &TablePoint
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
 
     use lake_proto::kv::Condition;
@@ -294,7 +313,7 @@ mod tests {
 
     /// A map that runs transactions.
     #[derive(Default)]
-    struct Map(BTreeMap<String, KeyValue>, Revision);
+    pub(in crate::procedures) struct Map(pub BTreeMap<String, KeyValue>, Revision);
 
     impl Entries for Map {
         fn get(&self, key: &str) -> Option<KeyValue> {
@@ -307,7 +326,7 @@ mod tests {
     }
 
     impl Map {
-        fn run(&mut self, txn: &Txn) {
+        pub fn run(&mut self, txn: &Txn) {
             txn.validate().unwrap();
             for compare in &txn.when {
                 let there = self.0.get(&compare.key);
@@ -335,13 +354,13 @@ mod tests {
             }
         }
 
-        fn put(&mut self, key: String, value: impl Into<bytes::Bytes>) {
+        pub fn put(&mut self, key: String, value: impl Into<bytes::Bytes>) {
             let mut txn = Txn::default();
             create(&mut txn, key, value);
             self.run(&txn);
         }
 
-        fn children(&self, id: &str) -> Vec<Procedure> {
+        pub fn children(&self, id: &str) -> Vec<Procedure> {
             let all = self.list(super::super::PROCEDURES, usize::MAX);
             let children = all.iter().filter_map(Procedure::of);
             children.filter(|child| child.record.parent.as_deref() == Some(id)).collect()

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Here are pure values, and [`calls`] on a store. lake-metasrv's `peer::procedures` is the leader, which runs them;
-//! query nodes carry out the steps that touch objects ([`purge`], [`upkeep`]); [`drop_namespace`] is the leader's alone.
+//! query nodes carry out the steps that touch objects ([`purge`], [`upkeep`]); [`drop_namespace`] and [`purge_warehouse`] are the leader's alone.
 //!
 //! - A procedure is one entry, [`key`] of its id. The id is the idempotency key: it is submitted with a compare that
 //!   the entry is absent, and stays there until its history is forgotten.
@@ -48,6 +48,7 @@ macro_rules! as_json {
 pub mod calls;
 pub mod drop_namespace;
 pub mod purge;
+pub mod purge_warehouse;
 pub mod upkeep;
 
 use bytes::Bytes;

@@ -7,7 +7,7 @@
 //! | `run`   | worker | begins it, and answers that it is running until it has ended                              |
 //!
 //! The worker's commit carries the compare that the procedure's record is still as it was when it began ([`fence`]): so of a cancel, and of a
-//! worker that was given up and works on, nothing comes.
+//! worker that was given up and works on, nothing is committed. Orphans are removed without a commit, while that compare holds every so often.
 
 use std::fmt;
 

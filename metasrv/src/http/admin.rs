@@ -4,7 +4,7 @@
 //! It takes what the gRPC services take: the cluster secret, if there is one, as `Authorization: Bearer`. A request that a web page has
 //! sent (it has an `Origin`) is refused, so that none that an operator looks at gives orders to a peer without a secret.
 //!
-//! Lists of nodes and shards, and all that changes shards, are the leader's: another peer answers 421 and says who leads. Limits:
+//! Lists of nodes and shards, and all that changes something, are the leader's: another peer answers 421 and says who leads. Limits:
 //! a request has [`DEFAULT_DEADLINE`]; connections are [`super::MAX_CONNECTIONS`], with the probes'.
 
 mod procedures;
@@ -202,6 +202,12 @@ impl Allowed {
     /// The map, as whoever is in this process changes it.
     fn store(&self) -> EmbeddedStore {
         EmbeddedStore::of(self.peer.clone(), self.member.clone())
+    }
+
+    /// The same, if this peer leads: what it proposes is committed.
+    async fn leading_store(&self) -> Result<EmbeddedStore, Refused> {
+        self.member.confirmed_on_duty(&self.call.caller).await?;
+        Ok(self.store())
     }
 }
 

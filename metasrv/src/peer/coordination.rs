@@ -197,7 +197,7 @@ impl Member {
     ///
     /// # Errors
     /// NotLeader, Unavailable without a quorum, Overloaded.
-    pub(super) async fn confirmed_on_duty(&self, caller: &Caller) -> Result<u64, Failure> {
+    pub(crate) async fn confirmed_on_duty(&self, caller: &Caller) -> Result<u64, Failure> {
         // As a reader that waits, until it is answered.
         let place = self.reads.wait(caller)?;
         let term = self.term_on_duty().await?;

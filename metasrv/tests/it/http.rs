@@ -224,6 +224,15 @@ async fn operators_see_and_change_what_is_coordinated() {
     assert!(!ask("GET", "/v1/procedures").await.1.contains("expire_snapshots a.t"), "it was only told");
     let (code, started) = ask("POST", path).await;
     assert!(code == 200 && started.contains("expire_snapshots a.t"), "{code} {started}");
+    // Another peer does nothing of that, and says who would.
+    let listen = cluster.configs[&leader].listen.to_string();
+    for change in ["start/expire-snapshots/a/t", "later/cancel", "later/clear/retry"] {
+        let path = format!("/v1/procedures/{change}");
+        let (code, told) = http(address(other), "POST", &path, "").await;
+        assert!(code == 421 && told.contains(&listen), "{path}: {code} {told}");
+        assert_eq!(http(address(other), "POST", &format!("{path}?dry_run=true"), "").await.0, 200, "{path}");
+    }
+    assert_eq!(http(address(other), "POST", "/v1/nodes/x/drain/on", "").await.0, 421);
     for (path, code) in
         [("start/expire-snapshots/a/u", 404), ("start/drop/a/t", 400), ("start/expire-snapshots/a//t", 404)]
     {

@@ -11,7 +11,7 @@ use lake_client::nodes::Rhythm;
 use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
 use lake_client::procedures::drop_namespace::{AT_ONCE, NamespaceDrop, PURGES};
 use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
-use lake_client::procedures::upkeep::{RUN, TableUpkeep};
+use lake_client::procedures::upkeep::{RUN, TableUpkeep, What};
 use lake_client::procedures::{Procedure, Record, State, kept};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
@@ -272,14 +272,14 @@ async fn a_schema_goes_with_what_is_in_it_and_its_children_end_before_it_does() 
 async fn upkeep_runs_at_one_worker_until_it_ends_and_at_another_one_if_that_goes() {
     let mut cluster = founded(pace()).await;
     let store = cluster.client();
-    submit_upkeep(&store, "one").await;
+    submit_upkeep(&store, "one", What::RewriteDataFiles).await;
     until(&store, "one", |record| record.note.contains("no worker is connected")).await;
     let runs = Runner::new(false);
     let keeper = NodeKeeper::start(cluster.client(), "a", runs.clone());
     until(&store, "one", |record| record.step == RUN).await;
     eventually("it to be asked again", async || (runs.asked.load(Ordering::SeqCst) >= 3).then_some(())).await;
     // Nothing comes of one that is cancelled.
-    submit_upkeep(&store, "other").await;
+    submit_upkeep(&store, "other", What::RemoveOrphanFiles).await;
     until(&store, "other", |record| record.step == RUN).await;
     assert!(matches!(calls::cancel(&store, "other", soon()).await.unwrap(), Asked::Now(_)));
     until(&store, "other", |record| record.state == State::Cancelled).await;

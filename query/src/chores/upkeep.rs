@@ -49,8 +49,17 @@ impl Running {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    fn forget(&self, id: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    /// Since which revision it runs, if it does.
+    fn since(&self, id: &str) -> Option<Revision> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id).map(|(since, _)| *since)
+    }
+
+    /// Forgets the one that runs since this revision, and none that was begun in its place.
+    fn forget(&self, id: &str, since: Option<Revision>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.get(id).map(|(since, _)| *since) == since {
+            all.remove(id);
+        }
     }
 
     /// Begins it, or finds that it was begun, and waits for its end until `until`.
@@ -65,15 +74,18 @@ impl Running {
         until: Instant,
     ) -> Result<Answer> {
         let Task { id, node } = task;
+        // What begins while the procedure is looked up, has been looked up as well.
+        let before = self.since(&id);
         let found = engine.tables().metadata.procedure(&id, Instant::now() + ASK).await;
         let found = found.map_err(|e| Error::unavailable(e).while_doing(format_args!("looking up procedure {id}")))?;
         let Some(procedure) = found.filter(|procedure| is_for(procedure, &node)) else {
-            self.forget(&id);
+            self.forget(&id, before);
             return Ok(Answer::Over);
         };
+        let since = procedure.mod_revision;
         let Some(outcome) = self.begun(engine, turns, procedure, &node) else { return Ok(Answer::Running) };
         let Ok(outcome) = tokio::time::timeout_at(until.into(), outcome).await else { return Ok(Answer::Running) };
-        self.forget(&id);
+        self.forget(&id, Some(since));
         Ok(match outcome {
             Ok(count) => Answer::Done(count),
             Err(error) if [Kind::NotFound, Kind::NotSupported, Kind::Invalid].contains(&error.kind) => {
@@ -86,10 +98,11 @@ impl Running {
     fn begun(&self, engine: &Arc<Engine>, turns: &Arc<Semaphore>, procedure: Procedure, node: &str) -> Option<Outcome> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let revision = procedure.mod_revision;
-        if let Some((since, outcome)) = all.get(&procedure.id)
-            && *since == revision
-        {
-            return Some(outcome.clone());
+        match all.get(&procedure.id) {
+            Some((since, outcome)) if *since == revision => return Some(outcome.clone()),
+            // Whoever asks has looked the procedure up before it was what runs now.
+            Some((since, _)) if *since > revision => return None,
+            _ => {}
         }
         if all.len() >= MOST_RUNNING {
             // Cancelled, or another node's by now: nobody has come for what became of them.
@@ -147,5 +160,28 @@ async fn run(engine: &Arc<Engine>, procedure: &Procedure, node: &str) -> Result<
     tokio::select! {
         done = work => done.map_err(doing),
         () = moved_on => Err(doing(Error::conflict("given up: it was cancelled, or is another node's by now"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_ended_is_forgotten_and_nothing_that_was_begun_since() {
+        let running = Running::default();
+        let begin = |since: Revision| {
+            let outcome = std::future::pending::<Result<u64>>().boxed().shared();
+            running.0.lock().unwrap().insert("p".to_owned(), (since, outcome));
+        };
+        begin(5);
+        let before = running.since("p");
+        begin(7);
+        running.forget("p", before);
+        assert_eq!(running.since("p"), Some(7), "another run took its place meanwhile");
+        running.forget("p", None);
+        assert_eq!(running.ids(), ["p"], "nothing ran when it was looked up");
+        running.forget("p", Some(7));
+        assert_eq!(running.ids(), Vec::<String>::new());
     }
 }

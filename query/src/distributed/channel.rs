@@ -39,6 +39,7 @@ use tonic::{Request, Streaming};
 use url::Url;
 
 use super::message::{Answer, Call, Head};
+use super::taken::Own;
 use crate::error::{Error, Kind, Result};
 use crate::flight::status::to_error;
 
@@ -80,6 +81,8 @@ pub struct Channels {
     bearer: Option<MetadataValue<Ascii>>,
     /// Where this node coordinates.
     failure: Option<Arc<Failure>>,
+    /// Where it has a part.
+    own: Option<Own>,
 }
 
 impl Channels {
@@ -91,13 +94,19 @@ impl Channels {
         if let Some(bearer) = &mut bearer {
             bearer.set_sensitive(true);
         }
-        Ok(Self { bearer, failure: None })
+        Ok(Self { bearer, failure: None, own: None })
     }
 
     /// The same for a query that this node coordinates.
     #[must_use]
     pub fn noting(&self, failure: Arc<Failure>) -> Self {
         Self { failure: Some(failure), ..self.clone() }
+    }
+
+    /// The same for a part that this node has: what it needs of others here is not sent over a connection.
+    #[must_use]
+    pub fn within(&self, own: Own) -> Self {
+        Self { own: Some(own), ..self.clone() }
     }
 }
 
@@ -174,7 +183,6 @@ impl Other {
             task: request.task_key.into(),
             tasks: request.task_count,
             node: request.target_worker_url.to_string(),
-            began_ns: request.query_start_time_ns,
         };
         let first = call.write(request.plan.encode(&task)?)?;
         let client = self.clone().connect(1).await?;
@@ -380,6 +388,11 @@ impl WorkerChannel for Other {
             }
             ProducerHead::RepartitionExec { partitioning } => (Head::Partitioned, partitioning.encode(task)?),
         };
+        if let Some(own) = self.channels.own.as_ref().filter(|own| own.is(&self.url)) {
+            let partitions = request.target_partition_start..request.target_partition_end;
+            let rows = own.rows(request.task_key.into(), partitions, head, &body).await;
+            return Ok(rows.map_err(Error::into_datafusion)?.into_iter().map(StreamExt::boxed).collect());
+        }
         let partitions: Vec<usize> = (request.target_partition_start..request.target_partition_end).collect();
         let mut streams = Vec::with_capacity(partitions.len());
         for partitions in partitions.chunks(PARTITIONS_PER_CONNECTION) {

@@ -18,7 +18,7 @@ use datafusion::physical_plan::{
     ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PhysicalExpr, PlanProperties,
     ReplaceChildrenOptions,
 };
-use datafusion_distributed::{BroadcastExec, WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse};
+use datafusion_distributed::BroadcastExec;
 use futures::StreamExt;
 
 use crate::error::{Error, words_of_panic};
@@ -28,19 +28,19 @@ use crate::sql::computing;
 ///
 /// # Errors
 /// Those of rebuilding the plan.
-pub fn rewrite(event: WorkerPlanRewriteEvent<'_>) -> Result<WorkerPlanRewriteEventResponse> {
-    let plan = event.plan.transform_up(|node| match node.is::<BroadcastExec>() {
+pub fn rewrite(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    let plan = plan.transform_up(|node| match node.is::<BroadcastExec>() {
         true => below(node).map(Transformed::yes),
         false => Ok(Transformed::no(node)),
     });
     let plan = plan.data()?;
     // What distributes rows to those who ask stays at the head: it is replaced when they are known.
-    let plan: Arc<dyn ExecutionPlan> = match (plan.is::<BroadcastExec>(), plan.is::<RepartitionExec>()) {
+    let guarded: Arc<dyn ExecutionPlan> = match (plan.is::<BroadcastExec>(), plan.is::<RepartitionExec>()) {
         (true, _) => plan,
         (false, true) => below(plan)?,
         (false, false) => Arc::new(Catching::new(plan)),
     };
-    Ok(WorkerPlanRewriteEventResponse::new(plan))
+    Ok(guarded)
 }
 
 /// The node with guards below it.

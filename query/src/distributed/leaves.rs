@@ -21,6 +21,7 @@ use datafusion_distributed::{
     ScaleUpLeafNodeHandler,
 };
 use url::Url;
+use uuid::Uuid;
 
 use super::peers::shared_out;
 use crate::scan::wire;
@@ -35,8 +36,10 @@ const TASK_BYTES: u64 = 32 << 20;
 pub struct Reads {
     pub bytes: u64,
     pub files: usize,
-    /// A file of the largest scan.
+    /// Where the files of the largest scan are ...
     pub largest: Option<String>,
+    /// ... and of which table they are.
+    pub table: Option<Uuid>,
 }
 
 /// What a plan reads; `None`: something other than tables, which is not to be had on another node.
@@ -47,13 +50,14 @@ pub fn reads(plan: &Arc<dyn ExecutionPlan>) -> Option<Reads> {
             return Ok(TreeNodeRecursion::Continue);
         }
         match wire::of_table(node.as_ref()).filter(|(scan, _)| wire::can_travel(scan)) {
-            Some((scan, _)) => {
+            Some((scan, source)) => {
                 let bytes = bytes_of(scan);
                 reads.bytes = reads.bytes.saturating_add(bytes);
                 reads.files += files_of(scan).count();
                 if bytes > most {
                     most = bytes;
                     reads.largest = files_of(scan).next().and_then(wire::location).map(directory);
+                    reads.table = source.table();
                 }
                 Ok(TreeNodeRecursion::Continue)
             }

@@ -20,7 +20,7 @@ use crate::error::{Error, Kind, Result};
 pub const TOKEN_HEADER: &str = "lake-part-bin";
 
 /// A part of a query.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Task {
     pub query: Uuid,
     pub stage: usize,
@@ -30,12 +30,6 @@ pub struct Task {
 impl From<TaskKey> for Task {
     fn from(key: TaskKey) -> Self {
         Self { query: key.query_id, stage: key.stage_id, number: key.task_number }
-    }
-}
-
-impl From<Task> for TaskKey {
-    fn from(task: Task) -> Self {
-        Self { query_id: task.query, stage_id: task.stage, task_number: task.number }
     }
 }
 
@@ -61,7 +55,6 @@ pub enum Call {
         tasks: usize,
         /// The node that is asked, as it is named in the plan.
         node: String,
-        began_ns: usize,
     },
     /// Rows of a part whose plan the node has, or is about to have.
     Rows { task: Task, partition: usize, head: Head },
@@ -139,7 +132,7 @@ mod tests {
     fn messages_come_back() {
         let task = Task { query: Uuid::new_v4(), stage: 3, number: 1 };
         let calls = [
-            Call::Plan { task, tasks: 2, node: "http://a:1/".into(), began_ns: 7 },
+            Call::Plan { task, tasks: 2, node: "http://a:1/".into() },
             Call::Rows { task, partition: 4, head: Head::Broadcast { partitions: 8 } },
             Call::Rows { task, partition: 4, head: Head::Partitioned },
         ];
@@ -147,7 +140,7 @@ mod tests {
             let sent = call.write(b"body".to_vec()).unwrap();
             assert_eq!(Call::read(sent).unwrap(), (call, Bytes::from_static(b"body")));
         }
-        assert_eq!(Task::from(TaskKey::from(task)), task);
+        assert_eq!(Task::from(TaskKey { query_id: task.query, stage_id: 3, task_number: 1 }), task);
         for answer in [Answer::Accepted, Answer::Ended { rows: 5 }] {
             assert_eq!(Answer::read(&answer.write()), Ok(Some(answer)));
         }

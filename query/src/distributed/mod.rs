@@ -21,7 +21,7 @@
 //! - **Never other rows.** Scans travel whole, with their deletes and the ids of their columns ([`codec`]), or the query does not. No
 //!   two tasks of a stage are on one node, and no file's range is in two.
 //! - Parts run with their own node's stores, limits and caches. A node takes so many ([`service`]), and all parts of a statement share
-//!   one statement's memory there.
+//!   one statement's memory there, which they give back when the query ends, however it does ([`taken`]).
 //! - Only nodes of this lake are answered ([`token`]), of the coordinator's version.
 //!
 //! Changes, EXPLAIN ANALYZE, and queries of anything but tables (files, functions that make rows, `system`) run on one node.
@@ -33,6 +33,7 @@ pub mod leaves;
 pub mod message;
 pub mod peers;
 pub mod service;
+pub mod taken;
 #[cfg(test)]
 mod tests;
 pub mod token;
@@ -72,12 +73,11 @@ use leaves::Spread;
 use peers::Peers;
 use service::{Parts, WorkerSessions};
 
-/// When a query is spread over several nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// When a query is spread over several nodes, as a session asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Never.
-    #[default]
     Off,
     /// If it reads enough.
     Auto,
@@ -98,6 +98,46 @@ impl FromStr for Mode {
     }
 }
 
+/// What a node does for sessions that do not ask, and whether they may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Spreads no query, whatever a session asks for.
+    Off,
+    /// As a session asks, and no query of others.
+    #[default]
+    Allowed,
+    /// As a session asks; of others, the queries that read enough.
+    Auto,
+    /// As a session asks; of others, every query that can be.
+    On,
+}
+
+impl Policy {
+    /// When a query of a session that asks for this is spread.
+    pub fn mode(self, asked: Option<Mode>) -> Mode {
+        match self {
+            Policy::Off => Mode::Off,
+            Policy::Allowed => asked.unwrap_or(Mode::Off),
+            Policy::Auto => asked.unwrap_or(Mode::Auto),
+            Policy::On => asked.unwrap_or(Mode::On),
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "off" => Ok(Policy::Off),
+            "allowed" => Ok(Policy::Allowed),
+            "auto" => Ok(Policy::Auto),
+            "on" => Ok(Policy::On),
+            other => Err(Error::invalid(format!("off, allowed, auto or on, not {other:?}"))),
+        }
+    }
+}
+
 /// What has come of it on this node.
 #[derive(Debug, Default)]
 struct Figures {
@@ -107,7 +147,7 @@ struct Figures {
 
 /// See the module.
 pub struct Distributed {
-    mode: Mode,
+    policy: Policy,
     above_bytes: u64,
     /// Most nodes that a query is spread over.
     nodes: usize,
@@ -121,7 +161,7 @@ pub struct Distributed {
 
 impl fmt::Debug for Distributed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Distributed").field("mode", &self.mode).field("parts", &self.parts).finish_non_exhaustive()
+        f.debug_struct("Distributed").field("policy", &self.policy).field("parts", &self.parts).finish_non_exhaustive()
     }
 }
 
@@ -154,14 +194,13 @@ impl Distributed {
             memory: engine.memory().clone(),
             codec: codec.clone(),
             channels: channels.clone(),
-            keys: keys.clone(),
             statements: Mutex::default(),
         };
         Ok(Self {
-            mode: config.distribute,
+            policy: config.distribute,
             above_bytes: config.distribute_above_bytes,
             nodes: config.distribute_nodes,
-            peers: Peers::new(cluster, &config.distribute_over)?,
+            peers: Peers::new(cluster, &config.distribute_over, engine.tables().metadata.clone())?,
             parts: Parts::new(sessions, keys.clone(), config.distribute_tasks),
             keys,
             channels,
@@ -181,8 +220,8 @@ impl Distributed {
     }
 
     /// The configuration's.
-    pub fn mode(&self) -> Mode {
-        self.mode
+    pub fn policy(&self) -> Policy {
+        self.policy
     }
 
     /// Queries that were spread, and those of them that ran here after all.
@@ -226,7 +265,8 @@ impl Distributed {
         deadline: Instant,
     ) -> Result<Option<Staged>> {
         let nodes = self.peers.now(deadline).await?;
-        let nodes = peers::preferred(&nodes, reads.largest.as_deref().unwrap_or_default(), self.nodes);
+        let first = self.peers.of_shard(reads.table);
+        let nodes = peers::preferred(&nodes, &first, reads.largest.as_deref().unwrap_or_default(), self.nodes);
         if nodes.len() < 2 {
             return Ok(None);
         }

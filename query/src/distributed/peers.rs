@@ -4,6 +4,9 @@
 //! by the others. Elsewhere they are those that the configuration names. The list is asked for when a query is large enough to
 //! be spread, and kept for [`FRESH_FOR`]; a query that is not asks nobody.
 //!
+//! Where a query takes fewer nodes than there are, the nodes of the shard of its largest table come first, the leader worker before its
+//! followers: they have the table's metadata in their caches, since they do its upkeep.
+//!
 //! Which node reads which file is settled by rendezvous hashing: each node has a score for each file, and the highest gets it. So
 //! a file is read by the same node again, where its footer and its deletes are cached, and a node that comes or goes moves
 //! only its own files. A node that has its part already, and a quarter more, gets no further ones: they go to the next.
@@ -13,9 +16,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use lake_client::metadata::Metadata;
 use lake_client::nodes::NodeState;
 use lake_client::remote::RemoteStore;
 use url::Url;
+use uuid::Uuid;
 
 use crate::config::NodeRole;
 use crate::error::{Error, Result};
@@ -31,16 +36,17 @@ pub struct Peers {
     cluster: Option<RemoteStore>,
     named: Mutex<Arc<[Url]>>,
     known: tokio::sync::Mutex<Option<(Instant, Arc<[Url]>)>>,
+    metadata: Metadata,
 }
 
 impl Peers {
-    /// Those of a metadata cluster, or those that are named (`host:port`).
+    /// Those of a metadata cluster, or those that are named (`host:port`). The metadata tells of shards.
     ///
     /// # Errors
     /// `Invalid`: a name is no address.
-    pub fn new(cluster: Option<RemoteStore>, named: &[String]) -> Result<Self> {
+    pub fn new(cluster: Option<RemoteStore>, named: &[String], metadata: Metadata) -> Result<Self> {
         let named = urls(named)?;
-        Ok(Self { cluster, named: Mutex::new(named), known: tokio::sync::Mutex::default() })
+        Ok(Self { cluster, named: Mutex::new(named), known: tokio::sync::Mutex::default(), metadata })
     }
 
     /// From now on these, whatever the cluster says.
@@ -86,17 +92,31 @@ impl Peers {
         *known = Some((Instant::now(), nodes.clone()));
         Ok(nodes)
     }
+
+    /// The nodes of a table's shard, the leader worker first, as the watches have told of them: it asks nobody.
+    pub fn of_shard(&self, table: Option<Uuid>) -> Vec<Url> {
+        let (Some(table), Some(shards), Some(nodes)) = (table, self.metadata.shards(), self.metadata.nodes()) else {
+            return Vec::new();
+        };
+        let Some(fenced) = shards.routes.of(table) else { return Vec::new() };
+        let there = fenced.route.nodes().filter_map(|name| nodes.nodes.get(name));
+        there.filter_map(|node| url(&node.record.flight_address).ok()).collect()
+    }
 }
 
 fn urls(addresses: &[String]) -> Result<Arc<[Url]>> {
     let mut urls = Vec::with_capacity(addresses.len());
     for address in addresses {
-        let url = Url::parse(&format!("http://{address}"));
-        urls.push(url.map_err(|e| Error::invalid(format!("{address} is no address of a query node: {e}")))?);
+        urls.push(url(address)?);
     }
     urls.sort();
     urls.dedup();
     Ok(urls.into())
+}
+
+fn url(address: &str) -> Result<Url> {
+    let url = Url::parse(&format!("http://{address}"));
+    url.map_err(|e| Error::invalid(format!("{address} is no address of a query node: {e}")))
 }
 
 /// How much a node is to have something. The same on every node of a version.
@@ -106,10 +126,11 @@ fn score(node: &Url, of: &str) -> u64 {
     hasher.finish()
 }
 
-/// At most so many of the nodes, those that are to have it the most.
-pub fn preferred(nodes: &[Url], of: &str, most: usize) -> Vec<Url> {
+/// At most so many of the nodes: those of `first` that are among them, in their order, then those that are to have it the most.
+pub fn preferred(nodes: &[Url], first: &[Url], of: &str, most: usize) -> Vec<Url> {
     let mut nodes = nodes.to_vec();
-    nodes.sort_by_cached_key(|node| Reverse(score(node, of)));
+    let place = |node: &Url| first.iter().position(|other| other == node).unwrap_or(first.len());
+    nodes.sort_by_cached_key(|node| (place(node), Reverse(score(node, of))));
     nodes.truncate(most);
     nodes
 }
@@ -142,6 +163,12 @@ pub fn shared_out(nodes: &[Url], parts: &[(&str, u64)]) -> Vec<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use lake_client::cache::CacheConfig;
+    use lake_client::memory::MemoryStore;
+    use lake_client::nodes::Record;
+    use lake_client::shards::{self, Route, SETTINGS, Settings};
+    use lake_proto::v1;
+
     use super::*;
 
     fn nodes(count: usize) -> Vec<Url> {
@@ -175,7 +202,41 @@ mod tests {
         let after = shared_out(&all[..3], &parts);
         let moved = (0..3).map(|node| before[node].iter().filter(|part| !after[node].contains(part)).count());
         assert!(moved.sum::<usize>() < 100);
-        assert_eq!(preferred(&all, "t", 2), preferred(&all, "t", 4)[..2]);
+        assert_eq!(preferred(&all, &[], "t", 2), preferred(&all, &[], "t", 4)[..2]);
+    }
+
+    #[tokio::test]
+    async fn the_nodes_of_a_tables_shard_come_first() {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let store = MemoryStore::shared();
+        let table = Uuid::from_u128(7);
+        let followers = ["gone", "c"].map(str::to_owned).to_vec();
+        let route = Route { node: "b".to_owned(), lease: 1, followers, ..Route::default() };
+        let settings = Settings { shards: 4, maintenance: false };
+        let mut entries = vec![(SETTINGS.to_owned(), settings.to_bytes())];
+        entries.push((shards::key(shards::shard_of(table, settings.shards)), route.to_bytes()));
+        let all = nodes(4);
+        for (name, node) in [("a", &all[3]), ("b", &all[2]), ("c", &all[0])] {
+            let flight_address = node.authority().to_owned();
+            let info = v1::NodeInfo { flight_address, ..v1::NodeInfo::default() };
+            entries.push((lake_client::nodes::key(name), Record::next("process", 1, &info, None).to_bytes()));
+        }
+        for (key, value) in entries {
+            assert!(store.cas(&key, None, value, deadline).await.unwrap().result.succeeded);
+        }
+        let peers = Peers::new(None, &[], Metadata::new(store, CacheConfig::default())).unwrap();
+        while peers.of_shard(Some(table)).is_empty() {
+            assert!(Instant::now() < deadline, "the watches tell of it");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let first = peers.of_shard(Some(table));
+        assert_eq!(first, [all[2].clone(), all[0].clone()], "the leader worker, then who follows it and is there");
+        for of in ["t", "u", "v"] {
+            let chosen = preferred(&all, &first, of, 3);
+            assert_eq!((&chosen[..2], chosen.len()), (&first[..], 3));
+            assert_eq!(preferred(&all[..2], &first, of, 3)[0], all[0], "one that takes no part is passed over");
+        }
+        assert_eq!(peers.of_shard(None), Vec::<Url>::new());
     }
 
     #[test]

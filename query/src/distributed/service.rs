@@ -22,19 +22,18 @@ use arrow::array::{ArrayRef, AsArray, RecordBatch, RecordBatchOptions};
 use arrow_flight::FlightData;
 use arrow_flight::encode::{DictionaryHandling, FlightDataEncoder, FlightDataEncoderBuilder};
 use arrow_flight::error::FlightError;
-use datafusion::common::{DataFusionError, Result as DfResult};
+use datafusion::common::Result as DfResult;
 use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::context::SessionConfig;
 use datafusion::execution::memory_pool::MemoryPool;
 use datafusion::execution::runtime_env::RuntimeEnv;
-use datafusion::execution::session_state::SessionState;
-use datafusion_distributed::{
-    DistributedExt, ExecuteTaskRequest, MaybeEncoded, ProducerHead, SetPlanRequest, Worker, WorkerQueryContext,
-};
-use datafusion_proto::physical_plan::PhysicalExtensionCodec;
+use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
+use datafusion_distributed::{DistributedCodec, DistributedConfig, DistributedExt, DistributedTaskContext};
+use datafusion_proto::bytes::physical_plan_from_bytes_with_proto_converter;
+use datafusion_proto::physical_plan::{DeduplicatingProtoConverter, PhysicalExtensionCodec};
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
 use tonic::codegen::http::HeaderMap;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
@@ -42,7 +41,8 @@ use url::Url;
 use uuid::Uuid;
 
 use super::channel::Channels;
-use super::message::{Answer, Call, Head, TOKEN_HEADER};
+use super::message::{Answer, Call, TOKEN_HEADER};
+use super::taken::{Key, Own, Taken};
 use super::{guard, token};
 use crate::error::{Error, Result, words_of_panic};
 use crate::flight::keys::TicketKeys;
@@ -60,7 +60,7 @@ pub type Answers = BoxStream<'static, Result<FlightData, Status>>;
 #[derive(Clone)]
 pub struct Parts {
     sessions: Arc<WorkerSessions>,
-    workers: Arc<Mutex<HashMap<Uuid, Weak<Worker>>>>,
+    taken: Arc<Taken>,
     keys: Arc<TicketKeys>,
     /// Parts that may yet be taken. Closed: none is.
     room: Arc<Semaphore>,
@@ -75,27 +75,8 @@ impl fmt::Debug for Parts {
 
 impl Parts {
     pub fn new(sessions: WorkerSessions, keys: Arc<TicketKeys>, most: usize) -> Self {
-        let (sessions, workers) = (Arc::new(sessions), Arc::default());
-        Self { sessions, workers, keys, room: Arc::new(Semaphore::new(most)), most }
-    }
-
-    /// What has a statement's parts here. It goes with the last of them: one for all statements would keep plans, and the memory
-    /// that they reserve, until it is asked for others.
-    fn worker_for(&self, statement: Uuid) -> Arc<Worker> {
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = workers.get(&statement).and_then(Weak::upgrade) {
-            return known;
-        }
-        workers.retain(|_, worker| worker.strong_count() > 0);
-        let runtime = self.sessions.template.runtime_env().clone();
-        let sessions = self.sessions.clone();
-        let session = move |context| {
-            let sessions = sessions.clone();
-            async move { sessions.session(context).await }
-        };
-        let worker = Arc::new(Worker::from_session_builder(session).with_runtime_env(runtime));
-        workers.insert(statement, Arc::downgrade(&worker));
-        worker
+        let (sessions, taken) = (Arc::new(sessions), Arc::default());
+        Self { sessions, taken, keys, room: Arc::new(Semaphore::new(most)), most }
     }
 
     /// How many are in hand.
@@ -129,37 +110,17 @@ impl Parts {
         let asked =
             asked.unwrap_or_else(|_| Err(Error::deadline("the first message of a request did not come in time")));
         let (statement, call, body) = asked.map_err(|e| from_error(&e))?;
-        let body = body.to_vec();
         let answering = async {
             match call {
-                Call::Plan { task, tasks, node, began_ns } => {
+                Call::Plan { task, tasks, node } => {
                     let node = Url::parse(&node).map_err(|e| Error::invalid(format!("{node} is no node: {e}")))?;
-                    let request = SetPlanRequest {
-                        task_key: task.into(),
-                        task_count: tasks,
-                        plan: MaybeEncoded::Encoded(body),
-                        work_unit_feed_declarations: Vec::new(),
-                        target_worker_url: node,
-                        query_start_time_ns: began_ns,
-                    };
-                    self.take(statement, headers.into_headers(), request, messages).await
+                    self.take(Key { statement, task }, tasks, node, &headers.into_headers(), &body, messages)
                 }
                 Call::Rows { task, partition, head } => {
-                    let producer_head = match head {
-                        Head::AsTheyAre => ProducerHead::None,
-                        Head::Broadcast { partitions } => ProducerHead::BroadcastExec { output_partitions: partitions },
-                        Head::Partitioned => {
-                            ProducerHead::RepartitionExec { partitioning: MaybeEncoded::Encoded(body) }
-                        }
-                    };
                     let end = partition.checked_add(1).ok_or_else(|| Error::invalid("a partition without an end"))?;
-                    let request = ExecuteTaskRequest {
-                        task_key: task.into(),
-                        target_partition_start: partition,
-                        target_partition_end: end,
-                        producer_head,
-                    };
-                    self.rows(statement, request).await
+                    // They may be asked for before their plan has come.
+                    let mut rows = self.taken.rows(Key { statement, task }, partition..end, head, &body).await?;
+                    Ok(sent(rows.pop().ok_or_else(|| Error::internal("a part of a query without rows"))?))
                 }
             }
         };
@@ -172,12 +133,14 @@ impl Parts {
     }
 
     /// Takes a plan, and keeps it until the request ends.
-    async fn take(
+    fn take(
         &self,
-        statement: Uuid,
-        headers: HeaderMap,
-        request: SetPlanRequest,
-        messages: Streaming<FlightData>,
+        key: Key,
+        tasks: usize,
+        node: Url,
+        headers: &HeaderMap,
+        plan: &[u8],
+        mut messages: Streaming<FlightData>,
     ) -> Result<Answers> {
         let permit = self.room.clone().try_acquire_owned().map_err(|e| match e {
             tokio::sync::TryAcquireError::Closed => {
@@ -188,31 +151,21 @@ impl Parts {
                 self.most
             )),
         })?;
-        let ended = CancellationToken::new();
-        // Dropped with the stream, which is read until the query ends.
-        let held = (permit, ended.clone().drop_guard());
-        let messages = messages.filter_map(move |message| {
-            let _ = &held;
-            std::future::ready(message.err().map(|status| Err(DataFusionError::Execution(status.to_string()))))
-        });
-        let worker = self.worker_for(statement);
-        let answers = worker.coordinator_channel(headers, request, messages.boxed()).await?;
+        let own = Own::new(node, key.statement, &self.taken);
+        let session = self.sessions.session(key, tasks, own, headers)?;
+        let task = session.task_ctx();
+        let codec = DistributedCodec::new_combined_with_user(task.session_config());
+        let converter = DeduplicatingProtoConverter::default();
+        let plan = physical_plan_from_bytes_with_proto_converter(plan, &task, &codec, &converter)?;
+        let kept = self.taken.keep(key, guard::rewrite(plan)?, task)?;
         let accepted = futures::stream::once(std::future::ready(Ok(Answer::Accepted.write())));
         let rest = async move {
-            ended.cancelled_owned().await;
-            drop((answers, worker));
+            // Nothing more is said.
+            while let Ok(Some(_)) = messages.message().await {}
+            drop((kept, permit));
         };
         let rest = futures::stream::once(rest).filter_map(|()| std::future::ready(None::<Result<FlightData, Status>>));
         Ok(accepted.chain(rest).boxed())
-    }
-
-    /// The rows of one partition.
-    async fn rows(&self, statement: Uuid, request: ExecuteTaskRequest) -> Result<Answers> {
-        // They may be asked for before their plan has come.
-        let worker = self.worker_for(statement);
-        let (mut streams, _) = worker.execute_task(request).await?;
-        let stream = streams.pop().ok_or_else(|| Error::internal("a part of a query without rows"))?;
-        Ok(sent(stream))
     }
 }
 
@@ -287,7 +240,6 @@ pub struct WorkerSessions {
     pub memory: Arc<SharedMemory>,
     pub codec: Arc<dyn PhysicalExtensionCodec>,
     pub channels: Channels,
-    pub keys: Arc<TicketKeys>,
     /// Of the statements that have parts here.
     pub statements: Mutex<HashMap<Uuid, Weak<dyn MemoryPool>>>,
 }
@@ -307,32 +259,31 @@ impl WorkerSessions {
 }
 
 impl WorkerSessions {
-    /// One for a part.
-    async fn session(&self, context: WorkerQueryContext) -> DfResult<SessionState> {
-        let WorkerQueryContext { mut builder, headers } = context;
-        let metadata = MetadataMap::from_headers(headers.clone());
-        let statement = token::verify(&self.keys, &metadata, Instant::now() + FIRST_WITHIN).await;
-        let statement = statement.map_err(Error::into_datafusion)?;
+    /// One for a part of so many in its stage.
+    fn session(&self, key: Key, tasks: usize, own: Own, headers: &HeaderMap) -> DfResult<SessionState> {
         let mut passed_on = HeaderMap::new();
         if let Some(value) = headers.get(TOKEN_HEADER) {
             passed_on.insert(TOKEN_HEADER, value.clone());
         }
-        let shared = self.template.runtime_env();
-        let runtime = RuntimeEnv { memory_pool: self.memory_of(statement), ..shared.as_ref().clone() };
         let template = &self.template;
+        let shared = template.runtime_env();
+        let runtime = RuntimeEnv { memory_pool: self.memory_of(key.statement), ..shared.as_ref().clone() };
         let scalars = template.scalar_functions().values().cloned();
         let scalars = scalars.chain(overflow::functions()).chain(rounding::functions()).collect();
-        let config = builder.config().take().unwrap_or_default();
-        Ok(builder
+        let place = DistributedTaskContext { task_index: key.task.number, task_count: tasks };
+        let config = SessionConfig::default()
+            .with_extension(Arc::new(place))
+            .with_distributed_option_extension_from_headers::<DistributedConfig>(headers)?;
+        Ok(SessionStateBuilder::new()
+            .with_default_features()
             .with_config(computing::as_in(template, config))
             .with_runtime_env(Arc::new(runtime))
             .with_scalar_functions(scalars)
             .with_aggregate_functions(template.aggregate_functions().values().cloned().collect())
             .with_window_functions(template.window_functions().values().cloned().collect())
             .with_distributed_user_codec_arc(self.codec.clone())
-            .with_distributed_channel_resolver(self.channels.clone())
+            .with_distributed_channel_resolver(self.channels.within(own))
             .with_distributed_passthrough_headers(passed_on)?
-            .with_distributed_worker_plan_rewrite_handler(guard::rewrite)
             .build())
     }
 }

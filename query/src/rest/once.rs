@@ -128,7 +128,8 @@ impl Rest {
         };
         if error.kind == kind::ALREADY_DONE {
             // Sent twice at the same time.
-            let kept = self.kept(key, call).await?.ok_or_else(|| RestError::unknown(error.message))?;
+            let kept = self.kept(key, call).await.map_err(|why| unsettled(error.clone(), &why.message))?;
+            let kept = kept.ok_or_else(|| RestError::unknown(error.message))?;
             return self.again(endpoint, call, key, &kept).await;
         }
         if !error.status.is_client_error() || error.status == StatusCode::REQUEST_TIMEOUT {

@@ -17,6 +17,8 @@ use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::{
     BinaryExpr, Column, DynamicFilterPhysicalExpr, InListExpr, IsNotNullExpr, IsNullExpr, LikeExpr, Literal, NotExpr,
 };
+use datafusion::physical_expr::projection::ProjectionExprs;
+use datafusion::physical_expr::utils::collect_columns;
 
 /// Filters read their columns one after the other, before the rest. Where each read is a request to an object store, that pays for
 /// files that are larger than this only, in bytes.
@@ -42,6 +44,12 @@ pub fn cannot_fail(filter: &Arc<dyn PhysicalExpr>) -> bool {
         || filter.is::<DynamicFilterPhysicalExpr>()
         || filter.downcast_ref::<BinaryExpr>().is_some_and(compares);
     known && filter.children().into_iter().all(cannot_fail)
+}
+
+/// Whether there are columns to be late: some that are asked for, and that the filter is not about.
+pub fn leaves_columns(filter: &Arc<dyn PhysicalExpr>, asked: &ProjectionExprs) -> bool {
+    let looked_at = collect_columns(filter);
+    asked.iter().any(|column| !collect_columns(&column.expr).is_subset(&looked_at))
 }
 
 /// The source with its other columns late.

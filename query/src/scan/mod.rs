@@ -378,7 +378,8 @@ impl LakeTable {
             let age = usize::try_from(age.as_millis()).unwrap_or(usize::MAX);
             MetricBuilder::new(source.metrics()).global_gauge("pointer_age_ms").set(age);
         }
-        let source: Arc<dyn FileSource> = Arc::new(LakeSource::new(source, read.rules.clone(), deletes, read.pruned));
+        let source = LakeSource::new(source, read.rules.clone(), deletes, read.pruned);
+        let source: Arc<dyn FileSource> = Arc::new(source.of_table(self.table.metadata.uuid()));
         let partitioned = files.iter().map(|file| self.partitioned(file, &read.columns)).collect::<Result<Vec<_>>>()?;
         let mut statistics = total(&table_schema, files, &partitioned, read.exact);
         for (column, field) in statistics.column_statistics.iter_mut().zip(table_schema.fields()) {

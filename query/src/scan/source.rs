@@ -36,6 +36,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::ObjectStore;
 use roaring::RoaringTreemap;
+use uuid::Uuid;
 
 use super::adapter::Rules;
 use super::deletes::{DeleteReader, EqualityFilter, EqualitySet, access_plan, equality_columns};
@@ -73,6 +74,8 @@ pub struct LakeSource {
     /// What planning left out, for people to see.
     pruned: Pruned,
     batch_size: Option<usize>,
+    /// Whose files they are; `None` for one that came from another node.
+    table: Option<Uuid>,
 }
 
 impl LakeSource {
@@ -83,7 +86,18 @@ impl LakeSource {
         figure("manifests_left_out", pruned.manifests);
         figure("manifest_cache_hits", pruned.manifests_cached);
         figure("manifest_cache_misses", pruned.manifests_read);
-        Self { inner: Arc::new(plain.clone()), plain: Arc::new(plain), rules, deletes, pruned, batch_size: None }
+        let (inner, plain) = (Arc::new(plain.clone()), Arc::new(plain));
+        Self { inner, plain, rules, deletes, pruned, batch_size: None, table: None }
+    }
+
+    /// The same, of this table.
+    pub fn of_table(self, table: Uuid) -> Self {
+        Self { table: Some(table), ..self }
+    }
+
+    /// The table, where the scan was planned.
+    pub fn table(&self) -> Option<Uuid> {
+        self.table
     }
 
     /// What another node needs for reading the same.
@@ -95,7 +109,7 @@ impl LakeSource {
     /// where it was planned.
     pub(super) fn of(parts: Parts, plain: ParquetSource, deletes: DeleteReader) -> Self {
         let Parts { inner, rules, pruned, batch_size } = parts;
-        Self { inner, plain: Arc::new(plain), rules, deletes, pruned, batch_size }
+        Self { inner, plain: Arc::new(plain), rules, deletes, pruned, batch_size, table: None }
     }
 
     fn with_inner(&self, inner: Arc<dyn FileSource>) -> Self {
@@ -132,6 +146,16 @@ impl LakeSource {
             None => source,
         })
     }
+
+    /// Whether columns that no filter is about may be late. A row's place is made by the reader, and a limit is of rows that no filter
+    /// has looked at.
+    fn may_be_late(&self, config: &FileScanConfig) -> bool {
+        let (Some(filter), Some(asked)) = (self.filter(), self.projection()) else { return false };
+        config.limit.is_none()
+            && self.table_schema().virtual_columns().is_empty()
+            && late::leaves_columns(&filter, asked)
+            && late::cannot_fail(&filter)
+    }
 }
 
 impl FileSource for LakeSource {
@@ -158,10 +182,7 @@ impl FileSource for LakeSource {
             limit: config.limit,
             preserve_order: config.preserve_order,
             partition,
-            // A row's place is made by the reader, and a limit is of rows that a filter has not seen yet.
-            late: config.limit.is_none()
-                && self.table_schema().virtual_columns().is_empty()
-                && self.filter().is_some_and(|filter| late::cannot_fail(&filter)),
+            late: self.may_be_late(config),
         };
         let plain = |late| scan.morselizer(self.inner.clone(), config.limit, Arc::default(), late);
         let (plain, late) = (plain(false)?, scan.late.then(|| plain(true)).transpose()?);

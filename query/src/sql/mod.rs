@@ -408,7 +408,7 @@ impl Engine {
                     }
                     _ => parsed,
                 };
-                let plan = match state.statement_to_plan(parsed).await {
+                let plan = match values::plan(&state, parsed).await {
                     Ok(plan) => plan,
                     Err(error) => {
                         let error = found.explain(error.into());
@@ -457,7 +457,7 @@ impl Engine {
     /// How a query is to be spread, if it may be.
     fn spread(&self, asked: Option<Mode>, plan: &LogicalPlan) -> Option<Box<(Mode, LogicalPlan)>> {
         let distributed = self.distributed()?;
-        let mode = asked.unwrap_or(distributed.mode());
+        let mode = distributed.policy().mode(asked);
         (mode != Mode::Off && distributed.peers().may_be_some()).then(|| Box::new((mode, plan.clone())))
     }
 

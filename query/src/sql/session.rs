@@ -29,7 +29,7 @@ use super::bound::Bound;
 use super::statement::{Action, Command, normalize, refused};
 use super::transactions::{End, Handle, MAX_STATEMENTS, Open, Transactions};
 use super::{Engine, Planned, once};
-use crate::distributed::Mode;
+use crate::distributed::{Mode, Policy};
 use crate::error::{Error, Result};
 use crate::table::Tables;
 use crate::table::conflict::Isolation;
@@ -449,6 +449,14 @@ impl Sessions {
                 return Err(error);
             }
             (SessionChange::SetOperation(id), None) => next.operation = id.clone(),
+            (SessionChange::SetDistributed(Some(Mode::Auto | Mode::On)), _)
+                if self.engine.distributed().is_some_and(|distributed| distributed.policy() == Policy::Off) =>
+            {
+                return Err(Error::denied(format!(
+                    "SET {DISTRIBUTED}: this node spreads no query over others; distribute in its configuration allows it; \
+                     nothing was done"
+                )));
+            }
             (SessionChange::SetDistributed(mode), _) => next.distributed = *mode,
             (SessionChange::SetIsolation(isolation), _) => next.serializable = *isolation == Isolation::Serializable,
         }

@@ -36,6 +36,8 @@ pub const ORPHAN_AGE_LEAST: Duration = Duration::from_secs(24 * 3600);
 const SNAPSHOT_AGE_MS: i64 = 5 * 24 * 3600 * 1000;
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
+/// Orphans that are removed before it is looked again whose it is to do that.
+const REMOVED_AT_A_TIME: usize = 100;
 
 /// Makes a snapshot the current one; `ancestor`: only one that the current one comes from.
 pub fn set_current(snapshot: i64, ancestor: bool) -> Edit {
@@ -272,7 +274,11 @@ pub async fn rewrite_manifests(tables: &Arc<Tables>, table: &Table, deadline: In
 /// Removes, or with `dry_run` only counts and logs, what is in the table's location, that nothing of the table refers to,
 /// and that is older than `older_than` by the store's clock.
 ///
+/// Where it is done under guards they are looked at before each [`REMOVED_AT_A_TIME`] files; those may still go when it is another's to do,
+/// which finds fewer.
+///
 /// # Errors
+/// `Conflict` once it is another's to do.
 /// `NotSupported` if another table lives in the location as well: what that one refers to would look like an orphan.
 pub async fn remove_orphan_files(
     tables: &Arc<Tables>,
@@ -313,9 +319,24 @@ pub async fn remove_orphan_files(
         tracing::info!(table = %ident, location = %orphan, dry_run, "an orphan");
     }
     if !dry_run {
-        tables.storage.discard(&orphans).await;
+        remove(tables, ident, &orphans, deadline).await?;
     }
     Ok(orphans.len() as u64)
+}
+
+/// Removes orphans for as long as the guards hold, which no commit carries here.
+async fn remove(tables: &Tables, ident: &TableIdent, orphans: &[String], deadline: Instant) -> Result<()> {
+    let mut removed = 0;
+    for some in orphans.chunks(REMOVED_AT_A_TIME) {
+        let checked = tables.writer.check_guards(deadline).await;
+        checked.map_err(|e| {
+            let doing = format!("removing orphans of table {ident}, {removed} of {} are gone", orphans.len());
+            catalog_error("looking whose it is to do", e).while_doing(doing)
+        })?;
+        tables.storage.discard(some).await;
+        removed += some.len();
+    }
+    Ok(())
 }
 
 /// Refuses if another table's location, or its current metadata, is inside this one or around it. One whose metadata cannot be

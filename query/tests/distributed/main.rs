@@ -43,19 +43,19 @@ fn counts(cluster: &Cluster, node: usize) -> (u64, u64) {
     cluster.nodes[node].engine().distributed().unwrap().counts()
 }
 
-/// Waits until no node has a part or a statement left. Memory is not looked at: see docs/src/distributed.md, "Not yet".
+/// Waits until no node has anything of a query left: parts, memory or statements.
 async fn until_idle(cluster: &Cluster) {
     let left = |node: &lake_query::QueryNode| {
         let engine = node.engine();
-        (engine.distributed().unwrap().parts().in_hand(), engine.running())
+        (engine.distributed().unwrap().parts().in_hand(), engine.memory_held(), engine.running())
     };
     let deadline = Instant::now() + PATIENCE;
     loop {
         let left: Vec<_> = cluster.nodes.iter().map(&left).collect();
-        if left.iter().all(|left| matches!(left, (0, 0))) {
+        if left.iter().all(|left| matches!(left, (0, 0, 0))) {
             return;
         }
-        assert!(Instant::now() < deadline, "left of the query, of each node (parts, statements): {left:?}");
+        assert!(Instant::now() < deadline, "left of the query, of each node (parts, bytes, statements): {left:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

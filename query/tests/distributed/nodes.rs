@@ -33,7 +33,11 @@ async fn with_table(cluster: &Cluster) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
-    let cluster = crate::nodes(2, |options| Options { distribute: Some("auto".into()), ..options }).await;
+    let cluster = crate::nodes(2, |options| {
+        let forbids = options.dir.as_ref().is_some_and(|dir| dir.ends_with("node1"));
+        Options { distribute: Some(if forbids { "off" } else { "auto" }.into()), ..options }
+    })
+    .await;
     with_table(&cluster).await;
     let client = cluster.client(0).await;
     let sql = "SELECT x % 10, count(*) FROM t GROUP BY x % 10";
@@ -57,6 +61,12 @@ async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
     let mixed = "SELECT count(*) FROM t JOIN generate_series(1, 10) AS g(y) ON x = y";
     assert_eq!(number(&client, mixed).await, 10);
     assert_eq!(counts(&cluster, 0), (1, 0));
+    // A node whose operator has it off takes parts of others' queries, and nobody's word for its own.
+    let client = cluster.client(1).await;
+    let forbidden = refused(&client, "SET lake.distributed = on").await;
+    assert!(forbidden.kind == Kind::Denied && forbidden.message.contains("distribute"), "{forbidden}");
+    run(&client, "SET lake.distributed = off").await;
+    until_idle(&cluster).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,13 +126,17 @@ async fn a_client_that_goes_away_stops_every_part() {
     let cluster = crate::nodes(3, |options| options).await;
     with_table(&cluster).await;
     let client = cluster.client(0).await;
+    // One that has enough before all rows have come ...
+    assert_eq!(text(&client, "SELECT x, repeat('a', 500) FROM t LIMIT 3").await.len(), 3);
+    until_idle(&cluster).await;
+    // ... one that is given up ...
     let mut rows = client.execute("SELECT x, repeat('a', 500) FROM t", TIMEOUT).await.unwrap();
     rows.next().await.unwrap().unwrap();
     let in_hand = |node: usize| cluster.nodes[node].engine().distributed().unwrap().parts().in_hand();
     assert!((0..3).map(in_hand).sum::<usize>() > 0);
     drop(rows);
     until_idle(&cluster).await;
-    // And one that no part of which has begun to send.
+    // ... and one that no part of which has begun to send.
     let endless = "SELECT count(*) FROM t a, t b WHERE a.x + b.x = 0";
     let query = tokio::spawn(async move { client.query(endless, TIMEOUT).await });
     until("the parts to be there", async || (0..3).map(in_hand).sum::<usize>() > 0).await;

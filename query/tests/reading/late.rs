@@ -127,7 +127,7 @@ async fn late_columns_have_the_same_rows() {
         "id % 10 = 3 AND number > 20",
         "number + 1 = 31 AND id > 20",
     ] {
-        for columns in ["id, number, label, x, added, missing", "id", "count(*), sum(id), max(label)", "x, id"] {
+        for columns in ["id, number, label, x, added, missing", "count(*), sum(id), max(label)"] {
             let ordered = if columns.starts_with("count") { "" } else { " ORDER BY id" };
             let found = text(&client, &format!("SELECT {columns} FROM t WHERE {filter}{ordered}")).await;
             let wanted = text(&client, &format!("SELECT {columns} FROM {whole} WHERE {filter}{ordered}")).await;

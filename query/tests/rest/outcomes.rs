@@ -29,6 +29,8 @@ enum Fault {
     },
     /// The table `gone` is made, and no answer comes; by then it has another name, and another table has its name.
     Renamed,
+    /// The same request, sent to another node at the same time, is first, and then nothing can be asked any more.
+    Twice,
 }
 
 #[derive(Debug, Default)]
@@ -62,6 +64,11 @@ impl Way for Faults {
                 }
                 self.away.store(away, Ordering::SeqCst);
                 Err(unavailable(Applied::Unknown))
+            }
+            Some(Fault::Twice) => {
+                store.commit(txn.clone(), by).await?;
+                self.away.store(true, Ordering::SeqCst);
+                store.commit(txn, by).await
             }
             Some(Fault::Renamed) => {
                 store.commit(txn, by).await?;
@@ -103,7 +110,7 @@ fn told(answer: Answer, fault: Fault, done: u16) -> bool {
             assert!(message.contains("unknown"), "{message}");
             made
         }
-        Fault::Renamed => unreachable!("it is told otherwise"),
+        Fault::Renamed | Fault::Twice => unreachable!("it is told otherwise"),
     }
 }
 
@@ -147,6 +154,11 @@ async fn what_became_of_a_change_is_told_as_it_is() {
     let gone = json!({"name": "gone", "schema": schema()});
     hurt(&store, &rest, TABLES, gone, Fault::Renamed).await.refused(500, "CommitStateUnknownException");
     rest.get(&format!("{TABLES}/renamed")).await.expect(200);
+
+    let keyed = rest.with("Idempotency-Key", &uuid::Uuid::from_u128(7).to_string());
+    let (spaces, twice) = ("/v1/lake/namespaces", json!({"namespace": ["twice"]}));
+    hurt(&store, &keyed, spaces, twice.clone(), Fault::Twice).await.refused(500, "CommitStateUnknownException");
+    keyed.post(spaces, twice).await.expect(200);
 }
 
 /// The same of a change that is not made again, since it may still be on its way: it is looked for.

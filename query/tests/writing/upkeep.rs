@@ -157,5 +157,14 @@ async fn orphans_are_removed_once_a_day_where_a_table_asks_for_it() {
     let second = orphan("second.parquet");
     assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, ..Round::default() });
     assert!(second.exists(), "once a day");
+    // Another worker had the shard, and it was moved, which that one does not know yet.
+    let (route, old) = moved(&cluster, None).await;
+    let (_, new) = moved(&cluster, Some(route)).await;
+    for (guard, changed) in [(old, 0), (new, 1)] {
+        let claim = Has { tables: HashSet::from([uuid]), follows: HashSet::new(), guard: Mutex::new(guard) };
+        let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), Arc::new(claim));
+        assert_eq!(upkeep.round().await.unwrap(), Round { tables: 1, changed, ..Round::default() });
+        assert_eq!(second.exists(), changed == 0, "it is removed under the new fence");
+    }
     assert_eq!(numbers(&client, "SELECT x FROM t").await, [1]);
 }

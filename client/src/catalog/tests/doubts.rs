@@ -8,7 +8,7 @@ use crate::faulty::{First, Theirs};
 use crate::procedures::{Record, kept};
 use crate::warehouse::{KEY, Profile, WarehouseError};
 
-const OPERATIONS: [&str; 19] = [
+const OPERATIONS: [&str; 20] = [
     "create table",
     "create view",
     "create namespace",
@@ -20,6 +20,7 @@ const OPERATIONS: [&str; 19] = [
     "drop namespace",
     "drop contents",
     "submit drop",
+    "submit purge",
     "remove warehouse",
     "change warehouse",
     "update namespace",
@@ -29,6 +30,9 @@ const OPERATIONS: [&str; 19] = [
     "create several",
     "replace table",
 ];
+
+/// Those that make a table or a view of some name.
+const MADE: [&str; 5] = ["create table", "create view", "create several", "rename table", "rename view"];
 
 fn ident(name: &str) -> TableIdent {
     TableIdent::new("a.b".parse().unwrap(), name).unwrap()
@@ -131,6 +135,7 @@ async fn run(operation: &str, world: &World) -> Result<(), Failed> {
         "drop namespace" => catalog.drop_namespace(&namespace("a.e"), by).await,
         "drop contents" => catalog.drop_namespace_and_contents(&namespace("a.b"), by).await.map(drop),
         "submit drop" => catalog.submit_namespace_drop(&namespace("a.b"), false, 1, by).await.map(drop),
+        "submit purge" => return catalog.submit_warehouse_purge("w", 1, by).await.map(drop).map_err(refused),
         "update namespace" => {
             let properties = [("k".to_owned(), "v".to_owned())].into();
             catalog.update_namespace(&namespace("a.b"), &BTreeSet::new(), &properties, by).await.map(drop)
@@ -153,7 +158,7 @@ async fn what_is_told_of_a_change_is_what_became_of_it() {
     for operation in OPERATIONS {
         // That a procedure was submitted is not undone: its record stays.
         let is_possible = |theirs: &[Theirs]| {
-            operation != "submit drop" || !theirs.iter().any(|theirs| matches!(theirs, Theirs::Undo))
+            !operation.starts_with("submit") || !theirs.iter().any(|theirs| matches!(theirs, Theirs::Undo))
         };
         for (name, theirs) in interferences().into_iter().filter(|(_, theirs)| is_possible(theirs)) {
             for first in [First::None, First::Lost, First::Applied] {
@@ -180,6 +185,10 @@ async fn what_is_told_of_a_change_is_what_became_of_it() {
                 let told = ended.as_ref().map_err(|(applied, _)| *applied);
                 match (name, first) {
                     ("nothing", _) | ("all is written again", First::None) => assert_eq!(told, Ok(&()), "{case}"),
+                    // Its uuid tells.
+                    ("others commit", First::Applied) if MADE.contains(&operation) => {
+                        assert_eq!(told, Ok(&()), "{case}");
+                    }
                     ("a scope is taken", First::None) => {
                         let is_structure = !operation.starts_with("swap") && operation != "update namespace";
                         assert_eq!(told.is_err(), is_structure, "{case}");

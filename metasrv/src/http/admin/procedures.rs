@@ -72,7 +72,7 @@ pub(super) async fn start(
     if dry_run {
         return Ok(Json(Started { dry_run, id, procedure: None }));
     }
-    calls::submit(&allowed.store(), &id, &record, deadline).await?;
+    calls::submit(&allowed.leading_store().await?, &id, &record, deadline).await?;
     let procedure = Some(found(&allowed, &id).await?.into());
     Ok(Json(Started { dry_run, id, procedure }))
 }
@@ -107,7 +107,7 @@ const UNKNOWN: Cancel = Cancel::TooLate("this peer does not know its kind, and l
 
 pub(super) async fn cancel(allowed: Allowed, Path(id): Path<String>) -> Answer<Change> {
     if !allowed.dry_run {
-        let asked = calls::cancel(&allowed.store(), &id, allowed.call.deadline).await?;
+        let asked = calls::cancel(&allowed.leading_store().await?, &id, allowed.call.deadline).await?;
         return Ok(Json(Change::of(asked, &id)?));
     }
     let procedure = found(&allowed, &id).await?;
@@ -132,7 +132,7 @@ pub(super) async fn clear(allowed: Allowed, Path((id, how)): Path<(String, Strin
         }
     };
     if !allowed.dry_run {
-        let asked = calls::clear(&allowed.store(), &id, how, allowed.call.deadline).await?;
+        let asked = calls::clear(&allowed.leading_store().await?, &id, how, allowed.call.deadline).await?;
         return Ok(Json(Change::of(asked, &id)?));
     }
     let procedure = found(&allowed, &id).await?;

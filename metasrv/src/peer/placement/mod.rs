@@ -41,6 +41,7 @@ use super::failure::Failure;
 use super::member::Member;
 use super::nodes::heartbeat::in_term;
 use super::nodes::{has_lease, millis, record};
+use super::procedures::failpoints::{Point, ROUTE, reached_in};
 use super::shares::Call;
 use crate::log::lock;
 use crate::state::State;
@@ -251,12 +252,14 @@ impl Member {
         settings: Option<Compare>,
         call: &Call,
     ) -> Result<Option<u64>, Failure> {
+        reached_in(Point::Begin, ROUTE);
         let mut txn = change.txn(term);
         txn.when.extend(settings);
         let result = self.commit(txn, None, call).await?;
         if !result.succeeded {
             return Ok(None);
         }
+        reached_in(Point::Committed, ROUTE);
         match change.why {
             Why::Lost | Why::Left => self.counters.shards_failed_over.add(1),
             Why::Balance | Why::Asked | Why::Drained => self.counters.shards_moved.add(1),

@@ -8,7 +8,8 @@
 //! | whose lease has ended, and its node is registered no more| another worker, a follower if there is one                   |
 //! | whose lease has ended, and its node is suspected         | the same                                                     |
 //! | whose lease has ended, and its node is only late         | nothing yet                                                  |
-//! | whose node is drained                                    | another worker, a follower if there is one                   |
+//! | whose node is drained                                    | another worker, a follower if there is one; with none it     |
+//! |                                                          | stays, under the node's new lease if that has another one    |
 //!
 //! So nothing is taken from a node before its lease has surely ended: the lease is gone from the state, and ids of leases do not
 //! come twice. Only for balance, and on request, which draining is, is a shard moved whose lease lives: the old fence is over with the new route.
@@ -51,7 +52,12 @@ pub struct Worker {
 impl Worker {
     /// Whether it may be given shards, and under which lease.
     fn fit(&self) -> Option<LeaseId> {
-        self.lease.filter(|_| self.heard_for.is_some() && !self.suspected() && !self.drained)
+        self.there().filter(|_| !self.drained)
+    }
+
+    /// Whether it lives, and under which lease.
+    fn there(&self) -> Option<LeaseId> {
+        self.lease.filter(|_| self.heard_for.is_some() && !self.suspected())
     }
 
     fn suspected(&self) -> bool {
@@ -168,9 +174,14 @@ impl<'a> Planning<'a> {
         self.candidates.iter_mut().find(|candidate| candidate.node == node)
     }
 
-    /// Gives a shard to a candidate. Whose it was keeps a part in it as a follower, if it lives.
+    /// Gives a shard to a candidate.
     fn give(&mut self, shard: u32, node: &str, why: Why, turn: &mut usize) {
         let Some(lease) = self.candidate(node).map(|candidate| candidate.lease) else { return };
+        self.give_under(lease, shard, node, why, turn);
+    }
+
+    /// Gives a shard to a node that has this lease. Whose it was keeps a part in it as a follower, if it lives.
+    fn give_under(&mut self, lease: LeaseId, shard: u32, node: &str, why: Why, turn: &mut usize) {
         let before = self.world.routes.get(&shard);
         let from = before.map(|fenced| fenced.route.node.clone());
         if self.world.alive.contains(&shard)
@@ -239,10 +250,13 @@ impl<'a> Planning<'a> {
                 Some(worker) if self.world.warm && worker.suspected() => Why::Lost,
                 Some(_) => continue,
             };
-            if !self.world.settings.maintenance {
-                let avoided = [node.to_owned()].into();
-                let preferred = fenced.route.followers.clone();
-                self.choose(shard, Affinity { avoided, preferred, ..Affinity::default() }, why, turn);
+            let avoided = [node.to_owned()].into();
+            let preferred = fenced.route.followers.clone();
+            let affinity = Affinity { avoided, preferred, ..Affinity::default() };
+            let moved = !self.world.settings.maintenance && self.choose(shard, affinity, why, turn);
+            // It came back drained, and nobody takes it over: it keeps what it had.
+            if !moved && let Some(lease) = worker.and_then(Worker::there) {
+                self.give_under(lease, shard, node, Why::Returned, turn);
             }
         }
     }
@@ -262,11 +276,12 @@ impl<'a> Planning<'a> {
         }
     }
 
-    fn choose(&mut self, shard: u32, affinity: Affinity, why: Why, turn: &mut usize) {
+    /// Gives a shard to whom the selector says; says whether there was anybody.
+    fn choose(&mut self, shard: u32, affinity: Affinity, why: Why, turn: &mut usize) -> bool {
         let selected = self.world.selector.select(&self.candidates, 1, &affinity, turn);
-        if let Some(node) = selected.nodes.first() {
-            self.give(shard, node, why, turn);
-        }
+        let Some(node) = selected.nodes.first() else { return false };
+        self.give(shard, node, why, turn);
+        true
     }
 
     /// From the worker with the most to the one with the fewest, until they differ by one at most.

@@ -315,4 +315,20 @@ fn a_node_that_is_drained_gives_all_and_gets_nothing() {
     let mut world = self::world(4, 1).settled();
     world.workers.get_mut("a").unwrap().drained = true;
     assert!(plan(&world, 16, &mut 0).is_empty());
+    // Also when it is started again; once somebody else is there, that one has it.
+    world.workers.get_mut("a").unwrap().lease = Some(9);
+    world.look();
+    let changes = plan(&world, 16, &mut 0);
+    assert!(changes.len() == 4 && changes.iter().all(|change| change.why == Why::Returned && change.route.lease == 9));
+    world.apply(&changes);
+    assert!(plan(&world, 16, &mut 0).is_empty());
+    // Where nothing is to be moved, too.
+    world.workers.insert("b".to_owned(), worker(2));
+    let mut kept = World { settings: Settings { maintenance: true, ..world.settings }, ..world.clone() };
+    kept.workers.get_mut("a").unwrap().lease = Some(11);
+    kept.look();
+    assert_eq!(kept.settled().led(), [4, 0]);
+    world.workers.get_mut("a").unwrap().lease = Some(13);
+    world.look();
+    assert_eq!(world.settled().led(), [0, 4]);
 }

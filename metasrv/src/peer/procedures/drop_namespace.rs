@@ -18,7 +18,8 @@ use crate::state::State;
 #[derive(Debug)]
 pub struct DropNamespace;
 
-struct Map<'a>(&'a State);
+/// The map, as planning reads it.
+pub(super) struct Map<'a>(pub &'a State);
 
 impl Entries for Map<'_> {
     fn get(&self, key: &str) -> Option<KeyValue> {
@@ -78,7 +79,7 @@ fn step(state: &State, procedure: &Procedure) -> Outcome {
 }
 
 /// The procedures that this one is the parent of, and that are remembered.
-fn children(state: &State, id: &str) -> Vec<Procedure> {
+pub(super) fn children(state: &State, id: &str) -> Vec<Procedure> {
     let all = state.list(PROCEDURES, None, usize::MAX, usize::MAX).entries;
     all.iter().filter_map(Procedure::of).filter(|child| child.record.parent.as_deref() == Some(id)).collect()
 }

@@ -1,11 +1,13 @@
 //! Where a test has a leader die in the middle of a procedure: before a step is carried out, before what came of it is
-//! committed, and after that.
+//! committed, and after that. And around the one transaction that gives a shard to another worker ([`ROUTE`]).
 //!
 //! Only this crate's own tests (`kills`) are built so that they can; no package, and no other build of it, is: [`VARIABLE`] names a file,
 //! and the peer that comes to the point named in it removes the file and kills itself. So one peer dies, and not the next leader as well.
 
 /// Names the file, in a build that can die.
 pub const VARIABLE: &str = "LAKE_METASRV_DIE_AT";
+/// What the file calls the change of a shard's route, as if it were a procedure's step: it has a begin, and is committed.
+pub const ROUTE: &str = "route";
 
 /// A point in the life of a procedure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +42,18 @@ pub(super) const fn reached(_: Point, _: &lake_client::procedures::Record) {}
 /// A point was reached.
 #[cfg(test)]
 pub(super) fn reached(point: Point, record: &lake_client::procedures::Record) {
+    reached_in(point, if record.accepted_ms.is_none() { "new" } else { record.step.as_str() });
+}
+
+/// A point of a step was reached.
+#[cfg(not(test))]
+pub(in crate::peer) const fn reached_in(_: Point, _: &str) {}
+
+/// A point of a step was reached.
+#[cfg(test)]
+pub(in crate::peer) fn reached_in(point: Point, step: &str) {
     static FILE: std::sync::OnceLock<Option<std::path::PathBuf>> = std::sync::OnceLock::new();
     let Some(file) = FILE.get_or_init(|| std::env::var_os(VARIABLE).map(Into::into)) else { return };
-    let step = if record.accepted_ms.is_none() { "new" } else { record.step.as_str() };
     let is_meant = std::fs::read_to_string(file).is_ok_and(|named| named.trim() == point.of(step));
     // Of several that come to it at the same time one dies.
     if is_meant && std::fs::remove_file(file).is_ok() {

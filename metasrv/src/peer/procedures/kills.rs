@@ -1,4 +1,5 @@
-//! The leader, a worker, and both are killed wherever a procedure can stand, and in the end it was done once in effect.
+//! The leader, a worker, and both are killed wherever a procedure can stand, and in the end it was done once in effect. So is the leader where
+//! it gives a shard to another worker, which is one transaction.
 //!
 //! Peers are processes: this binary again ([`crate::support::processes`]), which as a build for tests can die at
 //! [`failpoints`](super::failpoints).
@@ -12,14 +13,17 @@ use std::time::Instant;
 use lake_client::catalog::{Catalog, Namespace, TableIdent, TablePointer};
 use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop, PURGES, RESTORE};
 use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
-use lake_client::procedures::upkeep::{PLACE, RUN, TableUpkeep};
+use lake_client::procedures::purge_warehouse::{REMOVE, WarehousePurge};
+use lake_client::procedures::upkeep::{PLACE, RUN, TableUpkeep, What};
 use lake_client::procedures::{State, calls};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
-use lake_client::store::ReadOptions;
+use lake_client::shards::{self, ShardStatus};
+use lake_client::store::{MetaStore, ReadOptions};
+use lake_client::warehouse::Profile;
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::failpoints::{Point, VARIABLE};
+use super::failpoints::{Point, ROUTE, VARIABLE};
 use crate::support::processes::Processes;
 use crate::support::purging::{COUNT, Death, FILES, Runner, Worker, deleted, soon, submit, submit_upkeep, until};
 use crate::support::{PATIENCE, eventually};
@@ -110,9 +114,9 @@ async fn a_procedure_is_done_once_wherever_its_worker_dies_and_the_leader_with_i
         [CHECK, DELETE].into_iter().flat_map(|step| [false, true].map(|afterwards| Death { step, afterwards }));
     for (n, (death, both)) in deaths.flat_map(|death| [false, true].map(|both| (death, both))).enumerate() {
         let table = format!("t{n}");
-        worker.dies_at(death);
+        worker.dying.dies_at(death);
         let id = submit(&cluster.store, &table).await;
-        worker.died().await;
+        worker.dying.died().await;
         // The leader dies over what it makes of that: it knows when the worker's stream is gone.
         if both {
             cluster.dies_at(Point::Uncommitted, death.step).await;
@@ -173,17 +177,133 @@ async fn a_schema_is_dropped_and_had_back_once_wherever_the_leader_dies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_warehouse_is_purged_once_wherever_the_leader_dies() {
+    let mut cluster = Mortal::founded().await;
+    let catalog = Catalog::new(Arc::new(cluster.peers.store()));
+    let worker = Worker::new();
+    let _keeper = NodeKeeper::start(cluster.peers.store(), "w", worker.clone());
+    let steps = [DROP, PURGES, REMOVE];
+    for (n, (step, point)) in steps.iter().flat_map(|step| Point::ALL.map(|point| (step, point))).enumerate() {
+        let (name, whose) = (format!("w{n}"), format!("leader at {step} {point:?}"));
+        let profile = Profile::new(&format!("file:///{name}"), None).unwrap();
+        catalog.create_warehouse(&name, &profile, soon()).await.unwrap();
+        let own = Namespace::new([name.as_str()]).unwrap();
+        let nested = Namespace::new([name.as_str(), "n"]).unwrap();
+        catalog.create_namespace(&nested, BTreeMap::new(), soon()).await.unwrap();
+        for namespace in [&own, &nested] {
+            let ident = TableIdent::new(namespace.clone(), "t").unwrap();
+            let (uuid, metadata_location) = (uuid::Uuid::new_v4(), format!("file:///{ident}.json"));
+            let pointer = TablePointer { uuid, metadata_location, previous_location: None };
+            catalog.create_table(&ident, &pointer, soon()).await.unwrap();
+        }
+        cluster.dies_at(point, step).await;
+        let id = catalog.submit_warehouse_purge(&name, 0, soon()).await.unwrap();
+        let died = cluster.died().await;
+        let done = until(&cluster.store, &id, |record| record.state == State::Done).await.record;
+        let purge: WarehousePurge = done.data().unwrap();
+        assert_eq!((purge.dropped, purge.purges), (3, 2), "{whose}: two tables, and a namespace");
+        for namespace in [&own, &nested] {
+            assert_eq!(worker.deleted_of(&format!("{namespace}.t")), (0..FILES).collect(), "{whose}");
+            assert!(!catalog.namespace_exists(namespace, soon()).await.unwrap(), "{whose}");
+        }
+        assert!(catalog.warehouses(soon()).await.unwrap().profiles.is_empty(), "{whose}");
+        let held = cluster.store.list_scopes("", "", 0, ReadOptions::default(), soon()).await.unwrap().value.items;
+        assert!(held.is_empty(), "{whose}: {held:?}");
+        cluster.back(died).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn upkeep_is_done_wherever_the_leader_dies() {
     let mut cluster = Mortal::founded().await;
     let _keeper = NodeKeeper::start(cluster.peers.store(), "w", Runner::new(true));
     let steps = ["new", PLACE, RUN];
     for (n, (step, point)) in steps.iter().flat_map(|step| Point::ALL.map(|point| (step, point))).enumerate() {
         cluster.dies_at(point, step).await;
-        let id = format!("upkeep-{n}");
-        submit_upkeep(&cluster.store, &id).await;
+        let (id, what) = (format!("upkeep-{n}"), What::ALL[n % What::ALL.len()]);
+        submit_upkeep(&cluster.store, &id, what).await;
         let died = cluster.died().await;
         let done = until(&cluster.store, &id, |record| record.state == State::Done).await.record;
         assert_eq!(done.data::<TableUpkeep>().unwrap().count, Some(COUNT), "leader at {step} {point:?}");
         cluster.back(died).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upkeep_is_done_wherever_its_worker_dies_and_the_leader_with_it() {
+    let mut cluster = Mortal::founded().await;
+    let deaths = [false, true].into_iter().flat_map(|afterwards| [false, true].map(|both| (afterwards, both)));
+    for (what, (afterwards, both)) in What::ALL.into_iter().zip(deaths) {
+        let whose = format!("{what}, worker afterwards: {afterwards}, and the leader: {both}");
+        let dies = Runner::new(true);
+        let keeper = NodeKeeper::start(cluster.peers.store(), "w", dies.clone());
+        dies.dying.dies_at(Death { step: RUN, afterwards });
+        submit_upkeep(&cluster.store, what.as_str(), what).await;
+        dies.dying.died().await;
+        // The leader dies over what it makes of that.
+        if both {
+            cluster.dies_at(Point::Uncommitted, RUN).await;
+        }
+        drop(keeper);
+        let died = if both { Some(cluster.died().await) } else { None };
+        let runs = Runner::new(true);
+        let keeper = NodeKeeper::start(cluster.peers.store(), "x", runs.clone());
+        let done = until(&cluster.store, what.as_str(), |record| record.state == State::Done).await.record;
+        let upkeep: TableUpkeep = done.data().unwrap();
+        assert_eq!((upkeep.node.as_deref(), upkeep.count), (Some("x"), Some(COUNT)), "{whose}");
+        if let Some(died) = died {
+            cluster.back(died).await;
+        }
+        keeper.leave(PATIENCE).await;
+    }
+}
+
+/// Waits until each of two workers has its half of the shards, and follows the other's: there is nothing left to do about them.
+async fn placed(store: &RemoteStore) -> Vec<ShardStatus> {
+    eventually("the shards to be placed", async || {
+        store.balance_shards(false, soon()).await.ok()?;
+        let listing = store.shards(soon()).await.ok()?.value;
+        let (count, of_a) = (listing.count as usize, |shard: &&ShardStatus| shard.route.node == "a");
+        let is_settled = |shard: &ShardStatus| shard.remaining.is_some() && shard.route.followers.len() == 1;
+        let all = count > 0 && listing.shards.len() == count && listing.shards.iter().all(is_settled);
+        (all && listing.shards.iter().filter(of_a).count() == count / 2).then_some(listing.shards)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_is_given_to_another_worker_once_wherever_the_leader_dies() {
+    let mut cluster = Mortal::founded().await;
+    let store = cluster.store.clone();
+    let worker = |peers: &Processes, name| NodeKeeper::start(peers.store(), name, Worker::new());
+    let (_a, mut b) = (worker(&cluster.peers, "a"), worker(&cluster.peers, "b"));
+    let version = async |shard: u32| {
+        let read = store.get(&shards::key(shard), ReadOptions::default(), soon()).await.unwrap();
+        read.value.unwrap().version
+    };
+    for point in [Point::Begin, Point::Committed] {
+        // It is asked for.
+        let shard = placed(&store).await.swap_remove(0);
+        let (to, before) = (shard.route.followers[0].clone(), version(shard.shard).await);
+        cluster.dies_at(point, ROUTE).await;
+        // A worker comes to the next leader a moment later.
+        let moves = async || store.move_shard(shard.shard, &to, false, soon()).await.ok();
+        let moved = eventually("the shard to be moved", moves).await;
+        let died = cluster.died().await;
+        assert_eq!((moved.to, version(shard.shard).await), (to, before + 1), "moved once, leader at {point:?}");
+        cluster.back(died).await;
+
+        // Its worker is gone.
+        placed(&store).await;
+        cluster.dies_at(point, ROUTE).await;
+        b.leave(PATIENCE).await;
+        let died = cluster.died().await;
+        eventually("the other worker to have all", async || {
+            let shards = store.shards(soon()).await.ok()?.value.shards;
+            shards.iter().all(|shard| shard.route.node == "a" && shard.remaining.is_some()).then_some(())
+        })
+        .await;
+        cluster.back(died).await;
+        b = worker(&cluster.peers, "b");
     }
 }

@@ -9,6 +9,7 @@ use lake_client::procedures::{Procedure, Record};
 use super::drop_namespace::DropNamespace;
 use super::machine::{Cancel, Outcome, Pace, Terms};
 use super::purge::PurgeTable;
+use super::purge_warehouse::PurgeWarehouse;
 use super::upkeep::Upkeep;
 use crate::peer::member::Member;
 
@@ -33,7 +34,7 @@ pub trait Kind: Send + Sync {
     async fn execute(&self, member: &Member, procedure: &Procedure) -> Outcome;
 }
 
-const KINDS: [&dyn Kind; 3] = [&PurgeTable, &DropNamespace, &Upkeep];
+const KINDS: [&dyn Kind; 4] = [&PurgeTable, &DropNamespace, &PurgeWarehouse, &Upkeep];
 
 /// The kind of a procedure, if this build knows it.
 pub fn of(record: &Record) -> Option<&'static dyn Kind> {

@@ -4,7 +4,7 @@
 //! - [`machine`]: what comes next, and what a step makes of a record: pure;
 //! - [`book`]: the procedures that there are, and which are in hand: a value;
 //! - [`clock`]: the time that they wait for;
-//! - [`kinds`], [`purge`], [`drop_namespace`], [`upkeep`]: what they do; [`workers`]: who carries out what touches objects;
+//! - [`kinds`], [`purge`], [`drop_namespace`], [`purge_warehouse`], [`upkeep`]: what they do; [`workers`]: who carries out what touches objects;
 //! - [`failpoints`]: where tests have a leader die;
 //! - here: the task that puts these together.
 //!
@@ -35,6 +35,7 @@ mod kills;
 pub mod kinds;
 pub mod machine;
 pub mod purge;
+pub mod purge_warehouse;
 pub mod upkeep;
 pub mod workers;
 

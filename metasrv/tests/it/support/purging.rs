@@ -10,7 +10,7 @@ use bytes::Bytes;
 use lake_client::catalog::{TableIdent, TablePointer};
 use lake_client::procedures::calls::{self, Submitted};
 use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task, of_drop};
-use lake_client::procedures::upkeep::{self, TABLE_UPKEEP, What};
+use lake_client::procedures::upkeep::{self, RUN, TABLE_UPKEEP, What};
 use lake_client::procedures::{Procedure, Record};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::Node;
@@ -33,8 +33,7 @@ pub struct Worker {
     pub may: Semaphore,
     /// What was deleted: of which table, and the how manyth file.
     deleted: Mutex<BTreeSet<(String, u64)>>,
-    dies: Mutex<Option<Death>>,
-    died: Notify,
+    pub dying: Dying,
 }
 
 /// Where a worker dies.
@@ -47,16 +46,18 @@ pub struct Death {
     pub afterwards: bool,
 }
 
-impl Worker {
-    pub fn new() -> Arc<Self> {
-        let (deleted, dies) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { may: Semaphore::new(0), deleted, dies, died: Notify::new() })
-    }
+/// That a worker is to die, and that it did.
+#[derive(Debug, Default)]
+pub struct Dying {
+    at: Mutex<Option<Death>>,
+    died: Notify,
+}
 
+impl Dying {
     /// It is to die there, the next time that it comes to it.
     #[allow(dead_code, reason = "it is the unit tests that use it")]
     pub fn dies_at(&self, death: Death) {
-        *self.dies.lock().unwrap() = Some(death);
+        *self.at.lock().unwrap() = Some(death);
     }
 
     /// Waits until it has come to where it dies: from there on it says nothing more of that instruction, and whoever keeps it
@@ -67,11 +68,17 @@ impl Worker {
     }
 
     async fn dies_if_meant(&self, step: &str, afterwards: bool) {
-        let is_meant = self.dies.lock().unwrap().take_if(|at| at.step == step && at.afterwards == afterwards).is_some();
+        let is_meant = self.at.lock().unwrap().take_if(|at| at.step == step && at.afterwards == afterwards).is_some();
         if is_meant {
             self.died.notify_one();
             std::future::pending::<()>().await;
         }
+    }
+}
+
+impl Worker {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { may: Semaphore::new(0), deleted: Mutex::default(), dying: Dying::default() })
     }
 
     pub fn deleted_of(&self, table: &str) -> BTreeSet<u64> {
@@ -94,7 +101,7 @@ impl Node for Worker {
         assert_eq!(kind, PURGE_TABLE);
         let Task { step, mut purge, .. } = Task::of(&payload)?;
         let table = purge.table.clone();
-        self.dies_if_meant(&step, false).await;
+        self.dying.dies_if_meant(&step, false).await;
         let answer = match step.as_str() {
             CHECK if table.ends_with("shared") => Answer::Refused("another table lives there".to_owned()),
             CHECK => Answer::Done(Box::new(purge)),
@@ -111,7 +118,7 @@ impl Node for Worker {
             }
             other => Answer::Doubtful(format!("no step {other}")),
         };
-        self.dies_if_meant(&step, true).await;
+        self.dying.dies_if_meant(&step, true).await;
         Ok(answer.to_bytes())
     }
 }
@@ -125,11 +132,12 @@ pub struct Runner {
     /// How often it was asked.
     pub asked: AtomicU64,
     ends: bool,
+    pub dying: Dying,
 }
 
 impl Runner {
     pub fn new(ends: bool) -> Arc<Self> {
-        Arc::new(Self { asked: AtomicU64::new(0), ends })
+        Arc::new(Self { asked: AtomicU64::new(0), ends, dying: Dying::default() })
     }
 }
 
@@ -146,16 +154,20 @@ impl Node for Runner {
     async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
         assert_eq!(kind, TABLE_UPKEEP);
         upkeep::Task::of(&payload)?;
+        self.dying.dies_if_meant(RUN, false).await;
         let before = self.asked.fetch_add(1, Ordering::SeqCst);
-        let answer = if self.ends && before >= 2 { upkeep::Answer::Done(COUNT) } else { upkeep::Answer::Running };
-        Ok(answer.to_bytes())
+        if !self.ends || before < 2 {
+            return Ok(upkeep::Answer::Running.to_bytes());
+        }
+        self.dying.dies_if_meant(RUN, true).await;
+        Ok(upkeep::Answer::Done(COUNT).to_bytes())
     }
 }
 
-/// Has something done to a table.
-pub async fn submit_upkeep(store: &RemoteStore, id: &str) {
+/// Has this done to a table.
+pub async fn submit_upkeep(store: &RemoteStore, id: &str, what: What) {
     let ident = TableIdent::new("a".parse().unwrap(), "t").unwrap();
-    let (_, record) = upkeep::of_table(What::RewriteDataFiles, &ident, uuid::Uuid::new_v4(), 1);
+    let (_, record) = upkeep::of_table(what, &ident, uuid::Uuid::new_v4(), 1);
     let submitted = calls::submit(store, id, &record, soon()).await.unwrap();
     assert!(matches!(submitted, Submitted::New(_)), "{submitted:?}");
 }

@@ -1,0 +1,119 @@
+//! `purge_warehouse` as the leader runs it: each part of it is one transaction of the map, together with what is kept of the procedure
+//! (`lake_client::procedures::purge_warehouse` has the steps, and what each changes).
+
+use async_trait::async_trait;
+use lake_client::procedures::calls::unix_ms;
+use lake_client::procedures::drop_namespace::{Comes, DROP, PURGES, Planned};
+use lake_client::procedures::purge_warehouse::{PURGE_WAREHOUSE, REMOVE, WarehousePurge};
+use lake_client::procedures::{Procedure, Record, kept};
+use lake_proto::kv::Txn;
+
+use super::drop_namespace::{Map, children};
+use super::kinds::Kind;
+use super::machine::{Cancel, Outcome, Pace, Terms, Together};
+use crate::peer::member::Member;
+use crate::state::State;
+
+/// The kind.
+#[derive(Debug)]
+pub struct PurgeWarehouse;
+
+#[async_trait]
+impl Kind for PurgeWarehouse {
+    fn name(&self) -> &'static str {
+        PURGE_WAREHOUSE
+    }
+
+    fn terms(&self, _: &Record, _: &Pace) -> Terms {
+        Terms::default()
+    }
+
+    fn cancel(&self, record: &Record) -> Cancel {
+        match record.data::<WarehousePurge>() {
+            Ok(purge) if purge.dropped == 0 && record.step == DROP => Cancel::Now,
+            _ => Cancel::TooLate(
+                "what was dropped is not had back; the purges of its tables can be cancelled one by one",
+            ),
+        }
+    }
+
+    fn waits_for_children(&self, record: &Record) -> bool {
+        record.step == PURGES
+    }
+
+    async fn execute(&self, member: &Member, procedure: &Procedure) -> Outcome {
+        let applied = member.published.current();
+        step(&applied.state, procedure)
+    }
+}
+
+fn step(state: &State, procedure: &Procedure) -> Outcome {
+    let Procedure { id, record, .. } = procedure;
+    let purge: WarehousePurge = match record.data() {
+        Ok(purge) => purge,
+        Err(why) => return Outcome::Doubtful(why),
+    };
+    let planned = match record.step.as_str() {
+        DROP => purge.drop_some(id, &Map(state), unix_ms()),
+        PURGES => return purges(&purge, &children(state, id)),
+        REMOVE => purge.remove(&Map(state)),
+        other => return Outcome::Doubtful(format!("there is no step {other}")),
+    };
+    match planned {
+        Ok(planned) => outcome(planned),
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+fn purges(purge: &WarehousePurge, children: &[Procedure]) -> Outcome {
+    let left = children.iter().filter(|child| !child.record.state.is_ended()).count();
+    match left {
+        0 => Outcome::Next { step: REMOVE, data: kept(purge), note: so_far(purge) },
+        left => Outcome::Wait(format!("{}; {left} of {} purges are to end", so_far(purge), purge.purges)),
+    }
+}
+
+fn outcome(planned: Planned<WarehousePurge>) -> Outcome {
+    let Planned { txn, releases, now, comes } = planned;
+    let (data, note) = (kept(&now), so_far(&now));
+    let then = match comes {
+        Comes::Step(step) => Outcome::Next { step, data, note },
+        Comes::End | Comes::Undone => Outcome::Done { data, note },
+    };
+    match txn == Txn::default() {
+        true => then,
+        false => Outcome::Together(Box::new(Together { txn, releases }), Box::new(then)),
+    }
+}
+
+fn so_far(purge: &WarehousePurge) -> String {
+    let mut text = format!("{} tables, views and schemas are dropped", purge.dropped);
+    if purge.lost > 0 {
+        text.push_str(&format!("; {} tables could not be read, and their files stay", purge.lost));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use lake_client::procedures::State as Stands;
+    use lake_client::procedures::purge_warehouse::of_warehouse;
+
+    use super::*;
+
+    #[test]
+    fn it_waits_for_its_purges_and_is_cancelled_only_before_anything_is_dropped() {
+        let (id, record) = of_warehouse("w", 3, 0).unwrap();
+        let purge: WarehousePurge = record.data().unwrap();
+        assert_eq!(PurgeWarehouse.cancel(&record), Cancel::Now);
+        let begun = kept(&WarehousePurge { dropped: 1, purges: 1, ..purge.clone() });
+        let too_late = |record: &Record| matches!(PurgeWarehouse.cancel(record), Cancel::TooLate(_));
+        assert!(too_late(&Record { data: begun, ..record.clone() }));
+        let waits = Record { step: PURGES.to_owned(), ..record.clone() };
+        assert!(too_late(&waits) && PurgeWarehouse.waits_for_children(&waits));
+        let child = |state| Procedure { id: id.clone(), mod_revision: 1, record: Record { state, ..record.clone() } };
+        assert!(matches!(purges(&purge, &[child(Stands::Poisoned)]), Outcome::Wait(_)));
+        let over = purges(&purge, &[child(Stands::Done), child(Stands::Failed)]);
+        assert!(matches!(over, Outcome::Next { step: REMOVE, .. }), "{over:?}");
+    }
+}
