@@ -59,7 +59,7 @@ impl Site {
              esac\n\
              case $1 in\n\
              start) alive || {{ lake $2 </dev/null >>log-$2 2>&1 & echo $! >$2.pid; }};;\n\
-             kill) kill -KILL $pid;;\n\
+             kill) kill -KILL $pid; while alive; do sleep 0.05; done;;\n\
              stop) kill -TERM $pid; while alive; do sleep 0.05; done;;\n\
              clock) echo \"$3 x1.0\" >clocks/$2;;\n\
              heal) ! test -d clocks || echo '+0 x1.0' >clocks/$2;;\n\
