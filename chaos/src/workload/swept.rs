@@ -82,7 +82,7 @@ mod tests {
         let minute = Duration::from_secs(60);
         File::options().write(true).open(&old).unwrap().set_modified(SystemTime::now() - minute).unwrap();
         let found = locations(warehouse.path(), "chaos", "hot_1").unwrap();
-        assert_eq!(found, [table.clone()]);
+        assert_eq!(found.as_slice(), std::slice::from_ref(&table));
         assert!(locations(warehouse.path(), "chaos", "hot_2").unwrap().is_empty());
         age(&found, minute / 2, 7).unwrap();
         let age = |file: &Path| file.metadata().unwrap().modified().unwrap().elapsed().unwrap();
