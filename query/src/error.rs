@@ -276,7 +276,10 @@ fn classify(error: &DataFusionError, message: &str) -> Error {
             Error::exhausted(format!("{}; raise memory_limit_bytes or ask for less", tidy(message)))
         }
         DataFusionError::ObjectStore(inner) => Error::object_store("reading", "an object", inner),
-        DataFusionError::ParquetError(_) => Error::corrupt(tidy(message)),
+        DataFusionError::ParquetError(inner) => match unread(inner) {
+            Some(error) => Error::object_store("reading", "an object", error),
+            None => Error::corrupt(tidy(message)),
+        },
         DataFusionError::IoError(_) if is_disk_full(message) => Error::exhausted(tidy(message)),
         DataFusionError::IoError(_) => Error::storage(tidy(message)),
         DataFusionError::ArrowError(inner, _) => match inner.as_ref() {
@@ -286,6 +289,18 @@ fn classify(error: &DataFusionError, message: &str) -> Error {
         DataFusionError::Execution(_) => Error::invalid(words::of(message).unwrap_or_else(|| tidy(message))),
         _ => Error::internal(tidy(message)),
     }
+}
+
+/// What the store said, if a file could not be read and is there: that says nothing of what is in it.
+fn unread<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a object_store::Error> {
+    let mut current = Some(error);
+    while let Some(cause) = current {
+        if let Some(error) = cause.downcast_ref::<object_store::Error>() {
+            return Some(error).filter(|error| !matches!(error, object_store::Error::NotFound { .. }));
+        }
+        current = cause.source();
+    }
+    None
 }
 
 /// Without the names of DataFusion's own error classes.
@@ -320,7 +335,21 @@ fn split_position(text: &str) -> (String, Option<Position>) {
 
 #[cfg(test)]
 mod tests {
+    use datafusion::parquet::errors::ParquetError;
+
     use super::*;
+
+    #[test]
+    fn a_file_that_could_not_be_read_is_not_damaged() {
+        let generic = object_store::Error::Generic { store: "S3", source: "connection reset".into() };
+        let gone = object_store::Error::NotFound { path: "a.parquet".to_owned(), source: "404".into() };
+        for (error, kind) in [(generic, Kind::Storage), (gone, Kind::Corrupt)] {
+            let error = Error::from(DataFusionError::from(ParquetError::External(Box::new(error))));
+            assert_eq!(error.kind, kind, "{error}");
+        }
+        let damaged = Error::from(DataFusionError::from(ParquetError::General("no magic".to_owned())));
+        assert_eq!(damaged.kind, Kind::Corrupt, "{damaged}");
+    }
 
     #[test]
     fn our_error_survives_datafusion() {
