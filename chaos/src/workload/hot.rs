@@ -9,6 +9,7 @@
 //! ([`super::swept`]).
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -153,7 +154,7 @@ async fn age(table: i64, number: i64, access: &Access) -> Result<(), Failure> {
     let warehouse = access.warehouse().ok_or_else(|| failed("they are not this machine's".to_owned()))?;
     let older_than = 2 * access.timeout + Duration::from_secs(AGED_BEYOND_S);
     let aged = tokio::task::spawn_blocking(move || {
-        swept::age(&swept::location(&warehouse, SCHEMA, &format!("hot_{table}"))?, older_than, number)
+        swept::age(&swept::locations(&warehouse, SCHEMA, &format!("hot_{table}"))?, older_than, number)
     });
     aged.await.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(e.to_string()))
 }
@@ -162,9 +163,11 @@ async fn age(table: i64, number: i64, access: &Access) -> Result<(), Failure> {
 async fn purge(table: i64, number: i64, node: u64, access: &mut Access, by: Instant) -> Result<Answer, Failure> {
     let copy = format!("{}_copy_{number}", name(table));
     access.run(node, &format!("CREATE TABLE {copy} AS SELECT * FROM {}", name(table)), None, by).await?;
-    let location = access.warehouse().and_then(|dir| swept::location(&dir, SCHEMA, &format!("hot_{table}")).ok());
-    if let Some(location) = location {
-        let source = format!("file://{}/data/", location.display());
+    let own = |dir: PathBuf| swept::locations(&dir, SCHEMA, &format!("hot_{table}")).ok();
+    let mut data =
+        access.warehouse().and_then(own).unwrap_or_default().into_iter().map(|location| location.join("data"));
+    if let Some(data) = data.find(|data| data.is_dir()) {
+        let source = format!("file://{}/", data.display());
         // Files may go just then: without them it is a copy like any other.
         let _ = access.run(node, &format!("CALL system.add_files('{copy}', '{source}')"), None, by).await;
     }

@@ -12,31 +12,31 @@ const DAYS: Duration = Duration::from_secs(4 * 86_400);
 /// How deep directories of a table go, at most.
 const MAX_DEPTH: u32 = 4;
 
-/// The directory of a table's files, by its name, which those of others begin with otherwise.
+/// The directories that may have a table's files, by its name: behind it is a uuid, and whoever has lost the race to make the table has
+/// left one, too.
 ///
 /// # Errors
-/// There is none, or it cannot be looked for.
-pub(super) fn location(warehouse: &Path, schema: &str, table: &str) -> io::Result<PathBuf> {
+/// They cannot be looked for.
+pub(super) fn locations(warehouse: &Path, schema: &str, table: &str) -> io::Result<Vec<PathBuf>> {
     let begins = format!("{table}-");
-    for entry in fs::read_dir(warehouse.join(schema))? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(&begins) {
-            return Ok(entry.path());
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::NotFound, format!("{table} has no directory in {}", warehouse.display())))
+    let all: Vec<fs::DirEntry> = fs::read_dir(warehouse.join(schema))?.collect::<io::Result<_>>()?;
+    let own = all.iter().filter(|entry| entry.file_name().to_string_lossy().starts_with(&begins));
+    Ok(own.map(fs::DirEntry::path).collect())
 }
 
 /// Puts an orphan there, and has all files look old that are older than this. One that goes meanwhile is nobody's any more.
 ///
 /// # Errors
 /// A file cannot be written, or its time not be set.
-pub(super) fn age(location: &Path, older_than: Duration, number: i64) -> io::Result<()> {
+pub(super) fn age(locations: &[PathBuf], older_than: Duration, number: i64) -> io::Result<()> {
     let now = SystemTime::now();
-    let orphan = location.join("metadata").join(format!("orphan-{number}.avro"));
-    fs::write(&orphan, "nobody refers to it")?;
-    make_old(&orphan, now)?;
-    walk(location, now, older_than, MAX_DEPTH)
+    for location in locations {
+        let orphan = location.join("metadata").join(format!("orphan-{number}.avro"));
+        fs::write(&orphan, "nobody refers to it")?;
+        make_old(&orphan, now)?;
+        walk(location, now, older_than, MAX_DEPTH)?;
+    }
+    Ok(())
 }
 
 fn walk(dir: &Path, now: SystemTime, older_than: Duration, depth: u32) -> io::Result<()> {
@@ -81,9 +81,10 @@ mod tests {
         }
         let minute = Duration::from_secs(60);
         File::options().write(true).open(&old).unwrap().set_modified(SystemTime::now() - minute).unwrap();
-        assert_eq!(location(warehouse.path(), "chaos", "hot_1").unwrap(), table);
-        assert!(location(warehouse.path(), "chaos", "hot_2").is_err());
-        age(&table, minute / 2, 7).unwrap();
+        let found = locations(warehouse.path(), "chaos", "hot_1").unwrap();
+        assert_eq!(found, [table.clone()]);
+        assert!(locations(warehouse.path(), "chaos", "hot_2").unwrap().is_empty());
+        age(&found, minute / 2, 7).unwrap();
         let age = |file: &Path| file.metadata().unwrap().modified().unwrap().elapsed().unwrap();
         assert!(age(&old) >= DAYS && age(&new) < minute);
         assert!(age(&table.join("metadata/orphan-7.avro")) >= DAYS);
