@@ -37,7 +37,7 @@ use std::time::Duration;
 use lake_client::dial::Dialer;
 use lake_client::remote::{RemoteConfig, RemoteStore};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::attack::InForce;
@@ -70,6 +70,8 @@ use crate::{Error, Result, workload};
 const GRACE: Duration = Duration::from_secs(2);
 /// How long each operation before and after the run may take.
 const CALM_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long all that is read after a run may take.
+const READ_WITHIN: Duration = Duration::from_secs(600);
 /// A peer that died by itself is started again after about this long.
 const RESTART_AFTER: Duration = Duration::from_millis(300);
 
@@ -303,11 +305,18 @@ async fn under_attack<F: Ground>(
     Ok(Ran { operations, tally, errors, load_ended_ns, facts, deaths: None, problems })
 }
 
-/// Reads everything there is, for the checkers and for the ledger.
+/// Reads everything there is, for the checkers and for the ledger, as far as that can be done in time: each read is bounded, and there
+/// may be very many.
 async fn read_all(reach: &Reach, frame: &mut dyn Frame, scribe: &mut Scribe) -> Result<Looked, String> {
     let mut own = reach.access(u64::MAX).map_err(|e| e.to_string())?;
-    frame.finish(&mut own, scribe).await.map_err(|e| e.to_string())?;
-    reach.ledger.look(&own.store).await.map_err(|e| e.to_string())
+    let reading = async {
+        frame.finish(&mut own, scribe).await?;
+        reach.ledger.look(&own.store).await
+    };
+    match timeout(READ_WITHIN, reading).await {
+        Ok(looked) => looked.map_err(|e| e.to_string()),
+        Err(_) => Err(format!("it took longer than {} s; ask for less --time or --rate", READ_WITHIN.as_secs())),
+    }
 }
 
 /// Stops every process; then disks are unmounted.
@@ -322,5 +331,43 @@ async fn end(field: Arc<Field>) {
             tokio::task::block_in_place(|| drop(disks));
         }
         Err(_) => tracing::warn!("a task still holds the cluster; its processes end with this one"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::workload::access::Access;
+
+    /// Reads and reads.
+    struct Endless;
+
+    #[async_trait]
+    impl Frame for Endless {
+        async fn finish(&mut self, _: &mut Access, _: &mut Scribe) -> std::result::Result<(), lake_client::Error> {
+            loop {
+                sleep(CALM_TIMEOUT).await;
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_ends_also_where_there_is_more_to_read_than_there_is_time_for() {
+        let reach = Reach {
+            roster: Roster::default(),
+            ledger: Arc::default(),
+            endpoints: vec!["127.0.0.1:1".to_owned()],
+            timeout: CALM_TIMEOUT,
+            seed: 1,
+            dialer: Dialer::default(),
+            door: None,
+        };
+        let mut scribe = Recorder::new().scribe();
+        let mut endless = Endless;
+        let read = read_all(&reach, &mut endless, &mut scribe);
+        let ended = timeout(2 * READ_WITHIN, read).await.expect("it is still reading");
+        assert!(ended.unwrap_err().contains("longer than 600 s"));
     }
 }

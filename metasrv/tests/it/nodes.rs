@@ -364,13 +364,21 @@ fn processor_time(pid: u32) -> Duration {
     Duration::from_millis(ticks.map(|field| field.parse::<u64>().unwrap() * 10).sum())
 }
 
+/// How often these peers were asked who leads.
+async fn questions(peers: &Processes, ids: &[u64]) -> f64 {
+    let mut all = 0.0;
+    for id in ids {
+        all += peers.figure(*id, "lake_metasrv_leader_questions_total").await;
+    }
+    all
+}
+
 /// What a thousand nodes cost their leader, and how they come back when it is killed. To be run by itself, in release, with
 /// 8,000 open files allowed.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "wants the machine to itself: cargo test --release --workspace --test it a_thousand_nodes -- --ignored --nocapture"]
 async fn a_thousand_nodes() {
     const NODES: usize = 1000;
-    const QUESTIONS: &str = "lake_metasrv_leader_questions_total";
     let mut peers = Processes::with_rhythm(Rhythm::default()).await;
     let began = Instant::now();
     let nodes = nodes_of(&peers, NODES).await;
@@ -382,14 +390,7 @@ async fn a_thousand_nodes() {
     let core = (processor_time(peers.peers.pid(leader).unwrap()) - used).as_secs_f64() / at.elapsed().as_secs_f64();
     println!("the leader of {NODES} nodes took {:.1} % of a core", core * 100.0);
     let left: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
-    let questions = async || {
-        let mut all = 0.0;
-        for id in &left {
-            all += peers.figure(*id, QUESTIONS).await;
-        }
-        all
-    };
-    let before = questions().await;
+    let before = questions(&peers, &left).await;
     peers.kill(leader);
     let killed = Instant::now();
     // Per second, for each half of one.
@@ -398,7 +399,7 @@ async fn a_thousand_nodes() {
         let (mut at, mut asked) = (killed, before);
         while rates.len() < 600 {
             tokio::time::sleep(Duration::from_millis(500)).await;
-            let (now, all) = (Instant::now(), questions().await);
+            let (now, all) = (Instant::now(), questions(&peers, &left).await);
             rates.push((all - asked) / (now - at).as_secs_f64());
             (at, asked) = (now, all);
         }
@@ -407,7 +408,7 @@ async fn a_thousand_nodes() {
         last = all_heard(&nodes, Rhythm::default().lease, killed) => last,
         () = watch => panic!("not all were heard within five minutes"),
     };
-    let after = questions().await;
+    let after = questions(&peers, &left).await;
     let steady = NODES as f64 / Rhythm::default().interval.as_secs_f64();
     println!(
         "after the leader was killed the last node was heard within {last:.2?}; who leads was asked {} times, at most {:.0} times a \

@@ -408,7 +408,7 @@ impl Engine {
                     }
                     _ => parsed,
                 };
-                let plan = match state.statement_to_plan(parsed).await {
+                let plan = match values::plan(&state, parsed).await {
                     Ok(plan) => plan,
                     Err(error) => {
                         let error = found.explain(error.into());

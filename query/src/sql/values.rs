@@ -1,19 +1,97 @@
-//! Literals of nested types in `INSERT ... VALUES`.
+//! VALUES in an INSERT.
 //!
-//! DataFusion gives VALUES the types of the table's columns, and those of lists, structs and maps carry field ids. On their way
+//! DataFusion gives VALUES the types of the table's columns, wherever in the statement they are. For those that are the rows that is well;
+//! those within a query may be compared or computed with before, and be other columns: such a query is planned by itself ([`plan`]).
+//!
+//! The types of lists, structs and maps carry field ids. On their way
 //! through constants the ids of some parts get lost, and then the rows are refused for having other types than they should. So
 //! VALUES have these types without ids; the writer gives the table's to what it writes. Where a column is NOT NULL the writer
 //! names it, and DataFusion would name a number: there VALUES may be null.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, FieldRef, Fields};
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{DFSchema, Result as DfResult, ScalarValue};
-use datafusion::logical_expr::{Cast, Expr, ExprSchemable, LogicalPlan, Projection, Values};
+use datafusion::common::{Column, DFSchema, DataFusionError, Result as DfResult, ScalarValue};
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::{Cast, DmlStatement, Expr, ExprSchemable, LogicalPlan, Projection, Values};
+use datafusion::sql::parser::Statement as Parsed;
+use datafusion::sql::sqlparser::ast::{Insert, Query, SetExpr, Statement, Visit, Visitor};
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::parser::Parser;
 
 use crate::error::Result;
+
+/// The plan of a statement.
+pub async fn plan(state: &SessionState, statement: Parsed) -> DfResult<LogicalPlan> {
+    let Some((mut insert, query)) = query_with_values(&statement) else {
+        return state.statement_to_plan(statement).await;
+    };
+    let query = state.statement_to_plan(Parsed::Statement(Box::new(Statement::Query(query)))).await?;
+    // What becomes of the columns of any query is the same.
+    let nulls: Vec<String> = (0..query.schema().fields().len()).map(|i| format!("NULL AS c{i}")).collect();
+    let nulls = format!("SELECT {}", nulls.join(", "));
+    insert.source = Some(Parser::new(&GenericDialect {}).try_with_sql(&nulls)?.parse_query()?);
+    let insert = state.statement_to_plan(Parsed::Statement(Box::new(Statement::Insert(insert)))).await?;
+    let other = || DataFusionError::Internal("an INSERT was planned as something else".to_owned());
+    let LogicalPlan::Dml(DmlStatement { table_name, target, op, input, .. }) = insert else { return Err(other()) };
+    let LogicalPlan::Projection(Projection { expr, input, .. }) = input.as_ref() else { return Err(other()) };
+    let mut columns = Vec::with_capacity(expr.len());
+    for (expr, field) in expr.iter().zip(target.schema().fields()) {
+        columns.push(match inserted(expr) {
+            Some(column) => {
+                let place = input.schema().index_of_column(column)?;
+                let column = Expr::Column(Column::from(query.schema().qualified_field(place)));
+                column.cast_to(field.data_type(), query.schema())?.alias(field.name())
+            }
+            None => expr.clone(),
+        });
+    }
+    let rows = LogicalPlan::Projection(Projection::try_new(columns, Arc::new(query))?);
+    Ok(LogicalPlan::Dml(DmlStatement::new(table_name, target, op, Arc::new(rows))))
+}
+
+/// An INSERT of a query that has VALUES within, and the query.
+fn query_with_values(statement: &Parsed) -> Option<(Insert, Box<Query>)> {
+    let Parsed::Statement(statement) = statement else { return None };
+    let Statement::Insert(insert) = statement.as_ref() else { return None };
+    let query = insert.source.as_ref().filter(|query| !matches!(query.body.as_ref(), SetExpr::Values(_)))?;
+    query.visit(&mut Within).is_break().then(|| (insert.clone(), query.clone()))
+}
+
+/// The column that is inserted, if it is no default.
+fn inserted(expr: &Expr) -> Option<&Column> {
+    match expr {
+        Expr::Alias(alias) => inserted(&alias.expr),
+        Expr::Cast(cast) => inserted(&cast.expr),
+        Expr::Column(column) => Some(column),
+        _ => None,
+    }
+}
+
+/// Breaks at VALUES.
+struct Within;
+
+impl Visitor for Within {
+    type Break = ();
+
+    fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
+        match has_values(&query.body) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+}
+
+fn has_values(body: &SetExpr) -> bool {
+    match body {
+        SetExpr::Values(_) => true,
+        SetExpr::SetOperation { left, right, .. } => has_values(left) || has_values(right),
+        _ => false,
+    }
+}
 
 /// The plan with VALUES whose nested types have no ids.
 pub fn without_ids(plan: LogicalPlan) -> Result<LogicalPlan> {

@@ -8,7 +8,7 @@ use crate::faulty::{First, Theirs};
 use crate::procedures::{Record, kept};
 use crate::warehouse::{KEY, Profile, WarehouseError};
 
-const OPERATIONS: [&str; 19] = [
+const OPERATIONS: [&str; 20] = [
     "create table",
     "create view",
     "create namespace",
@@ -20,6 +20,7 @@ const OPERATIONS: [&str; 19] = [
     "drop namespace",
     "drop contents",
     "submit drop",
+    "submit purge",
     "remove warehouse",
     "change warehouse",
     "update namespace",
@@ -134,6 +135,7 @@ async fn run(operation: &str, world: &World) -> Result<(), Failed> {
         "drop namespace" => catalog.drop_namespace(&namespace("a.e"), by).await,
         "drop contents" => catalog.drop_namespace_and_contents(&namespace("a.b"), by).await.map(drop),
         "submit drop" => catalog.submit_namespace_drop(&namespace("a.b"), false, 1, by).await.map(drop),
+        "submit purge" => return catalog.submit_warehouse_purge("w", 1, by).await.map(drop).map_err(refused),
         "update namespace" => {
             let properties = [("k".to_owned(), "v".to_owned())].into();
             catalog.update_namespace(&namespace("a.b"), &BTreeSet::new(), &properties, by).await.map(drop)
@@ -156,7 +158,7 @@ async fn what_is_told_of_a_change_is_what_became_of_it() {
     for operation in OPERATIONS {
         // That a procedure was submitted is not undone: its record stays.
         let is_possible = |theirs: &[Theirs]| {
-            operation != "submit drop" || !theirs.iter().any(|theirs| matches!(theirs, Theirs::Undo))
+            !operation.starts_with("submit") || !theirs.iter().any(|theirs| matches!(theirs, Theirs::Undo))
         };
         for (name, theirs) in interferences().into_iter().filter(|(_, theirs)| is_possible(theirs)) {
             for first in [First::None, First::Lost, First::Applied] {
