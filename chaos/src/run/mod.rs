@@ -365,7 +365,8 @@ mod tests {
             door: None,
         };
         let mut scribe = Recorder::new().scribe();
-        let read = read_all(&reach, &mut Endless, &mut scribe);
+        let mut endless = Endless;
+        let read = read_all(&reach, &mut endless, &mut scribe);
         let ended = timeout(2 * READ_WITHIN, read).await.expect("it is still reading");
         assert!(ended.unwrap_err().contains("longer than 600 s"));
     }

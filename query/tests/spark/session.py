@@ -5,18 +5,13 @@
 LAKE is the binary, which starts a cluster of its own; JARS the class path with Iceberg's runtime.
 """
 
-import json
 import pathlib
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 
+from lake import Lake, rows_in_lake
 from pyspark.sql import SparkSession
 
-PATIENCE_SECONDS = 120
 ICEBERG = "org.apache.iceberg.spark"
 
 
@@ -60,13 +55,7 @@ class Checks:
         raise AssertionError(f"{sql}\n  was not refused")
 
     def in_lake(self, sql):
-        """The rows as lake's own SQL sees them."""
-        print("lake>", sql, flush=True)
-        done = subprocess.run([self.lake, "sql", "--at", self.at, "--format", "json", "-c", sql],
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{sql}\n  {done.stderr}{done.stdout}"
-        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-        return [tuple(row.values()) for rows in found for row in rows]
+        return rows_in_lake(self.lake, self.at, sql)
 
     def both(self, sql, rows):
         """The same rows from Spark and from lake."""
@@ -246,47 +235,6 @@ def names(c):
 
 
 STEPS = [tables, merge_on_read, version_3, overwrite, evolution, branches, as_select, views, procedures, from_lake, names]
-
-
-class Lake:
-    """A cluster of its own: three peers, two query nodes."""
-
-    def __init__(self, lake, directory):
-        self.log = open(directory / "up.log", "w")
-        self.up = subprocess.Popen([lake, "up", "--no-shell", "--sample", "none", "--dir", str(directory / "data")],
-                                   stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT)
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not (addresses := self.addresses(directory / "data" / "cluster.json")):
-            assert self.up.poll() is None, (directory / "up.log").read_text()
-            assert time.monotonic() < until, "waited in vain for the cluster"
-            time.sleep(0.1)
-        self.flight, self.rest = addresses
-        # An address is chosen before it is served.
-        for address in addresses:
-            host, port = address.rsplit(":", 1)
-            while True:
-                try:
-                    socket.create_connection((host, int(port))).close()
-                    break
-                except OSError:
-                    assert self.up.poll() is None, (directory / "up.log").read_text()
-                    assert time.monotonic() < until, f"waited in vain for {address}"
-                    time.sleep(0.1)
-
-    @staticmethod
-    def addresses(manifest):
-        """Those of the first query node and of the second: what one commits the other shows."""
-        if not manifest.exists():
-            return None
-        nodes = [node["addresses"] for node in json.loads(manifest.read_text()) if node["role"] == "query"]
-        if len(nodes) < 2 or not all(node.get("flight") and node.get("rest") for node in nodes):
-            return None
-        return nodes[0]["flight"], nodes[1]["rest"]
-
-    def stop(self):
-        self.up.send_signal(signal.SIGTERM)
-        self.up.wait(PATIENCE_SECONDS)
-        self.log.close()
 
 
 def main():
