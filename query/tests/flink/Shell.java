@@ -34,6 +34,10 @@ public class Shell {
           answer("rows");
         } else if (line.startsWith("stream ")) {
           answer(rows(stream.executeSql(line.substring("stream ".length()))));
+        } else if (line.startsWith("INSERT")) {
+          // Its result asks a cluster that ends with the job.
+          batch.executeSql(line).await();
+          answer("rows");
         } else {
           answer(rows(batch.executeSql(line)));
         }

@@ -107,7 +107,7 @@ def versions(c):
     c.run("CREATE TABLE f.b (id INT)")
     c.run("INSERT INTO f.b VALUES (1)")
     first = c.run("SELECT snapshot_id FROM f.`b$snapshots`")[0][0]
-    c.in_lake("ALTER TABLE f.b CREATE BRANCH audit")
+    c.in_lake("CALL system.create_branch(table => 'f.b', name => 'audit')")
     c.run("INSERT INTO f.b /*+ OPTIONS('branch'='audit') */ VALUES (2)")
     c.both("SELECT id FROM f.b ORDER BY id", [("1",)])
     c.expect("SELECT id FROM f.b /*+ OPTIONS('branch'='audit') */ ORDER BY id", [("1",), ("2",)])
