@@ -367,7 +367,7 @@ pub enum Hot {
 }
 
 /// What is done to a table's files, and nothing to its rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Chore {
     /// Small files become larger ones.
     Pack,

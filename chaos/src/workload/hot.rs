@@ -6,12 +6,11 @@
 //!
 //! With upkeep, small files are packed, snapshots expire, and copies of the table, which borrow its files, are dropped and purged meanwhile, all
 //! the time and at any node: whatever is read must be there. Where the tables' files are this machine's, orphans are swept as well
-//! ([`super::swept`]).
+//! ([`super::swept`]). What no table has had of all this when the faults are over is done to the newest then, before everything is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -47,6 +46,8 @@ const NOTHING_TO_DO: &str = "there was nothing to do";
 const AGED_BEYOND_S: u64 = 10;
 /// How long the purges of a run may take until one is done: a worker looks through every table first.
 const PURGED_WITHIN: Duration = Duration::from_secs(30);
+/// How often a chore that no table has had is tried in the end.
+const TRIES: usize = 3;
 /// How errors of queries that find no file tell its name.
 const FILES: [&str; 3] = [".parquet", ".avro", ".metadata.json"];
 
@@ -69,14 +70,32 @@ fn plan_as(clients: usize, upkeep: bool) -> Plan {
 struct Shared {
     upkeep: bool,
     used: Used,
-    /// Drops with PURGE that were acknowledged.
-    purges: AtomicU64,
+    /// The chores that have changed something, and of which table.
+    done: Mutex<BTreeSet<(i64, Chore)>>,
 }
 
 impl Shared {
     fn new(upkeep: bool) -> Self {
         let used = Used::new(if upkeep { USES_WITH_UPKEEP } else { USES });
-        Self { upkeep, used, purges: AtomicU64::new(0) }
+        Self { upkeep, used, done: Mutex::default() }
+    }
+
+    fn done(&self) -> BTreeSet<(i64, Chore)> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A chore has changed something.
+    fn has_done(&self, table: i64, what: Chore) {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).insert((table, what));
+    }
+
+    /// The newest table and the chores that it has not had; none if any table has had them all.
+    fn left(&self, wanted: &[Chore]) -> (i64, Vec<Chore>) {
+        let (done, tables) = (self.done(), self.used.all());
+        let left = |table: i64| wanted.iter().copied().filter(|what| !done.contains(&(table, *what))).collect();
+        let newest = tables.iter().copied().max().unwrap_or_default();
+        let is_settled = tables.iter().any(|table| Vec::<Chore>::is_empty(&left(*table)));
+        (newest, if is_settled { Vec::new() } else { left(newest) })
     }
 
     /// Of this workload.
@@ -203,14 +222,33 @@ async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &m
     match done {
         Ok(_) if what == Chore::Purge => {
             scribe.ok(action, None, Some(node));
-            shared.purges.fetch_add(1, Ordering::Relaxed);
+            shared.has_done(table, what);
         }
         Ok(answer) => match count_of(&answer) {
             Some(0) => scribe.refused(action, NOTHING_TO_DO),
-            Some(_) => scribe.ok(action, None, Some(node)),
+            Some(_) => {
+                scribe.ok(action, None, Some(node));
+                shared.has_done(table, what);
+            }
             None => scribe.unknown(action, "the answer does not say how much was done"),
         },
         Err(failure) => scribe.statement_failed(action, &failure, node),
+    }
+}
+
+/// Does what no table has had yet, when nothing is hurt any more: a short run, or one under many faults, may have come to none of some
+/// chore.
+async fn make_up(shared: &Shared, access: &mut Access, scribe: &mut Scribe) {
+    let wanted: Vec<Chore> = [Chore::Pack, Chore::Expire, Chore::Sweep, Chore::Purge]
+        .into_iter()
+        .filter(|what| *what != Chore::Sweep || access.warehouse().is_some())
+        .collect();
+    for _ in 0..TRIES {
+        let (table, left) = shared.left(&wanted);
+        for what in left {
+            let Some(node) = access.any_node() else { return };
+            keep_up(shared, table, what, node, access, scribe).await;
+        }
     }
 }
 
@@ -300,7 +338,10 @@ impl Frame for Tables {
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        if self.shared.purges.load(Ordering::Relaxed) > 0 {
+        if self.shared.upkeep {
+            make_up(&self.shared, access, scribe).await;
+        }
+        if self.shared.done().iter().any(|(_, what)| *what == Chore::Purge) {
             purged(access).await?;
         }
         read_everywhere(self, access, scribe).await
@@ -369,6 +410,21 @@ mod tests {
         }
         // That drops a table, which counts nothing.
         assert_eq!(chore(Chore::Purge, &[]).await.kind, Kind::Ok);
+    }
+
+    #[tokio::test]
+    async fn what_no_table_has_had_is_done_in_the_end() {
+        for (changed, tries) in [(2, 1), (0, TRIES)] {
+            let (recorder, shared) = (Recorder::new(), Shared::new(true));
+            let (mut access, mut scribe) = (canned::access(&[&[Value::Int(changed)]]), recorder.scribe());
+            make_up(&shared, &mut access, &mut scribe).await;
+            let history = recorder.take().0;
+            let done = |what| {
+                let is_it = |operation: &&Operation| matches!(operation.action, Action::Upkeep(Hot::Chore { what: of, .. }) if of == what);
+                history.iter().filter(is_it).filter(|operation| operation.kind == Kind::Invoke).count()
+            };
+            assert_eq!((done(Chore::Pack), done(Chore::Expire), done(Chore::Purge)), (tries, tries, 1));
+        }
     }
 
     #[test]

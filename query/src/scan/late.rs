@@ -62,7 +62,7 @@ pub fn late(source: Arc<dyn FileSource>) -> Arc<dyn FileSource> {
 
 #[cfg(test)]
 mod tests {
-    use datafusion::common::DFSchema;
+    use datafusion::common::{DFSchema, ScalarValue};
     use datafusion::logical_expr::{Expr, cast, col, lit};
     use datafusion::prelude::SessionContext;
 
@@ -76,7 +76,11 @@ mod tests {
         let schema = DFSchema::try_from(schema).unwrap();
         let state = SessionContext::new().state();
         let holds = |filter: Expr| cannot_fail(&state.create_physical_expr(filter, &schema).unwrap());
-        assert!(holds(col("a").gt(lit(5_i64)).and(col("s").like(lit("x%")).or(col("s").is_null()))));
+        assert!(holds(
+            col("a")
+                .gt(lit(5_i64))
+                .and(col("s").like(lit(ScalarValue::Utf8View(Some("x%".into())))).or(col("s").is_null()))
+        ));
         assert!(holds(col("a").in_list(vec![lit(1_i64), lit(2_i64)], true).and(!col("a").eq(col("b")))));
         assert!(!holds((lit(10_i64) / col("a")).gt(lit(1_i64))));
         assert!(!holds(col("b").not_eq(lit(0_i64)).and((col("a") % col("b")).eq(lit(1_i64)))));
