@@ -27,7 +27,7 @@ use crate::signals::StopRequests;
 /// Longest matrix, in minutes.
 const MAX_MINUTES: f64 = 24.0 * 60.0;
 /// How much longer than its clients a run may take. Everything in it is bounded; this is for what is not.
-const BEYOND: Duration = Duration::from_secs(600);
+const BEYOND: Duration = Duration::from_secs(1_200);
 /// How long a run may take to end in order once that is past, or it was interrupted.
 const ORDERLY: Duration = Duration::from_secs(180);
 /// Characters of an error that the table has.

@@ -17,8 +17,6 @@ use crate::history::{Action, Call, History, Installation, Outcome as End, Phase,
 pub const NAME: &str = "availability";
 /// How long after a fault what goes wrong is put down to it, in nanoseconds.
 pub const RECOVERY_NS: u64 = 5_000_000_000;
-/// Of fewer operations outside of faults no share is told: one that was late would be a tenth of them.
-const TELLING: usize = 20;
 /// A kind of operation that was tried so often should have succeeded once.
 const TRIES: usize = 10;
 
@@ -110,7 +108,8 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
     let (served, asked) = seconds(history, &calls);
     let otherwise = if succeeded < limits.successes {
         Verdict::Unknown(format!("only {succeeded} operations succeeded, {} are needed", limits.successes))
-    } else if outside.len() >= TELLING && answered * 100 < outside.len() * limits.answered_percent {
+    // One that was late may be a tenth of them all.
+    } else if outside.len() > answered + 1 && answered * 100 < outside.len() * limits.answered_percent {
         Verdict::Unknown(format!(
             "outside of faults only {answered} of {} operations were answered, {} of 100 are needed",
             outside.len(),

@@ -8,7 +8,7 @@ use super::hosts::{FAULTS, verbs};
 use super::recorder::MAX_OPERATIONS;
 use crate::history::Workload;
 use crate::hosts::Hosts;
-use crate::nemesis::kind::Requested;
+use crate::nemesis::kind::{Kind, Requested};
 use crate::sql::Front;
 use crate::workload::rest::{MAX_REST_CLIENTS, Rest};
 use crate::{Error, IoContext, Result};
@@ -158,6 +158,10 @@ impl Settings {
             return Err(
                 "processes on hosts are started by your own commands: give them their arguments there".to_owned()
             );
+        }
+        if self.workload == Workload::Upkeep && self.nemeses.iter().any(|asked| asked.kind == Kind::Clock) {
+            return Err("upkeep goes by the clocks of query nodes, which may be those of peers on the same host: clock is not to be had with it"
+                .to_owned());
         }
         for asked in &self.nemeses {
             let (verbs, _) = verbs(asked).ok_or_else(|| format!("on hosts there is no {asked}; there are {FAULTS}"))?;

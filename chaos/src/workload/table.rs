@@ -49,10 +49,15 @@ const OPERATION: &str = "chaos ";
 /// `rest`: how the first so many of them go through REST.
 pub(super) fn plan(clients: usize, rest: Option<&Rest>) -> Plan {
     let shared = Arc::new(Used::new(USES));
-    let by_rest = rest.map(|rest| ByRest { rest: rest.clone(), ready: Ready::default(), written: Arc::default() });
+    let by_rest = rest.map(|rest| ByRest {
+        rest: rest.clone(),
+        ready: Ready::default(),
+        written: Arc::default(),
+        shown: Arc::default(),
+    });
     let through = |n| {
-        let ByRest { rest, ready, written } = by_rest.clone().filter(|by| n < by.rest.clients)?;
-        Some(Through { rest: PyIceberg::new(rest, ready), written })
+        let ByRest { rest, ready, written, shown } = by_rest.clone().filter(|by| n < by.rest.clients)?;
+        Some(Through { rest: PyIceberg::new(rest, ready), written, shown })
     };
     let client = |n| Client { shared: shared.clone(), mine: Vec::new(), through: through(n) };
     Plan::of(clients, client, Tables { shared: shared.clone(), by_rest: by_rest.clone() })
@@ -65,12 +70,15 @@ struct ByRest {
     ready: Ready,
     /// How many of their writes were acknowledged.
     written: Arc<AtomicU64>,
+    /// How many of their reads succeeded.
+    shown: Arc<AtomicU64>,
 }
 
 /// What a client goes through instead of SQL.
 struct Through {
     rest: PyIceberg,
     written: Arc<AtomicU64>,
+    shown: Arc<AtomicU64>,
 }
 
 /// The statement that makes a table.
@@ -121,7 +129,11 @@ impl Actor for Client {
             (0..READS, _) => {
                 // How it ended is in the history.
                 let _ = match &mut self.through {
-                    Some(Through { rest, .. }) => read_by(rest, table, node, access, scribe).await,
+                    Some(Through { rest, shown, .. }) => {
+                        let read = read_by(rest, table, node, access, scribe).await;
+                        shown.fetch_add(u64::from(read.is_ok()), Ordering::Relaxed);
+                        read
+                    }
                     None => read(table, node, access, scribe).await,
                 };
                 return;
@@ -365,10 +377,13 @@ impl Frame for Tables {
     }
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
-        if self.by_rest.as_ref().is_some_and(|by| by.written.load(Ordering::Relaxed) == 0) {
-            return Err(Failure::unreached("no write through REST succeeded").into());
+        read_everywhere(self, access, scribe).await?;
+        for (what, count) in self.by_rest.iter().flat_map(|by| [("write", &by.written), ("read", &by.shown)]) {
+            if count.load(Ordering::Relaxed) == 0 {
+                return Err(Failure::unreached(format!("no {what} through REST succeeded")).into());
+            }
         }
-        read_everywhere(self, access, scribe).await
+        Ok(())
     }
 }
 

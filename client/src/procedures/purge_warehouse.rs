@@ -53,7 +53,11 @@ pub fn of_warehouse(
     let namespace = Namespace::new([name])?;
     let purge = WarehousePurge { warehouse: name.to_owned(), dropped: 0, purges: 0, lost: 0 };
     let record = Record::new(PURGE_WAREHOUSE, name, DROP, kept(&purge), now_unix_ms);
-    let id = format!("purge-warehouse-{revision}-{now_unix_ms}");
+    // The revision is that of all warehouses, so that two of them may be purged at one revision and in one millisecond.
+    let whose = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let id = format!("purge-warehouse-{revision}-{now_unix_ms}-{whose:016x}");
     Ok((id, Record { scopes: vec![namespace.scope_path()], ..record }))
 }
 

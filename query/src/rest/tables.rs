@@ -193,11 +193,14 @@ pub async fn again(rest: &Rest, call: &Call, key: Uuid, location: &str) -> Resul
         }
         None => None,
     };
+    // Its name may be another table's by now.
+    let directory = |location: &str| location.rsplit_once('/').map(|(directory, _)| directory.to_owned());
+    let now = now.filter(|now| directory(&now.pointer.value.metadata_location) == directory(location));
     match now {
         Some(now) => loaded(rest, call, Some(&now.pointer.value.metadata_location), &now.metadata, Snapshots::All),
         None => Err(RestError::not_found(
             kind::NO_SUCH_TABLE,
-            format!("request {key} was made, and table {ident} has been dropped since: {error}"),
+            format!("request {key} was made, and table {ident} has been dropped, renamed or replaced since: {error}"),
         )),
     }
 }

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use lake_client::procedures::calls::unix_ms;
 use lake_client::procedures::drop_namespace::{Comes, DROP, PURGES, Planned};
 use lake_client::procedures::purge_warehouse::{PURGE_WAREHOUSE, REMOVE, WarehousePurge};
-use lake_client::procedures::{Procedure, Record, kept};
+use lake_client::procedures::{Procedure, Record, State as Stands, kept};
 use lake_proto::kv::Txn;
 
 use super::drop_namespace::{Map, children};
@@ -66,6 +66,11 @@ fn step(state: &State, procedure: &Procedure) -> Outcome {
 }
 
 fn purges(purge: &WarehousePurge, children: &[Procedure]) -> Outcome {
+    // Its files are there, and may be a live table's: what reaches them stays.
+    if let Some(child) = children.iter().find(|child| child.record.state == Stands::Failed) {
+        let (id, why) = (&child.id, &child.record.note);
+        return Outcome::Doubtful(format!("{}; purge {id} has failed, so the warehouse stays: {why}", so_far(purge)));
+    }
     let left = children.iter().filter(|child| !child.record.state.is_ended()).count();
     match left {
         0 => Outcome::Next { step: REMOVE, data: kept(purge), note: so_far(purge) },
@@ -96,7 +101,6 @@ fn so_far(purge: &WarehousePurge) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lake_client::procedures::State as Stands;
     use lake_client::procedures::purge_warehouse::of_warehouse;
 
     use super::*;
@@ -113,7 +117,10 @@ mod tests {
         assert!(too_late(&waits) && PurgeWarehouse.waits_for_children(&waits));
         let child = |state| Procedure { id: id.clone(), mod_revision: 1, record: Record { state, ..record.clone() } };
         assert!(matches!(purges(&purge, &[child(Stands::Poisoned)]), Outcome::Wait(_)));
-        let over = purges(&purge, &[child(Stands::Done), child(Stands::Failed)]);
+        let over = purges(&purge, &[child(Stands::Done), child(Stands::Cancelled)]);
         assert!(matches!(over, Outcome::Next { step: REMOVE, .. }), "{over:?}");
+        // What reaches the files of a table that is live, say, stays.
+        let failed = purges(&purge, &[child(Stands::Done), child(Stands::Failed)]);
+        assert!(matches!(failed, Outcome::Doubtful(_)), "{failed:?}");
     }
 }
