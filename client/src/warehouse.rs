@@ -385,6 +385,8 @@ impl Catalog {
                     return Ok(());
                 }
                 (None, Wish::Remove) if *in_doubt => return Ok(()),
+                // Either others were first, or they have undone it: what they did stays.
+                _ if *in_doubt => return refused("others have changed the warehouses in between".to_owned()),
                 (Some(_), Wish::Create(_)) => return refused("it exists already".to_owned()),
                 (None, Wish::Change(_) | Wish::Remove) => return refused("it does not exist".to_owned()),
                 (None, Wish::Create(profile)) => {

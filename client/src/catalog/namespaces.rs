@@ -107,9 +107,9 @@ impl Catalog {
                 return Ok(());
             }
             if committed.result.observed.iter().any(|e| contents.iter().any(|p| e.key.starts_with(p.as_str()))) {
-                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
+                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()).after_doubt(committed.resent));
             }
-            claimed(&committed.result)?;
+            claimed(&committed.result).map_err(|error| error.after_doubt(committed.resent))?;
         }
         Err(self.raced(format!("dropping namespace {namespace}")))
     }
@@ -159,9 +159,9 @@ impl Catalog {
                 return Ok(count);
             }
             if committed.result.observed.iter().any(|e| e.key.starts_with(namespace.nested_prefix().as_str())) {
-                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()));
+                return Err(CatalogError::NamespaceNotEmpty(namespace.clone()).after_doubt(committed.resent));
             }
-            claimed(&committed.result)?;
+            claimed(&committed.result).map_err(|error| error.after_doubt(committed.resent))?;
         }
         Err(self.raced(format!("dropping namespace {namespace} and what is in it")))
     }
@@ -247,6 +247,11 @@ impl Catalog {
             let removed = in_doubt.clone().unwrap_or(there);
             if entry.value == value && self.operations.is_empty() {
                 return Ok(removed);
+            }
+            if in_doubt.is_some() {
+                // Either others were first, or they have come after it and are not to be overwritten.
+                let met = format!("others have changed the properties of namespace {namespace} in between");
+                return Err(CatalogError::InDoubt { met });
             }
             let txn = Txn {
                 when: vec![Compare::mod_revision(&key, entry.mod_revision)],

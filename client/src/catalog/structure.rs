@@ -198,7 +198,7 @@ impl Catalog {
             if may_have_left {
                 return Err(CatalogError::Conflict { table: from.clone(), current: None, resent: true });
             }
-            claimed(result)?;
+            claimed(result).map_err(|error| error.after_doubt(committed.resent))?;
         }
         // Each time it stood where it was.
         Err(self.raced(format!("renaming {from} to {to}")))
@@ -246,7 +246,7 @@ impl Catalog {
             }
             None => Err(kind.missing(table)),
             Some(current) if current.mod_revision == expected => {
-                claimed(&committed.result)?;
+                claimed(&committed.result).map_err(|error| error.after_doubt(committed.resent))?;
                 Err(CatalogError::Conflict { table: table.clone(), current: Some(current), resent: false })
             }
             current => Err(CatalogError::Conflict { table: table.clone(), current, resent: in_doubt }),

@@ -253,7 +253,7 @@ impl Catalog {
                     (None, None) => {}
                 }
             }
-            claimed(&result)?;
+            claimed(&result).map_err(|error| error.after_doubt(was_resent))?;
             if let (true, Some(one)) = (*in_doubt, changes.first()) {
                 // They may have been made, and be gone or elsewhere by now: they are not made a second time.
                 return Err(CatalogError::TableNotFound(one.table.clone()));

@@ -177,9 +177,7 @@ async fn what_is_told_of_a_change_is_what_became_of_it() {
                         assert!(!text.contains("nothing was"), "{case}");
                     }
                 }
-                // What is set is set again, in whatever has come meanwhile.
-                let sets = ["update namespace", "change warehouse", "create warehouse", "remove warehouse"];
-                assert!(made <= 1 || sets.contains(&operation), "{case}");
+                assert!(made <= 1, "{case}");
                 // Who is still there was not moved, and who was moved is found.
                 let moves = operation.starts_with("drop") || operation.starts_with("rename");
                 let told = ended.as_ref().map_err(|(applied, _)| *applied);
@@ -193,8 +191,9 @@ async fn what_is_told_of_a_change_is_what_became_of_it() {
                         let is_structure = !operation.starts_with("swap") && operation != "update namespace";
                         assert_eq!(told.is_err(), is_structure, "{case}");
                     }
+                    // It was not, and still can be: the first sending may be late, and the scope be released by then.
                     ("a scope is taken", First::Lost) if moves || operation == "change several" => {
-                        assert_eq!(told, Err(Applied::No), "{case}");
+                        assert_eq!(told, Err(Applied::Unknown), "{case}");
                     }
                     ("a scope is taken", First::Applied) if moves => assert_eq!(told, Ok(&()), "{case}"),
                     _ => {}
