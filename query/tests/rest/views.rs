@@ -288,7 +288,7 @@ async fn a_request_that_is_sent_again_is_made_once() {
     assert_eq!(now, nodes[0].get(&table).await.json());
     nodes[0].delete(&table).await.expect(204);
     let message = keyed(1, 10).post(&table, few).await.refused(404, "NoSuchTableException");
-    assert!(message.contains("was made") && message.contains("dropped since"), "{message}");
+    assert!(message.contains("was made") && message.contains("dropped, renamed or replaced since"), "{message}");
 }
 
 async fn table_again(rest: &Http) {
