@@ -354,4 +354,19 @@ async fn row_groups_are_left_out_by_bloom_filters() {
             assert!(plan.contains("row_groups_pruned_bloom_filter=4 total \u{2192} 4 matched"), "{plan}");
         }
     }
+    // And by those that lake writes, where the table asks for them.
+    let enabled = |column| format!("'write.parquet.bloom-filter-enabled.column.{column}' = 'true'");
+    run(
+        &client,
+        &format!("CREATE TABLE own (n BIGINT, s VARCHAR, x DOUBLE) WITH ({}, {})", enabled("n"), enabled("s")),
+    )
+    .await;
+    run(&client, "INSERT INTO own SELECT 2 * value, concat('key ', 2 * value), value FROM generate_series(0, 400)")
+        .await;
+    for (filter, left, rows) in [("n = 401", 0, 0), ("n = 402", 1, 1), ("s = 'key 401'", 0, 0), ("x = 0.5", 1, 0)] {
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM own WHERE {filter}")).await, rows, "{filter}");
+        let plan = analyzed(&client, &format!("SELECT * FROM own WHERE {filter}")).await;
+        let figure = format!("row_groups_pruned_bloom_filter=1 total \u{2192} {left} matched");
+        assert!(plan.contains(&figure), "{filter}: {plan}");
+    }
 }
