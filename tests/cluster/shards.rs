@@ -77,7 +77,8 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     let cluster = TestCluster::start_as(&scratch, |spec| {
         let times = ["--node-heartbeat-ms", "500", "--node-lease-ms", "6000", "--shards", "8"];
         spec.metasrv_args = times.map(str::to_owned).to_vec();
-        spec.query_args = ["--upkeep-interval-secs", "1"].map(str::to_owned).to_vec();
+        let args = ["--upkeep-interval-secs", "1", "--slow-statement-ms", "1"];
+        spec.query_args = args.map(str::to_owned).to_vec();
         spec.query_env = vec![("LAKE_QUERY_HTTP_LISTEN".into(), format!("127.0.0.{{id}}:{http}").into())];
     })
     .await;
@@ -134,6 +135,13 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     // One is killed, while the other one works on a part of a query that it coordinates: nothing of that is left there.
     sql.run("CREATE TABLE s.wide AS SELECT value AS x FROM generate_series(1, 200000)").await.unwrap();
     sql.run("INSERT INTO s.wide SELECT -x FROM s.wide").await.unwrap();
+    let log = cluster.processes.dir().join("query-1").join("lake.log");
+    until("a statement of more than a millisecond to be in the log", PATIENCE, || async {
+        let log = std::fs::read_to_string(&log).map_err(|e| e.to_string())?;
+        let told = log.lines().any(|line| line.contains("a slow statement") && line.contains("CREATE TABLE s.wide"));
+        if told { Ok(()) } else { Err(log) }
+    })
+    .await;
     let coordinator = cluster.sql(1).await;
     coordinator.run("SET lake.distributed = on").await.unwrap();
     cluster.until_rows(&coordinator, "SELECT count(*) FROM s.wide", &[400_000]).await;
