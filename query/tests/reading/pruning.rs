@@ -370,3 +370,22 @@ async fn row_groups_are_left_out_by_bloom_filters() {
         assert!(plan.contains(&figure), "{filter}: {plan}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_struct_the_parts_that_are_asked_for_are_read() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    // The first part takes next to no room in a file, the second has 600 KB that cannot be made less.
+    let rows = "SELECT named_struct('a', 7, 'b', md5(CAST(value AS VARCHAR))) AS s FROM generate_series(1, 20000)";
+    run(&client, &format!("CREATE TABLE t AS {rows}")).await;
+    let read = async |sql: &str| {
+        let plan = analyzed(&client, sql).await;
+        let figure = plan.split("bytes_scanned=").nth(1).unwrap_or_else(|| panic!("{plan}"));
+        figure.split([',', ']']).next().unwrap().to_owned()
+    };
+    assert_eq!(number(&client, "SELECT sum(s['a']) FROM t").await, 140_000);
+    let little = read("SELECT sum(s['a']) FROM t").await;
+    assert!(little.parse::<u32>().is_ok(), "less than a thousand: {little}");
+    let much = read("SELECT max(s['b']) FROM t").await;
+    assert!(much.ends_with('K'), "{much}");
+}
