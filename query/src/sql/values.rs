@@ -39,11 +39,11 @@ pub async fn plan(state: &SessionState, mut statement: Parsed) -> DfResult<Logic
     *place = Parser::new(&GenericDialect {}).try_with_sql(&nulls)?.parse_query()?;
     match state.statement_to_plan(statement).await? {
         LogicalPlan::Dml(DmlStatement { table_name, target, op, input, .. }) => {
-            let rows = rows(&input, query, target.schema().fields())?;
+            let rows = rows(&input, query, target.schema().fields(), false)?;
             Ok(LogicalPlan::Dml(DmlStatement::new(table_name, target, op, Arc::new(rows))))
         }
         LogicalPlan::Ddl(DdlStatement::CreateMemoryTable(create)) => {
-            let input = Arc::new(rows(&create.input, query, create.input.schema().fields())?);
+            let input = Arc::new(rows(&create.input, query, create.input.schema().fields(), true)?);
             Ok(LogicalPlan::Ddl(DdlStatement::CreateMemoryTable(CreateMemoryTable { input, ..create })))
         }
         _ => Err(planned_otherwise()),
@@ -54,8 +54,9 @@ fn planned_otherwise() -> DataFusionError {
     DataFusionError::Internal("a statement with a query was planned as something else".to_owned())
 }
 
-/// What a query returns as these columns, in the way that `of_nulls` has it for one that returns as many.
-fn rows(of_nulls: &LogicalPlan, query: LogicalPlan, fields: &Fields) -> DfResult<LogicalPlan> {
+/// What a query returns as these columns, in the way that `of_nulls` has it for one that returns as many. `always`: each with a cast,
+/// without which a new column would have the type of what is written out, and not the one that it was given.
+fn rows(of_nulls: &LogicalPlan, query: LogicalPlan, fields: &Fields, always: bool) -> DfResult<LogicalPlan> {
     let LogicalPlan::Projection(Projection { expr, input, .. }) = of_nulls else { return Err(planned_otherwise()) };
     let mut columns = Vec::with_capacity(expr.len());
     for (expr, field) in expr.iter().zip(fields) {
@@ -64,9 +65,8 @@ fn rows(of_nulls: &LogicalPlan, query: LogicalPlan, fields: &Fields) -> DfResult
                 let place = input.schema().index_of_column(column)?;
                 let column = Expr::Column(Column::from(query.schema().qualified_field(place)));
                 let column = match column.cast_to(field.data_type(), query.schema())? {
-                    // Without a cast it would have the type of what is written out, and not the one that it was given.
-                    same @ Expr::Column(_) => cast(same, field.data_type().clone()),
-                    cast => cast,
+                    same @ Expr::Column(_) if always => cast(same, field.data_type().clone()),
+                    other => other,
                 };
                 column.alias(field.name())
             }
