@@ -12,6 +12,7 @@ use iceberg::spec::TableMetadata;
 use parquet::file::properties::{BloomFilterProperties, WriterPropertiesBuilder};
 use parquet::schema::types::ColumnPath;
 
+use super::style::wrong;
 use super::writer::ROW_GROUP_ROWS;
 use crate::error::{Error, Result};
 
@@ -80,10 +81,6 @@ impl BloomFilters {
         }
         properties
     }
-}
-
-fn wrong(property: &str, value: &str, must_be: &str) -> Error {
-    Error::invalid(format!("the table property {property} is {value:?}, and must be {must_be}"))
 }
 
 /// For how many values a filter is made that takes at most so many bytes: what Parquet makes of a number of values (its filters

@@ -18,16 +18,15 @@ use iceberg::spec::{DataFile, Schema, Struct, TableMetadata};
 use object_store::buffered::BufWriter;
 use parquet::arrow::AsyncArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
-use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::bloom::BloomFilters;
 use super::deletes::DeletePlace;
 use super::layout::Partitioner;
 use super::numbers::rounded;
 use super::stats::{NanCounter, data_file};
+use super::style::Style;
 use super::types::arrow_schema;
 use crate::error::{Error, Result, with_sources};
 use crate::storage::Storage;
@@ -127,7 +126,7 @@ pub struct DataWriter {
     partitioner: Option<Arc<Partitioner>>,
     /// The order that rows come in, if the table has one.
     sort_order_id: Option<i32>,
-    filters: BloomFilters,
+    style: Style,
     open: Option<OpenFile>,
     done: DataFiles,
 }
@@ -160,7 +159,7 @@ impl DataWriter {
             target_file_bytes,
             partitioner: Partitioner::new(metadata)?,
             sort_order_id: (!order.is_unsorted()).then(|| i32::try_from(order.order_id).ok()).flatten(),
-            filters: BloomFilters::of(metadata)?,
+            style: Style::of(metadata)?,
             open: None,
             done: DataFiles::new(storage.clone(), tasks),
             storage,
@@ -219,7 +218,7 @@ impl DataWriter {
     fn begin(&mut self, partition: Struct) -> Result<OpenFile> {
         let location = format!("{}/{}.parquet", self.directory, Uuid::now_v7());
         self.done.add_object(location.clone());
-        let writer = parquet_writer(&self.storage, &location, self.arrow_schema.clone(), &self.filters)?;
+        let writer = parquet_writer(&self.storage, &location, self.arrow_schema.clone(), &self.style)?;
         Ok(OpenFile { location, partition, writer, nans: NanCounter::default() })
     }
 
@@ -246,16 +245,14 @@ pub(super) fn parquet_writer(
     storage: &Storage,
     location: &str,
     schema: SchemaRef,
-    filters: &BloomFilters,
+    style: &Style,
 ) -> Result<AsyncArrowWriter<BufWriter>> {
     let object = storage.resolve(location)?;
-    let level = ZstdLevel::try_new(3).map_err(|e| Error::internal(e.to_string()))?;
     let properties = WriterProperties::builder()
-        .set_compression(Compression::ZSTD(level))
         .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
         .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
         .set_created_by(concat!("lake ", env!("CARGO_PKG_VERSION")).to_owned());
-    let properties = filters.add_to(properties).build();
+    let properties = style.add_to(properties).build();
     // Without the Arrow schema in the footer every reader sees the types Iceberg names.
     let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
     let upload = BufWriter::with_capacity(object.store, object.path, UPLOAD_BUFFER_BYTES);
@@ -407,9 +404,32 @@ mod tests {
         assert!((1024..1024 + 32).contains(bytes), "{bytes}");
         drop(files);
         let fpp = format!("{fpp}.s");
-        for wrong in [(of_s.as_str(), "yes"), (fpp.as_str(), "1"), (fpp.as_str(), "NaN"), (max_bytes.0, "0")] {
+        let wrong = [
+            (of_s.as_str(), "yes"),
+            (fpp.as_str(), "1"),
+            (fpp.as_str(), "NaN"),
+            (max_bytes.0, "0"),
+            ("write.parquet.compression-codec", "best"),
+            ("write.parquet.compression-level", "23"),
+        ];
+        for wrong in wrong {
             let error = writer_with(dir.path(), 1 << 20, &[(of_s.as_str(), "true"), wrong]).map(drop).unwrap_err();
             assert!(error.message.contains(wrong.0), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn files_are_compressed_as_the_table_says() {
+        let dir = tempfile::tempdir().unwrap();
+        for codec in ["zstd", "GZIP", "snappy", "lz4", "uncompressed"] {
+            let properties = [("write.parquet.compression-codec", codec), ("write.parquet.compression-level", "1")];
+            let mut writer = writer_with(dir.path(), 1 << 20, &properties).unwrap();
+            writer.write(&batch((0..10).map(Some).collect())).await.unwrap();
+            let files = writer.finish().await.unwrap();
+            let path = files.files[0].file_path().strip_prefix("file://").unwrap();
+            let reader = SerializedFileReader::new(std::fs::File::open(path).unwrap()).unwrap();
+            let written = format!("{:?}", reader.metadata().row_group(0).column(1).compression_codec());
+            assert_eq!(written, codec.to_ascii_uppercase());
         }
     }
 
