@@ -136,6 +136,25 @@ async fn a_node_that_is_lost_in_the_middle_ends_the_query_with_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_says_nothing_any_more_ends_the_query_with_an_error() {
+    let cluster = crate::nodes(2, |options| options).await;
+    with_table(&cluster).await;
+    let proxy = Proxy::to(cluster.nodes[1].flight_address()).await;
+    cluster.nodes[0]
+        .distribute_over(&[cluster.nodes[0].flight_address().to_string(), proxy.address.to_string()])
+        .unwrap();
+    let client = cluster.client(0).await;
+    let mut rows = client.execute("SELECT x, repeat('a', 500) FROM t", TIMEOUT).await.unwrap();
+    rows.next().await.unwrap().unwrap();
+    proxy.silence();
+    let error =
+        in_time("the end", rows.try_collect::<Vec<_>>()).await.expect_err("rows are missing, and nothing said so");
+    assert!(error.kind == Kind::Unavailable && error.message.contains("query node"), "{error}");
+    proxy.cut();
+    until_idle(&cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_stops_every_part() {
     let cluster = crate::nodes(3, |options| options).await;
     with_table(&cluster).await;
