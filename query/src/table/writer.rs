@@ -365,6 +365,8 @@ mod tests {
         assert_eq!((&file.lower_bounds()[&2], &file.upper_bounds()[&2]), (&Datum::double(2.0), &Datum::double(9.0)));
         assert_eq!(file.upper_bounds()[&3], Datum::string("row 9"));
         assert_eq!(file.split_offsets().unwrap(), [4]);
+        let sizes = file.column_sizes();
+        assert!(sizes.len() == 3 && sizes.values().sum::<u64>() < file.file_size_in_bytes(), "{sizes:?}");
         files.discard().await;
         assert!(!std::path::Path::new(&path).exists());
     }
