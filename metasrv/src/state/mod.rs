@@ -188,6 +188,16 @@ impl State {
         self.entries.get(key).map(Entry::key_value)
     }
 
+    /// When the entry under `key` was last changed.
+    pub fn mod_revision(&self, key: &str) -> Option<Revision> {
+        self.entries.get(key).map(Entry::mod_revision)
+    }
+
+    /// The keys under `prefix`, in order.
+    pub fn keys<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> + 'a {
+        self.under(prefix, None).map(Entry::key)
+    }
+
     /// The entries under `prefix` behind the key `after`, in key order: at most `limit`, and not much more than
     /// `max_bytes` bytes of keys and values (one entry is always returned if there is one).
     pub fn list(&self, prefix: &str, after: Option<&str>, limit: usize, max_bytes: usize) -> Listing {
@@ -227,6 +237,11 @@ impl State {
     /// A lease's time to live, if it is alive.
     pub fn lease_ttl(&self, id: LeaseId) -> Option<u64> {
         self.leases.get(&id).map(|lease| lease.ttl_ms)
+    }
+
+    /// To whom a lease was granted, if it is alive.
+    pub fn lease_holder(&self, id: LeaseId) -> Option<&str> {
+        self.leases.get(&id).map(|lease| &*lease.holder)
     }
 
     /// How many keys and scopes go with a lease.

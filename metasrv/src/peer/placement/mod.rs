@@ -40,7 +40,7 @@ use super::duties::Mortal;
 use super::failure::Failure;
 use super::member::Member;
 use super::nodes::heartbeat::in_term;
-use super::nodes::{has_lease, millis, record};
+use super::nodes::{has_lease, millis};
 use super::procedures::failpoints::{Point, ROUTE, reached_in};
 use super::shares::Call;
 use crate::log::lock;
@@ -90,7 +90,7 @@ pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
 
 /// Whether somebody has asked for a node to be given nothing any more.
 pub(in crate::peer) fn is_drained(state: &State, node: &str) -> bool {
-    state.get(&drains::key(node)).is_some()
+    state.mod_revision(&drains::key(node)).is_some()
 }
 
 /// All routes and settings.
@@ -152,10 +152,11 @@ impl Member {
 
     /// Forgets what was heard of nodes that were deleted from the map since: they may be many, over a long term.
     fn forget_the_deleted(&self) {
+        lock(&self.nodes.records).forget(&self.published.current().state);
         let mut registry = lock(&self.nodes.registry);
         // Read under the lock: whoever is noted was registered before that.
         let applied = self.published.current();
-        let gone = registry.forget(|node| applied.state.get(&node_key(node)).is_some());
+        let gone = registry.forget(|node| applied.state.mod_revision(&node_key(node)).is_some());
         let mut detectors = lock(&self.nodes.detectors);
         gone.iter().for_each(|(node, process)| detectors.left(node, process));
     }
@@ -214,13 +215,13 @@ impl Member {
     }
 
     fn workers(&self, state: &State, now: Instant) -> BTreeMap<String, Worker> {
-        let entries = state.list(NODES, None, MAX_NODES, usize::MAX).entries;
+        let mut records = lock(&self.nodes.records);
         let registry = lock(&self.nodes.registry);
         let countdowns = lock(self.duties.of(Mortal::Lease));
         let detectors = lock(&self.nodes.detectors);
-        let workers = entries.into_iter().filter_map(|entry| {
-            let node = entry.key.strip_prefix(NODES)?.to_owned();
-            let (record, _) = record(state, &node, &entry)?;
+        let workers = state.keys(NODES).take(MAX_NODES).filter_map(|key| {
+            let node = key.strip_prefix(NODES)?.to_owned();
+            let (record, _) = records.of(state, &node)?;
             if !record.roles.iter().any(|role| role == WORKER) {
                 return None;
             }
