@@ -101,7 +101,10 @@ async fn a_poisoned_procedure_keeps_its_scopes_until_it_is_cleared() {
     let mut cluster = founded(pace()).await;
     let store = cluster.client();
     let _worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
-    let damaged = submit(&store, "damaged").await;
+    // Who has asked for it goes; the scope is the procedure's.
+    let asks = cluster.client();
+    let damaged = submit(&asks, "damaged").await;
+    drop(asks);
     let poisoned = until(&store, &damaged, |record| record.state == State::Poisoned).await.record;
     assert!(
         poisoned.note.contains("has failed 4 times") && poisoned.note.contains("cannot be deleted"),

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use axum::extract::Path;
 use lake_client::catalog::{Catalog, TableIdent};
 use lake_client::procedures::calls::{self, Asked, Clear};
+use lake_client::procedures::purge_warehouse::of_warehouse;
 use lake_client::procedures::upkeep::{What, of_table};
 use lake_client::procedures::{Procedure, Record, State};
 use lake_client::store::ReadOptions;
+use lake_client::warehouse::WarehouseError;
 use serde::Serialize;
 
 use super::{Allowed, Answer, Json, Refused};
@@ -73,6 +75,25 @@ pub(super) async fn start(
         return Ok(Json(Started { dry_run, id, procedure: None }));
     }
     calls::submit(&allowed.leading_store().await?, &id, &record, deadline).await?;
+    let procedure = Some(found(&allowed, &id).await?.into());
+    Ok(Json(Started { dry_run, id, procedure }))
+}
+
+pub(super) async fn purge_warehouse(allowed: Allowed, Path(name): Path<String>) -> Answer<Started> {
+    let (deadline, dry_run) = (allowed.call.deadline, allowed.dry_run);
+    let known = Catalog::new(Arc::new(allowed.store())).warehouses(deadline).await?;
+    if !known.profiles.contains_key(&name) {
+        return Err(Refused::not_found(format!("there is no warehouse {name:?}")));
+    }
+    if dry_run {
+        let (id, _) = of_warehouse(&name, known.mod_revision, calls::unix_ms())?;
+        return Ok(Json(Started { dry_run, id, procedure: None }));
+    }
+    let catalog = Catalog::new(Arc::new(allowed.leading_store().await?));
+    let id = catalog.submit_warehouse_purge(&name, calls::unix_ms(), deadline).await.map_err(|e| match e {
+        WarehouseError::Catalog(error) => error.into(),
+        error => Refused::invalid(error.to_string()),
+    })?;
     let procedure = Some(found(&allowed, &id).await?.into());
     Ok(Json(Started { dry_run, id, procedure }))
 }
