@@ -108,9 +108,7 @@ impl Worker {
         let shards = self.metadata.shards()?;
         let shard = shards.routes.shard(table)?;
         let fenced = shards.routes.routes.get(&shard)?;
-        let own = fenced.route.node == self.node && fenced.route.lease == tenure.lease;
-        let own = own && !self.moves.is_over(shard, fenced.revision);
-        own.then_some(Fence { shard, revision: fenced.revision, lease: tenure.lease })
+        self.moves.fence(&self.node, tenure.lease, shard, fenced)
     }
 }
 

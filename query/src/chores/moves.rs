@@ -11,7 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use lake_client::shards::{LEAVE_WITHIN, Moving, WARM_WITHIN};
+use lake_client::shards::{Fence, Fenced, LEAVE_WITHIN, Moving, WARM_WITHIN};
+use lake_proto::coordination::LeaseId;
 use lake_proto::kv::Revision;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -36,6 +37,13 @@ impl Moves {
     pub fn is_over(&self, shard: u32, revision: Revision) -> bool {
         let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         over.get(&shard).is_some_and(|fence| revision < *fence)
+    }
+
+    /// What a commit for a shard carries, if the node has it under this lease, as far as it knows.
+    pub fn fence(&self, node: &str, lease: LeaseId, shard: u32, fenced: &Fenced) -> Option<Fence> {
+        let own = fenced.route.node == node && fenced.route.lease == lease;
+        let own = own && !self.is_over(shard, fenced.revision);
+        own.then_some(Fence { shard, revision: fenced.revision, lease })
     }
 
     /// What something is done to from now on; `None`: nothing.
@@ -79,6 +87,8 @@ pub async fn warm(tables: &Tables, moving: Moving) -> Result<Bytes, String> {
 mod tests {
     use std::sync::Arc;
 
+    use lake_client::shards::Route;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -90,12 +100,18 @@ mod tests {
             let moves = moves.clone();
             tokio::spawn(async move { moves.leave(Moving { shard, fence }, shard_of).await })
         };
-        assert!(!moves.is_over(7, 5));
+        let route = Route { node: "n".to_owned(), lease: 3, ..Route::default() };
+        let has = |node: &str, lease| {
+            let fenced = Fenced { route: route.clone(), revision: 5 };
+            moves.fence(node, lease, 7, &fenced) == Some(Fence { shard: 7, revision: 5, lease })
+        };
+        assert!(has("n", 3) && !has("m", 3) && !has("n", 4));
         moves.works_on(Some(of_seven));
         // Another shard's work is not waited for.
         assert_eq!(leaves(8, 3).await.unwrap(), Ok(()));
         let waits = leaves(7, 6);
         tokio::task::yield_now().await;
+        assert!(!has("n", 3), "whatever the copy of the routes says");
         assert!(moves.is_over(7, 5) && !moves.is_over(7, 6) && !moves.is_over(9, 1));
         assert!(!waits.is_finished());
         moves.works_on(Some(of_eight));

@@ -3,8 +3,8 @@
 //!
 //! object_store aborts uploads and does not list them. The one request that does is made here, signed by its signer.
 //!
-//! What holds: an upload counts as abandoned if it lies under the prefix and the store says that it began before a time; one of which the
-//! store does not say when it began never does (SeaweedFS does not). Limits: [`MOST_PAGES`] answers of at most 1,000 uploads each.
+//! What holds: where ages count, an upload of which the store does not say when it began (as SeaweedFS does not) is never old enough.
+//! Limits: [`MOST_PAGES`] answers of at most 1,000 uploads each.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,13 +26,14 @@ const MOST_PAGES: usize = 100;
 /// Of an answer that is none, so much is told.
 const TOLD_BYTES: usize = 500;
 
-/// An upload that nobody will complete.
+/// An upload that was not completed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Abandoned {
     /// What it would have been.
     pub path: Path,
     pub id: String,
-    pub began: SystemTime,
+    /// `None`: the store does not say.
+    pub began: Option<SystemTime>,
 }
 
 /// The uploads of a bucket.
@@ -48,14 +49,15 @@ fn failed(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object
 }
 
 impl Uploads {
-    /// Those under a prefix that began before a time.
-    async fn abandoned(&self, prefix: &str, before: SystemTime) -> object_store::Result<Vec<Abandoned>> {
+    /// Those under a prefix; with a time only those that began before it.
+    async fn abandoned(&self, prefix: &str, before: Option<SystemTime>) -> object_store::Result<Vec<Abandoned>> {
+        let is_old = |upload: &Abandoned| before.is_none_or(|before| upload.began.is_some_and(|began| began < before));
         let mut found = Vec::new();
         let mut after = None;
         for _ in 0..MOST_PAGES {
             let page = self.page(prefix, after.as_ref()).await?;
             let uploads = uploads_in(&page).filter(|(key, _)| key.starts_with(prefix));
-            found.extend(uploads.map(|(_, upload)| upload).filter(|upload| upload.began < before));
+            found.extend(uploads.map(|(_, upload)| upload).filter(is_old));
             let next = next_in(&page);
             if next.is_none() || next == after {
                 break;
@@ -113,13 +115,14 @@ fn text_of(xml: &str, tag: &str) -> Option<String> {
     Some(text)
 }
 
-/// The uploads of an answer of which it says when they began, with their keys.
+/// The uploads of an answer, with their keys.
 fn uploads_in(page: &str) -> impl Iterator<Item = (String, Abandoned)> {
     page.split("<Upload>").skip(1).filter_map(|upload| {
         let upload = upload.split("</Upload>").next()?;
         let (key, id) = (text_of(upload, "Key")?, text_of(upload, "UploadId")?);
-        let nanos = string_to_timestamp_nanos(within(upload, "Initiated")?).ok()?;
-        let began = SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(nanos).ok()?);
+        let began = within(upload, "Initiated").and_then(|text| string_to_timestamp_nanos(text).ok());
+        let began = began.and_then(|nanos| u64::try_from(nanos).ok());
+        let began = began.map(|nanos| SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos));
         Some((key.clone(), Abandoned { path: Path::parse(key).ok()?, id, began }))
     })
 }
@@ -131,11 +134,12 @@ fn next_in(page: &str) -> Option<(String, String)> {
 }
 
 impl Storage {
-    /// The uploads below a location that began before a time, by the store's clock; none where objects are not uploaded in parts.
+    /// The uploads below a location that were not completed, with a time only those that began before it, by the store's clock. None where
+    /// objects are not uploaded in parts.
     ///
     /// # Errors
     /// They cannot be listed, as where the node is not allowed to do that.
-    pub async fn abandoned_uploads(&self, location: &str, before: SystemTime) -> Result<Vec<Abandoned>> {
+    pub async fn abandoned_uploads(&self, location: &str, before: Option<SystemTime>) -> Result<Vec<Abandoned>> {
         let object = self.resolve(location)?;
         if object.url == ObjectStoreUrl::local_filesystem() {
             return Ok(Vec::new());
@@ -234,9 +238,11 @@ mod tests {
         let uploads = Uploads { s3, client: HttpClient::new(service.clone()), region: "r".to_owned() };
         let old = SystemTime::UNIX_EPOCH
             + Duration::from_nanos(string_to_timestamp_nanos("2026-11-28T00:00:00Z").unwrap().unsigned_abs());
-        let found = uploads.abandoned("w/t/", old).await.unwrap();
-        let ids: Vec<&str> = found.iter().map(|upload| upload.id.as_str()).collect();
-        assert_eq!(ids, ["1", "2"]);
+        let ids = |found: &[Abandoned]| found.iter().map(|upload| upload.id.clone()).collect::<Vec<_>>();
+        assert_eq!(ids(&uploads.abandoned("w/t/", None).await.unwrap()), ["1", "2", "4", "5"]);
+        service.0.lock().unwrap().clear();
+        let found = uploads.abandoned("w/t/", Some(old)).await.unwrap();
+        assert_eq!(ids(&found), ["1", "2"]);
         assert_eq!(found[1].path.as_ref(), "w/t/data/b&c");
         uploads.s3.abort_multipart(&found[0].path, &found[0].id).await.unwrap();
         let asked = service.0.lock().unwrap();

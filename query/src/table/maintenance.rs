@@ -404,7 +404,7 @@ async fn old_objects(
     });
     let located = located.collect();
     let Some(before) = now.checked_sub(older_than) else { return Ok((located, Vec::new())) };
-    let uploads = tables.storage.abandoned_uploads(location, before).await.unwrap_or_else(|error| {
+    let uploads = tables.storage.abandoned_uploads(location, Some(before)).await.unwrap_or_else(|error| {
         tracing::warn!(%error, "uploads that were not completed, if there are any, stay");
         Vec::new()
     });
