@@ -35,7 +35,6 @@ pub struct Worker {
     /// What was deleted: of which table, and the how manyth file.
     deleted: Mutex<BTreeSet<(String, u64)>>,
     /// The shards that it was told that it is about to be given.
-    #[allow(dead_code, reason = "it is the unit tests that use it")]
     pub warmed: Mutex<BTreeSet<u32>>,
     pub dying: Dying,
 }
