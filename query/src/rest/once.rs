@@ -182,6 +182,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_key_is_good_for_as_long_as_is_advertised() {
+        assert_eq!(ADVERTISED_LIFETIME, format!("PT{}M", LIFETIME.as_secs() / 60));
+    }
+
+    #[test]
     fn a_refusal_that_could_not_be_left_may_be_of_what_was_made_before() {
         for refusal in [RestError::lost("main has moved"), RestError::not_found(kind::NOT_FOUND, "t is not there")] {
             let error = unsettled(refusal.clone(), &"nobody answers");
