@@ -162,7 +162,7 @@ impl Rest {
         }
         match (endpoint.operation, &outcome.location) {
             (Operation::CreateView | Operation::ReplaceView | Operation::RegisterView, Some(location)) => {
-                views::again(self, location).await
+                views::again(self, location, call.deadline).await
             }
             (_, Some(location)) => tables::again(self, call, key.id, location).await,
             (Operation::CreateNamespace, None) => namespaces::created(call),
