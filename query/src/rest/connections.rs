@@ -253,14 +253,15 @@ impl Connection {
         }
     }
 
-    async fn run<A, F>(
+    async fn run<S, A, F>(
         self: Arc<Self>,
-        stream: TcpStream,
+        stream: S,
         place: Option<Place>,
         address: SocketAddr,
         answer: A,
         stop: CancellationToken,
     ) where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         A: Fn(SocketAddr, Request) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response> + Send + 'static,
     {

@@ -145,6 +145,34 @@ async fn what_is_idle_makes_room_and_what_is_served_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_over_http2_that_has_come_is_answered_though_its_connection_was_to_make_room() {
+    async fn answered(stream: &mut tokio::io::DuplexStream) {
+        let mut answer = Vec::new();
+        while !answer.windows(8).any(|part| part == b"answered") {
+            assert_ne!(in_time(stream.read_buf(&mut answer)).await.unwrap(), 0, "closed: {answer:?}");
+        }
+    }
+    let connection = connections(BOUNDS).open();
+    let (mut near, far) = tokio::io::duplex(1 << 10);
+    let answer = |_: SocketAddr, _: Request| async { Response::new("answered".into()) };
+    let client = SocketAddr::from(([127, 0, 0, 1], 1));
+    let serving = tokio::spawn(connection.clone().run(far, None, client, answer, CancellationToken::new()));
+    // HEADERS, the last and only ones of their stream: GET http://x/.
+    let request = |stream: u8| [&[0, 0, 6, 1, 5, 0, 0, 0, stream][..], b"\x82\x86\x84\x41\x01x"].concat();
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    near.write_all(&[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &request(1)[..]].concat()).await.unwrap();
+    answered(&mut near).await;
+    tokio::time::advance(SPARED_HTTP2).await;
+    // It is there before the server looks again whether it is to make room.
+    near.write_all(&request(3)).await.unwrap();
+    connection.make_room();
+    assert!(connection.lock().makes_room);
+    answered(&mut near).await;
+    drop(near);
+    in_time(serving).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_that_has_begun_to_come_is_not_closed_to_make_room_nor_as_idle() {
     let idle = Duration::from_secs(90);
     for http2 in [false, true] {
