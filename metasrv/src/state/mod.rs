@@ -54,6 +54,8 @@ pub use self::sessions::MAX_SESSIONS;
 /// The feature level that this build writes at, and the highest it can apply (semantics, section 1). It covers the
 /// limits, the formats of commands and snapshots, and what is hashed how.
 pub const FEATURE_LEVEL: u32 = 1;
+/// What a cluster begins at, whatever builds found it: the log is applied from there by every later build, too.
+pub const FIRST_FEATURE_LEVEL: u32 = 1;
 /// Leases at once.
 pub const MAX_LEASES: usize = 100_000;
 /// Keys and scopes on one lease: its end is one step for all who write.
@@ -158,7 +160,7 @@ impl State {
             quotas: Quotas::default(),
             roster: Roster::default(),
             changes: Changes::default(),
-            feature_level: FEATURE_LEVEL,
+            feature_level: FIRST_FEATURE_LEVEL,
             hash: StateHash::default(),
         }
     }
