@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use datafusion::common::runtime::SpawnedTask;
 use iceberg::io::FileIO;
 use iceberg::spec::{Manifest, ManifestFile, ManifestList, Snapshot, TableMetadata, ViewMetadata};
 use moka::future::Cache;
@@ -101,7 +102,11 @@ impl MetadataCache {
     pub async fn manifest(&self, file: &ManifestFile) -> Result<Arc<Manifest>> {
         let location = file.manifest_path.as_str();
         let load = async {
-            let manifest = file.load_manifest(&self.file_io).await.map_err(|e| unreadable(location, e.into()))?;
+            // Decoding takes longer than reading: manifests that are asked for together are decoded on several cores.
+            let (of, io) = (file.clone(), self.file_io.clone());
+            let loading = SpawnedTask::spawn(async move { of.load_manifest(&io).await });
+            let loaded = loading.join_unwind().await.map_err(|e| unreadable(location, Error::internal(e)))?;
+            let manifest = loaded.map_err(|e| unreadable(location, e.into()))?;
             Ok((Arc::new(manifest), weight(file.manifest_length.max(0) as u64)))
         };
         get(&self.manifests, location, load).await
