@@ -248,18 +248,19 @@ mod tests {
     async fn many_rows_are_written_by_several_and_few_by_one() {
         let dir = tempfile::tempdir().unwrap();
         let tasks = TaskTracker::new();
-        let files_of = async |most, few_bytes, memory: Arc<dyn MemoryPool>| {
+        let files_of = async |most: usize, few_bytes: usize, memory: Arc<dyn MemoryPool>| {
             let sharing = Sharing { most, few_bytes, memory };
             let files = write_in_any_order(writer(dir.path(), &tasks), rows(None), &sharing, until()).await.unwrap();
             let counted: u64 = files.files.iter().map(|file| file.record_count()).sum();
             assert_eq!((counted, files.rows), (ROWS as u64, ROWS as u64));
             files.files.len()
         };
-        let unbounded = || Arc::new(UnboundedMemoryPool::default());
+        let unbounded = || -> Arc<dyn MemoryPool> { Arc::new(UnboundedMemoryPool::default()) };
+        let tight: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(ROW_GROUP_BYTES - 1));
         assert!(files_of(3, 1, unbounded()).await > 1);
         assert_eq!(files_of(3, FEW_BYTES, unbounded()).await, 1, "of few rows");
         assert_eq!(files_of(1, 1, unbounded()).await, 1, "on one core");
-        assert_eq!(files_of(3, 1, Arc::new(GreedyMemoryPool::new(ROW_GROUP_BYTES - 1))).await, 1, "without memory");
+        assert_eq!(files_of(3, 1, tight).await, 1, "without memory");
     }
 
     #[tokio::test]

@@ -108,7 +108,7 @@ pub async fn run(args: Args) -> Result<()> {
 }
 
 async fn measure(args: &Args, dir: &Path) -> Result<Report> {
-    let mut bench = Bench::start(dir, args.rounds).await?;
+    let mut bench = Bench::start(args, dir).await?;
     let measured = match &args.part {
         Part::Tpch(part) => tpch::run(&bench, part).await,
         Part::Plan(part) => plan::run(&mut bench, part).await,
@@ -122,6 +122,7 @@ async fn measure(args: &Args, dir: &Path) -> Result<Report> {
 /// What is measured, running.
 struct Bench {
     dir: PathBuf,
+    keep: bool,
     rounds: usize,
     peers: Cluster,
     node: QueryNode,
@@ -131,12 +132,15 @@ struct Bench {
 }
 
 impl Bench {
-    async fn start(dir: &Path, rounds: usize) -> Result<Self> {
+    async fn start(args: &Args, dir: &Path) -> Result<Self> {
         let binary = std::env::current_exe().context("finding out which program this is")?;
         let spec = Spec { query_nodes: 0, log_level: Some("warn".to_owned()), ..Spec::new(binary, dir) };
         let peers = Cluster::start(spec).await?;
         match start_node(dir, &peers, 1).await {
-            Ok((node, config)) => Ok(Self { dir: dir.to_owned(), rounds, peers, node, config, nodes: 1 }),
+            Ok((node, config)) => {
+                let (keep, rounds) = (args.keep, args.rounds);
+                Ok(Self { dir: dir.to_owned(), keep, rounds, peers, node, config, nodes: 1 })
+            }
             Err(error) => {
                 peers.shutdown().await;
                 Err(error)

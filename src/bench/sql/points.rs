@@ -10,7 +10,7 @@ use datafusion::prelude::SessionContext;
 use hdrhistogram::Histogram;
 use lake_client::cache::counters::{Counters, REASONS};
 use lake_query::client::SqlClient;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::{Bench, Report, median, plain_query, query};
@@ -114,8 +114,7 @@ pub async fn run(bench: &Bench, args: &Args) -> Result<Report> {
         "p99_ms": ms(0.99),
         "datafusion_per_second": plain,
         "metasrv_calls": all,
-        "metasrv_calls_by_reason": calls.iter().map(|(reason, calls)| ((*reason).to_owned(), Value::from(*calls)))
-            .collect::<serde_json::Map<_, _>>(),
+        "metasrv_calls_by_reason": calls,
         "seconds": rounds.as_secs_f64(),
         "hits": hits,
     });

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
+use datafusion::prelude::SessionContext;
+use lake_query::client::SqlClient;
 use lake_query::sql::tpch::{TABLES, queries};
 use serde_json::{Value, json};
 
-use super::{Bench, MAX_SCALE, Report, both, compare, median, plain_query, query};
+use super::{Bench, MAX_SCALE, Report, both, compare, median, plain_query, query, rows_of};
 
 /// Under which name the directory that is kept says what was measured, for `duckdb.py`.
 const KEPT: &str = "tpch.json";
@@ -43,7 +45,24 @@ pub async fn run(bench: &Bench, args: &Args) -> Result<Report> {
     let kept = json!({ "files": files, "queries": queries, "report": report.json });
     let path = bench.dir.join(KEPT);
     std::fs::write(&path, kept.to_string()).with_context(|| format!("writing {}", path.display()))?;
+    if bench.keep {
+        explain(bench, &sql, &plain, &queries).await?;
+    }
     Ok(report)
+}
+
+/// Leaves beside the figures where the time of each query goes, of both.
+async fn explain(bench: &Bench, sql: &SqlClient, plain: &SessionContext, queries: &[String]) -> Result<()> {
+    for (number, text) in queries.iter().enumerate() {
+        let analyze = format!("EXPLAIN ANALYZE {text}");
+        let (lake, plain) = (query(sql, &analyze).await?, plain_query(plain, &analyze).await?);
+        for (who, rows) in [("lake", lake), ("datafusion", plain)] {
+            let path = bench.dir.join(format!("Q{}-{who}.txt", number + 1));
+            let text = rows_of(&rows)?.concat().join("\n");
+            std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// `times`: of each query, in milliseconds, through the node and by DataFusion.
