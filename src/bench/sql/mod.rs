@@ -81,7 +81,7 @@ enum Format {
 }
 
 /// What came of a part.
-struct Report {
+pub struct Report {
     text: String,
     json: Value,
 }
@@ -120,7 +120,7 @@ async fn measure(args: &Args, dir: &Path) -> Result<Report> {
 }
 
 /// What is measured, running.
-struct Bench {
+pub struct Bench {
     dir: PathBuf,
     keep: bool,
     rounds: usize,

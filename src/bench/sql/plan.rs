@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use datafusion::common::TableReference;
-use datafusion::prelude::{SessionContext, col, lit};
+use datafusion::logical_expr::{col, lit};
+use datafusion::prelude::SessionContext;
 use iceberg::spec::{DataContentType, DataFile, DataFileBuilder, DataFileFormat, Datum, Literal, Struct};
 use lake_query::scan::plan;
 use lake_query::scan::prune::Pruning;
