@@ -27,7 +27,7 @@ pub struct Args {
 
 pub async fn run(bench: &Bench, args: &Args) -> Result<Report> {
     ensure!(args.scale > 0.0 && args.scale <= MAX_SCALE, "--scale: above 0 and at most {MAX_SCALE} can be");
-    let (sql, plain) = (bench.client().await?, bench.plain()?);
+    let (sql, plain) = (bench.client().await?, bench.plain(false)?);
     let source = format!("SELECT * FROM tpch('lineitem', {})", args.scale);
     let (mut lake_times, mut plain_times, mut rows) = (Vec::new(), Vec::new(), 0);
     let (mut lake_made, mut plain_made) = (Made::default(), Made::default());

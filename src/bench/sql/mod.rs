@@ -167,11 +167,14 @@ impl Bench {
         Ok(SqlClient::connect(&[self.node.flight_address().to_string()], None).await?)
     }
 
-    /// DataFusion as it comes, but for what the node is configured for.
-    fn plain(&self) -> Result<SessionContext> {
+    /// DataFusion as it comes, but for what the node is configured for; with `pushdown_filters` it looks at filters while it decodes, as
+    /// the node does.
+    fn plain(&self, pushdown_filters: bool) -> Result<SessionContext> {
         let mut session = SessionConfig::new().with_target_partitions(self.config.target_partitions);
         // As the node reads SQL, so that answers can be compared digit by digit.
         session.options_mut().sql_parser.parse_float_as_decimal = true;
+        session.options_mut().execution.parquet.pushdown_filters = pushdown_filters;
+        session.options_mut().execution.parquet.reorder_filters = pushdown_filters;
         let runtime = RuntimeEnvBuilder::new().with_memory_limit(self.config.memory_limit_bytes, 1.0).build_arc()?;
         let context = SessionContext::new_with_config_rt(session, runtime);
         context.register_udtf("tpch", Arc::new(TpchFunction));

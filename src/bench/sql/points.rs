@@ -59,7 +59,7 @@ pub async fn run(bench: &Bench, args: &Args) -> Result<Report> {
     ensure!((1..=MAX_QUERIES).contains(&args.queries), "--queries: 1 to {MAX_QUERIES} can be");
     ensure!((1..=MAX_CLIENTS).contains(&args.clients), "--clients: 1 to {MAX_CLIENTS} can be");
     ensure!((1..=MAX_ROWS).contains(&args.rows), "--rows: 1 to {MAX_ROWS} can be");
-    let (sql, plain) = (bench.client().await?, bench.plain()?);
+    let (sql, plain) = (bench.client().await?, bench.plain(false)?);
     let rows = args.rows;
     let create = format!(
         "CREATE TABLE {TABLE} AS SELECT value AS id, value * {FACTOR} AS other FROM generate_series(1, {rows}) ORDER BY id"
