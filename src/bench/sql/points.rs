@@ -43,7 +43,7 @@ pub struct Args {
 /// Whom one client asks.
 #[derive(Clone)]
 enum Asked {
-    Lake(SqlClient),
+    Lake(Box<SqlClient>),
     Plain(SessionContext),
 }
 
@@ -69,7 +69,7 @@ pub async fn run(bench: &Bench, args: &Args) -> Result<Report> {
     bench.register(&sql, &plain, TABLE).await?;
     let mut lake = Vec::new();
     for _ in 0..args.clients {
-        lake.push(Asked::Lake(bench.client().await?));
+        lake.push(Asked::Lake(Box::new(bench.client().await?)));
     }
     let plain = vec![Asked::Plain(plain); lake.len()];
     let metadata = &bench.node.engine().tables().metadata;
