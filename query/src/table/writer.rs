@@ -176,6 +176,7 @@ impl DataWriter {
             target_file_bytes: self.target_file_bytes,
             partitioner: self.partitioner.clone(),
             sort_order_id: self.sort_order_id,
+            style: self.style.clone(),
             open: None,
             done: DataFiles::new(self.storage.clone(), self.done.tasks.clone()),
         }
