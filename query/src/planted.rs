@@ -19,16 +19,19 @@ pub enum Bug {
     AppendUnsettled,
     /// Expired snapshots take all of their files along.
     ExpiredTooMuch,
+    /// A worker's upkeep goes on when its shard is another's, and commits without the fence.
+    UpkeepUnfenced,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 6] = [
+pub const BUGS: [(&str, Bug); 7] = [
     ("outcome-apart", Bug::OutcomeApart),
     ("tables-apart", Bug::TablesApart),
     ("rename-apart", Bug::RenameApart),
     ("age-untold", Bug::AgeUntold),
     ("append-unsettled", Bug::AppendUnsettled),
     ("expired-too-much", Bug::ExpiredTooMuch),
+    ("upkeep-unfenced", Bug::UpkeepUnfenced),
 ];
 
 /// Whether this process has the bug.

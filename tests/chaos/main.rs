@@ -397,6 +397,8 @@ fn upkeep_deletes_nothing_that_is_read_whoever_dies_at_it() {
     run.holds("--workload upkeep --time 40s --rate 12 --clients 6", &["query-kill:one", "query-pause:one"]);
     let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "upkeep").unwrap();
     assert!(judged.figures["chores"] > 1 && judged.figures["reads"] > 3, "{judged:?}");
+    let fences = run.results().checks.into_iter().find(|outcome| outcome.checker == "fences of upkeep").unwrap();
+    assert!(fences.figures["snapshots of workers"] > 0 && fences.figures["fences"] > 0, "{fences:?}");
 }
 
 #[test]

@@ -153,6 +153,12 @@ fn expired_too_much() {
 }
 
 #[test]
+fn upkeep_unfenced() {
+    let arguments = "--workload upkeep --nemesis none --time 25s --rate 16 --clients 6";
+    assert_found("upkeep-unfenced", arguments, &["fences of upkeep"]);
+}
+
+#[test]
 fn rename_apart() {
     let arguments = "--workload catalog --nemesis none --time 20s --rate 15 --clients 5";
     assert_found("rename-apart", arguments, &["catalog"]);

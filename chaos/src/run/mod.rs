@@ -77,6 +77,8 @@ const RESTART_AFTER: Duration = Duration::from_millis(300);
 
 /// What peers are started with, so that purges do not wait for a day.
 const PURGE_ARGUMENTS: [&str; 2] = ["--purge-retention-secs", "1"];
+/// What query nodes are started with, so that workers look after tables all the time.
+const UPKEEP_ARGUMENTS: [&str; 2] = ["--upkeep-interval-secs", "1"];
 
 /// What a run has brought.
 #[derive(Debug)]
@@ -187,6 +189,7 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
     }
     if settings.workload == Workload::Upkeep {
         arguments.extend(PURGE_ARGUMENTS.map(str::to_owned));
+        query_args.extend(UPKEEP_ARGUMENTS.map(str::to_owned));
     }
     if disks.exist() {
         arguments.extend(disk::RESERVE_ARGUMENTS.map(str::to_owned));
