@@ -44,6 +44,7 @@ pub const PAIRS: &[Pair] = &[
     pair(Workload::Bank, &["slow:leader", "pause:one"], 150, 6),
     pair(Workload::Append, &["kill:leader", "partition"], 100, 6),
     pair(Workload::MultiTable, &["store-late", "store-refuse"], 8, 4),
+    pair(Workload::Table, &["store-partition:one", "query-kill:one"], 10, 5),
     pair(Workload::MultiTable, &["query-pause:one", "partition"], 8, 4),
     pair(Workload::Catalog, &["query-partition:one", "partition"], 12, 5),
     pair(Workload::Upkeep, &["query-kill:one", "query-pause:one"], 12, 6),

@@ -57,7 +57,6 @@ use crate::nemesis::field::Field;
 use crate::nemesis::kind::{Kind, Requested};
 use crate::nemesis::{self, Nemesis, SNAPSHOT_ARGUMENTS, clock, schedule};
 use crate::net::namespaces::Namespaces;
-use crate::net::objects::Objects;
 use crate::net::{Fabric, Network, Node};
 use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
@@ -178,7 +177,7 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
         _ => Vec::new(),
     };
     let objects = match &settings.objects {
-        Some(store) => Some(Objects::open(&store.address).await?),
+        Some(store) => Some(network.open_objects(&store.address).await?),
         None => None,
     };
     let mut query_args = settings.query_args.clone();
