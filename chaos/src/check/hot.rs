@@ -12,7 +12,8 @@
 //!   one, and each lets one more be made by packing.
 //! - It has no row that no append leaves (*impossible*).
 //!
-//! The verdict is unknown where no read had to show anything, or every append has made a snapshot of its own: nothing was committed together. With upkeep
+//! The verdict is unknown where no read had to show anything, or every append that is there, of whatever outcome, has made a snapshot of its own:
+//! nothing was committed together. With upkeep
 //! it is where no table was read after each of its [`CHORES`], and whatever else was tried of that kind, had changed something there.
 //!
 //! Cost: reads times the appends to their table.
@@ -78,6 +79,11 @@ impl One<'_> {
     fn acknowledged(&self) -> usize {
         self.appends.values().filter(|call| call.outcome == End::Ok).count()
     }
+
+    /// How many appends are there, as far as that was seen: each may have made a snapshot, also one of unknown outcome.
+    fn there(&self) -> usize {
+        self.reads.iter().map(|read| read.seen.len()).fold(self.acknowledged(), usize::max)
+    }
 }
 
 /// Judges every table of a history.
@@ -125,7 +131,7 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
         reads += one.reads.len();
         if let Some(count) = one.snapshots {
             snapshots += usize::try_from(count).unwrap_or(usize::MAX);
-            counted += acknowledged;
+            counted += one.there();
         }
     }
     let otherwise = match (appends, reads) {
@@ -149,6 +155,7 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
         .with("unknown appends", unknown)
         .with("reads", reads)
         .with("snapshots", snapshots)
+        .with("appends in tables whose snapshots were counted", counted)
         .with("chores", tables.values().map(|one| one.chores.len()).sum())
         .with("reads of what may have expired", expired)
 }

@@ -29,8 +29,9 @@ use crate::history::{Action, Chore, Fenced, Hot, Key, Table};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value};
 
-/// Operations on one table: each commit writes down all snapshots that there are.
-const USES: u64 = 500;
+/// Operations on one table: each commit writes down all snapshots that there are, and a read opens a file for each append, which an object
+/// store that is slow, or shares its processors with all the rest, gives a few of at a time.
+const USES: u64 = 200;
 /// The probability of a read.
 const READS: f64 = 0.08;
 /// With upkeep: more reads, that many of a hundred operations are chores, and tables are used for longer, so that there is something to
