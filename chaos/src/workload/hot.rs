@@ -8,11 +8,11 @@
 //! the time and at any node: whatever is read must be there. Where the tables' files are this machine's, orphans are swept as well
 //! ([`super::swept`]). What no table has had of all this when the faults are over is done to the newest then, before everything is read.
 //!
-//! One more table, [`TENDED`], has by its properties what workers do by themselves, under the fence of its shard, which is moved to another worker
-//! now and then. Under which fences they have committed is read while that goes on ([`crate::check::fences`]).
+//! One more table has what workers do by themselves ([`super::tended`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,9 +23,10 @@ use rand::Rng;
 
 use super::access::Access;
 use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, stale_ms, told};
+use super::tended::{self, TENDED};
 use super::{Actor, Frame, Plan, swept};
 use crate::check::hot::{EXPIRES_BEYOND_S, GONE, RETAINED, TORN};
-use crate::history::{Action, Chore, Fenced, Hot, Key, Table};
+use crate::history::{Action, Chore, Hot, Key, Table};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value};
 
@@ -49,21 +50,6 @@ const NOTHING_TO_DO: &str = "there was nothing to do";
 const AGED_BEYOND_S: u64 = 10;
 /// How long the purges of a run may take until one is done: a worker looks through every table first.
 const PURGED_WITHIN: Duration = Duration::from_secs(30);
-/// The table that workers look after by themselves. No other table's number comes so far.
-const TENDED: i64 = 1_000_000;
-/// The probability that an operation is about that one.
-const ON_TENDED: f64 = 0.25;
-/// Of these, the probability that its fences are read ...
-const FENCES: f64 = 0.15;
-/// ... and that its shard is moved then.
-const MOVES: f64 = 0.5;
-/// How long snapshots of that table are kept, in seconds: each is there for several readings of the fences.
-const TENDED_KEPT_S: u64 = 60;
-/// How long a worker may take in the end until it has looked after that table, if none has before: twice the time from one look to
-/// the next that nodes have by themselves.
-const TENDED_WITHIN: Duration = Duration::from_secs(60);
-/// The pause between two looks whether one has.
-const TENDED_LOOK: Duration = Duration::from_millis(500);
 /// How often a chore that no table has had is tried in the end.
 const TRIES: usize = 3;
 /// How errors of queries that find no file tell its name.
@@ -85,18 +71,20 @@ fn plan_as(clients: usize, upkeep: bool) -> Plan {
 
 /// What clients know together.
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     upkeep: bool,
     used: Used,
     /// The chores that have changed something, and of which table.
     done: Mutex<BTreeSet<(i64, Chore)>>,
     began: Instant,
+    /// A worker was seen to have looked after the table that it is to.
+    pub(super) is_tended: AtomicBool,
 }
 
 impl Shared {
-    fn new(upkeep: bool) -> Self {
+    pub(super) fn new(upkeep: bool) -> Self {
         let used = Used::new(if upkeep { USES_WITH_UPKEEP } else { USES });
-        Self { upkeep, used, done: Mutex::default(), began: clock::now() }
+        Self { upkeep, used, done: Mutex::default(), began: clock::now(), is_tended: AtomicBool::new(false) }
     }
 
     /// Whether files are packed now.
@@ -128,22 +116,13 @@ impl Shared {
     }
 
     /// Of this workload.
-    fn action(&self, hot: Hot) -> Action {
+    pub(super) fn action(&self, hot: Hot) -> Action {
         if self.upkeep { Action::Upkeep(hot) } else { Action::Hot(hot) }
     }
 
     /// Makes a table unless it is there.
-    async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
-        let asks = match table {
-            TENDED => {
-                let kept_ms = 1_000 * TENDED_KEPT_S.max(expired_age_s(access.timeout));
-                format!(
-                    " WITH ('lake.compaction.enabled' = 'true', 'lake.expire-snapshots.enabled' = 'true', \
-                     'history.expire.max-snapshot-age-ms' = '{kept_ms}', 'history.expire.min-snapshots-to-keep' = '{RETAINED}')"
-                )
-            }
-            _ => String::new(),
-        };
+    pub(super) async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
+        let asks = if table == TENDED { tended::asks(expired_age_s(access.timeout)) } else { String::new() };
         let sql = format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, v BIGINT){asks}", name(table));
         self.used.make(table, &sql, node, access).await
     }
@@ -166,7 +145,7 @@ struct Client {
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
-        let table = match self.shared.upkeep && access.chance(ON_TENDED) {
+        let table = match self.shared.upkeep && access.chance(tended::ON_IT) {
             true => TENDED,
             false => self.shared.used.tables.pick(&mut access.rng),
         };
@@ -180,15 +159,8 @@ impl Actor for Client {
             let _ = read(&self.shared, table, node, access, scribe).await;
             return;
         }
-        if table == TENDED && access.chance(FENCES) {
-            // What they are is in the history.
-            if let Ok(Some(newest)) = read_fences(&self.shared, node, access, scribe).await
-                && access.chance(MOVES)
-                && access.warehouse().is_some()
-            {
-                move_shard(&newest, access).await;
-            }
-            return;
+        if table == TENDED && access.chance(tended::FENCES) {
+            return tended::look(&self.shared, node, access, scribe).await;
         }
         if self.shared.upkeep && table != TENDED && access.chance(CHORES) {
             let what = match access.rng.random_range(0..8) {
@@ -206,7 +178,7 @@ impl Actor for Client {
 }
 
 /// One INSERT.
-async fn append(shared: &Shared, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) {
+pub(super) async fn append(shared: &Shared, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) {
     let number = shared.used.numbers.next();
     let action = shared.action(Hot::Append { table: table.into(), number });
     let by = access.deadline();
@@ -223,79 +195,6 @@ async fn append(shared: &Shared, table: i64, node: u64, access: &mut Access, scr
             }
         },
         Err(failure) => scribe.statement_failed(action, &failure, node),
-    }
-}
-
-/// Under which fences workers have committed to [`TENDED`]. Gives the newest.
-async fn read_fences(
-    shared: &Shared,
-    node: u64,
-    access: &mut Access,
-    scribe: &mut Scribe,
-) -> Result<Option<Fenced>, Failure> {
-    let action = |line| shared.action(Hot::Fences { table: TENDED.into(), line });
-    let of = |note: &str| format!("summary['lake.{note}']");
-    let (shard, fence, worker) = (of("shard"), of("fence"), of("worker"));
-    let sql = format!(
-        "SELECT sequence_number, {shard} AS shard, {fence} AS fence, {worker} AS worker FROM {SCHEMA}.\"hot_{TENDED}$snapshots\" \
-         WHERE {fence} IS NOT NULL ORDER BY 1"
-    );
-    let by = access.deadline();
-    scribe.invoke(action(None));
-    match access.run(node, &sql, None, by).await {
-        Ok(answer) => {
-            let line: Vec<Fenced> = answer.rows.iter().filter_map(|row| fenced(row)).collect();
-            let foreign = answer.rows.iter().find(|row| fenced(row).is_none());
-            let newest = line.last().cloned();
-            told(scribe, action(Some(line)), None, node, foreign.map(Vec::as_slice));
-            Ok(newest)
-        }
-        Err(failure) => {
-            scribe.query_failed(action(None), &failure, node);
-            Err(failure)
-        }
-    }
-}
-
-/// A row of that; `None` if no worker leaves such.
-fn fenced(row: &[Value]) -> Option<Fenced> {
-    let [Value::Int(sequence), Value::Text(shard), Value::Text(fence), Value::Text(worker)] = row else { return None };
-    Some(Fenced {
-        sequence: u64::try_from(*sequence).ok()?,
-        shard: shard.parse().ok()?,
-        fence: fence.parse().ok()?,
-        worker: worker.clone(),
-    })
-}
-
-/// Gives the shard of [`TENDED`] to another worker, in the midst of what its own does. It may be refused: then it stays.
-async fn move_shard(newest: &Fenced, access: &Access) {
-    let Ok(shard) = u32::try_from(newest.shard) else { return };
-    let Ok(listed) = access.store.shards(access.deadline()).await else { return };
-    let shards = &listed.value.shards;
-    let own = shards.iter().find(|status| status.shard == shard).map(|status| &status.route.node);
-    let mut others = shards.iter().map(|status| &status.route.node).filter(|node| Some(*node) != own);
-    if let Some(other) = others.next() {
-        let moved = access.store.move_shard(shard, other, false, access.deadline()).await;
-        tracing::debug!(shard, to = %other, ?moved, "a shard was to be moved");
-    }
-}
-
-/// Waits, when nothing is hurt any more, until a worker has looked after [`TENDED`], and has it find something to do.
-async fn await_tended(shared: &Shared, access: &mut Access, scribe: &mut Scribe) {
-    let until = clock::now() + TENDED_WITHIN;
-    while let Some(node) = access.any_node() {
-        let is_made = shared.make(TENDED, node, access).await.is_ok();
-        if is_made && matches!(read_fences(shared, node, access, scribe).await, Ok(Some(_))) {
-            return;
-        }
-        if clock::now() > until {
-            return;
-        }
-        if is_made {
-            append(shared, TENDED, node, access, scribe).await;
-        }
-        tokio::time::sleep(TENDED_LOOK).await;
     }
 }
 
@@ -477,7 +376,7 @@ impl Frame for Tables {
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
         if self.shared.upkeep {
             make_up(&self.shared, access, scribe).await;
-            await_tended(&self.shared, access, scribe).await;
+            tended::await_worker(&self.shared, access, scribe).await;
         }
         let purged = match self.shared.done().iter().any(|(_, what)| *what == Chore::Purge) {
             true => purged(access).await,
