@@ -48,6 +48,7 @@ pub const PAIRS: &[Pair] = &[
     pair(Workload::MultiTable, &["query-pause:one", "partition"], 8, 4),
     pair(Workload::Catalog, &["query-partition:one", "partition"], 12, 5),
     pair(Workload::Upkeep, &["query-kill:one", "query-pause:one"], 12, 6),
+    pair(Workload::Upkeep, &["query-partition:one", "kill:leader"], 12, 6),
     pair(Workload::Hot, &["store-refuse", "store-slow"], 20, 8),
     pair(Workload::Session, &["transfer", "kill:one"], 100, 4),
     pair(Workload::Register, &["snapshot", "restart"], 150, 8),
