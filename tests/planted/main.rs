@@ -155,7 +155,7 @@ fn append_unsettled() {
 
 #[test]
 fn expired_too_much() {
-    let arguments = "--workload upkeep --nemesis none --time 30s --rate 12 --clients 6";
+    let arguments = "--workload upkeep --nemesis none --time 30s --rate 16 --clients 6";
     assert_found("expired-too-much", arguments, &["upkeep"]);
 }
 
