@@ -245,6 +245,7 @@ async fn under_attack<F: Ground>(
             front,
             nodes: field.query_nodes().clone(),
             warehouse: field.warehouse(),
+            is_own: settings.hosts.is_none(),
         }),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };

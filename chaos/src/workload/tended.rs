@@ -1,5 +1,5 @@
 //! A table that workers look after by themselves, as its properties ask them to, under the fence of its shard. That is moved to another worker
-//! now and then, in the midst of what its own does, where the run's processes are its own. Under which fences they have committed is read while that goes on
+//! now and then, in the midst of what its own does, where the cluster is the run's own. Under which fences they have committed is read while that goes on
 //! ([`crate::check::fences`]); it is appended to and read as the others of the workload ([`super::hot`]).
 
 use std::sync::atomic::Ordering;
@@ -44,7 +44,7 @@ pub(super) fn asks(expired_age_s: u64) -> String {
 pub(super) async fn look(shared: &Shared, node: u64, access: &mut Access, scribe: &mut Scribe) {
     if let Ok(Some(newest)) = read_fences(shared, node, access, scribe).await
         && access.chance(MOVES)
-        && access.warehouse().is_some()
+        && access.is_own()
     {
         move_shard(&newest, access).await;
     }
