@@ -57,6 +57,16 @@ impl Rhythm {
         self.interval * 2 / 3
     }
 
+    /// How long a node whose stream to the leader ended waits before it asks who leads, if its lease lives for `left` still.
+    /// `chance` is anything from 0 to 1, drawn anew each time.
+    ///
+    /// An interval at most, so that however many nodes lose the same leader, they ask about as often as they send heartbeats; and a third of
+    /// what is left at most, so that the lease never comes near its end by it. After a heartbeat that was lost that third is more
+    /// than half an interval: nobody asks twice as often as heartbeats come.
+    pub fn before_asking(self, left: Duration, chance: f64) -> Duration {
+        self.interval.min(left / 3).mul_f64(chance)
+    }
+
     /// The shortest lease that goes with the interval.
     pub fn least_lease(self) -> Duration {
         (self.interval + self.timeout()) * 2
@@ -311,6 +321,30 @@ mod tests {
         assert!(of(200, 900).unwrap_err().contains("lives 900 ms"));
         assert!(of(3000, 9999).unwrap_err().contains("at least 10000 ms"));
         assert!(of(3000, 60_001).is_err());
+    }
+
+    #[test]
+    fn nodes_that_lose_the_same_leader_ask_less_than_twice_as_often_as_they_send_heartbeats() {
+        const NODES: u32 = 1000;
+        let of = |interval_ms, lease_ms| Rhythm {
+            interval: Duration::from_millis(interval_ms),
+            lease: Duration::from_millis(lease_ms),
+        };
+        for rhythm in [Rhythm::default(), of(300, 1000), of(100, 60_000), of(18_000, 60_000)] {
+            rhythm.check().unwrap();
+            let one_was_lost = rhythm.lease - rhythm.interval - rhythm.timeout();
+            for left in [rhythm.lease, rhythm.lease - rhythm.interval, one_was_lost] {
+                let chances = (0..NODES).map(|n| f64::from(n) / f64::from(NODES));
+                let waits: Vec<_> = chances.map(|chance| rhythm.before_asking(left, chance)).collect();
+                assert!(waits.iter().all(|wait| *wait <= left / 3 && *wait <= rhythm.interval), "{rhythm:?} {left:?}");
+                let part = rhythm.interval / 10;
+                for n in 0..10 {
+                    let together = waits.iter().filter(|wait| (part * n..part * (n + 1)).contains(*wait)).count();
+                    assert!(together < 2 * NODES as usize / 10, "{rhythm:?} {left:?}: {together} in part {n}");
+                }
+            }
+            assert_eq!(rhythm.before_asking(Duration::ZERO, 0.9), Duration::ZERO, "there is no time to lose");
+        }
     }
 
     #[test]

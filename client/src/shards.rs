@@ -11,6 +11,7 @@
 //! Pure values. The leader's side is lake-metasrv's `peer::placement`, a worker's lake-query's `upkeep`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 use lake_proto::coordination::LeaseId;
@@ -32,6 +33,43 @@ pub const DEFAULT_SHARDS: u32 = 64;
 pub const MAX_FOLLOWERS: usize = 8;
 /// The role of a node that may be given shards.
 pub const WORKER: &str = "worker";
+/// The instruction that has a worker read into its cache what the upkeep of a shard's tables begins with, since it is about to be given the
+/// shard. Its payload is a [`Moving`], as that of [`LEAVE_SHARD`].
+pub const WARM_SHARD: &str = "warm_shard";
+/// The instruction that has a worker end what it does for a shard that it was, and is not any more, given. It answers once that has ended.
+pub const LEAVE_SHARD: &str = "leave_shard";
+/// How long a worker may take to be warmed.
+pub const WARM_WITHIN: Duration = Duration::from_secs(2);
+/// How long a worker may take to end what it does.
+pub const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Which move an instruction is about. JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moving {
+    pub shard: u32,
+    /// The revision of the route: before the move for who gets the shard (0: there is none), after it for who had it.
+    pub fence: Revision,
+}
+
+impl Moving {
+    /// What a payload says.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn of(payload: &[u8]) -> Result<Self, String> {
+        let moving: Self = serde_json::from_slice(payload).map_err(|e| format!("it names no move of a shard: {e}"))?;
+        if moving.shard >= MAX_SHARDS {
+            return Err(format!("there is no shard {}: they are 0 to {} at most", moving.shard, MAX_SHARDS - 1));
+        }
+        Ok(moving)
+    }
+
+    /// As a payload.
+    pub fn to_bytes(self) -> Bytes {
+        // A struct of numbers cannot fail to be written.
+        serde_json::to_vec(&self).unwrap_or_default().into()
+    }
+}
 
 /// What holds for all shards, under [`SETTINGS`]. JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,7 +227,7 @@ pub struct ShardStatus {
     /// The revision of the route.
     pub fence: Revision,
     /// How long until the lease ends unless the node is heard; `None`: it has ended.
-    pub remaining: Option<std::time::Duration>,
+    pub remaining: Option<Duration>,
     /// How surely the node is lost, by its silence: the negative decimal logarithm of the chance that it is only late. `None`: the
     /// leader has not heard of it.
     pub suspicion: Option<f64>,

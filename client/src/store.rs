@@ -40,7 +40,7 @@ pub struct Capabilities {
     pub leases: bool,
     /// Compares that no scope is in the way.
     pub scopes: bool,
-    /// Most compares and operations in one transaction.
+    /// Most operations in one transaction, and most compares.
     pub txn_ops: usize,
     /// Most bytes of keys and values in one transaction.
     pub txn_bytes: usize,

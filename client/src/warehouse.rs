@@ -261,6 +261,15 @@ pub enum WarehouseError {
     Catalog(#[from] CatalogError),
 }
 
+/// How much is in a warehouse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Holdings {
+    pub tables: usize,
+    pub views: usize,
+    /// Nested in its own.
+    pub namespaces: usize,
+}
+
 /// What is asked of a warehouse.
 #[derive(Debug, Clone, Copy)]
 enum Wish<'a> {
@@ -316,6 +325,31 @@ impl Catalog {
     /// `Refused` if there is none; `NamespaceNotEmpty`.
     pub async fn remove_warehouse(&self, name: &str, deadline: Instant) -> Result<(), WarehouseError> {
         self.change_warehouses(name, Wish::Remove, deadline).await
+    }
+
+    /// How much is in a warehouse, and would go with it.
+    ///
+    /// # Errors
+    /// `Refused` if there is none; the store's.
+    pub async fn holdings(&self, name: &str, deadline: Instant) -> Result<Holdings, WarehouseError> {
+        if !self.warehouses(deadline).await?.profiles.contains_key(name) {
+            return Err(WarehouseError::Refused { name: name.to_owned(), why: "it does not exist".to_owned() });
+        }
+        let mut all = Holdings::default();
+        let is_in = |namespace: &Namespace| namespace.levels().first().is_some_and(|level| level == name);
+        for namespace in self.list_namespaces(deadline).await?.into_iter().filter(is_in) {
+            all.namespaces += usize::from(namespace.levels().len() > 1);
+            match (self.list_tables(&namespace, deadline).await, self.list_views(&namespace, deadline).await) {
+                (Ok(tables), Ok(views)) => {
+                    all.tables += tables.len();
+                    all.views += views.len();
+                }
+                // Dropped in between.
+                (Err(CatalogError::NamespaceNotFound(_)), _) | (_, Err(CatalogError::NamespaceNotFound(_))) => {}
+                (Err(error), _) | (_, Err(error)) => return Err(error.into()),
+            }
+        }
+        Ok(all)
     }
 
     /// Has the cluster's leader drop all that is in a warehouse, have the files of its tables deleted, and remove it

@@ -205,8 +205,8 @@ pub enum Invalid {
     KeyLength { key: String, len: usize },
     #[error("the value of key {key:?} has {len} bytes; a value has at most {MAX_VALUE_BYTES}")]
     ValueLength { key: String, len: usize },
-    #[error("the transaction has {count} compares and operations; it may have at most {MAX_TXN_OPS}")]
-    TxnOps { count: usize },
+    #[error("the transaction has {count} {what}; it may have at most {MAX_TXN_OPS}")]
+    TxnOps { what: &'static str, count: usize },
     #[error("the transaction has {bytes} bytes of keys and values; it may have at most {MAX_TXN_BYTES}")]
     TxnBytes { bytes: usize },
     #[error("{count} keys were asked for at once; at most {MAX_BATCH_GET_KEYS} can be")]
@@ -295,9 +295,10 @@ impl Txn {
     /// # Errors
     /// The first thing found that the contract does not allow.
     pub fn validate(&self) -> Result<(), Invalid> {
-        let count = self.when.len() + self.then.len() + self.otherwise.len();
-        if count > MAX_TXN_OPS {
-            return Err(Invalid::TxnOps { count });
+        for (what, count) in [("compares", self.when.len()), ("operations", self.then.len() + self.otherwise.len())] {
+            if count > MAX_TXN_OPS {
+                return Err(Invalid::TxnOps { what, count });
+            }
         }
         let mut bytes = 0;
         for compare in &self.when {
@@ -707,7 +708,19 @@ mod tests {
             ..Txn::default()
         };
         assert_eq!(many(MAX_TXN_OPS, 1).validate(), Ok(()));
-        assert!(matches!(many(MAX_TXN_OPS + 1, 1).validate(), Err(Invalid::TxnOps { .. })));
+        assert!(matches!(many(MAX_TXN_OPS + 1, 1).validate(), Err(Invalid::TxnOps { what: "operations", .. })));
+        let both = Txn { otherwise: many(1, 1).then, ..many(MAX_TXN_OPS, 1) };
+        assert!(matches!(both.validate(), Err(Invalid::TxnOps { what: "operations", .. })), "over both branches");
+        let guarded = |compares: usize| Txn {
+            when: (0..compares).map(|i| Compare::absent(format!("/kv/{i}"))).collect(),
+            ..many(MAX_TXN_OPS, 1)
+        };
+        assert_eq!(
+            guarded(MAX_TXN_OPS).validate(),
+            Ok(()),
+            "each of as many operations as there can be, with its compare"
+        );
+        assert!(matches!(guarded(MAX_TXN_OPS + 1).validate(), Err(Invalid::TxnOps { what: "compares", .. })));
         assert!(matches!(many(9, MAX_VALUE_BYTES).validate(), Err(Invalid::TxnBytes { .. })));
         let list = |limit| Txn { then: vec![Op::List { prefix: "/kv/".into(), limit }], ..Txn::default() };
         assert!(matches!(list(0).validate(), Err(Invalid::ListLimit { .. })));

@@ -4,7 +4,7 @@
 pub const MAX_KEY_BYTES: usize = 4 << 10;
 /// Largest value, in bytes.
 pub const MAX_VALUE_BYTES: usize = 1 << 20;
-/// Most compares and operations in one transaction, counted together over both branches.
+/// Most operations in one transaction, counted together over both branches; and most compares.
 pub const MAX_TXN_OPS: usize = 1024;
 /// Largest transaction, in bytes of its keys and values.
 pub const MAX_TXN_BYTES: usize = 8 << 20;

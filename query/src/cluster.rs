@@ -13,6 +13,7 @@ use lake_client::remote::node::Node;
 use lake_proto::v1;
 
 use crate::chores::Chores;
+use crate::chores::moves::Moves;
 use crate::config::Config;
 use crate::sql::Engine;
 
@@ -44,6 +45,11 @@ impl ThisNode {
         };
         let chores = Chores::new(engine.clone());
         Self { info, engine, chores, used: Mutex::new(processor_time().map(|used| (used, Instant::now()))) }
+    }
+
+    /// What this node's own upkeep goes by, as the leader has told of moves.
+    pub fn moves(&self) -> &Arc<Moves> {
+        self.chores.moves()
     }
 
     /// Thousandths of a core that the process has used since it was last asked; 0 where the system does not tell.

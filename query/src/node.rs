@@ -140,6 +140,7 @@ impl QueryNode {
                 node: id.clone(),
                 tenures: registered.tenures(),
                 metadata: engine.tables().metadata.clone(),
+                moves: this.moves().clone(),
             };
             tokio::spawn(Upkeep::new(engine.clone(), Arc::new(claim)).run(config.upkeep_interval))
         });

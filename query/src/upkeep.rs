@@ -37,6 +37,7 @@ use lake_client::shards::Fence;
 use lake_proto::kv::Compare;
 use uuid::Uuid;
 
+use crate::chores::moves::Moves;
 use crate::error::{Kind as ErrorKind, Result};
 use crate::planted::{self, Bug};
 use crate::sql::Engine;
@@ -108,6 +109,9 @@ pub trait Claim: Send + Sync {
 
     /// Waits until the table is not certainly this process's any more. Cancel-safe.
     async fn lost(&self, table: Uuid);
+
+    /// Something is about to be done to this table, if it is this process's then; `None`: nothing is any more.
+    fn works_on(&self, _: Option<Uuid>) {}
 }
 
 /// A worker's: the tables of the shards that it leads.
@@ -116,6 +120,7 @@ pub struct Worker {
     pub node: String,
     pub tenures: Tenures,
     pub metadata: Metadata,
+    pub moves: Arc<Moves>,
 }
 
 /// How often a worker looks whether a shard was given to another while its tables are worked on.
@@ -127,8 +132,7 @@ impl Worker {
         let shards = self.metadata.shards()?;
         let shard = shards.routes.shard(table)?;
         let fenced = shards.routes.routes.get(&shard)?;
-        let own = fenced.route.node == self.node && fenced.route.lease == tenure.lease;
-        let fence = own.then_some(Fence { shard, revision: fenced.revision, lease: tenure.lease });
+        let fence = self.moves.fence(&self.node, tenure.lease, shard, fenced);
         if planted::has(Bug::UpkeepUnfenced) { once_held(shard, fence) } else { fence }
     }
 }
@@ -177,6 +181,10 @@ impl Claim for Worker {
                 () = tokio::time::sleep(SHARD_LOOK) => {}
             }
         }
+    }
+
+    fn works_on(&self, table: Option<Uuid>) {
+        self.moves.works_on(table);
     }
 }
 
@@ -257,6 +265,22 @@ pub struct Round {
     pub failed: usize,
     /// Tables that may come to this process soon, and whose metadata is in its cache now.
     pub warmed: usize,
+}
+
+/// Something is being done to a table, until it is dropped.
+struct Works(Arc<dyn Claim>);
+
+impl Works {
+    fn on(claim: &Arc<dyn Claim>, table: Uuid) -> Self {
+        claim.works_on(Some(table));
+        Self(claim.clone())
+    }
+}
+
+impl Drop for Works {
+    fn drop(&mut self) {
+        self.0.works_on(None);
+    }
 }
 
 /// The versions of tables in which compaction found nothing to do: it finds nothing again.
@@ -398,6 +422,8 @@ impl Upkeep {
             if is_done {
                 continue;
             }
+            // Said before the guard is looked at: whoever ends the claim meanwhile finds this, or nothing is begun.
+            let _works = Works::on(&self.claim, uuid);
             let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
             self.sweeping |= kind == Kind::Sweep;
             let guarded = self.engine.tables().under(guard);
@@ -425,6 +451,33 @@ impl Upkeep {
         }
         Ok(())
     }
+}
+
+/// Has the cache hold what the upkeep of a shard's tables begins with, until `deadline` and of `most` of them at most. Says of how many.
+///
+/// # Errors
+/// The tables cannot be listed, or not in time.
+pub(crate) async fn warm_shard(tables: &Tables, shard: u32, most: usize, deadline: Instant) -> Result<usize> {
+    let listed = tables.list(deadline).await?;
+    let idents: Vec<TableIdent> = listed.into_iter().flat_map(|(_, tables)| tables).collect();
+    let mut warmed = 0;
+    for some in idents.chunks(AT_ONCE) {
+        let pointers = tables.metadata.tables(some, Want::by(deadline)).await;
+        let pointers = pointers.map_err(|e| catalog_error("looking up tables", e))?;
+        let routes = tables.metadata.shards();
+        let is_its = |table| routes.as_ref().and_then(|shards| shards.routes.shard(table)) == Some(shard);
+        let found = some.iter().zip(&pointers).filter_map(|(ident, resolved)| Some((ident, resolved.pointer()?)));
+        let found: Vec<_> = found.filter(|(_, pointer)| is_its(pointer.value.uuid)).collect();
+        for (ident, pointer) in found {
+            let reads = tokio::time::timeout_at(deadline.into(), giving_way(warm(tables, ident, pointer)));
+            let Ok(is_warm) = reads.await else { return Ok(warmed) };
+            warmed += usize::from(is_warm);
+            if warmed == most {
+                return Ok(warmed);
+            }
+        }
+    }
+    Ok(warmed)
 }
 
 /// Has the cache hold what its upkeep begins with. What fails is found again by whoever needs it.

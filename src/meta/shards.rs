@@ -44,8 +44,9 @@ pub struct ListArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The node must be a worker that lives. From the new route on nothing is committed by the node that had the shard. This also works in
-maintenance mode; outside of it, the shard may be moved again for balance.
+The node must be a worker that lives. Before the move it may read what it will need, for 2 s; from the new route on nothing is committed by
+the node that had the shard, which is told to end what it does for it, and waited for, for 5 s. This also works in maintenance mode; outside
+of it, the shard may be moved again for balance.
 
 Example:
   lake meta shards move 17 query-2")]

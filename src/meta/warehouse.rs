@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use lake_client::Catalog;
 use lake_client::catalog::CatalogError;
 use lake_client::procedures::calls::unix_ms;
-use lake_client::warehouse::{Profile, S3, SecretRef, WarehouseError};
+use lake_client::warehouse::{Holdings, Profile, S3, SecretRef, WarehouseError};
 use serde_json::{Value, json};
 
 use super::cluster::Cluster;
@@ -87,6 +87,7 @@ are deleted after the retention time, and then the warehouse goes. Until then no
 
 Examples:
   lake meta warehouse remove archive
+  lake meta warehouse remove archive --purge --dry-run
   lake meta warehouse remove archive --purge";
 
 #[derive(Debug, clap::Args)]
@@ -96,6 +97,9 @@ pub struct RemoveArgs {
     /// Drop all that is in it, and delete the files of its tables
     #[arg(long)]
     purge: bool,
+    /// Only say how much that is
+    #[arg(long, requires = "purge")]
+    dry_run: bool,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -103,7 +107,11 @@ pub struct RemoveArgs {
 impl Command {
     /// Whether it changes nothing.
     pub fn only_reads(&self) -> bool {
-        matches!(self, Self::List(_))
+        match self {
+            Self::List(_) => true,
+            Self::Remove(args) => args.dry_run,
+            Self::Create(_) | Self::Change(_) => false,
+        }
     }
 }
 
@@ -160,6 +168,19 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             args.format.print(
                 || format!("warehouse {} is at {} from now on\n", escaped(&args.name), escaped(&profile.root)),
                 || document(&args.name, &profile),
+            )?;
+        }
+        Command::Remove(args) if args.dry_run => {
+            let all = catalog.holdings(&args.name, by).await.map_err(told)?;
+            args.format.print(
+                || {
+                    let Holdings { tables, views, namespaces } = all;
+                    let name = escaped(&args.name);
+                    format!(
+                        "warehouse {name} would go with {tables} tables, {views} views, {namespaces} nested schemas\n"
+                    )
+                },
+                || json!({ "warehouse": args.name, "removed": false, "dry_run": true, "would_drop": all }),
             )?;
         }
         Command::Remove(args) if args.purge => {

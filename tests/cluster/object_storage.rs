@@ -2,7 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{Scratch, TestCluster};
+use futures::TryStreamExt;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectMeta, ObjectStore};
+
+use crate::common::{PATIENCE, Scratch, TestCluster, until};
 use crate::library::Library;
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
 
@@ -17,6 +22,7 @@ async fn tables_live_on_s3_as_well() {
     let file = |name: &str| scratch.path(name).to_str().unwrap().to_owned();
     let cluster = TestCluster::start_as(&scratch, |spec| {
         spec.warehouse = Some("s3://lake-test/warehouse".to_owned());
+        spec.metasrv_args = ["--purge-retention-secs", "0"].map(str::to_owned).to_vec();
         spec.query_args =
             ["--s3-endpoint", &s3.endpoint, "--s3-access-key-file", &file("access"), "--s3-secret-key-file"]
                 .map(str::to_owned)
@@ -33,6 +39,22 @@ async fn tables_live_on_s3_as_well() {
     for node in [&a, &b] {
         cluster.until_rows(node, "SELECT count(*) FROM nation WHERE n_nationkey >= 100", &[25]).await;
     }
+    // An upload of a process that was killed. The service does not say how old it is; with the table it goes.
+    assert_eq!(a.numbers("CALL system.remove_orphan_files(table => 'nation')").await, [0]);
+    let bucket = s3.bucket("lake-test");
+    let objects: Vec<ObjectMeta> = bucket.list(Some(&"warehouse".into())).try_collect().await.unwrap();
+    let one = objects.iter().find(|object| object.location.as_ref().ends_with(".parquet")).unwrap();
+    let left = ObjectPath::from(format!("{}-left", one.location));
+    let id = bucket.create_multipart(&left).await.unwrap();
+    let part = bucket.put_part(&left, &id, 0, "some".into()).await.unwrap();
+    a.run("DROP TABLE nation PURGE").await.unwrap();
+    until("the table's files to go", 5 * PATIENCE, || async {
+        let done = a.numbers("SELECT count(*) FROM system.procedures WHERE state = 'done'").await;
+        if done == [1] { Ok(()) } else { Err(format!("{done:?}")) }
+    })
+    .await;
+    let aborted = bucket.complete_multipart(&left, &id, vec![part]).await.unwrap_err().to_string();
+    assert!(aborted.contains("NoSuchUpload"), "{aborted}");
     cluster.stop().await;
     let access = [
         ("AWS_ENDPOINT_URL", s3.endpoint.as_str()),
@@ -47,6 +69,7 @@ async fn tables_live_on_s3_as_well() {
         for log in logs {
             let text = std::fs::read_to_string(&log).unwrap();
             assert!(!text.contains(secret), "{} holds a key", log.display());
+            assert!(!text.contains("uploads that were not completed, if there are any, stay"), "{}", log.display());
         }
     }
 }

@@ -179,6 +179,8 @@ async fn a_schema_goes_with_the_files_of_its_tables() {
         .await;
     }
     assert_eq!(files(&root).into_iter().filter(is_data).count(), 2);
+    let would = meta(&["warehouse", "remove", "archive", "--purge", "--dry-run"]).await;
+    assert!(would.code == Some(0) && would.out.contains("with 2 tables, 0 views, 1 nested schemas"), "{would:?}");
     let purged = meta(&["warehouse", "remove", "archive", "--purge", "--format", "json"]).await;
     let purged: Value = serde_json::from_str(&purged.out).unwrap_or_else(|e| panic!("{e}: {purged:?}"));
     let waited = meta(&["proc", "wait", purged["procedure"].as_str().unwrap(), "--timeout-secs", "120"]).await;

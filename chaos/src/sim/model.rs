@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use lake_metasrv::state::command::{Action, Command, Outcome, Refusal};
-use lake_metasrv::state::{FEATURE_LEVEL, State};
+use lake_metasrv::state::{FIRST_FEATURE_LEVEL, State};
 use lake_proto::coordination::{LeaseId, Scope, ScopeOwner, SessionId};
 use lake_proto::kv::{Compare, Condition, KeyValue, Op, OpResult, Revision, Txn, TxnResult};
 use lake_proto::limits::{MAX_PAGE_ENTRIES, SESSION_WINDOW};
@@ -45,7 +45,7 @@ impl Default for Model {
         Self {
             next: 0,
             revision: 0,
-            feature_level: FEATURE_LEVEL,
+            feature_level: FIRST_FEATURE_LEVEL,
             entries: BTreeMap::new(),
             leases: BTreeMap::new(),
             scopes: BTreeMap::new(),

@@ -1,7 +1,8 @@
 //! Connections to the peers, and who leads as far as the calls on them have shown.
 //!
 //! [`Inner`] is what all clones of a store share: one connection and one stream for each endpoint, made when first needed
-//! and forgotten once broken, the view of the leader, and the question round that finds it ([`Inner::ask`]).
+//! and forgotten once broken, the view of the leader, and the question round that finds it ([`Inner::ask`]). Who can wait asks
+//! one peer after the other instead ([`in_turn`]).
 //!
 //! The members are learnt from every round, and in the background from the leader: at once when one leads that is not known,
 //! and else every 10 to 20 s. So a client finds the cluster again though every peer that it was given is gone, if it has
@@ -9,6 +10,8 @@
 //!
 //! Limits: [`MAX_ENDPOINTS`] endpoints; one question round at a time, which ends within [`ASK_TIMEOUT`] and what the peers
 //! are asked to wait ([`super::leader::AWAITED_FOR`]); one question for the members at a time.
+
+mod in_turn;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -143,6 +146,13 @@ impl Inner {
         Ok(channel)
     }
 
+    /// A connection of its own to an endpoint, for one stream whose own messages show in time whether it is alive. It is not
+    /// probed: the probes of a thousand silent streams would cost the leader more than all that is said on them.
+    pub fn unprobed_channel(&self, address: &str) -> Result<Channel, Status> {
+        let endpoint = unprobed(address).map_err(|e| unsent(Kind::Unavailable, format!("{address:?}: {e}")))?;
+        Ok(self.dialer.channel(&endpoint))
+    }
+
     /// A client of the map at an endpoint.
     pub fn kv(&self, address: &str) -> Result<KvClient<Channel>, Status> {
         Ok(KvClient::new(self.channel(address)?)
@@ -256,22 +266,26 @@ impl Inner {
             }
         }
         drop(answers);
-        let found = round.has_leader();
-        let (view, members) = round.finish();
-        let mut shared = self.lock();
-        let now = clock::now();
-        if let Some(l) = view.leader() {
-            let leader = v1::Member { id: l.id, grpc_address: l.address.clone(), ..v1::Member::default() };
-            let leader = Self::reachable(&shared, leader);
-            shared.view.learn_at(now, l.term, Some(&leader));
-            self.learn_members(&mut shared, members);
-        } else {
-            shared.view.asked_in_vain(now);
-        }
-        match found {
+        match self.learn(round) {
             true => Ok(()),
             false => Err(why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned())),
         }
+    }
+
+    /// Takes in what the answers came to. Says whether they name a leader.
+    fn learn(&self, round: Round) -> bool {
+        let (view, members) = round.finish();
+        let mut shared = self.lock();
+        let now = clock::now();
+        let Some(l) = view.leader() else {
+            shared.view.asked_in_vain(now);
+            return false;
+        };
+        let leader = v1::Member { id: l.id, grpc_address: l.address.clone(), ..v1::Member::default() };
+        let leader = Self::reachable(&shared, leader);
+        shared.view.learn_at(now, l.term, Some(&leader));
+        self.learn_members(&mut shared, members);
+        true
     }
 
     /// Keeps who the members are, for when all that are known by now are gone.
@@ -399,12 +413,15 @@ async fn why_in_vain(round: Joined<Result<(), String>>) -> Option<String> {
 
 /// A connection to a peer, not opened yet.
 pub(super) fn connection(address: &str) -> Result<Endpoint, tonic::transport::Error> {
-    Ok(Endpoint::from_shared(format!("http://{address}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
+    Ok(unprobed(address)?
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .keep_alive_while_idle(false))
+}
+
+/// The same, which nobody probes.
+fn unprobed(address: &str) -> Result<Endpoint, tonic::transport::Error> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true))
 }
 
 /// A failure before anything was sent.

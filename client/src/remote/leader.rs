@@ -101,6 +101,11 @@ impl View {
         Question { wait: if waits { AWAITED_FOR } else { Duration::ZERO }, besides }
     }
 
+    /// Id and term of the leader that was forgotten last.
+    pub fn lost(&self) -> Option<(u64, u64)> {
+        self.failed.as_ref().map(|failed| (failed.id, failed.term))
+    }
+
     /// For errors: who leads, as far as is known.
     pub fn leading(&self) -> Leader {
         self.leader.clone().map_or(Leader::Unknown { term: self.term }, Leader::Known)

@@ -21,7 +21,7 @@
 //! known of who leads, [`flight`] what all wait for together. [`coordination`] has leases, sessions, scopes and quotas, [`keeper`] keeps a lease alive, [`node`] a query node registered, [`scope`] holds scopes by one,
 //! [`shards`] moves shards, [`snapshots`] saves the state.
 //!
-//! Bounds: a call ends by its deadline; one connection and one stream per endpoint; at most [`MAX_ENDPOINTS`] endpoints,
+//! Bounds: a call ends by its deadline; one connection and one stream per endpoint, and another connection for a node's heartbeats; at most [`MAX_ENDPOINTS`] endpoints,
 //! those given and those learnt from members; one question round at a time.
 
 pub(crate) mod attempts;

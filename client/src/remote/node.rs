@@ -13,8 +13,11 @@
 //! that the lease is alive (semantics, section 5).
 //!
 //! One task, ended with its [`NodeKeeper`]. It has one stream, to the leader; when that breaks, or a heartbeat is not answered
-//! in time, it finds the leader again. Where the leader has changed, the nodes come to the new one spread over a third of
-//! the interval, so that a thousand of them are no herd.
+//! in time, it finds the leader again. A thousand nodes that lose the same leader are no herd: where nobody has named the next one, each
+//! waits for a random time ([`Rhythm::before_asking`]) and then asks one peer; where somebody has, they come to it spread over a
+//! third of the interval. Calls of the process do not wait for that: they find the leader for themselves, and for this task.
+//!
+//! The stream has a connection of its own, which is not probed: heartbeats and their answers do that.
 //!
 //! Limits: one heartbeat under way; [`MAX_INSTRUCTIONS`] instructions in hand, beyond which they are refused; answers wait in
 //! order for the stream, and go with it.
@@ -40,6 +43,7 @@ use rand::Rng;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::attempts::{Attempts, classify, describe};
@@ -275,23 +279,33 @@ impl Keeping {
         loop {
             let (before, began) = (self.held_until(), clock::now());
             let ended = self.one_stream().await;
-            if self.held_until() > before {
+            let worked = self.held_until() > before;
+            if worked {
                 backoff = Backoff::default();
             }
-            let (last, redirected) = match ended {
+            let (last, redirected, led) = match ended {
                 Ended::Over => return,
-                Ended::NoLeader(why) => (why, false),
+                Ended::NoLeader(why) => (why, false, None),
                 Ended::Failed(address, status) => {
                     let failure = classify(status);
                     self.store.inner.after_failure(&address, began, &failure);
-                    (format!("{address}: {}", describe(&failure.status)), failure.redirected)
+                    (format!("{address}: {}", describe(&failure.status)), failure.redirected, Some(address))
                 }
             };
             tracing::debug!(node = self.name, "keeping the node registered: {last}");
             self.known.send_modify(|known| known.last = Some(last));
-            let pause = match self.held_until() > before {
-                // It worked until now, for all the nodes of that leader.
-                true => (self.rhythm.interval / 3).mul_f64(rand::rng().random_range(0.0..1.0)),
+            let chance = rand::rng().random_range(0.0..1.0);
+            // It worked until now, for all the nodes of that leader. One that leaves is waited for.
+            let one_of_many = worked && !self.told_to_leave.is_cancelled() && !self.knows_a_leader();
+            if let Some(led) = led.filter(|_| one_of_many) {
+                let left =
+                    self.held_until().map_or(Duration::ZERO, |until| until.saturating_duration_since(clock::now()));
+                self.pause(self.rhythm.before_asking(left, chance)).await;
+                self.store.inner.ask_in_turn(&led).await;
+                continue;
+            }
+            let pause = match worked {
+                true => (self.rhythm.interval / 3).mul_f64(chance),
                 false if redirected => Duration::ZERO,
                 false => backoff.next_wait() * 4,
             };
@@ -309,6 +323,10 @@ impl Keeping {
                 () = self.told_to_leave.cancelled() => {}
             },
         }
+    }
+
+    fn knows_a_leader(&self) -> bool {
+        self.store.inner.lock().view.leader().is_some()
     }
 
     fn held_until(&self) -> Option<Instant> {
@@ -330,9 +348,10 @@ impl Keeping {
     async fn beat_at(&mut self, address: &str) -> Result<(), Status> {
         let (sender, outgoing) = mpsc::channel(OUTGOING);
         let mut beats = Beats::none_sent();
+        let channel = self.store.inner.unprobed_channel(address)?;
         self.send(&sender, &mut beats)?;
         let mut timeout = if self.lease == 0 { REGISTERS_WITHIN } else { self.rhythm.timeout() };
-        let mut messages = in_time(beats.last_sent + timeout, self.open(address, outgoing)).await?;
+        let mut messages = in_time(beats.last_sent + timeout, self.open(channel.clone(), outgoing)).await?;
         let mut in_hand = FuturesUnordered::new();
         loop {
             // What is waited for: the answer to the heartbeat that was sent, and then the time for the next one.
@@ -441,16 +460,15 @@ impl Keeping {
 
     async fn open(
         &self,
-        address: &str,
+        channel: Channel,
         outgoing: mpsc::Receiver<v1::NodeMessage>,
     ) -> Result<Streaming<v1::LeaderMessage>, Status> {
         let messages = futures::stream::unfold(outgoing, |mut outgoing| async move {
             outgoing.recv().await.map(|message| (message, outgoing))
         });
-        let inner = &self.store.inner;
         // The stream has no end of its own.
-        let request = inner.untimed(messages)?;
-        Ok(NodesClient::new(inner.channel(address)?).heartbeat(request).await?.into_inner())
+        let request = self.store.inner.untimed(messages)?;
+        Ok(NodesClient::new(channel).heartbeat(request).await?.into_inner())
     }
 }
 

@@ -58,6 +58,7 @@ pub fn router(peer: Arc<Peer>, secret: Option<Secret>) -> Router {
         .route("/v1/shards/maintenance/{state}", post(maintenance))
         .route("/v1/procedures", get(procedures::procedures))
         .route("/v1/procedures/start/{what}/{namespace}/{table}", post(procedures::start))
+        .route("/v1/procedures/purge-warehouse/{warehouse}", post(procedures::purge_warehouse))
         .route("/v1/procedures/{id}", get(procedures::procedure))
         .route("/v1/procedures/{id}/cancel", post(procedures::cancel))
         .route("/v1/procedures/{id}/clear/{how}", post(procedures::clear))

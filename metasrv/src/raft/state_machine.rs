@@ -33,6 +33,9 @@ pub type RaftSnapshot = Snapshot<CommittedLeaderId<u64>, u64, Member, SnapshotDa
 
 /// Answers of at most this many entries wait for one publication.
 const PUBLISH_EVERY: usize = 256;
+/// Entries that nobody waits for are published once they take so many bytes: what a publication shows is shared with readers, so
+/// the map's nodes that the next entries change are copied, which costs whoever catches up more than the entries themselves.
+const PUBLISH_BYTES: u64 = 2 << 20;
 /// How long a snapshot that found no room on the disk waits before it is tried again.
 const ROOM_AGAIN: Duration = Duration::from_secs(1);
 
@@ -299,7 +302,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             let mut answers = Vec::new();
             let (mut count, mut bytes) = (0, 0);
             let mut failed = None;
-            for _ in 0..PUBLISH_EVERY {
+            while answers.len() < PUBLISH_EVERY && bytes < PUBLISH_BYTES {
                 match entries.next().await {
                     Some(Ok((entry, responder))) => {
                         let size = entry_bytes(&entry) as u64;
@@ -483,10 +486,53 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::OnceLock;
     use std::sync::atomic::AtomicUsize;
+
+    use lake_proto::kv::{Op, Txn};
 
     use super::*;
     use crate::log::memory::MemoryDisk;
+    use crate::raft::types::{Command, log_id};
+
+    /// Sees how far readers saw when each entry was applied.
+    #[derive(Debug, Default)]
+    struct Readers {
+        published: OnceLock<Arc<Published>>,
+        saw: Mutex<Vec<Option<u64>>>,
+    }
+
+    impl Observe for Readers {
+        fn applied(&self, _: &Entry, _: &Answer, _: &State) {
+            let last = self.published.get().and_then(|published| published.current().last);
+            lock(&self.saw).push(last.map(|id| id.index));
+        }
+
+        fn installed(&self, _: &Applied) {}
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_is_published_by_its_bytes() {
+        let log = Log::in_memory(&MemoryDisk::new(1, "incarnation".to_owned(), 0, Duration::ZERO)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(dir.path().to_owned()).unwrap();
+        let readers = Arc::new(Readers::default());
+        let mut machine = StateMachine::new(store, log, DiskReserve::default(), None).observed_by(readers.clone());
+        readers.published.set(machine.published()).unwrap();
+        let put = |index: u64, bytes: usize| {
+            let txn = Txn { then: vec![Op::put("/kv/a", vec![7; bytes])], ..Txn::default() };
+            let payload = EntryPayload::Normal(Command::new(Action::Txn(txn).unstamped()));
+            Entry { log_id: log_id(1, index), payload }
+        };
+        let entries = (0..1000).map(|n| put(n, 10)).chain((1000..1008).map(|n| put(n, 1 << 20)));
+        let entries = entries.map(|entry| Ok::<EntryResponder<TypeConfig>, io::Error>((entry, None)));
+        machine.apply(futures::stream::iter(entries)).await.unwrap();
+        let saw = lock(&readers.saw);
+        assert!(saw[..1002].iter().all(Option::is_none), "{:?}", saw.iter().position(Option::is_some));
+        let large = [1001, 1001, 1003, 1003, 1005, 1005].map(Some);
+        assert_eq!(saw[1002..], large, "two of a megabyte at a time");
+        assert_eq!(machine.published().current().last, Some(log_id(1, 1007)), "and all of it in the end");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_snapshot_without_room_is_written_once_there_is_some() {

@@ -54,6 +54,8 @@ pub use self::sessions::MAX_SESSIONS;
 /// The feature level that this build writes at, and the highest it can apply (semantics, section 1). It covers the
 /// limits, the formats of commands and snapshots, and what is hashed how.
 pub const FEATURE_LEVEL: u32 = 1;
+/// What a cluster begins at, whatever builds found it: the log is applied from there by every later build, too.
+pub const FIRST_FEATURE_LEVEL: u32 = 1;
 /// Leases at once.
 pub const MAX_LEASES: usize = 100_000;
 /// Keys and scopes on one lease: its end is one step for all who write.
@@ -158,7 +160,7 @@ impl State {
             quotas: Quotas::default(),
             roster: Roster::default(),
             changes: Changes::default(),
-            feature_level: FEATURE_LEVEL,
+            feature_level: FIRST_FEATURE_LEVEL,
             hash: StateHash::default(),
         }
     }
@@ -186,6 +188,16 @@ impl State {
     /// The entry under `key`.
     pub fn get(&self, key: &str) -> Option<KeyValue> {
         self.entries.get(key).map(Entry::key_value)
+    }
+
+    /// When the entry under `key` was last changed.
+    pub fn mod_revision(&self, key: &str) -> Option<Revision> {
+        self.entries.get(key).map(Entry::mod_revision)
+    }
+
+    /// The keys under `prefix`, in order.
+    pub fn keys<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> + 'a {
+        self.under(prefix, None).map(Entry::key)
     }
 
     /// The entries under `prefix` behind the key `after`, in key order: at most `limit`, and not much more than
@@ -227,6 +239,11 @@ impl State {
     /// A lease's time to live, if it is alive.
     pub fn lease_ttl(&self, id: LeaseId) -> Option<u64> {
         self.leases.get(&id).map(|lease| lease.ttl_ms)
+    }
+
+    /// To whom a lease was granted, if it is alive.
+    pub fn lease_holder(&self, id: LeaseId) -> Option<&str> {
+        self.leases.get(&id).map(|lease| &*lease.holder)
     }
 
     /// How many keys and scopes go with a lease.

@@ -50,7 +50,7 @@ async fn calls(n: usize, store: RemoteStore, client: Arc<Client>, began: Instant
 }
 
 /// Lets this process, and the peers that it starts, have so many files open.
-fn allow_files(least: u64, most: u64) {
+pub fn allow_files(least: u64, most: u64) {
     let limit = getrlimit(Resource::Nofile);
     let allowed = limit.maximum.unwrap_or(most).min(most);
     assert!(allowed >= least, "{least} open files are needed, and {allowed} are allowed: see `ulimit -Hn`");

@@ -12,6 +12,7 @@ use lake_client::procedures::calls;
 use lake_client::procedures::{Record, State};
 use lake_client::remote::node::NodeKeeper;
 use lake_client::secret::Secret;
+use lake_client::warehouse::Profile;
 use lake_metasrv::http::MAX_CONNECTIONS;
 use lake_metasrv::peer::procedures::machine::Pace;
 use lake_metasrv::state::FEATURE_LEVEL;
@@ -238,5 +239,21 @@ async fn operators_see_and_change_what_is_coordinated() {
     {
         assert_eq!(ask("POST", &format!("/v1/procedures/{path}")).await.0, code, "{path}");
     }
+
+    // A warehouse goes, with nothing in it.
+    catalog.create_warehouse("old", &Profile::new("file:///old", None).unwrap(), soon()).await.unwrap();
+    let path = "/v1/procedures/purge-warehouse/old";
+    let (code, would) = ask("POST", &format!("{path}?dry_run=true")).await;
+    let nothing = "\"would_drop\":{\"tables\":0,\"views\":0,\"namespaces\":0}";
+    assert!(code == 200 && would.contains("\"procedure\":null") && would.contains(nothing), "{code} {would}");
+    assert!(catalog.warehouses(soon()).await.unwrap().profiles.contains_key("old"), "it was only told");
+    assert_eq!(http(address(other), "POST", path, "").await.0, 421);
+    let (code, begun) = ask("POST", path).await;
+    assert!(code == 200 && begun.contains("\"kind\":\"purge_warehouse\""), "{code} {begun}");
+    eventually("the warehouse to go", async || {
+        (!catalog.warehouses(soon()).await.ok()?.profiles.contains_key("old")).then_some(())
+    })
+    .await;
+    assert_eq!(ask("POST", path).await.0, 404);
     cluster.stop_all().await;
 }

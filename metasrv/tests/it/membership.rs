@@ -93,6 +93,13 @@ async fn one_peer_grows_to_three_while_clients_write() {
     let first = cluster.client().join(cluster.named(3), soon()).await.unwrap();
     let again = cluster.client().join(cluster.named(3), soon()).await.unwrap();
     assert_eq!((first.joined, again.joined, &first.member), (true, false, &again.member));
+    // While it lacks much of the log it is told how much, and does not vote.
+    cluster.stop(3).await;
+    load.grows_by(1_100).await;
+    let behind = eventually("its turn", async || in_turn(cluster.client().promote(3, soon()).await)).await;
+    assert!(!behind.voter && behind.lag_entries > 1_000, "{behind:?}");
+    assert_eq!(ids(&cluster.status(1).await.voters), BTreeSet::from([1, 2]));
+    cluster.start(3).await;
     promoted(&cluster, 3).await;
     assert!(cluster.client().promote(3, soon()).await.unwrap().voter, "asked again, it is the same");
     load.grows_by(100).await;

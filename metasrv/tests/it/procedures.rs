@@ -6,22 +6,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use lake_client::catalog::{Catalog, CatalogError, Namespace, TableIdent, TablePointer};
 use lake_client::nodes::Rhythm;
 use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
 use lake_client::procedures::drop_namespace::{AT_ONCE, NamespaceDrop, PURGES};
-use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
+use lake_client::procedures::purge::{Answer, CHECK, DELETE, RETAIN, Task};
 use lake_client::procedures::upkeep::{RUN, TableUpkeep, What};
 use lake_client::procedures::{Procedure, Record, State, kept};
 use lake_client::remote::RemoteStore;
-use lake_client::remote::node::NodeKeeper;
+use lake_client::remote::node::{Node, NodeKeeper};
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::peer::procedures::machine::Pace;
+use lake_proto::v1;
 use rustix::process::Signal;
 
 use crate::support::processes::Processes;
 use crate::support::purging::{COUNT, FILES, Runner, Worker, deleted, purge, soon, submit, submit_upkeep, until};
-use crate::support::{TestCluster, eventually};
+use crate::support::{PATIENCE, TestCluster, eventually};
 
 const RHYTHM: Rhythm = Rhythm { interval: Duration::from_millis(600), lease: Duration::from_millis(6000) };
 
@@ -98,7 +101,10 @@ async fn a_poisoned_procedure_keeps_its_scopes_until_it_is_cleared() {
     let mut cluster = founded(pace()).await;
     let store = cluster.client();
     let _worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
-    let damaged = submit(&store, "damaged").await;
+    // Who has asked for it goes; the scope is the procedure's.
+    let asks = cluster.client();
+    let damaged = submit(&asks, "damaged").await;
+    drop(asks);
     let poisoned = until(&store, &damaged, |record| record.state == State::Poisoned).await.record;
     assert!(
         poisoned.note.contains("has failed 4 times") && poisoned.note.contains("cannot be deleted"),
@@ -229,6 +235,32 @@ async fn schema(catalog: &Catalog, name: &str, tables: usize) -> Namespace {
     namespace
 }
 
+const SCHEMA_IS_GONE: &str = "its schema is gone";
+
+/// A worker that refuses to purge, and says how it found the table's schema.
+#[derive(Debug)]
+struct Looks {
+    catalog: Catalog,
+}
+
+#[async_trait]
+impl Node for Looks {
+    fn info(&self) -> v1::NodeInfo {
+        v1::NodeInfo { roles: vec!["worker".to_owned()], ..v1::NodeInfo::default() }
+    }
+
+    fn load(&self) -> v1::NodeLoad {
+        v1::NodeLoad::default()
+    }
+
+    async fn carry_out(&self, _: &str, payload: Bytes) -> Result<Bytes, String> {
+        let table = Task::of(&payload)?.purge.ident().ok_or("it names no table")?;
+        let is_there = self.catalog.namespace_exists(&table.namespace, soon()).await.map_err(|e| e.to_string())?;
+        let found = if is_there { "its schema is there" } else { SCHEMA_IS_GONE };
+        Ok(Answer::Refused(found.to_owned()).to_bytes())
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schema_goes_with_what_is_in_it_and_its_children_end_before_it_does() {
     let mut cluster = founded(pace()).await;
@@ -248,6 +280,17 @@ async fn a_schema_goes_with_what_is_in_it_and_its_children_end_before_it_does() 
     schema(&catalog, "outer.inner", 0).await;
     let refused = catalog.submit_namespace_drop(&outer, true, 1, soon()).await;
     assert_eq!(refused, Err(CatalogError::NamespaceNotEmpty(outer)));
+
+    // None of the files is looked at while a table is left that could be taken for a live one which uses them.
+    let keeper = NodeKeeper::start(cluster.client(), "l", Arc::new(Looks { catalog: catalog.clone() }));
+    let shared = schema(&catalog, "shared", AT_ONCE + 1).await;
+    let id = catalog.submit_namespace_drop(&shared, true, 1, soon()).await.unwrap();
+    until(&store, &id, |record| record.state == State::Done).await;
+    let all = calls::list(&store, ReadOptions::default(), soon()).await.unwrap().value;
+    let looked: Vec<&str> =
+        all.iter().filter(|p| p.record.parent.as_ref() == Some(&id)).map(|p| p.record.note.as_str()).collect();
+    assert_eq!(looked, [SCHEMA_IS_GONE; AT_ONCE + 1]);
+    keeper.leave(PATIENCE).await;
 
     // With their files.
     let small = schema(&catalog, "small", 3).await;

@@ -11,7 +11,7 @@ use lake_client::follow::{Follower, Told};
 use lake_client::nodes::Rhythm;
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::{Node, NodeKeeper, Tenures};
-use lake_client::shards::{self, ROUTES, Routes, SETTINGS, Settings, ShardListing, ShardStatus};
+use lake_client::shards::{self, Moving, ROUTES, Routes, SETTINGS, Settings, ShardListing, ShardStatus};
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::peer::placement::Placement;
 use lake_metasrv::peer::placement::phi::THRESHOLD;
@@ -35,9 +35,14 @@ fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
+/// What workers were told about moves: who, of which kind, and which move.
+type AboutMoves = Arc<Mutex<Vec<(String, String, Moving)>>>;
+
 #[derive(Debug)]
 struct Plain {
     roles: Vec<String>,
+    /// Its name, and where it writes down what it is told about moves; without, it refuses all it is told.
+    told: Option<(String, AboutMoves)>,
 }
 
 #[async_trait]
@@ -50,13 +55,21 @@ impl Node for Plain {
         v1::NodeLoad::default()
     }
 
-    async fn carry_out(&self, kind: &str, _: Bytes) -> Result<Bytes, String> {
-        Err(format!("{kind} is nothing that it does"))
+    async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
+        let Some((name, told)) = &self.told else { return Err(format!("{kind} is nothing that it does")) };
+        told.lock().unwrap().push((name.clone(), kind.to_owned(), Moving::of(&payload)?));
+        Ok(Bytes::new())
     }
 }
 
 fn node(store: RemoteStore, name: &str, role: &str) -> NodeKeeper {
-    NodeKeeper::start(store, name, Arc::new(Plain { roles: vec![role.to_owned()] }))
+    NodeKeeper::start(store, name, Arc::new(Plain { roles: vec![role.to_owned()], told: None }))
+}
+
+/// A worker that writes down what it is told about moves.
+fn told(store: RemoteStore, name: &str, told: &AboutMoves) -> NodeKeeper {
+    let told = Some((name.to_owned(), told.clone()));
+    NodeKeeper::start(store, name, Arc::new(Plain { roles: vec![shards::WORKER.to_owned()], told }))
 }
 
 fn worker(store: RemoteStore, name: &str) -> NodeKeeper {
@@ -137,7 +150,8 @@ async fn shards_follow_their_workers() {
     assert!(nobody.contains("no shards yet"), "{nobody}");
     // A node without the role is given none.
     let _query = node(cluster.client(), "q", "query");
-    let (_a, b) = (worker(cluster.client(), "a"), worker(cluster.client(), "b"));
+    let about = AboutMoves::default();
+    let (_a, b) = (told(cluster.client(), "a", &about), told(cluster.client(), "b", &about));
     let halves = until_listed(&store, "each to have its half", |l| held_by(l, &[("a", 6), ("b", 6)])).await;
     assert_eq!((halves.count, halves.maintenance), (SHARDS, false));
     assert!(halves.shards.iter().all(|shard| shard.route.followers.len() == 1));
@@ -150,6 +164,11 @@ async fn shards_follow_their_workers() {
     assert!(listed.shards.iter().any(|shard| shard.shard == one.shard && shard.fence == one.fence), "only told");
     let moved = store.move_shard(one.shard, "b", false, soon()).await.unwrap();
     assert!(moved.from.as_deref() == Some("a") && moved.fence > Some(one.fence), "{moved:?}");
+    // Before it the one is told to make itself ready, and after it the other one to end what it does.
+    let of = |node: &str, kind: &str, fence| (node.to_owned(), kind.to_owned(), Moving { shard: one.shard, fence });
+    let both = [of("b", shards::WARM_SHARD, one.fence), of("a", shards::LEAVE_SHARD, moved.fence.unwrap())];
+    let of_one = about.lock().unwrap().iter().filter(|told| told.2.shard == one.shard).cloned().collect::<Vec<_>>();
+    assert_eq!(of_one.rchunks(2).next().unwrap(), both);
     let again = store.move_shard(one.shard, "b", false, soon()).await.unwrap();
     assert_eq!(again.fence, moved.fence, "it has it");
     for (shard, node, why) in [(SHARDS, "a", "no shard 12"), (0, "q", "role worker"), (0, "z", "role worker")] {

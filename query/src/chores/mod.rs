@@ -3,7 +3,8 @@
 //! one begins.
 //!
 //! - [`purge`]: the files of a dropped table are deleted;
-//! - [`upkeep`]: what CALL does to a table, asked for by whoever does not wait for it.
+//! - [`upkeep`]: what CALL does to a table, asked for by whoever does not wait for it;
+//! - [`moves`]: no part of a procedure: a shard is about to be this node's, or is not any more.
 //!
 //! What holds:
 //! - a chore looks its procedure up before it changes anything, and does nothing for one that is not at that step any
@@ -13,6 +14,7 @@
 //!
 //! Limits: [`AT_ONCE`] parts at a time, the others wait; a part ends by itself after [`PART`], and some while.
 
+pub mod moves;
 pub mod purge;
 pub mod upkeep;
 
@@ -23,8 +25,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use lake_client::procedures::purge::{PURGE_TABLE, Task};
 use lake_client::procedures::upkeep::{TABLE_UPKEEP, Task as UpkeepTask};
+use lake_client::shards::{LEAVE_SHARD, Moving, WARM_SHARD};
 use tokio::sync::Semaphore;
 
+use self::moves::Moves;
 use self::upkeep::Running;
 use crate::sql::Engine;
 
@@ -46,6 +50,7 @@ pub struct Chores {
     statements: Arc<Semaphore>,
     in_hand: Arc<Mutex<BTreeSet<String>>>,
     running: Running,
+    moves: Arc<Moves>,
 }
 
 /// A procedure that this node has in hand, until it is dropped.
@@ -65,7 +70,13 @@ impl Chores {
     /// Of a node whose statements this runs.
     pub fn new(engine: Arc<Engine>) -> Self {
         let [turns, statements] = [AT_ONCE; 2].map(|most| Arc::new(Semaphore::new(most)));
-        Self { engine, turns, statements, in_hand: Arc::default(), running: Running::default() }
+        let (in_hand, moves) = (Arc::default(), Arc::default());
+        Self { engine, turns, statements, in_hand, running: Running::default(), moves }
+    }
+
+    /// What this node's own upkeep goes by, as the leader has told of moves.
+    pub fn moves(&self) -> &Arc<Moves> {
+        &self.moves
     }
 
     /// The ids of the procedures in hand.
@@ -96,8 +107,21 @@ impl Chores {
                 }
                 Err(why) => Err(why),
             }),
+            WARM_SHARD => Some(match Moving::of(payload) {
+                Ok(moving) => moves::warm(self.engine.tables(), moving).await,
+                Err(why) => Err(why),
+            }),
+            LEAVE_SHARD => Some(match Moving::of(payload) {
+                Ok(moving) => self.leave_shard(moving).await.map(|()| Bytes::new()),
+                Err(why) => Err(why),
+            }),
             _ => None,
         }
+    }
+
+    async fn leave_shard(&self, moving: Moving) -> Result<(), String> {
+        let metadata = &self.engine.tables().metadata;
+        self.moves.leave(moving, |table| metadata.shards()?.routes.shard(table)).await
     }
 
     async fn purge(&self, task: Task) -> Result<Bytes, String> {

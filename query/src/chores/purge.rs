@@ -8,7 +8,7 @@
 //!   kind begins only once it is committed that the one before is done; so what is left of a part that was cut short
 //!   can always be found again.
 //!
-//! Where files are in directories, those that are left empty inside of the location go, too.
+//! Uploads to the location that were not completed are aborted. Where files are in directories, those that are left empty inside of the location go, too.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -230,6 +230,7 @@ async fn delete(tables: &Tables, metadata: &Arc<TableMetadata>, purge: Purge, un
             this.goes_on_with(Part::Metadata);
         }
         Part::Metadata => {
+            abort_uploads(tables, &this.own).await;
             let older = metadata.metadata_log().iter().map(|entry| entry.metadata_file.as_str());
             let older: Vec<&str> = older.filter(|file| *file != of_metadata).collect();
             this.delete(&older).await?;
@@ -239,6 +240,17 @@ async fn delete(tables: &Tables, metadata: &Arc<TableMetadata>, purge: Purge, un
         }
     }
     Ok(Answer::Part(Box::new(this.purge)))
+}
+
+/// Nobody completes what was being written to the table. Where that cannot be listed it stays.
+async fn abort_uploads(tables: &Tables, own: &str) {
+    let abort = async {
+        let uploads = tables.storage.abandoned_uploads(own, None).await?;
+        tables.storage.abort_uploads(own, &uploads).await
+    };
+    if let Err(error) = abort.await {
+        tracing::warn!(location = own, %error, "uploads that were not completed, if there are any, stay");
+    }
 }
 
 impl Deleting<'_> {

@@ -29,11 +29,11 @@ use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::store::Applied;
 use uuid::Uuid;
 
-use super::Rest;
 use super::comeback::Held;
 use super::error::{RestError, Result, kind};
 use super::evolve::{Change, Evolved, Next};
 use super::request::Call;
+use super::{Rest, answered};
 use crate::error::Kind;
 use crate::planted::{self, Bug};
 use crate::table::commit::{TURN_LIMIT, remove_expired};
@@ -215,7 +215,7 @@ impl Commit<'_> {
     /// What does not hold on the newest version will not hold on a later one, but for a race that somebody undoes.
     async fn refuse_what_is_lost(&self) -> Result<()> {
         let now = self.read().await?;
-        let metadata = self.tables.cache.table(&now.value.metadata_location).await;
+        let metadata = answered(self.deadline, self.tables.cache.table(&now.value.metadata_location)).await;
         // The commit itself tells what is wrong.
         let Ok(metadata) = metadata else { return Ok(()) };
         match self.change.check(Some(&metadata)).and_then(|()| self.change.in_order(&metadata)) {
@@ -235,7 +235,7 @@ impl Commit<'_> {
                 None => (self.read().await?, true),
             };
             let location = base.value.metadata_location.clone();
-            let metadata = match self.tables.cache.table(&location).await {
+            let metadata = match answered(self.deadline, self.tables.cache.table(&location)).await {
                 Ok(metadata) => metadata,
                 // The version is so old that its metadata was removed.
                 Err(error) if error.kind == Kind::NotFound && !fresh => continue,
@@ -284,7 +284,7 @@ impl Commit<'_> {
         let location = version::metadata_location(next.metadata.location(), Some(base_location));
         let json = version::to_json(&next.metadata).map_err(|e| self.ended(RestError::of_a_change(e)))?;
         let json = Bytes::from(json);
-        let written = self.tables.storage.write_new(&location, json.clone()).await;
+        let written = answered(self.deadline, self.tables.storage.write_new(&location, json.clone())).await;
         written.map_err(|e| self.ended(RestError::of_a_change(e)))?;
         let pointer = TablePointer {
             uuid: base.value.uuid,

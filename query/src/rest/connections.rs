@@ -13,7 +13,8 @@
 //! - A head has [`Bounds::head_within`] from its first byte. The next request has [`Bounds::idle`] from the accept or from
 //!   the last answer, and so has the client for taking that answer.
 //! - HTTP/2 without TLS is understood too. There the bytes between requests may be anything, so that only its first head has
-//!   a time of its own.
+//!   a time of its own; and they may be a request that is not whole yet, or not taken apart, so that who has just sent some is
+//!   closed [`SPARED`] later at the earliest.
 //! - Told to stop, it closes what is idle or within a head, and ends when the requests that are served have been answered.
 
 use std::collections::HashMap;
@@ -140,7 +141,7 @@ impl Connections {
     fn close_longest_idle(&self) {
         // The last one to have a connection takes it off the list, so it is not looked at under the list's lock.
         let open: Vec<Arc<Connection>> = self.lock().all.values().filter_map(Weak::upgrade).collect();
-        let idle = open.iter().filter_map(|connection| Some((connection.spared_until()?, connection)));
+        let idle = open.iter().filter_map(|connection| Some((connection.lock().spared_until()?, connection)));
         if let Some((until, connection)) = idle.min_by_key(|(until, _)| *until)
             && until <= Instant::now()
         {
@@ -200,11 +201,25 @@ struct State {
     head_since: Option<Instant>,
     /// When the client took what was last written to it; `None` while it has not.
     taken: Option<Instant>,
+    /// When something last came from it.
+    heard: Instant,
     http2: bool,
     /// It is to be closed if it is idle still.
     makes_room: bool,
     /// Who reads or writes, to be told when the time for it changes: with the end of an answer, or to make room.
     waiting: Option<Waker>,
+}
+
+impl State {
+    /// When it may be closed to make room, if it is idle and not told so already.
+    fn spared_until(&self) -> Option<Instant> {
+        let (spared, within_a_head) = match self.http2 {
+            true => (SPARED_HTTP2, false),
+            false => (SPARED, self.head_since.is_some()),
+        };
+        let idle = self.served == 0 && !within_a_head && !self.makes_room;
+        self.taken.filter(|_| idle).map(|taken| (taken.max(self.since) + spared).max(self.heard + SPARED))
+    }
 }
 
 #[derive(Debug)]
@@ -230,6 +245,7 @@ impl Connection {
                 since: Instant::now(),
                 head_since: None,
                 taken: Some(Instant::now()),
+                heard: Instant::now(),
                 http2: false,
                 makes_room: false,
                 waiting: None,
@@ -237,14 +253,15 @@ impl Connection {
         }
     }
 
-    async fn run<A, F>(
+    async fn run<S, A, F>(
         self: Arc<Self>,
-        stream: TcpStream,
+        stream: S,
         place: Option<Place>,
         address: SocketAddr,
         answer: A,
         stop: CancellationToken,
     ) where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         A: Fn(SocketAddr, Request) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response> + Send + 'static,
     {
@@ -295,8 +312,12 @@ impl Connection {
 
     fn received(&self) {
         let mut state = self.lock();
+        let now = Instant::now();
+        state.heard = now;
         if state.served == 0 {
-            state.head_since.get_or_insert_with(Instant::now);
+            state.head_since.get_or_insert(now);
+            // It may be the next request, and what has come is answered.
+            state.makes_room = false;
         }
     }
 
@@ -310,20 +331,12 @@ impl Connection {
         state.head_since.is_some() && !state.http2
     }
 
-    /// When it may be closed to make room, if it is idle and not told so already.
-    fn spared_until(&self) -> Option<Instant> {
-        let state = self.lock();
-        let (spared, within_a_head) = match state.http2 {
-            true => (SPARED_HTTP2, false),
-            false => (SPARED, state.head_since.is_some()),
-        };
-        let idle = state.served == 0 && !within_a_head && !state.makes_room;
-        state.taken.filter(|_| idle).map(|taken| taken.max(state.since) + spared)
-    }
-
-    /// Ends it, unless a request comes first.
+    /// Ends it, unless a request comes first, or something has come since it was chosen.
     fn make_room(&self) {
         let mut state = self.lock();
+        if state.spared_until().is_none_or(|until| until > Instant::now()) {
+            return;
+        }
         state.makes_room = true;
         let waiting = state.waiting.take();
         drop(state);
@@ -341,7 +354,12 @@ impl Connection {
             _ if state.served > 0 => None,
             Some(began) if !state.http2 => Some((began + self.of.bounds.head_within, "head")),
             _ if state.makes_room => Some((state.since, "room")),
-            _ => Some((state.since + self.of.bounds.idle, "idle")),
+            _ => {
+                let idle = state.since + self.of.bounds.idle;
+                // What came in time has its time to become a request; what comes later has none, whatever it is.
+                let spared = state.heard.min(idle) + SPARED;
+                Some((if state.http2 { idle.max(spared) } else { idle }, "idle"))
+            }
         }
     }
 

@@ -493,8 +493,12 @@ mod tests {
             (true, json!({"type": "assert-last-assigned-field-id", "last-assigned-field-id": 12})),
             (false, json!({"type": "assert-last-assigned-field-id", "last-assigned-field-id": 11})),
             (true, json!({"type": "assert-current-schema-id", "current-schema-id": 0})),
+            (false, json!({"type": "assert-current-schema-id", "current-schema-id": 1})),
             (true, json!({"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": 1000})),
+            (false, json!({"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": 999})),
             (true, json!({"type": "assert-default-spec-id", "default-spec-id": 0})),
+            (false, json!({"type": "assert-default-spec-id", "default-spec-id": 1})),
+            (true, json!({"type": "assert-default-sort-order-id", "default-sort-order-id": 0})),
             (false, json!({"type": "assert-default-sort-order-id", "default-sort-order-id": 1})),
         ] {
             assert_eq!(check(requirement.clone(), Some(&table)).is_ok(), holds, "{requirement}");

@@ -45,6 +45,7 @@ use lake_client::secret::Secret;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use self::comeback::{Client, Comebacks};
@@ -65,6 +66,8 @@ pub const BODIES_BYTES: usize = 128 << 20;
 pub const MAX_REQUESTS: usize = 256;
 /// How long serving one request may take.
 pub const DEADLINE: Duration = Duration::from_secs(30);
+/// How long an answer waits behind that for a request to say itself what became of it.
+const GRACE: Duration = Duration::from_secs(5);
 /// How long a request waits for its turn.
 const ADMISSION: Duration = Duration::from_secs(5);
 /// What a node's own warehouse is called. The name of a warehouse is what paths begin with behind the version.
@@ -310,6 +313,7 @@ async fn admit(rest: Arc<Rest>, client: Client, routed: Routed, request: Request
         call.warehouse = rest.warehouse(call.captures.get("prefix"), call.deadline).await?;
     }
     call.key = once::Key::of(endpoint, parts.uri.path(), &call)?;
+    let deadline = call.deadline;
     // A task of its own: a client that goes away leaves no change half made, and a defect is one request's. What it was
     // admitted with it keeps to its end, so that clients that go away do not make room for more.
     let work = {
@@ -319,17 +323,39 @@ async fn admit(rest: Arc<Rest>, client: Client, routed: Routed, request: Request
             rest.run_once(endpoint, &call).await
         }
     };
-    match rest.tables.tasks.spawn(work).await {
-        Ok(outcome) => outcome,
-        Err(error) => {
+    outcome(rest.tables.tasks.spawn(work), deadline, endpoint).await
+}
+
+/// What a request came to. It goes on, if that takes longer than it may.
+async fn outcome(work: JoinHandle<Result<Response>>, deadline: Instant, endpoint: &Endpoint) -> Result<Response> {
+    let (message, told) = match tokio::time::timeout_at((deadline + GRACE).into(), work).await {
+        Ok(Ok(outcome)) => return outcome,
+        Ok(Err(error)) => {
             tracing::error!(endpoint = endpoint.path, %error, "a request ended in a defect");
             let message = "a defect of this node ended the request";
-            Err(match endpoint.changes() {
-                true => RestError::unknown(format!("{message}; whether anything was done is unknown")),
-                false => RestError::new(StatusCode::INTERNAL_SERVER_ERROR, kind::INTERNAL, message),
-            })
+            (message, RestError::new(StatusCode::INTERNAL_SERVER_ERROR, kind::INTERNAL, message))
         }
-    }
+        Err(_) => {
+            let message = "what the request needs has not answered before the deadline";
+            (message, RestError::unavailable(message))
+        }
+    };
+    Err(match endpoint.changes() {
+        true => RestError::unknown(format!("{message}; whether anything was done is unknown")),
+        false => told,
+    })
+}
+
+/// What the store of the objects answers before the deadline.
+///
+/// # Errors
+/// Its own; `Deadline`.
+async fn answered<T>(
+    deadline: Instant,
+    work: impl Future<Output = crate::error::Result<T>>,
+) -> crate::error::Result<T> {
+    let late = |_| Err(crate::Error::deadline("the store of the objects has not answered before the deadline"));
+    tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(late)
 }
 
 async fn read(body: Body, within: Duration) -> Result<Bytes> {
@@ -358,4 +384,26 @@ fn too_large() -> RestError {
         kind::BAD_REQUEST,
         format!("body: larger than {MAX_BODY_BYTES} bytes"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_waits_no_longer_than_a_request_may_take() {
+        let began = tokio::time::Instant::now();
+        let late = answered(began.into_std() + DEADLINE, std::future::pending::<crate::error::Result<()>>()).await;
+        let late = RestError::of_a_change(late.unwrap_err());
+        assert_eq!((late.status.as_u16(), began.elapsed().as_secs()), (503, DEADLINE.as_secs()), "nothing was done");
+        let hangs = || tokio::spawn(std::future::pending());
+        for (operation, status, kind) in
+            [(Operation::LoadTable, 503, kind::UNAVAILABLE), (Operation::CommitTable, 500, kind::COMMIT_UNKNOWN)]
+        {
+            let endpoint = ENDPOINTS.iter().find(|endpoint| endpoint.operation == operation).unwrap();
+            let late = outcome(hangs(), began.into_std() + DEADLINE, endpoint).await.unwrap_err();
+            assert_eq!((late.status.as_u16(), late.kind), (status, kind));
+        }
+        assert_eq!(began.elapsed().as_secs(), (DEADLINE + GRACE).as_secs());
+    }
 }

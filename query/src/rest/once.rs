@@ -162,7 +162,7 @@ impl Rest {
         }
         match (endpoint.operation, &outcome.location) {
             (Operation::CreateView | Operation::ReplaceView | Operation::RegisterView, Some(location)) => {
-                views::again(self, location).await
+                views::again(self, location, call.deadline).await
             }
             (_, Some(location)) => tables::again(self, call, key.id, location).await,
             (Operation::CreateNamespace, None) => namespaces::created(call),
@@ -180,6 +180,11 @@ pub async fn sweep(rest: &Rest) -> Infallible {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_is_good_for_as_long_as_is_advertised() {
+        assert_eq!(ADVERTISED_LIFETIME, format!("PT{}M", LIFETIME.as_secs() / 60));
+    }
 
     #[test]
     fn a_refusal_that_could_not_be_left_may_be_of_what_was_made_before() {

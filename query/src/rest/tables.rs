@@ -17,11 +17,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::Rest;
 use super::commit::{self, no_such_table};
 use super::error::{RestError, Result, json_response, kind, unless_made};
 use super::evolve::{Change, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
+use super::{Rest, answered};
 use crate::error::Kind;
 use crate::outcomes;
 use crate::table::warehouses::Place;
@@ -83,7 +83,7 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
         }
         // Some clients write into directories that they expect to be there.
         let dir = format!("{}/metadata", metadata.location());
-        rest.tables.storage.prepare_directory(&dir).await.map_err(RestError::of_a_change)?;
+        answered(call.deadline, rest.tables.storage.prepare_directory(&dir)).await.map_err(RestError::of_a_change)?;
         return loaded(rest, call, None, &metadata, Snapshots::All);
     }
     publish(rest, &ident, metadata, Vec::new(), call, StatusCode::OK).await
@@ -143,7 +143,8 @@ async fn publish(
     let uuid = metadata.uuid();
     let location = version::metadata_location(metadata.location(), None);
     let json = Bytes::from(version::to_json(&metadata).map_err(RestError::of_a_change)?);
-    rest.tables.storage.write_new(&location, json.clone()).await.map_err(RestError::of_a_change)?;
+    let written = answered(call.deadline, rest.tables.storage.write_new(&location, json.clone())).await;
+    written.map_err(RestError::of_a_change)?;
     let new = TablePointer { uuid, metadata_location: location.clone(), previous_location: None };
     let kept = (status == StatusCode::OK).then_some(location.as_str());
     let writer = rest.writer(call, status, kept)?.guarded(guards);
@@ -178,7 +179,7 @@ async fn publish(
 /// The answer again that an earlier request got, whose outcome names this metadata. Where that was removed since, as those of old
 /// versions are, it is the table as it is now.
 pub async fn again(rest: &Rest, call: &Call, key: Uuid, location: &str) -> Result<Response> {
-    let error = match rest.tables.cache.table(location).await {
+    let error = match answered(call.deadline, rest.tables.cache.table(location)).await {
         Ok(metadata) => return loaded(rest, call, Some(location), &metadata, Snapshots::All),
         Err(error) if error.kind == Kind::NotFound => error,
         Err(error) => return Err(RestError::of_a_read(error)),
@@ -189,7 +190,8 @@ pub async fn again(rest: &Rest, call: &Call, key: Uuid, location: &str) -> Resul
     };
     let now = match rest.tables.metadata.read_table(&ident, call.deadline).await? {
         Some(pointer) => {
-            rest.tables.load_version(&ident, pointer, call.deadline).await.map_err(RestError::of_a_read)?
+            let loaded = answered(call.deadline, rest.tables.load_version(&ident, pointer, call.deadline)).await;
+            loaded.map_err(RestError::of_a_read)?
         }
         None => None,
     };
@@ -219,7 +221,7 @@ pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
     if known.flat_map(|tags| tags.split(',')).any(|one| one.trim().trim_start_matches("W/") == tag) {
         return with_tag(StatusCode::NOT_MODIFIED.into_response(), &tag);
     }
-    let table = rest.tables.load_version(&ident, pointer, call.deadline).await;
+    let table = answered(call.deadline, rest.tables.load_version(&ident, pointer, call.deadline)).await;
     let table = table.map_err(RestError::of_a_read)?.ok_or_else(|| no_such_table(&ident))?;
     loaded(rest, call, Some(&table.pointer.value.metadata_location), &table.metadata, snapshots)
 }
@@ -253,7 +255,7 @@ pub async fn create_by_commit(
     status: StatusCode,
 ) -> Result<Response> {
     let there = match rest.tables.metadata.read_table(ident, call.deadline).await? {
-        Some(pointer) => rest.tables.load_version(ident, pointer, call.deadline).await,
+        Some(pointer) => answered(call.deadline, rest.tables.load_version(ident, pointer, call.deadline)).await,
         None => Ok(None),
     };
     let there = there.map_err(RestError::of_a_change)?;
@@ -288,7 +290,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
     let location = body.metadata_location;
     let deadline = call.deadline;
     rest.allowed("metadata-location", &location, deadline).await?;
-    let metadata = rest.tables.cache.table(&location).await;
+    let metadata = answered(deadline, rest.tables.cache.table(&location)).await;
     let metadata = metadata.map_err(|e| match e.kind {
         Kind::NotFound | Kind::Corrupt | Kind::Invalid => RestError::bad("metadata-location", e),
         _ => RestError::of_a_change(e),
@@ -399,7 +401,7 @@ pub async fn credentials(rest: &Rest, call: &Call) -> Result<Response> {
         return Err(RestError::unsupported("this node lends no keys (rest_lend_credentials): use your own"));
     }
     let pointer = rest.pointer(&ident, call.deadline).await?.ok_or_else(|| no_such_table(&ident))?;
-    let table = rest.tables.load_version(&ident, pointer, call.deadline).await;
+    let table = answered(call.deadline, rest.tables.load_version(&ident, pointer, call.deadline)).await;
     let table = table.map_err(RestError::of_a_read)?.ok_or_else(|| no_such_table(&ident))?;
     let lent = lent(rest, table.metadata.location())?;
     Ok(json_response(StatusCode::OK, json!({"storage-credentials": lent}).to_string()))

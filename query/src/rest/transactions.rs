@@ -14,12 +14,12 @@ use lake_client::store::Applied;
 use lake_proto::kv::Compare;
 use serde_json::Value;
 
-use super::Rest;
 use super::commit::{self, Backoff, Doubt, Verdict, await_turn, no_such_table, verdict};
 use super::error::{RestError, Result, kind};
 use super::evolve::{Change, Evolved};
 use super::request::{Call, part};
 use super::tables;
+use super::{Rest, answered};
 use crate::error::Kind;
 use crate::table::commit::remove_expired;
 use crate::table::version;
@@ -76,7 +76,7 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
         let current = read.map_err(|e| ended(!doubts.is_empty(), e.into()))?;
         let mut open = Vec::new();
         for (i, doubt, written) in std::mem::take(&mut doubts) {
-            match settled(rest, current[i].as_ref(), &doubt).await {
+            match settled(rest, current[i].as_ref(), &doubt, call.deadline).await {
                 Verdict::Done => return Ok(StatusCode::NO_CONTENT.into_response()),
                 Verdict::Open => open.push((i, doubt, written)),
                 Verdict::Never => rest.tables.storage.discard(&written).await,
@@ -87,7 +87,7 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
         let now = current.clone();
         let made = match attempt(rest, call, &changes, current).await {
             Ok(made) => made,
-            Err(error) if error.kind == kind::COMMIT_FAILED && were_made(rest, &changes, &now).await => {
+            Err(error) if error.kind == kind::COMMIT_FAILED && were_made(rest, &changes, &now, call.deadline).await => {
                 rest.leave_done(call, StatusCode::NO_CONTENT, None).await?;
                 return Ok(StatusCode::NO_CONTENT.into_response());
             }
@@ -147,14 +147,19 @@ pub async fn commit(rest: &Rest, call: &Call) -> Result<Response> {
 
 /// Whether this very commit was made before, and is sent again by something that got no answer: each table that would tell says so,
 /// and one does.
-async fn were_made(rest: &Rest, changes: &[(TableIdent, Change)], current: &[Option<Versioned<TablePointer>>]) -> bool {
+async fn were_made(
+    rest: &Rest,
+    changes: &[(TableIdent, Change)],
+    current: &[Option<Versioned<TablePointer>>],
+    deadline: Instant,
+) -> bool {
     let mut tells = false;
     for ((_, change), current) in changes.iter().zip(current) {
         if !change.tells() {
             continue;
         }
         let Some(current) = current else { return false };
-        let metadata = rest.tables.cache.table(&current.value.metadata_location).await;
+        let metadata = answered(deadline, rest.tables.cache.table(&current.value.metadata_location)).await;
         if !metadata.is_ok_and(|metadata| change.is_made(&metadata)) {
             return false;
         }
@@ -175,12 +180,12 @@ fn ended(in_doubt: bool, error: RestError) -> RestError {
     }
 }
 
-async fn settled(rest: &Rest, current: Option<&Versioned<TablePointer>>, doubt: &Doubt) -> Verdict {
+async fn settled(rest: &Rest, current: Option<&Versioned<TablePointer>>, doubt: &Doubt, deadline: Instant) -> Verdict {
     let Some(current) = current else {
         // One that was to be created is not there yet; one that was there is gone, and what was done to it before is not told.
         return if doubt.expected == 0 { Verdict::Open } else { Verdict::Untold };
     };
-    match rest.tables.cache.table(&current.value.metadata_location).await {
+    match answered(deadline, rest.tables.cache.table(&current.value.metadata_location)).await {
         Ok(metadata) => verdict(current, &metadata, doubt),
         Err(_) => Verdict::Untold,
     }
@@ -217,7 +222,8 @@ async fn one(
 ) -> Result<Option<Made>> {
     let base = match &current {
         None => None,
-        Some(current) => match rest.tables.cache.table(&current.value.metadata_location).await {
+        Some(current) => match answered(call.deadline, rest.tables.cache.table(&current.value.metadata_location)).await
+        {
             Ok(metadata) => Some(metadata),
             Err(error) if error.kind == Kind::NotFound => {
                 return Err(RestError::lost(format!("table {ident} was changed by others meanwhile")));
@@ -247,7 +253,8 @@ async fn one(
     let location = version::metadata_location(metadata.location(), base_location.as_deref());
     let json = version::to_json(&metadata).map_err(RestError::of_a_change)?;
     let bytes = json.len();
-    rest.tables.storage.write_new(&location, json.into()).await.map_err(RestError::of_a_change)?;
+    let written = answered(call.deadline, rest.tables.storage.write_new(&location, json.into())).await;
+    written.map_err(RestError::of_a_change)?;
     let uuid = current.as_ref().map_or(metadata.uuid(), |current| current.value.uuid);
     let new = TablePointer { uuid, metadata_location: location, previous_location: base_location.clone() };
     let change = TableChange { table: ident.clone(), expected: current.map(|current| current.mod_revision), new };

@@ -2,6 +2,7 @@
 //! ([`crate::sql::views`]).
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -13,10 +14,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::Rest;
 use super::error::{RestError, Result, json_response, kind, unless_made};
 use super::evolve::{entries, refused, unpanicked};
 use super::request::{Call, Identifier, part, table_of};
+use super::{Rest, answered};
 use crate::error::Kind;
 use crate::table::view;
 
@@ -79,7 +80,7 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
             .build()
     })?;
     let metadata = built.map_err(|e| refused(field, &e))?.metadata;
-    let location = write(rest, &metadata, None).await?;
+    let location = write(rest, &metadata, None, call.deadline).await?;
     let new = TablePointer { uuid, metadata_location: location.clone(), previous_location: None };
     let created = rest.writer(call, StatusCode::OK, Some(&location))?.create_view(&ident, &new, call.deadline).await;
     discard_unmade(rest, &location, &created).await;
@@ -90,7 +91,7 @@ pub async fn create(rest: &Rest, call: &Call) -> Result<Response> {
 pub async fn load(rest: &Rest, call: &Call) -> Result<Response> {
     let ident = call.view()?;
     let pointer = pointer(rest, &ident, call).await?;
-    let metadata = read(rest, &pointer.value.metadata_location).await.map_err(RestError::of_a_read)?;
+    let metadata = read(rest, &pointer.value.metadata_location, call.deadline).await.map_err(RestError::of_a_read)?;
     loaded(&pointer.value.metadata_location, &metadata)
 }
 
@@ -108,14 +109,14 @@ pub async fn replace(rest: &Rest, call: &Call) -> Result<Response> {
     for _ in 0..MAX_RACES {
         let current = pointer(rest, &ident, call).await?;
         let location = &current.value.metadata_location;
-        let base = read(rest, location).await.map_err(RestError::of_a_change)?;
+        let base = read(rest, location, call.deadline).await.map_err(RestError::of_a_change)?;
         for Requirement::Uuid { uuid } in &requirements {
             if *uuid != base.uuid() {
                 return Err(RestError::lost(format!("view {ident} is {}, not {uuid}", base.uuid())));
             }
         }
         let built = evolve(base, &updates)?;
-        let next = write(rest, &built, Some(location)).await?;
+        let next = write(rest, &built, Some(location), call.deadline).await?;
         let new = TablePointer {
             uuid: current.value.uuid,
             metadata_location: next.clone(),
@@ -154,7 +155,7 @@ pub async fn register(rest: &Rest, call: &Call) -> Result<Response> {
     let ident = table_of(call.namespace()?, body.name, "name")?;
     let location = body.metadata_location;
     rest.allowed("metadata-location", &location, call.deadline).await?;
-    let metadata = read(rest, &location).await.map_err(|e| match e.kind {
+    let metadata = read(rest, &location, call.deadline).await.map_err(|e| match e.kind {
         Kind::NotFound | Kind::Corrupt | Kind::Invalid => RestError::bad("metadata-location", e),
         _ => RestError::of_a_change(e),
     })?;
@@ -228,13 +229,14 @@ async fn pointer(rest: &Rest, ident: &TableIdent, call: &Call) -> Result<Version
     pointer.ok_or_else(|| CatalogError::ViewNotFound(ident.clone()).into())
 }
 
-async fn read(rest: &Rest, location: &str) -> crate::error::Result<ViewMetadata> {
-    view::read(&rest.tables.storage, location).await
+async fn read(rest: &Rest, location: &str, deadline: Instant) -> crate::error::Result<ViewMetadata> {
+    answered(deadline, view::read(&rest.tables.storage, location)).await
 }
 
 /// Writes the metadata that follows what is at `previous`. Returns where it is.
-async fn write(rest: &Rest, metadata: &ViewMetadata, previous: Option<&str>) -> Result<String> {
-    view::write(&rest.tables.storage, metadata, previous).await.map_err(RestError::of_a_change)
+async fn write(rest: &Rest, metadata: &ViewMetadata, previous: Option<&str>, deadline: Instant) -> Result<String> {
+    let written = answered(deadline, view::write(&rest.tables.storage, metadata, previous)).await;
+    written.map_err(RestError::of_a_change)
 }
 
 /// Removes the metadata that was written for a change, if it is certain that this was not made.
@@ -258,7 +260,7 @@ fn loaded(location: &str, metadata: &ViewMetadata) -> Result<Response> {
 }
 
 /// The answer again that an earlier request got, whose outcome names this metadata.
-pub async fn again(rest: &Rest, location: &str) -> Result<Response> {
-    let metadata = read(rest, location).await.map_err(RestError::of_a_read)?;
+pub async fn again(rest: &Rest, location: &str, deadline: Instant) -> Result<Response> {
+    let metadata = read(rest, location, deadline).await.map_err(RestError::of_a_read)?;
     loaded(location, &metadata).map_err(|e| RestError { kind: kind::INTERNAL, ..e })
 }

@@ -498,11 +498,11 @@ fn total(schema: &SchemaRef, planned: &[PlannedFile], files: &[PartitionedFile],
         Some(rows) => Precision::Exact(rows),
         None => sum(&mut of_files().map(|s| s.num_rows)),
     };
-    total.total_byte_size = sum(&mut of_files().map(|s| s.total_byte_size));
     for (index, column) in total.column_statistics.iter_mut().enumerate() {
         let of_column = || of_files().map(|s| s.column_statistics.get(index).cloned().unwrap_or_default());
         *column = ColumnStatistics::new_unknown();
         column.null_count = sum(&mut of_column().map(|c| c.null_count));
+        column.byte_size = sum(&mut of_column().map(|c| c.byte_size));
         column.min_value = of_column().map(|c| c.min_value).reduce(|a, b| a.min(&b)).unwrap_or_default();
         column.max_value = of_column().map(|c| c.max_value).reduce(|a, b| a.max(&b)).unwrap_or_default();
     }

@@ -12,6 +12,7 @@
 //! value of a float is not used at all. A text bound that may have been cut is one still, but two that are equal need not
 //! mean a single value ([`super::values`]).
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -97,11 +98,13 @@ impl Pruning {
         if count == 0 {
             return Vec::new();
         }
-        self.predicate.prune(&Containers { schema: &self.schema, containers }).unwrap_or_else(|error| {
-            // Everything is read, and an error that concerns the query shows when it is evaluated on rows.
-            tracing::debug!(%error, "filters could not be used for leaving out files");
-            vec![true; count]
-        })
+        self.predicate.prune(&Containers { schema: &self.schema, containers, last: RefCell::default() }).unwrap_or_else(
+            |error| {
+                // Everything is read, and an error that concerns the query shows when it is evaluated on rows.
+                tracing::debug!(%error, "filters could not be used for leaving out files");
+                vec![true; count]
+            },
+        )
     }
 }
 
@@ -268,6 +271,9 @@ fn datum(value: &ScalarValue) -> Option<Datum> {
 struct Containers<'a> {
     schema: &'a SchemaRef,
     containers: Vec<Container<'a>>,
+    /// The lower and the upper bounds of the column that was asked for last, by its id: they are worked out together, and asked for one
+    /// after the other.
+    last: RefCell<Option<(i32, [Option<ArrayRef>; 2])>>,
 }
 
 impl Containers<'_> {
@@ -276,24 +282,35 @@ impl Containers<'_> {
         Some((field_id(field)?, field.data_type()))
     }
 
-    fn values(&self, column: &Column, pick: impl Fn(Bounds) -> Option<ScalarValue>) -> Option<ArrayRef> {
+    fn bounds(&self, column: &Column) -> Option<[Option<ArrayRef>; 2]> {
         let (id, data_type) = self.column(column)?;
+        if let Some((of, bounds)) = self.last.borrow().as_ref()
+            && *of == id
+        {
+            return Some(bounds.clone());
+        }
         let null = ScalarValue::try_from(data_type).ok()?;
-        let values = self.containers.iter().map(|container| {
-            let value = pick(container.bounds(id, data_type));
-            value.unwrap_or_else(|| null.clone())
-        });
-        ScalarValue::iter_to_array(values).ok()
+        let (mut lower, mut upper) = (Vec::new(), Vec::new());
+        for container in &self.containers {
+            let bounds = container.bounds(id, data_type);
+            lower.push(bounds.lower.unwrap_or_else(|| null.clone()));
+            upper.push(bounds.upper.unwrap_or_else(|| null.clone()));
+        }
+        let bounds = [lower, upper].map(|values| ScalarValue::iter_to_array(values).ok());
+        self.last.replace(Some((id, bounds.clone())));
+        Some(bounds)
     }
 }
 
 impl PruningStatistics for Containers<'_> {
     fn min_values(&self, column: &Column) -> Option<ArrayRef> {
-        self.values(column, |bounds| bounds.lower)
+        let [lower, _] = self.bounds(column)?;
+        lower
     }
 
     fn max_values(&self, column: &Column) -> Option<ArrayRef> {
-        self.values(column, |bounds| bounds.upper)
+        let [_, upper] = self.bounds(column)?;
+        upper
     }
 
     fn num_containers(&self) -> usize {

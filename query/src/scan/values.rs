@@ -9,6 +9,8 @@ use crate::table::types::field_id;
 
 /// Bounds of text are cut to no fewer characters than this by any writer.
 const CUT_TEXT_CHARS: usize = 16;
+/// Text and nested columns have about so many times the bytes before they are compressed.
+const COMPRESSION: u64 = 3;
 const DAY_SECONDS: i64 = 86_400;
 const HOUR_SECONDS: i64 = 3_600;
 
@@ -19,7 +21,9 @@ pub struct Bounds {
     pub upper: Option<ScalarValue>,
 }
 
-/// What the manifest says about a file, for the table's columns.
+/// What the manifest says about a file, for the table's columns. How many bytes there are is said by column, as of DataFusion's own
+/// Parquet files: a query reads some of them, so that the file's size would be too large for it, and too small once it is decoded.
+/// Which side of a join is the smaller one hangs on that.
 pub fn file_statistics(file: &DataFile, schema: &Schema) -> Statistics {
     let columns = schema.fields().iter().map(|field| match field_id(field) {
         Some(id) => column_statistics(file, id, field.data_type()),
@@ -27,7 +31,7 @@ pub fn file_statistics(file: &DataFile, schema: &Schema) -> Statistics {
     });
     Statistics {
         num_rows: count(file.record_count()),
-        total_byte_size: Precision::Inexact(usize::try_from(file.file_size_in_bytes()).unwrap_or(usize::MAX)),
+        total_byte_size: Precision::Absent,
         column_statistics: columns.collect(),
     }
 }
@@ -51,6 +55,13 @@ fn column_statistics(file: &DataFile, id: i32, data_type: &DataType) -> ColumnSt
     };
     statistics.min_value = precision(bounds.lower);
     statistics.max_value = precision(bounds.upper);
+    statistics.byte_size = match data_type.primitive_width() {
+        Some(width) => count(file.record_count()).multiply(&Precision::Exact(width)),
+        None => match file.column_sizes().get(&id) {
+            Some(bytes) => count(bytes.saturating_mul(COMPRESSION)).to_inexact(),
+            None => Precision::Absent,
+        },
+    };
     statistics
 }
 
@@ -292,6 +303,25 @@ mod tests {
         assert_eq!(short.lower, Some(ScalarValue::Utf8View(Some("x".into()))));
         let statistics = column_statistics(&file(Datum::string("x"), Datum::string("x"), None), 1, &DataType::Utf8View);
         assert!(statistics.min_value.is_exact() == Some(false), "text is never exact");
+    }
+
+    #[test]
+    fn bytes_are_told_by_column() {
+        let told = file(Datum::long(1), Datum::long(2), None);
+        let statistics = |data_type| column_statistics(&told, 1, &data_type).byte_size;
+        assert_eq!(statistics(DataType::Int64), Precision::Exact(16));
+        assert_eq!(statistics(DataType::Utf8View), Precision::Absent, "the manifest has no sizes");
+        let mut sized = DataFileBuilder::default();
+        sized
+            .file_path("a".to_owned())
+            .content(DataContentType::Data)
+            .file_format(DataFileFormat::Parquet)
+            .record_count(2)
+            .file_size_in_bytes(1000)
+            .column_sizes([(1, 10)].into());
+        let sized = sized.build().unwrap();
+        assert_eq!(column_statistics(&sized, 1, &DataType::Utf8View).byte_size, Precision::Inexact(30));
+        assert_eq!(file_statistics(&sized, &Schema::empty()).total_byte_size, Precision::Absent);
     }
 
     #[test]

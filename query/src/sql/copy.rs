@@ -303,7 +303,7 @@ pub async fn run(
 ///
 /// # Errors
 /// The store's; `Deadline` if parts are left then.
-async fn put_in_place(
+pub async fn put_in_place(
     store: &dyn ObjectStore,
     from: &Path,
     to: &Path,

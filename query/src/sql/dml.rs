@@ -36,6 +36,7 @@ use datafusion::logical_expr::{
     MergeIntoOp, Projection, TableSource, WriteOp, lit, when,
 };
 use datafusion::physical_optimizer::pruning::PruningPredicateBuilder;
+use datafusion::physical_plan::ExecutionPlanProperties;
 use futures::StreamExt;
 use iceberg::spec::{DataFile, Operation, SortOrder, Struct, TableMetadata};
 
@@ -43,7 +44,7 @@ use super::row_set::RowSet;
 use super::{CATALOG, DEFAULT_SCHEMA, computing, name_files, rounding};
 use crate::error::{Error, Result};
 use crate::scan::plan::{DeleteKind, PlannedFile};
-use crate::scan::sink::write_rows;
+use crate::scan::sink::{Sharing, write_in_any_order, write_rows};
 use crate::scan::{FILE_COLUMN, LakeTable, POSITION_COLUMN, Wanted, plan, values};
 use crate::table::conflict::{Isolation, Reads, Scope};
 use crate::table::deletes::{self, Deleted, Granularity, Mode};
@@ -229,7 +230,7 @@ async fn take_rows_of(
     tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| Err(rows_deadline()))
 }
 
-/// Writes the rows of a query into data files of a table, laid out as it asks for.
+/// Writes the rows of a query into data files of a table, laid out as it asks for. Rows that come in an order keep it.
 pub async fn write_plan(
     tables: &Arc<Tables>,
     state: &SessionState,
@@ -237,10 +238,22 @@ pub async fn write_plan(
     plan: &LogicalPlan,
     deadline: Instant,
 ) -> Result<DataFiles> {
-    write_sorted(tables, state, metadata, None, plan, deadline).await
+    let physical = state.create_physical_plan(plan).await?;
+    let physical = layout::cluster(physical, metadata)?;
+    let in_order = physical.output_ordering().is_some();
+    let rows = computing::execute(&physical, state.task_ctx())?;
+    let writer = tables.data_writer(metadata)?;
+    let written = match in_order {
+        true => write_rows(writer, rows, deadline).await,
+        false => {
+            let sharing = Sharing::new(state.config().target_partitions(), &state.runtime_env().memory_pool);
+            write_in_any_order(writer, rows, &sharing, deadline).await
+        }
+    };
+    written.map_err(|e| name_files(e, &physical))
 }
 
-/// [`write_plan`] in another order than the table's, if one is given.
+/// The same in another order than the table's, if one is given, and by one writer: files that were to become one do.
 pub(super) async fn write_sorted(
     tables: &Arc<Tables>,
     state: &SessionState,

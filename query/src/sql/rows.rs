@@ -38,7 +38,8 @@ impl Engine {
         let Planned { faults, state, work, deadline, spread, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {
-            let physical = state.create_physical_plan(&plan).await?;
+            // It was optimised when it was planned; the session's own way to a physical plan would do that once more.
+            let physical = state.query_planner().create_physical_plan(&plan, &state).await?;
             Ok::<_, Error>(self.begin(&state, physical, spread.as_deref(), deadline).await?)
         });
         let (physical, stream) = match tokio::time::timeout_at(deadline.into(), starting.catch_unwind()).await {

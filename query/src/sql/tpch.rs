@@ -28,8 +28,15 @@ use crate::error::{Error, Result};
 
 /// The eight tables.
 pub const TABLES: [&str; 8] = ["region", "nation", "supplier", "customer", "part", "partsupp", "orders", "lineitem"];
+const QUERIES: &str = include_str!("tpch.sql");
 /// Largest scale factor.
 const MAX_SCALE: f64 = 1000.0;
+
+/// The 22 queries, in order, for measuring and tests.
+pub fn queries() -> Vec<String> {
+    let lines: Vec<&str> = QUERIES.lines().filter(|line| !line.starts_with("--")).collect();
+    lines.join("\n").split(';').map(|sql| sql.trim().to_owned()).filter(|sql| !sql.is_empty()).collect()
+}
 
 /// The table function.
 #[derive(Debug)]

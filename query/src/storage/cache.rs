@@ -1,11 +1,12 @@
 //! Parsed table metadata, by location. Everything here is immutable, so an entry is never wrong, only dropped when room
 //! is needed. Many that ask for the same location at the same time cause one read.
 //!
-//! A third of the bytes each for metadata.json, manifest lists and manifests. What is weighed is the size of the object
-//! times a factor for what it takes once parsed.
+//! Half of the bytes for manifests, a quarter each for metadata.json and manifest lists. What is weighed is the size of the object
+//! times a factor for what it takes once parsed; what weighs more than there is room for is not kept.
 
 use std::sync::Arc;
 
+use datafusion::common::runtime::SpawnedTask;
 use iceberg::io::FileIO;
 use iceberg::spec::{Manifest, ManifestFile, ManifestList, Snapshot, TableMetadata, ViewMetadata};
 use moka::future::Cache;
@@ -34,10 +35,17 @@ pub struct MetadataCache {
 impl MetadataCache {
     pub fn new(storage: Arc<Storage>, capacity_bytes: u64) -> Self {
         let file_io = LakeIo::new(storage.clone()).file_io();
-        let third = capacity_bytes / 3;
+        let quarter = capacity_bytes / 4;
         // Views are small, and few.
         let views = weighed(capacity_bytes / 100);
-        Self { storage, file_io, tables: weighed(third), lists: weighed(third), manifests: weighed(third), views }
+        Self {
+            storage,
+            file_io,
+            tables: weighed(quarter),
+            lists: weighed(quarter),
+            manifests: weighed(2 * quarter),
+            views,
+        }
     }
 
     /// The table metadata at `location`.
@@ -101,7 +109,11 @@ impl MetadataCache {
     pub async fn manifest(&self, file: &ManifestFile) -> Result<Arc<Manifest>> {
         let location = file.manifest_path.as_str();
         let load = async {
-            let manifest = file.load_manifest(&self.file_io).await.map_err(|e| unreadable(location, e.into()))?;
+            // Decoding takes longer than reading: manifests that are asked for together are decoded on several cores.
+            let (of, io) = (file.clone(), self.file_io.clone());
+            let loading = SpawnedTask::spawn(async move { of.load_manifest(&io).await });
+            let loaded = loading.join_unwind().await.map_err(|e| unreadable(location, Error::internal(e)))?;
+            let manifest = loaded.map_err(|e| unreadable(location, e.into()))?;
             Ok((Arc::new(manifest), weight(file.manifest_length.max(0) as u64)))
         };
         get(&self.manifests, location, load).await
@@ -128,5 +140,23 @@ async fn get<T: Send + Sync + 'static>(
     match cache.try_get_with_by_ref(location, load).await {
         Ok((value, _)) => Ok(value),
         Err(error) => Err(Error::clone(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Options, S3Config};
+    use crate::table::version::MANIFEST_TARGET_BYTES;
+
+    #[test]
+    fn there_is_room_for_a_manifest_of_the_size_that_merging_aims_at() {
+        let warehouse = Some("file:///nowhere".to_owned());
+        let config = Config::new(Options { warehouse, ..Options::default() }).unwrap();
+        let storage = Storage::new(config.warehouse, S3Config::default());
+        // As a node's tables have it.
+        let cache = MetadataCache::new(storage, config.metadata_cache_bytes / 2);
+        let room = cache.manifests.policy().max_capacity().unwrap();
+        assert!(u64::from(weight(MANIFEST_TARGET_BYTES.unsigned_abs())) <= room, "{room} bytes");
     }
 }

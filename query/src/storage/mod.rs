@@ -9,11 +9,12 @@
 //!   are synced to disk. A pointer is swapped only after that.
 //! - Locations are taken literally: Iceberg paths are never percent-decoded.
 //! - Keys and secrets reach neither log nor error.
-//! - An upload that is given up is aborted ([`uploads`]).
+//! - An upload that is given up is aborted ([`uploads`]), and one whose process has died once the sweep finds it ([`abandoned`]).
 //! - A bucket is reached as its warehouse says, or as the node's own configuration does.
 //!
 //! Limits: metadata objects of at most [`MAX_METADATA_BYTES`]; at most [`MAX_BUCKETS`] buckets at a time.
 
+pub mod abandoned;
 pub mod cache;
 pub mod io;
 mod outside;
@@ -29,7 +30,7 @@ use bytes::Bytes;
 use datafusion::execution::object_store::ObjectStoreUrl;
 use lake_client::catalog::Namespace;
 use lake_client::warehouse::{self, SecretRef, Warehouses};
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig};
@@ -46,6 +47,8 @@ pub const MAX_METADATA_BYTES: u64 = 512 << 20;
 /// Most buckets that are open at a time.
 pub const MAX_BUCKETS: usize = 64;
 
+/// The region where none is named, as object_store has it.
+const DEFAULT_REGION: &str = "us-east-1";
 /// How long a request to S3 is tried again.
 const RETRY_FOR: Duration = Duration::from_secs(30);
 /// How long one attempt to write to the warehouse may take at start ...
@@ -87,7 +90,7 @@ pub struct Storage {
     local: Arc<LocalFileSystem>,
     /// The other warehouses. Changed only while `buckets` is locked.
     warehouses: RwLock<Arc<Warehouses>>,
-    buckets: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    buckets: Mutex<HashMap<String, Bucket>>,
     /// What makes the requests to S3, whoever wants them: a connection is served by the runtime that has opened it. `None` where
     /// the storage was made outside of one.
     io: Option<Handle>,
@@ -98,6 +101,15 @@ pub struct Storage {
     /// Directories whose own entry in their parent is known to be on disk.
     durable_dirs: Mutex<std::collections::HashSet<PathBuf>>,
     dir_syncs: Arc<DirSyncs>,
+}
+
+/// A bucket that is open.
+#[derive(Debug, Clone)]
+struct Bucket {
+    store: Arc<dyn ObjectStore>,
+    /// What that is over.
+    s3: AmazonS3,
+    region: String,
 }
 
 /// Syncs of directories: those who wait for one share the next.
@@ -306,7 +318,7 @@ impl Storage {
             let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
             let scheme = &location[..location.len() - rest.len()];
             let url = ObjectStoreUrl::parse(format!("{scheme}{bucket}")).map_err(|e| wrong(e.to_string()))?;
-            return Ok(Object { store: self.bucket(bucket)?, path: parse(path)?, url });
+            return Ok(Object { store: self.bucket(bucket)?.store, path: parse(path)?, url });
         }
         let path = match location.split_once("://") {
             Some(("file", path)) => path,
@@ -319,10 +331,10 @@ impl Storage {
         Ok(Object { store: self.local.clone(), path: parse(path)?, url: ObjectStoreUrl::local_filesystem() })
     }
 
-    fn bucket(&self, bucket: &str) -> Result<Arc<dyn ObjectStore>> {
+    fn bucket(&self, bucket: &str) -> Result<Bucket> {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(store) = buckets.get(bucket) {
-            return Ok(store.clone());
+        if let Some(open) = buckets.get(bucket) {
+            return Ok(open.clone());
         }
         if buckets.len() >= MAX_BUCKETS {
             return Err(Error::exhausted(format!("bucket {bucket}: {MAX_BUCKETS} buckets are in use already")));
@@ -338,14 +350,16 @@ impl Storage {
         if let Some(io) = &self.io {
             builder = builder.with_http_connector(outside::Outside(io.clone()));
         }
-        let mut store: Arc<dyn ObjectStore> = Arc::new(
-            builder.build().map_err(|e| Error::object_store("opening the bucket", &format!("s3://{bucket}"), &e))?,
-        );
+        let region = builder.get_config_value(&AmazonS3ConfigKey::Region).unwrap_or_else(|| DEFAULT_REGION.to_owned());
+        let s3 =
+            builder.build().map_err(|e| Error::object_store("opening the bucket", &format!("s3://{bucket}"), &e))?;
+        let mut store: Arc<dyn ObjectStore> = Arc::new(s3.clone());
         if let Some(io) = &self.io {
             store = Arc::new(TidyUploads::new(store, io.clone(), self.uploads.clone()));
         }
-        buckets.insert(bucket.to_owned(), store.clone());
-        Ok(store)
+        let open = Bucket { store, s3, region };
+        buckets.insert(bucket.to_owned(), open.clone());
+        Ok(open)
     }
 
     /// Waits for uploads that are being aborted.

@@ -23,6 +23,7 @@ use super::writer::DataFiles;
 use super::{Table, Tables, catalog_error};
 use crate::error::{Error, Kind, Result};
 use crate::planted::{self, Bug};
+use crate::storage::abandoned::Abandoned;
 use crate::storage::cache::MetadataCache;
 use crate::storage::canonical;
 use crate::storage::io::LakeIo;
@@ -272,7 +273,8 @@ pub async fn rewrite_manifests(tables: &Arc<Tables>, table: &Table, deadline: In
 }
 
 /// Removes, or with `dry_run` only counts and logs, what is in the table's location, that nothing of the table refers to,
-/// and that is older than `older_than` by the store's clock.
+/// and that is older than `older_than` by the store's clock. So are uploads to S3 that began before that and were not completed; where they
+/// cannot be listed they stay, and the log says so.
 ///
 /// Where it is done under guards they are looked at before each [`REMOVED_AT_A_TIME`] files; those may still go when it is another's to do,
 /// which finds fewer.
@@ -295,7 +297,7 @@ pub async fn remove_orphan_files(
         let current = current.ok_or_else(|| Error::not_found(format!("table {ident} does not exist")))?;
         let location = tables.cache.table(&current.value.metadata_location).await?.location().to_owned();
         lives_alone(tables, ident, &location, deadline).await?;
-        let listed = old_objects(tables, &location, older_than).await?;
+        let (listed, uploads) = old_objects(tables, &location, older_than).await?;
         let current = tables.metadata.read_table(ident, deadline).await.map_err(|e| catalog_error(&doing, e))?;
         let current = current.ok_or_else(|| Error::not_found(format!("table {ident} does not exist")))?;
         let metadata = tables.cache.table(&current.value.metadata_location).await?;
@@ -313,18 +315,30 @@ pub async fn remove_orphan_files(
         known.extend(metadata.partition_statistics_iter().map(|file| file.statistics_path.clone()));
         let known = known.iter().map(|location| tables.storage.resolve(location).map(|object| object.path.to_string()));
         let known: HashSet<String> = known.collect::<Result<_>>()?;
-        Ok(listed.into_iter().filter(|(path, _)| !known.contains(path)).map(|(_, url)| url).collect::<Vec<_>>())
+        let orphans = listed.into_iter().filter(|(path, _)| !known.contains(path)).map(|(_, url)| url);
+        Ok((location, orphans.collect::<Vec<_>>(), uploads))
     };
-    let orphans: Vec<String> = tokio::time::timeout_at(deadline.into(), find).await.unwrap_or_else(|_| {
+    let (location, orphans, uploads) = tokio::time::timeout_at(deadline.into(), find).await.unwrap_or_else(|_| {
         Err(Error::deadline(format!("looking for orphans of table {ident}: not done in time; nothing was removed")))
     })?;
     for orphan in &orphans {
         tracing::info!(table = %ident, location = %orphan, dry_run, "an orphan");
     }
+    for upload in &uploads {
+        tracing::info!(table = %ident, path = %upload.path, dry_run, "an upload that nobody completes");
+    }
     if !dry_run {
         remove(tables, ident, &orphans, deadline).await?;
+        for some in uploads.chunks(REMOVED_AT_A_TIME) {
+            let checked = tables.writer.check_guards(deadline).await;
+            checked.map_err(|e| {
+                catalog_error("looking whose it is to do", e)
+                    .while_doing(format_args!("aborting uploads of table {ident}"))
+            })?;
+            tables.storage.abort_uploads(&location, some).await?;
+        }
     }
-    Ok(orphans.len() as u64)
+    Ok((orphans.len() + uploads.len()) as u64)
 }
 
 /// Removes orphans for as long as the guards hold, which no commit carries here.
@@ -366,8 +380,12 @@ async fn lives_alone(tables: &Tables, ident: &TableIdent, location: &str, deadli
     Ok(())
 }
 
-/// The objects under a location that are old enough: their paths in the store, and their locations.
-async fn old_objects(tables: &Tables, location: &str, older_than: Duration) -> Result<Vec<(String, String)>> {
+/// The objects under a location that are old enough: their paths in the store, and their locations. And the uploads that are.
+async fn old_objects(
+    tables: &Tables,
+    location: &str,
+    older_than: Duration,
+) -> Result<(Vec<(String, String)>, Vec<Abandoned>)> {
     let root = tables.storage.resolve(location)?;
     let failed = |e| Error::object_store("listing", location, &e);
     // The clock that counts is the one that dates the objects.
@@ -387,7 +405,13 @@ async fn old_objects(tables: &Tables, location: &str, older_than: Duration) -> R
         let rest = path.strip_prefix(prefix)?.to_owned();
         Some((path, format!("{location}{rest}")))
     });
-    Ok(located.collect())
+    let located = located.collect();
+    let Some(before) = now.checked_sub(older_than) else { return Ok((located, Vec::new())) };
+    let uploads = tables.storage.abandoned_uploads(location, Some(before)).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "uploads that were not completed, if there are any, stay");
+        Vec::new()
+    });
+    Ok((located, uploads))
 }
 
 /// Makes a table of metadata that is there already.

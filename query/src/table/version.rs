@@ -35,7 +35,7 @@ use crate::storage::io::LakeIo;
 /// As many small manifests are merged, unless the table says otherwise.
 const MIN_MANIFESTS_TO_MERGE: usize = 100;
 /// A manifest of at least this size is not small, and merging aims at it, unless the table says otherwise.
-const MANIFEST_TARGET_BYTES: i64 = 8 << 20;
+pub(crate) const MANIFEST_TARGET_BYTES: i64 = 8 << 20;
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
 

@@ -1,7 +1,7 @@
 //! Writing data files: a stream of record batches becomes Parquet files of about the target size, each durable before
 //! it is named anywhere.
 //!
-//! Memory: one row group of one file is held encoded, at most [`ROW_GROUP_BYTES`], besides the upload's buffer. Of a
+//! Memory: a writer holds one row group of one file encoded, at most [`ROW_GROUP_BYTES`], besides the upload's buffer. Of a
 //! partitioned table a file ends where the partition does; rows that come clustered ([`super::layout`]) make one file, or
 //! a few large ones, for each partition.
 //! A [`DataFiles`] that is dropped without [`DataFiles::keep`] removes what it names: a statement that fails or is
@@ -32,7 +32,7 @@ use crate::error::{Error, Result, with_sources};
 use crate::storage::Storage;
 
 /// A row group ends at about this size.
-const ROW_GROUP_BYTES: usize = 64 << 20;
+pub const ROW_GROUP_BYTES: usize = 64 << 20;
 /// And at this many rows.
 const ROW_GROUP_ROWS: usize = 1 << 20;
 /// An upload's buffer; smaller files are created in one request.
@@ -158,6 +158,21 @@ impl DataWriter {
             done: DataFiles::new(storage.clone(), tasks),
             storage,
         })
+    }
+
+    /// Another one for the same table, which makes files of its own.
+    pub fn another(&self) -> Self {
+        Self {
+            storage: self.storage.clone(),
+            directory: self.directory.clone(),
+            schema: self.schema.clone(),
+            arrow_schema: self.arrow_schema.clone(),
+            target_file_bytes: self.target_file_bytes,
+            partitioner: self.partitioner.clone(),
+            sort_order_id: self.sort_order_id,
+            open: None,
+            done: DataFiles::new(self.storage.clone(), self.done.tasks.clone()),
+        }
     }
 
     /// The same for rows that do not come in the table's order.

@@ -1,15 +1,11 @@
 //! TPC-H.
 
+use lake_query::sql::tpch::{TABLES, queries};
+
 use crate::common::*;
 use crate::{counts, until_idle};
 
 const SCALE: f64 = 0.01;
-const QUERIES: &str = include_str!("tpch.sql");
-
-fn queries() -> Vec<String> {
-    let lines: Vec<&str> = QUERIES.lines().filter(|line| !line.starts_with("--")).collect();
-    lines.join("\n").split(';').map(|sql| sql.trim().to_owned()).filter(|sql| !sql.is_empty()).collect()
-}
 
 /// Rows in an order of their own: where a query leaves theirs open, nodes may give another.
 async fn sorted(client: &lake_query::client::SqlClient, sql: &str) -> Vec<Vec<String>> {
@@ -23,7 +19,7 @@ async fn every_query_of_tpch_answers_over_several_nodes_as_on_one() {
     let cluster = crate::cluster().await;
     let (spread, alone) = (cluster.client(0).await, cluster.client(1).await);
     run(&alone, "SET lake.distributed = off").await;
-    for table in lake_query::sql::tpch::TABLES {
+    for table in TABLES {
         run(&alone, &format!("CREATE TABLE {table} AS SELECT * FROM tpch('{table}', {SCALE})")).await;
     }
     // More than one file, and deleted rows.

@@ -8,12 +8,10 @@ LAKE is the binary, which starts a cluster of its own; JARS the class path with 
 import pathlib
 import subprocess
 import sys
-import tempfile
-import time
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "spark"))
-from lake import PATIENCE_SECONDS, Lake, rows_in_lake  # noqa: E402 beside Spark's
+from lake import JAVA_OPTIONS, PATIENCE_SECONDS, Checks, ended, take  # noqa: E402 beside Spark's
 
 MARK = "<answer> "
 # Flink 1.20 looks into what Java 17 hides.
@@ -22,19 +20,37 @@ OPENED = ["java.base/java.lang", "java.base/java.util", "java.base/java.nio", "j
           "java.base/java.util.concurrent", "java.base/java.util.concurrent.atomic", "java.base/java.util.concurrent.locks"]
 
 
-class Checks:
-    def __init__(self, jars, directory, lake, at):
-        self.lake, self.at = lake, at
-        opened = [part for package in OPENED for part in ("--add-opens", f"{package}=ALL-UNNAMED")]
-        self.said = open(directory / "flink.log", "w+")
-        self.flink = subprocess.Popen(["java", "-Xmx2g", *opened, "-cp", jars, str(HERE / "Shell.java")], text=True, cwd=directory,
-                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said)
+class Flink(Checks):
+    engine = "flink"
 
-    def run(self, sql):
-        print("flink>", sql, flush=True)
-        self.flink.stdin.write(sql + "\n")
-        self.flink.stdin.flush()
-        for line in self.flink.stdout:
+    def __init__(self, cluster, jars, directory):
+        super().__init__(cluster)
+        opened = [part for package in OPENED for part in ("--add-opens", f"{package}=ALL-UNNAMED")]
+        # What Flink leaves behind goes with the directory.
+        scratch = directory / "flink"
+        scratch.mkdir()
+        self.said = open(directory / "flink.log", "w+")
+        self.java = subprocess.Popen(
+            ["java", "-Xmx2g", *JAVA_OPTIONS, f"-Djava.io.tmpdir={scratch}", *opened, "-cp", jars, str(HERE / "Shell.java")],
+            text=True, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said)
+        try:
+            catalog = (f"CREATE CATALOG lake WITH ('type' = 'iceberg', 'catalog-type' = 'rest', 'uri' = 'http://{cluster.rest}',"
+                       " 'warehouse' = 'lake', 'cache-enabled' = 'false')")
+            for mode in ("", "stream "):
+                self.run(mode + catalog)
+            self.run("USE CATALOG lake")
+        except BaseException:
+            self.kill()
+            raise
+
+    @staticmethod
+    def word(value):
+        return "null" if value is None else str(value)
+
+    def ask(self, sql):
+        self.java.stdin.write(sql + "\n")
+        self.java.stdin.flush()
+        for line in self.java.stdout:
             if line.startswith(MARK):
                 word, _, rest = line.removeprefix(MARK).removesuffix("\n").partition(" ")
                 assert word == "rows", f"{sql}\n  {rest}"
@@ -42,31 +58,12 @@ class Checks:
         self.said.seek(0)
         raise AssertionError(f"{sql}\n  Flink has ended: {self.said.read()}")
 
-    def expect(self, sql, rows):
-        got = self.run(sql)
-        assert got == rows, f"{sql}\n  got      {got}\n  expected {rows}"
-
-    def refused(self, sql, word):
-        try:
-            self.run(sql)
-        except AssertionError as error:
-            assert word in str(error), f"{error}\n  without {word!r}"
-            return
-        raise AssertionError(f"{sql}\n  was not refused")
-
-    def in_lake(self, sql):
-        """The rows as lake's own SQL sees them, in Flink's words."""
-        return [tuple("null" if value is None else str(value) for value in row) for row in rows_in_lake(self.lake, self.at, sql)]
-
-    def both(self, sql, rows):
-        """The same rows from Flink and from lake."""
-        self.expect(sql, rows)
-        got = self.in_lake(sql)
-        assert got == rows, f"lake: {sql}\n  got      {got}\n  expected {rows}"
+    def kill(self):
+        self.java.kill()
 
     def stop(self):
-        self.flink.stdin.close()
-        self.flink.wait(PATIENCE_SECONDS)
+        self.java.stdin.close()
+        ended(self.java)
 
 
 def tables(c):
@@ -134,10 +131,7 @@ def stream(c):
     c.run("stream INSERT INTO lake.f.sink SELECT id FROM lake.f.source"
           " /*+ OPTIONS('streaming'='true', 'monitor-interval'='1s') */")
     for n in (1, 2, 3):
-        until = time.monotonic() + PATIENCE_SECONDS
-        while c.in_lake("SELECT id FROM f.sink ORDER BY id") != [(str(m),) for m in range(1, n + 1)]:
-            assert time.monotonic() < until, f"row {n} does not come"
-            time.sleep(1)
+        c.lake_shows("SELECT id FROM f.sink ORDER BY id", [(str(m),) for m in range(1, n + 1)], PATIENCE_SECONDS)
         c.in_lake(f"INSERT INTO f.source VALUES ({n + 1})")
     c.run("cancel")
 
@@ -152,27 +146,6 @@ def names(c):
 STEPS = [tables, upsert, evolution, versions, from_lake, stream, names]
 
 
-def main():
-    lake, jars = sys.argv[1:]
-    with tempfile.TemporaryDirectory(prefix="lake-flink-") as directory:
-        directory = pathlib.Path(directory)
-        cluster = Lake(lake, directory)
-        try:
-            checks = Checks(jars, directory, lake, cluster.flight)
-            try:
-                catalog = (f"CREATE CATALOG lake WITH ('type' = 'iceberg', 'catalog-type' = 'rest', 'uri' = 'http://{cluster.rest}',"
-                           " 'warehouse' = 'lake', 'cache-enabled' = 'false')")
-                for mode in ("", "stream "):
-                    checks.run(mode + catalog)
-                checks.run("USE CATALOG lake")
-                for step in STEPS:
-                    step(checks)
-                    print("ok", step.__name__, flush=True)
-            finally:
-                checks.stop()
-        finally:
-            cluster.stop()
-
-
 if __name__ == "__main__":
-    main()
+    binary, jars = sys.argv[1:]
+    take(STEPS, binary, lambda cluster, directory: Flink(cluster, jars, directory))

@@ -19,7 +19,7 @@ async fn duckdb_and_sql_read_what_the_other_wrote() {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
     let uri = uri(&cluster, 0);
-    make_from_sql(&sql).await;
+    make_from_sql(&sql, r#""default""#).await;
     python::run(SCRIPT, "reads_and_appends", &[&uri]).await;
     assert_eq!(numbers(&sql, "SELECT id FROM from_sql ORDER BY id").await, [1, 2, 3, 4]);
     assert_eq!(number(&sql, "SELECT CAST(id AS BIGINT) FROM from_duckdb WHERE what = 'x'").await, 10);

@@ -74,10 +74,21 @@ def session(uri):
     same(sorted(ask("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'd'")), [("copy",), ("t",)])
 
 
+def reads(con):
+    """What lake's own SQL has written, and deleted from."""
+    rows = lambda name: con.execute(f'SELECT id, what FROM lake."default".{name} ORDER BY id').fetchall()
+    same(rows("from_sql"), [(1, "a"), (2, None), (3, "c")])
+    same(rows("deleted"), [(1, "a"), (3, "z"), (4, None)])
+
+
+def reads_and_session(uri):
+    reads(connect(uri))
+    session(uri)
+
+
 def reads_and_appends(uri):
     con = connect(uri)
-    rows = con.execute('SELECT id, what FROM lake."default".from_sql ORDER BY id').fetchall()
-    same(rows, [(1, "a"), (2, None), (3, "c")])
+    reads(con)
     con.execute("""INSERT INTO lake."default".from_sql VALUES (4, 'd')""")
     con.execute("""CREATE TABLE lake."default".from_duckdb AS SELECT 10 AS id, 'x' AS what""")
 

@@ -1,25 +1,18 @@
 //! Polars and Daft, as their users use them.
 
 use crate::common::{Cluster, numbers, run};
-use crate::{cluster, make_deleted, make_from_sql, python, uri};
+use crate::{cluster, make_from_sql, python, uri};
 
 const SCRIPT: &str = "frames_client.py";
 
-/// Has a function of the script read a table that SQL has written, and write one of its own.
+/// Has a function of the script read tables that SQL has written and deleted from, and write one of its own.
 async fn with(function: &str) -> Cluster {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
     let uri = uri(&cluster, 0);
-    make_from_sql(&sql).await;
+    make_from_sql(&sql, r#""default""#).await;
     python::run(SCRIPT, function, &[&uri]).await;
     cluster
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn polars_and_daft_see_what_sql_has_deleted() {
-    let cluster = cluster(2).await;
-    make_deleted(&cluster.client(1).await).await;
-    python::run(SCRIPT, "sees_what_sql_deleted", &[&uri(&cluster, 0)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

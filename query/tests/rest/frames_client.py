@@ -18,6 +18,13 @@ def connect(uri):
     return load_catalog("it", type="rest", uri=uri, **{"warehouse": "lake"} | PROPERTIES)
 
 
+def deleted(lake):
+    """A table of whose rows lake has deleted some that are in their files still."""
+    table = lake.load_table("default.deleted")
+    assert any(task.delete_files for task in table.scan().plan_files()), "there is no delete file"
+    return table
+
+
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("what", pa.string())])
 
 
@@ -32,6 +39,7 @@ def with_polars(uri):
     scan = lambda table: pl.scan_iceberg(table, storage_options=reached)
     same(scan(table).sort("id").collect().rows(), [(1, "a"), (2, None), (3, "c")])
     same(scan(table).filter(pl.col("id") > 2).collect().rows(), [(3, "c")])
+    same(scan(deleted(lake)).sort("id").collect().rows(), [(1, "a"), (3, "z"), (4, None)])
     made = lake.create_table("default.from_polars", COLUMNS)
     pl.DataFrame({"id": [1, 2], "what": ["x", None]}).write_iceberg(made, mode="append")
     pl.DataFrame({"id": [3], "what": ["z"]}).write_iceberg(made, mode="append")
@@ -46,23 +54,13 @@ def with_daft(uri):
     lake = connect(uri)
     table = lake.load_table("default.from_sql")
     same(daft.read_iceberg(table).sort("id").to_pydict(), {"id": [1, 2, 3], "what": ["a", None, "c"]})
+    same(daft.read_iceberg(deleted(lake)).sort("id").to_pydict(), {"id": [1, 3, 4], "what": ["a", "z", None]})
     made = lake.create_table("default.from_daft", COLUMNS)
     daft.from_pydict({"id": [1, 2], "what": ["x", None]}).write_iceberg(made, mode="append")
     catalog = daft.Catalog.from_iceberg(lake)
     catalog.get_table("default.from_daft").append(daft.from_pydict({"id": [3], "what": ["z"]}))
     same(sorted(catalog.read_table("default.from_daft").to_pydict()["id"]), [1, 2, 3])
     assert "default.from_daft" in [str(name) for name in catalog.list_tables()]
-
-
-def sees_what_sql_deleted(uri):
-    """Rows that are named in delete files are gone for both."""
-    import daft
-    import polars as pl
-
-    table = connect(uri).load_table("default.deleted")
-    assert any(task.delete_files for task in table.scan().plan_files()), "no delete file was read"
-    same(pl.scan_iceberg(table).sort("id").collect().rows(), [(1, "a"), (3, "z"), (4, None)])
-    same(daft.read_iceberg(table).sort("id").to_pydict(), {"id": [1, 3, 4], "what": ["a", "z", None]})
 
 
 if __name__ == "__main__":

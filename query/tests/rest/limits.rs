@@ -136,6 +136,21 @@ async fn nothing_that_is_sent_makes_a_node_fall() {
         assert!([200, 400, 406, 409].contains(&answer.status), "{update}: {}", answer.status);
         rest.get(&table).await.expect(200);
     }
+    for path in [
+        "/v1/config?warehouse=%00",
+        "/v1/config?warehouse=%ff%2F&warehouse",
+        "/v1/%00/namespaces",
+        "/v1/lake/namespaces?parent=%1F",
+        "/v1/lake/namespaces?pageToken=%ff&pageSize=18446744073709551616",
+        "/v1/lake/namespaces/%1F/tables",
+        "/v1/lake/namespaces/n%00/views?pageSize=-0",
+        "/v1/lake/namespaces/n/tables/t?snapshots=%00",
+        "/v1/lake/namespaces/n/tables/%20?snapshots=refs&snapshots=all",
+    ] {
+        let odd = rest.with("If-None-Match", "W/\"\", , *").with("X-Iceberg-Access-Delegation", "a;,,");
+        let answer = odd.get(path).await;
+        assert!([400, 404].contains(&answer.status) && !answer.error().1.is_empty(), "{path}: {answer:?}");
+    }
     let raw = |request: String| {
         let rest = rest.clone();
         async move { rest.exchange(request.as_bytes()).await.status }

@@ -46,19 +46,17 @@ fn uri(cluster: &Cluster, node: usize) -> String {
     format!("http://{}", cluster.nodes[node].rest_address().unwrap())
 }
 
-/// Makes a table by SQL for them to read.
-async fn make_from_sql(sql: &SqlClient) {
-    run(sql, "CREATE TABLE from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)").await;
-    run(sql, "INSERT INTO from_sql VALUES (3, 'c')").await;
-}
-
-/// Makes a table by SQL, and deletes and changes rows of it that stay in their files: they are named in delete files.
-async fn make_deleted(sql: &SqlClient) {
+/// Makes two tables by SQL for them to read, in this schema. Rows of the second that are deleted or changed stay in their files:
+/// they are named in delete files.
+async fn make_from_sql(sql: &SqlClient, schema: &str) {
+    let rows = "SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)";
+    run(sql, &format!("CREATE TABLE {schema}.from_sql AS {rows}")).await;
+    run(sql, &format!("INSERT INTO {schema}.from_sql VALUES (3, 'c')")).await;
     let with = "WITH ('write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read')";
-    run(sql, &format!("CREATE TABLE deleted (id BIGINT, what TEXT) {with}")).await;
-    run(sql, "INSERT INTO deleted VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, NULL)").await;
-    run(sql, "DELETE FROM deleted WHERE id = 2").await;
-    run(sql, "UPDATE deleted SET what = 'z' WHERE id = 3").await;
+    run(sql, &format!("CREATE TABLE {schema}.deleted (id BIGINT, what TEXT) {with}")).await;
+    run(sql, &format!("INSERT INTO {schema}.deleted VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, NULL)")).await;
+    run(sql, &format!("DELETE FROM {schema}.deleted WHERE id = 2")).await;
+    run(sql, &format!("UPDATE {schema}.deleted SET what = 'z' WHERE id = 3")).await;
 }
 
 /// A client of a node's REST catalog.

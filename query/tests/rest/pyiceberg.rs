@@ -7,7 +7,7 @@ use lake_query::Options;
 
 use crate::common::{number, numbers, run, text};
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
-use crate::{cluster, make_deleted, make_from_sql, over, python, uri};
+use crate::{cluster, make_from_sql, over, python, uri};
 
 const SCRIPT: &str = "pyiceberg_client.py";
 
@@ -23,7 +23,7 @@ async fn pyiceberg_and_sql_read_what_the_other_wrote() {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
     let uri = uri(&cluster, 0);
-    make_from_sql(&sql).await;
+    make_from_sql(&sql, r#""default""#).await;
     python::run(SCRIPT, "reads_and_appends", &[&uri]).await;
     assert_eq!(numbers(&sql, "SELECT id FROM from_sql ORDER BY id").await, [1, 2, 3, 4]);
     assert_eq!(number(&sql, "SELECT count(*) FROM from_python WHERE what IS NULL").await, 1);
@@ -38,7 +38,7 @@ async fn what_pyiceberg_or_sql_deletes_is_gone_for_the_other() {
     let cluster = cluster(2).await;
     let sql = cluster.client(1).await;
     let uri = uri(&cluster, 0);
-    make_deleted(&sql).await;
+    run(&sql, r#"CREATE SCHEMA IF NOT EXISTS "default""#).await;
     python::run(SCRIPT, "deletes", &[&uri]).await;
     let rows = text(&sql, "SELECT id, what FROM deleted_there ORDER BY id").await;
     assert_eq!(rows, [["1", "a"], ["3", "z"], ["5", "e"], ["6", "f"]]);
@@ -70,6 +70,8 @@ async fn tables_on_s3_are_reached_as_the_catalog_says() {
     // Endpoint and region come from the catalog; keys do not.
     let keys = [format!("s3.access-key-id={ACCESS_KEY}"), format!("s3.secret-access-key={SECRET_KEY}")];
     python::run(SCRIPT, "session", &[&uri, &keys[0], &keys[1]]).await;
+    let back = "SELECT id FROM a.back ORDER BY id";
+    assert_eq!(numbers(&cluster.client(0).await, back).await, [2, 3, 4, 5, 6], "what PyIceberg has left there");
     let rest = crate::rest(&cluster, 0);
     let config = rest.get("/v1/config").await.expect(200);
     let config = String::from_utf8(config.body).unwrap();

@@ -113,6 +113,29 @@ async fn views_share_the_names_of_tables() {
     let moved = json!({"updates": [{"action": "set-location", "location": "file:///tmp"}]});
     rest.post(&format!("{views}/v"), moved).await.refused(400, "BadRequestException");
 
+    // Every kind of update that there is.
+    let mut wider = schema();
+    wider["fields"].as_array_mut().unwrap().push(json!({"id": 2, "name": "n", "type": "int", "required": false}));
+    let mut third = version("SELECT 3");
+    third["schema-id"] = json!(-1);
+    let all = json!({"requirements": [], "updates": [
+        {"action": "assign-uuid", "uuid": uuid},
+        {"action": "upgrade-format-version", "format-version": 1},
+        {"action": "set-location", "location": created["metadata"]["location"]},
+        {"action": "add-schema", "schema": wider, "last-column-id": 2},
+        {"action": "add-view-version", "view-version": third},
+        {"action": "set-current-view-version", "view-version-id": -1},
+        {"action": "set-properties", "updates": {"a": "b", "c": "d"}},
+        {"action": "remove-properties", "removals": ["c"]},
+    ]});
+    let changed = rest.post(&format!("{views}/v"), all).await.expect(200).json();
+    let metadata = &changed["metadata"];
+    assert_eq!((&metadata["current-version-id"], &metadata["properties"]), (&json!(3), &json!({"a": "b"})));
+    let third = metadata["versions"].as_array().unwrap().iter().find(|version| version["version-id"] == 3).unwrap();
+    let of_third = metadata["schemas"].as_array().unwrap().iter().find(|one| one["schema-id"] == third["schema-id"]);
+    assert_eq!(of_third.unwrap()["fields"], wider["fields"]);
+    assert_eq!(other.get(&format!("{views}/v")).await.json(), changed);
+
     let rename = |from: &str, to: &str| {
         let named = |name: &str| json!({"namespace": ["n"], "name": name});
         let (rest, body) = (rest.clone(), json!({"source": named(from), "destination": named(to)}));

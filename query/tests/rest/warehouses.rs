@@ -4,11 +4,14 @@ use std::time::{Duration, Instant};
 
 use lake_client::Catalog;
 use lake_client::warehouse::{Profile, S3 as OnS3, SecretRef};
+use lake_query::sql::copy::put_in_place;
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use serde_json::json;
 
 use crate::common::{Cluster, numbers, run};
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
-use crate::{cluster, python, rest};
+use crate::{cluster, make_from_sql, python, rest};
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
@@ -108,12 +111,7 @@ async fn every_client_reaches_a_warehouse_on_s3() {
     let uri = format!("http://{}", cluster.nodes[0].rest_address().unwrap());
     let sql = cluster.client(1).await;
     run(&sql, r#"CREATE SCHEMA "archive.default""#).await;
-    run(
-        &sql,
-        r#"CREATE TABLE "archive.default".from_sql AS SELECT * FROM (VALUES (1, 'a'), (2, NULL)) AS v(id, what)"#,
-    )
-    .await;
-    run(&sql, r#"INSERT INTO "archive.default".from_sql VALUES (3, 'c')"#).await;
+    make_from_sql(&sql, r#""archive.default""#).await;
 
     // Endpoint, region and path style come from the catalog; keys do not.
     let keys = [
@@ -124,7 +122,6 @@ async fn every_client_reaches_a_warehouse_on_s3() {
     let frames = [&uri, &keys[0], &keys[1], &keys[2]].map(String::as_str);
     python::run("frames_client.py", "with_polars", &frames).await;
     python::run("frames_client.py", "with_daft", &frames).await;
-    python::run("pyiceberg_client.py", "reads_and_appends", &frames).await;
     let duckdb = [
         uri.clone(),
         keys[0].clone(),
@@ -133,13 +130,27 @@ async fn every_client_reaches_a_warehouse_on_s3() {
         format!("secret={SECRET_KEY}"),
     ];
     let duckdb: Vec<&str> = duckdb.iter().map(String::as_str).collect();
-    python::run("duckdb_client.py", "session", &duckdb).await;
+    python::run("duckdb_client.py", "reads_and_session", &duckdb).await;
+    python::run("pyiceberg_client.py", "reads_and_appends", &frames).await;
 
     assert_eq!(numbers(&sql, r#"SELECT id FROM "archive.default".from_sql ORDER BY id"#).await, [1, 2, 3, 4]);
     assert_eq!(numbers(&sql, r#"SELECT id FROM "archive.default".from_polars"#).await, [4]);
     assert_eq!(numbers(&sql, r#"SELECT id FROM "archive.default".from_daft ORDER BY id"#).await, [1, 2, 3]);
     assert_eq!(numbers(&sql, r#"SELECT id FROM "archive.d".t ORDER BY id"#).await, [1, 3, 4]);
     assert_eq!(cluster.files("").len(), 0, "something is in the nodes' own warehouse");
+
+    // COPY replaces a file there by a copy; one that is too large for that goes in parts, here in some of the least size.
+    let file = "s3://lake-archive/out/x.parquet";
+    for n in [1, 2] {
+        run(&sql, &format!("COPY (SELECT CAST({n} AS BIGINT) AS id) TO '{file}' (OVERWRITE)")).await;
+        assert_eq!(numbers(&sql, &format!("SELECT id FROM '{file}'")).await, [n]);
+    }
+    let (objects, new, old) = (s3.bucket("lake-archive"), Path::from("out/new"), Path::from("out/x.parquet"));
+    let bytes: Vec<u8> = (0..11 << 20).map(|i: u32| (i >> 16) as u8).collect();
+    objects.put(&new, bytes.clone().into()).await.unwrap();
+    put_in_place(&*objects, &new, &old, [bytes.len() as u64 - 1, 5 << 20], soon()).await.unwrap();
+    assert!(objects.get(&old).await.unwrap().bytes().await.unwrap() == bytes, "it is another");
+
     let config = rest(&cluster, 0).get("/v1/config?warehouse=archive").await.expect(200);
     let text = String::from_utf8(config.body).unwrap();
     assert!(text.contains(&s3.endpoint) && !text.contains(ACCESS_KEY), "{text}");

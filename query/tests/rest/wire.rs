@@ -64,7 +64,27 @@ async fn the_configuration_says_what_is_served() {
         for word in ["sign", "oauth", "plan", "tasks", "credentials"] {
             assert!(!endpoints.iter().any(|endpoint| endpoint.contains(word)), "{word} in {endpoints:?}");
         }
+        assert_eq!(config["idempotency-key-lifetime"], "PT30M");
     }
+    // What is advertised is served, and is all of the protocol that is, but for keys that this node does not lend.
+    let config = rest.get("/v1/config").await.expect(200).json();
+    let mut advertised: Vec<_> = config["endpoints"].as_array().unwrap().iter().map(|e| e.as_str().unwrap()).collect();
+    for endpoint in &advertised {
+        let (method, path) = endpoint.split_once(' ').unwrap();
+        let path = path.replace("{prefix}", "lake").replace(['{', '}'], "");
+        let answer = rest.send(method, &path, if method == "POST" { &b"{}"[..] } else { b"" }).await;
+        assert!(answer.status != 405 && answer.status < 500, "{endpoint}: {answer:?}");
+        assert!(answer.body.is_empty() || !String::from_utf8_lossy(&answer.body).contains("not served"), "{answer:?}");
+    }
+    let document = rest.get("/openapi").await.expect(200).json();
+    let described = document["paths"].as_object().unwrap().iter().flat_map(|(path, methods)| {
+        methods.as_object().unwrap().keys().map(move |method| format!("{} {path}", method.to_uppercase()))
+    });
+    let mut described: Vec<String> =
+        described.filter(|one| one.contains(" /v1/") && !one.ends_with("/credentials")).collect();
+    described.sort();
+    advertised.sort();
+    assert_eq!(advertised, described);
     rest.get("/v1/config?warehouse=other").await.refused(404, "NoSuchWarehouseException");
     rest.get("/v1/other/namespaces").await.refused(404, "NoSuchWarehouseException");
     rest.get("/v1/nothing").await.refused(404, "NotFoundException");
@@ -147,6 +167,9 @@ async fn a_table_is_created_loaded_listed_renamed_and_dropped() {
     };
     rename(name("n", "u"), name("n", "v")).await.refused(404, "NoSuchTableException");
     rename(name("n", "t"), name("x", "v")).await.refused(404, "NoSuchNamespaceException");
+    rest.post(TABLES, json!({"name": "other", "schema": schema()})).await.expect(200);
+    rename(name("n", "t"), name("n", "other")).await.refused(409, "AlreadyExistsException");
+    rest.delete(&format!("{TABLES}/other")).await.expect(204);
     rename(name("n", "t"), name("n", "v")).await.expect(204);
     other.get(&format!("{TABLES}/t")).await.refused(404, "NoSuchTableException");
     assert_eq!(other.get(&format!("{TABLES}/v")).await.json()["metadata"]["table-uuid"], uuid);

@@ -5,11 +5,9 @@
 LAKE is the binary, which starts a cluster of its own; JARS the class path with Iceberg's runtime.
 """
 
-import pathlib
 import sys
-import tempfile
 
-from lake import Lake, rows_in_lake
+from lake import JAVA_OPTIONS, Checks, take
 from pyspark.sql import SparkSession
 
 ICEBERG = "org.apache.iceberg.spark"
@@ -18,7 +16,7 @@ ICEBERG = "org.apache.iceberg.spark"
 def session(uri, jars, scratch):
     return (
         SparkSession.builder.master("local[2]").appName("lake")
-        .config("spark.driver.extraClassPath", jars)
+        .config("spark.driver.extraClassPath", jars).config("spark.driver.extraJavaOptions", " ".join(JAVA_OPTIONS))
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.warehouse.dir", scratch)
@@ -34,34 +32,21 @@ def session(uri, jars, scratch):
     )
 
 
-class Checks:
-    def __init__(self, spark, lake, at):
-        self.spark, self.lake, self.at = spark, lake, at
+class Spark(Checks):
+    engine = "spark"
 
-    def run(self, sql):
-        print("spark>", sql, flush=True)
+    def __init__(self, cluster, jars, directory):
+        super().__init__(cluster)
+        self.spark = session(f"http://{cluster.rest}", jars, str(directory / "spark"))
+
+    def ask(self, sql):
         return [tuple(row) for row in self.spark.sql(sql).collect()]
 
-    def expect(self, sql, rows):
-        got = self.run(sql)
-        assert got == rows, f"{sql}\n  got      {got}\n  expected {rows}"
+    def kill(self):
+        self.spark.sparkContext._gateway.proc.kill()  # noqa: SLF001 Spark itself has nothing for a statement that hangs
 
-    def refused(self, sql, word):
-        try:
-            self.run(sql)
-        except Exception as error:  # noqa: BLE001 Spark's errors have no common class in Python
-            assert word in str(error), f"{sql}\n  said {error}\n  without {word!r}"
-            return
-        raise AssertionError(f"{sql}\n  was not refused")
-
-    def in_lake(self, sql):
-        return rows_in_lake(self.lake, self.at, sql)
-
-    def both(self, sql, rows):
-        """The same rows from Spark and from lake."""
-        self.expect(sql, rows)
-        got = self.in_lake(sql)
-        assert got == rows, f"lake: {sql}\n  got      {got}\n  expected {rows}"
+    def stop(self):
+        self.spark.stop()
 
 
 def tables(c):
@@ -164,7 +149,7 @@ def branches(c):
     c.run("INSERT INTO s.b.branch_audit VALUES (2)")
     c.expect("SELECT id FROM s.b ORDER BY id", [(1,)])
     c.expect("SELECT id FROM s.b VERSION AS OF 'audit' ORDER BY id", [(1,), (2,)])
-    assert c.in_lake("SELECT id FROM s.b FOR VERSION AS OF 'audit' ORDER BY id") == [(1,), (2,)]
+    c.lake_shows("SELECT id FROM s.b FOR VERSION AS OF 'audit' ORDER BY id", [(1,), (2,)])
     c.run("CALL lake.system.fast_forward('s.b', 'main', 'audit')")
     c.both("SELECT id FROM s.b ORDER BY id", [(1,), (2,)])
     c.run("INSERT INTO s.b VALUES (3)")
@@ -237,23 +222,6 @@ def names(c):
 STEPS = [tables, merge_on_read, version_3, overwrite, evolution, branches, as_select, views, procedures, from_lake, names]
 
 
-def main():
-    lake, jars = sys.argv[1:]
-    with tempfile.TemporaryDirectory(prefix="lake-spark-") as directory:
-        directory = pathlib.Path(directory)
-        cluster = Lake(lake, directory)
-        try:
-            spark = session(f"http://{cluster.rest}", jars, str(directory / "spark"))
-            try:
-                checks = Checks(spark, lake, cluster.flight)
-                for step in STEPS:
-                    step(checks)
-                    print("ok", step.__name__, flush=True)
-            finally:
-                spark.stop()
-        finally:
-            cluster.stop()
-
-
 if __name__ == "__main__":
-    main()
+    binary, jars = sys.argv[1:]
+    take(STEPS, binary, lambda cluster, directory: Spark(cluster, jars, directory))

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use lake_client::shards::key;
+use lake_client::shards::{LEAVE_SHARD, MAX_SHARDS, Moving, SETTINGS, Settings, WARM_SHARD, key};
 use lake_client::store::Token;
 use lake_proto::kv::Compare;
+use lake_query::chores::Chores;
 use lake_query::upkeep::{Claim, FENCE_NOTE, Guard, Round, Upkeep};
 use uuid::Uuid;
 
@@ -119,11 +120,25 @@ async fn what_may_come_soon_is_in_the_cache() {
     for _ in 0..2 {
         assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 2, ..Round::default() });
     }
+    // One that is told that the shard is about to be its own, which all tables are in.
+    let settings = Settings { shards: 1, maintenance: false };
+    let put = cluster.store.cas(SETTINGS, None, settings.to_bytes(), std::time::Instant::now() + TIMEOUT.unwrap());
+    assert!(put.await.unwrap().result.succeeded);
+    let told = Cluster::over(cluster.store.clone(), 1, |options| options).await;
+    let chores = Chores::new(told.nodes[0].engine().clone());
+    let moving = |shard| Moving { shard, fence: 0 }.to_bytes();
+    // Its copy of the routes comes by a watch.
+    until("the tables to be read", async || chores.carry_out(WARM_SHARD, &moving(0)).await == Some(Ok("3".into())))
+        .await;
+    assert_eq!(chores.carry_out(WARM_SHARD, &moving(1)).await, Some(Ok("0".into())), "it has no tables");
+    assert_eq!(chores.carry_out(LEAVE_SHARD, &moving(0)).await, Some(Ok(bytes::Bytes::new())));
+    assert!(chores.carry_out(LEAVE_SHARD, &moving(MAX_SHARDS)).await.unwrap().unwrap_err().contains("no shard 1024"));
     // Nothing of it is asked for again.
     for file in cluster.files(".avro").into_iter().chain(cluster.files(".parquet")) {
         std::fs::remove_file(file).unwrap();
     }
     assert_eq!(upkeep.round().await.unwrap(), Round { warmed: 2, ..Round::default() }, "from the cache");
+    assert_eq!(chores.carry_out(WARM_SHARD, &moving(0)).await, Some(Ok("3".into())), "from the cache");
     let another = Cluster::over(cluster.store.clone(), 1, |options| options).await;
     let claim = Has { tables: HashSet::new(), follows: followed(&cluster).await, guard: Mutex::default() };
     let mut upkeep = Upkeep::new(another.nodes[0].engine().clone(), Arc::new(claim));

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use axum::extract::Path;
 use lake_client::catalog::{Catalog, TableIdent};
 use lake_client::procedures::calls::{self, Asked, Clear};
+use lake_client::procedures::purge_warehouse::of_warehouse;
 use lake_client::procedures::upkeep::{What, of_table};
 use lake_client::procedures::{Procedure, Record, State};
 use lake_client::store::ReadOptions;
+use lake_client::warehouse::{Holdings, WarehouseError};
 use serde::Serialize;
 
 use super::{Allowed, Answer, Json, Refused};
@@ -56,6 +58,9 @@ pub(super) struct Started {
     id: String,
     /// None: it was not submitted, because this was a dry run.
     procedure: Option<Listed>,
+    /// How much would go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    would_drop: Option<Holdings>,
 }
 
 pub(super) async fn start(
@@ -70,11 +75,35 @@ pub(super) async fn start(
     let pointer = pointer.ok_or_else(|| Refused::not_found(format!("there is no table {table}")))?;
     let (id, record) = of_table(what, &table, pointer.value.uuid, calls::unix_ms());
     if dry_run {
-        return Ok(Json(Started { dry_run, id, procedure: None }));
+        return Ok(Json(Started { dry_run, id, procedure: None, would_drop: None }));
     }
     calls::submit(&allowed.leading_store().await?, &id, &record, deadline).await?;
     let procedure = Some(found(&allowed, &id).await?.into());
-    Ok(Json(Started { dry_run, id, procedure }))
+    Ok(Json(Started { dry_run, id, procedure, would_drop: None }))
+}
+
+pub(super) async fn purge_warehouse(allowed: Allowed, Path(name): Path<String>) -> Answer<Started> {
+    let (deadline, dry_run) = (allowed.call.deadline, allowed.dry_run);
+    let refused = |error: WarehouseError| -> Refused {
+        match error {
+            WarehouseError::Catalog(error) => error.into(),
+            error => Refused::invalid(error.to_string()),
+        }
+    };
+    let catalog = Catalog::new(Arc::new(allowed.store()));
+    let known = catalog.warehouses(deadline).await?;
+    if !known.profiles.contains_key(&name) {
+        return Err(Refused::not_found(format!("there is no warehouse {name:?}")));
+    }
+    if dry_run {
+        let (id, _) = of_warehouse(&name, known.mod_revision, calls::unix_ms())?;
+        let would_drop = Some(catalog.holdings(&name, deadline).await.map_err(refused)?);
+        return Ok(Json(Started { dry_run, id, procedure: None, would_drop }));
+    }
+    let catalog = Catalog::new(Arc::new(allowed.leading_store().await?));
+    let id = catalog.submit_warehouse_purge(&name, calls::unix_ms(), deadline).await.map_err(refused)?;
+    let procedure = Some(found(&allowed, &id).await?.into());
+    Ok(Json(Started { dry_run, id, procedure, would_drop: None }))
 }
 
 /// What was, or would be, asked for.

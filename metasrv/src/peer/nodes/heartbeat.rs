@@ -6,7 +6,7 @@
 //! |-------------|------------------------------------------------------------------|-------------------------------------|
 //! | `check`     | the limits; one stream is of one process                         | InvalidArgument                     |
 //! | `turns`     | one request of a node at a time                                  |                                     |
-//! | `gather`    | renewals wait for others, a hundredth of the interval at most    |                                     |
+//! | `gather`    | renewals wait for others, a thirtieth of the interval at most    |                                     |
 //! | `confirm`   | a quorum confirms this leader; what was committed is applied     | NotLeader, Unavailable, Overloaded  |
 //! | `fence`     | is the process the node's? by what the map says                  | superseded, and nothing else        |
 //! | `leave`     | a process that ends: its lease and its entry go                  | left                                |
@@ -22,18 +22,19 @@
 //! Failure cases: a failure ends the stream, and the process sends again on another one; what it then asks for has been done,
 //! and is answered as it was, or has not. Limits: a heartbeat is handled within [`WITHIN`].
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lake_client::clock;
 use lake_client::nodes::{self, MAX_NODES, NODES, Record, validate_heartbeat};
-use lake_proto::kv::{Compare, Condition, Expected, KeyValue, Op, Txn};
+use lake_proto::kv::{Compare, Condition, Expected, Op, Revision, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::heartbeat_answer::Outcome;
 use tokio::sync::mpsc;
 
 use super::registry::Presence;
-use super::{holder, millis, record};
+use super::{holder, millis};
 use crate::log::lock;
 use crate::peer::duties::Mortal;
 use crate::peer::failure::Failure;
@@ -90,7 +91,7 @@ enum Standing {
 }
 
 /// Decides what a process is by what the map says.
-fn fence(known: Option<&(Record, u64)>, beat: &v1::Heartbeat) -> Standing {
+fn fence(known: Option<&(Arc<Record>, u64)>, beat: &v1::Heartbeat) -> Standing {
     match known {
         None if beat.lease != 0 => Standing::LeaseOver,
         None => Standing::Comes,
@@ -147,10 +148,12 @@ impl Member {
         }
         let term = self.confirmed_on_duty(&line.caller).await?;
         line.term = term;
-        let answer = |outcome| Ok(v1::HeartbeatAnswer { sequence: beat.sequence, outcome: Some(outcome) });
-        let state = self.published.current().state.clone();
-        let entry = state.get(&nodes::key(&beat.node));
-        let known = entry.as_ref().and_then(|entry| record(&state, &beat.node, entry));
+        let sequence = beat.sequence;
+        let answer = |outcome| Ok(v1::HeartbeatAnswer { sequence, outcome: Some(outcome) });
+        let applied = self.published.current();
+        let state = &applied.state;
+        let changed = state.mod_revision(&nodes::key(&beat.node));
+        let known = lock(&self.nodes.records).of(state, &beat.node);
         let standing = fence(known.as_ref(), &beat);
         if let Standing::Superseded(why) = standing {
             self.counters.nodes_superseded.add(1);
@@ -158,7 +161,7 @@ impl Member {
         }
         let call = Call { caller: line.caller.clone(), deadline };
         if beat.leaving {
-            self.leave(term, entry.zip(known), &beat, &call).await?;
+            self.leave(term, changed.zip(known), &beat, &call).await?;
             return answer(Outcome::Left(true));
         }
         let held = match standing {
@@ -174,9 +177,9 @@ impl Member {
         let (epoch, lease) = match held {
             Some(held) => held,
             None if beat.lease != 0 => return answer(Outcome::LeaseOver(true)),
-            None => self.register(&state, term, entry, known, &beat, &call).await?,
+            None => self.register(state, term, changed, known, &beat, &call).await?,
         };
-        if !self.note(line, term, &beat, arrived) {
+        if !self.note(line, term, beat, arrived) {
             return Err(self.view.not_leader());
         }
         answer(Outcome::Tenure(v1::NodeTenure {
@@ -199,18 +202,18 @@ impl Member {
         Ok(alive.then_some((epoch, lease)))
     }
 
-    /// Makes the process the node's. Says its epoch and its lease.
+    /// Makes the process the node's, over an entry that was changed then, if there is one. Says its epoch and its lease.
     async fn register(
         &self,
         state: &State,
         term: u64,
-        entry: Option<KeyValue>,
-        before: Option<(Record, u64)>,
+        changed: Option<Revision>,
+        before: Option<(Arc<Record>, u64)>,
         beat: &v1::Heartbeat,
         call: &Call,
     ) -> Result<(u64, u64), Failure> {
         let key = nodes::key(&beat.node);
-        if entry.is_none() && state.list(NODES, None, MAX_NODES, usize::MAX).entries.len() >= MAX_NODES {
+        if changed.is_none() && state.keys(NODES).take(MAX_NODES).count() >= MAX_NODES {
             let what = format!(
                 "{MAX_NODES} nodes are registered, which is the most: delete the entries under {NODES} of those that will \
                  not come back"
@@ -222,7 +225,8 @@ impl Member {
         if let Some((before, _)) = before.as_ref().filter(|(before, _)| before.lease != 0) {
             self.revoke_lease(before.lease, None, call).await?;
         }
-        let expected = entry.as_ref().map_or(Expected::Absent, |entry| Expected::ModRevision(entry.mod_revision));
+        let expected = changed.map_or(Expected::Absent, Expected::ModRevision);
+        let before = before.map(|(before, epoch)| (Arc::unwrap_or_clone(before), epoch));
         let info = beat.info.clone().unwrap_or_default();
         let record = Record::next(&beat.process, lease, &info, before);
         let txn = Txn {
@@ -250,13 +254,13 @@ impl Member {
     async fn leave(
         &self,
         term: u64,
-        known: Option<(KeyValue, (Record, u64))>,
+        known: Option<(Revision, (Arc<Record>, u64))>,
         beat: &v1::Heartbeat,
         call: &Call,
     ) -> Result<(), Failure> {
         let own = known.filter(|(_, (record, _))| record.process == beat.process);
-        let Some((entry, (record, _))) = own else { return Ok(()) };
-        let mut txn = Txn::cas_delete(entry.key, entry.mod_revision);
+        let Some((changed, (record, _))) = own else { return Ok(()) };
+        let mut txn = Txn::cas_delete(nodes::key(&beat.node), changed);
         txn.when.push(in_term(term));
         if !self.commit(txn, None, call).await?.succeeded {
             let what = format!(
@@ -275,13 +279,13 @@ impl Member {
     }
 
     /// Notes what was heard, and where the node is spoken to. False: another term has begun.
-    fn note(&self, line: &Line, term: u64, beat: &v1::Heartbeat, arrived: Instant) -> bool {
+    fn note(&self, line: &Line, term: u64, beat: v1::Heartbeat, arrived: Instant) -> bool {
         let presence = Presence {
             process: beat.process.clone(),
             stream: Some(line.stream),
             heard: arrived,
-            info: beat.info.clone().unwrap_or_default(),
-            load: beat.load.clone().unwrap_or_default(),
+            info: beat.info.unwrap_or_default(),
+            load: beat.load.unwrap_or_default(),
         };
         let noted = lock(&self.nodes.registry).heard(term, &beat.node, presence);
         if noted {
@@ -324,8 +328,8 @@ mod tests {
         let info = v1::NodeInfo::default();
         let a = Record::next("a", 7, &info, None);
         let b = Record::next("b", 9, &info, Some((a.clone(), 8)));
-        let (nobody, a, b) = (None, Some((a, 8)), Some((b, 10)));
-        let of = |known: &Option<(Record, u64)>, beat: v1::Heartbeat| fence(known.as_ref(), &beat);
+        let (nobody, a, b) = (None, Some((Arc::new(a), 8)), Some((Arc::new(b), 10)));
+        let of = |known: &Option<(Arc<Record>, u64)>, beat: v1::Heartbeat| fence(known.as_ref(), &beat);
         assert_eq!(of(&nobody, beat("a", 0, 0)), Standing::Comes);
         assert_eq!(of(&nobody, beat("a", 8, 7)), Standing::LeaseOver, "its entry is gone");
         assert_eq!(of(&a, beat("a", 8, 7)), Standing::Holds { epoch: 8 });

@@ -3,6 +3,7 @@
 //!
 //! - [`heartbeat`]: a heartbeat from its arrival to its answer, through handlers in a written order;
 //! - [`registry`]: what was heard of whom, in memory, of one term;
+//! - [`records`]: the nodes' entries as they were read last;
 //! - [`turns`]: one request of a node at a time;
 //! - [`mailbox`]: instructions to nodes, and their answers.
 //!
@@ -14,6 +15,7 @@
 
 pub mod heartbeat;
 pub mod mailbox;
+pub mod records;
 pub mod registry;
 pub mod turns;
 
@@ -23,14 +25,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lake_client::clock;
-use lake_client::nodes::{MAX_NODES, NODES, Record, Rhythm, validate_node};
+use lake_client::nodes::{MAX_NODES, NODES, Rhythm, validate_node};
 use lake_proto::coordination::LeaseId;
-use lake_proto::kv::KeyValue;
 use lake_proto::limits::MAX_HOLDER_BYTES;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 
 use self::mailbox::{MAX_PAYLOAD_BYTES, Mailbox, NotDone};
+use self::records::Records;
 use self::registry::Registry;
 use self::turns::Turns;
 use super::duties::Mortal;
@@ -42,13 +44,17 @@ use crate::log::lock;
 use crate::state::State;
 
 /// Heartbeats wait for each other for at most this part of the interval.
-const GATHER: u32 = 100;
+const GATHER: u32 = 30;
+/// What is put before a node's name where a lease is granted to it.
+const HOLDER: &str = "node ";
 
 /// What a member knows of the nodes while it leads.
 #[derive(Debug)]
 pub struct Nodes {
     pub rhythm: Rhythm,
     pub mailbox: Mailbox,
+    /// Locked before the others, by whoever needs several.
+    pub(super) records: Mutex<Records>,
     pub(super) registry: Mutex<Registry>,
     pub(super) detectors: Mutex<Detectors>,
     turns: Turns,
@@ -62,6 +68,7 @@ impl Nodes {
         Self {
             rhythm,
             mailbox: Mailbox::default(),
+            records: Mutex::default(),
             registry: Mutex::default(),
             detectors: Mutex::default(),
             turns: Turns::default(),
@@ -87,6 +94,7 @@ impl Nodes {
 
     /// It is no longer.
     pub(super) fn stop(&self) {
+        lock(&self.records).clear();
         lock(&self.registry).stop();
         lock(&self.detectors).stop();
     }
@@ -113,26 +121,14 @@ impl Nodes {
     }
 }
 
-/// The record of a node, and the epoch of its process. A lease that does not live, or was granted to somebody else (the entry
-/// may have been brought here from another cluster), is none: 0.
-pub(super) fn record(state: &State, node: &str, entry: &KeyValue) -> Option<(Record, u64)> {
-    let mut record = Record::of(entry)?;
-    let epoch = record.epoch(entry.mod_revision);
-    if !has_lease(state, node, record.lease) {
-        record.lease = 0;
-    }
-    Some((record, epoch))
-}
-
 /// Whether a lease lives, and was granted to this node.
 pub(super) fn has_lease(state: &State, node: &str, lease: LeaseId) -> bool {
-    let granted = state.leases(lease.saturating_sub(1)).next();
-    granted.is_some_and(|granted| granted.id == lease && granted.holder == holder(node))
+    state.lease_holder(lease).and_then(|holder| holder.strip_prefix(HOLDER)) == Some(node)
 }
 
 /// To whom a node's lease is granted.
 fn holder(node: &str) -> String {
-    format!("node {node}")
+    format!("{HOLDER}{node}")
 }
 
 impl Member {
@@ -144,13 +140,13 @@ impl Member {
         self.confirmed_on_duty(&call.caller).await?;
         let applied = self.published.current();
         let now = clock::now();
-        let entries = applied.state.list(NODES, None, MAX_NODES, usize::MAX).entries;
+        let mut records = lock(&self.nodes.records);
         let registry = lock(&self.nodes.registry);
         let countdowns = lock(self.duties.of(Mortal::Lease));
-        let nodes = entries.into_iter().filter_map(|entry| {
-            let node = entry.key.strip_prefix(NODES)?.to_owned();
+        let nodes = applied.state.keys(NODES).take(MAX_NODES).filter_map(|key| {
+            let node = key.strip_prefix(NODES)?.to_owned();
             // What somebody else has put there is no node.
-            let (record, epoch) = record(&applied.state, &node, &entry)?;
+            let (record, epoch) = records.of(&applied.state, &node)?;
             let heard = registry.of(&node, &record.process);
             let remaining = (record.lease != 0).then(|| countdowns.remaining(record.lease, now)).flatten();
             Some(v1::NodeStatus {
@@ -161,7 +157,7 @@ impl Member {
                 connected: heard.is_some_and(|heard| heard.stream.is_some()),
                 info: Some(heard.map_or_else(|| record.info(), |heard| heard.info.clone())),
                 load: heard.map(|heard| heard.load.clone()),
-                process: record.process,
+                process: record.process.clone(),
                 node,
             })
         });
@@ -222,9 +218,9 @@ mod tests {
     fn heartbeats_that_come_together_are_confirmed_together() {
         let nodes = Nodes::new(Rhythm { interval: Duration::from_secs(3), ..Rhythm::default() });
         let at = |us| nodes.began + Duration::from_micros(us);
-        let window = Duration::from_millis(30);
-        for (arrived, confirmed) in [(0, 30_000), (1, 30_000), (29_999, 30_000), (30_000, 60_000), (89_999, 90_000)] {
-            assert_eq!(nodes.gathered(at(arrived)), at(confirmed), "{arrived}");
+        let window = Duration::from_millis(100);
+        for (arrived, confirmed) in [(0, 100), (1, 100), (99_999, 100), (100_000, 200), (299_999, 300)] {
+            assert_eq!(nodes.gathered(at(arrived)), at(confirmed * 1000), "{arrived}");
         }
         for arrived in (0..1_000_000).step_by(777).map(at) {
             let waits = nodes.gathered(arrived) - arrived;

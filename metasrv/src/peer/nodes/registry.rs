@@ -47,7 +47,12 @@ impl Registry {
         if term == 0 || term != self.term {
             return false;
         }
-        self.nodes.insert(node.to_owned(), presence);
+        match self.nodes.get_mut(node) {
+            Some(known) => *known = presence,
+            None => {
+                self.nodes.insert(node.to_owned(), presence);
+            }
+        }
         true
     }
 

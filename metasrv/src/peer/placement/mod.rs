@@ -3,6 +3,7 @@
 //! - [`phi`]: how surely a node is lost, by its silence;
 //! - [`selector`]: which worker gets a shard;
 //! - [`plan`]: what is to be done, decided from what is known at one moment;
+//! - [`moving`]: moves that are asked for, and what surrounds a move: the target is warmed, the source leaves;
 //! - this file: what is known, and the supervisor, which looks and carries plans out while this peer is on duty.
 //!
 //! Invariants:
@@ -14,21 +15,22 @@
 //! The supervisor is a part of this peer's duties, and ends with them. It keeps nothing from look to look but whose turn it is, and
 //! what it knows of nodes is in the registry and the detectors, which are of one term.
 //!
-//! Limits: [`MOVES_AT_ONCE`] changes of routes under way; a look every [`LOOK`]. Failure cases: a change that is not made is planned
-//! again with the next look, from what is there then.
+//! Limits: [`MOVES_AT_ONCE`] changes of routes under way; a look every [`LOOK`], or once the targets of the moves are warm. Failure
+//! cases: a change that is not made is planned again with the next look, from what is there then.
 
+pub mod moving;
 pub mod phi;
 pub mod plan;
 pub mod selector;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lake_client::clock;
 use lake_client::drains;
-use lake_client::nodes::{MAX_NODES, NODES, key as node_key, validate_node};
+use lake_client::nodes::{MAX_NODES, NODES, key as node_key};
 use lake_client::shards::{DEFAULT_SHARDS, Fenced, MAX_SHARDS, ROUTES, Route, Routes, SETTINGS, Settings, WORKER, key};
 use lake_proto::kv::{Compare, Expected, Op, Txn};
 use lake_proto::v1;
@@ -40,7 +42,7 @@ use super::duties::Mortal;
 use super::failure::Failure;
 use super::member::Member;
 use super::nodes::heartbeat::in_term;
-use super::nodes::{has_lease, millis, record};
+use super::nodes::{has_lease, millis};
 use super::procedures::failpoints::{Point, ROUTE, reached_in};
 use super::shares::Call;
 use crate::log::lock;
@@ -90,7 +92,7 @@ pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
 
 /// Whether somebody has asked for a node to be given nothing any more.
 pub(in crate::peer) fn is_drained(state: &State, node: &str) -> bool {
-    state.get(&drains::key(node)).is_some()
+    state.mod_revision(&drains::key(node)).is_some()
 }
 
 /// All routes and settings.
@@ -117,7 +119,7 @@ impl Member {
         }
     }
 
-    async fn look_after_shards(&self, term: u64, turn: &mut usize) {
+    async fn look_after_shards(self: &Arc<Self>, term: u64, turn: &mut usize) {
         self.forget_the_deleted();
         let state = self.published.current().state.clone();
         let world = match self.world(&state) {
@@ -129,7 +131,7 @@ impl Member {
     }
 
     /// Carries out what was planned in this state. Where somebody has begun maintenance since, nothing is changed any more.
-    async fn carry_out(&self, term: u64, state: &State, changes: Vec<Change>) {
+    async fn carry_out(self: &Arc<Self>, term: u64, state: &State, changes: Vec<Change>) {
         let settings = state.get(SETTINGS).map(|entry| Compare::mod_revision(SETTINGS, entry.mod_revision));
         let deadline = clock::now() + MOVE_WITHIN;
         let made = futures::stream::iter(changes)
@@ -137,7 +139,18 @@ impl Member {
                 let settings = settings.clone();
                 async move {
                     let call = Call::own(deadline);
-                    match self.change_route(term, &change, settings, &call).await {
+                    // Who has it lives, so there is time. The next look does not wait until it has ended what it does.
+                    let gives = matches!(change.why, Why::Balance | Why::Drained);
+                    if gives {
+                        self.have_warmed(&change, deadline).await;
+                    }
+                    let made = self.change_route(term, &change, settings, &call).await;
+                    match made {
+                        Ok(Some(fence)) if gives => {
+                            let member = self.clone();
+                            let until = clock::now() + MOVE_WITHIN;
+                            tokio::spawn(async move { member.have_left(&change, fence, until).await });
+                        }
                         Ok(Some(_)) => {}
                         Ok(None) => {
                             tracing::debug!(shard = change.shard, "something was changed meanwhile: looking again")
@@ -152,10 +165,11 @@ impl Member {
 
     /// Forgets what was heard of nodes that were deleted from the map since: they may be many, over a long term.
     fn forget_the_deleted(&self) {
+        lock(&self.nodes.records).forget(&self.published.current().state);
         let mut registry = lock(&self.nodes.registry);
         // Read under the lock: whoever is noted was registered before that.
         let applied = self.published.current();
-        let gone = registry.forget(|node| applied.state.get(&node_key(node)).is_some());
+        let gone = registry.forget(|node| applied.state.mod_revision(&node_key(node)).is_some());
         let mut detectors = lock(&self.nodes.detectors);
         gone.iter().for_each(|(node, process)| detectors.left(node, process));
     }
@@ -214,13 +228,13 @@ impl Member {
     }
 
     fn workers(&self, state: &State, now: Instant) -> BTreeMap<String, Worker> {
-        let entries = state.list(NODES, None, MAX_NODES, usize::MAX).entries;
+        let mut records = lock(&self.nodes.records);
         let registry = lock(&self.nodes.registry);
         let countdowns = lock(self.duties.of(Mortal::Lease));
         let detectors = lock(&self.nodes.detectors);
-        let workers = entries.into_iter().filter_map(|entry| {
-            let node = entry.key.strip_prefix(NODES)?.to_owned();
-            let (record, _) = record(state, &node, &entry)?;
+        let workers = state.keys(NODES).take(MAX_NODES).filter_map(|key| {
+            let node = key.strip_prefix(NODES)?.to_owned();
+            let (record, _) = records.of(state, &node)?;
             if !record.roles.iter().any(|role| role == WORKER) {
                 return None;
             }
@@ -323,54 +337,6 @@ impl Member {
         Ok((term, world))
     }
 
-    /// Gives a shard to a node, or with `dry_run` only says whether it would be given.
-    ///
-    /// # Errors
-    /// InvalidArgument for what there is not; NotLeader; Unavailable without a quorum or when others change the route all the time.
-    pub async fn move_shard(
-        &self,
-        shard: u32,
-        node: &str,
-        dry_run: bool,
-        call: &Call,
-    ) -> Result<v1::ShardMove, Failure> {
-        validate_node(node).map_err(Failure::invalid)?;
-        for _ in 0..RACES {
-            let (term, world) = self.known_world(call).await?;
-            let refused = |why: String| Failure::new(Kind::InvalidArgument, why);
-            let Some(change) = plan::asked(&world, shard, node).map_err(refused)? else {
-                let fence = world.routes.get(&shard).map_or(0, |fenced| fenced.revision);
-                return Ok(v1::ShardMove { shard, from: node.to_owned(), to: node.to_owned(), fence });
-            };
-            if dry_run {
-                return Ok(told(&change, 0));
-            }
-            if let Some(fence) = self.change_route(term, &change, None, call).await? {
-                return Ok(told(&change, fence));
-            }
-        }
-        Err(self.raced(&format!("the route of shard {shard}")))
-    }
-
-    /// Moves shards until the workers have the same number of them, or with `dry_run` only says what would be moved.
-    ///
-    /// # Errors
-    /// As [`Member::move_shard`], if none was moved. Otherwise those that were not, or of which nobody knows, are told with a fence of 0.
-    pub async fn balance_shards(&self, dry_run: bool, call: &Call) -> Result<Vec<v1::ShardMove>, Failure> {
-        let (term, world) = self.known_world(call).await?;
-        let changes = plan::balance(&world);
-        if dry_run {
-            return Ok(changes.iter().map(|change| told(change, 0)).collect());
-        }
-        let moves = futures::stream::iter(changes)
-            .map(|change| async move {
-                let fence = self.change_route(term, &change, None, call).await;
-                (change, fence)
-            })
-            .buffered(MOVES_AT_ONCE);
-        balanced(moves.collect().await)
-    }
-
     /// Begins or ends maintenance mode. Says at which revision.
     ///
     /// # Errors
@@ -412,21 +378,6 @@ fn no_shards() -> Failure {
     Failure::new(Kind::InvalidArgument, what.to_owned())
 }
 
-/// What came of several moves. That some failed does not hide those that were made.
-fn balanced(moves: Vec<(Change, Result<Option<u64>, Failure>)>) -> Result<Vec<v1::ShardMove>, Failure> {
-    let none = !moves.iter().any(|(_, fence)| matches!(fence, Ok(Some(_))));
-    let moves = moves.into_iter().map(|(change, fence)| match fence {
-        Err(failure) if none => Err(failure),
-        fence => Ok(told(&change, fence.ok().flatten().unwrap_or(0))),
-    });
-    moves.collect()
-}
-
-fn told(change: &Change, fence: u64) -> v1::ShardMove {
-    let from = change.from.clone().unwrap_or_default();
-    v1::ShardMove { shard: change.shard, from, to: change.route.node.clone(), fence }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -446,17 +397,6 @@ mod tests {
         fn applied(&self, _: &Entry, _: &Answer, _: &State) {}
 
         fn installed(&self, _: &Applied) {}
-    }
-
-    #[test]
-    fn moves_that_were_made_are_told_also_if_others_failed() {
-        let change = |shard| Change { shard, expected: None, from: None, route: Route::default(), why: Why::Balance };
-        let failed = || Err(Failure::unavailable("no".to_owned()));
-        let moves = vec![(change(0), failed()), (change(1), Ok(Some(7))), (change(2), Ok(None))];
-        let fences: Vec<u64> = balanced(moves).unwrap().iter().map(|moved| moved.fence).collect();
-        assert_eq!(fences, [0, 7, 0]);
-        assert!(balanced(vec![(change(0), Ok(None)), (change(1), failed())]).is_err());
-        assert_eq!(balanced(vec![(change(0), Ok(None))]).unwrap().len(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread")]

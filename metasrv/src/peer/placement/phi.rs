@@ -68,16 +68,18 @@ impl Phi {
         Self { expects, intervals: [mean - deviation, mean + deviation].into(), last: now }
     }
 
-    /// A heartbeat came.
-    pub fn heard(&mut self, now: Instant) {
+    /// A heartbeat came. Says whether the node was suspected until then.
+    pub fn heard(&mut self, now: Instant) -> bool {
         let interval = now.saturating_duration_since(self.last);
-        if self.phi(now) <= THRESHOLD && !interval.is_zero() {
+        let suspected = self.phi(now) > THRESHOLD;
+        if !suspected && !interval.is_zero() {
             if self.intervals.len() == WINDOW {
                 self.intervals.pop_front();
             }
             self.intervals.push_back(interval.as_secs_f64());
         }
         self.last = self.last.max(now);
+        suspected
     }
 
     /// Nobody could be heard for so long, until now.
@@ -142,11 +144,10 @@ impl Detectors {
             self.nodes.insert(node.to_owned(), watched);
             return;
         };
-        if watched.phi.phi(now) > THRESHOLD {
+        if watched.phi.heard(now) {
             watched.heard = None;
         }
         watched.heard.get_or_insert_with(|| (process.to_owned(), now));
-        watched.phi.heard(now);
     }
 
     /// Routes name these nodes, and no others: those that have not been heard are watched, as if they had been heard when the term

@@ -73,13 +73,15 @@ impl Book {
     }
 
     /// What can be begun now. `waits` says of one whether it waits for those that it is the parent of: it is left alone until they have
-    /// ended.
+    /// ended. `holds` says whether they wait for it: they are accepted and cancelled, and otherwise left alone until it has come further,
+    /// or has ended.
     pub fn look(
         &self,
         now: Now,
         pace: &Pace,
         cancel: impl Fn(&Record) -> Cancel,
         waits: impl Fn(&Record) -> bool,
+        holds: impl Fn(&Record) -> bool,
     ) -> Look {
         let mut look = Look::default();
         let going_on = self.known.values().filter(|known| !known.record.state.is_ended());
@@ -87,6 +89,11 @@ impl Book {
         let has_children = |id: &str, record: &Record| {
             record.state == State::Active && !record.cancel && parents.contains(id) && waits(record)
         };
+        let goes_on = |id: &&&str| {
+            self.known.get(**id).is_some_and(|known| !known.record.state.is_ended() && holds(&known.record))
+        };
+        let holding: HashSet<&str> = parents.iter().filter(goes_on).copied().collect();
+        let is_held = |record: &Record| record.parent.as_deref().is_some_and(|parent| holding.contains(parent));
         let surplus = self.surplus(pace);
         let behind = self.known.range::<str, _>((Bound::Excluded(self.begun.as_str()), Bound::Unbounded));
         let before = self.known.range::<str, _>((Bound::Unbounded, Bound::Included(self.begun.as_str())));
@@ -104,6 +111,7 @@ impl Book {
             };
             match begin {
                 Turn::Wait(_) => {}
+                Turn::Execute if is_held(&known.record) => {}
                 Turn::Forget => look.forget.push((id.clone(), known.revision)),
                 Turn::Accept if !now.accepts => look.accepts = true,
                 begin if look.begin.len() < now.room => {
@@ -203,9 +211,9 @@ mod tests {
         Now { at: clock::now(), clock_ms: 1000, accepts: true, room }
     }
 
-    /// Those at the step `joins` wait for their children.
+    /// Those at the step `joins` wait for their children, and for those at the step `holds` their children do.
     fn looked(book: &Book, now: Now, pace: &Pace) -> Look {
-        book.look(now, pace, |_| Cancel::Now, |record| record.step == "joins")
+        book.look(now, pace, |_| Cancel::Now, |record| record.step == "joins", |record| record.step == "holds")
     }
 
     fn begun(book: &Book, now: Now) -> Vec<String> {
@@ -277,6 +285,28 @@ mod tests {
             book.read(with(parent, states));
             assert!(begun(&book, now(9)).contains(&"p".to_owned()), "{parent:?} {states:?}");
         }
+    }
+
+    #[test]
+    fn children_wait_until_their_parent_has_come_further_or_has_ended() {
+        let mut book = Book::default();
+        let child = Record { parent: Some("p".to_owned()), ..active() };
+        let others = Record { parent: Some("q".to_owned()), ..active() };
+        let mut with = |child: &Record, parent: Record| {
+            // What has the same revision is not read again.
+            book.read([]);
+            book.read([entry("c", 1, child), entry("d", 2, &others), entry("p", 3, &parent)]);
+            begun(&book, now(9))
+        };
+        let holds = |state| Record { step: "holds".to_owned(), state, ended_ms: Some(1000), ..active() };
+        assert_eq!(with(&child, holds(State::Active)), ["d", "p"]);
+        assert_eq!(with(&child, holds(State::Poisoned)), ["d"], "it may yet go on");
+        assert_eq!(with(&child, holds(State::Failed)), ["c", "d"]);
+        assert_eq!(with(&child, active()), ["c", "d", "p"], "it has come further");
+        let cancelled = Record { cancel: true, ..child.clone() };
+        assert_eq!(with(&cancelled, holds(State::Active)), ["c", "d", "p"]);
+        let submitted = Record { accepted_ms: None, ..child };
+        assert_eq!(with(&submitted, holds(State::Active)), ["c", "d", "p"], "its retention time begins");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Where a test has a leader die in the middle of a procedure: before a step is carried out, before what came of it is
-//! committed, and after that. And around the one transaction that gives a shard to another worker ([`ROUTE`]).
+//! committed, and after that. And around the one transaction that gives a shard to another worker ([`ROUTE`]), and what surrounds that.
 //!
 //! Only this crate's own tests (`kills`) are built so that they can; no package, and no other build of it, is: [`VARIABLE`] names a file,
 //! and the peer that comes to the point named in it removes the file and kills itself. So one peer dies, and not the next leader as well.
@@ -8,6 +8,10 @@
 pub const VARIABLE: &str = "LAKE_METASRV_DIE_AT";
 /// What the file calls the change of a shard's route, as if it were a procedure's step: it has a begin, and is committed.
 pub const ROUTE: &str = "route";
+/// What it calls what comes before that, which has a begin only ...
+pub const WARM: &str = "warm";
+/// ... and after it: that is committed, as it were, once the worker before has answered.
+pub const LEAVE: &str = "leave";
 
 /// A point in the life of a procedure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use lake_client::store::{MetaStore, ReadOptions};
 use lake_client::warehouse::Profile;
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::failpoints::{Point, ROUTE, VARIABLE};
+use super::failpoints::{LEAVE, Point, ROUTE, VARIABLE, WARM};
 use crate::support::processes::Processes;
 use crate::support::purging::{COUNT, Death, FILES, Runner, Worker, deleted, soon, submit, submit_upkeep, until};
 use crate::support::{PATIENCE, eventually};
@@ -275,25 +275,33 @@ async fn placed(store: &RemoteStore) -> Vec<ShardStatus> {
 async fn a_shard_is_given_to_another_worker_once_wherever_the_leader_dies() {
     let mut cluster = Mortal::founded().await;
     let store = cluster.store.clone();
-    let worker = |peers: &Processes, name| NodeKeeper::start(peers.store(), name, Worker::new());
-    let (_a, mut b) = (worker(&cluster.peers, "a"), worker(&cluster.peers, "b"));
+    let [of_a, of_b] = [Worker::new(), Worker::new()];
+    let worker = |peers: &Processes, name, worker: &Arc<Worker>| NodeKeeper::start(peers.store(), name, worker.clone());
+    let (_a, mut b) = (worker(&cluster.peers, "a", &of_a), worker(&cluster.peers, "b", &of_b));
     let version = async |shard: u32| {
         let read = store.get(&shards::key(shard), ReadOptions::default(), soon()).await.unwrap();
         read.value.unwrap().version
     };
-    for point in [Point::Begin, Point::Committed] {
-        // It is asked for.
+    // It is asked for, and surrounded by what has the target warmed and the source leave.
+    for (step, point) in
+        [(WARM, Point::Begin), (ROUTE, Point::Begin), (ROUTE, Point::Committed), (LEAVE, Point::Committed)]
+    {
         let shard = placed(&store).await.swap_remove(0);
         let (to, before) = (shard.route.followers[0].clone(), version(shard.shard).await);
-        cluster.dies_at(point, ROUTE).await;
+        let target = if to == "a" { &of_a } else { &of_b };
+        target.warmed.lock().unwrap().clear();
+        cluster.dies_at(point, step).await;
         // A worker comes to the next leader a moment later.
         let moves = async || store.move_shard(shard.shard, &to, false, soon()).await.ok();
         let moved = eventually("the shard to be moved", moves).await;
         let died = cluster.died().await;
-        assert_eq!((moved.to, version(shard.shard).await), (to, before + 1), "moved once, leader at {point:?}");
+        let whose = format!("leader at {step} {point:?}");
+        assert_eq!((moved.to, version(shard.shard).await), (to, before + 1), "moved once, {whose}");
+        assert!(target.warmed.lock().unwrap().contains(&shard.shard), "{whose}");
         cluster.back(died).await;
-
-        // Its worker is gone.
+    }
+    // Its worker is gone.
+    for point in [Point::Begin, Point::Committed] {
         placed(&store).await;
         cluster.dies_at(point, ROUTE).await;
         b.leave(PATIENCE).await;
@@ -304,6 +312,6 @@ async fn a_shard_is_given_to_another_worker_once_wherever_the_leader_dies() {
         })
         .await;
         cluster.back(died).await;
-        b = worker(&cluster.peers, "b");
+        b = worker(&cluster.peers, "b", &of_b);
     }
 }

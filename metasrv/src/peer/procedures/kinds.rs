@@ -30,6 +30,11 @@ pub trait Kind: Send + Sync {
         false
     }
 
+    /// Whether the procedures that it has submitted wait, at the step at which it stands, until it has come further or has ended.
+    fn holds_children(&self, _: &Record) -> bool {
+        false
+    }
+
     /// Carries out the step at which it stands, which bears to be carried out again, also while it still is elsewhere.
     async fn execute(&self, member: &Member, procedure: &Procedure) -> Outcome;
 }

@@ -291,7 +291,8 @@ impl Leading {
         let now = Now { at, clock_ms: self.clock.now_ms(at), accepts: saved_lately, room };
         let cancel = |record: &Record| kinds::of(record).map_or(Cancel::Now, |kind| kind.cancel(record));
         let waits = |record: &Record| kinds::of(record).is_some_and(|kind| kind.waits_for_children(record));
-        let look = self.book.look(now, &member.procedures.pace, cancel, waits);
+        let holds = |record: &Record| kinds::of(record).is_some_and(|kind| kind.holds_children(record));
+        let look = self.book.look(now, &member.procedures.pace, cancel, waits, holds);
         member.procedures.note(self.book.counts());
         let save = look.accepts || look.waits_for_clock && self.clock.unsaved(at) >= SAVE_CLOCK;
         if save && self.saving.begin(at) {

@@ -41,6 +41,11 @@ impl Kind for PurgeWarehouse {
         record.step == PURGES
     }
 
+    fn holds_children(&self, record: &Record) -> bool {
+        // A table that is yet to be dropped would count as a live one, and keep what it shares with those that are.
+        record.step == DROP
+    }
+
     async fn execute(&self, member: &Member, procedure: &Procedure) -> Outcome {
         let applied = member.published.current();
         step(&applied.state, procedure)

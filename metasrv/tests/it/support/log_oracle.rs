@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use lake_metasrv::config::StorageConfig;
@@ -13,6 +14,7 @@ use lake_metasrv::log::{Log, SkipSync};
 use lake_metasrv::raft::types::{
     Command as LogCommand, Entry, Payload, SnapshotMeta, StoredMembership, TypeConfig, Vote, log_id,
 };
+use lake_metasrv::snapshot::{Encoder, SnapshotData};
 use lake_metasrv::state::command::{Action, Command};
 use lake_metasrv::state::{FEATURE_LEVEL, State};
 use lake_proto::coordination::{ScopeOwner, Stamp};
@@ -32,6 +34,8 @@ pub struct Told {
     pub term: u64,
     /// The term of each entry that must be there, or in the state, from 0 on.
     pub entries: BTreeMap<u64, u64>,
+    /// Of those that a snapshot has which is being received: they may be in the state.
+    pub receiving: BTreeMap<u64, u64>,
     pub purged: Option<u64>,
     pub purging: Option<u64>,
     pub snapshot: Option<u64>,
@@ -63,6 +67,13 @@ impl Told {
             "vote" => self.term = number(1),
             "entries" => self.entries.extend((number(2)..=number(3)).map(|index| (index, number(1)))),
             "truncating" => drop(self.entries.split_off(&number(1))),
+            "receiving" => self.receiving = (number(2)..=number(3)).map(|index| (index, number(1))).collect(),
+            "received" => {
+                let behind = self.receiving.split_off(&(number(1) + 1));
+                for (index, term) in std::mem::replace(&mut self.receiving, behind) {
+                    self.entries.entry(index).or_insert(term);
+                }
+            }
             "snapshot" => self.snapshot = Some(number(1)),
             "purging" => self.purging = Some(number(1)),
             "purged" => self.purged = Some(number(1)),
@@ -184,7 +195,8 @@ impl LogWorker {
             50..60 => self.vote().await,
             60..72 => self.truncate().await,
             72..84 => self.snapshot().await,
-            84..96 => self.purge().await,
+            84..93 => self.purge().await,
+            93..96 => self.receive().await,
             _ => self.reopen().await,
         }
     }
@@ -234,13 +246,22 @@ impl LogWorker {
         self.state = published.state.clone();
         self.applied = published.last.map_or(0, |id| id.index + 1);
         self.snapshot = published.last.map(|id| id.index);
+        if let Some(last) = published.last.filter(|last| Some(*last) > self.log().bounds().1) {
+            // As openraft does it where a snapshot was received and the log not taken up to it yet.
+            self.tell(format!("purging {}", last.index));
+            self.log().purge(last).await.unwrap();
+        }
         let entries = self.log().read(.., usize::MAX).await.unwrap();
         self.terms = entries.iter().map(|e| (e.log_id.index, e.log_id.leader_id.term)).collect();
         self.tell(format!("truncating {}", self.next()));
+        if let Some(index) = self.snapshot {
+            self.tell(format!("received {index}"));
+        }
         for (index, term) in self.terms.clone() {
             self.tell(format!("entries {term} {index} {index}"));
         }
-        self.term = self.term.max(self.terms.values().next_back().map_or(0, |term| term + 1));
+        let known = published.last.map(|id| id.leader_id.term).max(self.terms.values().next_back().copied());
+        self.term = self.term.max(known.map_or(0, |term| term + 1));
     }
 
     async fn append(&mut self) {
@@ -296,6 +317,36 @@ impl LogWorker {
         store.prune().unwrap();
         self.snapshot = Some(index);
         self.tell(format!("snapshot {index}"));
+    }
+
+    /// A leader's snapshot, of what this log does not have: as the service and the state machine take it in, and as openraft
+    /// then takes the log up to it.
+    async fn receive(&mut self) {
+        let (from, upto) = (self.next(), self.next() + self.rng.random_range(1..=8));
+        self.tell(format!("receiving {} {from} {}", self.term, upto - 1));
+        for index in self.applied..upto {
+            apply(&mut self.state, &entry(*self.terms.get(&index).unwrap_or(&self.term), index));
+        }
+        self.applied = upto;
+        let last = log_id(self.term, upto - 1);
+        let meta = SnapshotMeta { last_log_id: Some(last), last_membership: StoredMembership::default() };
+        let (mut encoder, mut bytes) = (Encoder::new(&meta, "power", &self.state), Vec::new());
+        while encoder.next_into(&mut bytes).unwrap() {}
+        drop(encoder);
+        let store = self.contents.state_machine.snapshots();
+        let path = store.temporary("receiving");
+        let mut file = std::fs::File::create(&path).unwrap();
+        file.write_all(&bytes).and_then(|()| file.sync_all()).unwrap();
+        store.adopt(&meta, &SnapshotData { path }).unwrap();
+        self.log().note_snapshot(last).await.unwrap();
+        store.prune().unwrap();
+        self.snapshot = Some(upto - 1);
+        self.tell(format!("snapshot {}", upto - 1));
+        self.tell(format!("purging {}", upto - 1));
+        self.log().purge(last).await.unwrap();
+        self.terms.clear();
+        self.tell(format!("received {}", upto - 1));
+        self.tell(format!("purged {}", upto - 1));
     }
 
     async fn purge(&mut self) {
@@ -374,8 +425,8 @@ pub async fn check_contents(contents: &Contents, told: &Told) -> Result<(), Stri
     }
     let mut expected = State::default();
     for index in 0..snapshot.map_or(0, |index| index + 1) {
-        let term =
-            told.entries.get(&index).ok_or_else(|| format!("a snapshot of entry {index}, never acknowledged"))?;
+        let term = told.entries.get(&index).or_else(|| told.receiving.get(&index));
+        let term = term.ok_or_else(|| format!("a snapshot of entry {index}, never acknowledged"))?;
         apply(&mut expected, &entry(*term, index));
     }
     if expected != published.state || expected.digest() != published.state.digest() {

@@ -14,6 +14,7 @@ use lake_client::procedures::upkeep::{self, RUN, TABLE_UPKEEP, What};
 use lake_client::procedures::{Procedure, Record};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::Node;
+use lake_client::shards::{LEAVE_SHARD, Moving, WARM_SHARD};
 use lake_proto::v1;
 use tokio::sync::{Notify, Semaphore};
 
@@ -33,6 +34,8 @@ pub struct Worker {
     pub may: Semaphore,
     /// What was deleted: of which table, and the how manyth file.
     deleted: Mutex<BTreeSet<(String, u64)>>,
+    /// The shards that it was told that it is about to be given.
+    pub warmed: Mutex<BTreeSet<u32>>,
     pub dying: Dying,
 }
 
@@ -78,7 +81,8 @@ impl Dying {
 
 impl Worker {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { may: Semaphore::new(0), deleted: Mutex::default(), dying: Dying::default() })
+        let (deleted, warmed) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { may: Semaphore::new(0), deleted, warmed, dying: Dying::default() })
     }
 
     pub fn deleted_of(&self, table: &str) -> BTreeSet<u64> {
@@ -98,6 +102,13 @@ impl Node for Worker {
     }
 
     async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
+        if [WARM_SHARD, LEAVE_SHARD].contains(&kind) {
+            let shard = Moving::of(&payload)?.shard;
+            if kind == WARM_SHARD {
+                self.warmed.lock().unwrap().insert(shard);
+            }
+            return Ok(Bytes::new());
+        }
         assert_eq!(kind, PURGE_TABLE);
         let Task { step, mut purge, .. } = Task::of(&payload)?;
         let table = purge.table.clone();
@@ -152,6 +163,9 @@ impl Node for Runner {
     }
 
     async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
+        if [WARM_SHARD, LEAVE_SHARD].contains(&kind) {
+            return Ok(Bytes::new());
+        }
         assert_eq!(kind, TABLE_UPKEEP);
         upkeep::Task::of(&payload)?;
         self.dying.dies_if_meant(RUN, false).await;

@@ -144,6 +144,76 @@ async fn what_is_idle_makes_room_and_what_is_served_does_not() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_over_http2_that_has_come_is_answered_though_its_connection_was_to_make_room() {
+    async fn answered(stream: &mut tokio::io::DuplexStream) {
+        let mut answer = Vec::new();
+        while !answer.windows(8).any(|part| part == b"answered") {
+            assert_ne!(in_time(stream.read_buf(&mut answer)).await.unwrap(), 0, "closed: {answer:?}");
+        }
+    }
+    let connection = connections(BOUNDS).open();
+    let (mut near, far) = tokio::io::duplex(1 << 10);
+    let answer = |_: SocketAddr, _: Request| async { Response::new("answered".into()) };
+    let client = SocketAddr::from(([127, 0, 0, 1], 1));
+    let serving = tokio::spawn(connection.clone().run(far, None, client, answer, CancellationToken::new()));
+    // HEADERS, the last and only ones of their stream: GET http://x/.
+    let request = |stream: u8| [&[0, 0, 6, 1, 5, 0, 0, 0, stream][..], b"\x82\x86\x84\x41\x01x"].concat();
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    near.write_all(&[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &request(1)[..]].concat()).await.unwrap();
+    answered(&mut near).await;
+    tokio::time::advance(SPARED_HTTP2).await;
+    // It is there before the server looks again whether it is to make room.
+    near.write_all(&request(3)).await.unwrap();
+    connection.make_room();
+    assert!(connection.lock().makes_room);
+    answered(&mut near).await;
+    drop(near);
+    in_time(serving).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_has_begun_to_come_is_not_closed_to_make_room_nor_as_idle() {
+    let idle = Duration::from_secs(90);
+    for http2 in [false, true] {
+        let (mut near, mut stream) = timed(Bounds { idle, ..BOUNDS });
+        let connection = stream.connection.clone();
+        drop(Served::new(&connection, http2));
+        tokio::time::advance(SPARED_HTTP2).await;
+        connection.make_room();
+        assert!(connection.lock().makes_room);
+        // Of a request that had come by then the first part is read, and the next one looked for.
+        near.write_all(b"x").await.unwrap();
+        let mut byte = [0];
+        stream.read_exact(&mut byte).await.unwrap();
+        let next = tokio::time::timeout(SPARED / 2, stream.read_exact(&mut byte)).await;
+        assert!(next.is_err(), "the rest is waited for, over HTTP/2: {http2}");
+        connection.make_room();
+        assert!(!connection.lock().makes_room, "chosen before it came, over HTTP/2: {http2}");
+        drop(Served::new(&connection, http2));
+        connection.make_room();
+        assert!(!connection.lock().makes_room, "answered just now, over HTTP/2: {http2}");
+    }
+
+    // The same at the end of its time over HTTP/2; but what comes then does not go on and on.
+    let (mut near, mut stream) = timed(Bounds { idle, ..BOUNDS });
+    let mut byte = [0];
+    drop(Served::new(&stream.connection, true));
+    let answered = Instant::now();
+    tokio::time::advance(idle - SPARED / 4).await;
+    let drips = async {
+        while near.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(SPARED / 2).await;
+        }
+    };
+    let ended = async { while stream.read_exact(&mut byte).await.is_ok() {} };
+    tokio::select! {
+        () = drips => unreachable!("it does not end"),
+        () = ended => {}
+    }
+    assert_eq!(answered.elapsed().as_secs(), (idle + SPARED).as_secs());
+}
+
 /// A stream whose client is the other one.
 fn timed(bounds: Bounds) -> (tokio::io::DuplexStream, Timed<tokio::io::DuplexStream>) {
     let (near, far) = tokio::io::duplex(16);

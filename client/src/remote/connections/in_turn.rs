@@ -1,0 +1,239 @@
+//! Who leads, asked by one who can wait: a node whose stream to the leader ended, of which there may be a thousand.
+//!
+//! First the peer that led is asked: it may lead still, where only a connection broke, or know its successor. Then one of the
+//! others, which may wait until it knows of another leader than that. So a leader that dies costs one question for each who asks like this,
+//! and everybody else asks all peers at once ([`Inner::ask`]).
+//!
+//! Limits: one question at a time, two in all. Failure cases: a peer that does not answer, or knows no leader, is one that was asked in
+//! vain; who then still knows of none asks like everybody else.
+
+use std::time::Duration;
+
+use rand::Rng;
+
+use super::super::flight::Flight;
+use super::super::leader::{AWAITED_FOR, Question, Round};
+use super::Inner;
+
+/// How long the peer that led may take to answer: if it lives, it has nothing else to wait for.
+const LED_ANSWERS_WITHIN: Duration = Duration::from_millis(150);
+
+impl Inner {
+    /// Asks so, unless a leader is known or being asked for. `led` is where the one that was lost was reached.
+    pub async fn ask_in_turn(&self, led: &str) {
+        let (under_way, besides) = {
+            let shared = self.lock();
+            if shared.view.leader().is_some() {
+                return;
+            }
+            (shared.asking.as_ref().and_then(Flight::join), shared.view.lost())
+        };
+        if let Some(round) = under_way {
+            // What came of it is in the view.
+            round.outcome().await;
+            return;
+        }
+        let at_once = Question { wait: Duration::ZERO, besides: None };
+        let answered = tokio::time::timeout(LED_ANSWERS_WITHIN, self.finds(led, at_once)).await;
+        if answered.unwrap_or(false) {
+            return;
+        }
+        let mut others = self.endpoints();
+        others.retain(|endpoint| endpoint != led);
+        if !others.is_empty() {
+            let one = others.swap_remove(rand::rng().random_range(0..others.len()));
+            self.finds(&one, Question { wait: AWAITED_FOR, besides }).await;
+        }
+    }
+
+    /// Asks one peer. Says whether a leader is known then, whoever has named it.
+    async fn finds(&self, address: &str, question: Question) -> bool {
+        let answer = self.ask_one(address, question, true).await;
+        match answer.and_then(|(address, answer)| self.of_our_cluster(address, answer)) {
+            Ok(answer) => {
+                let mut round = Round::new(1);
+                round.answer(Some(answer));
+                self.learn(round);
+            }
+            Err(why) => tracing::debug!("asking who leads: {why}"),
+        }
+        self.lock().view.leader().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use async_trait::async_trait;
+    use bytes::Bytes;
+    use lake_proto::v1;
+    use lake_proto::v1::cluster_server::{Cluster, ClusterServer};
+    use lake_proto::v1::nodes_server::{Nodes, NodesServer};
+    use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+    use tonic::{Request, Response, Status, Streaming};
+
+    use super::*;
+    use crate::clock;
+    use crate::remote::node::{Node, NodeKeeper};
+    use crate::remote::{RemoteConfig, RemoteStore};
+
+    #[derive(Debug)]
+    struct Idle;
+
+    #[async_trait]
+    impl Node for Idle {
+        fn info(&self) -> v1::NodeInfo {
+            v1::NodeInfo::default()
+        }
+
+        fn load(&self) -> v1::NodeLoad {
+            v1::NodeLoad::default()
+        }
+
+        async fn carry_out(&self, _: &str, _: Bytes) -> Result<Bytes, String> {
+            Err("it does nothing".to_owned())
+        }
+    }
+
+    /// A peer that keeps the questions. It says who leads, if it knows, and answers heartbeats: as one that leads no more, one of each
+    /// stream.
+    #[derive(Debug, Clone, Default)]
+    struct Asked {
+        id: u64,
+        leader: Option<v1::Member>,
+        questions: Arc<Mutex<Vec<v1::LeaderRequest>>>,
+    }
+
+    #[tonic::async_trait]
+    impl Nodes for Asked {
+        type HeartbeatStream = ReceiverStream<Result<v1::LeaderMessage, Status>>;
+
+        async fn heartbeat(
+            &self,
+            request: Request<Streaming<v1::NodeMessage>>,
+        ) -> Result<Response<Self::HeartbeatStream>, Status> {
+            let (sender, answers) = mpsc::channel(1);
+            let (mut messages, epoch) = (request.into_inner(), self.id);
+            let leads = self.leader.as_ref().is_some_and(|leader| leader.id == self.id);
+            tokio::spawn(async move {
+                while let Ok(Some(message)) = messages.message().await {
+                    let Some(v1::node_message::Message::Heartbeat(beat)) = message.message else { continue };
+                    let tenure = v1::NodeTenure {
+                        epoch,
+                        lease: 1,
+                        lease_ms: 10_000,
+                        interval_ms: 3_000,
+                        ..v1::NodeTenure::default()
+                    };
+                    let outcome = Some(v1::heartbeat_answer::Outcome::Tenure(tenure));
+                    let answer = v1::HeartbeatAnswer { sequence: beat.sequence, outcome };
+                    let message = Some(v1::leader_message::Message::Answer(answer));
+                    if sender.send(Ok(v1::LeaderMessage { message })).await.is_err() || !leads {
+                        return;
+                    }
+                }
+            });
+            Ok(Response::new(ReceiverStream::new(answers)))
+        }
+
+        async fn list(&self, _: Request<v1::ListNodesRequest>) -> Result<Response<v1::ListNodesResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn instruct(&self, _: Request<v1::InstructRequest>) -> Result<Response<v1::InstructResponse>, Status> {
+            unreachable!()
+        }
+    }
+
+    #[tonic::async_trait]
+    impl Cluster for Asked {
+        async fn leader(&self, request: Request<v1::LeaderRequest>) -> Result<Response<v1::LeaderResponse>, Status> {
+            self.questions.lock().unwrap().push(request.into_inner());
+            let (peer_id, leader) = (self.id, self.leader.clone());
+            Ok(Response::new(v1::LeaderResponse { peer_id, term: 6, leader, ..v1::LeaderResponse::default() }))
+        }
+
+        async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn init(&self, _: Request<v1::InitRequest>) -> Result<Response<v1::InitResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn join(&self, _: Request<v1::JoinRequest>) -> Result<Response<v1::JoinResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn promote(&self, _: Request<v1::PromoteRequest>) -> Result<Response<v1::PromoteResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn remove(&self, _: Request<v1::RemoveRequest>) -> Result<Response<v1::RemoveResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn replace(&self, _: Request<v1::ReplaceRequest>) -> Result<Response<v1::ReplaceResponse>, Status> {
+            unreachable!()
+        }
+
+        async fn transfer_leadership(
+            &self,
+            _: Request<v1::TransferLeadershipRequest>,
+        ) -> Result<Response<v1::TransferLeadershipResponse>, Status> {
+            unreachable!()
+        }
+    }
+
+    /// A node whose stream the first of three peers ends, since the second leads now. Says what the first was asked, and what
+    /// the others were.
+    async fn loses_its_leader(the_first_knows: bool) -> (Vec<v1::LeaderRequest>, Vec<v1::LeaderRequest>) {
+        let mut listeners = Vec::new();
+        for _ in 0..3 {
+            listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
+        }
+        let endpoints: Vec<String> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
+        let member =
+            |id: u64, address: &str| v1::Member { id, grpc_address: address.to_owned(), ..v1::Member::default() };
+        let leader = member(2, &endpoints[1]);
+        let (mut peers, mut servers) = (Vec::new(), Vec::new());
+        for (id, listener) in (1..).zip(listeners) {
+            let leader = Some(leader.clone()).filter(|_| id != 1 || the_first_knows);
+            let peer = Asked { id, leader, ..Asked::default() };
+            let server = tonic::transport::Server::builder()
+                .add_service(ClusterServer::new(peer.clone()))
+                .add_service(NodesServer::new(peer.clone()));
+            servers.push(tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener))));
+            peers.push(peer);
+        }
+        let store = RemoteStore::connect(RemoteConfig { endpoints: endpoints.clone(), secret: None }).unwrap();
+        {
+            let mut shared = store.inner.lock();
+            shared.view.learn(5, Some(&member(1, &endpoints[0])));
+            // So that they are not asked for meanwhile.
+            store.inner.learn_members(&mut shared, vec![]);
+        }
+        let keeper = NodeKeeper::start(store, "n", Arc::new(Idle));
+        let patience = clock::now() + Duration::from_secs(30);
+        while keeper.tenure().is_none_or(|tenure| tenure.epoch != leader.id) {
+            assert!(clock::now() < patience, "it does not come to its leader: {:?}", keeper.last_failure());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        servers.iter().for_each(tokio::task::JoinHandle::abort);
+        let mut asked = peers.iter().map(|peer| peer.questions.lock().unwrap().clone());
+        (asked.next().unwrap(), asked.flatten().collect())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_node_that_loses_its_leader_asks_one_peer_at_a_time() {
+        let (knows, knows_nothing) = tokio::join!(loses_its_leader(true), loses_its_leader(false));
+        let at_once = v1::LeaderRequest::default();
+        let waits = v1::LeaderRequest { wait_ms: 1000, besides_id: 1, besides_term: 5 };
+        // Where nothing runs in time, another one is asked as well.
+        assert!(knows.0 == [at_once] && knows.1.len() <= 1, "{knows:?}");
+        assert_eq!(knows_nothing, (vec![at_once], vec![waits]));
+    }
+}
