@@ -70,6 +70,24 @@ pub fn sql_type(of: &DataType) -> String {
     }
 }
 
+/// A type that DataFusion says a function takes or returns, as SQL names it; it has one name where Arrow has several.
+pub fn type_of_function(text: &str) -> String {
+    let is_end = |c: char| !c.is_ascii_alphanumeric();
+    let as_in_arrow = |piece: &str| {
+        let word = piece.trim_end_matches(is_end);
+        let of_arrow = match word {
+            "String" => "Utf8",
+            "Date" => "Date32",
+            "Time" => "Time64",
+            "Decimal" => "Decimal128",
+            other => other,
+        };
+        format!("{of_arrow}{}", &piece[word.len()..])
+    };
+    let arrow: String = text.split_inclusive(is_end).map(as_in_arrow).collect();
+    arrow.parse::<DataType>().map_or_else(|_| text.to_owned(), |of| sql_type(&of))
+}
+
 /// A name as it is written in a statement.
 pub fn quoted(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
@@ -325,6 +343,24 @@ mod tests {
             assert_eq!(about(&found), subject, "{words}");
         }
         assert_eq!(of("something else"), None);
+    }
+
+    #[test]
+    fn types_of_functions_are_named_as_in_sql() {
+        for (said, named) in [
+            ("String", "VARCHAR"),
+            ("Float64", "DOUBLE"),
+            ("Decimal(38, 10)", "DECIMAL(38, 10)"),
+            ("Date", "DATE"),
+            ("Time(ns)", "TIME"),
+            ("Timestamp(ns)", "TIMESTAMP(9)"),
+            ("Timestamp(us, \"+TZ\")", "TIMESTAMP WITH TIME ZONE"),
+            ("Interval(MonthDayNano)", "INTERVAL"),
+            ("List(String)", "VARCHAR[]"),
+            ("TABLE", "TABLE"),
+        ] {
+            assert_eq!(type_of_function(said), named);
+        }
     }
 
     #[test]

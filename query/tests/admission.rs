@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Cluster, TIMEOUT, in_time, number, refused, run, until};
+use common::{Cluster, TIMEOUT, in_time, number, pretty, refused, run, until};
 use futures::TryStreamExt;
 use lake_client::memory::MemoryStore;
 use lake_query::client::{Rows, SqlClient};
@@ -83,15 +83,17 @@ async fn a_query_that_is_too_large_fails_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn spill_files_have_a_limit() {
-    let cluster = cluster(|options| Options {
-        statement_memory_bytes: Some(24 << 20),
-        spill_limit_bytes: Some(1 << 20),
-        ..options
-    })
-    .await;
+async fn what_does_not_fit_is_spilled_up_to_a_limit() {
+    let little = |options| Options { statement_memory_bytes: Some(48 << 20), ..options };
+    let sql = "SELECT * FROM tpch('lineitem', 0.1) ORDER BY l_comment";
+    let roomy = cluster(little).await;
+    let plan = pretty(&run(&roomy.client(0).await, &format!("EXPLAIN ANALYZE {sql}")).await);
+    let spills = plan.split("spill_count=").skip(1).any(|count| !count.starts_with('0'));
+    assert!(spills && plan.contains("output_rows=600"), "{plan}");
+
+    let cluster = cluster(|options| Options { spill_limit_bytes: Some(1 << 20), ..little(options) }).await;
     let client = cluster.client(0).await;
-    let error = refused(&client, "SELECT * FROM tpch('lineitem', 0.1) ORDER BY l_comment").await;
+    let error = refused(&client, sql).await;
     assert!(error.kind == Kind::Exhausted && error.message.contains("spill_limit_bytes"), "{error}");
     assert_eq!(number(&client, "SELECT 1").await, 1);
 }

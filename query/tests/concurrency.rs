@@ -340,7 +340,10 @@ async fn fresh_pointers_need_no_metadata_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_small_inserts_do_not_pile_up_manifests() {
-    let cluster = Cluster::start(1).await;
+    // Less than all versions of the metadata take.
+    let most = 16 << 20;
+    let change = |options| Options { metadata_cache_bytes: Some(most), ..options };
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, change).await;
     let client = cluster.client(0).await;
     run(&client, "CREATE TABLE t (x BIGINT)").await;
     for i in 0..130 {
@@ -349,4 +352,10 @@ async fn many_small_inserts_do_not_pile_up_manifests() {
     every_row_once(&cluster, 130).await;
     assert!(!cluster.files("-m1.avro").is_empty(), "small manifests were merged");
     until("old metadata to be gone", async || cluster.files(".metadata.json").len() <= 101).await;
+    let cached = || cluster.nodes[0].engine().tables().cache.bytes();
+    until("what is cached to have its bytes and no more", async || {
+        run(&client, "SELECT count(*) FROM t").await;
+        (1..=most).contains(&cached())
+    })
+    .await;
 }

@@ -10,6 +10,7 @@ use common::*;
 use futures::TryStreamExt;
 use iceberg::io::FileIO;
 use iceberg::spec::{ManifestContentType, TableMetadata};
+use lake_client::memory::MemoryStore;
 use lake_query::{Kind, Options};
 use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
 use parquet::file::properties::WriterProperties;
@@ -242,6 +243,44 @@ async fn a_damaged_table_is_an_error_that_names_the_file() {
     let error = refused(&other, "SELECT * FROM t").await;
     assert!(error.kind == Kind::Corrupt && error.message.contains(".metadata.json"), "{:?} {error}", error.kind);
     node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_manifests_are_errors_that_name_them() {
+    // A node that keeps nothing of what it has read.
+    let change = |options| Options { metadata_cache_bytes: Some(0), ..options };
+    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, change).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (x BIGINT, day DATE) PARTITIONED BY (day)").await;
+    run(&client, "INSERT INTO t VALUES (1, '2026-01-01'), (2, '2026-01-02')").await;
+    let sql = "SELECT sum(x) FROM t WHERE x > 1";
+    assert_eq!(number(&client, sql).await, 2);
+    let files = cluster.files(".avro");
+    assert_eq!(files.len(), 2, "a manifest, and the list that names it: {files:?}");
+    for file in files {
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        let good = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let error = refused(&client, sql).await;
+        assert!(error.message.contains(&name), "{error}");
+        for bytes in [&good[..good.len() / 2], &good[..good.len() - 1], b"", b"this is no Avro file at all"] {
+            std::fs::write(&file, bytes).unwrap();
+            let error = refused(&client, sql).await;
+            let said = error.kind == Kind::Corrupt && error.message.contains(&name);
+            assert!(said, "{} bytes: {:?} {error}", bytes.len(), error.kind);
+        }
+        // Whichever byte it is: rows, or an error that is no defect.
+        for place in (0..good.len()).step_by(5 * DAMAGE_STEP) {
+            let mut bytes = good.clone();
+            bytes[place] = !bytes[place];
+            std::fs::write(&file, bytes).unwrap();
+            if let Err(error) = client.query(sql, TIMEOUT).await {
+                assert_ne!(error.kind, Kind::Internal, "{name}, byte {place}: {error}");
+            }
+        }
+        std::fs::write(&file, &good).unwrap();
+        assert_eq!(number(&client, sql).await, 2, "the node serves on");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

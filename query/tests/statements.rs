@@ -272,7 +272,13 @@ async fn explain_analyze_says_what_was_left_out_and_what_caches_had() {
     run(&client, "INSERT INTO t VALUES (1, 10), (2, 20), (3, 30)").await;
     let analyzed = async || pretty(&run(&client, "EXPLAIN ANALYZE SELECT x FROM t WHERE day = 2").await);
     let (cold, warm) = (analyzed().await, analyzed().await);
-    for figure in ["files_left_out=2", "manifests_left_out=0", "bytes_scanned=", "pointer_age_ms="] {
+    for figure in [
+        "files_left_out=2",
+        "manifests_left_out=0",
+        "row_groups_pruned_statistics=1 total",
+        "bytes_scanned=",
+        "pointer_age_ms=",
+    ] {
         assert!(warm.contains(figure), "{figure} is not in {warm}");
     }
     let had = |plan: &str, figure: &str| {

@@ -6,7 +6,7 @@
 //! - [`statements`]: where a statement ends;
 //! - [`command`]: the backslash commands;
 //! - [`input`]: lines put together to statements and commands;
-//! - [`table`], [`output`]: a result as a table, CSV or JSON;
+//! - [`table`], [`output`]: a result as a table, CSV or JSON; [`telling`]: what is shown until it is there;
 //! - [`caret`]: an error under its place in the statement;
 //! - [`complete`], [`editor`]: what completes a line, and the line editor, on a thread of its own.
 
@@ -18,6 +18,7 @@ mod input;
 mod output;
 mod statements;
 mod table;
+mod telling;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ use self::command::Command;
 use self::complete::Names;
 use self::editor::{Editor, Line};
 use self::input::{Input, Item};
+use self::telling::Telling;
 use crate::console::Console;
 use crate::signals::Interrupts;
 
@@ -43,9 +45,6 @@ const DEFAULT_LIMIT: usize = 1_000;
 const NAMES_WITHIN: Duration = Duration::from_secs(10);
 /// How long a connection to a query node may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A statement that takes longer is told about while it runs.
-const TOLD_AFTER: Duration = Duration::from_secs(2);
 /// How long rolling back may take at the end.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -315,38 +314,23 @@ impl Shell {
     }
 
     async fn execute(&self, sql: &str, started: Instant) -> Result<(), output::Failure> {
-        let rows = while_told(self.client.execute(sql, None)).await?;
+        let mut telling = Telling::since(started);
+        let rows = telling.during(0, self.client.execute(sql, None)).await?;
         let is_change = rows.command.is_some();
         for notice in &rows.notices {
+            telling.end();
             eprintln!("note: {notice}");
         }
         let mut out = io::stdout();
-        let summary = output::print(rows, self.format, self.limit, &mut out).await?;
+        let summary = output::print(rows, self.format, self.limit, &mut out, &mut telling).await?;
         out.flush()?;
+        telling.end();
         eprintln!("{}", summary.describe(self.timing.then(|| started.elapsed())));
         if is_change {
             self.learn_names();
         }
         Ok(())
     }
-}
-
-/// Tells on a terminal for how long it has taken, if it takes long. What is printed comes after.
-async fn while_told<T>(work: impl Future<Output = T>) -> T {
-    let mut work = std::pin::pin!(work);
-    if let Ok(done) = tokio::time::timeout(TOLD_AFTER, &mut work).await {
-        return done;
-    }
-    if !io::stderr().is_terminal() {
-        return work.await;
-    }
-    let console = Console::default();
-    let progress = console.progress();
-    progress.since(TOLD_AFTER);
-    progress.step("running; Ctrl-C stops it");
-    let done = work.await;
-    drop(progress);
-    done
 }
 
 async fn connect(endpoints: &[String], secret: Option<&Secret>) -> Result<SqlClient> {

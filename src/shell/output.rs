@@ -11,6 +11,7 @@ use futures::StreamExt;
 use lake_query::client::{Rows, SqlError};
 
 use super::table;
+use super::telling::Telling;
 
 /// Rows of a table whose columns get one width. A longer result is printed as several tables, so that memory is bounded.
 const TABLE_ROWS: usize = 10_000;
@@ -107,6 +108,7 @@ pub async fn print(
     format: Format,
     limit: Option<usize>,
     out: &mut impl Write,
+    telling: &mut Telling,
 ) -> Result<Summary, Failure> {
     if let Some(command) = rows.command.clone() {
         let mut count = String::new();
@@ -118,8 +120,9 @@ pub async fn print(
     let mut left = limit.unwrap_or(usize::MAX);
     let (mut printed, mut cut) = (0, false);
     let mut sink = Sink::new(format, rows.schema.clone(), out);
-    while let Some(batch) = rows.next().await {
+    while let Some(batch) = telling.during(printed, rows.next()).await {
         let batch = batch?;
+        telling.make_way();
         cut = batch.num_rows() > left;
         let batch = if cut { batch.slice(0, left) } else { batch };
         left -= batch.num_rows();
@@ -129,6 +132,7 @@ pub async fn print(
             break;
         }
     }
+    telling.make_way();
     sink.finish()?;
     Ok(Summary::Rows { rows: printed, cut })
 }

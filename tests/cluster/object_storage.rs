@@ -39,6 +39,21 @@ async fn tables_live_on_s3_as_well() {
     for node in [&a, &b] {
         cluster.until_rows(node, "SELECT count(*) FROM nation WHERE n_nationkey >= 100", &[25]).await;
     }
+    // Files of one table may be in several stores.
+    let more = scratch.path("more.parquet").display().to_string();
+    let rows = "SELECT n_nationkey + 1000 AS n_nationkey, n_name, n_regionkey, n_comment FROM nation";
+    a.run(&format!("COPY ({rows} WHERE n_nationkey < 5) TO '{more}'")).await.unwrap();
+    a.run(&format!("CALL system.add_files('nation', 'file://{more}')")).await.unwrap();
+    for node in [&a, &b] {
+        let some = "SELECT n_nationkey FROM nation WHERE n_nationkey % 1000 < 2 ORDER BY 1";
+        cluster.until_rows(node, some, &[0, 1, 1000, 1001]).await;
+    }
+    assert_eq!(a.numbers("DELETE FROM nation WHERE n_nationkey IN (1, 1001)").await, [2]);
+    for node in [&a, &b] {
+        let some = "SELECT n_nationkey FROM nation WHERE n_nationkey % 1000 < 3 ORDER BY 1";
+        cluster.until_rows(node, some, &[0, 2, 1000, 1002]).await;
+        assert_eq!(node.numbers("SELECT count(*) FROM nation").await, [53]);
+    }
     // An upload of a process that was killed. The service does not say how old it is; with the table it goes.
     assert_eq!(a.numbers("CALL system.remove_orphan_files(table => 'nation')").await, [0]);
     let bucket = s3.bucket("lake-test");

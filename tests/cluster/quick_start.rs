@@ -8,7 +8,7 @@ use datafusion::datasource::MemTable;
 use datafusion::prelude::SessionContext;
 use lake_chaos::{ProcessName, manifest, probe};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tpchgen::generators::{CustomerGenerator, LineItemGenerator, OrderGenerator};
 use tpchgen_arrow::{CustomerArrow, LineItemArrow, OrderArrow};
 
@@ -232,8 +232,28 @@ async fn tools_find_a_cluster_by_its_directory_or_by_its_addresses() {
     let nowhere = lake(&there, &["sql", "-c", "SELECT 1"]).await;
     assert_eq!(nowhere.code, Some(1), "{nowhere:?}");
     assert!(nowhere.err.contains("--at"), "{nowhere:?}");
+    told_of_what_takes_long(&up.endpoint()).await;
     up.signal(Signal::INT);
     assert_eq!(up.ended().await, Some(0));
+}
+
+/// Whoever sits before a terminal is told of a statement that takes long, and of its rows where they go elsewhere.
+async fn told_of_what_takes_long(at: &str) {
+    let endless = "SELECT value FROM generate_series(1, 1000000000000)";
+    let command = format!("exec {LAKE} sql --at {at} --format csv -c '{endless}' > /dev/null");
+    // Of util-linux: gives what it starts a terminal, and tells what arrives there.
+    let mut script = tokio::process::Command::new("script");
+    script.args(["-qefc", &command, "/dev/null"]).env("TERM", "xterm").stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut script = script.kill_on_drop(true).spawn().unwrap();
+    let mut arriving = script.stdout.take().unwrap();
+    let mut told = Vec::new();
+    let seen = tokio::time::timeout(PATIENCE, async {
+        while !String::from_utf8_lossy(&told).contains("rows so far; Ctrl-C stops it") {
+            assert!(arriving.read_buf(&mut told).await.unwrap() > 0, "{}", String::from_utf8_lossy(&told));
+        }
+    });
+    seen.await.unwrap_or_else(|_| panic!("nothing was told of it"));
+    script.kill().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,8 +5,11 @@ use std::time::Instant;
 
 use lake_chaos::{ProcessName, Role};
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, lake, table, until};
+use crate::support::free_port;
 
 async fn shards(scratch: &Scratch, cluster: &TestCluster, args: &[&str]) -> Printed {
     let at = cluster.processes.endpoints(Role::Metasrv).join(",");
@@ -49,14 +52,34 @@ fn led_by(shards: &[Value], node: &str) -> usize {
     shards.iter().filter(|shard| shard["node"] == node).count()
 }
 
+/// Parts of queries that others coordinate, and bytes of memory of statements, that a node says it has.
+async fn in_hand(http: &str) -> Result<[u64; 2], String> {
+    let asked = async {
+        let mut connection = TcpStream::connect(http).await?;
+        connection.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await?;
+        let mut text = String::new();
+        connection.read_to_string(&mut text).await?;
+        Ok::<_, std::io::Error>(text)
+    };
+    let text = asked.await.map_err(|e| e.to_string())?;
+    let figure = |name: &str| {
+        let figure = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        figure.ok_or_else(|| format!("{name} is not in {text}"))
+    };
+    Ok([figure("lake_query_distributed_parts ")?, figure("lake_query_memory_held_bytes ")?])
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     let _alone = crate::common::alone().await;
     let scratch = Scratch::new();
+    let http = free_port();
     let cluster = TestCluster::start_as(&scratch, |spec| {
         let times = ["--node-heartbeat-ms", "500", "--node-lease-ms", "6000", "--shards", "8"];
         spec.metasrv_args = times.map(str::to_owned).to_vec();
-        spec.query_args = ["--upkeep-interval-secs", "1"].map(str::to_owned).to_vec();
+        let args = ["--upkeep-interval-secs", "1", "--slow-statement-ms", "1"];
+        spec.query_args = args.map(str::to_owned).to_vec();
+        spec.query_env = vec![("LAKE_QUERY_HTTP_LISTEN".into(), format!("127.0.0.{{id}}:{http}").into())];
     })
     .await;
     let listed = until_even(&scratch, &cluster, "each worker to have its half").await;
@@ -109,9 +132,41 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     fill(6).await;
     packed(6).await;
 
-    // One is killed: the other one has all shards, and does the upkeep of all tables.
+    // One is killed, while the other one works on a part of a query that it coordinates: nothing of that is left there.
+    sql.run("CREATE TABLE s.wide AS SELECT value AS x FROM generate_series(1, 200000)").await.unwrap();
+    sql.run("INSERT INTO s.wide SELECT -x FROM s.wide").await.unwrap();
+    let log = cluster.processes.dir().join("query-1").join("lake.log");
+    until("a statement of more than a millisecond to be in the log", PATIENCE, || async {
+        let log = std::fs::read_to_string(&log).map_err(|e| e.to_string())?;
+        let told = log.lines().any(|line| line.contains("a slow statement") && line.contains("CREATE TABLE s.wide"));
+        if told { Ok(()) } else { Err(log) }
+    })
+    .await;
+    let coordinator = cluster.sql(1).await;
+    coordinator.run("SET lake.distributed = on").await.unwrap();
+    cluster.until_rows(&coordinator, "SELECT count(*) FROM s.wide", &[400_000]).await;
+    let endless = "SELECT count(*) FROM s.wide a, s.wide b WHERE a.x + b.x = 1";
+    let endless = tokio::spawn(async move { coordinator.run(endless).await });
+    let worker = format!("127.0.0.1:{http}");
+    until("query-1 to have a part of the query", PATIENCE, || async {
+        match in_hand(&worker).await? {
+            [parts, bytes] if parts > 0 && bytes > 0 => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
     cluster.processes.process(ProcessName::query(2)).unwrap().kill().await.unwrap();
     let killed = Instant::now();
+    let lost = endless.await.unwrap().expect_err("the node that it was asked of is gone");
+    until("query-1 to have nothing of the query any more", PATIENCE, || async {
+        match in_hand(&worker).await? {
+            [0, 0] => Ok(()),
+            other => Err(format!("{other:?}, after {lost}")),
+        }
+    })
+    .await;
+
+    // The other one has all shards, and does the upkeep of all tables.
     until_held(&scratch, &cluster, "query-1 to have all shards", |shards| led_by(shards, "query-1") == 8).await;
     println!("the shards of a worker that was killed were held elsewhere after {:.1?}", killed.elapsed());
     fill(6).await;

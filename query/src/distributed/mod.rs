@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result as DfResult};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -288,7 +288,7 @@ impl Distributed {
             .with_distributed_route_tasks_handler(spread)
             .with_distributed_planner()
             .build();
-        let plan = state.create_physical_plan(logical).await?;
+        let plan = without_broadcasts_to_one(state.create_physical_plan(logical).await?)?;
         let is_staged = plan.is::<DistributedExec>() && head_is_sound(&plan) && has_same_columns(&plan, local);
         Ok(is_staged.then(|| Staged { plan, task: state.task_ctx(), failure }))
     }
@@ -310,6 +310,24 @@ impl Distributed {
         plans.push(StringifiedPlan::new(PlanType::FinalPhysicalPlan, display_plan_ascii(staged.plan.as_ref(), false)));
         Some(Arc::new(ExplainExec::new(explain.schema(), plans, explain.verbose())))
     }
+}
+
+/// The plan without broadcasts that only one task reads, above the first boundaries between nodes: where the planner has left out a
+/// boundary, they hand on their input, and in a task of their own, whose panic looks like an end.
+fn without_broadcasts_to_one(plan: Arc<dyn ExecutionPlan>) -> DfResult<Arc<dyn ExecutionPlan>> {
+    let plan = plan.transform_down(|mut node| {
+        let mut changed = false;
+        while let Some(broadcast) = node.downcast_ref::<BroadcastExec>().filter(|of| of.consumer_task_count() == 1) {
+            node = broadcast.input().clone();
+            changed = true;
+        }
+        let next = match node.is_network_boundary() {
+            true => TreeNodeRecursion::Jump,
+            false => TreeNodeRecursion::Continue,
+        };
+        Ok(Transformed::new(node, changed, next))
+    });
+    plan.data()
 }
 
 /// Whether nothing above the first boundary between nodes can take a panic for an end: what is below it has a guard.

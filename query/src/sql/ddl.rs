@@ -19,6 +19,7 @@ use lake_client::catalog::{CatalogError, TableIdent};
 use super::alter::{self, Alteration};
 use super::catalog::ident;
 use super::clauses::AlterLayout;
+use super::procedures::constant;
 use super::schemas::{self, SchemaStatement};
 use super::statement::{Action, normalize};
 use super::views::{self, ViewChange};
@@ -50,11 +51,32 @@ pub struct NewTable {
     columns: Schema,
     layout: Layout,
     properties: BTreeMap<String, String>,
+    /// That set them.
+    defaults: Vec<Alteration>,
     rows: Option<Box<LogicalPlan>>,
 }
 
-/// The change that a plan of DataFusion's stands for. `state`: unless parameters have no values yet.
-pub fn plan(plan: LogicalPlan, action: &Action, state: Option<&SessionState>) -> Result<Ddl> {
+/// What sets the defaults of a new table's columns.
+///
+/// # Errors
+/// `Invalid` for one that is no constant.
+pub async fn defaults(state: &SessionState, action: &Action) -> Result<Vec<Alteration>> {
+    let Action::CreateTable { defaults, .. } = action else { return Ok(Vec::new()) };
+    let mut alterations = Vec::with_capacity(defaults.len());
+    for (name, value) in defaults {
+        let value = Some(constant(state, value).await?).filter(|value| !value.is_null());
+        alterations.push(Alteration::SetDefault { name: name.clone(), value });
+    }
+    Ok(alterations)
+}
+
+/// The change that a plan of DataFusion's stands for. `defaults`: of a new table; `state`: unless parameters have no values yet.
+pub fn plan(
+    plan: LogicalPlan,
+    action: &Action,
+    defaults: Vec<Alteration>,
+    state: Option<&SessionState>,
+) -> Result<Ddl> {
     let LogicalPlan::Ddl(statement) = plan else {
         return Err(Error::internal("a statement that changes the catalog was planned as something else"));
     };
@@ -63,7 +85,7 @@ pub fn plan(plan: LogicalPlan, action: &Action, state: Option<&SessionState>) ->
             if files::is_file(&create.name) {
                 return Err(Error::invalid(format!("{:?} is not a name for a table", create.name.table())));
             }
-            let Action::CreateTable { as_query, layout, properties } = action else {
+            let Action::CreateTable { as_query, layout, properties, .. } = action else {
                 return Err(Error::not_supported("SELECT INTO is not supported yet; use CREATE TABLE ... AS"));
             };
             if create.temporary {
@@ -97,6 +119,7 @@ pub fn plan(plan: LogicalPlan, action: &Action, state: Option<&SessionState>) ->
                 columns: Schema::new(fields.collect::<Vec<_>>()),
                 layout: layout.clone(),
                 properties: properties.clone(),
+                defaults,
                 rows: as_query.is_some().then(|| Box::new(query)),
             }))
         }
@@ -255,7 +278,7 @@ pub(super) fn table_reference(name: &ObjectName) -> Result<TableReference> {
 }
 
 async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTable, deadline: Instant) -> Result<u64> {
-    let NewTable { ident, if_not_exists, or_replace, columns, layout, properties, rows } = table;
+    let NewTable { ident, if_not_exists, or_replace, columns, layout, properties, defaults, rows } = table;
     let ident = &ident;
     let doing = format!("creating table {ident}");
     // Asked first, so that neither rows are written nor a schema is created for nothing. Creating decides.
@@ -264,6 +287,12 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
         (true, true) => return Ok(0),
         (true, false) if or_replace => {
             if let Some(table) = load(tables, ident, deadline).await? {
+                if !defaults.is_empty() {
+                    return Err(Error::not_supported(
+                        "a default for a column of a table that is replaced is not supported yet; ALTER COLUMN ... SET DEFAULT sets one \
+                         afterwards; nothing was done",
+                    ));
+                }
                 let reads = rows.as_deref().map(|rows| reads_of(rows, ident)).transpose()?.flatten();
                 let (metadata, edit) = tables.plan_replace(&table, &columns, &layout, properties)?;
                 let files = write(tables, state, &metadata, rows, deadline).await?;
@@ -288,7 +317,11 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
         return Err(Error::not_found(format!("schema {namespace} does not exist; CREATE SCHEMA {namespace} makes it")));
     }
     let place = tables.new_place(ident, deadline).await?;
-    let metadata = tables.plan_create(&place, &columns, &layout, properties)?;
+    let mut metadata = tables.plan_create(&place, &columns, &layout, properties)?;
+    if !defaults.is_empty() {
+        let builder = metadata.clone().into_builder(None);
+        metadata = alter::edit(defaults)(&metadata, builder)?.build()?.metadata;
+    }
     let files = write(tables, state, &metadata, rows, deadline).await?;
     let count = files.as_ref().map_or(0, |files| files.rows);
     tables.will_answer(count);

@@ -1,25 +1,31 @@
-//! `information_schema`: DataFusion's, but that columns have the types that SQL has, and what SQL's standard says of them.
+//! `information_schema`: DataFusion's, but that columns and functions have the types that SQL has, and columns what SQL's standard says
+//! of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt64Array, new_null_array};
+use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray, UInt64Array, new_null_array};
 use arrow::datatypes::{DataType, Field, SchemaRef, TimeUnit};
 use async_trait::async_trait;
 use datafusion::catalog::information_schema::InformationSchemaProvider;
 use datafusion::catalog::streaming::StreamingTable;
-use datafusion::catalog::{CatalogProvider, CatalogProviderList, SchemaProvider, TableFunction, TableProvider};
+use datafusion::catalog::{
+    CatalogProvider, CatalogProviderList, SchemaProvider, Session, TableFunction, TableProvider,
+};
 use datafusion::common::Result as DfResult;
 use datafusion::execution::TaskContext;
-use datafusion::logical_expr::Expr;
-use datafusion::physical_plan::SendableRecordBatchStream;
+use datafusion::logical_expr::{Expr, TableType};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
+use datafusion::physical_plan::{ExecutionPlan, SendableRecordBatchStream};
+use futures::StreamExt;
 
 use super::CATALOG;
 use crate::words;
 
 const COLUMNS: &str = "columns";
+/// The tables of functions, from which SHOW FUNCTIONS reads as well.
+const FUNCTIONS: [&str; 2] = ["routines", "parameters"];
 
 /// The schema, over what a statement sees.
 #[derive(Debug)]
@@ -47,6 +53,9 @@ impl SchemaProvider for Information {
                 let columns = Columns { schema: table.schema(), lake };
                 Ok(Some(Arc::new(StreamingTable::try_new(table.schema(), vec![Arc::new(columns)])?)))
             }
+            (Some(table), _) if FUNCTIONS.iter().any(|of| name.eq_ignore_ascii_case(of)) => {
+                Ok(Some(Arc::new(Functions { plain: table })))
+            }
             (table, _) => Ok(table),
         }
     }
@@ -54,6 +63,70 @@ impl SchemaProvider for Information {
     fn table_exist(&self, name: &str) -> bool {
         self.plain.table_exist(name)
     }
+}
+
+/// A table of functions, with types as SQL has them.
+#[derive(Debug)]
+struct Functions {
+    plain: Arc<dyn TableProvider>,
+}
+
+#[async_trait]
+impl TableProvider for Functions {
+    fn schema(&self) -> SchemaRef {
+        self.plain.schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        self.plain.table_type()
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> DfResult<Arc<dyn ExecutionPlan>> {
+        let plain = self.plain.scan(state, None, &[], None).await?;
+        let named = StreamingTable::try_new(self.schema(), vec![Arc::new(Named { schema: self.schema(), plain })])?;
+        named.scan(state, projection, filters, limit).await
+    }
+}
+
+/// The rows of such a table.
+#[derive(Debug)]
+struct Named {
+    schema: SchemaRef,
+    plain: Arc<dyn ExecutionPlan>,
+}
+
+impl PartitionStream for Named {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, task: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let schema = self.schema.clone();
+        let rows = match self.plain.execute(0, task) {
+            Ok(rows) => rows.map(|batch| in_words_of_sql(&batch?)).boxed(),
+            Err(error) => futures::stream::iter([Err(error)]).boxed(),
+        };
+        Box::pin(RecordBatchStreamAdapter::new(schema, rows))
+    }
+}
+
+fn in_words_of_sql(batch: &RecordBatch) -> DfResult<RecordBatch> {
+    let column =
+        |(field, column): (&Arc<Field>, &ArrayRef)| match (field.name().as_str(), column.as_string_opt::<i32>()) {
+            ("data_type", Some(types)) => {
+                let types = types.iter().map(|of| of.map(words::type_of_function));
+                Arc::new(types.collect::<StringArray>()) as ArrayRef
+            }
+            _ => column.clone(),
+        };
+    let columns = batch.schema_ref().fields().iter().zip(batch.columns()).map(column).collect();
+    Ok(RecordBatch::try_new(batch.schema(), columns)?)
 }
 
 /// The table `columns`, read when it is scanned.

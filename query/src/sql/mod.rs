@@ -443,8 +443,9 @@ impl Engine {
                         Work::ChangeRows(Box::new(dml))
                     }
                     action => {
+                        let defaults = ddl::defaults(&state, &action).await.map_err(|e| found.explain(e))?;
                         let state = (unbound == 0).then_some(&state);
-                        let ddl = ddl::plan(plan, &action, state);
+                        let ddl = ddl::plan(plan, &action, defaults, state);
                         Work::Ddl(Box::new(ddl.map_err(|e| faults.explain(found.explain(e)))?))
                     }
                 }

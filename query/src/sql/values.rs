@@ -1,4 +1,4 @@
-//! VALUES in an INSERT.
+//! VALUES in an INSERT, and in a CREATE TABLE that names its columns.
 //!
 //! DataFusion gives VALUES the types of the table's columns, wherever in the statement they are. For those that are the rows that is well;
 //! those within a query may be compared or computed with before, and be other columns: such a query is planned by itself ([`plan`]).
@@ -16,49 +16,76 @@ use arrow::datatypes::{DataType, Field, FieldRef, Fields};
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{Column, DFSchema, DataFusionError, Result as DfResult, ScalarValue};
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::{Cast, DmlStatement, Expr, ExprSchemable, LogicalPlan, Projection, Values};
+use datafusion::logical_expr::{
+    Cast, CreateMemoryTable, DdlStatement, DmlStatement, Expr, ExprSchemable, LogicalPlan, Projection, Values, cast,
+};
 use datafusion::sql::parser::Statement as Parsed;
-use datafusion::sql::sqlparser::ast::{Insert, Query, SetExpr, Statement, Visit, Visitor};
+use datafusion::sql::sqlparser::ast::{Query, SetExpr, Statement, Visit, Visitor};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::parser::Parser;
 
 use crate::error::Result;
 
 /// The plan of a statement.
-pub async fn plan(state: &SessionState, statement: Parsed) -> DfResult<LogicalPlan> {
-    let Some((mut insert, query)) = query_with_values(&statement) else {
+pub async fn plan(state: &SessionState, mut statement: Parsed) -> DfResult<LogicalPlan> {
+    let Some(place) = query_with_values(&mut statement) else {
         return state.statement_to_plan(statement).await;
     };
-    let query = state.statement_to_plan(Parsed::Statement(Box::new(Statement::Query(query)))).await?;
+    let query = Statement::Query(place.clone());
+    let query = state.statement_to_plan(Parsed::Statement(Box::new(query))).await?;
     // What becomes of the columns of any query is the same.
     let nulls: Vec<String> = (0..query.schema().fields().len()).map(|i| format!("NULL AS c{i}")).collect();
     let nulls = format!("SELECT {}", nulls.join(", "));
-    insert.source = Some(Parser::new(&GenericDialect {}).try_with_sql(&nulls)?.parse_query()?);
-    let insert = state.statement_to_plan(Parsed::Statement(Box::new(Statement::Insert(insert)))).await?;
-    let other = || DataFusionError::Internal("an INSERT was planned as something else".to_owned());
-    let LogicalPlan::Dml(DmlStatement { table_name, target, op, input, .. }) = insert else { return Err(other()) };
-    let LogicalPlan::Projection(Projection { expr, input, .. }) = input.as_ref() else { return Err(other()) };
+    *place = Parser::new(&GenericDialect {}).try_with_sql(&nulls)?.parse_query()?;
+    match state.statement_to_plan(statement).await? {
+        LogicalPlan::Dml(DmlStatement { table_name, target, op, input, .. }) => {
+            let rows = rows(&input, query, target.schema().fields(), false)?;
+            Ok(LogicalPlan::Dml(DmlStatement::new(table_name, target, op, Arc::new(rows))))
+        }
+        LogicalPlan::Ddl(DdlStatement::CreateMemoryTable(create)) => {
+            let input = Arc::new(rows(&create.input, query, create.input.schema().fields(), true)?);
+            Ok(LogicalPlan::Ddl(DdlStatement::CreateMemoryTable(CreateMemoryTable { input, ..create })))
+        }
+        _ => Err(planned_otherwise()),
+    }
+}
+
+fn planned_otherwise() -> DataFusionError {
+    DataFusionError::Internal("a statement with a query was planned as something else".to_owned())
+}
+
+/// What a query returns as these columns, in the way that `of_nulls` has it for one that returns as many. `always`: each with a cast,
+/// without which a new column would have the type of what is written out, and not the one that it was given.
+fn rows(of_nulls: &LogicalPlan, query: LogicalPlan, fields: &Fields, always: bool) -> DfResult<LogicalPlan> {
+    let LogicalPlan::Projection(Projection { expr, input, .. }) = of_nulls else { return Err(planned_otherwise()) };
     let mut columns = Vec::with_capacity(expr.len());
-    for (expr, field) in expr.iter().zip(target.schema().fields()) {
+    for (expr, field) in expr.iter().zip(fields) {
         columns.push(match inserted(expr) {
             Some(column) => {
                 let place = input.schema().index_of_column(column)?;
                 let column = Expr::Column(Column::from(query.schema().qualified_field(place)));
-                column.cast_to(field.data_type(), query.schema())?.alias(field.name())
+                let column = match column.cast_to(field.data_type(), query.schema())? {
+                    same @ Expr::Column(_) if always => cast(same, field.data_type().clone()),
+                    other => other,
+                };
+                column.alias(field.name())
             }
             None => expr.clone(),
         });
     }
-    let rows = LogicalPlan::Projection(Projection::try_new(columns, Arc::new(query))?);
-    Ok(LogicalPlan::Dml(DmlStatement::new(table_name, target, op, Arc::new(rows))))
+    Ok(LogicalPlan::Projection(Projection::try_new(columns, Arc::new(query))?))
 }
 
-/// An INSERT of a query that has VALUES within, and the query.
-fn query_with_values(statement: &Parsed) -> Option<(Insert, Box<Query>)> {
+/// The query of an INSERT, or of a CREATE TABLE that names its columns, if it has VALUES within.
+fn query_with_values(statement: &mut Parsed) -> Option<&mut Box<Query>> {
     let Parsed::Statement(statement) = statement else { return None };
-    let Statement::Insert(insert) = statement.as_ref() else { return None };
-    let query = insert.source.as_ref().filter(|query| !matches!(query.body.as_ref(), SetExpr::Values(_)))?;
-    query.visit(&mut Within).is_break().then(|| (insert.clone(), query.clone()))
+    let query = match statement.as_mut() {
+        Statement::Insert(insert) => insert.source.as_mut()?,
+        Statement::CreateTable(create) if !create.columns.is_empty() => create.query.as_mut()?,
+        _ => return None,
+    };
+    let within = !matches!(query.body.as_ref(), SetExpr::Values(_)) && query.visit(&mut Within).is_break();
+    within.then_some(query)
 }
 
 /// The column that is inserted, if it is no default.

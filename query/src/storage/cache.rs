@@ -4,16 +4,18 @@
 //! Half of the bytes for manifests, a quarter each for metadata.json and manifest lists. What is weighed is the size of the object
 //! times a factor for what it takes once parsed; what weighs more than there is room for is not kept.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use datafusion::common::runtime::SpawnedTask;
+use futures::FutureExt;
 use iceberg::io::FileIO;
 use iceberg::spec::{Manifest, ManifestFile, ManifestList, Snapshot, TableMetadata, ViewMetadata};
 use moka::future::Cache;
 
 use super::Storage;
 use super::io::LakeIo;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, words_of_panic};
 use crate::table::view;
 
 /// What a parsed object takes, against its size on disk (Avro and JSON are compact; maps and strings are not).
@@ -137,7 +139,14 @@ async fn get<T: Send + Sync + 'static>(
     location: &str,
     load: impl Future<Output = Result<(Arc<T>, u32)>>,
 ) -> Result<Arc<T>> {
-    match cache.try_get_with_by_ref(location, load).await {
+    // A parser that panics has met something damaged.
+    let guarded = async {
+        AssertUnwindSafe(load).catch_unwind().await.unwrap_or_else(|panic| {
+            let damaged = Error::corrupt(format!("it is damaged ({})", words_of_panic(&*panic)));
+            Err(unreadable(location, damaged))
+        })
+    };
+    match cache.try_get_with_by_ref(location, guarded).await {
         Ok((value, _)) => Ok(value),
         Err(error) => Err(Error::clone(&error)),
     }

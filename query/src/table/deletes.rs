@@ -23,6 +23,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::stats::{NanCounter, data_file};
+use super::style::Style;
 use super::types::arrow_schema;
 use super::writer::{DataFiles, parquet_writer, write_failed};
 use crate::error::{Error, Result};
@@ -212,7 +213,7 @@ async fn write_positions(
     let columns = arrow_schema(&schema)?;
     let location = format!("{}/data/{}-deletes.parquet", metadata.location(), Uuid::now_v7());
     into.add_object(location.clone());
-    let mut writer = parquet_writer(storage, &location, columns.clone())?;
+    let mut writer = parquet_writer(storage, &location, columns.clone(), &Style::plain()?)?;
     for of_file in group {
         let mut positions = of_file.positions.iter().peekable();
         while positions.peek().is_some() {

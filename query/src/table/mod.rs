@@ -13,7 +13,7 @@
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
-//! In reading order: [`types`] (Arrow and Iceberg types), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`] and [`stats`]
+//! In reading order: [`types`] (Arrow and Iceberg types), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`], `style`, `bloom` and [`stats`]
 //! (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
@@ -26,6 +26,7 @@
 //! refused by name ([`Table::check_writable`]), never half written.
 
 pub mod append;
+mod bloom;
 pub mod commit;
 pub mod conflict;
 pub mod deletes;
@@ -41,6 +42,7 @@ pub mod scope;
 pub mod staged;
 pub mod stats;
 pub(crate) mod steps;
+mod style;
 pub mod types;
 mod undrop;
 pub mod version;

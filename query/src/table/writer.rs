@@ -1,8 +1,8 @@
 //! Writing data files: a stream of record batches becomes Parquet files of about the target size, each durable before
 //! it is named anywhere.
 //!
-//! Memory: a writer holds one row group of one file encoded, at most [`ROW_GROUP_BYTES`], besides the upload's buffer. Of a
-//! partitioned table a file ends where the partition does; rows that come clustered ([`super::layout`]) make one file, or
+//! Memory: a writer holds one row group of one file encoded, at most [`ROW_GROUP_BYTES`], besides its bloom filters and the upload's
+//! buffer. Of a partitioned table a file ends where the partition does; rows that come clustered ([`super::layout`]) make one file, or
 //! a few large ones, for each partition.
 //! A [`DataFiles`] that is dropped without [`DataFiles::keep`] removes what it names: a statement that fails or is
 //! cancelled leaves nothing behind.
@@ -18,7 +18,6 @@ use iceberg::spec::{DataFile, Schema, Struct, TableMetadata};
 use object_store::buffered::BufWriter;
 use parquet::arrow::AsyncArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
-use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -27,6 +26,7 @@ use super::deletes::DeletePlace;
 use super::layout::Partitioner;
 use super::numbers::rounded;
 use super::stats::{NanCounter, data_file};
+use super::style::Style;
 use super::types::arrow_schema;
 use crate::error::{Error, Result, with_sources};
 use crate::storage::Storage;
@@ -34,7 +34,7 @@ use crate::storage::Storage;
 /// A row group ends at about this size.
 pub const ROW_GROUP_BYTES: usize = 64 << 20;
 /// And at this many rows.
-const ROW_GROUP_ROWS: usize = 1 << 20;
+pub(super) const ROW_GROUP_ROWS: usize = 1 << 20;
 /// An upload's buffer; smaller files are created in one request.
 const UPLOAD_BUFFER_BYTES: usize = 8 << 20;
 
@@ -126,6 +126,7 @@ pub struct DataWriter {
     partitioner: Option<Arc<Partitioner>>,
     /// The order that rows come in, if the table has one.
     sort_order_id: Option<i32>,
+    style: Style,
     open: Option<OpenFile>,
     done: DataFiles,
 }
@@ -139,6 +140,10 @@ struct OpenFile {
 
 impl DataWriter {
     /// For a table as it is in `metadata`.
+    ///
+    /// # Errors
+    /// `Invalid` for a property of the table that says how to write and makes no sense; `NotSupported` for a partitioning that cannot
+    /// be written.
     pub fn new(
         storage: Arc<Storage>,
         tasks: TaskTracker,
@@ -154,6 +159,7 @@ impl DataWriter {
             target_file_bytes,
             partitioner: Partitioner::new(metadata)?,
             sort_order_id: (!order.is_unsorted()).then(|| i32::try_from(order.order_id).ok()).flatten(),
+            style: Style::of(metadata)?,
             open: None,
             done: DataFiles::new(storage.clone(), tasks),
             storage,
@@ -227,7 +233,7 @@ impl DataWriter {
     fn begin(&mut self, partition: Struct) -> Result<OpenFile> {
         let location = format!("{}/{}.parquet", self.directory, Uuid::now_v7());
         self.done.add_object(location.clone());
-        let writer = parquet_writer(&self.storage, &location, self.arrow_schema.clone())?;
+        let writer = parquet_writer(&self.storage, &location, self.arrow_schema.clone(), &self.style)?;
         Ok(OpenFile { location, partition, writer, nans: NanCounter::default() })
     }
 
@@ -254,15 +260,14 @@ pub(super) fn parquet_writer(
     storage: &Storage,
     location: &str,
     schema: SchemaRef,
+    style: &Style,
 ) -> Result<AsyncArrowWriter<BufWriter>> {
     let object = storage.resolve(location)?;
-    let level = ZstdLevel::try_new(3).map_err(|e| Error::internal(e.to_string()))?;
     let properties = WriterProperties::builder()
-        .set_compression(Compression::ZSTD(level))
         .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
         .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
-        .set_created_by(concat!("lake ", env!("CARGO_PKG_VERSION")).to_owned())
-        .build();
+        .set_created_by(concat!("lake ", env!("CARGO_PKG_VERSION")).to_owned());
+    let properties = style.add_to(properties).build();
     // Without the Arrow schema in the footer every reader sees the types Iceberg names.
     let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
     let upload = BufWriter::with_capacity(object.store, object.path, UPLOAD_BUFFER_BYTES);
@@ -304,15 +309,22 @@ fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use arrow::array::{Float64Array, Int64Array, StringArray};
     use arrow::datatypes::{DataType, Field};
     use iceberg::spec::{Datum, FormatVersion, PartitionSpec, SortOrder, TableMetadataBuilder};
+    use parquet::file::reader::{FileReader, SerializedFileReader};
 
     use super::super::types::iceberg_schema;
     use super::*;
     use crate::config::S3Config;
 
     fn writer(dir: &std::path::Path, target: usize) -> DataWriter {
+        writer_with(dir, target, &[]).unwrap()
+    }
+
+    fn writer_with(dir: &std::path::Path, target: usize, properties: &[(&str, &str)]) -> Result<DataWriter> {
         let schema = arrow::datatypes::Schema::new(vec![
             Field::new("id", DataType::Int64, false),
             Field::new("x", DataType::Float64, true),
@@ -327,10 +339,10 @@ mod tests {
             SortOrder::unsorted_order(),
             location,
             FormatVersion::V2,
-            Default::default(),
+            properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<HashMap<_, _>>(),
         );
         let metadata = metadata.unwrap().build().unwrap().metadata;
-        DataWriter::new(storage, TaskTracker::new(), &metadata, target).unwrap()
+        DataWriter::new(storage, TaskTracker::new(), &metadata, target)
     }
 
     fn batch(ids: Vec<Option<i64>>) -> RecordBatch {
@@ -368,6 +380,8 @@ mod tests {
         assert_eq!((&file.lower_bounds()[&2], &file.upper_bounds()[&2]), (&Datum::double(2.0), &Datum::double(9.0)));
         assert_eq!(file.upper_bounds()[&3], Datum::string("row 9"));
         assert_eq!(file.split_offsets().unwrap(), [4]);
+        let sizes = file.column_sizes();
+        assert!(sizes.len() == 3 && sizes.values().sum::<u64>() < file.file_size_in_bytes(), "{sizes:?}");
         files.discard().await;
         assert!(!std::path::Path::new(&path).exists());
     }
@@ -386,6 +400,54 @@ mod tests {
         tasks.close();
         tasks.wait().await;
         assert_eq!(std::fs::read_dir(dir.path().join("data")).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn columns_that_are_to_have_them_have_bloom_filters() {
+        let dir = tempfile::tempdir().unwrap();
+        let (enabled, fpp) = ("write.parquet.bloom-filter-enabled.column", "write.parquet.bloom-filter-fpp.column");
+        let (of_s, of_x, of_none) = (format!("{enabled}.s"), format!("{enabled}.x"), format!("{enabled}.none"));
+        let max_bytes = ("write.parquet.bloom-filter-max-bytes", "1024");
+        let properties = [(of_s.as_str(), "true"), (of_x.as_str(), "false"), (of_none.as_str(), "true"), max_bytes];
+        let mut writer = writer_with(dir.path(), 1 << 20, &properties).unwrap();
+        writer.write(&batch((0..8000).map(Some).collect())).await.unwrap();
+        let files = writer.finish().await.unwrap();
+        let path = files.files[0].file_path().strip_prefix("file://").unwrap();
+        let reader = SerializedFileReader::new(std::fs::File::open(path).unwrap()).unwrap();
+        let columns = reader.metadata().row_group(0).columns();
+        let filters: Vec<_> = columns.iter().map(|column| column.bloom_filter_length()).collect();
+        let [None, None, Some(bytes)] = filters.as_slice() else { panic!("{filters:?}") };
+        // And a header.
+        assert!((1024..1024 + 32).contains(bytes), "{bytes}");
+        drop(files);
+        let fpp = format!("{fpp}.s");
+        let wrong = [
+            (of_s.as_str(), "yes"),
+            (fpp.as_str(), "1"),
+            (fpp.as_str(), "NaN"),
+            (max_bytes.0, "0"),
+            ("write.parquet.compression-codec", "best"),
+            ("write.parquet.compression-level", "23"),
+        ];
+        for wrong in wrong {
+            let error = writer_with(dir.path(), 1 << 20, &[(of_s.as_str(), "true"), wrong]).map(drop).unwrap_err();
+            assert!(error.message.contains(wrong.0), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn files_are_compressed_as_the_table_says() {
+        let dir = tempfile::tempdir().unwrap();
+        for codec in ["zstd", "GZIP", "snappy", "lz4", "uncompressed"] {
+            let properties = [("write.parquet.compression-codec", codec), ("write.parquet.compression-level", "1")];
+            let mut writer = writer_with(dir.path(), 1 << 20, &properties).unwrap();
+            writer.write(&batch((0..10).map(Some).collect())).await.unwrap();
+            let files = writer.finish().await.unwrap();
+            let path = files.files[0].file_path().strip_prefix("file://").unwrap();
+            let reader = SerializedFileReader::new(std::fs::File::open(path).unwrap()).unwrap();
+            let written = format!("{:?}", reader.metadata().row_group(0).column(1).compression_codec());
+            assert_eq!(written, codec.to_ascii_uppercase());
+        }
     }
 
     #[tokio::test]

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrow::array::{ArrayRef, Int64Array};
 use arrow_flight::FlightData;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use futures::{StreamExt, TryStreamExt};
+use iceberg::spec::{FormatVersion, PrimitiveType, UnboundPartitionSpec};
 use lake_client::memory::MemoryStore;
 use lake_query::distributed::token;
 use lake_query::flight::keys::TicketKeys;
@@ -15,6 +17,7 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
 use crate::common::*;
+use crate::foreign::{Foreign, batch, optional, schema};
 use crate::proxy::Proxy;
 use crate::{counts, until_idle};
 
@@ -53,6 +56,17 @@ async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
     assert!(!stages().await);
     run(&client, "SET lake.distributed = DEFAULT").await;
     assert!(!stages().await);
+    // It is how much a query reads that decides here, as the table's metadata has it.
+    let columns = schema(0, [optional(1, "x", PrimitiveType::Long)]);
+    let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
+    let mut large = Foreign::create(&cluster, "large", FormatVersion::V2, columns, spec, &[]).await;
+    let file = large.data(&batch(vec![(1, "x", Arc::new(Int64Array::from(vec![1])) as ArrayRef)]));
+    let file = file.with(|file| {
+        file.file_size_in_bytes(2 << 30);
+    });
+    large.commit("large", vec![file]).await;
+    let plan = text(&client, "EXPLAIN SELECT x % 10, count(*) FROM large GROUP BY x % 10").await.concat().join("\n");
+    assert!(plan.contains("Stage 1"), "{plan}");
     let wrong = refused(&client, "SET lake.distributed = 'far'").await;
     assert!(wrong.kind == Kind::Invalid && wrong.message.contains("off, auto or on"), "{wrong}");
     // What is not in tables stays here.
@@ -118,6 +132,25 @@ async fn a_node_that_is_lost_in_the_middle_ends_the_query_with_an_error() {
         in_time("the end", rows.try_collect::<Vec<_>>()).await.expect_err("rows are missing, and nothing said so");
     assert!(error.kind == Kind::Unavailable && error.message.contains("query node"), "{error}");
     assert_eq!(counts(&cluster, 0), (1, 0));
+    until_idle(&cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_says_nothing_any_more_ends_the_query_with_an_error() {
+    let cluster = crate::nodes(2, |options| options).await;
+    with_table(&cluster).await;
+    let proxy = Proxy::to(cluster.nodes[1].flight_address()).await;
+    cluster.nodes[0]
+        .distribute_over(&[cluster.nodes[0].flight_address().to_string(), proxy.address.to_string()])
+        .unwrap();
+    let client = cluster.client(0).await;
+    let mut rows = client.execute("SELECT x, repeat('a', 500) FROM t", TIMEOUT).await.unwrap();
+    rows.next().await.unwrap().unwrap();
+    proxy.silence();
+    let error =
+        in_time("the end", rows.try_collect::<Vec<_>>()).await.expect_err("rows are missing, and nothing said so");
+    assert!(error.kind == Kind::Unavailable && error.message.contains("query node"), "{error}");
+    proxy.cut();
     until_idle(&cluster).await;
 }
 

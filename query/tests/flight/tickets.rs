@@ -177,22 +177,29 @@ async fn what_a_ticket_has_begun_is_cancelled_after_that_has_expired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_that_is_cancelled_aborts_its_transaction() {
+async fn a_change_that_is_cancelled_leaves_nothing_and_aborts_its_transaction() {
     let cluster = Cluster::start(1).await;
     let sql = cluster.client(0).await;
     run(&sql, "CREATE TABLE t (x BIGINT)").await;
     let mut client = flight_sql(&cluster, 0).await;
+    let endless = "INSERT INTO t SELECT value FROM generate_series(1, 1000000000000)".to_owned();
+    let cancelled = async |info: FlightInfo| {
+        let mut other = flight_sql(&cluster, 0).await;
+        let insert = ticket(&info);
+        let inserting = tokio::spawn(async move { redeem(&mut other, insert).await });
+        let runs = async || (cancel(&cluster, &info).await == CancelStatus::Cancelled).then_some(());
+        eventually("the change to run", runs).await;
+        let error = inserting.await.unwrap().unwrap_err();
+        assert!(error.contains("cancelled"), "{error}");
+    };
+    // By itself it leaves nothing.
+    cancelled(client.execute(endless.clone(), None).await.unwrap()).await;
+    assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
+    eventually("its files to be gone", async || cluster.files(".parquet").is_empty().then_some(())).await;
+
     let transaction = client.begin_transaction().await.unwrap();
     client.execute_update("INSERT INTO t VALUES (1)".to_owned(), Some(transaction.clone())).await.unwrap();
-    let endless = "INSERT INTO t SELECT value FROM generate_series(1, 1000000000000)".to_owned();
-    let info = client.execute(endless, Some(transaction.clone())).await.unwrap();
-    let mut other = flight_sql(&cluster, 0).await;
-    let insert = ticket(&info);
-    let inserting = tokio::spawn(async move { redeem(&mut other, insert).await });
-    eventually("the change to run", async || (cancel(&cluster, &info).await == CancelStatus::Cancelled).then_some(()))
-        .await;
-    let error = inserting.await.unwrap().unwrap_err();
-    assert!(error.contains("cancelled"), "{error}");
+    cancelled(client.execute(endless, Some(transaction.clone())).await.unwrap()).await;
     let ended = client.end_transaction(transaction, EndTransaction::Commit).await;
     let error = ended.unwrap_err().to_string();
     assert!(error.contains("aborted") && error.contains("cancelled"), "{error}");

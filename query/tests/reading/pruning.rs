@@ -354,4 +354,38 @@ async fn row_groups_are_left_out_by_bloom_filters() {
             assert!(plan.contains("row_groups_pruned_bloom_filter=4 total \u{2192} 4 matched"), "{plan}");
         }
     }
+    // And by those that lake writes, where the table asks for them.
+    let enabled = |column| format!("'write.parquet.bloom-filter-enabled.column.{column}' = 'true'");
+    run(
+        &client,
+        &format!("CREATE TABLE own (n BIGINT, s VARCHAR, x DOUBLE) WITH ({}, {})", enabled("n"), enabled("s")),
+    )
+    .await;
+    run(&client, "INSERT INTO own SELECT 2 * value, concat('key ', 2 * value), value FROM generate_series(0, 400)")
+        .await;
+    for (filter, left, rows) in [("n = 401", 0, 0), ("n = 402", 1, 1), ("s = 'key 401'", 0, 0), ("x = 0.5", 1, 0)] {
+        assert_eq!(number(&client, &format!("SELECT count(*) FROM own WHERE {filter}")).await, rows, "{filter}");
+        let plan = analyzed(&client, &format!("SELECT * FROM own WHERE {filter}")).await;
+        let figure = format!("row_groups_pruned_bloom_filter=1 total \u{2192} {left} matched");
+        assert!(plan.contains(&figure), "{filter}: {plan}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_struct_the_parts_that_are_asked_for_are_read() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    // The first part takes next to no room in a file, the second has 600 KB that cannot be made less.
+    let rows = "SELECT named_struct('a', 7, 'b', md5(CAST(value AS VARCHAR))) AS s FROM generate_series(1, 20000)";
+    run(&client, &format!("CREATE TABLE t AS {rows}")).await;
+    let read = async |sql: &str| {
+        let plan = analyzed(&client, sql).await;
+        let figure = plan.split("bytes_scanned=").nth(1).unwrap_or_else(|| panic!("{plan}"));
+        figure.split([',', ']']).next().unwrap().to_owned()
+    };
+    assert_eq!(number(&client, "SELECT sum(s['a']) FROM t").await, 140_000);
+    let little = read("SELECT sum(s['a']) FROM t").await;
+    assert!(little.parse::<u32>().is_ok(), "less than a thousand: {little}");
+    let much = read("SELECT max(s['b']) FROM t").await;
+    assert!(much.ends_with('K'), "{much}");
 }

@@ -115,6 +115,20 @@ async fn new_columns_have_defaults_in_format_3() {
         let error = refused(&client, &format!("ALTER TABLE t {alter}")).await;
         assert!(error.kind == kind && error.message.contains(words), "{alter}: {:?} {error}", error.kind);
     }
+    // From the beginning.
+    let columns = "(id BIGINT, n INT NOT NULL DEFAULT 2 + 3, s VARCHAR DEFAULT 'x')";
+    run(&client, &format!("CREATE TABLE made {columns} WITH ('format-version' = '3')")).await;
+    run(&client, "INSERT INTO made (id) VALUES (1)").await;
+    run(&client, "INSERT INTO made VALUES (2, 7, NULL)").await;
+    assert_eq!(text(&client, "SELECT * FROM made ORDER BY id").await, [["1", "5", "x"], ["2", "7", "NULL"]]);
+    for (create, kind, words) in [
+        (format!("CREATE TABLE made_too {columns}"), Kind::NotSupported, "format version 3"),
+        (format!("CREATE OR REPLACE TABLE made {columns}"), Kind::NotSupported, "SET DEFAULT sets one afterwards"),
+        ("CREATE TABLE made_too (id BIGINT DEFAULT nope)".to_owned(), Kind::NotFound, "nope"),
+    ] {
+        let error = refused(&client, &create).await;
+        assert!(error.kind == kind && error.message.contains(words), "{create}: {:?} {error}", error.kind);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use datafusion::sql::sqlparser::ast::{
     ObjectNamePart, ObjectType, SqlOption, Statement, TableFactor,
 };
 
-use super::{Action, Command, normalize, place, refused};
+use super::{Action, Command, normalize, place, prepare, refused};
 use crate::error::{Error, Result};
 use crate::sql::{DEFAULT_SCHEMA, alter, files, session};
 use crate::table::layout::Layout;
@@ -100,13 +100,18 @@ fn leading_words(sql: &str) -> String {
 }
 
 fn create_table(table: &mut CreateTable) -> Result<Action> {
-    let mut not_null = Vec::new();
+    let (mut not_null, mut defaults) = (Vec::new(), Vec::new());
     for column in &table.columns {
         check_length(column)?;
         for option in &column.options {
             match &option.option {
                 ColumnOption::Null => {}
                 ColumnOption::NotNull => not_null.push(normalize(&column.name)),
+                ColumnOption::Default(value) => {
+                    let mut value = value.clone();
+                    prepare::floats_in(&mut value);
+                    defaults.push((normalize(&column.name), value));
+                }
                 other => {
                     let words = leading_words(&other.to_string());
                     return Err(refused(&format!("{words} on column {}", column.name)).at(place(&column.name)));
@@ -121,6 +126,9 @@ fn create_table(table: &mut CreateTable) -> Result<Action> {
         return Err(Error::invalid("a table is either replaced, or left as it is IF NOT EXISTS"));
     }
     // Taken out, since DataFusion does not know what to do with them.
+    for column in &mut table.columns {
+        column.options.retain(|option| !matches!(option.option, ColumnOption::Default(_)));
+    }
     let mut properties = match std::mem::replace(&mut table.table_options, CreateTableOptions::None) {
         CreateTableOptions::None => Default::default(),
         CreateTableOptions::With(options)
@@ -140,7 +148,8 @@ fn create_table(table: &mut CreateTable) -> Result<Action> {
         properties.insert(alter::COMMENT.to_owned(), text);
     }
     let as_query = table.query.is_some().then_some(not_null);
-    Ok(Action::CreateTable { as_query, layout: Layout::default(), properties: properties.into_iter().collect() })
+    let properties = properties.into_iter().collect();
+    Ok(Action::CreateTable { as_query, layout: Layout::default(), properties, defaults })
 }
 
 /// Text in Iceberg has neither a length nor padding. A longest length that is not kept harms little, and many tools write one; one

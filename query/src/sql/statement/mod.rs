@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::{DFParserBuilder, Statement as Parsed};
-use datafusion::sql::sqlparser::ast::{Ident, ObjectName, visit_relations};
+use datafusion::sql::sqlparser::ast::{Expr, Ident, ObjectName, visit_relations};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use lake_client::catalog::TableIdent;
 
@@ -101,6 +101,8 @@ pub enum Action {
         as_query: Option<Vec<String>>,
         layout: Layout,
         properties: BTreeMap<String, String>,
+        /// Of columns, by their names.
+        defaults: Vec<(String, Expr)>,
     },
     /// ALTER TABLE or COMMENT ON.
     Alter(Command),
@@ -378,7 +380,6 @@ mod tests {
             ("USE s", "USE"),
             ("CREATE MATERIALIZED VIEW v AS SELECT 1", "VIEW"),
             ("CREATE TABLE t (a INT PRIMARY KEY)", "PRIMARY on column a"),
-            ("CREATE TABLE t (a INT DEFAULT 1)", "DEFAULT on column a"),
             ("CREATE TABLE t (a INT, b CHAR(3))", "column b: CHAR(3)"),
             ("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'x'", "CREATE EXTERNAL TABLE"),
             ("DROP TABLE t CASCADE", "CASCADE"),

@@ -7,7 +7,7 @@ use datafusion::sql::parser::Statement as Parsed;
 use datafusion::sql::sqlparser::ast::{
     Assignment, AssignmentTarget, CastKind, DataType, ExactNumberInfo, Expr, Ident, Merge, MergeAction, MergeClause,
     MergeClauseKind, MergeUpdateExpr, ObjectName, ObjectNamePart, SelectItem, SetExpr, SetQuantifier, Statement,
-    TableFactor, Update, UpdateTableFromKind, Value, ValueWithSpan, visit_expressions_mut,
+    TableFactor, Update, UpdateTableFromKind, Value, ValueWithSpan, VisitMut, visit_expressions_mut,
 };
 
 use super::{normalize, place, refused};
@@ -20,7 +20,12 @@ pub(super) fn exponents_are_floats(statement: &mut Parsed) {
         Parsed::Explain(explain) => return exponents_are_floats(&mut explain.statement),
         _ => return,
     };
-    let _ = visit_expressions_mut(statement, |expr| {
+    floats_in(statement);
+}
+
+/// The same of a part of a statement.
+pub(super) fn floats_in(part: &mut impl VisitMut) {
+    let _ = visit_expressions_mut(part, |expr| {
         if let Expr::Value(number) = expr
             && let Value::Number(text, _) = &number.value
             && text.contains(['e', 'E'])

@@ -1,0 +1,71 @@
+//! What a terminal is told of a statement that takes long: for how long it has, how many rows have come, and how to stop it.
+
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use crate::console::{Console, Progress};
+
+/// How long nothing comes before it is told.
+const TOLD_AFTER: Duration = Duration::from_secs(2);
+
+/// See the module. What is shown goes when this is dropped.
+#[derive(Debug)]
+pub struct Telling {
+    started: Instant,
+    /// Since when the terminal has seen nothing of it.
+    silent: Instant,
+    /// Whether there is a terminal to tell.
+    terminal: bool,
+    /// Whether rows go to the same terminal.
+    shared: bool,
+    shown: Option<Progress>,
+}
+
+impl Telling {
+    /// Of a statement that was begun then.
+    pub fn since(started: Instant) -> Self {
+        let (terminal, shared) = (io::stderr().is_terminal(), io::stdout().is_terminal());
+        Self { started, silent: started, terminal, shared, shown: None }
+    }
+
+    /// Waits for what comes next, once so many rows have come.
+    pub async fn during<T>(&mut self, rows: usize, work: impl Future<Output = T>) -> T {
+        if !self.terminal {
+            return work.await;
+        }
+        let mut work = std::pin::pin!(work);
+        let left = TOLD_AFTER.saturating_sub(self.silent.elapsed());
+        if self.shown.is_none()
+            && !left.is_zero()
+            && let Ok(done) = tokio::time::timeout(left, &mut work).await
+        {
+            return done;
+        }
+        let shown = self.shown.get_or_insert_with(|| {
+            let progress = Console::default().progress();
+            progress.since(self.started.elapsed());
+            progress
+        });
+        shown.step(words(rows));
+        work.await
+    }
+
+    /// What comes is printed: it takes the place of what is shown, if it goes to the same terminal.
+    pub fn make_way(&mut self) {
+        if self.shared {
+            (self.shown, self.silent) = (None, Instant::now());
+        }
+    }
+
+    /// Nothing is shown any more.
+    pub fn end(&mut self) {
+        self.shown = None;
+    }
+}
+
+fn words(rows: usize) -> String {
+    match rows {
+        0 => "running; Ctrl-C stops it".to_owned(),
+        rows => format!("{rows} rows so far; Ctrl-C stops it"),
+    }
+}
