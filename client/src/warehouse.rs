@@ -209,7 +209,7 @@ pub struct Warehouses {
     /// The state of the metadata that this is of.
     pub revision: Revision,
     /// Of the key; 0: there is none.
-    mod_revision: Revision,
+    pub mod_revision: Revision,
 }
 
 impl Warehouses {

@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::error::Result;
 use crate::sql::Engine;
 use crate::table::Tables;
-use crate::upkeep::{Claim, Round, Upkeep};
+use crate::upkeep::{Claim, Guard, Round, Upkeep};
 
 /// Advances of the lease in its life.
 const ADVANCES: u32 = 3;
@@ -55,9 +55,9 @@ struct All {
 
 #[async_trait]
 impl Claim for All {
-    fn guard(&self, _: Uuid) -> Option<Vec<Compare>> {
+    fn guard(&self, _: Uuid) -> Option<Guard> {
         let holding = self.holding.borrow();
-        holding.as_ref().filter(|(until, _)| Instant::now() < *until).map(|(_, guard)| guard.clone())
+        holding.as_ref().filter(|(until, _)| Instant::now() < *until).map(|(_, guard)| guard.clone().into())
     }
 
     fn is_any(&self) -> bool {

@@ -19,16 +19,28 @@ pub enum Bug {
     AppendUnsettled,
     /// Expired snapshots take all of their files along.
     ExpiredTooMuch,
+    /// A worker's upkeep goes on when its shard is another's, and commits without the fence.
+    UpkeepUnfenced,
+    /// A sweep takes what the snapshots are made of for orphans.
+    SweptLive,
+    /// A purge deletes what its table has borrowed, too.
+    PurgedBorrowed,
+    /// A commit through REST that has lost its race is acknowledged.
+    RestRaceIgnored,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 6] = [
+pub const BUGS: [(&str, Bug); 10] = [
     ("outcome-apart", Bug::OutcomeApart),
     ("tables-apart", Bug::TablesApart),
     ("rename-apart", Bug::RenameApart),
     ("age-untold", Bug::AgeUntold),
     ("append-unsettled", Bug::AppendUnsettled),
     ("expired-too-much", Bug::ExpiredTooMuch),
+    ("upkeep-unfenced", Bug::UpkeepUnfenced),
+    ("swept-live", Bug::SweptLive),
+    ("purged-borrowed", Bug::PurgedBorrowed),
+    ("rest-race-ignored", Bug::RestRaceIgnored),
 ];
 
 /// Whether this process has the bug.

@@ -13,6 +13,8 @@
 //! Invariants:
 //! - every commit carries the guard of the claim under which it was begun ([`Claim::guard`]): what is another's by then is not changed. A sweep for
 //!   orphans commits nothing: it looks at the guard before each few files;
+//! - a snapshot that a worker makes says under which fence: [`FENCE_NOTE`], [`SHARD_NOTE`] and [`WORKER_NOTE`] in its summary, from the
+//!   very fence that its commit carries. So along a table's line fences never fall, and each is of one worker;
 //! - a statement is begun only while the claim is certainly held by this process's clock, and is given up when that ends.
 //!
 //! A table whose name means another one in SQL, as that of a namespace with a point in a level does, is left alone.
@@ -21,9 +23,9 @@
 //! ([`pause_after`]), also to follow it, so that a look through many that have changed does not take a processor from who waits for an
 //! answer; a table that failed is left alone for [`FAILED_PAUSE`], and at most [`MAX_REMEMBERED`] of those are remembered. Failure cases: what fails is logged, and tried again in a later round.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -37,6 +39,7 @@ use uuid::Uuid;
 
 use crate::chores::moves::Moves;
 use crate::error::{Kind as ErrorKind, Result};
+use crate::planted::{self, Bug};
 use crate::sql::Engine;
 use crate::sql::bound::Bound;
 use crate::table::expiry;
@@ -46,6 +49,12 @@ use crate::table::{Table, Tables, catalog_error};
 pub const COMPACT: &str = "lake.compaction.enabled";
 /// The table property that has files removed that nothing refers to.
 pub const REMOVE_ORPHANS: &str = "lake.remove-orphan-files.enabled";
+/// Where the summary of a worker's snapshot says the revision of the route that its commit was guarded by ...
+pub const FENCE_NOTE: &str = "lake.fence";
+/// ... of which shard that is the route ...
+pub const SHARD_NOTE: &str = "lake.shard";
+/// ... and which node the worker is.
+pub const WORKER_NOTE: &str = "lake.worker";
 /// The procedure, in SQL's sense, that does so.
 const SWEEP: &str = "remove_orphan_files";
 /// From one look for such files of a table to the next one. It lists all there is in the table's location.
@@ -69,11 +78,26 @@ const FAILED_PAUSE: Duration = Duration::from_secs(300);
 /// Tables that are remembered because their upkeep failed, or found nothing to do.
 const MAX_REMEMBERED: usize = 100_000;
 
+/// What every commit of a statement carries.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Guard {
+    /// They hold when it is made, or it is not.
+    pub compares: Vec<Compare>,
+    /// What the summary of its snapshot says of that, by property.
+    pub notes: BTreeMap<&'static str, String>,
+}
+
+impl From<Vec<Compare>> for Guard {
+    fn from(compares: Vec<Compare>) -> Self {
+        Self { compares, notes: BTreeMap::new() }
+    }
+}
+
 /// What a process may do the upkeep of.
 #[async_trait]
 pub trait Claim: Send + Sync {
     /// What every commit for a table carries, if the table is certainly this process's now.
-    fn guard(&self, table: Uuid) -> Option<Vec<Compare>>;
+    fn guard(&self, table: Uuid) -> Option<Guard>;
 
     /// Whether the table may come to this process soon: it is made ready for that.
     fn follows(&self, _: Uuid) -> bool {
@@ -108,14 +132,32 @@ impl Worker {
         let shards = self.metadata.shards()?;
         let shard = shards.routes.shard(table)?;
         let fenced = shards.routes.routes.get(&shard)?;
-        self.moves.fence(&self.node, tenure.lease, shard, fenced)
+        let fence = self.moves.fence(&self.node, tenure.lease, shard, fenced);
+        if planted::has(Bug::UpkeepUnfenced) { once_held(shard, fence) } else { fence }
+    }
+}
+
+/// A bug that is planted: what this process has held once is its own for ever.
+fn once_held(shard: u32, now: Option<Fence>) -> Option<Fence> {
+    static HELD: Mutex<BTreeMap<u32, Fence>> = Mutex::new(BTreeMap::new());
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    match now {
+        Some(fence) => Some(*held.entry(shard).or_insert(fence)),
+        None => held.get(&shard).copied(),
     }
 }
 
 #[async_trait]
 impl Claim for Worker {
-    fn guard(&self, table: Uuid) -> Option<Vec<Compare>> {
-        self.fence(table).map(|fence| fence.compares())
+    fn guard(&self, table: Uuid) -> Option<Guard> {
+        let fence = self.fence(table)?;
+        let notes = [
+            (FENCE_NOTE, fence.revision.to_string()),
+            (SHARD_NOTE, fence.shard.to_string()),
+            (WORKER_NOTE, self.node.clone()),
+        ];
+        let compares = if planted::has(Bug::UpkeepUnfenced) { Vec::new() } else { fence.compares() };
+        Some(Guard { compares, notes: notes.into() })
     }
 
     fn follows(&self, table: Uuid) -> bool {
@@ -384,7 +426,7 @@ impl Upkeep {
             let _works = Works::on(&self.claim, uuid);
             let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
             self.sweeping |= kind == Kind::Sweep;
-            let guarded = self.engine.tables().guarded(guard);
+            let guarded = self.engine.tables().under(guard);
             let statement = Bound::from(kind.statement(&table.ident).as_str());
             let work = async {
                 let planned = self.engine.plan_in(&statement, Some(STATEMENT), &guarded).await?;

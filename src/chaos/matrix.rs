@@ -15,6 +15,8 @@ use lake_chaos::matrix::{self, Chosen, Pair};
 use lake_chaos::report::index::{self, Entry};
 use lake_chaos::report::results;
 use lake_chaos::run::{ObjectStore, Place};
+use lake_chaos::workload::access::Roster;
+use lake_chaos::workload::rest::{MAX_REST_CLIENTS, Rest};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
@@ -98,12 +100,17 @@ pub async fn run(args: &Args) -> Result<u8> {
     );
     let time = Duration::from_secs_f64(minutes * 60.0);
     let chosen = matrix::choose(time, &args.only, |pair| ground.missing(pair)).map_err(|problem| anyhow!(problem))?;
+    ground.check_rest(&chosen)?;
     if args.dry_run {
         output::print(&planned(&ground, &chosen, seed))?;
         return Ok(0);
     }
     if ground.hosts.is_some() && ground.cluster_id.is_none() {
         bail!("say which cluster is to be hurt, with --cluster-id ID: lake meta status tells its id");
+    }
+    if args.rest_clients > 0 {
+        let rest = Rest { python: args.python.clone(), clients: args.rest_clients, nodes: Roster::default() };
+        rest.check().await.map_err(|failure| anyhow!("{failure}"))?;
     }
     let mut stop = StopRequests::listen(false)?;
     let out = args.out.clone().unwrap_or_else(|| format!("chaos-matrix-{seed}").into());
@@ -170,6 +177,21 @@ impl Ground {
             query_args: Vec::new(),
             rest: (0, PathBuf::new()),
         })
+    }
+
+    /// Whether every run that is to have clients through REST can have so many: one that cannot would be refused when its turn comes.
+    fn check_rest(&self, chosen: &Chosen) -> Result<()> {
+        let (clients, _) = self.rest;
+        let of_tables = chosen.runs.iter().filter(|(_, pair)| pair.workload == Workload::Table);
+        let least = of_tables.map(|(_, pair)| pair.clients as usize).min();
+        match least.map(|least| least.min(MAX_REST_CLIENTS)) {
+            _ if clients == 0 => Ok(()),
+            None => bail!("no run of the workload table is chosen, and only its clients go through REST"),
+            Some(most) => {
+                ensure!(clients <= most, "of the clients of table up to {most} go through REST, not {clients}");
+                Ok(())
+            }
+        }
     }
 
     /// Why this program or machine, or that cluster, cannot have a pair.
@@ -387,6 +409,14 @@ mod tests {
                 " --cluster local:5 --rest-clients 2 --python py --warehouse s3://b/w/03-table-query-kill-one-kill-leader-9 --s3-endpoint http://127.0.0.1:9 \
                  --query-arg --x"
             )
+        );
+        let chosen = |only: &str| matrix::choose(Duration::from_secs(60), &[only.to_owned()], |_| None).unwrap();
+        let with = |clients| Ground { rest: (clients, "py".into()), ..Ground::new("local:3", None).unwrap() };
+        let (tables, pair) = (chosen("table/query-kill:one+kill:leader"), matrix::PAIRS[0].clients as usize);
+        assert!(with(0).check_rest(&chosen("session")).is_ok() && with(pair).check_rest(&tables).is_ok());
+        assert!(with(pair + 1).check_rest(&tables).unwrap_err().to_string().contains("up to 5"));
+        assert!(
+            with(1).check_rest(&chosen("session")).unwrap_err().to_string().contains("no run of the workload table")
         );
         assert!(Ground::new("local:3", Some("id".to_owned())).is_err() && Ground::new("cloud:3", None).is_err());
         assert_eq!(seed_of(u64::MAX, 2), 0);

@@ -60,7 +60,7 @@ pub struct Args {
     workload: Workload,
     /// Faults: kill, pause, restart, snapshot, partition, slow, lossy, reorder, endpoint, rejoin, transfer, membership, wipe,
     /// corrupt, loss, clock, disk, sync, power; of query nodes query-kill, query-pause, query-partition; of the
-    /// object store (--warehouse) store-slow, store-refuse, store-throttle, store-late; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
+    /// object store (--warehouse) store-slow, store-refuse, store-throttle, store-late, store-partition; none for no fault. Whom chance decides, or a name behind a colon: kill:leader,
     /// slow:minority, clock:all; of a partition its kind, partition:ring
     #[arg(long, default_value = "kill,partition", value_delimiter = ',', value_name = "NAME,...")]
     nemesis: Vec<String>,

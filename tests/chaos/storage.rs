@@ -13,10 +13,11 @@ async fn rows_are_there_once_and_whole_whatever_the_object_store_does() {
         format!("--query-arg --s3-{name}-key-file --query-arg {}", file.display())
     });
     let store = format!("--warehouse s3://lake-chaos/tables --s3-endpoint {} {}", s3.endpoint, keys.join(" "));
-    let faults = ["store-slow", "store-refuse", "store-throttle", "store-late"];
+    let faults = ["store-slow", "store-refuse", "store-throttle", "store-late", "store-partition:one"];
     let holds = move || {
         let history = run.holds(&format!("--workload table --time 45s --rate 10 --clients 6 {store}"), &faults);
-        for (fault, shown) in [("store-throttle", "were told to slow down"), ("store-late", "answers were held")] {
+        let shown = [("store-throttle", "were told to slow down"), ("store-late", "answers were held")];
+        for (fault, shown) in shown.into_iter().chain([("store-partition-one", "times")]) {
             assert!(proofs(&history, fault).iter().all(|proof| proof.ends_with(shown)), "{fault}");
         }
         let judged = run.results().checks.into_iter().find(|outcome| outcome.checker == "tables").unwrap();

@@ -4,6 +4,13 @@
 //!
 //! Runs of the same faults without a bug are valid: that is what the tests of `lake chaos run` (`tests/chaos/main.rs`) show.
 
+#[path = "../../query/tests/rest/python.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod python;
+#[path = "../../client/tests/support/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod support;
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -148,8 +155,34 @@ fn append_unsettled() {
 
 #[test]
 fn expired_too_much() {
-    let arguments = "--workload upkeep --nemesis none --time 30s --rate 12 --clients 6";
+    let arguments = "--workload upkeep --nemesis none --time 30s --rate 16 --clients 6";
     assert_found("expired-too-much", arguments, &["upkeep"]);
+}
+
+/// Operations that may take less: files look old the sooner.
+#[test]
+fn swept_live() {
+    let arguments = "--workload upkeep --nemesis none --time 30s --rate 24 --clients 6 --operation-timeout 3s";
+    assert_found("swept-live", arguments, &["upkeep"]);
+}
+
+#[test]
+fn purged_borrowed() {
+    let arguments = "--workload upkeep --nemesis none --time 25s --rate 16 --clients 6";
+    assert_found("purged-borrowed", arguments, &["upkeep"]);
+}
+
+#[test]
+fn rest_race_ignored() {
+    let python = python::interpreter();
+    let arguments = "--workload table --nemesis none --time 25s --rate 20 --clients 8 --rest-clients 3 --python";
+    assert_found("rest-race-ignored", &format!("{arguments} {}", python.display()), &["tables"]);
+}
+
+#[test]
+fn upkeep_unfenced() {
+    let arguments = "--workload upkeep --nemesis none --time 25s --rate 16 --clients 6";
+    assert_found("upkeep-unfenced", arguments, &["fences of upkeep"]);
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 use crate::history::action::{
-    Accounts, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Hot, Idempotency, Lock, Register, Session, Set, Table,
-    Watch, Write,
+    Accounts, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Fenced, Hot, Idempotency, Lock, Register, Session,
+    Set, Table, Watch, Write,
 };
 use crate::history::{Action, Call, History, Key, Outcome};
 
@@ -193,11 +193,22 @@ fn hot(action: &Hot) -> String {
         Hot::Snapshots { table, count } => {
             format!("snapshots of table {table} = {}", count.map_or_else(dots, |count| count.to_string()))
         }
+        Hot::Fences { table, line } => {
+            format!("fences of table {table} = {}", line.as_deref().map_or_else(dots, fences))
+        }
         Hot::Chore { table, what: Chore::Pack } => format!("pack the files of table {table}"),
         Hot::Chore { table, what: Chore::Expire } => format!("expire snapshots of table {table}"),
         Hot::Chore { table, what: Chore::Sweep } => format!("sweep orphans of table {table}"),
         Hot::Chore { table, what: Chore::Purge } => format!("purge a copy of table {table}"),
     }
+}
+
+/// The newest few: the finding says which they are.
+fn fences(line: &[Fenced]) -> String {
+    const MOST: usize = 5;
+    let newest = line.iter().skip(line.len().saturating_sub(MOST));
+    let one = |of: &Fenced| format!("{}: {} by {}", of.sequence, of.fence, of.worker);
+    format!("{{{}{}}}", if line.len() > MOST { "..., " } else { "" }, newest.map(one).collect::<Vec<_>>().join(", "))
 }
 
 fn known(value: Option<i64>) -> String {

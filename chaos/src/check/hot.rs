@@ -5,10 +5,15 @@
 //! - It shows what its own node has acknowledged before it, and what any node has acknowledged [`FRESH_NS`] before, or as long before as the
 //!   answer says that it is old (*stale*; *lost* if nothing later shows it either).
 //! - What a node has shown it goes on to show (*node went back*): nothing is ever removed.
-//! - What it is made of is there (*file gone*): whatever upkeep deletes, nothing that is read.
+//! - What it is made of is there (*file gone*): whatever upkeep deletes, nothing that is read. That is no proof where the version that was read may
+//!   have expired: a node that is cut off goes on with what it had. A snapshot expires that is older than [`EXPIRES_BEYOND_S`] at least
+//!   and not among the newest [`RETAINED`]. What a node is certainly past is what it has acknowledged or shown itself, so its version may
+//!   have expired only if the newest of that was begun longer ago than that, and [`RETAINED`] snapshots may have come since: an append makes
+//!   one, and each lets one more be made by packing.
 //! - It has no row that no append leaves (*impossible*).
 //!
-//! The verdict is unknown where no read had to show anything, or every append has made a snapshot of its own: nothing was committed together. With upkeep
+//! The verdict is unknown where no read had to show anything, or every append that is there, of whatever outcome, has made a snapshot of its own:
+//! nothing was committed together. With upkeep
 //! it is where no table was read after each of its [`CHORES`], and whatever else was tried of that kind, had changed something there.
 //!
 //! Cost: reads times the appends to their table.
@@ -28,6 +33,11 @@ pub const UPKEEP: &str = "upkeep";
 pub const GONE: &str = "a file of the table is gone";
 /// What a read has for an append whose rows are as many as they should be, and not those.
 pub const TORN: i64 = -1;
+
+/// How much older than any statement can be, in seconds, a snapshot is at least that expires.
+pub const EXPIRES_BEYOND_S: u64 = 3;
+/// So many snapshots are kept however old they are: after a time in which nobody could commit the newest ones are old, and still read.
+pub const RETAINED: usize = 10;
 
 /// What must have been done to a table, with effect, before a read of it shows that they do it no harm.
 const CHORES: [Chore; 2] = [Chore::Pack, Chore::Expire];
@@ -53,6 +63,8 @@ struct One<'a> {
     snapshots: Option<u64>,
     /// Those that changed something, and where they had ended.
     chores: Vec<(Chore, usize)>,
+    /// Reads that did not find a file, and how they said so.
+    gone: Vec<(&'a Call, &'a str)>,
 }
 
 impl One<'_> {
@@ -66,6 +78,11 @@ impl One<'_> {
 
     fn acknowledged(&self) -> usize {
         self.appends.values().filter(|call| call.outcome == End::Ok).count()
+    }
+
+    /// How many appends are there, as far as that was seen: each may have made a snapshot, also one of unknown outcome.
+    fn there(&self) -> usize {
+        self.reads.iter().map(|read| read.seen.len()).fold(self.acknowledged(), usize::max)
     }
 }
 
@@ -92,7 +109,7 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
         _ => Some(answers::IMPOSSIBLE),
     };
     answers::judge(history, kind_of, &mut findings);
-    let tables = tables(history, of, &mut findings);
+    let tables = tables(history, of);
     let is_tried = |wanted: &Chore| {
         let mut calls = history.calls().iter();
         calls.any(|call| matches!(of(history.action(call)), Some(Hot::Chore { what, .. }) if what == wanted))
@@ -102,17 +119,19 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
     let (mut appends, mut unknown, mut reads, mut telling) = (0, 0, 0, 0);
     // Of tables whose snapshots were counted.
     let (mut snapshots, mut counted) = (0, 0);
+    let mut expired = 0;
     for (key, one) in &tables {
         let judge = Judge { history, key, one };
         telling += judge.reads(&mut findings);
         judge.nodes(&mut findings);
+        expired += judge.gone(name == UPKEEP, &mut findings);
         let acknowledged = one.acknowledged();
         appends += acknowledged;
         unknown += one.appends.len() - acknowledged;
         reads += one.reads.len();
         if let Some(count) = one.snapshots {
             snapshots += usize::try_from(count).unwrap_or(usize::MAX);
-            counted += acknowledged;
+            counted += one.there();
         }
     }
     let otherwise = match (appends, reads) {
@@ -136,14 +155,12 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
         .with("unknown appends", unknown)
         .with("reads", reads)
         .with("snapshots", snapshots)
+        .with("appends in tables whose snapshots were counted", counted)
         .with("chores", tables.values().map(|one| one.chores.len()).sum())
+        .with("reads of what may have expired", expired)
 }
 
-fn tables<'a>(
-    history: &'a History,
-    of: fn(&Action) -> Option<&Hot>,
-    findings: &mut Findings,
-) -> BTreeMap<&'a Key, One<'a>> {
+fn tables<'a>(history: &'a History, of: fn(&Action) -> Option<&Hot>) -> BTreeMap<&'a Key, One<'a>> {
     let mut tables: BTreeMap<&Key, One<'_>> = BTreeMap::new();
     for call in history.calls() {
         let Some(action) = of(history.action(call)) else { continue };
@@ -175,16 +192,15 @@ fn tables<'a>(
             }
             Hot::Read { table, .. } => {
                 let error = history.end(call).and_then(|end| end.error.as_deref());
-                if let Some(error) = error.filter(|error| error.starts_with(GONE)) {
-                    let what = format!("table {table} cannot be read: {error}");
-                    findings.add("file gone", || Finding::new("file gone", what, Bar::all(history, [call])));
-                }
+                let gone = error.filter(|error| error.starts_with(GONE)).map(|error| (call, error));
+                tables.entry(table).or_default().gone.extend(gone);
             }
             Hot::Chore { table, what } => {
                 let ended = call.ended.filter(|_| call.outcome == End::Ok);
                 tables.entry(table).or_default().chores.extend(ended.map(|ended| (*what, ended)));
             }
-            Hot::Snapshots { .. } => {}
+            // [`super::fences`]' to judge.
+            Hot::Snapshots { .. } | Hot::Fences { .. } => {}
         }
     }
     tables
@@ -271,6 +287,39 @@ impl Judge<'_> {
             }
         }
         is_telling
+    }
+
+    /// Reads that did not find a file. Gives how many show nothing by that: with upkeep, the version that they were of may have expired.
+    fn gone(&self, expires: bool, findings: &mut Findings) -> usize {
+        let mut may_have = 0;
+        for (read, error) in &self.one.gone {
+            if expires && self.may_have_expired(read) {
+                may_have += 1;
+            } else {
+                let what = format!("table {} cannot be read: {error}", self.key);
+                self.found(findings, "file gone", what, &[*read]);
+            }
+        }
+        may_have
+    }
+
+    fn may_have_expired(&self, read: &Call) -> bool {
+        let Some(end) = self.history.end(read) else { return false };
+        let node = end.peer;
+        let is_before = |call: &Call| call.ended.is_some_and(|ended| ended < read.invoked);
+        let is_own = |by: Option<u64>| by.is_some() && by == node;
+        let shown = self.one.reads.iter().filter(|other| is_before(other.call) && is_own(other.node));
+        let shown: HashSet<i64> = shown.flat_map(|other| &other.seen).copied().collect();
+        let (mut newest_ns, mut since) = (0, 0);
+        for (number, &by) in &self.one.appends {
+            let acknowledged = self.history.end(by).filter(|_| by.outcome == End::Ok && is_before(by));
+            if shown.contains(number) || acknowledged.is_some_and(|end| is_own(end.peer)) {
+                newest_ns = newest_ns.max(self.history.invocation(by).time_ns);
+            } else if read.ended.is_none_or(|ended| by.invoked < ended) {
+                since += 1;
+            }
+        }
+        since >= RETAINED / 2 && end.time_ns.saturating_sub(newest_ns) > EXPIRES_BEYOND_S * 1_000_000_000
     }
 
     /// What each query node shows, one read after the other.

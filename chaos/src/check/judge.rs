@@ -3,7 +3,7 @@
 use super::convergence::Facts;
 use super::{
     Budget, Death, Outcome, Verdict, accounts, append, availability, bank, cached, catalog, convergence, deaths,
-    faults, hot, idempotency, linear, lock, session, set, table, watch,
+    faults, fences, hot, idempotency, linear, lock, session, set, table, watch,
 };
 use crate::history::{History, Workload};
 
@@ -48,7 +48,7 @@ pub fn judge_history(workload: Workload, history: &History, options: &Options) -
         Workload::Catalog => vec![catalog::check(history)],
         Workload::Cached => vec![cached::check(history)],
         Workload::Hot => vec![hot::check(history)],
-        Workload::Upkeep => vec![hot::check_upkeep(history)],
+        Workload::Upkeep => vec![hot::check_upkeep(history), fences::check(history)],
     }
 }
 

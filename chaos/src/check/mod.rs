@@ -9,7 +9,7 @@
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
 //!   [`watch`], [`lock`], [`idempotency`], [`session`], [`table`] (rows through SQL), [`accounts`] (transactions
 //!   over several tables), [`catalog`] (schemas and tables through SQL), [`cached`] (nodes without metadata),
-//!   [`hot`] (appends that are merged); [`refusals`], [`answers`]: of any of them;
+//!   [`hot`] (appends that are merged), [`fences`] (workers' upkeep beside them); [`refusals`], [`answers`]: of any of them;
 //! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
 //!   themselves), [`convergence`] (after healing);
 //! - [`judge_history`], [`judge_run`]: which checkers judge which workload.
@@ -28,6 +28,7 @@ pub mod catalog;
 pub mod convergence;
 pub mod deaths;
 pub mod faults;
+pub mod fences;
 pub mod hot;
 pub mod idempotency;
 mod judge;

@@ -364,6 +364,19 @@ pub enum Hot {
     Snapshots { table: Key, count: Option<u64> },
     /// Upkeep, asked for by a client.
     Chore { table: Key, what: Chore },
+    /// The snapshots that workers' own upkeep has made, of those that the table has, by sequence number.
+    Fences { table: Key, line: Option<Vec<Fenced>> },
+}
+
+/// A snapshot made by a worker's upkeep, and under which fence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fenced {
+    pub sequence: u64,
+    pub shard: u64,
+    /// The revision of the shard's route.
+    pub fence: u64,
+    /// The node.
+    pub worker: String,
 }
 
 /// What is done to a table's files, and nothing to its rows.

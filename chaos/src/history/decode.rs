@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::action::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Hot, Idempotency, Key, Lock, Register,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Fenced, Hot, Idempotency, Key, Lock, Register,
     Session, Set, Snapshot, Table, Watch, Write,
 };
 use super::edn::Edn;
@@ -40,7 +40,7 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         }
         Some("claim" | "unclaim" | "tree") => Workload::Catalog,
         Some("write-cached" | "read-cached") => Workload::Cached,
-        Some("append-rows" | "read-appends" | "count-snapshots") => Workload::Hot,
+        Some("append-rows" | "read-appends" | "count-snapshots" | "read-fences") => Workload::Hot,
         Some("pack-files" | "expire-snapshots" | "sweep-orphans" | "purge-copy") => Workload::Hot,
         Some(f) if f.starts_with(KEPT) => Workload::Upkeep,
         Some("read") => match value {
@@ -347,12 +347,30 @@ fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
         Some("expire-snapshots") => Ok(Hot::Chore { table, what: Chore::Expire }),
         Some("sweep-orphans") => Ok(Hot::Chore { table, what: Chore::Sweep }),
         Some("purge-copy") => Ok(Hot::Chore { table, what: Chore::Purge }),
+        Some("read-fences") => {
+            Ok(Hot::Fences { table, line: optional(value.get("line").unwrap_or(&Edn::Nil), fenced_line)? })
+        }
         _ => Err(
-            "it has :append-rows, :read-appends, :count-snapshots, :pack-files, :expire-snapshots, :sweep-orphans and \
-                  :purge-copy, and upkeep the same with :kept- before"
+            "it has :append-rows, :read-appends, :count-snapshots, :pack-files, :expire-snapshots, :sweep-orphans, \
+                  :purge-copy and :read-fences, and upkeep the same with :kept- before"
                 .into(),
         ),
     }
+}
+
+/// `[[sequence shard fence worker] ...]`.
+fn fenced_line(value: &Edn) -> Result<Vec<Fenced>, Problem> {
+    let one = |value: &Edn| match value.as_elements() {
+        Some([sequence, shard, fence, Edn::Text(worker)]) => Ok(Fenced {
+            sequence: natural(sequence)?,
+            shard: natural(shard)?,
+            fence: natural(fence)?,
+            worker: worker.clone(),
+        }),
+        _ => Err(expected("[sequence shard fence \"worker\"]", value)),
+    };
+    let snapshots = value.as_elements().ok_or_else(|| expected("a vector of snapshots", value))?;
+    snapshots.iter().map(one).collect()
 }
 
 /// `[key ...]`.

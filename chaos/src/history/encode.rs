@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Hot, Idempotency, Key, Lock, Register,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Fenced, Hot, Idempotency, Key, Lock, Register,
     Session, Set, Snapshot, Table, Watch,
 };
 use super::edn::Edn;
@@ -189,6 +189,13 @@ fn hot(action: &Hot) -> (&'static str, Edn) {
         Hot::Chore { table, what: Chore::Expire } => ("expire-snapshots", table, vec![]),
         Hot::Chore { table, what: Chore::Sweep } => ("sweep-orphans", table, vec![]),
         Hot::Chore { table, what: Chore::Purge } => ("purge-copy", table, vec![]),
+        Hot::Fences { table, line } => {
+            let one = |Fenced { sequence, shard, fence, worker }: &Fenced| {
+                Edn::Vector(vec![int(*sequence), int(*shard), int(*fence), Edn::Text(worker.clone())])
+            };
+            let line = line.as_ref().map_or(Edn::Nil, |line| Edn::Vector(line.iter().map(one).collect()));
+            ("read-fences", table, vec![entry("line", line)])
+        }
         Hot::Snapshots { table, count } => {
             ("count-snapshots", table, vec![entry("count", count.map_or(Edn::Nil, int))])
         }

@@ -28,7 +28,7 @@ mod tests;
 pub mod workload;
 
 pub use action::{
-    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Hot, Idempotency, Key, Lock, Register,
+    Accounts, Action, Append, Bank, Cached, Catalog, Change, Chore, Ddl, Fenced, Hot, Idempotency, Key, Lock, Register,
     Session, Set, Snapshot, Table, Watch, Write,
 };
 pub use fault::{Fault, Installation, Phase};

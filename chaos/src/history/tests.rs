@@ -223,6 +223,12 @@ fn hots() -> impl Strategy<Value = Hot> {
         (keys(), option::of(numbers())).prop_map(|(table, count)| Hot::Snapshots { table, count }),
         (keys(), prop_oneof![Just(Chore::Pack), Just(Chore::Expire), Just(Chore::Sweep), Just(Chore::Purge)])
             .prop_map(|(table, what)| Hot::Chore { table, what }),
+        (keys(), option::of(vec((numbers(), numbers(), numbers(), "[a-z\"-]{0,8}"), 0..4))).prop_map(
+            |(table, line)| {
+                let fenced = |(sequence, shard, fence, worker)| Fenced { sequence, shard, fence, worker };
+                Hot::Fences { table, line: line.map(|line| line.into_iter().map(fenced).collect()) }
+            }
+        ),
     ]
 }
 

@@ -34,11 +34,12 @@ pub enum Kind {
     StoreRefuse,
     StoreThrottle,
     StoreLate,
+    StorePartition,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 26] = [
+    pub const ALL: [Kind; 27] = [
         Kind::Kill,
         Kind::Pause,
         Kind::Restart,
@@ -65,6 +66,7 @@ impl Kind {
         Kind::StoreRefuse,
         Kind::StoreThrottle,
         Kind::StoreLate,
+        Kind::StorePartition,
     ];
 
     /// As it is written on the command line and in histories.
@@ -96,6 +98,7 @@ impl Kind {
             Kind::StoreRefuse => "store-refuse",
             Kind::StoreThrottle => "store-throttle",
             Kind::StoreLate => "store-late",
+            Kind::StorePartition => "store-partition",
         }
     }
 
@@ -117,12 +120,13 @@ impl Kind {
 
     /// Whether it is done to query nodes, not to peers.
     pub fn is_of_query_nodes(self) -> bool {
-        matches!(self, Kind::QueryKill | Kind::QueryPause | Kind::QueryPartition)
+        matches!(self, Kind::QueryKill | Kind::QueryPause | Kind::QueryPartition | Kind::StorePartition)
     }
 
-    /// Whether it is done to the object store, which only query nodes go to.
+    /// Whether it is done to the object store, which only query nodes go to, or to their way to it.
     pub fn is_of_the_store(self) -> bool {
-        matches!(self, Kind::StoreSlow | Kind::StoreRefuse | Kind::StoreThrottle | Kind::StoreLate)
+        let kinds = [Kind::StoreSlow, Kind::StoreRefuse, Kind::StoreThrottle, Kind::StoreLate, Kind::StorePartition];
+        kinds.contains(&self)
     }
 
     /// Whom it may be asked to be done to.
@@ -134,7 +138,7 @@ impl Kind {
             Kind::Clock | Kind::Disk | Kind::Sync | Kind::Power => &[Leader, One, Minority, Majority, All],
             Kind::Snapshot => &[Leader, One, Minority],
             Kind::Membership | Kind::Wipe | Kind::Corrupt | Kind::Loss => &[Leader, One],
-            Kind::QueryKill | Kind::QueryPause | Kind::QueryPartition => &[One, All],
+            Kind::QueryKill | Kind::QueryPause | Kind::QueryPartition | Kind::StorePartition => &[One, All],
             Kind::Partition | Kind::Rejoin | Kind::Transfer => &[],
             Kind::StoreSlow | Kind::StoreRefuse | Kind::StoreThrottle | Kind::StoreLate => &[],
         }
@@ -152,8 +156,8 @@ impl Kind {
             Kind::Snapshot => format!("{targets}: the others must go on meanwhile"),
             Kind::Membership => format!("{targets}: one voter goes at a time"),
             Kind::Wipe | Kind::Corrupt | Kind::Loss => format!("{targets}: the others make good what one has lost"),
-            kind if kind.is_of_the_store() => "nothing: there is one object store".to_owned(),
             kind if kind.is_of_query_nodes() => format!("{targets}: it is done to query nodes, which nobody leads"),
+            kind if kind.is_of_the_store() => "nothing: there is one object store".to_owned(),
             _ => targets,
         }
     }
@@ -273,6 +277,7 @@ mod tests {
             ("partition:leader", "takes halves, leader-alone"),
             ("query-kill:leader", "takes one, all: it is done to query nodes"),
             ("store-late:all", "takes nothing: there is one"),
+            ("store-partition:leader", "takes one, all: it is done to query nodes"),
         ];
         for (word, says) in wrong {
             let message = word.parse::<Requested>().unwrap_err().to_string();

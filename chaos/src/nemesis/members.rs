@@ -14,6 +14,8 @@ use crate::net::{Network, Node};
 use crate::process::ProcessName;
 use crate::{Error, IoContext, Result, probe};
 
+/// How often a leader is chosen anew that is to go, and does not lead any more when it is to.
+const LEADERS: usize = 5;
 const NO_SPARE: &str = "no peer is left that was never started";
 
 /// As an operator names a peer.
@@ -185,11 +187,18 @@ impl Nemesis for Churn {
             return turn_away(field, half).await;
         }
         let Some(mut rng) = self.joined.take() else { return Done::skipped("nobody", "nobody had joined") };
-        let id = match self.who_goes(field, &mut rng).await {
-            Ok(id) => id,
-            Err(why) => return Done::failed("nobody", why),
+        let mut chosen = 0;
+        let (id, led) = loop {
+            let id = match self.who_goes(field, &mut rng).await {
+                Ok(id) => id,
+                Err(why) => return Done::failed("nobody", why),
+            };
+            let led = field.leader().await == Some(id);
+            chosen += 1;
+            if led || self.target != Some(Target::Leader) || chosen == LEADERS {
+                break (id, led);
+            }
         };
-        let led = field.leader().await == Some(id);
         let removed = probe::until("a voter to be taken out", MEND_WITHIN, || async {
             field.store.remove(id, false, field.deadline()).await.map(|_| ()).map_err(|e| e.to_string())
         });
@@ -199,12 +208,19 @@ impl Nemesis for Churn {
         field.roster.remove(id);
         let stopped = async { field.cluster.process(ProcessName::metasrv(id))?.stop().await };
         match stopped.await {
-            Ok(()) => {
-                let it = if led { "the leader" } else { "it" };
-                Done::installed(named(&[id]), format!("{it} was taken out; voters: {}", named(&field.roster.ids())))
-            }
+            Ok(()) => taken_out(self.target, id, led, &field.roster.ids()),
             Err(e) => Done::failed(named(&[id]), e),
         }
+    }
+}
+
+/// What came of it. `led`: it did just before it was taken out; who asks for the leader has it only then.
+fn taken_out(asked: Option<Target>, id: u64, led: bool, voters: &[u64]) -> Done {
+    let it = if led { "the leader" } else { "it" };
+    let told = format!("{it} was taken out; voters: {}", named(voters));
+    match asked {
+        Some(Target::Leader) if !led => Done::failed(named(&[id]), format!("it did not lead any more; {told}")),
+        _ => Done::installed(named(&[id]), told),
     }
 }
 
@@ -224,5 +240,23 @@ async fn turn_away(field: &Field, id: u64) -> Done {
     match gone.and(stopped.await) {
         Ok(()) => Done::installed(named(&[id]), "it had not come to vote, and is gone again"),
         Err(e) => Done::failed(named(&[id]), e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_to_go_as_the_leader_must_lead_when_it_does() {
+        for (asked, led, is_installed) in [
+            (Some(Target::Leader), true, true),
+            (Some(Target::Leader), false, false),
+            (Some(Target::One), false, true),
+            (None, true, true),
+            (None, false, true),
+        ] {
+            assert_eq!(taken_out(asked, 2, led, &[1, 3]).is_installed(), is_installed, "{asked:?}, led: {led}");
+        }
     }
 }

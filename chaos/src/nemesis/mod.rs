@@ -7,7 +7,7 @@
 //! - [`kind`]: the names, and what each is done to; [`field`]: the cluster as nemeses see it;
 //! - [`schedule`]: the plan of a run, a function of its seed;
 //! - [`process`]: the faults of processes; [`network`], [`leadership`], [`members`], [`files`], [`clock`], [`disk`]: the others of
-//!   peers; [`query`]: that of query nodes; [`objects`]: those of the object store.
+//!   peers; [`query`]: that of query nodes; [`objects`]: those of the object store, and of the way of some query nodes to it.
 //!
 //! Invariant: a peer is under one fault of its process or disk at a time, and a query node under one. Every wait is bounded.
 
@@ -119,6 +119,7 @@ pub fn of(requested: &Requested) -> Box<dyn Nemesis> {
         Kind::StoreRefuse => Box::new(objects::Troubled(Trouble::Refusing)),
         Kind::StoreThrottle => Box::new(objects::Troubled(Trouble::Throttling)),
         Kind::StoreLate => Box::new(objects::Troubled(Trouble::Late)),
+        Kind::StorePartition => Box::new(objects::CutOff::new(requested.target)),
     }
 }
 

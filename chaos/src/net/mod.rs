@@ -48,6 +48,7 @@ use tokio_util::sync::CancellationToken;
 use self::condition::Condition;
 pub use self::counts::Counts;
 use self::namespaces::Namespaces;
+use self::objects::Objects;
 use self::owners::Owners;
 pub use self::proxy::Counters;
 use crate::ports::{self, Port};
@@ -231,6 +232,18 @@ impl Network {
         match self {
             Network::Proxies(fabric) => fabric.set_process(query_node, pid),
             Network::Namespaces(_) => {}
+        }
+    }
+
+    /// A way of query nodes to the S3 service at `target` (`HOST:PORT`), on which each can be cut off by itself.
+    ///
+    /// # Errors
+    /// As [`Objects::open`].
+    pub async fn open_objects(&self, target: &str) -> Result<Objects> {
+        match self {
+            Network::Proxies(fabric) => Objects::open_for(target, fabric.owners.clone()).await,
+            // There are no query nodes.
+            Network::Namespaces(_) => Objects::open(target).await,
         }
     }
 

@@ -7,13 +7,16 @@
 //! | [`Trouble::Throttling`] | open connections are reset, and of new ones every other is told `503 Slow Down` |
 //! | [`Trouble::Late`] | requests arrive and have their effect; answers are held until the trouble ends, and then half of them come and half of the connections are reset |
 //!
+//! One query node alone can be cut off ([`Objects::cut_off`]): silently, so that what is sent on either way waits until that ends, or by reset. Whose a
+//! connection is the kernel says (`owners`); one of which it does not is reset while anybody is cut off.
+//!
 //! Bytes pass as they are, so that requests stay as they were signed, the `Host` header included.
 //!
 //! Limits: [`MAX_CONNECTIONS`], and [`CHUNK_BYTES`] on each way of a connection.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -23,6 +26,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::Node;
+use super::condition::Cut;
+use super::owners::Owners;
 use crate::ports::{self, Port};
 use crate::{IoContext, Result};
 
@@ -60,15 +66,36 @@ impl Trouble {
     }
 }
 
-type Troubles = BTreeSet<Trouble>;
+/// All that is wrong.
+#[derive(Debug, Clone, Default)]
+struct Troubles {
+    /// For everybody.
+    of_all: BTreeSet<Trouble>,
+    /// Query nodes that are cut off, and how.
+    cut_off: BTreeMap<u64, Cut>,
+}
+
+impl Troubles {
+    fn contains(&self, trouble: &Trouble) -> bool {
+        self.of_all.contains(trouble)
+    }
+}
 
 /// How often each trouble was met.
 #[derive(Debug, Default)]
-struct Met([AtomicU64; 4]);
+struct Met {
+    of_all: [AtomicU64; 4],
+    /// By the query node that is cut off.
+    cuts: Mutex<BTreeMap<u64, u64>>,
+}
 
 impl Met {
     fn count(&self, trouble: Trouble) {
-        self.0[trouble as usize].fetch_add(1, Ordering::Relaxed);
+        self.of_all[trouble as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_cut(&self, node: u64) {
+        *self.cuts.lock().unwrap_or_else(PoisonError::into_inner).entry(node).or_default() += 1;
     }
 }
 
@@ -88,14 +115,20 @@ impl Objects {
     /// # Errors
     /// No port is free, or it cannot be listened on.
     pub async fn open(target: &str) -> Result<Self> {
+        Self::open_for(target, Arc::default()).await
+    }
+
+    /// The same for query nodes that are these processes: each can be cut off by itself.
+    pub(super) async fn open_for(target: &str, owners: Arc<Owners>) -> Result<Self> {
         let port = ports::reserve()?;
         let address = port.loopback();
         let listener = TcpListener::bind(&address)
             .await
             .doing(|| format!("listening on {address} for the way to the object store"))?;
         let (troubles, met, stop) =
-            (watch::Sender::new(Troubles::new()), Arc::new(Met::default()), CancellationToken::new());
-        let way = Way { target: target.to_owned(), troubles: troubles.subscribe(), met: met.clone() };
+            (watch::Sender::new(Troubles::default()), Arc::new(Met::default()), CancellationToken::new());
+        let (subscribed, met_by) = (troubles.subscribe(), met.clone());
+        let way = Way { target: target.to_owned(), troubles: subscribed, met: met_by, owners, node: None };
         let mut listening = JoinSet::new();
         listening.spawn(listen(listener, way, stop.clone()));
         Ok(Self { port, troubles, met, stop, listening: tokio::sync::Mutex::new(listening) })
@@ -109,25 +142,40 @@ impl Objects {
     /// This is wrong from now on, too.
     pub fn begin(&self, trouble: Trouble) {
         self.troubles.send_modify(|troubles| {
-            troubles.insert(trouble);
+            troubles.of_all.insert(trouble);
         });
     }
 
     /// This is not wrong any more.
     pub fn end(&self, trouble: Trouble) {
         self.troubles.send_modify(|troubles| {
-            troubles.remove(&trouble);
+            troubles.of_all.remove(&trouble);
         });
+    }
+
+    /// These query nodes do not reach it from now on; others do as before.
+    pub fn cut_off(&self, nodes: &[u64], how: Cut) {
+        self.troubles.send_modify(|troubles| troubles.cut_off.extend(nodes.iter().map(|node| (*node, how))));
+    }
+
+    /// They do again.
+    pub fn let_back(&self, nodes: &[u64]) {
+        self.troubles.send_modify(|troubles| troubles.cut_off.retain(|node, _| !nodes.contains(node)));
+    }
+
+    /// How often a query node has met that it is cut off so far.
+    pub fn cuts_met(&self, node: u64) -> u64 {
+        self.met.cuts.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied().unwrap_or_default()
     }
 
     /// Nothing is wrong any more.
     pub fn calm(&self) {
-        self.troubles.send_modify(Troubles::clear);
+        self.troubles.send_replace(Troubles::default());
     }
 
     /// How often a trouble was met so far.
     pub fn met(&self, trouble: Trouble) -> u64 {
-        self.met.0[trouble as usize].load(Ordering::Relaxed)
+        self.met.of_all[trouble as usize].load(Ordering::Relaxed)
     }
 
     /// Closes every connection, and waits for their tasks.
@@ -149,6 +197,42 @@ struct Way {
     target: String,
     troubles: watch::Receiver<Troubles>,
     met: Arc<Met>,
+    owners: Arc<Owners>,
+    /// Of a connection: the query node that has made it, as far as the kernel says.
+    node: Option<u64>,
+}
+
+impl Way {
+    /// Finds out whose the connection is. False: nobody knows, and it might be one's that is cut off.
+    fn is_known(&mut self, near: &TcpStream) -> bool {
+        let ends = near.peer_addr().ok().zip(near.local_addr().ok());
+        match ends.and_then(|(far, own)| self.owners.of(far, own)) {
+            Some(Node::Query(node)) => self.node = Some(node),
+            Some(_) => {}
+            None => return self.troubles.borrow().cut_off.is_empty(),
+        }
+        true
+    }
+
+    fn cut(&mut self) -> Option<(u64, Cut)> {
+        let node = self.node?;
+        let how = self.troubles.borrow_and_update().cut_off.get(&node).copied();
+        how.map(|how| (node, how))
+    }
+
+    /// Waits while its node is cut off silently. False: it is cut off so that it is told, or the way is closed.
+    async fn passes(&mut self) -> bool {
+        let mut is_counted = false;
+        while let Some((node, how)) = self.cut() {
+            if !std::mem::replace(&mut is_counted, true) {
+                self.met.count_cut(node);
+            }
+            if how.is_told() || self.troubles.changed().await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
 }
 
 async fn listen(listener: TcpListener, way: Way, stop: CancellationToken) {
@@ -188,6 +272,9 @@ fn reset(near: &TcpStream) {
 }
 
 async fn connection(mut near: TcpStream, mut way: Way, is_odd: bool) {
+    if !way.is_known(&near) || !way.passes().await {
+        return reset(&near);
+    }
     let troubles = way.troubles.borrow_and_update().clone();
     if troubles.contains(&Trouble::Refusing) {
         way.met.count(Trouble::Refusing);
@@ -207,15 +294,9 @@ async fn connection(mut near: TcpStream, mut way: Way, is_odd: bool) {
         let there = pump(near_read, far_write, way.clone(), None);
         let back = pump(far_read, near_write, way.clone(), Some(is_odd));
         let both = async { tokio::try_join!(there, back) };
-        let mut troubles = way.troubles.clone();
         tokio::select! {
             carried = both => carried.is_err(),
-            trouble = breaking(&mut troubles) => {
-                if trouble == Trouble::Refusing {
-                    way.met.count(Trouble::Refusing);
-                }
-                true
-            }
+            () = breaking(way.clone()) => true,
         }
     };
     if is_broken {
@@ -225,16 +306,22 @@ async fn connection(mut near: TcpStream, mut way: Way, is_odd: bool) {
 }
 
 /// Waits for a trouble that ends connections which are open.
-async fn breaking(troubles: &mut watch::Receiver<Troubles>) -> Trouble {
-    let known = troubles.borrow_and_update().clone();
+async fn breaking(mut way: Way) {
+    let known = way.troubles.borrow_and_update().clone();
     loop {
-        if troubles.changed().await.is_err() {
+        if way.troubles.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
-        let now = troubles.borrow_and_update().clone();
+        let now = way.troubles.borrow_and_update().clone();
         let begun = |trouble: &Trouble| now.contains(trouble) && !known.contains(trouble);
-        if let Some(trouble) = [Trouble::Refusing, Trouble::Throttling].into_iter().find(begun) {
-            return trouble;
+        if begun(&Trouble::Refusing) {
+            return way.met.count(Trouble::Refusing);
+        }
+        if begun(&Trouble::Throttling) {
+            return;
+        }
+        if let Some(node) = way.node.filter(|node| now.cut_off.get(node).is_some_and(|how| how.is_told())) {
+            return way.met.count_cut(node);
         }
     }
 }
@@ -267,6 +354,9 @@ async fn pump(
             if never || !is_over {
                 return Err(std::io::ErrorKind::ConnectionReset.into());
             }
+        }
+        if !way.passes().await {
+            return Err(std::io::ErrorKind::ConnectionReset.into());
         }
         to.write_all(&buffer[..read]).await?;
     }
@@ -370,6 +460,41 @@ mod tests {
             came += usize::from(late.await.unwrap().is_ok_and(|answer| answer == request));
         }
         assert_eq!(came, 1, "one comes late, and one never");
+        objects.close().await;
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn one_node_is_cut_off_and_others_are_not() {
+        let (address, task) = service().await;
+        let owners = Arc::new(Owners::default());
+        let objects = Arc::new(Objects::open_for(&address, owners.clone()).await.unwrap());
+        let request = "GET / HTTP/1.1\r\n\r\n";
+        owners.set(1, Some(std::process::id()));
+        objects.cut_off(&[2], Cut::Reset);
+        assert_eq!(said(&objects, request).await.unwrap(), request, "it is node 2 that is cut off");
+
+        objects.cut_off(&[1], Cut::Reset);
+        assert!(said(&objects, request).await.is_err());
+        assert_eq!((objects.cuts_met(1), objects.cuts_met(2)), (1, 0));
+        objects.let_back(&[1]);
+        assert_eq!(said(&objects, request).await.unwrap(), request);
+
+        objects.cut_off(&[1], Cut::Silent);
+        let held = {
+            let objects = objects.clone();
+            tokio::spawn(async move { said(&objects, request).await })
+        };
+        let is_held = || async {
+            match objects.cuts_met(1) {
+                2 => Ok(()),
+                n => Err(format!("{n} times it was met")),
+            }
+        };
+        crate::probe::until("the request to be held", Duration::from_secs(20), is_held).await.unwrap();
+        assert!(!held.is_finished());
+        objects.calm();
+        assert_eq!(held.await.unwrap().unwrap(), request, "it comes late");
         objects.close().await;
         task.abort();
     }

@@ -57,7 +57,6 @@ use crate::nemesis::field::Field;
 use crate::nemesis::kind::{Kind, Requested};
 use crate::nemesis::{self, Nemesis, SNAPSHOT_ARGUMENTS, clock, schedule};
 use crate::net::namespaces::Namespaces;
-use crate::net::objects::Objects;
 use crate::net::{Fabric, Network, Node};
 use crate::process::{Policy, ProcessName, Role};
 use crate::report::Record;
@@ -72,11 +71,15 @@ const GRACE: Duration = Duration::from_secs(2);
 const CALM_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long all that is read after a run may take.
 const READ_WITHIN: Duration = Duration::from_secs(600);
+/// How long that may still take once somebody has asked for the end: what was recorded is to be judged by what is there.
+const HURRIED_READ_WITHIN: Duration = Duration::from_secs(60);
 /// A peer that died by itself is started again after about this long.
 const RESTART_AFTER: Duration = Duration::from_millis(300);
 
 /// What peers are started with, so that purges do not wait for a day.
 const PURGE_ARGUMENTS: [&str; 2] = ["--purge-retention-secs", "1"];
+/// What query nodes are started with, so that workers look after tables all the time.
+const UPKEEP_ARGUMENTS: [&str; 2] = ["--upkeep-interval-secs", "1"];
 
 /// What a run has brought.
 #[derive(Debug)]
@@ -176,7 +179,7 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
         _ => Vec::new(),
     };
     let objects = match &settings.objects {
-        Some(store) => Some(Objects::open(&store.address).await?),
+        Some(store) => Some(network.open_objects(&store.address).await?),
         None => None,
     };
     let mut query_args = settings.query_args.clone();
@@ -187,6 +190,7 @@ async fn prepare(settings: &Settings, ids: &[u64], spares: u64, network: &Networ
     }
     if settings.workload == Workload::Upkeep {
         arguments.extend(PURGE_ARGUMENTS.map(str::to_owned));
+        query_args.extend(UPKEEP_ARGUMENTS.map(str::to_owned));
     }
     if disks.exist() {
         arguments.extend(disk::RESERVE_ARGUMENTS.map(str::to_owned));
@@ -241,6 +245,7 @@ async fn under_attack<F: Ground>(
             front,
             nodes: field.query_nodes().clone(),
             warehouse: field.warehouse(),
+            is_own: settings.hosts.is_none(),
         }),
     };
     let calm = Reach { timeout: CALM_TIMEOUT, ..reach.clone() };
@@ -248,7 +253,11 @@ async fn under_attack<F: Ground>(
     let workload::Plan { actors, mut frame } = workload::plan(settings.workload, settings.clients, rest.as_ref());
     let mut own = calm.access(u64::MAX).map_err(failed("connecting to the cluster"))?;
     let mut scribe = recorder.scribe();
-    frame.prepare(&mut own, &mut scribe).await.map_err(failed("preparing the workload"))?;
+    tokio::select! {
+        prepared = frame.prepare(&mut own, &mut scribe) => prepared.map_err(failed("preparing the workload"))?,
+        // The load ends with its beginning then, and says why. What was being prepared may have been begun: nobody says how it ended.
+        () = interrupt.cancelled() => scribe = recorder.scribe(),
+    }
 
     let in_force = InForce::default();
     let clients = Clients::start(actors, settings.rate, &reach, recorder);
@@ -286,7 +295,7 @@ async fn under_attack<F: Ground>(
     // Of those that were told at first, perhaps nobody belongs to the cluster any more.
     let endpoints = calm.roster.peers().into_iter().map(|(_, endpoint)| endpoint).collect();
     let looked = match has_leader {
-        true => read_all(&Reach { endpoints, ..calm }, frame.as_mut(), &mut scribe).await,
+        true => read_all(&Reach { endpoints, ..calm }, frame.as_mut(), &mut scribe, interrupt).await,
         false => Err("there was no leader to read from".to_owned()),
     };
     problems.extend(clients.stop_waiting().await);
@@ -306,16 +315,28 @@ async fn under_attack<F: Ground>(
 }
 
 /// Reads everything there is, for the checkers and for the ledger, as far as that can be done in time: each read is bounded, and there
-/// may be very many.
-async fn read_all(reach: &Reach, frame: &mut dyn Frame, scribe: &mut Scribe) -> Result<Looked, String> {
+/// may be very many. Once it is interrupted, or was before, it has [`HURRIED_READ_WITHIN`].
+async fn read_all(
+    reach: &Reach,
+    frame: &mut dyn Frame,
+    scribe: &mut Scribe,
+    interrupt: &CancellationToken,
+) -> Result<Looked, String> {
     let mut own = reach.access(u64::MAX).map_err(|e| e.to_string())?;
     let reading = async {
         frame.finish(&mut own, scribe).await?;
         reach.ledger.look(&own.store).await
     };
-    match timeout(READ_WITHIN, reading).await {
-        Ok(looked) => looked.map_err(|e| e.to_string()),
-        Err(_) => Err(format!("it took longer than {} s; ask for less --time or --rate", READ_WITHIN.as_secs())),
+    let hurry = async {
+        interrupt.cancelled().await;
+        sleep(HURRIED_READ_WITHIN).await;
+    };
+    tokio::select! {
+        looked = timeout(READ_WITHIN, reading) => match looked {
+            Ok(looked) => looked.map_err(|e| e.to_string()),
+            Err(_) => Err(format!("it took longer than {} s; ask for less --time or --rate", READ_WITHIN.as_secs())),
+        },
+        () = hurry => Err(format!("it was interrupted, and took longer than {} s", HURRIED_READ_WITHIN.as_secs())),
     }
 }
 
@@ -366,8 +387,18 @@ mod tests {
         };
         let mut scribe = Recorder::new().scribe();
         let mut endless = Endless;
-        let read = read_all(&reach, &mut endless, &mut scribe);
+        let interrupt = CancellationToken::new();
+        let read = read_all(&reach, &mut endless, &mut scribe, &interrupt);
         let ended = timeout(2 * READ_WITHIN, read).await.expect("it is still reading");
         assert!(ended.unwrap_err().contains("longer than 600 s"));
+        // Ctrl-C while it reads.
+        let began = Instant::now();
+        let later = async {
+            sleep(CALM_TIMEOUT).await;
+            interrupt.cancel();
+        };
+        let (ended, ()) = tokio::join!(read_all(&reach, &mut endless, &mut scribe, &interrupt), later);
+        assert!(ended.unwrap_err().contains("interrupted"));
+        assert!(began.elapsed() < CALM_TIMEOUT + HURRIED_READ_WITHIN + CALM_TIMEOUT);
     }
 }

@@ -167,6 +167,8 @@ fn bytes_of(action: &Action) -> usize {
             Action::Table(Table::Line { snapshots: Some(line), .. }) => line.len() * ENTRY,
             Action::Catalog(Catalog::Tree { tables: Some(tables), .. }) => tables.len() * ENTRY,
             Action::Cached(Cached::Read { values: Some(values), .. }) => values.len() * ENTRY,
+            Action::Hot(Hot::Fences { line: Some(line), .. })
+            | Action::Upkeep(Hot::Fences { line: Some(line), .. }) => line.len() * ENTRY,
             Action::Hot(Hot::Read { whole, odd, .. }) | Action::Upkeep(Hot::Read { whole, odd, .. }) => {
                 list(whole) + odd.len() * ENTRY
             }

@@ -65,6 +65,8 @@ pub struct Door {
     pub nodes: Roster,
     /// Where tables' files are, if they are this machine's.
     pub warehouse: Option<PathBuf>,
+    /// The cluster is the run's own: what is not the workload's may be changed as well.
+    pub is_own: bool,
 }
 
 /// One client's sessions at the query nodes, each with where that node was when it began.
@@ -130,6 +132,11 @@ impl Access {
     /// Where tables' files are, if they are this machine's.
     pub fn warehouse(&self) -> Option<PathBuf> {
         self.sessions.as_ref()?.door.warehouse.clone()
+    }
+
+    /// Whether the cluster is the run's own, and nobody's who is only lending it.
+    pub fn is_own(&self) -> bool {
+        self.sessions.as_ref().is_some_and(|sessions| sessions.door.is_own)
     }
 
     /// Any query node. `None` if there is none.

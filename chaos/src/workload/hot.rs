@@ -7,9 +7,12 @@
 //! With upkeep, small files are packed, snapshots expire, and copies of the table, which borrow its files, are dropped and purged meanwhile, all
 //! the time and at any node: whatever is read must be there. Where the tables' files are this machine's, orphans are swept as well
 //! ([`super::swept`]). What no table has had of all this when the faults are over is done to the newest then, before everything is read.
+//!
+//! One more table has what workers do by themselves ([`super::tended`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,14 +23,16 @@ use rand::Rng;
 
 use super::access::Access;
 use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, stale_ms, told};
+use super::tended::{self, TENDED};
 use super::{Actor, Frame, Plan, swept};
-use crate::check::hot::{GONE, TORN};
+use crate::check::hot::{EXPIRES_BEYOND_S, GONE, RETAINED, TORN};
 use crate::history::{Action, Chore, Hot, Key, Table};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value};
 
-/// Operations on one table: each commit writes down all snapshots that there are.
-const USES: u64 = 500;
+/// Operations on one table: each commit writes down all snapshots that there are, and a read opens a file for each append, which an object
+/// store that is slow, or shares its processors with all the rest, gives a few of at a time.
+const USES: u64 = 200;
 /// The probability of a read.
 const READS: f64 = 0.08;
 /// With upkeep: more reads, that many of a hundred operations are chores, and tables are used for longer, so that there is something to
@@ -39,11 +44,6 @@ const USES_WITH_UPKEEP: u64 = 2_000;
 /// expiry that takes such files along would not show.
 const PACKS_FOR_S: u64 = 10;
 const PACKS_EVERY_S: u64 = 30;
-/// How much older than any statement can be, in seconds, a snapshot must be to expire: none loses what it reads, also at a node that shows
-/// what was there a second ago.
-const EXPIRES_BEYOND_S: u64 = 3;
-/// So many snapshots are kept however old they are: after a time in which nobody could commit the newest ones are old, and still read.
-const RETAINED: u32 = 10;
 /// Why a chore is refused that changed nothing.
 const NOTHING_TO_DO: &str = "there was nothing to do";
 /// How much longer than two statements, in seconds, a file must have been there before it is made to look old.
@@ -71,18 +71,20 @@ fn plan_as(clients: usize, upkeep: bool) -> Plan {
 
 /// What clients know together.
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     upkeep: bool,
     used: Used,
     /// The chores that have changed something, and of which table.
     done: Mutex<BTreeSet<(i64, Chore)>>,
     began: Instant,
+    /// A worker was seen to have looked after the table that it is to.
+    pub(super) is_tended: AtomicBool,
 }
 
 impl Shared {
-    fn new(upkeep: bool) -> Self {
+    pub(super) fn new(upkeep: bool) -> Self {
         let used = Used::new(if upkeep { USES_WITH_UPKEEP } else { USES });
-        Self { upkeep, used, done: Mutex::default(), began: clock::now() }
+        Self { upkeep, used, done: Mutex::default(), began: clock::now(), is_tended: AtomicBool::new(false) }
     }
 
     /// Whether files are packed now.
@@ -101,27 +103,39 @@ impl Shared {
 
     /// The newest table and the chores that it has not had; none if any table has had them all.
     fn left(&self, wanted: &[Chore]) -> (i64, Vec<Chore>) {
-        let (done, tables) = (self.done(), self.used.all());
+        let (done, tables) = (self.done(), self.kept());
         let left = |table: i64| wanted.iter().copied().filter(|what| !done.contains(&(table, *what))).collect();
         let newest = tables.iter().copied().max().unwrap_or_default();
         let is_settled = tables.iter().any(|table| Vec::<Chore>::is_empty(&left(*table)));
         (newest, if is_settled { Vec::new() } else { left(newest) })
     }
 
+    /// The tables that clients do chores of.
+    fn kept(&self) -> Vec<i64> {
+        self.used.all().into_iter().filter(|table| *table != TENDED).collect()
+    }
+
     /// Of this workload.
-    fn action(&self, hot: Hot) -> Action {
+    pub(super) fn action(&self, hot: Hot) -> Action {
         if self.upkeep { Action::Upkeep(hot) } else { Action::Hot(hot) }
     }
 
     /// Makes a table unless it is there.
-    async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
-        let sql = format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, v BIGINT)", name(table));
+    pub(super) async fn make(&self, table: i64, node: u64, access: &mut Access) -> Result<(), Failure> {
+        let asks = if table == TENDED { tended::asks(expired_age_s(access.timeout)) } else { String::new() };
+        let sql = format!("CREATE TABLE IF NOT EXISTS {} (id BIGINT, v BIGINT){asks}", name(table));
         self.used.make(table, &sql, node, access).await
     }
 }
 
 fn name(table: i64) -> String {
     format!("{SCHEMA}.hot_{table}")
+}
+
+/// How old snapshots are that expire, in seconds: no statement loses what it reads, also at a node that shows what was there a second
+/// ago. One that is cut off may: that is for the check to know.
+fn expired_age_s(timeout: Duration) -> u64 {
+    timeout.as_secs() + EXPIRES_BEYOND_S
 }
 
 struct Client {
@@ -131,7 +145,10 @@ struct Client {
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
-        let table = self.shared.used.tables.pick(&mut access.rng);
+        let table = match self.shared.upkeep && access.chance(tended::ON_IT) {
+            true => TENDED,
+            false => self.shared.used.tables.pick(&mut access.rng),
+        };
         let Some(node) = access.any_node() else { return };
         // Whoever comes next tries again.
         if self.shared.make(table, node, access).await.is_err() {
@@ -142,7 +159,10 @@ impl Actor for Client {
             let _ = read(&self.shared, table, node, access, scribe).await;
             return;
         }
-        if self.shared.upkeep && access.chance(CHORES) {
+        if table == TENDED && access.chance(tended::FENCES) {
+            return tended::look(&self.shared, node, access, scribe).await;
+        }
+        if self.shared.upkeep && table != TENDED && access.chance(CHORES) {
             let what = match access.rng.random_range(0..8) {
                 0..3 if self.shared.packs(clock::now()) => Chore::Pack,
                 0..6 => Chore::Expire,
@@ -153,23 +173,28 @@ impl Actor for Client {
             };
             return keep_up(&self.shared, table, what, node, access, scribe).await;
         }
-        let number = self.shared.used.numbers.next();
-        let action = self.shared.action(Hot::Append { table: table.into(), number });
-        let by = access.deadline();
-        scribe.invoke(action.clone());
-        match access.run(node, &statement(table, number), None, by).await {
-            Ok(answer) => match count_of(&answer) {
-                Some(count) if count == Table::PARTS as i64 => {
-                    scribe.ok(action, None, Some(node));
-                    self.shared.used.acknowledge();
-                }
-                count => {
-                    let what = format!("it has written {count:?} rows instead of {}", Table::PARTS);
-                    scribe.amiss(action, None, Some(node), &what);
-                }
-            },
-            Err(failure) => scribe.statement_failed(action, &failure, node),
-        }
+        append(&self.shared, table, node, access, scribe).await;
+    }
+}
+
+/// One INSERT.
+pub(super) async fn append(shared: &Shared, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) {
+    let number = shared.used.numbers.next();
+    let action = shared.action(Hot::Append { table: table.into(), number });
+    let by = access.deadline();
+    scribe.invoke(action.clone());
+    match access.run(node, &statement(table, number), None, by).await {
+        Ok(answer) => match count_of(&answer) {
+            Some(count) if count == Table::PARTS as i64 => {
+                scribe.ok(action, None, Some(node));
+                shared.used.acknowledge();
+            }
+            count => {
+                let what = format!("it has written {count:?} rows instead of {}", Table::PARTS);
+                scribe.amiss(action, None, Some(node), &what);
+            }
+        },
+        Err(failure) => scribe.statement_failed(action, &failure, node),
     }
 }
 
@@ -212,7 +237,7 @@ async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &m
         Chore::Purge => String::new(),
         Chore::Pack => format!("CALL system.rewrite_data_files('{name}', min_input_files => 2)"),
         Chore::Expire => {
-            let age_s = access.timeout.as_secs() + EXPIRES_BEYOND_S;
+            let age_s = expired_age_s(access.timeout);
             format!(
                 "CALL system.expire_snapshots('{name}', older_than => now() - INTERVAL '{age_s} seconds', retain_last => {RETAINED})"
             )
@@ -351,6 +376,7 @@ impl Frame for Tables {
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
         if self.shared.upkeep {
             make_up(&self.shared, access, scribe).await;
+            tended::await_worker(&self.shared, access, scribe).await;
         }
         let purged = match self.shared.done().iter().any(|(_, what)| *what == Chore::Purge) {
             true => purged(access).await,

@@ -40,6 +40,16 @@ pub struct Rest {
     pub nodes: Roster,
 }
 
+impl Rest {
+    /// Whether its Python has PyIceberg.
+    ///
+    /// # Errors
+    /// What is missing, and what to do.
+    pub async fn check(&self) -> Result<(), Failure> {
+        started(&self.python, SCRIPT).await.map(drop)
+    }
+}
+
 /// Processes that nobody has taken yet: they are started before clients begin. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ready(Arc<Mutex<Vec<Running>>>);
@@ -280,7 +290,9 @@ mod tests {
     #[tokio::test]
     async fn what_is_missing_is_told_with_what_to_do() {
         for (python, why) in [("/nowhere/python3", "No such file"), ("/bin/true", "ended without a word")] {
-            let failure = by(python, SCRIPT).start().await.unwrap_err();
+            let mut client = by(python, SCRIPT);
+            assert!(client.rest.check().await.unwrap_err().message.contains(why));
+            let failure = client.start().await.unwrap_err();
             assert_eq!(failure.what, What::NotServed);
             assert!(failure.message.contains(python) && failure.message.contains(why), "{failure}");
             assert!(failure.message.contains("--python"), "{failure}");

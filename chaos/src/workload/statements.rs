@@ -239,7 +239,12 @@ pub(super) mod canned {
             timeout: Duration::from_secs(10),
             seed: 1,
             dialer: Dialer::default(),
-            door: Some(Door { front: Arc::new(Canned(Answer { rows, stale: None })), nodes, warehouse: None }),
+            door: Some(Door {
+                front: Arc::new(Canned(Answer { rows, stale: None })),
+                nodes,
+                warehouse: None,
+                is_own: true,
+            }),
         };
         reach.access(0).unwrap()
     }

@@ -1,11 +1,11 @@
 //! Generated histories of the workloads `hot` and `upkeep`: appends that are merged and shown late are valid, also while files are packed and
-//! snapshots expire, and the same with one broken promise are not.
+//! snapshots expire and workers look after a table in turn, and the same with one broken promise are not.
 
 use std::collections::BTreeMap;
 
 use lake_chaos::check::Verdict;
-use lake_chaos::check::hot::{GONE, TORN};
-use lake_chaos::history::{Action, Chore, History, Hot, Key, Kind, Operation, Process, Workload};
+use lake_chaos::check::hot::{GONE, RETAINED, TORN};
+use lake_chaos::history::{Action, Chore, Fenced, History, Hot, Key, Kind, Operation, Process, Workload};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -14,6 +14,8 @@ use crate::{assert_found, judged, read_back};
 const NODES: usize = 2;
 const STEPS: usize = 400;
 const SEEDS: u64 = 24;
+/// The table that workers look after by themselves.
+const TENDED: i64 = 1;
 /// Milliseconds.
 const FRESH: u64 = 1_000;
 
@@ -36,6 +38,9 @@ struct Sim {
     unexpired: u64,
     /// A chore that never finds anything to do.
     idle: Option<Chore>,
+    /// The fence of the shard, and the snapshots that workers have made, the oldest of which expire.
+    fence: u64,
+    fenced: Vec<Fenced>,
 }
 
 impl Sim {
@@ -54,6 +59,8 @@ impl Sim {
             unpacked: 0,
             unexpired: 0,
             idle: None,
+            fence: 1,
+            fenced: Vec::new(),
         }
     }
 
@@ -121,6 +128,27 @@ impl Sim {
         self.event(self.process, if is_done { Kind::Ok } else { Kind::Fail }, action, Some(0));
     }
 
+    /// A worker packs the table that it looks after: the one that has the shard, which may have been given to it just now.
+    fn tend(&mut self) {
+        self.fence += u64::from(self.rng.random_bool(0.2));
+        self.tend_under(self.fence, self.fence % NODES as u64);
+        if self.fenced.len() > 20 {
+            self.fenced.remove(0);
+        }
+    }
+
+    fn tend_under(&mut self, fence: u64, worker: u64) {
+        let sequence = self.fenced.last().map_or(1, |last| last.sequence + self.rng.random_range(1..4));
+        self.fenced.push(Fenced { sequence, shard: 7, fence, worker: format!("query-{worker}") });
+    }
+
+    fn read_fences(&mut self) {
+        self.process += 1;
+        let fences = |line| Hot::Fences { table: TENDED.into(), line };
+        self.event(self.process, Kind::Invoke, fences(None), None);
+        self.event(self.process, Kind::Ok, fences(Some(self.fenced.clone())), Some(0));
+    }
+
     /// A read that fails.
     fn fails(&mut self, error: &str) {
         self.process += 1;
@@ -143,9 +171,11 @@ impl Sim {
         match self.rng.random_range(0..10) {
             0..5 => drop(self.begin()),
             5 | 6 => self.commit(),
-            7 if self.workload == Workload::Upkeep => match self.rng.random_range(0..3) {
+            7 if self.workload == Workload::Upkeep => match self.rng.random_range(0..5) {
                 0 => self.keep_up(Chore::Pack),
                 1 => self.keep_up(Chore::Expire),
+                2 => self.tend(),
+                3 => self.read_fences(),
                 _ => self.fails("query node 2 accepts no connection"),
             },
             _ => {
@@ -177,6 +207,8 @@ impl Sim {
         self.commit();
         if self.workload == Workload::Upkeep {
             [Chore::Pack, Chore::Expire].into_iter().for_each(|what| self.keep_up(what));
+            self.tend();
+            self.read_fences();
         }
         self.now_ms += FRESH + 10;
         (0..NODES).for_each(|node| {
@@ -232,6 +264,27 @@ const BROKEN: [(&str, Break); 9] = [
     ("file gone", |sim, _| sim.fails(&format!("{GONE}: reading /w/chaos/hot_0/data/1.parquet"))),
 ];
 
+/// What workers must not do.
+const UNFENCED: [(&str, Break); 3] = [
+    ("fence fell", |sim, _| {
+        sim.fence += 1;
+        sim.tend_under(sim.fence, 1);
+        sim.tend_under(sim.fence - 1, 0);
+    }),
+    ("two workers", |sim, _| {
+        sim.fence += 1;
+        sim.tend_under(sim.fence, 0);
+        sim.tend_under(sim.fence, 1);
+    }),
+    ("two snapshots", |sim, _| {
+        sim.tend();
+        sim.read_fences();
+        sim.fence += 1;
+        let last = sim.fenced.len() - 1;
+        sim.fenced[last].fence = sim.fence;
+    }),
+];
+
 const BOTH: [Workload; 2] = [Workload::Hot, Workload::Upkeep];
 
 #[test]
@@ -254,6 +307,43 @@ fn every_broken_promise_is_found_and_named() {
             assert_found(name, seed, workload, &sim.run(STEPS / 4));
         }
     }
+}
+
+#[test]
+fn upkeep_by_two_workers_is_found_and_named() {
+    for (name, break_it) in UNFENCED {
+        for seed in 0..SEEDS {
+            let mut sim = Sim::new(Workload::Upkeep, seed);
+            (0..10 * seed as usize).for_each(|_| sim.step());
+            break_it(&mut sim, 0);
+            sim.read_fences();
+            assert_found(name, seed, Workload::Upkeep, &sim.run(STEPS / 4));
+        }
+    }
+}
+
+/// A node that is cut off goes on with a version that others let expire.
+#[test]
+fn a_version_that_may_have_expired_need_not_be_there() {
+    let gone = format!("{GONE}: reading /w/chaos/hot_0/data/1.parquet");
+    for seed in 0..SEEDS {
+        let mut sim = Sim::new(Workload::Upkeep, seed);
+        (0..10 * seed as usize).for_each(|_| sim.step());
+        for _ in 0..RETAINED {
+            sim.own();
+        }
+        sim.fails(&gone);
+        assert_eq!(judged(Workload::Upkeep, &sim.run(STEPS)), Verdict::Valid, "seed {seed}");
+    }
+    // Once it has shown what there is, it is past that.
+    let mut sim = Sim::new(Workload::Upkeep, 1);
+    for _ in 0..RETAINED {
+        sim.own();
+    }
+    let whole = sim.there.clone();
+    sim.told(1, whole, BTreeMap::new());
+    sim.fails(&gone);
+    assert_found("file gone", 1, Workload::Upkeep, &sim.run(STEPS));
 }
 
 #[test]

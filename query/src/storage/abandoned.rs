@@ -11,12 +11,12 @@ use std::time::{Duration, SystemTime};
 use arrow::compute::kernels::cast_utils::string_to_timestamp_nanos;
 use axum::http::{Method, Uri};
 use datafusion::execution::object_store::ObjectStoreUrl;
+use object_store::ClientOptions;
 use object_store::aws::{AmazonS3, AwsAuthorizer};
 use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody, ReqwestConnector};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::signer::Signer;
-use object_store::{ClientOptions, CredentialProvider};
 
 use super::{Storage, outside};
 use crate::error::{Error, Result};

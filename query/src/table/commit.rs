@@ -136,10 +136,13 @@ enum Look {
 pub async fn commit(
     tables: &Tables,
     table: &Table,
-    proposal: Proposal,
+    mut proposal: Proposal,
     mut files: DataFiles,
     deadline: Instant,
 ) -> Result<Versioned<TablePointer>> {
+    if let Some(change) = &mut proposal.change {
+        change.notes.extend(tables.notes.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+    }
     for added in proposal.change.iter().flat_map(Change::manifests) {
         files.add_object(added.manifest_path.clone());
     }

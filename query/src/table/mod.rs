@@ -50,7 +50,7 @@ pub mod view;
 pub mod warehouses;
 pub mod writer;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,7 @@ use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
+use crate::upkeep::Guard;
 use append::Appends;
 use commit::Proposal;
 use conflict::Reads;
@@ -114,6 +115,8 @@ pub struct Tables {
     target_file_bytes: usize,
     last_look: LastLook,
     pub(crate) scope: Scope,
+    /// What the summary of every snapshot says besides.
+    notes: Arc<BTreeMap<&'static str, String>>,
 }
 
 /// One version of a table, as a statement sees it.
@@ -156,6 +159,7 @@ impl Tables {
             target_file_bytes,
             last_look: LastLook::default(),
             scope: Scope::Plain,
+            notes: Arc::default(),
         })
     }
 
@@ -167,6 +171,12 @@ impl Tables {
     /// The same, where no table's change is made unless these compares hold when it is.
     pub fn guarded(&self, guards: Vec<Compare>) -> Arc<Self> {
         Arc::new(Self { writer: self.writer.guarded(guards), ..self.clone() })
+    }
+
+    /// The same, under a guard of upkeep: its snapshots say which.
+    pub fn under(&self, guard: Guard) -> Arc<Self> {
+        let Guard { compares, notes } = guard;
+        Arc::new(Self { writer: self.writer.guarded(compares), notes: Arc::new(notes), ..self.clone() })
     }
 
     /// What changes are made with: where they are one operation, its outcome is left with the first.

@@ -1,6 +1,6 @@
 //! Upkeep: what tables ask for, of whoever has them, under a guard.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -8,7 +8,7 @@ use lake_client::shards::{LEAVE_SHARD, MAX_SHARDS, Moving, SETTINGS, Settings, W
 use lake_client::store::Token;
 use lake_proto::kv::Compare;
 use lake_query::chores::Chores;
-use lake_query::upkeep::{Claim, Round, Upkeep};
+use lake_query::upkeep::{Claim, FENCE_NOTE, Guard, Round, Upkeep};
 use uuid::Uuid;
 
 use crate::common::*;
@@ -25,8 +25,9 @@ struct Has {
 
 #[async_trait]
 impl Claim for Has {
-    fn guard(&self, table: Uuid) -> Option<Vec<Compare>> {
-        self.tables.contains(&table).then(|| self.guard.lock().unwrap().clone())
+    fn guard(&self, table: Uuid) -> Option<Guard> {
+        let compares = self.tables.contains(&table).then(|| self.guard.lock().unwrap().clone())?;
+        Some(Guard { compares, notes: BTreeMap::from([(FENCE_NOTE, "7".to_owned())]) })
     }
 
     fn follows(&self, table: Uuid) -> bool {
@@ -78,6 +79,12 @@ async fn tables_get_what_they_ask_for_from_whoever_has_them() {
     let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), claim.clone());
     assert_eq!(upkeep.round().await.unwrap(), Round { tables: 2, changed: 1, failed: 0, ..Round::default() });
     assert_eq!(files("It's").await, 1);
+    // The snapshot of the upkeep says its fence, and no other does.
+    let fenced = "SELECT count(*) FROM \"It's$snapshots\" WHERE summary['lake.fence']";
+    let by_operation = async |operation: &str, says: &str| {
+        number(&client, &format!("{fenced} {says} AND operation = '{operation}'")).await
+    };
+    assert_eq!((by_operation("replace", "= '7'").await, by_operation("append", "IS NULL").await), (1, 6));
     assert_eq!((files("silent").await, files("other").await), (6, 6));
     assert_eq!(
         upkeep.round().await.unwrap(),
