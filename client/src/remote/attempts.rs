@@ -60,7 +60,7 @@ impl Rules {
     pub const ONCE: Self = Self { resend: Resend::Never, ..Self::RESENDABLE };
     /// It carries a stamp.
     pub const STAMPED: Self = Self { resend: Resend::ExactlyOnce, ..Self::RESENDABLE };
-    /// A change of the membership: it takes its time, and may be asked for again.
+    /// A change of the membership, or of who has shards: it takes its time, and may be asked for again.
     pub const CHANGE: Self = Self { attempt: None, ..Self::RESENDABLE };
     /// One that waits for those before it.
     pub const QUEUED_CHANGE: Self = Self { waits_its_turn: true, ..Self::CHANGE };

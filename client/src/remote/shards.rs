@@ -1,6 +1,7 @@
 //! The shards of the cluster, as its leader knows and moves them ([`crate::shards`]).
 //!
-//! A request that is sent again does no harm: a shard that a node has already is not moved to it, and what is balanced stays.
+//! A request that is sent again does no harm: a shard that a node has already is not moved to it, and what is balanced stays. A move has
+//! all the time of its caller, since workers are waited for before it and after it.
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,7 @@ impl RemoteStore {
     ) -> Result<ShardMove, Error> {
         let doing = format!("moving shard {shard} to {node}");
         let (answer, _) = self
-            .on_leader(&doing, deadline, Rules::RESENDABLE, async |address, timeout| {
+            .on_leader(&doing, deadline, Rules::CHANGE, async |address, timeout| {
                 let message = v1::MoveShardRequest { shard, node: node.to_owned(), dry_run };
                 let request = self.inner.request(message, timeout)?;
                 Ok(ShardsClient::new(self.inner.channel(&address)?).move_shard(request).await?.into_inner())
@@ -58,7 +59,7 @@ impl RemoteStore {
     /// As every call.
     pub async fn balance_shards(&self, dry_run: bool, deadline: Instant) -> Result<Vec<ShardMove>, Error> {
         let (answer, _) = self
-            .on_leader("balancing the shards", deadline, Rules::RESENDABLE, async |address, timeout| {
+            .on_leader("balancing the shards", deadline, Rules::CHANGE, async |address, timeout| {
                 let request = self.inner.request(v1::BalanceShardsRequest { dry_run }, timeout)?;
                 Ok(ShardsClient::new(self.inner.channel(&address)?).balance(request).await?.into_inner())
             })

@@ -74,7 +74,10 @@ pub fn file_bounds(file: &DataFile, id: i32, data_type: &DataType) -> Bounds {
     let bound = |datum: Option<&Datum>| datum.and_then(|datum| scalar(datum, data_type));
     let bounds = Bounds { lower: bound(file.lower_bounds().get(&id)), upper: bound(file.upper_bounds().get(&id)) };
     // Both cut, and the upper one not rounded up: then it bounds nothing.
-    match bounds.lower == bounds.upper && bounds.lower.as_ref().is_some_and(may_be_cut) {
+    let are_cut = bounds.lower == bounds.upper && bounds.lower.as_ref().is_some_and(may_be_cut);
+    // No values are between them: they are damaged, and DataFusion takes them for a defect of its own.
+    let are_crossed = matches!((&bounds.lower, &bounds.upper), (Some(lower), Some(upper)) if lower > upper);
+    match are_cut || are_crossed {
         true => Bounds::default(),
         false => bounds,
     }
@@ -299,6 +302,8 @@ mod tests {
     fn bounds_that_look_like_one_value_and_need_not_be_are_none() {
         let long = || Datum::string("0123456789abcdef");
         assert_eq!(file_bounds(&file(long(), long(), None), 1, &DataType::Utf8View), Bounds::default());
+        let crossed = file(Datum::long(3), Datum::long(2), None);
+        assert_eq!(file_bounds(&crossed, 1, &DataType::Int64), Bounds::default());
         let short = file_bounds(&file(Datum::string("x"), Datum::string("x"), None), 1, &DataType::Utf8View);
         assert_eq!(short.lower, Some(ScalarValue::Utf8View(Some("x".into()))));
         let statistics = column_statistics(&file(Datum::string("x"), Datum::string("x"), None), 1, &DataType::Utf8View);

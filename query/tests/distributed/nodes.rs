@@ -62,7 +62,7 @@ async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
     let mut large = Foreign::create(&cluster, "large", FormatVersion::V2, columns, spec, &[]).await;
     let file = large.data(&batch(vec![(1, "x", Arc::new(Int64Array::from(vec![1])) as ArrayRef)]));
     let file = file.with(|file| {
-        file.file_size_in_bytes(2 << 30);
+        file.file_size_in_bytes(2 << 30).record_count(100_000_000);
     });
     large.commit("large", vec![file]).await;
     let plan = text(&client, "EXPLAIN SELECT x % 10, count(*) FROM large GROUP BY x % 10").await.concat().join("\n");
