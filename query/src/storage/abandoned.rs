@@ -151,6 +151,9 @@ impl Storage {
 
     /// Aborts uploads below a location. What cannot be aborted is left for the next sweep.
     pub async fn abort_uploads(&self, location: &str, uploads: &[Abandoned]) -> Result<()> {
+        if uploads.is_empty() {
+            return Ok(());
+        }
         let bucket = self.uploads_of(location)?;
         for Abandoned { path, id, .. } in uploads {
             match bucket.s3.abort_multipart(path, id).await {
@@ -185,6 +188,7 @@ mod tests {
     use object_store::client::{HttpError, HttpResponse, HttpService};
 
     use super::*;
+    use crate::config::S3Config;
 
     /// An S3 service that has uploads, in two answers, and says what else it was asked.
     #[derive(Debug, Clone, Default)]
@@ -254,5 +258,12 @@ mod tests {
                 "DELETE http://s3.test/b/w/t/data/a.parquet?uploadId=1",
             ]
         );
+    }
+
+    #[tokio::test]
+    async fn where_nothing_is_uploaded_in_parts_nothing_is_there_to_abort() {
+        let storage = Storage::new("file:///nowhere".to_owned(), S3Config::default());
+        let found = storage.abandoned_uploads("file:///nowhere/t/", None).await.unwrap();
+        storage.abort_uploads("file:///nowhere/t/", &found).await.unwrap();
     }
 }

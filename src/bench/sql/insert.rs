@@ -60,7 +60,7 @@ pub async fn run(bench: &Bench, args: &Args) -> Result<Report> {
     let (lake, plain) = (rate(lake_times), rate(plain_times));
     let text = format!(
         "insert at scale {}, {rows} rows, medians of {} rounds: INSERT {lake:.0} rows per second ({} files, {} bytes), COPY of DataFusion \
-         {plain:.0} ({} files, {} bytes), {:.2} times; all rows were the same",
+         {plain:.0} ({} files, {} bytes), {:.2} times; the sums of both were the same",
         args.scale,
         bench.rounds,
         lake_made.files,

@@ -1,7 +1,7 @@
 //! Planning a query for few of very many data files. There are no such files: planning reads what manifests say of them.
 //!
 //! Each table has files in many partitions, written by a number of commits: `clustered`, where each commit has files of partitions of
-//! its own, as data comes that is partitioned by time, and `scattered`, where each has files of all. EXPLAIN is timed, of one partition: cold
+//! its own, as data comes that is partitioned by time, and `scattered`, where each has files of partitions all over. EXPLAIN is timed, of one partition: cold
 //! on a node that has just been started (the operating system still has the metadata's files), and then warm.
 
 use std::collections::HashMap;
@@ -25,6 +25,8 @@ use super::{Bench, Report, TIMEOUT, median, query, timed};
 
 const MAX_FILES: u32 = 10_000_000;
 const MAX_COMMITS: u32 = 10_000;
+/// Partitions of scattered files that follow each other are so far apart: primes, of which no number of partitions that can be has both.
+const STRIDES: [u32; 2] = [7919, 7907];
 /// EXPLAINs of a round with warm caches.
 const WARM: usize = 10;
 /// What each file is said to hold.
@@ -63,7 +65,11 @@ impl Layout {
     fn partition(self, file: u32, args: &Args) -> u32 {
         match self {
             Layout::Clustered => file / args.wanted,
-            Layout::Scattered => file % (args.files / args.wanted),
+            Layout::Scattered => {
+                let partitions = args.files / args.wanted;
+                let stride = STRIDES.into_iter().find(|stride| !partitions.is_multiple_of(*stride)).unwrap_or(1);
+                (u64::from(file) * u64::from(stride) % u64::from(partitions)) as u32
+            }
         }
     }
 }
@@ -231,6 +237,16 @@ mod tests {
             let mut counts = [0; 20];
             all.iter().for_each(|file| counts[layout.partition(*file, &args) as usize] += 1);
             assert_eq!(counts, [3; 20], "{}", layout.name());
+        }
+    }
+
+    #[test]
+    fn each_commit_of_the_scattered_table_is_of_partitions_all_over() {
+        let args = Args { files: 100_000, wanted: 10, commits: 50 };
+        for commit in 0..args.commits {
+            let of = || part(args.files, args.commits, commit).map(|file| Layout::Scattered.partition(file, &args));
+            let (first, last) = (of().min().unwrap(), of().max().unwrap());
+            assert!(first < 100 && last >= 9_900, "commit {commit} has {first} to {last} of 10,000");
         }
     }
 }
