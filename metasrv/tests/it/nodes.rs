@@ -391,6 +391,7 @@ async fn a_thousand_nodes() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     let core = (processor_time(peers.peers.pid(leader).unwrap()) - used).as_secs_f64() / at.elapsed().as_secs_f64();
     println!("the leader of {NODES} nodes took {:.1} % of a core", core * 100.0);
+    assert_eq!(peers.leader().await, leader, "another peer leads since: run it again");
     let left: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
     let before = questions(&peers, &left).await;
     peers.kill(leader);
@@ -420,6 +421,7 @@ async fn a_thousand_nodes() {
     assert!(last < Duration::from_secs(10), "{last:?}");
     // One question of each, and more only where an answer came too late.
     assert!(asked <= 2.0 * NODES as f64, "who leads was asked {asked} times");
+    assert!(asked >= NODES as f64 / 2.0, "who has lost the leader has to ask, and {asked} did");
 }
 
 #[tokio::test(flavor = "multi_thread")]

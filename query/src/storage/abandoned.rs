@@ -3,7 +3,7 @@
 //!
 //! object_store aborts uploads and does not list them. The one request that does is made here, signed by its signer.
 //!
-//! What holds: where ages count, an upload of which the store does not say when it began (as SeaweedFS does not) is never old enough.
+//! What holds: where ages count, an upload of which the store does not say when it began is never old enough.
 //! Limits: [`MOST_PAGES`] answers of at most 1,000 uploads each.
 
 use std::time::{Duration, SystemTime};
