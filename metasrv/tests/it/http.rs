@@ -244,7 +244,7 @@ async fn operators_see_and_change_what_is_coordinated() {
     catalog.create_warehouse("old", &Profile::new("file:///old", None).unwrap(), soon()).await.unwrap();
     let path = "/v1/procedures/purge-warehouse/old";
     let (code, would) = ask("POST", &format!("{path}?dry_run=true")).await;
-    let nothing = "\"would_drop\":{\"tables\":0,\"views\":0,\"namespaces\":0}";
+    let nothing = "\"would_drop\":{\"namespaces\":0,\"tables\":0,\"views\":0}";
     assert!(code == 200 && would.contains("\"procedure\":null") && would.contains(nothing), "{code} {would}");
     assert!(catalog.warehouses(soon()).await.unwrap().profiles.contains_key("old"), "it was only told");
     assert_eq!(http(address(other), "POST", path, "").await.0, 421);
