@@ -34,7 +34,9 @@ impl Style {
         let level = properties.get(LEVEL).map(String::as_str);
         let codec = properties.get(CODEC).map(|codec| codec.to_ascii_lowercase());
         let compression = match codec.as_deref() {
-            None | Some("zstd" | "brotli" | "lzo") => Compression::ZSTD(zstd(level)?),
+            None | Some("zstd") => Compression::ZSTD(zstd(level)?),
+            // The level is of what is not written.
+            Some("brotli" | "lzo") => Compression::ZSTD(zstd(None)?),
             Some("gzip") => Compression::GZIP(gzip(level)?),
             Some("snappy") => Compression::SNAPPY,
             Some("lz4") => Compression::LZ4,

@@ -449,6 +449,9 @@ mod tests {
             let written = format!("{:?}", reader.metadata().row_group(0).column(1).compression_codec());
             assert_eq!(written, codec.to_ascii_uppercase());
         }
+        // A level of a codec that lake does not write is none of zstd.
+        let brotli = [("write.parquet.compression-codec", "brotli"), ("write.parquet.compression-level", "0")];
+        assert!(writer_with(dir.path(), 1 << 20, &brotli).is_ok());
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ use lake_query::client::SqlClient;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::{Bench, Report, median, plain_query, query};
+use super::{Bench, Report, both, median, plain_query, query};
 
 const TABLE: &str = "points";
 const MAX_QUERIES: u64 = 10_000_000;
@@ -78,10 +78,13 @@ pub async fn run(bench: &Bench, args: &Args) -> Result<Report> {
     let mut calls: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut hits, mut rounds) = (0, Duration::ZERO);
     for round in 0..=bench.rounds {
-        let before = metadata.counters();
-        let measured = ask_all(&lake, args).await.context("the query node")?;
-        let after = metadata.counters();
-        let of_plain = ask_all(&plain, args).await.context("DataFusion")?;
+        let of_lake = async {
+            let before = metadata.counters();
+            let measured = ask_all(&lake, args).await.context("the query node")?;
+            Ok((before, measured, metadata.counters()))
+        };
+        let of_plain = async { ask_all(&plain, args).await.context("DataFusion") };
+        let (((before, measured, after), _), (of_plain, _)) = both(round, of_lake, of_plain).await?;
         if round > 0 {
             lake_rates.push(measured.per_second(args.queries));
             plain_rates.push(of_plain.per_second(args.queries));
