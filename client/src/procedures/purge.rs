@@ -18,6 +18,8 @@ use crate::catalog::{Namespace, TableIdent, TablePointer};
 
 /// The kind's name, and that of the instruction.
 pub const PURGE_TABLE: &str = "purge_table";
+/// What the ids of all purges of tables begin with, and of others.
+pub const IDS: &str = "purge-";
 /// The steps.
 pub const RETAIN: &str = "retain";
 pub const CHECK: &str = "check";
@@ -113,7 +115,7 @@ impl Purge {
 
 /// What the ids of all purges of a table begin with.
 pub fn ids_of(table: Uuid) -> String {
-    format!("purge-{table}-")
+    format!("{IDS}{table}-")
 }
 
 /// The revision that the pointer of a table had when it was dropped, by the id of its purge.
