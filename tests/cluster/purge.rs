@@ -17,7 +17,7 @@ const WRITTEN: usize = 500;
 const STEPS: [&str; 5] = ["purge-checked", "purge-files", "purge-manifests", "purge-lists", LAST];
 const LAST: &str = "purge-metadata";
 
-fn files(dir: &Path) -> BTreeSet<PathBuf> {
+pub fn files(dir: &Path) -> BTreeSet<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let below = entries.flat_map(|entry| match entry.path() {
         path if path.is_dir() => files(&path),

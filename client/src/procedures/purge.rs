@@ -2,9 +2,11 @@
 //!
 //! | step     | who     | what                                                                                     |
 //! |----------|---------|------------------------------------------------------------------------------------------|
-//! | `retain` | leader  | waits for the retention time. Nothing else has begun: it may be cancelled                 |
+//! | `retain` | leader  | waits for the retention time. Nothing else has begun: it may be cancelled                |
 //! | `check`  | workers | whether live tables refer to something in the location. It may be cancelled still        |
 //! | `delete` | workers | deletes what the table's metadata reaches inside of its location, itself last            |
+//!
+//! Without a metadata cluster the janitor does all of it ([`crate::janitor`]).
 //!
 //! A worker does a bounded part of a step at a time, and says where the next one begins ([`Cursor`]). What was done
 //! before an answer was lost is done again, which changes nothing: a file is deleted before the one that leads to it.
@@ -104,6 +106,24 @@ impl Purge {
         let namespace = Namespace::new(self.namespace.iter().cloned()).ok()?;
         let name = self.table.strip_prefix(&format!("{namespace}."))?.to_owned();
         TableIdent::new(namespace, name).ok()
+    }
+
+    /// How much is deleted, and what stays, for people.
+    pub fn so_far(&self) -> String {
+        let mut text = match self.deleted {
+            0 => String::new(),
+            1 => "1 file is deleted".to_owned(),
+            many => format!("{many} files are deleted"),
+        };
+        for (count, why) in
+            [(self.outside, "outside of its location"), (self.kept.len() as u64, "used by other tables")]
+        {
+            if count > 0 {
+                let between = if text.is_empty() { "" } else { "; " };
+                text.push_str(&format!("{between}{count} stay: {why}"));
+            }
+        }
+        text
     }
 
     /// Whether it is of a table of this name.
