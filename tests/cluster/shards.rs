@@ -100,7 +100,11 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     assert!(balanced.code == Some(0) && balanced.out.contains("query-2  query-1"), "{balanced:?}");
     let nobody = shards(&scratch, &cluster, &["move", &number, "query-9"]).await;
     assert!(nobody.code == Some(1) && nobody.err.contains("query-9"), "{nobody:?}");
-    for mode in ["on", "off"] {
+    for (mode, would) in [("on", "would begin"), ("off", "would end")] {
+        let dry = shards(&scratch, &cluster, &["maintenance", mode, "--dry-run"]).await;
+        assert!(dry.code == Some(0) && dry.out.contains(would), "{dry:?}");
+        let dry = shards(&scratch, &cluster, &["maintenance", mode, "--dry-run"]).await;
+        assert!(dry.out.contains(would), "it was only said: {dry:?}");
         let maintenance = shards(&scratch, &cluster, &["maintenance", mode]).await;
         assert_eq!(maintenance.code, Some(0), "{maintenance:?}");
     }
