@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Here are pure values, and [`calls`] on a store. lake-metasrv's `peer::procedures` is the leader, which runs them; without a cluster the
-//! janitor (lake-query's `janitor`) sees to those of the kind [`purge`], and there are no others. Query nodes carry out the steps that touch objects ([`purge`], [`upkeep`]); [`drop_namespace`] and [`purge_warehouse`] are the leader's alone.
+//! janitor (lake-query's `janitor`) sees to those of the kind [`purge`], and there are no others. Query nodes carry out the steps that touch
+//! objects ([`purge`], [`upkeep`]); [`drop_namespace`] and [`purge_warehouse`] are the leader's alone.
 //!
 //! - A procedure is one entry, [`key`] of its id. The id is the idempotency key: it is submitted with a compare that
 //!   the entry is absent, and stays there until its history is forgotten.

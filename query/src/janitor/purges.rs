@@ -168,8 +168,8 @@ pub async fn round(tables: &Arc<Tables>, claim: &dyn Claim, retention: Duration)
 fn surplus(purges: &[Procedure]) -> u64 {
     let ended = purges.iter().filter(|procedure| procedure.record.state.is_ended());
     let mut changed: Vec<u64> = ended.map(|procedure| procedure.record.changed_unix_ms).collect();
-    changed.sort_unstable_by(|one, other| other.cmp(one));
-    changed.get(MOST_ENDED - 1).copied().unwrap_or(0)
+    changed.sort_unstable();
+    changed.len().checked_sub(MOST_ENDED).map_or(0, |oldest| changed[oldest])
 }
 
 /// Does what is due for one. Says to which end it has come here; [`State::Failed`] also if a part of it failed, and is tried again.

@@ -127,9 +127,12 @@ fn so_far(purge: &WarehousePurge) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lake_client::catalog::{TableIdent, TablePointer};
+    use lake_client::procedures::purge::of_drop;
     use lake_client::procedures::purge_warehouse::of_warehouse;
 
     use super::*;
+    use crate::state::command::Action;
 
     #[test]
     fn it_waits_for_its_purges_and_is_cancelled_only_before_anything_is_dropped() {
@@ -151,5 +154,28 @@ mod tests {
         // What reaches the files of a table that is live, say, stays.
         let failed = purges(&purge, &[child(Stands::Done), child(Stands::Failed)], &[]);
         assert!(matches!(failed, Outcome::Doubtful(_)), "{failed:?}");
+    }
+
+    #[test]
+    fn it_waits_for_the_purges_of_what_was_dropped_from_it_before() {
+        let mut state = State::default();
+        let (own, record) = of_warehouse("w", 3, 0).unwrap();
+        let mut submit = |id: &str, record: &Record| {
+            state.apply(1, &Action::Txn(record.submission(id)).unstamped());
+        };
+        let dropped = |namespace: &str, uuid| {
+            let ident = TableIdent::new(namespace.parse().unwrap(), "t").unwrap();
+            let (uuid, metadata_location) = (uuid::Uuid::from_u128(uuid), "file:///elsewhere/1".to_owned());
+            of_drop(&ident, &TablePointer { uuid, metadata_location, previous_location: None }, 3, 0)
+        };
+        let [(waits, of_nested), (child, of_child), (over, of_over), (other, of_other)] =
+            [("w.a", 1), ("w", 2), ("w", 3), ("x", 4)].map(|(namespace, uuid)| dropped(namespace, uuid));
+        submit(&own, &record);
+        submit(&waits, &of_nested);
+        submit(&child, &Record { parent: Some(own.clone()), ..of_child });
+        submit(&over, &Record { state: Stands::Cancelled, ..of_over });
+        submit(&other, &of_other);
+        let before = dropped_before(&state, &own, &record.data().unwrap());
+        assert_eq!(before.iter().map(|purge| purge.id.as_str()).collect::<Vec<_>>(), [waits]);
     }
 }
