@@ -19,7 +19,7 @@
 //! Failure cases: a holder that dies is replaced after its time to live; one that cannot reach the store stops in time; of an advance
 //! of which nobody knows whether it was made, the next one finds out. A store that changes one key at a time cannot compare the
 //! fence in the same transaction: it is looked up right before, and a holder that sleeps for a whole takeover between the two
-//! makes one more change, which is a table's commit by compare-and-set like any other.
+//! makes one more change, which is a table's commit, or the record of a purge, by compare-and-set like any other.
 
 use std::time::{Duration, Instant};
 

@@ -5,10 +5,13 @@
 //!   waits for the lease --- held ---> rounds of upkeep, the lease advanced beside them --- over, or another's ---> waits
 //!                                       `-- stopped: the lease is let go
 //! ```
-//! Every commit carries the fence of the lease, and is begun only while that is certainly held.
+//! Every commit carries the fence of the lease, and is begun only while that is certainly held. A round also sees to the files of dropped
+//! tables ([`purges`]).
 //!
 //! Limits: the lease is advanced three times in its life; one statement at a time. Failure cases: a store that cannot be reached ends the
 //! rounds in time, and the lease is waited for again.
+
+pub mod purges;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +24,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use self::purges::Purged;
 use crate::error::Result;
 use crate::sql::Engine;
 use crate::table::Tables;
@@ -38,6 +42,8 @@ pub struct Options {
     pub ttl: Duration,
     /// From one round to the next.
     pub interval: Duration,
+    /// How long the files of a table that was dropped with PURGE are kept, from when a janitor has seen that.
+    pub retention: Duration,
     /// One round, and no more.
     pub once: bool,
     /// Called once before each wait for another one's lease, with how long that lives without a sign of its holder.
@@ -110,17 +116,22 @@ pub async fn run(
         tracing::info!("this process is the janitor");
         is_told = false;
         let (sender, holding) = watch::channel(Some((held.held_until(), held.guard())));
-        let mut upkeep = Upkeep::new(engine.clone(), Arc::new(All { holding }));
+        let claim: Arc<dyn Claim> = Arc::new(All { holding });
+        let mut upkeep = Upkeep::new(engine.clone(), claim.clone());
         let rounds = async {
             loop {
                 let round = upkeep.round().await;
+                let purged = purges::round(engine.tables(), claim.as_ref(), options.retention).await;
+                let round = together(round, purged);
                 if options.once {
                     return round;
                 }
                 match round {
-                    Ok(round) if round.changed + round.failed > 0 => tracing::info!(?round, "upkeep"),
+                    Ok(round) if round.changed + round.failed + round.purged > 0 => tracing::info!(?round, "upkeep"),
                     Ok(_) => {}
-                    Err(error) => tracing::warn!(%error, "tables could not be looked through for upkeep"),
+                    Err(error) => {
+                        tracing::warn!(%error, "tables could not be looked through for upkeep, or for purges")
+                    }
                 }
                 tokio::time::sleep(options.interval).await;
             }
@@ -140,6 +151,12 @@ pub async fn run(
         }
         return ended;
     }
+}
+
+/// What a round did, of both kinds. What one of them could not even begin with did not keep the other one from being done.
+fn together(round: Result<Round>, purged: Result<Purged>) -> Result<Round> {
+    let (round, Purged { done, failed }) = (round?, purged?);
+    Ok(Round { purged: done, failed: round.failed + failed, ..round })
 }
 
 /// Keeps the lease until it is over.

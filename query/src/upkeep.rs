@@ -265,6 +265,8 @@ pub struct Round {
     pub failed: usize,
     /// Tables that may come to this process soon, and whose metadata is in its cache now.
     pub warmed: usize,
+    /// Dropped tables whose files are gone by now: a janitor's.
+    pub purged: usize,
 }
 
 /// Something is being done to a table, until it is dropped.

@@ -17,6 +17,8 @@ use crate::place::Place;
 use crate::query::store_at;
 use crate::service::ServiceArgs;
 
+/// Ten years, as with `lake metasrv`.
+const LONGEST_RETENTION_SECS: u64 = 10 * 366 * 24 * 60 * 60;
 /// What it takes.
 const STORES: &str = "etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX or file:///DIR (a metadata cluster's own workers do what a janitor does)";
 
@@ -24,7 +26,8 @@ const STORES: &str = "etcd://HOST:PORT,.../ROOT, s3://BUCKET/PREFIX or file:///D
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 What a table gets is what its properties ask for: lake.expire-snapshots.enabled, lake.compaction.enabled,
-lake.remove-orphan-files.enabled. A janitor that is gone is
+lake.remove-orphan-files.enabled. The files of a table that was dropped with PURGE are
+deleted after a while; until then UNDROP TABLE has it back. A janitor that is gone is
 replaced by another one that runs once the lease has been seen unchanged for its whole time. A metadata cluster needs none of this:
 its query nodes with the role worker do the same.
 
@@ -58,6 +61,9 @@ pub struct Args {
     /// From one look at all tables to the next, in seconds
     #[arg(long, value_name = "SECS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval_secs: u64,
+    /// How long the files of a table that was dropped with PURGE are kept, in seconds, from when a janitor has seen that
+    #[arg(long, value_name = "SECS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(..=LONGEST_RETENTION_SECS))]
+    purge_retention_secs: u64,
     /// Look once, and end
     #[arg(long)]
     once: bool,
@@ -92,6 +98,7 @@ pub async fn run(args: Args) -> Result<()> {
     let options = Janitor {
         ttl: Duration::from_secs(args.lease_secs),
         interval: Duration::from_secs(args.interval_secs),
+        retention: Duration::from_secs(args.purge_retention_secs),
         once: args.once,
         waits,
     };
@@ -110,9 +117,11 @@ pub async fn run(args: Args) -> Result<()> {
     engine.tables().close().await;
     if let Some(round) = done?.filter(|_| args.once) {
         let (tables, changes) = (counted(round.tables, "table"), counted(round.changed, "change"));
-        println!("{tables}, {changes}, {}", counted(round.failed, "failure"));
+        let purged =
+            if round.purged > 0 { format!(", {} purged", counted(round.purged, "table")) } else { String::new() };
+        println!("{tables}, {changes}, {}{purged}", counted(round.failed, "failure"));
         if round.failed > 0 {
-            bail!("the upkeep of {} failed; the log says why", counted(round.failed, "table"));
+            bail!("the upkeep of {} failed, or a purge; the log says why", counted(round.failed, "table"));
         }
     }
     Ok(())

@@ -70,9 +70,10 @@ pub struct ShowArgs {
 A worker does what `CALL system.` does with its usual arguments (remove-orphan-files does remove them): the one that has the table's shard, if that is connected. It goes on
 whoever has asked for it having gone; `wait` waits for it. Submitted again under the same id, a procedure is what it was.
 
-Exit codes: 0 it is submitted, 3 there is no such table.
+Exit codes: 0 it is submitted, or would be with --dry-run, 3 there is no such table.
 
-Example:
+Examples:
+  lake meta proc start remove-orphan-files sales.orders --dry-run
   lake meta proc start remove-orphan-files sales.orders")]
 pub struct StartArgs {
     /// What is done
@@ -82,6 +83,9 @@ pub struct StartArgs {
     /// The procedure's id, if not one of its own
     #[arg(long)]
     id: Option<String>,
+    /// Only say what would be submitted
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -165,7 +169,11 @@ struct HowArgs {
 impl Command {
     /// Whether it changes nothing.
     pub fn only_reads(&self) -> bool {
-        matches!(self, Self::List(_) | Self::Show(_) | Self::Wait(_))
+        match self {
+            Self::List(_) | Self::Show(_) | Self::Wait(_) => true,
+            Self::Start(args) => args.dry_run,
+            Self::Cancel(_) | Self::Clear(_) => false,
+        }
     }
 }
 
@@ -222,6 +230,16 @@ async fn start(cluster: &Cluster, args: StartArgs) -> Result<u8> {
     let (usual, record) = of_table(args.what.into(), &table, pointer.value.uuid, calls::unix_ms());
     let id = args.id.unwrap_or(usual);
     validate_id(&id)?;
+    if args.dry_run {
+        let known = calls::get(&store, &id, deadline).await?;
+        let told = || match &known {
+            Some(known) => format!("it is there already, and nothing would be submitted\n{}", detail(known)),
+            None => format!("{} would be submitted as {}\n", escaped(&record.subject), escaped(&id)),
+        };
+        let uuid = pointer.value.uuid.to_string();
+        let would = || json!({ "dry_run": true, "id": id, "would_submit": known.is_none(), "table_uuid": uuid });
+        return args.format.answer(true, told, would);
+    }
     let submitted = calls::submit(&store, &id, &record, deadline).await?;
     if let Submitted::Taken(scopes) = submitted {
         bail!("submitting {id}: {} scopes stand in its way; nothing was done", scopes.len());

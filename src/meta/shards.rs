@@ -104,12 +104,18 @@ pub struct DrainArgs {
 In maintenance mode shards of a node that is lost stay with it: their tables have no upkeep until it is back or they are moved by
 hand. A node that comes back keeps its shards.
 
-Example:
+Examples:
+  lake meta shards maintenance on --dry-run
   lake meta shards maintenance on")]
 pub struct MaintenanceArgs {
     /// Whether it begins or ends
     #[arg(value_enum)]
     mode: Mode,
+    /// Only say what would change
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    format: FormatArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -125,7 +131,8 @@ impl Command {
             Self::List(_) => true,
             Self::Balance(args) => args.dry_run,
             Self::Drain(args) => args.dry_run || args.node.is_none(),
-            Self::Move(_) | Self::Maintenance(_) => false,
+            Self::Maintenance(args) => args.dry_run,
+            Self::Move(_) => false,
         }
     }
 }
@@ -177,9 +184,31 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             Ok(0)
         }
         Command::Maintenance(args) => {
-            store.maintain_shards(args.mode == Mode::On, deadline).await?;
+            let begins = args.mode == Mode::On;
+            if args.dry_run {
+                let listing = store.shards(deadline).await?.value;
+                let told = || would_maintain(&listing, begins);
+                let lost = listing.shards.iter().filter(|shard| shard.remaining.is_none()).count();
+                let changes = listing.maintenance != begins;
+                let would = || json!({ "dry_run": true, "maintenance": begins, "changes": changes, "lost": lost });
+                args.format.print(told, would)?;
+                return Ok(0);
+            }
+            store.maintain_shards(begins, deadline).await?;
             Ok(0)
         }
+    }
+}
+
+/// What beginning maintenance mode, or ending it, would change.
+fn would_maintain(listing: &ShardListing, begins: bool) -> String {
+    let lost = listing.shards.iter().filter(|shard| shard.remaining.is_none()).count();
+    let of = format!("{lost} of {} shards, whose nodes are lost or late,", listing.count);
+    match (listing.maintenance, begins) {
+        (true, true) => "Maintenance mode is on already: nothing would change.\n".to_owned(),
+        (false, false) => "Maintenance mode is off already: nothing would change.\n".to_owned(),
+        (false, true) => format!("Maintenance mode would begin: {of} would stay as they are.\n"),
+        (true, false) => format!("Maintenance mode would end: {of} could be moved again.\n"),
     }
 }
 

@@ -17,7 +17,7 @@ const WRITTEN: usize = 500;
 const STEPS: [&str; 5] = ["purge-checked", "purge-files", "purge-manifests", "purge-lists", LAST];
 const LAST: &str = "purge-metadata";
 
-fn files(dir: &Path) -> BTreeSet<PathBuf> {
+pub fn files(dir: &Path) -> BTreeSet<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let below = entries.flat_map(|entry| match entry.path() {
         path if path.is_dir() => files(&path),
@@ -197,9 +197,18 @@ async fn a_schema_goes_with_the_files_of_its_tables() {
     let proc = async |args: &[&str]| {
         lake(&scratch.path(""), &[&["meta", "proc"][..], args, &["--at", &at, "--timeout-secs", "120"]].concat()).await
     };
-    let started = proc(&["start", "rewrite-data-files", "default.other", "--id", "pack"]).await;
+    let start = ["start", "rewrite-data-files", "default.other", "--id", "pack"];
+    let dry = proc(&[&start[..], &["--dry-run"]].concat()).await;
+    assert!(dry.code == Some(0) && dry.out.contains("would be submitted as pack"), "{dry:?}");
+    assert_eq!(proc(&["show", "pack"]).await.code, Some(3), "nothing was submitted");
+    let started = proc(&start).await;
     assert_eq!(started.code, Some(0), "{started:?}");
-    assert_eq!(proc(&["start", "rewrite-data-files", "default.nothing"]).await.code, Some(3));
+    let again = proc(&[&start[..], &["--dry-run"]].concat()).await;
+    assert!(again.code == Some(0) && again.out.contains("nothing would be submitted"), "{again:?}");
+    for more in [None, Some("--dry-run")] {
+        let nothing = ["start", "rewrite-data-files", "default.nothing"].into_iter().chain(more);
+        assert_eq!(proc(&nothing.collect::<Vec<_>>()).await.code, Some(3));
+    }
     let waited = proc(&["wait", "pack"]).await;
     assert!(waited.code == Some(0) && waited.out.contains("table_upkeep"), "{waited:?}");
     until("its files to be packed", PATIENCE, || async {

@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, lake, table, until};
+use crate::purge::files;
 use crate::support::free_port;
 
 async fn shards(scratch: &Scratch, cluster: &TestCluster, args: &[&str]) -> Printed {
@@ -99,7 +100,11 @@ async fn a_killed_workers_shards_and_their_upkeep_go_on_elsewhere() {
     assert!(balanced.code == Some(0) && balanced.out.contains("query-2  query-1"), "{balanced:?}");
     let nobody = shards(&scratch, &cluster, &["move", &number, "query-9"]).await;
     assert!(nobody.code == Some(1) && nobody.err.contains("query-9"), "{nobody:?}");
-    for mode in ["on", "off"] {
+    for (mode, would) in [("on", "would begin"), ("off", "would end")] {
+        let dry = shards(&scratch, &cluster, &["maintenance", mode, "--dry-run"]).await;
+        assert!(dry.code == Some(0) && dry.out.contains(would), "{dry:?}");
+        let dry = shards(&scratch, &cluster, &["maintenance", mode, "--dry-run"]).await;
+        assert!(dry.out.contains(would), "it was only said: {dry:?}");
         let maintenance = shards(&scratch, &cluster, &["maintenance", mode]).await;
         assert_eq!(maintenance.code, Some(0), "{maintenance:?}");
     }
@@ -250,6 +255,48 @@ async fn a_janitor_does_the_upkeep_where_there_is_no_cluster() {
     assert!(printed.code == Some(0) && printed.out.contains(" 1 change,"), "{printed:?}");
     assert_eq!(printed.err.matches("another janitor holds the lease").count(), 2, "once, and in the log: {printed:?}");
     packed().await;
+
+    // A table that was dropped with PURGE waits for its time, and until then it comes back.
+    run("CREATE TABLE s.gone AS SELECT 1::BIGINT AS x; CREATE TABLE s.back AS SELECT 2::BIGINT AS x;").await;
+    let of = |table: &str| {
+        let mut of = files(&scratch.path("tables"));
+        of.retain(|file| file.to_string_lossy().contains(&format!("/{table}-")));
+        of
+    };
+    let (gone, back) = (of("gone"), of("back"));
+    assert!(gone.len() > 2 && back.len() > 2, "{gone:?} {back:?}");
+    run("DROP TABLE s.gone PURGE; DROP TABLE s.back PURGE;").await;
+    let printed = lake(&scratch.path(""), &janitor).await;
+    assert!(printed.code == Some(0) && !printed.out.contains("purged"), "{printed:?}");
+    assert_eq!((of("gone"), of("back")), (gone.clone(), back.clone()));
+    assert_eq!(run("SELECT count(*) FROM system.dropped_tables;").await, "2");
+    run("UNDROP TABLE s.back; CREATE TABLE s.gone AS SELECT 7::BIGINT AS x;").await;
+    // Whoever deletes dies in the middle of it, before what was done is committed, and after that.
+    let die_at = scratch.path("die-at");
+    let now = [&janitor[..], &["--lease-secs", "3", "--purge-retention-secs", "0"][..]].concat();
+    for step in ["purge-manifests", "purge-committed", "purge-metadata"] {
+        std::fs::write(&die_at, step).unwrap();
+        let mut dies = tokio::process::Command::new(LAKE);
+        dies.args(&now).current_dir(scratch.path("")).env("LAKE_QUERY_DIE_AT", &die_at);
+        dies.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).kill_on_drop(true);
+        let died = tokio::time::timeout(5 * PATIENCE, dies.status()).await.unwrap().unwrap();
+        assert_eq!(
+            died.code(),
+            None,
+            "it did not die at {step}: {}",
+            run("SELECT step, note FROM system.procedures;").await
+        );
+    }
+    let printed = lake(&scratch.path(""), &now).await;
+    assert!(printed.code == Some(0) && printed.out.contains(", 0 failures, 1 table purged"), "{printed:?}");
+    assert!(of("gone").is_disjoint(&gone), "all of its files are gone: {:?}", of("gone"));
+    assert!(of("back").is_superset(&back), "and none of others");
+    assert_eq!(run("SELECT state FROM system.procedures WHERE subject = 's.gone';").await, "done");
+    assert_eq!(run("SELECT x FROM s.gone;").await + &run("SELECT x FROM s.back;").await, "72");
+    let late = ["sql", "--meta", &meta, "--warehouse", &warehouse, "-c", "DROP TABLE s.gone; UNDROP TABLE s.gone;"];
+    let late = lake(&scratch.path(""), &late).await;
+    assert!(late.code != Some(0) && late.err.contains("waits to be purged"), "{late:?}");
+
     let cluster = lake(&scratch.path(""), &["janitor", "--store", "lake://a:1", "--warehouse", &warehouse]).await;
     assert!(cluster.code == Some(1) && cluster.err.contains("metadata cluster"), "{cluster:?}");
     let bare = lake(&scratch.path(""), &["janitor", "--store", "a:1", "--warehouse", &warehouse]).await;

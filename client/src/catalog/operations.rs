@@ -121,7 +121,7 @@ impl Catalog {
     }
 
     /// Makes a transaction a part of the operations, if there are any.
-    pub(super) async fn commit(&self, mut txn: Txn, deadline: Instant) -> Result<Committed> {
+    pub(crate) async fn commit(&self, mut txn: Txn, deadline: Instant) -> Result<Committed> {
         for operation in &self.operations {
             let expected = operation.expected.map_or(Expected::Absent, Expected::ModRevision);
             txn.when.push(Compare::expected(&operation.key, expected));

@@ -381,3 +381,69 @@ async fn routes_are_seen_as_shards_are_moved() {
     assert_eq!((held("a", 7), held("b", 8)), (vec![], vec![moved]));
     one.close().await;
 }
+
+#[cfg(feature = "store-object")]
+#[tokio::test]
+async fn one_key_at_a_time_a_dropped_table_waits_for_its_purge_and_comes_back() {
+    use lake_proto::kv::Compare;
+
+    use crate::procedures::purge::{DELETE, ids_of};
+    use crate::procedures::{Record, State};
+
+    let dir = tempfile::tempdir().unwrap();
+    let store: SharedStore = Arc::new(crate::object::ObjectMetaStore::local(dir.path()).unwrap());
+    let metadata = Metadata::new(store.clone(), CacheConfig::default());
+    let writer = metadata.writer();
+    writer.create_namespace(&"n".parse().unwrap(), Default::default(), soon()).await.unwrap();
+    let made = TablePointer { uuid: Uuid::new_v4(), ..pointer("1") };
+    writer.create_table(&table(), &made, soon()).await.unwrap();
+    let dropped = async || {
+        let there = metadata.read_table(&table(), soon()).await.unwrap().unwrap();
+        let (dropping, _) = writer.purging(&table(), &there, 1);
+        dropping.drop_table(&table(), there.mod_revision, soon()).await.unwrap();
+        for _ in 0..2 {
+            writer.purge_dropped(&table(), &there, 1, soon()).await.unwrap();
+        }
+        let (purges, _) = metadata.procedures_of(&ids_of(made.uuid), soon()).await.unwrap();
+        purges.into_iter().find(|purge| !purge.record.state.is_ended()).unwrap()
+    };
+    let is_there = async || metadata.read_table(&table(), soon()).await.unwrap().is_some_and(|it| it.value == made);
+    let read = dropped().await;
+    assert!(!is_there().await);
+    // A janitor has seen it meanwhile.
+    let seen = Record { seen_unix_ms: Some(5), ..read.record.clone() };
+    let seen = writer.change_procedure(&read, &seen, soon()).await.unwrap().unwrap();
+    assert!(!writer.undrop_table(&table(), &read, &made, 2, soon()).await.unwrap(), "it has gone on since");
+    assert!(!is_there().await);
+    assert!(writer.undrop_table(&table(), &seen, &made, 2, soon()).await.unwrap() && is_there().await);
+    let over = metadata.procedure(&seen.id, soon()).await.unwrap().unwrap().record;
+    assert_eq!(
+        (over.state, over.seen_unix_ms),
+        (State::Cancelled, None),
+        "it began to wait anew, and was cancelled then"
+    );
+
+    // Whoever has made it again may have ended before the purge was cancelled.
+    let read = dropped().await;
+    assert_ne!(read.id, seen.id);
+    writer.create_table(&table(), &made, soon()).await.unwrap();
+    assert!(writer.undrop_table(&table(), &read, &made, 3, soon()).await.unwrap() && is_there().await);
+    assert_eq!(metadata.procedure(&read.id, soon()).await.unwrap().unwrap().record.state, State::Cancelled);
+
+    // Too late; and whoever was replaced changes nothing.
+    let read = dropped().await;
+    let deletes = Record { step: DELETE.to_owned(), ..read.record.clone() };
+    let deletes = writer.change_procedure(&read, &deletes, soon()).await.unwrap().unwrap();
+    assert!(!writer.undrop_table(&table(), &deletes, &made, 4, soon()).await.unwrap() && !is_there().await);
+    assert!(store.cas("/lake/janitor/fence", None, "another".into(), soon()).await.unwrap().result.succeeded);
+    let replaced = writer.guarded(vec![Compare::mod_revision("/lake/janitor/fence", 7)]);
+    let done = Record { state: State::Done, ..deletes.record.clone() };
+    let refused = replaced.change_procedure(&deletes, &done, soon()).await;
+    assert!(matches!(refused, Err(CatalogError::Fenced { .. })), "{refused:?}");
+    let refused = replaced.forget_procedure(&deletes, soon()).await;
+    assert!(matches!(refused, Err(CatalogError::Fenced { .. })), "{refused:?}");
+    assert_eq!(metadata.procedure(&deletes.id, soon()).await.unwrap().unwrap(), deletes);
+    writer.forget_procedure(&deletes, soon()).await.unwrap();
+    assert_eq!(metadata.procedure(&deletes.id, soon()).await.unwrap(), None);
+    metadata.close().await;
+}

@@ -10,8 +10,9 @@
 //!      `--- what it has done outside is in doubt -------------> poisoned --- cleared ---> active, or failed
 //! ```
 //!
-//! Here are pure values, and [`calls`] on a store. lake-metasrv's `peer::procedures` is the leader, which runs them;
-//! query nodes carry out the steps that touch objects ([`purge`], [`upkeep`]); [`drop_namespace`] and [`purge_warehouse`] are the leader's alone.
+//! Here are pure values, and [`calls`] on a store. lake-metasrv's `peer::procedures` is the leader, which runs them; without a cluster the
+//! janitor (lake-query's `janitor`) sees to those of the kind [`purge`], and there are no others. Query nodes carry out the steps that touch
+//! objects ([`purge`], [`upkeep`]); [`drop_namespace`] and [`purge_warehouse`] are the leader's alone.
 //!
 //! - A procedure is one entry, [`key`] of its id. The id is the idempotency key: it is submitted with a compare that
 //!   the entry is absent, and stays there until its history is forgotten.
@@ -19,7 +20,7 @@
 //!   ends it, or before.
 //! - One that was submitted by a step of another is that one's child: its record names the parent, which may wait for it.
 //! - Times in it are of the cluster's own clock (`peer::procedures::clock`), which no wall clock moves; `*_unix_ms`
-//!   are for people.
+//!   are for people, and for janitors.
 //!
 //! Limits: [`MAX_PROCEDURES`] that are looked at, [`MAX_ID_BYTES`], [`MAX_SCOPES`], [`MAX_NOTE_BYTES`],
 //! [`MAX_RECORD_BYTES`].
@@ -159,6 +160,9 @@ pub struct Record {
     pub submitted_unix_ms: u64,
     #[serde(default)]
     pub changed_unix_ms: u64,
+    /// When a janitor saw it first, where there is no leader: by the clock of the store that holds the tables, and not by the cluster's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen_unix_ms: Option<u64>,
 }
 
 /// Where the entry of a procedure is.
@@ -227,6 +231,7 @@ impl Record {
             ended_ms: None,
             submitted_unix_ms: now_unix_ms,
             changed_unix_ms: now_unix_ms,
+            seen_unix_ms: None,
         }
     }
 

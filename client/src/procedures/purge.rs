@@ -2,9 +2,11 @@
 //!
 //! | step     | who     | what                                                                                     |
 //! |----------|---------|------------------------------------------------------------------------------------------|
-//! | `retain` | leader  | waits for the retention time. Nothing else has begun: it may be cancelled                 |
+//! | `retain` | leader  | waits for the retention time. Nothing else has begun: it may be cancelled                |
 //! | `check`  | workers | whether live tables refer to something in the location. It may be cancelled still        |
 //! | `delete` | workers | deletes what the table's metadata reaches inside of its location, itself last            |
+//!
+//! Without a metadata cluster the janitor does all of it ([`crate::janitor`]).
 //!
 //! A worker does a bounded part of a step at a time, and says where the next one begins ([`Cursor`]). What was done
 //! before an answer was lost is done again, which changes nothing: a file is deleted before the one that leads to it.
@@ -18,6 +20,8 @@ use crate::catalog::{Namespace, TableIdent, TablePointer};
 
 /// The kind's name, and that of the instruction.
 pub const PURGE_TABLE: &str = "purge_table";
+/// What the ids of all purges of tables begin with, and of others.
+pub const IDS: &str = "purge-";
 /// The steps.
 pub const RETAIN: &str = "retain";
 pub const CHECK: &str = "check";
@@ -104,6 +108,24 @@ impl Purge {
         TableIdent::new(namespace, name).ok()
     }
 
+    /// How much is deleted, and what stays, for people.
+    pub fn so_far(&self) -> String {
+        let mut text = match self.deleted {
+            0 => String::new(),
+            1 => "1 file is deleted".to_owned(),
+            many => format!("{many} files are deleted"),
+        };
+        for (count, why) in
+            [(self.outside, "outside of its location"), (self.kept.len() as u64, "used by other tables")]
+        {
+            if count > 0 {
+                let between = if text.is_empty() { "" } else { "; " };
+                text.push_str(&format!("{between}{count} stay: {why}"));
+            }
+        }
+        text
+    }
+
     /// Whether it is of a table of this name.
     pub fn is_of(&self, table: &TableIdent) -> bool {
         let is_there = self.namespace.is_empty() || self.namespace == table.namespace.levels();
@@ -113,7 +135,7 @@ impl Purge {
 
 /// What the ids of all purges of a table begin with.
 pub fn ids_of(table: Uuid) -> String {
-    format!("purge-{table}-")
+    format!("{IDS}{table}-")
 }
 
 /// The revision that the pointer of a table had when it was dropped, by the id of its purge.

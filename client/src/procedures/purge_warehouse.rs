@@ -3,7 +3,7 @@
 //! | step     | who    | what                                                                                              |
 //! |----------|--------|---------------------------------------------------------------------------------------------------|
 //! | `drop`   | leader | drops up to [`AT_ONCE`] tables and views of a namespace in one transaction, in which each table's purge is submitted as a child; with nothing in it a nested namespace goes, the deepest first |
-//! | `purges` | leader | waits until its children have ended: workers reach the files as the warehouse says                  |
+//! | `purges` | leader | waits until its children have ended, and so have all purges of what was dropped before: workers reach the files as the warehouse says |
 //! | `remove` | leader | the warehouse goes, and its namespace                                                               |
 //!
 //! What a step does to the map and the record that says so are one transaction, so that each is done once. The scope on the warehouse's
@@ -17,6 +17,7 @@ use lake_proto::kv::{Compare, Op, Revision, Txn};
 use serde::{Deserialize, Serialize};
 
 use super::drop_namespace::{AT_ONCE, Comes, DROP, Dropped, Entries, PURGES, Planned, delete, drop_table};
+use super::purge::Purge;
 use super::{Record, kept};
 use crate::catalog::Namespace;
 use crate::warehouse::{self, Profile};
@@ -64,6 +65,23 @@ pub fn of_warehouse(
 impl WarehousePurge {
     fn namespace(&self) -> Result<Namespace, String> {
         Namespace::new([&self.warehouse]).map_err(|e| e.to_string())
+    }
+
+    /// How the files of the warehouse are reached, if it is there and can be read.
+    pub fn profile(&self, map: &dyn Entries) -> Option<Profile> {
+        let profiles = serde_json::from_slice::<BTreeMap<String, Profile>>(&map.get(warehouse::KEY)?.value);
+        profiles.ok()?.remove(&self.warehouse)
+    }
+
+    /// Whether the files of a table that is purged are reached as the warehouse says, whose profile is this one: the table was in it when it
+    /// was dropped, or its files are.
+    pub fn reaches(&self, table: &Purge, profile: Option<&Profile>) -> bool {
+        let was_in_it = match table.namespace.first() {
+            Some(first) => *first == self.warehouse,
+            // Of before levels were kept.
+            None => table.table.split('.').next() == Some(self.warehouse.as_str()),
+        };
+        was_in_it || profile.is_some_and(|profile| profile.holds(&table.metadata_location))
     }
 
     /// The next part of dropping what is in the warehouse; its own namespace stays until the end.
@@ -166,6 +184,7 @@ mod tests {
         }
         let (id, record) = of_warehouse("w", 1, 0).unwrap();
         super::super::validate_id(&id).unwrap();
+        assert!(id.starts_with(super::super::purge::IDS), "the purges of tables are not looked for under another name");
         assert_eq!((record.scopes.as_slice(), record.step.as_str()), (["/catalog/w".to_owned()].as_slice(), DROP));
         let mut now: WarehousePurge = record.data().unwrap();
         let early = now.remove(&map).unwrap();
@@ -183,6 +202,24 @@ mod tests {
         assert_eq!(map.children(&id).len() as u64, tables);
         let own: Namespace = "w".parse().unwrap();
         assert!(map.get(&own.key()).is_some(), "its files are reached as it says");
+        // Nor does it go before the purges of what was dropped earlier, or has its files there.
+        let profile = now.profile(&map);
+        let reaches = |ident: &str, metadata_location: &str| {
+            let (namespace, name) = ident.rsplit_once('.').unwrap();
+            let ident = TableIdent::new(namespace.parse().unwrap(), name).unwrap();
+            let pointer = TablePointer {
+                uuid: Uuid::nil(),
+                metadata_location: metadata_location.into(),
+                previous_location: None,
+            };
+            let purge: Purge = super::super::purge::of_drop(&ident, &pointer, 1, 0).1.data().unwrap();
+            let unnamed = Purge { namespace: Vec::new(), ..purge.clone() };
+            let both = [&purge, &unnamed].map(|purge| now.reaches(purge, profile.as_ref()));
+            assert_eq!(both[0], both[1], "{ident}");
+            both[0]
+        };
+        assert!(reaches("w.t", "file:///elsewhere/1") && reaches("w.a.t", "file:///elsewhere/1"));
+        assert!(reaches("x.t", "file:///w/1") && !reaches("x.t", "file:///wa/1") && !reaches("wa.t", "file:///x/1"));
         let planned = now.remove(&map).unwrap();
         assert!(planned.releases && planned.comes == Comes::End);
         map.run(&planned.txn);

@@ -301,7 +301,7 @@ impl Keeping {
                 let left =
                     self.held_until().map_or(Duration::ZERO, |until| until.saturating_duration_since(clock::now()));
                 self.pause(self.rhythm.before_asking(left, chance)).await;
-                self.store.inner.ask_in_turn(&led).await;
+                self.store.inner.ask_in_turn(&led, &self.told_to_leave).await;
                 continue;
             }
             let pause = match worked {

@@ -419,15 +419,21 @@ async fn balance(allowed: Allowed) -> Answer<Moves> {
 
 #[derive(Serialize)]
 struct Maintenance {
+    dry_run: bool,
     maintenance: bool,
-    revision: u64,
+    /// None: nothing was changed, because this was a dry run.
+    revision: Option<u64>,
+    /// Of a dry run: whether it is not so already.
+    would_change: Option<bool>,
 }
 
 async fn maintenance(allowed: Allowed, Path(state): Path<String>) -> Answer<Maintenance> {
     let maintenance = on_or_off(&state)?;
     if allowed.dry_run {
-        return Err(Refused::invalid("there is no dry run of maintenance mode: /v1/shards says how it is"));
+        let now = allowed.member.list_shards(&allowed.call).await?.maintenance;
+        let would_change = Some(now != maintenance);
+        return Ok(Json(Maintenance { dry_run: true, maintenance, revision: None, would_change }));
     }
-    let revision = allowed.member.maintain_shards(maintenance, &allowed.call).await?;
-    Ok(Json(Maintenance { maintenance, revision }))
+    let revision = Some(allowed.member.maintain_shards(maintenance, &allowed.call).await?);
+    Ok(Json(Maintenance { dry_run: false, maintenance, revision, would_change: None }))
 }

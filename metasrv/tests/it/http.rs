@@ -172,7 +172,11 @@ async fn operators_see_and_change_what_is_coordinated() {
     assert!(code == 400 && refused.contains("is drained"), "{code} {refused}");
     assert!(ask("GET", "/v1/drained").await.1.contains("\"drained\":[\"x\"]"));
     assert_eq!(ask("POST", "/v1/nodes/x/drain/off").await.0, 200);
+    let (code, would) = ask("POST", "/v1/shards/maintenance/on?dry_run=true").await;
+    assert!(code == 200 && would.contains("\"would_change\":true"), "{code} {would}");
     assert_eq!(ask("POST", "/v1/shards/maintenance/on").await.0, 200);
+    let (_, would) = ask("POST", "/v1/shards/maintenance/on?dry_run=true").await;
+    assert!(would.contains("\"would_change\":false") && would.contains("\"revision\":null"), "{would}");
     let (_, first) = ask("GET", "/v1/shards/0").await;
     let to = if first.contains("\"node\":\"w\"") { "x" } else { "w" };
     let path = format!("/v1/shards/0/move/{to}");

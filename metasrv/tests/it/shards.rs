@@ -1,6 +1,7 @@
 //! Shards and the workers that have them: given, moved, taken over, and committed for by one at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,8 @@ use lake_client::remote::RemoteStore;
 use lake_client::remote::node::{Node, NodeKeeper, Tenures};
 use lake_client::shards::{self, Moving, ROUTES, Routes, SETTINGS, Settings, ShardListing, ShardStatus};
 use lake_client::store::{MetaStore, ReadOptions};
-use lake_metasrv::peer::placement::Placement;
 use lake_metasrv::peer::placement::phi::THRESHOLD;
+use lake_metasrv::peer::placement::{MOVES_AT_ONCE, Placement};
 use lake_proto::kv::{Expected, KeyValue, Op, Revision, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
@@ -62,6 +63,45 @@ impl Node for Plain {
             tokio::time::sleep(shards::LEAVE_WITHIN * 9 / 20).await;
         }
         told.lock().unwrap().push((name.clone(), kind.to_owned(), Moving::of(&payload)?));
+        Ok(Bytes::new())
+    }
+}
+
+/// A worker that takes a moment to make itself ready for a shard, or never is.
+#[derive(Debug, Default)]
+struct Slow {
+    /// How often it does so now, and at most did at once.
+    at_once: Mutex<(usize, usize)>,
+    never: AtomicBool,
+    unanswered: AtomicUsize,
+}
+
+#[async_trait]
+impl Node for Slow {
+    fn info(&self) -> v1::NodeInfo {
+        v1::NodeInfo { roles: vec![shards::WORKER.to_owned()], ..v1::NodeInfo::default() }
+    }
+
+    fn load(&self) -> v1::NodeLoad {
+        v1::NodeLoad::default()
+    }
+
+    async fn carry_out(&self, kind: &str, _: Bytes) -> Result<Bytes, String> {
+        if kind != shards::WARM_SHARD {
+            return Ok(Bytes::new());
+        }
+        if self.never.load(Ordering::SeqCst) {
+            self.unanswered.fetch_add(1, Ordering::SeqCst);
+            std::future::pending::<()>().await;
+        }
+        {
+            let mut at_once = self.at_once.lock().unwrap();
+            at_once.0 += 1;
+            at_once.1 = at_once.0.max(at_once.1);
+        }
+        // Long enough for others to be begun, and a fraction of what is waited for it.
+        tokio::time::sleep(shards::WARM_WITHIN / 20).await;
+        self.at_once.lock().unwrap().0 -= 1;
         Ok(Bytes::new())
     }
 }
@@ -251,11 +291,38 @@ async fn what_somebody_puts_in_the_place_of_a_route_or_the_settings_is_borne() {
     })
     .await;
     let settings = store.get(SETTINGS, ReadOptions::default(), soon()).await.unwrap().value.unwrap();
-    put(SETTINGS, settings.mod_revision, Settings { shards: 5, maintenance: false }.to_bytes()).await;
+    let fewer = Settings { shards: 5, maintenance: false };
+    let fewer = put(SETTINGS, settings.mod_revision, fewer.to_bytes()).await;
     until_listed(&store, "the five that count to be listed", |listing| {
         held_by(listing, &[("a", 5)]) && listing.count == 5 && listing.shards.len() == 5
     })
     .await;
+
+    // Of many moves so many are under way at once, however long who gets the shards takes.
+    let many = u32::try_from(2 * MOVES_AT_ONCE + 8).unwrap();
+    put(SETTINGS, fewer, Settings { shards: many, maintenance: false }.to_bytes()).await;
+    let (from, to) = ("a", "b");
+    until_listed(&store, "the one to have all", |l| l.count == many && held_by(l, &[(from, many as usize)])).await;
+    // Nothing is changed by itself meanwhile.
+    store.maintain_shards(true, soon()).await.unwrap();
+    let slow = Arc::new(Slow::default());
+    let _b = NodeKeeper::start(cluster.client(), to, slow.clone());
+    eventually("the other one to be heard", async || {
+        store.balance_shards(true, soon()).await.ok().filter(|moves| moves.len() == many as usize / 2)
+    })
+    .await;
+    let moves = store.balance_shards(false, soon()).await.unwrap();
+    assert!(moves.len() == many as usize / 2 && moves.iter().all(|moved| moved.fence.is_some()), "{moves:?}");
+    let most = slow.at_once.lock().unwrap().1;
+    assert!((2..=MOVES_AT_ONCE).contains(&most), "{most} were under way at once");
+
+    // One that does not answer gets the shard all the same.
+    let listing = store.shards(soon()).await.unwrap().value;
+    let left = listing.shards.iter().find(|shard| shard.route.node == from).unwrap();
+    slow.never.store(true, Ordering::SeqCst);
+    let moved = store.move_shard(left.shard, to, false, soon()).await.unwrap();
+    assert!(moved.fence > Some(left.fence) && moved.to == to, "{moved:?}");
+    assert_eq!(slow.unanswered.load(Ordering::SeqCst), 1, "it was asked, once, and nobody waits for it any more");
     cluster.stop_all().await;
 }
 

@@ -24,6 +24,7 @@ use super::request::{Call, Identifier, part, table_of};
 use super::{Rest, answered};
 use crate::error::Kind;
 use crate::outcomes;
+use crate::table::commit::unsubmitted;
 use crate::table::warehouses::Place;
 use crate::table::{new_table_properties, version};
 
@@ -333,9 +334,6 @@ pub async fn rename(rest: &Rest, call: &Call) -> Result<Response> {
 pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
     let ident = call.table()?;
     let purge = call.parameter("purgeRequested").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    if purge {
-        rest.tables.check_purges(&ident).map_err(RestError::of_a_change)?;
-    }
     let writer = rest.writer(call, StatusCode::NO_CONTENT, None)?;
     let now_ms = outcomes::now_ms();
     let mut in_doubt = None;
@@ -366,7 +364,13 @@ pub async fn drop(rest: &Rest, call: &Call) -> Result<Response> {
             }
         };
         let error = match writer.drop_table(&ident, current.mod_revision, call.deadline).await {
-            Ok(_) => return Ok(StatusCode::NO_CONTENT.into_response()),
+            Ok(_) => {
+                if purge {
+                    let submitted = writer.purge_dropped(&ident, &current, now_ms, call.deadline).await;
+                    submitted.map_err(|e| RestError::of_a_change(unsubmitted(&ident, &e)))?;
+                }
+                return Ok(StatusCode::NO_CONTENT.into_response());
+            }
             // The submission of an attempt of ours, which was made after all.
             Err(CatalogError::AlreadyDone(left)) if submitted.as_ref() == Some(&left) => {
                 return Ok(StatusCode::NO_CONTENT.into_response());

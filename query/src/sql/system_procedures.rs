@@ -1,4 +1,4 @@
-//! `system.procedures`: what the cluster's leader does in steps, and what it has done lately; `system.dropped_tables`: those of its
+//! `system.procedures`: what the cluster's leader, or the janitor, does in steps, and has done lately; `system.dropped_tables`: those of its
 //! purges that can still be called off, by `UNDROP TABLE`.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// The procedures that there are.
 ///
 /// # Errors
-/// `Unavailable` without a leader; `NotSupported` where nobody runs procedures.
+/// `Unavailable` without a leader, or where the store is not to be had.
 pub async fn read(engine: &Engine, deadline: Instant) -> Result<RecordBatch> {
     rows(&listed(engine, "system.procedures", deadline).await?)
 }
@@ -30,13 +30,7 @@ pub async fn dropped(engine: &Engine, deadline: Instant) -> Result<RecordBatch> 
 }
 
 async fn listed(engine: &Engine, name: &str, deadline: Instant) -> Result<Vec<Procedure>> {
-    let metadata = &engine.tables().metadata;
-    if !metadata.runs_procedures() {
-        return Err(Error::not_supported(format!(
-            "{name} lists what the leader of a metadata cluster does, and this node's metadata is not in one"
-        )));
-    }
-    let procedures = metadata.procedures(deadline).await;
+    let procedures = engine.tables().metadata.procedures(deadline).await;
     procedures.map_err(|e| Error::unavailable(format!("reading {name}: {e}")))
 }
 

@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use datafusion::execution::object_store::ObjectStoreUrl;
@@ -404,6 +404,20 @@ impl Storage {
             .await
             .map_err(|e| Error::object_store("writing", location, &e))?;
         self.persist(location).await
+    }
+
+    /// What the clock shows that dates the objects in this directory: by a small object, which is removed again.
+    ///
+    /// # Errors
+    /// It cannot be written, dated or removed.
+    pub async fn clock(&self, directory: &str) -> Result<SystemTime> {
+        let location = format!("{directory}/.lake-clock-{}", uuid::Uuid::new_v4());
+        self.write_new(&location, Bytes::from_static(b"lake")).await?;
+        let object = self.resolve(&location)?;
+        let dated = object.store.head(&object.path).await;
+        self.delete(&location).await?;
+        let dated = dated.map_err(|e| Error::object_store("dating", &location, &e))?;
+        Ok(SystemTime::from(dated.last_modified))
     }
 
     /// Returns once an object that was written whole survives a power cut. S3 acknowledges nothing less; on a local

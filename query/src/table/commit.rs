@@ -32,7 +32,7 @@ use iceberg::spec::{FormatVersion, MetadataLog, Operation, TableMetadata};
 use lake_client::catalog::appends::Outcome;
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer, Versioned};
 use lake_client::procedures;
-use lake_client::store::Applied;
+use lake_client::store::{self, Applied};
 
 use super::conflict::{self, Reads};
 use super::handing::{self, Batch, Given, Handing, Joined};
@@ -748,7 +748,15 @@ pub async fn create(
     }
 }
 
-/// Drops a table; with `purge` the same transaction submits the purge of its files.
+/// A table was dropped, and where that was no part of it its purge was not submitted.
+pub fn unsubmitted(ident: &TableIdent, error: &store::Error) -> Error {
+    Error::unknown(format!(
+        "dropping table {ident}: it is dropped, and whether its files will be deleted is unknown: {error}; they stay unless SHOW DROPPED \
+         TABLES lists it, and it comes back by CALL system.register_table of its newest metadata file"
+    ))
+}
+
+/// Drops a table; with `purge` the same transaction submits the purge of its files, or the next one where one key is changed at a time.
 pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadline: Instant) -> Result<()> {
     let doing = format!("dropping table {ident}");
     let now_ms = outcomes::now_ms();
@@ -783,6 +791,10 @@ pub async fn drop_table(tables: &Tables, ident: &TableIdent, purge: bool, deadli
         };
         match writer.drop_table(ident, current.mod_revision, deadline).await {
             Ok(_) => {
+                if purge {
+                    let submitted = writer.purge_dropped(ident, &current, now_ms, deadline).await;
+                    submitted.map_err(|e| unsubmitted(ident, &e))?;
+                }
                 let metadata = &current.value.metadata_location;
                 tracing::info!(table = %ident, %uuid, %metadata, purge, "dropped a table");
                 return Ok(());

@@ -15,7 +15,7 @@ use iceberg::spec::{
     TableMetadataBuilder,
 };
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStore;
 
 use super::commit::{self, Proposal};
 use super::version::{self, Edit, Removed};
@@ -389,11 +389,7 @@ async fn old_objects(
     let root = tables.storage.resolve(location)?;
     let failed = |e| Error::object_store("listing", location, &e);
     // The clock that counts is the one that dates the objects.
-    let probe = format!("{location}/metadata/.lake-clock-{}", uuid::Uuid::new_v4());
-    tables.storage.write_new(&probe, bytes::Bytes::from_static(b"lake")).await?;
-    let probed = root.store.head(&tables.storage.resolve(&probe)?.path).await;
-    tables.storage.delete(&probe).await?;
-    let now = SystemTime::from(probed.map_err(failed)?.last_modified);
+    let now = tables.storage.clock(&format!("{location}/metadata")).await?;
     let listed: Vec<_> = root.store.list(Some(&root.path)).try_collect().await.map_err(failed)?;
     let old = listed.into_iter().filter(|object| {
         let modified = SystemTime::from(object.last_modified);

@@ -526,31 +526,15 @@ impl Tables {
         .await
     }
 
-    /// Drops a table. Its objects stay where they are; with `purge` the metadata cluster's leader has them deleted after a while.
+    /// Drops a table. Its objects stay where they are; with `purge` the metadata cluster's leader, or without one the janitor, has them
+    /// deleted after a while.
     ///
     /// # Errors
-    /// `NotFound`; `NotSupported` for a purge where no leader is; those of a commit.
+    /// `NotFound`; those of a commit.
     pub async fn drop_table(self: &Arc<Self>, ident: &TableIdent, purge: bool, deadline: Instant) -> Result<()> {
-        if purge {
-            self.check_purges(ident)?;
-        }
         let tables = self.clone();
         let ident = ident.clone();
         self.owned(async move { commit::drop_table(&tables, &ident, purge, deadline).await }).await
-    }
-
-    /// Whether tables can be purged here.
-    ///
-    /// # Errors
-    /// `NotSupported` where no leader is.
-    pub(crate) fn check_purges(&self, ident: &TableIdent) -> Result<()> {
-        match self.metadata.runs_procedures() {
-            true => Ok(()),
-            false => Err(Error::not_supported(format!(
-                "dropping table {ident}: its files are purged by the leader of a metadata cluster, and this node's metadata is not in \
-                 one; drop it without purging, and they stay. Nothing was done"
-            ))),
-        }
     }
 
     /// Whether what was to be dropped, and is gone, was dropped so, where our own attempt may have done it or another: with `purge` its
@@ -576,6 +560,10 @@ impl Tables {
         })?;
         match purges.iter().any(|purge| purge.record.state != State::Cancelled) {
             true => Ok(()),
+            // The drop that may have been ours could not submit it.
+            false if !self.metadata.capabilities().multi_key => Err(Error::unknown(format!(
+                "dropping table {ident}: it is gone, by this statement or another's, and its files stay"
+            ))),
             false => Err(Error::not_found(format!(
                 "table {ident} was dropped by somebody else meanwhile, without a purge: its files stay"
             ))),
@@ -583,22 +571,21 @@ impl Tables {
     }
 
     /// Refuses to make a table of metadata that is being purged. What it is made with is to carry the guards that are returned, so
-    /// that no purge begins meanwhile.
+    /// that no purge begins meanwhile; there are none where one key is changed at a time, and there the retention has to be longer than
+    /// whoever makes it may take.
     ///
     /// # Errors
     /// `Conflict`; `Unavailable` if that cannot be found out.
     pub(crate) async fn check_not_purged(&self, uuid: Uuid, deadline: Instant) -> Result<Vec<Compare>> {
-        if !self.metadata.runs_procedures() {
-            return Ok(Vec::new());
-        }
         let purges = self.metadata.procedures_of(&ids_of(uuid), deadline).await;
         let (purges, unchanged) =
             purges.map_err(|e| Error::unavailable(format!("looking for a purge of the table: {e}")))?;
         match purges.into_iter().find(|purge| !purge.record.state.is_ended()) {
+            None if !self.metadata.capabilities().multi_key => Ok(Vec::new()),
             None => Ok(vec![unchanged]),
             Some(purge) => Err(Error::conflict(format!(
                 "the table was dropped with PURGE, and its files are to be deleted by procedure {id}: while that has not begun, UNDROP \
-                 TABLE has it back, and `lake meta proc cancel {id}` keeps them",
+                 TABLE has it back, and in a metadata cluster `lake meta proc cancel {id}` keeps them",
                 id = purge.id
             ))),
         }

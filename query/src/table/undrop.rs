@@ -1,5 +1,5 @@
 //! Tables that were dropped with PURGE come back: the pointer is written again in the transaction that cancels the
-//! purge, while that has not begun to delete.
+//! purge, while that has not begun to delete. Where one key is changed at a time: while the purge waits anew.
 
 use std::time::Instant;
 
@@ -19,11 +19,6 @@ impl Tables {
     /// creating a table.
     pub async fn undrop_table(&self, ident: &TableIdent, deadline: Instant) -> Result<()> {
         let doing = format!("undropping table {ident}");
-        if !self.metadata.runs_procedures() {
-            return Err(Error::not_supported(format!(
-                "{doing}: this node's metadata is not in a metadata cluster, whose leader would keep dropped tables"
-            )));
-        }
         loop {
             let (procedure, purge) = self.last_purge(ident, deadline).await?;
             if ![RETAIN, CHECK].contains(&procedure.record.step.as_str()) {
@@ -34,14 +29,14 @@ impl Tables {
             }
             let pointer =
                 TablePointer { uuid: purge.uuid, metadata_location: purge.metadata_location, previous_location: None };
-            let writer = self.recording()?.undropping(&procedure, now_ms());
-            match writer.create_table(ident, &pointer, deadline).await {
-                Ok(_) => {
+            match self.recording()?.undrop_table(ident, &procedure, &pointer, now_ms(), deadline).await {
+                Ok(true) => {
                     let (uuid, procedure) = (pointer.uuid, &procedure.id);
                     tracing::info!(table = %ident, %uuid, procedure, "a dropped table is there again");
                     return Ok(());
                 }
                 // The purge has gone on since it was read, or by an attempt of ours it is cancelled.
+                Ok(false) => {}
                 Err(CatalogError::AlreadyDone(left)) if left.is_empty() || procedures::is_record(&left) => {}
                 Err(error) => return Err(catalog_error(&doing, error)),
             }

@@ -5,11 +5,12 @@
 //! and everybody else asks all peers at once ([`Inner::ask`]).
 //!
 //! Limits: one question at a time, two in all. Failure cases: a peer that does not answer, or knows no leader, is one that was asked in
-//! vain; who then still knows of none asks like everybody else.
+//! vain; who then still knows of none asks like everybody else. So does at once who is told to leave meanwhile, and is waited for.
 
 use std::time::Duration;
 
 use rand::Rng;
+use tokio_util::sync::CancellationToken;
 
 use super::super::flight::Flight;
 use super::super::leader::{AWAITED_FOR, Question, Round};
@@ -19,8 +20,16 @@ use super::Inner;
 const LED_ANSWERS_WITHIN: Duration = Duration::from_millis(150);
 
 impl Inner {
-    /// Asks so, unless a leader is known or being asked for. `led` is where the one that was lost was reached.
-    pub async fn ask_in_turn(&self, led: &str) {
+    /// Asks so, unless a leader is known or being asked for, and until `told_to_leave`. `led` is where the one that was lost was reached.
+    pub async fn ask_in_turn(&self, led: &str, told_to_leave: &CancellationToken) {
+        tokio::select! {
+            biased;
+            () = told_to_leave.cancelled() => {}
+            () = self.ask_two(led) => {}
+        }
+    }
+
+    async fn ask_two(&self, led: &str) {
         let (under_way, besides) = {
             let shared = self.lock();
             if shared.view.leader().is_some() {
@@ -104,6 +113,8 @@ mod tests {
     struct Asked {
         id: u64,
         leader: Option<v1::Member>,
+        /// It never answers who leads.
+        silent: bool,
         questions: Arc<Mutex<Vec<v1::LeaderRequest>>>,
     }
 
@@ -152,6 +163,9 @@ mod tests {
     impl Cluster for Asked {
         async fn leader(&self, request: Request<v1::LeaderRequest>) -> Result<Response<v1::LeaderResponse>, Status> {
             self.questions.lock().unwrap().push(request.into_inner());
+            if self.silent {
+                std::future::pending::<()>().await;
+            }
             let (peer_id, leader) = (self.id, self.leader.clone());
             Ok(Response::new(v1::LeaderResponse { peer_id, term: 6, leader, ..v1::LeaderResponse::default() }))
         }
@@ -235,5 +249,30 @@ mod tests {
         // Where nothing runs in time, another one is asked as well.
         assert!(knows.0 == [at_once] && knows.1.len() <= 1, "{knows:?}");
         assert_eq!(knows_nothing, (vec![at_once], vec![waits]));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_told_to_leave_does_not_wait_for_an_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let peer = Asked { id: 1, silent: true, ..Asked::default() };
+        let server = tonic::transport::Server::builder().add_service(ClusterServer::new(peer.clone()));
+        let server = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let store = RemoteStore::connect(RemoteConfig { endpoints: vec![address], secret: None }).unwrap();
+        let told = CancellationToken::new();
+        // Nobody is there.
+        let asking = store.inner.ask_in_turn("127.0.0.1:1", &told);
+        let is_told = async {
+            while peer.questions.lock().unwrap().is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // From here on time passes only where somebody waits for it.
+            tokio::time::pause();
+            told.cancel();
+            tokio::time::Instant::now()
+        };
+        let ((), told_at) = tokio::join!(asking, is_told);
+        assert_eq!(told_at.elapsed(), Duration::ZERO, "it waited for the answer, or until that was late");
+        server.abort();
     }
 }

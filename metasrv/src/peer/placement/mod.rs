@@ -127,20 +127,21 @@ impl Member {
             None => return self.begin_placement(&state, term).await,
         };
         let changes = plan::plan(&world, MOVES_AT_ONCE, turn);
+        let changes = changes.into_iter().map(|change| (world.gives(&change), change)).collect();
         self.carry_out(term, &state, changes).await;
     }
 
-    /// Carries out what was planned in this state. Where somebody has begun maintenance since, nothing is changed any more.
-    async fn carry_out(self: &Arc<Self>, term: u64, state: &State, changes: Vec<Change>) {
+    /// Carries out what was planned in this state, each with whether who has the shard gives it ([`World::gives`]). Where somebody has begun
+    /// maintenance since, nothing is changed any more.
+    async fn carry_out(self: &Arc<Self>, term: u64, state: &State, changes: Vec<(bool, Change)>) {
         let settings = state.get(SETTINGS).map(|entry| Compare::mod_revision(SETTINGS, entry.mod_revision));
         let deadline = clock::now() + MOVE_WITHIN;
         let made = futures::stream::iter(changes)
-            .map(|change| {
+            .map(|(gives, change)| {
                 let settings = settings.clone();
                 async move {
                     let call = Call::own(deadline);
                     // Who has it lives, so there is time. The next look does not wait until it has ended what it does.
-                    let gives = matches!(change.why, Why::Balance | Why::Drained);
                     if gives {
                         self.have_warmed(&change, deadline).await;
                     }
@@ -423,10 +424,10 @@ mod tests {
             why: Why::Begins,
         };
         let route_of = |shard| member.published.current().state.get(&key(shard));
-        member.carry_out(term, &planned_in, vec![planned(0)]).await;
+        member.carry_out(term, &planned_in, vec![(false, planned(0))]).await;
         assert!(route_of(0).is_some());
         member.maintain_shards(true, call).await.unwrap();
-        member.carry_out(term, &planned_in, vec![planned(1)]).await;
+        member.carry_out(term, &planned_in, vec![(false, planned(1))]).await;
         assert!(route_of(1).is_none(), "it was told that nothing is moved by itself any more");
         // Somebody has asked for this one.
         assert!(member.change_route(term, &planned(1), None, call).await.unwrap().is_some());

@@ -79,6 +79,14 @@ pub struct World {
     pub selector: Selector,
 }
 
+impl World {
+    /// Whether who has the shard gives it, and may be working for it: then there is time to make the target ready. One that is drained
+    /// and whose lease has ended gives nothing, and whoever waited for the target would only find the shard looked after later.
+    pub fn gives(&self, change: &Change) -> bool {
+        matches!(change.why, Why::Balance | Why::Drained) && self.alive.contains(&change.shard)
+    }
+}
+
 /// Why a shard is given to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {

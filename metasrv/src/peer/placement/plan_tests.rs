@@ -291,6 +291,7 @@ fn a_node_that_is_drained_gives_all_and_gets_nothing() {
     world.workers.get_mut("b").unwrap().drained = true;
     let changes = plan(&world, 16, &mut 0);
     assert!(!changes.is_empty() && changes.iter().all(|change| change.why == Why::Drained && change.route.node != "b"));
+    assert!(changes.iter().all(|change| world.gives(change)), "it lives, and others are made ready");
     // Not while nothing is to be moved.
     let kept = World { settings: Settings { maintenance: true, ..world.settings }, ..world.clone() };
     assert!(plan(&kept, 16, &mut 0).is_empty());
@@ -309,6 +310,10 @@ fn a_node_that_is_drained_gives_all_and_gets_nothing() {
     let drained = world.workers.get_mut("b").unwrap();
     (drained.drained, drained.lease) = (true, Some(9));
     world.look();
+    let changes = plan(&world, 16, &mut 0);
+    let moved: Vec<_> = changes.iter().filter(|change| change.why == Why::Drained).collect();
+    assert_eq!(moved.len(), 2, "{changes:?}");
+    assert!(!moved.iter().any(|change| world.gives(change)), "nobody has them, and nothing is waited for");
     assert_eq!(world.settled().led(), [4, 0]);
 
     // With nobody else it keeps what it has.

@@ -54,22 +54,34 @@ pub struct Now {
 }
 
 impl Book {
-    /// Reads what there is: only what it does not know, since there may be many and each step changes one.
-    pub fn read(&mut self, entries: impl IntoIterator<Item = KeyValue>) {
+    /// Reads what there is: only what it does not know, since there may be many and each step changes one. With more than are looked at a
+    /// parent may come behind its children, which it holds: the entry of one that is not among them is had by `get`, from its id.
+    pub fn read(&mut self, entries: impl IntoIterator<Item = KeyValue>, get: impl Fn(&str) -> Option<KeyValue>) {
         let mut before = std::mem::take(&mut self.known);
         for entry in entries {
-            let unchanged = |known: &Known| known.in_hand || known.revision == entry.mod_revision;
-            let known = id_of(&entry.key).and_then(|id| before.remove_entry(id)).filter(|(_, known)| unchanged(known));
-            if let Some((id, known)) = known {
-                self.known.insert(id, known);
-                continue;
-            }
-            // What somebody else has put there is no procedure.
-            let Some(Procedure { id, mod_revision, record }) = Procedure::of(&entry) else { continue };
-            self.known.insert(id, Known { revision: mod_revision, record, in_hand: false, not_before: None });
+            self.read_one(&entry, &mut before);
+        }
+        let going_on = self.known.values().filter(|known| !known.record.state.is_ended());
+        let parents: HashSet<&str> = going_on.filter_map(|known| known.record.parent.as_deref()).collect();
+        let behind: Vec<String> =
+            parents.into_iter().filter(|id| !self.known.contains_key(*id)).map(str::to_owned).collect();
+        for entry in behind.iter().filter_map(|id| get(id)) {
+            self.read_one(&entry, &mut before);
         }
         // One in hand that is gone is put back, and then not found again.
         self.known.extend(before.into_iter().filter(|(_, known)| known.in_hand));
+    }
+
+    fn read_one(&mut self, entry: &KeyValue, before: &mut BTreeMap<String, Known>) {
+        let unchanged = |known: &Known| known.in_hand || known.revision == entry.mod_revision;
+        let known = id_of(&entry.key).and_then(|id| before.remove_entry(id)).filter(|(_, known)| unchanged(known));
+        if let Some((id, known)) = known {
+            self.known.insert(id, known);
+            return;
+        }
+        // What somebody else has put there is no procedure.
+        let Some(Procedure { id, mod_revision, record }) = Procedure::of(entry) else { return };
+        self.known.insert(id, Known { revision: mod_revision, record, in_hand: false, not_before: None });
     }
 
     /// What can be begun now. `waits` says of one whether it waits for those that it is the parent of: it is left alone until they have
@@ -223,18 +235,18 @@ mod tests {
     #[test]
     fn one_in_hand_is_left_alone_and_there_is_a_bound() {
         let mut book = Book::default();
-        book.read((1..=3).map(|n| entry(&format!("p{n}"), n, &active())));
+        book.read((1..=3).map(|n| entry(&format!("p{n}"), n, &active())), |_| None);
         assert_eq!(begun(&book, now(2)), ["p1", "p2"]);
         book.take("p1");
         assert_eq!(begun(&book, now(9)), ["p2", "p3"]);
         // It was changed meanwhile; and p2 is gone.
-        book.read([entry("p1", 7, &Record { cancel: true, ..active() }), entry("p3", 3, &active())]);
+        book.read([entry("p1", 7, &Record { cancel: true, ..active() }), entry("p3", 3, &active())], |_| None);
         assert_eq!(begun(&book, now(9)), ["p3"]);
         let later = now(9).at + Duration::from_secs(5);
         book.put_back_unknown("p1", later);
         assert_eq!(begun(&book, now(9)), ["p3"], "not before its time");
         assert_eq!(begun(&book, Now { at: later, ..now(9) }), ["p3", "p1"], "the one that was begun last comes last");
-        book.read([entry("p1", 7, &Record { cancel: true, ..active() })]);
+        book.read([entry("p1", 7, &Record { cancel: true, ..active() })], |_| None);
         assert_eq!(begun(&book, now(9)), ["p1"], "what was changed does not wait");
         book.put_back("p1", 8, active(), Some(later));
         assert_eq!(begun(&book, now(9)), Vec::<String>::new());
@@ -244,19 +256,19 @@ mod tests {
     #[test]
     fn what_has_not_changed_is_not_read_again() {
         let mut book = Book::default();
-        book.read([entry("p1", 1, &active()), entry("p2", 2, &active())]);
+        book.read([entry("p1", 1, &active()), entry("p2", 2, &active())], |_| None);
         // Nobody could read this one any more, and nobody has to: its revision is known.
         let unread = KeyValue { value: "unread".into(), ..entry("p1", 1, &active()) };
-        book.read([unread.clone(), entry("p2", 3, &Record { state: State::Poisoned, ..active() })]);
+        book.read([unread.clone(), entry("p2", 3, &Record { state: State::Poisoned, ..active() })], |_| None);
         assert_eq!((book.counts(), begun(&book, now(9))), ((1, 1), vec!["p1".to_owned()]));
-        book.read([KeyValue { mod_revision: 4, ..unread }]);
+        book.read([KeyValue { mod_revision: 4, ..unread }], |_| None);
         assert_eq!(book.counts(), (0, 0), "what was put in its place is no procedure, and the other one is gone");
     }
 
     #[test]
     fn what_is_submitted_waits_until_the_clock_is_saved() {
         let mut book = Book::default();
-        book.read([entry("p", 1, &Record::new("k", "s", "first", kept(&()), 0))]);
+        book.read([entry("p", 1, &Record::new("k", "s", "first", kept(&()), 0))], |_| None);
         let look = looked(&book, Now { accepts: false, ..now(9) }, &Pace::default());
         assert!(look.accepts && look.begin.is_empty());
         assert_eq!(begun(&book, now(9)), ["p"]);
@@ -272,7 +284,7 @@ mod tests {
             [entry("c1", 1, &one), entry("c2", 2, &other), entry("p", 3, parent)]
         };
         for left in [State::Active, State::Poisoned] {
-            book.read(with(&parent, [State::Done, left]));
+            book.read(with(&parent, [State::Done, left]), |_| None);
             assert!(!begun(&book, now(9)).contains(&"p".to_owned()), "{left:?}");
         }
         let cancelled = Record { cancel: true, ..parent.clone() };
@@ -282,7 +294,7 @@ mod tests {
             (&parent, [State::Done, State::Failed]),
         ] {
             let mut book = Book::default();
-            book.read(with(parent, states));
+            book.read(with(parent, states), |_| None);
             assert!(begun(&book, now(9)).contains(&"p".to_owned()), "{parent:?} {states:?}");
         }
     }
@@ -294,8 +306,8 @@ mod tests {
         let others = Record { parent: Some("q".to_owned()), ..active() };
         let mut with = |child: &Record, parent: Record| {
             // What has the same revision is not read again.
-            book.read([]);
-            book.read([entry("c", 1, child), entry("d", 2, &others), entry("p", 3, &parent)]);
+            book.read([], |_| None);
+            book.read([entry("c", 1, child), entry("d", 2, &others), entry("p", 3, &parent)], |_| None);
             begun(&book, now(9))
         };
         let holds = |state| Record { step: "holds".to_owned(), state, ended_ms: Some(1000), ..active() };
@@ -305,8 +317,21 @@ mod tests {
         assert_eq!(with(&child, active()), ["c", "d", "p"], "it has come further");
         let cancelled = Record { cancel: true, ..child.clone() };
         assert_eq!(with(&cancelled, holds(State::Active)), ["c", "d", "p"]);
-        let submitted = Record { accepted_ms: None, ..child };
+        let submitted = Record { accepted_ms: None, ..child.clone() };
         assert_eq!(with(&submitted, holds(State::Active)), ["c", "d", "p"], "its retention time begins");
+
+        // Of more than are looked at, the parent was not listed.
+        let mut book = Book::default();
+        let parent = |id: &str| (id == "p").then(|| entry("p", 3, &holds(State::Active)));
+        book.read([entry("c", 1, &child), entry("d", 2, &others)], parent);
+        assert_eq!(begun(&book, now(9)), ["d", "p"], "it is known all the same, and holds its child");
+        // Waiting is not forgotten with the next reading.
+        let later = now(9).at + Duration::from_secs(5);
+        book.put_back("p", 3, holds(State::Active), Some(later));
+        book.read([entry("c", 1, &child), entry("d", 2, &others)], parent);
+        assert_eq!(begun(&book, now(9)), ["d"]);
+        book.read([entry("d", 2, &others)], parent);
+        assert_eq!(book.len(), 1, "nobody names it any more");
     }
 
     #[test]
@@ -314,7 +339,7 @@ mod tests {
         let mut book = Book::default();
         let ended = |at| Record { state: State::Done, ended_ms: Some(at), ..active() };
         let pace = Pace { most_ended: 2, history: Duration::from_millis(950), ..Pace::default() };
-        book.read((0..5).map(|n| entry(&format!("p{n}"), n + 1, &ended(40 + n * 10))));
+        book.read((0..5).map(|n| entry(&format!("p{n}"), n + 1, &ended(40 + n * 10))), |_| None);
         let look = looked(&book, now(9), &pace);
         let forgotten: Vec<&str> = look.forget.iter().map(|(id, _)| id.as_str()).collect();
         assert_eq!(forgotten, ["p0", "p1", "p2"], "two are too old, and there are three too many");
@@ -325,7 +350,7 @@ mod tests {
         book.forgotten(&[("p3".to_owned(), 1)]);
         assert_eq!(book.known.len(), 2, "it was changed since");
         let poisoned = Record { state: State::Poisoned, ..active() };
-        book.read([entry("p", 1, &poisoned)]);
+        book.read([entry("p", 1, &poisoned)], |_| None);
         assert_eq!(looked(&book, now(9), &pace), Look::default());
         assert_eq!(book.counts(), (0, 1));
     }

@@ -21,7 +21,7 @@
 //!   overtaken by a cancel, changes nothing;
 //! - nothing is remembered of a procedure but what is in the map: whoever leads next goes on from there.
 //!
-//! Limits: [`MAX_AT_ONCE`] in hand, [`MAX_PROCEDURES`] looked at, [`FORGOTTEN_AT_ONCE`] forgotten in one transaction.
+//! Limits: [`MAX_AT_ONCE`] in hand, [`MAX_PROCEDURES`] looked at and the parents of these, [`FORGOTTEN_AT_ONCE`] forgotten in one transaction.
 //! Failure cases: a commit that fails, or of which nobody knows, has the procedure read again after [`AGAIN`]; its
 //! step bears to be carried out again. So long after a failure nothing else is tried again either, the clock and the history
 //! included.
@@ -48,7 +48,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use lake_client::clock as time;
 use lake_client::procedures::calls::unix_ms;
-use lake_client::procedures::{MAX_PROCEDURES, PROCEDURES, Procedure, Record, State};
+use lake_client::procedures::{MAX_PROCEDURES, PROCEDURES, Procedure, Record, State, key};
 use lake_proto::kv::{Compare, Condition, Op, Revision, Txn};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -276,7 +276,8 @@ impl Leading {
         let applied = member.published.current();
         let state = &applied.state;
         if self.read.is_none_or(|read| was_touched(state, read)) {
-            self.book.read(state.list(PROCEDURES, None, MAX_PROCEDURES, usize::MAX).entries);
+            let listed = state.list(PROCEDURES, None, MAX_PROCEDURES, usize::MAX).entries;
+            self.book.read(listed, |id| state.get(&key(id)));
         }
         self.read = Some(state.revision());
         self.read_at = Some(now);
@@ -414,7 +415,7 @@ async fn save_clock(member: Arc<Member>, term: u64, clock: ClusterClock) -> Done
 }
 
 async fn forget(member: Arc<Member>, term: u64, ids: Vec<(String, Revision)>) -> Done {
-    let keys = || ids.iter().map(|(id, revision)| (lake_client::procedures::key(id), *revision));
+    let keys = || ids.iter().map(|(id, revision)| (key(id), *revision));
     let when = keys().map(|(key, revision)| Compare::mod_revision(key, revision)).collect();
     let then = keys().map(|(key, _)| Op::delete(key)).collect();
     match commit_in(&member, term, Txn { when, then, otherwise: vec![] }).await {

@@ -66,30 +66,14 @@ impl Kind for PurgeTable {
 /// What a worker's answer means.
 fn outcome(step: &'static str, answer: Answer) -> Outcome {
     match (step, answer) {
-        (_, Answer::Part(purge)) => Outcome::Next { step, note: so_far(&purge), data: kept(&purge) },
-        (CHECK, Answer::Done(purge)) => Outcome::Next { step: DELETE, note: so_far(&purge), data: kept(&purge) },
-        (_, Answer::Done(purge)) => Outcome::Done { note: so_far(&purge), data: kept(&purge) },
+        (_, Answer::Part(purge)) => Outcome::Next { step, note: purge.so_far(), data: kept(&purge) },
+        (CHECK, Answer::Done(purge)) => Outcome::Next { step: DELETE, note: purge.so_far(), data: kept(&purge) },
+        (_, Answer::Done(purge)) => Outcome::Done { note: purge.so_far(), data: kept(&purge) },
         (CHECK, Answer::Refused(why)) => Outcome::Failed(why),
         // Files have gone already.
         (_, Answer::Refused(why)) | (_, Answer::Doubtful(why)) => Outcome::Doubtful(why),
         (_, Answer::Over) => Outcome::Retry("the worker found the procedure at another step".to_owned()),
     }
-}
-
-fn so_far(purge: &Purge) -> String {
-    let mut text = match purge.deleted {
-        0 => String::new(),
-        1 => "1 file is deleted".to_owned(),
-        many => format!("{many} files are deleted"),
-    };
-    for (count, why) in [(purge.outside, "outside of its location"), (purge.kept.len() as u64, "used by other tables")]
-    {
-        if count > 0 {
-            let between = if text.is_empty() { "" } else { "; " };
-            text.push_str(&format!("{between}{count} stay: {why}"));
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 use async_trait::async_trait;
 use lake_client::procedures::calls::unix_ms;
 use lake_client::procedures::drop_namespace::{Comes, DROP, PURGES, Planned};
+use lake_client::procedures::purge::{IDS, PURGE_TABLE, Purge};
 use lake_client::procedures::purge_warehouse::{PURGE_WAREHOUSE, REMOVE, WarehousePurge};
-use lake_client::procedures::{Procedure, Record, State as Stands, kept};
+use lake_client::procedures::{Procedure, Record, State as Stands, kept, key};
 use lake_proto::kv::Txn;
 
 use super::drop_namespace::{Map, children};
@@ -60,7 +61,7 @@ fn step(state: &State, procedure: &Procedure) -> Outcome {
     };
     let planned = match record.step.as_str() {
         DROP => purge.drop_some(id, &Map(state), unix_ms()),
-        PURGES => return purges(&purge, &children(state, id)),
+        PURGES => return purges(&purge, &children(state, id), &dropped_before(state, id, &purge)),
         REMOVE => purge.remove(&Map(state)),
         other => return Outcome::Doubtful(format!("there is no step {other}")),
     };
@@ -70,16 +71,36 @@ fn step(state: &State, procedure: &Procedure) -> Outcome {
     }
 }
 
-fn purges(purge: &WarehousePurge, children: &[Procedure]) -> Outcome {
+/// The purges that go on, and are no children of this procedure, of tables whose files are reached as the warehouse says: what was dropped
+/// before. No other one can come, since nothing is dropped from the namespace but by this procedure.
+fn dropped_before(state: &State, id: &str, purge: &WarehousePurge) -> Vec<Procedure> {
+    let profile = purge.profile(&Map(state));
+    let is_its = |other: &Procedure| {
+        let Record { kind, parent, state, .. } = &other.record;
+        let is_purge = kind == PURGE_TABLE && !state.is_ended() && parent.as_deref() != Some(id);
+        is_purge && other.record.data().is_ok_and(|table: Purge| purge.reaches(&table, profile.as_ref()))
+    };
+    let all = state.list(&key(IDS), None, usize::MAX, usize::MAX).entries;
+    all.iter().filter_map(Procedure::of).filter(is_its).collect()
+}
+
+fn purges(purge: &WarehousePurge, children: &[Procedure], before: &[Procedure]) -> Outcome {
     // Its files are there, and may be a live table's: what reaches them stays.
     if let Some(child) = children.iter().find(|child| child.record.state == Stands::Failed) {
         let (id, why) = (&child.id, &child.record.note);
         return Outcome::Doubtful(format!("{}; purge {id} has failed, so the warehouse stays: {why}", so_far(purge)));
     }
     let left = children.iter().filter(|child| !child.record.state.is_ended()).count();
-    match left {
-        0 => Outcome::Next { step: REMOVE, data: kept(purge), note: so_far(purge) },
-        left => Outcome::Wait(format!("{}; {left} of {} purges are to end", so_far(purge), purge.purges)),
+    match (left, before) {
+        (0, []) => Outcome::Next { step: REMOVE, data: kept(purge), note: so_far(purge) },
+        // Without the warehouse nobody would reach their files any more.
+        (0, [first, ..]) => Outcome::Wait(format!(
+            "{}; {} purges of tables that were dropped before are to end, {} first",
+            so_far(purge),
+            before.len(),
+            first.id
+        )),
+        (left, _) => Outcome::Wait(format!("{}; {left} of {} purges are to end", so_far(purge), purge.purges)),
     }
 }
 
@@ -106,9 +127,12 @@ fn so_far(purge: &WarehousePurge) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lake_client::catalog::{TableIdent, TablePointer};
+    use lake_client::procedures::purge::of_drop;
     use lake_client::procedures::purge_warehouse::of_warehouse;
 
     use super::*;
+    use crate::state::command::Action;
 
     #[test]
     fn it_waits_for_its_purges_and_is_cancelled_only_before_anything_is_dropped() {
@@ -121,11 +145,37 @@ mod tests {
         let waits = Record { step: PURGES.to_owned(), ..record.clone() };
         assert!(too_late(&waits) && PurgeWarehouse.waits_for_children(&waits));
         let child = |state| Procedure { id: id.clone(), mod_revision: 1, record: Record { state, ..record.clone() } };
-        assert!(matches!(purges(&purge, &[child(Stands::Poisoned)]), Outcome::Wait(_)));
-        let over = purges(&purge, &[child(Stands::Done), child(Stands::Cancelled)]);
+        assert!(matches!(purges(&purge, &[child(Stands::Poisoned)], &[]), Outcome::Wait(_)));
+        let ended = [child(Stands::Done), child(Stands::Cancelled)];
+        let Outcome::Wait(why) = purges(&purge, &ended, &[child(Stands::Active)]) else { panic!("it does not wait") };
+        assert!(why.contains("1 purges of tables that were dropped before") && why.contains(&id), "{why}");
+        let over = purges(&purge, &ended, &[]);
         assert!(matches!(over, Outcome::Next { step: REMOVE, .. }), "{over:?}");
         // What reaches the files of a table that is live, say, stays.
-        let failed = purges(&purge, &[child(Stands::Done), child(Stands::Failed)]);
+        let failed = purges(&purge, &[child(Stands::Done), child(Stands::Failed)], &[]);
         assert!(matches!(failed, Outcome::Doubtful(_)), "{failed:?}");
+    }
+
+    #[test]
+    fn it_waits_for_the_purges_of_what_was_dropped_from_it_before() {
+        let mut state = State::default();
+        let (own, record) = of_warehouse("w", 3, 0).unwrap();
+        let mut submit = |id: &str, record: &Record| {
+            state.apply(1, &Action::Txn(record.submission(id)).unstamped());
+        };
+        let dropped = |namespace: &str, uuid| {
+            let ident = TableIdent::new(namespace.parse().unwrap(), "t").unwrap();
+            let (uuid, metadata_location) = (uuid::Uuid::from_u128(uuid), "file:///elsewhere/1".to_owned());
+            of_drop(&ident, &TablePointer { uuid, metadata_location, previous_location: None }, 3, 0)
+        };
+        let [(waits, of_nested), (child, of_child), (over, of_over), (other, of_other)] =
+            [("w.a", 1), ("w", 2), ("w", 3), ("x", 4)].map(|(namespace, uuid)| dropped(namespace, uuid));
+        submit(&own, &record);
+        submit(&waits, &of_nested);
+        submit(&child, &Record { parent: Some(own.clone()), ..of_child });
+        submit(&over, &Record { state: Stands::Cancelled, ..of_over });
+        submit(&other, &of_other);
+        let before = dropped_before(&state, &own, &record.data().unwrap());
+        assert_eq!(before.iter().map(|purge| purge.id.as_str()).collect::<Vec<_>>(), [waits]);
     }
 }
