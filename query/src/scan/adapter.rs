@@ -158,7 +158,7 @@ impl Rules {
 }
 
 /// What a nested type consists of.
-fn parts_of(data_type: &DataType) -> Vec<&FieldRef> {
+pub fn parts_of(data_type: &DataType) -> Vec<&FieldRef> {
     match data_type {
         DataType::Struct(fields) => fields.iter().collect(),
         DataType::Map(entries, _) => parts_of(entries.data_type()),
@@ -206,7 +206,8 @@ impl FieldIdAdapterFactory {
     }
 }
 
-fn has_ids(field: &FieldRef) -> bool {
+/// Whether it, or a part of it, has an id: then all of its file is read by ids.
+pub fn has_ids(field: &FieldRef) -> bool {
     field_id(field).is_some() || parts_of(field.data_type()).into_iter().any(has_ids)
 }
 
