@@ -35,6 +35,7 @@ pub mod handing;
 pub mod history;
 pub mod layout;
 pub mod maintenance;
+pub mod memory;
 pub mod numbers;
 pub mod pins;
 pub mod queue;
