@@ -42,6 +42,7 @@ pub mod node;
 pub mod outcomes;
 pub mod planted;
 pub mod probes;
+pub mod progress;
 pub mod rest;
 pub mod scan;
 pub mod sql;

@@ -1,10 +1,13 @@
-//! What a terminal is told of a statement that takes long: for how long it has, how many rows have come, and how to stop it.
+//! What a terminal is told of a statement that takes long: for how long it has, how many rows have come or were changed, and how to stop
+//! it.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use crate::console::{Console, Progress};
 
+/// How often a change is asked how far it has come.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
 /// How long nothing comes before it is told.
 const TOLD_AFTER: Duration = Duration::from_secs(2);
 
@@ -48,6 +51,26 @@ impl Telling {
         });
         shown.step(words(rows));
         work.await
+    }
+
+    /// Waits for a statement's answer, which to a change comes once that is made. `ask`: how many rows it has changed so far.
+    pub async fn until_answered<T>(&mut self, work: impl Future<Output = T>, ask: impl AsyncFn() -> Option<u64>) -> T {
+        let mut work = std::pin::pin!(work);
+        let mut rows = 0;
+        loop {
+            if let Ok(done) = self.during(rows, tokio::time::timeout(ASKED_EVERY, &mut work)).await {
+                return done;
+            }
+            // Not before there is anybody to be told.
+            if self.shown.is_some() {
+                let told = tokio::select! {
+                    biased;
+                    done = &mut work => return done,
+                    told = ask() => told,
+                };
+                rows = told.and_then(|told| usize::try_from(told).ok()).unwrap_or(rows);
+            }
+        }
     }
 
     /// What comes is printed: it takes the place of what is shown, if it goes to the same terminal.

@@ -21,6 +21,7 @@ use futures::future::{join_all, select_all};
 use tokio::sync::mpsc;
 
 use crate::error::{Error, Result};
+use crate::progress;
 use crate::table::memory::{MEMORY_PART, WriterMemory};
 use crate::table::writer::{DataFiles, DataWriter, ROW_GROUP_BYTES};
 use crate::table::{Table, Tables};
@@ -65,7 +66,9 @@ pub async fn write_rows(
 ) -> Result<DataFiles> {
     let write = async {
         while let Some(batch) = rows.next().await {
-            writer.write(&batch?).await?;
+            let batch = batch?;
+            writer.write(&batch).await?;
+            progress::count(batch.num_rows() as u64);
         }
         writer.finish().await
     };
@@ -134,6 +137,7 @@ pub async fn write_in_any_order(
             let batch = batch?;
             bytes = bytes.saturating_add(batch.get_array_memory_size());
             first.write(&batch).await?;
+            progress::count(batch.num_rows() as u64);
         }
         let mut sharers = Vec::new();
         while sharers.len() + 1 < sharing.most {
@@ -151,6 +155,7 @@ pub async fn write_in_any_order(
             let (free, ..) = select_all(places).await;
             // Who takes no more has failed, and says why below.
             let Ok(free) = free else { break };
+            progress::count(batch.num_rows() as u64);
             free.send(batch);
         }
         // No more rows come: each ends its file, also where another has failed.

@@ -43,6 +43,7 @@ use iceberg::spec::{DataFile, Operation, SortOrder, Struct, TableMetadata};
 use super::row_set::RowSet;
 use super::{CATALOG, DEFAULT_SCHEMA, computing, name_files, rounding};
 use crate::error::{Error, Result};
+use crate::progress;
 use crate::scan::plan::{DeleteKind, PlannedFile};
 use crate::scan::sink::{Sharing, write_in_any_order, write_rows};
 use crate::scan::{FILE_COLUMN, LakeTable, POSITION_COLUMN, Wanted, plan, values};
@@ -416,6 +417,7 @@ impl Work {
         let files = column(FILE_COLUMN)?.as_string_opt::<i32>().ok_or_else(wrong)?;
         let positions = column(POSITION_COLUMN)?.as_primitive_opt::<Int64Type>().ok_or_else(wrong)?;
         let kinds = column(KIND)?.as_primitive_opt::<Int32Type>().ok_or_else(wrong)?;
+        let before = self.count;
         for row in 0..batch.num_rows() {
             let kind = kinds.value(row);
             if kind != SEEN {
@@ -446,6 +448,7 @@ impl Work {
         if written.true_count() > 0 {
             self.write(batch, &written).await?;
         }
+        progress::count(self.count - before);
         Ok(())
     }
 
