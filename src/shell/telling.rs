@@ -92,3 +92,26 @@ fn words(rows: usize) -> String {
         rows => format!("{rows} rows so far; Ctrl-C stops it"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_asked_how_far_it_has_come_once_somebody_is_told() {
+        let asked = AtomicU64::new(0);
+        let ask = async || Some(asked.fetch_add(1, Ordering::Relaxed));
+        let now = Instant::now();
+        let mut telling = Telling { started: now, silent: now, terminal: true, shared: false, shown: None };
+        telling.until_answered(tokio::time::sleep(TOLD_AFTER / 2), &ask).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "it did not take long");
+        telling.shown = Some(Console::default().progress());
+        telling.until_answered(tokio::time::sleep(ASKED_EVERY * 7 / 2), &ask).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 3);
+        let mut nobody = Telling { started: now, silent: now, terminal: false, shared: false, shown: None };
+        nobody.until_answered(tokio::time::sleep(ASKED_EVERY * 7 / 2), &ask).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 3);
+    }
+}
