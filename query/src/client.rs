@@ -11,14 +11,17 @@ use arrow::datatypes::{Schema, SchemaRef};
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
+use arrow_flight::{Action, FlightEndpoint, FlightInfo};
 use futures::{Stream, StreamExt, TryStreamExt};
 use lake_client::secret::Secret;
+use prost::Message;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use uuid::Uuid;
 
 use crate::error::{Kind, Position};
+use crate::flight::running::PROGRESS;
 use crate::flight::ticket::StatementTicket;
 use crate::flight::transactions::put_settings;
 use crate::flight::{STALE_HEADER, TIMEOUT_HEADER, status};
@@ -203,6 +206,20 @@ impl SqlClient {
         }
         let (endpoint, stale) = (self.endpoint.clone(), stale.map(Duration::from_millis));
         Ok(Rows { schema, notices: notices.into_iter().collect(), stale, command, endpoint, first, batches })
+    }
+
+    /// How many rows a change that runs with this ticket's id has inserted, updated or deleted so far. `None`: it does not run at this
+    /// client's node, or that does not say.
+    pub async fn rows_so_far(&self, id: Uuid) -> Option<u64> {
+        let ticket = StatementTicket { id, ..StatementTicket::new("") }.encode().ok()?;
+        let info = FlightInfo::new().with_endpoint(FlightEndpoint::new().with_ticket(ticket));
+        let mut request = Request::new(Action::new(PROGRESS, info.encode_to_vec()));
+        if let Some(bearer) = &self.bearer {
+            request.metadata_mut().insert("authorization", bearer.clone());
+        }
+        let answer = self.flight.clone().do_action(request).await.ok()?;
+        let rows = answer.into_inner().try_next().await.ok()??;
+        std::str::from_utf8(&rows.body).ok()?.parse().ok()
     }
 
     /// Runs a statement and returns all its rows.

@@ -28,6 +28,7 @@ use anyhow::{Context, Result, bail};
 use lake_client::secret::Secret;
 use lake_query::client::{SqlClient, SqlError};
 use tokio::io::{AsyncBufReadExt, BufReader};
+use uuid::Uuid;
 
 use self::command::Command;
 use self::complete::Names;
@@ -315,7 +316,9 @@ impl Shell {
 
     async fn execute(&self, sql: &str, started: Instant) -> Result<(), output::Failure> {
         let mut telling = Telling::since(started);
-        let rows = telling.during(0, self.client.execute(sql, None)).await?;
+        let id = Uuid::new_v4();
+        let answer = self.client.execute_as(id, sql, None);
+        let rows = telling.until_answered(answer, async || self.client.rows_so_far(id).await).await?;
         let is_change = rows.command.is_some();
         for notice in &rows.notices {
             telling.end();

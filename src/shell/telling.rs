@@ -1,10 +1,13 @@
-//! What a terminal is told of a statement that takes long: for how long it has, how many rows have come, and how to stop it.
+//! What a terminal is told of a statement that takes long: for how long it has, how many rows have come or were changed, and how to stop
+//! it.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use crate::console::{Console, Progress};
 
+/// How often a change is asked how far it has come.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
 /// How long nothing comes before it is told.
 const TOLD_AFTER: Duration = Duration::from_secs(2);
 
@@ -50,6 +53,26 @@ impl Telling {
         work.await
     }
 
+    /// Waits for a statement's answer, which to a change comes once that is made. `ask`: how many rows it has changed so far.
+    pub async fn until_answered<T>(&mut self, work: impl Future<Output = T>, ask: impl AsyncFn() -> Option<u64>) -> T {
+        let mut work = std::pin::pin!(work);
+        let mut rows = 0;
+        loop {
+            if let Ok(done) = self.during(rows, tokio::time::timeout(ASKED_EVERY, &mut work)).await {
+                return done;
+            }
+            // Not before there is anybody to be told.
+            if self.shown.is_some() {
+                let told = tokio::select! {
+                    biased;
+                    done = &mut work => return done,
+                    told = ask() => told,
+                };
+                rows = told.and_then(|told| usize::try_from(told).ok()).unwrap_or(rows);
+            }
+        }
+    }
+
     /// What comes is printed: it takes the place of what is shown, if it goes to the same terminal.
     pub fn make_way(&mut self) {
         if self.shared {
@@ -67,5 +90,28 @@ fn words(rows: usize) -> String {
     match rows {
         0 => "running; Ctrl-C stops it".to_owned(),
         rows => format!("{rows} rows so far; Ctrl-C stops it"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_asked_how_far_it_has_come_once_somebody_is_told() {
+        let asked = AtomicU64::new(0);
+        let ask = async || Some(asked.fetch_add(1, Ordering::Relaxed));
+        let now = Instant::now();
+        let mut telling = Telling { started: now, silent: now, terminal: true, shared: false, shown: None };
+        telling.until_answered(tokio::time::sleep(TOLD_AFTER / 2), &ask).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "it did not take long");
+        telling.shown = Some(Console::default().progress());
+        telling.until_answered(tokio::time::sleep(ASKED_EVERY * 7 / 2), &ask).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 3);
+        let mut nobody = Telling { started: now, silent: now, terminal: false, shared: false, shown: None };
+        nobody.until_answered(tokio::time::sleep(ASKED_EVERY * 7 / 2), &ask).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 3);
     }
 }

@@ -1,4 +1,4 @@
-//! Which statements run on this node, by the ids of their tickets, so that they can be cancelled.
+//! Which statements run on this node, by the ids of their tickets, so that they can be cancelled, and changes asked how far they have come.
 //!
 //! A query that is cancelled ends with an error where its rows would go on; what it holds is given back. A change that is cancelled is
 //! let go of: unless its commit had begun already, nothing of it is made.
@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,6 +27,9 @@ use crate::error::{Error, Result};
 
 /// The action that cancels what a FlightInfo stands for.
 pub const CANCEL: &str = "CancelFlightInfo";
+/// The action that asks how many rows what a FlightInfo stands for has inserted, updated or deleted so far, in decimal digits. No answer:
+/// it does not run at this node.
+pub const PROGRESS: &str = "lake.Progress";
 /// How many nodes are asked at a time.
 const ASKED_AT_A_TIME: usize = 16;
 /// How long one may take.
@@ -42,6 +46,8 @@ struct Entered {
     token: CancellationToken,
     /// How many run by the same ticket.
     times: usize,
+    /// What they have changed so far.
+    rows: Arc<AtomicU64>,
 }
 
 /// A statement that runs, until dropped.
@@ -50,15 +56,22 @@ pub struct Run {
     running: Running,
     id: Uuid,
     token: CancellationToken,
+    rows: Arc<AtomicU64>,
 }
 
 impl Running {
     /// A statement begins.
     pub fn begin(&self, id: Uuid) -> Run {
         let mut known = self.lock();
-        let entered = known.entry(id).or_insert_with(|| Entered { token: CancellationToken::new(), times: 0 });
+        let new = || Entered { token: CancellationToken::new(), times: 0, rows: Arc::default() };
+        let entered = known.entry(id).or_insert_with(new);
         entered.times += 1;
-        Run { running: self.clone(), id, token: entered.token.clone() }
+        Run { running: self.clone(), id, token: entered.token.clone(), rows: entered.rows.clone() }
+    }
+
+    /// How many rows what runs by this ticket has changed so far.
+    pub fn rows_so_far(&self, id: Uuid) -> Option<u64> {
+        self.lock().get(&id).map(|entered| entered.rows.load(Ordering::Relaxed))
     }
 
     /// Cancels what runs by this ticket; whether there is anything.
@@ -77,6 +90,11 @@ impl Running {
 }
 
 impl Run {
+    /// Where the rows that it changes are counted.
+    pub fn counter(&self) -> Arc<AtomicU64> {
+        self.rows.clone()
+    }
+
     /// The same as long as nobody cancels it.
     ///
     /// # Errors

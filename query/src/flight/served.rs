@@ -1,7 +1,8 @@
 //! What is served: Flight SQL, and the calls of Flight that Flight SQL does not speak of.
 //!
 //! - PollFlightInfo: planning is all that has to be waited for before rows can be asked for, and is short; so the first answer is
-//!   the whole one, and a query is run as its rows are taken, however long that lasts.
+//!   the whole one, and a query is run as its rows are taken, however long that lasts. There is nothing to poll for: results are kept
+//!   nowhere.
 //! - GetSchema: what GetFlightInfo says of the rows.
 //! - DoExchange: for parts of queries that other nodes coordinate ([`crate::distributed`]).
 

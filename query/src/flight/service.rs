@@ -41,6 +41,7 @@ use super::ticket::{Asked, Plan, StatementTicket};
 use super::transactions::{self, Elsewhere, settings_of};
 use super::{SCHEMA_HEADER, STALE_HEADER, info, listing, status, timeout_of};
 use crate::error::Error;
+use crate::progress;
 use crate::sql::bound::Bound;
 use crate::sql::session::{Changed, SessionChange, Sessions, Settings};
 use crate::sql::statement::{Action as Sort, Command};
@@ -197,7 +198,7 @@ impl LakeFlight {
         let change = move || async move {
             let run = running.begin(id);
             let measured = metrics.begin(command, &bound.sql);
-            let change = sessions.change(&bound, &settings, timeout);
+            let change = progress::told_to(run.counter(), sessions.change(&bound, &settings, timeout));
             let changed = run.unless_cancelled(change, running::change_cancelled).await;
             measured.end(&changed, |changed| changed.count);
             changed
@@ -231,10 +232,9 @@ impl LakeFlight {
         count.ok_or_else(|| Status::internal("the node of the transaction did not answer with a count"))
     }
 
-    /// Cancels what a FlightInfo stands for, here or on another node.
-    async fn cancel(&self, headers: &MetadataMap, info: &FlightInfo) -> Result<bool, Status> {
-        let nothing =
-            || refused(Error::invalid("this is no answer of lake's to a statement: there is nothing to cancel"));
+    /// The id of the statement that a FlightInfo stands for.
+    async fn statement_of(&self, info: &FlightInfo) -> Result<Uuid, Status> {
+        let nothing = || refused(Error::invalid("this FlightInfo is no answer of lake's to a statement"));
         let ticket = info.endpoint.first().and_then(|endpoint| endpoint.ticket.as_ref()).ok_or_else(nothing)?;
         let any = Any::decode(&*ticket.ticket).map_err(|_| nothing())?;
         let Ok(FlightCommand::TicketStatementQuery(ticket)) = FlightCommand::try_from(any) else {
@@ -242,8 +242,14 @@ impl LakeFlight {
         };
         let deadline = Instant::now() + LISTING_TIMEOUT;
         let asked = Asked::of(&ticket.statement_handle, &self.keys, deadline).await.map_err(refused)?;
+        Ok(asked.statement().id)
+    }
+
+    /// Cancels what a FlightInfo stands for, here or on another node.
+    async fn cancel(&self, headers: &MetadataMap, info: &FlightInfo) -> Result<bool, Status> {
+        let id = self.statement_of(info).await?;
         let (here, metadata) = (self.sessions.transactions().node(), &self.engine.tables().metadata);
-        Ok(self.running.cancel(asked.statement().id) || running::cancel_elsewhere(metadata, here, headers, info).await)
+        Ok(self.running.cancel(id) || running::cancel_elsewhere(metadata, here, headers, info).await)
     }
 
     fn settings(&self, headers: &MetadataMap, transaction: Option<&bytes::Bytes>) -> Result<Settings, Status> {
@@ -474,8 +480,13 @@ impl FlightSqlService for LakeFlight {
     }
 
     async fn list_custom_actions(&self) -> Option<Vec<Result<ActionType, Status>>> {
-        let description = "Cancels a statement, by the FlightInfo that it was answered with.".to_owned();
-        Some(vec![Ok(ActionType { r#type: running::CANCEL.to_owned(), description })])
+        let action = |name: &str, description: &str| {
+            Ok(ActionType { r#type: name.to_owned(), description: description.to_owned() })
+        };
+        Some(vec![
+            action(running::CANCEL, "Cancels a statement, by the FlightInfo that it was answered with."),
+            action(running::PROGRESS, "How many rows a change has made so far, by its FlightInfo, if it runs here."),
+        ])
     }
 
     async fn do_action_fallback(
@@ -483,17 +494,25 @@ impl FlightSqlService for LakeFlight {
         request: Request<Action>,
     ) -> Result<Response<<Self as FlightService>::DoActionStream>, Status> {
         let (headers, _, action) = request.into_parts();
-        if action.r#type != running::CANCEL {
-            return Err(refused(Error::not_supported(format!("there is no action {:?}", action.r#type))));
-        }
-        let request = CancelFlightInfoRequest::decode(action.body).map_err(|e| refused(Error::invalid(e)))?;
-        let info = request.info.ok_or_else(|| refused(Error::invalid("CancelFlightInfo names no FlightInfo")))?;
-        let status = match self.cancel(&headers, &info).await? {
-            true => CancelStatus::Cancelled,
-            false => CancelStatus::NotCancellable,
+        let answer = match action.r#type.as_str() {
+            running::CANCEL => {
+                let request = CancelFlightInfoRequest::decode(action.body).map_err(|e| refused(Error::invalid(e)))?;
+                let info =
+                    request.info.ok_or_else(|| refused(Error::invalid("CancelFlightInfo names no FlightInfo")))?;
+                let status = match self.cancel(&headers, &info).await? {
+                    true => CancelStatus::Cancelled,
+                    false => CancelStatus::NotCancellable,
+                };
+                Some(CancelFlightInfoResult::new(status).encode_to_vec())
+            }
+            running::PROGRESS => {
+                let info = FlightInfo::decode(action.body).map_err(|e| refused(Error::invalid(e)))?;
+                let rows = self.running.rows_so_far(self.statement_of(&info).await?);
+                rows.map(|rows| rows.to_string().into_bytes())
+            }
+            other => return Err(refused(Error::not_supported(format!("there is no action {other:?}")))),
         };
-        let body = CancelFlightInfoResult::new(status).encode_to_vec();
-        Ok(Response::new(Box::pin(futures::stream::iter([Ok(ActionResult::new(body))]))))
+        Ok(Response::new(Box::pin(futures::stream::iter(answer.map(|body| Ok(ActionResult::new(body)))))))
     }
 
     async fn get_flight_info_catalogs(

@@ -8,6 +8,9 @@
 //! - A file without any ids: they are those that the table's name mapping (`schema.name-mapping.default`) gives to its
 //!   names; without a mapping it is refused.
 //!
+//! A part that a query takes out of a nested column is taken out of what the file has ([`part_read`]), so that DataFusion's reader
+//! decodes no other part, also of files that are older than what the column is now.
+//!
 //! What cannot be read correctly is refused by name. A float column that may hold NaN is wrapped in [`Opaque`], which
 //! passes values through and which pruning cannot look into.
 
@@ -16,14 +19,18 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, ListArray, MapArray, RecordBatch, StructArray, new_null_array};
-use arrow::compute::{CastOptions, cast_with_options};
+use arrow::array::{
+    Array, ArrayRef, AsArray, BooleanArray, ListArray, MapArray, RecordBatch, StructArray, new_null_array,
+};
+use arrow::buffer::NullBuffer;
+use arrow::compute::{CastOptions, cast_with_options, nullif};
 use arrow::datatypes::{DataType, Field, FieldRef, Fields, Schema, SchemaRef, TimeUnit};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{Result as DfResult, ScalarValue};
+use datafusion::functions::core::getfield::GetFieldFunc;
 use datafusion::logical_expr::ColumnarValue;
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_expr::expressions::{CastExpr, Column, lit};
+use datafusion::physical_expr::expressions::{CastExpr, Column, Literal as Constant, lit};
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use datafusion::physical_expr_adapter::{PhysicalExprAdapter, PhysicalExprAdapterFactory};
 use iceberg::spec::{Literal, MappedField, NameMapping, NestedField, Transform, Type};
 use parquet::arrow::RowNumber;
@@ -158,7 +165,7 @@ impl Rules {
 }
 
 /// What a nested type consists of.
-fn parts_of(data_type: &DataType) -> Vec<&FieldRef> {
+pub fn parts_of(data_type: &DataType) -> Vec<&FieldRef> {
     match data_type {
         DataType::Struct(fields) => fields.iter().collect(),
         DataType::Map(entries, _) => parts_of(entries.data_type()),
@@ -206,7 +213,8 @@ impl FieldIdAdapterFactory {
     }
 }
 
-fn has_ids(field: &FieldRef) -> bool {
+/// Whether it, or a part of it, has an id: then all of its file is read by ids.
+pub fn has_ids(field: &FieldRef) -> bool {
     field_id(field).is_some() || parts_of(field.data_type()).into_iter().any(has_ids)
 }
 
@@ -253,9 +261,14 @@ struct FieldIdAdapter {
 
 impl PhysicalExprAdapter for FieldIdAdapter {
     fn rewrite(&self, expr: Arc<dyn PhysicalExpr>) -> DfResult<Arc<dyn PhysicalExpr>> {
-        expr.transform_up(|expr| match expr.downcast_ref::<Column>() {
-            Some(column) => Ok(Transformed::yes(self.column(column).map_err(Error::into_datafusion)?)),
-            None => Ok(Transformed::no(expr)),
+        expr.transform_up(|expr| {
+            if let Some(column) = expr.downcast_ref::<Column>() {
+                return Ok(Transformed::yes(self.column(column).map_err(Error::into_datafusion)?));
+            }
+            Ok(match part_read(&expr) {
+                Some(part) => Transformed::yes(part),
+                None => Transformed::no(expr),
+            })
         })
         .data()
     }
@@ -298,6 +311,39 @@ impl FieldIdAdapter {
             false => Ok(found),
         }
     }
+}
+
+/// A part of a nested column as that part of what the file has. `None` for what is no such expression, for a part that is not there, and
+/// for one that is itself nested: for that the reader decodes the whole column in any case.
+fn part_read(expr: &Arc<dyn PhysicalExpr>) -> Option<Arc<dyn PhysicalExpr>> {
+    let taken = ScalarFunctionExpr::try_downcast_func::<GetFieldFunc>(expr.as_ref())?;
+    let (of, names) = taken.args().split_first()?;
+    let by_ids = of.downcast_ref::<ByIds>()?;
+    let (mut stored, mut wanted) = (&by_ids.from, &by_ids.to);
+    let mut args = vec![by_ids.child.clone()];
+    for name in names {
+        let name = name.downcast_ref::<Constant>()?.value().try_as_str().flatten()?;
+        let (DataType::Struct(parts), DataType::Struct(wanted_parts)) = (stored.data_type(), wanted.data_type()) else {
+            return None;
+        };
+        wanted = wanted_parts.iter().find(|part| part.name() == name)?;
+        stored = parts.get(part_with_id(parts, wanted)?)?;
+        // It is taken by its name.
+        if parts.iter().filter(|part| part.name() == stored.name()).count() > 1 {
+            return None;
+        }
+        args.push(lit(stored.name().as_str()));
+    }
+    if wanted.data_type().is_nested() {
+        return None;
+    }
+    let field = Arc::new(stored.as_ref().clone().with_nullable(true));
+    let (get, options) = (Arc::new(taken.fun().clone()), Arc::new(taken.config_options().clone()));
+    let part: Arc<dyn PhysicalExpr> = Arc::new(ScalarFunctionExpr::new(taken.name(), get, args, field, options));
+    Some(match stored.data_type() == wanted.data_type() {
+        true => part,
+        false => Arc::new(CastExpr::new(part, wanted.data_type().clone(), None)),
+    })
 }
 
 fn unlike(stored: &Field, wanted: &Field) -> String {
@@ -371,7 +417,7 @@ impl ByIds {
                 let part = |wanted: &FieldRef| match part_with_id(stored, wanted) {
                     Some(index) => self.convert(array.column(index), &stored[index], wanted),
                     None => match field_id(wanted).and_then(|id| self.rules.defaults.get(&id)) {
-                        Some(default) => default.to_array_of_size(array.len()),
+                        Some(default) => within(&default.to_array_of_size(array.len())?, array.nulls()),
                         None => Ok(new_null_array(wanted.data_type(), array.len())),
                     },
                 };
@@ -402,6 +448,14 @@ impl ByIds {
             }
             (_, wanted) => cast_with_options(array, wanted, &strict)?,
         })
+    }
+}
+
+/// The values of a part, without those in a struct that is null.
+fn within(part: &ArrayRef, nulls: Option<&NullBuffer>) -> DfResult<ArrayRef> {
+    match nulls {
+        Some(nulls) => Ok(nullif(part, &BooleanArray::new(!nulls.inner(), None))?),
+        None => Ok(part.clone()),
     }
 }
 

@@ -379,7 +379,7 @@ fn offset_index(column: &ColumnChunkMetaData) -> Option<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use arrow::array::{ArrayRef, Decimal128Array, Int64Array, RecordBatch, StringArray};
-    use datafusion::execution::runtime_env::RuntimeEnv;
+    use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
     use object_store::memory::InMemory;
     use object_store::path::Path;
     use parquet::arrow::ArrowWriter;
@@ -458,6 +458,42 @@ mod tests {
             stored.store.delete(&stored.file.location).await.unwrap();
             assert!(Arc::ptr_eq(&stored.read(false).await.unwrap(), &whole), "from the cache");
         }
+    }
+
+    fn cache_of(bytes: usize) -> Arc<FileMetadataCache> {
+        let runtime = RuntimeEnvBuilder::new().with_metadata_cache_limit(bytes).build().unwrap();
+        runtime.cache_manager.get_file_metadata_cache()
+    }
+
+    fn held(cache: &FileMetadataCache) -> usize {
+        cache.list_entries().values().map(|entry| entry.size_bytes).sum()
+    }
+
+    #[tokio::test]
+    async fn footers_are_kept_within_the_bytes_of_their_cache() {
+        let (store, bytes) = (InMemory::new(), sample(200));
+        let mut files = Vec::new();
+        for number in 0..20 {
+            let path = Path::from(format!("a/{number:02}.parquet"));
+            store.put(&path, bytes.clone().into()).await.unwrap();
+            files.push(store.head(&path).await.unwrap());
+        }
+        let roomy = cache_of(64 << 20);
+        let footer = read(&store, &files[0], roomy.as_ref(), true).await.unwrap();
+        let one = held(roomy.as_ref());
+        assert!(one >= footer.memory_size(), "{one} bytes of {}, with its page index", footer.memory_size());
+        let limit = 5 * one + one / 2;
+        let cache = cache_of(limit);
+        for file in &files {
+            read(&store, file, cache.as_ref(), true).await.unwrap();
+            assert!(held(cache.as_ref()) <= limit);
+        }
+        let kept: Vec<bool> = files.iter().map(|file| is_cached(file, cache.as_ref(), true)).collect();
+        assert_eq!(kept, [[false; 15].as_slice(), &[true; 5]].concat(), "the last ones");
+        // What is larger than all of it is read, and not kept.
+        let small = cache_of(one / 2);
+        read(&store, &files[0], small.as_ref(), true).await.unwrap();
+        assert_eq!(small.len(), 0);
     }
 
     #[tokio::test]

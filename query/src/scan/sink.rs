@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use datafusion::common::Result as DfResult;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::datasource::sink::DataSink;
-use datafusion::execution::memory_pool::{MemoryConsumer, MemoryLimit, MemoryPool};
+use datafusion::execution::memory_pool::{MemoryLimit, MemoryPool};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
 use futures::StreamExt;
@@ -21,6 +21,8 @@ use futures::future::{join_all, select_all};
 use tokio::sync::mpsc;
 
 use crate::error::{Error, Result};
+use crate::progress;
+use crate::table::memory::{MEMORY_PART, WriterMemory};
 use crate::table::writer::{DataFiles, DataWriter, ROW_GROUP_BYTES};
 use crate::table::{Table, Tables};
 
@@ -28,8 +30,6 @@ use crate::table::{Table, Tables};
 const FEW_BYTES: usize = 64 << 20;
 /// Most writers of one statement: fewer than the files that upkeep would pack at once.
 const MAX_WRITERS: usize = 4;
-/// What writers hold is this part of what a statement may, at most.
-const MEMORY_PART: usize = 4;
 /// Batches that wait for a writer that is encoding another.
 const BATCHES_AHEAD: usize = 1;
 
@@ -49,8 +49,8 @@ impl AppendSink {
         Self { tables, table, schema, deadline }
     }
 
-    async fn append(&self, rows: SendableRecordBatchStream) -> Result<u64> {
-        let writer = self.tables.data_writer(&self.table.metadata)?;
+    async fn append(&self, rows: SendableRecordBatchStream, memory: &Arc<dyn MemoryPool>) -> Result<u64> {
+        let writer = self.tables.data_writer(&self.table.metadata)?.within(WriterMemory::new(memory, 1));
         let files = write_rows(writer, rows, self.deadline).await?;
         let count = files.rows;
         self.tables.append(&self.table, files, self.deadline).await?;
@@ -66,7 +66,9 @@ pub async fn write_rows(
 ) -> Result<DataFiles> {
     let write = async {
         while let Some(batch) = rows.next().await {
-            writer.write(&batch?).await?;
+            let batch = batch?;
+            writer.write(&batch).await?;
+            progress::count(batch.num_rows() as u64);
         }
         writer.finish().await
     };
@@ -83,7 +85,7 @@ pub struct Sharing {
     /// At most so many.
     most: usize,
     few_bytes: usize,
-    /// Where the row groups of all but the first are taken from.
+    /// Where their row groups are taken from: those of all but the first before anything is written.
     memory: Arc<dyn MemoryPool>,
 }
 
@@ -122,11 +124,12 @@ impl Sharer {
 /// # Errors
 /// As [`write_rows`]; what the other writers have written is removed.
 pub async fn write_in_any_order(
-    mut first: DataWriter,
+    first: DataWriter,
     mut rows: SendableRecordBatchStream,
     sharing: &Sharing,
     deadline: Instant,
 ) -> Result<DataFiles> {
+    let mut first = first.within(WriterMemory::new(&sharing.memory, sharing.most));
     let write = async {
         let mut bytes: usize = 0;
         while sharing.most < 2 || bytes < sharing.few_bytes {
@@ -134,16 +137,13 @@ pub async fn write_in_any_order(
             let batch = batch?;
             bytes = bytes.saturating_add(batch.get_array_memory_size());
             first.write(&batch).await?;
+            progress::count(batch.num_rows() as u64);
         }
-        let mut held = Vec::new();
         let mut sharers = Vec::new();
         while sharers.len() + 1 < sharing.most {
-            let row_group = MemoryConsumer::new("another data file").register(&sharing.memory);
-            if row_group.try_grow(ROW_GROUP_BYTES).is_err() {
-                break;
-            }
-            held.push(row_group);
-            sharers.push(Sharer::start(first.another()));
+            let memory = WriterMemory::new(&sharing.memory, sharing.most).with_a_row_group();
+            let Some(memory) = memory else { break };
+            sharers.push(Sharer::start(first.another().within(memory)));
         }
         sharers.push(Sharer::start(first));
         while let Some(batch) = rows.next().await {
@@ -155,6 +155,7 @@ pub async fn write_in_any_order(
             let (free, ..) = select_all(places).await;
             // Who takes no more has failed, and says why below.
             let Ok(free) = free else { break };
+            progress::count(batch.num_rows() as u64);
             free.send(batch);
         }
         // No more rows come: each ends its file, also where another has failed.
@@ -190,8 +191,8 @@ impl DataSink for AppendSink {
         &self.schema
     }
 
-    async fn write_all(&self, rows: SendableRecordBatchStream, _: &Arc<TaskContext>) -> DfResult<u64> {
-        self.append(rows).await.map_err(Error::into_datafusion)
+    async fn write_all(&self, rows: SendableRecordBatchStream, context: &Arc<TaskContext>) -> DfResult<u64> {
+        self.append(rows, &context.runtime_env().memory_pool).await.map_err(Error::into_datafusion)
     }
 }
 

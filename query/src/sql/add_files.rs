@@ -4,8 +4,9 @@
 //! a file, or a directory -> its Parquet files -> for each: footer, columns, partition, counts and bounds -> one append
 //! ```
 //! - Columns are found as a scan would find them ([`Rules`]): by field id, or by name where a file has no ids. Then the table
-//!   gets a name mapping (`schema.name-mapping.default`), if it has none. What could not be read, and a column that the table does
-//!   not have, is refused before anything is committed.
+//!   gets a name mapping (`schema.name-mapping.default`), if it has none. What could not be read, and a column or a part of one that
+//!   the table does not have, is refused before anything is committed. So is a file where only some have ids: what has none would be
+//!   missing to whoever reads it by them, as all engines do.
 //! - All rows of a file must be in one partition. The values are those of the directories (`day=2026-01-01/`) for columns that the
 //!   table is partitioned by as they are, and that the file does not have; else they follow from the file's bounds.
 //! - A file that is in the table already is refused.
@@ -16,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow::datatypes::{DataType, Fields, Schema};
+use arrow::datatypes::{DataType, FieldRef, Fields, Schema};
 use datafusion::common::ScalarValue;
 use datafusion::execution::cache::cache_manager::FileMetadataCache;
 use futures::{StreamExt, TryStreamExt};
@@ -30,7 +31,7 @@ use parquet::arrow::parquet_to_arrow_schema;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::scan::adapter::{NAME_MAPPING, Rules};
+use crate::scan::adapter::{NAME_MAPPING, Rules, has_ids, parts_of};
 use crate::scan::{footer, plan};
 use crate::storage::io::LakeIo;
 use crate::table::commit::{self, Proposal};
@@ -313,22 +314,15 @@ impl<'a> Adopter<'a> {
                 constants.insert(field.source_id, value);
             }
         }
-        let columns = self.rules.check_file(self.columns.clone(), stored, constants.clone())?;
-        for column in &columns {
-            let of_table = field_id(column).and_then(|id| schema.as_struct().field_by_id(id));
-            match of_table {
-                None => return Err(Error::invalid(format!("the table has no column {}", column.name()))),
-                Some(field) if field.name != *column.name() && field_was_never(metadata, field.id, column.name()) => {
-                    return Err(Error::invalid(format!(
-                        "its column {} has the id {} of the table's column {}",
-                        column.name(),
-                        field.id,
-                        field.name
-                    )));
-                }
-                Some(_) => {}
-            }
+        if stored.fields().iter().any(has_ids)
+            && let Some(column) = without_id(stored.fields(), "")
+        {
+            return Err(Error::invalid(format!(
+                "its column {column} has no field id, and others have: write the file without any, as COPY does, or with all"
+            )));
         }
+        let columns = self.rules.check_file(self.columns.clone(), stored, constants.clone())?;
+        check_known(metadata, &columns, schema.as_struct().fields(), "")?;
         let mut leaves = Vec::new();
         leaf_ids(&columns, &mut leaves);
         let bounded: HashSet<i32> = columns
@@ -389,9 +383,63 @@ impl<'a> Adopter<'a> {
     }
 }
 
-/// Whether a column with this id never had this name.
+/// The first column, or part of one, that has no id.
+fn without_id<'a>(columns: impl IntoIterator<Item = &'a FieldRef>, within: &str) -> Option<String> {
+    columns.into_iter().find_map(|column| {
+        let path = format!("{within}{}", column.name());
+        match field_id(column) {
+            Some(_) => without_id(parts_of(column.data_type()), &format!("{path}.")),
+            None => Some(path),
+        }
+    })
+}
+
+/// Whether each column of a file is one of these of the table, under a name that it has or had, and so are its parts.
+fn check_known<'a>(
+    metadata: &TableMetadata,
+    columns: impl IntoIterator<Item = &'a FieldRef>,
+    known: &[NestedFieldRef],
+    within: &str,
+) -> Result<()> {
+    for column in columns {
+        let path = format!("{within}{}", column.name());
+        let of_table = field_id(column).and_then(|id| known.iter().find(|field| field.id == id));
+        let Some(field) = of_table else { return Err(Error::invalid(format!("the table has no column {path}"))) };
+        if field.name != *column.name() && field_was_never(metadata, field.id, column.name()) {
+            return Err(Error::invalid(format!(
+                "its column {path} has the id {} of the table's column {within}{}",
+                field.id, field.name
+            )));
+        }
+        check_parts(metadata, column, field, &path)?;
+    }
+    Ok(())
+}
+
+/// The same of the parts of a column that is the table's `field`.
+fn check_parts(metadata: &TableMetadata, column: &FieldRef, field: &NestedFieldRef, path: &str) -> Result<()> {
+    let within = format!("{path}.");
+    let parts = parts_of(column.data_type());
+    let by_place = match field.field_type.as_ref() {
+        Type::Primitive(_) => return Ok(()),
+        Type::Struct(fields) => return check_known(metadata, parts, fields.fields(), &within),
+        // Writers call these as they please.
+        Type::List(list) => vec![&list.element_field],
+        Type::Map(map) => vec![&map.key_field, &map.value_field],
+    };
+    for (part, field) in parts.into_iter().zip(by_place) {
+        let path = format!("{within}{}", part.name());
+        if field_id(part) != Some(field.id) {
+            return Err(Error::invalid(format!("its column {path} does not have the table's id {}", field.id)));
+        }
+        check_parts(metadata, part, field, &path)?;
+    }
+    Ok(())
+}
+
+/// Whether a column, or a part of one, with this id never had this name.
 fn field_was_never(metadata: &TableMetadata, id: i32, name: &str) -> bool {
-    let mut named = metadata.schemas_iter().filter_map(|schema| schema.as_struct().field_by_id(id));
+    let mut named = metadata.schemas_iter().filter_map(|schema| schema.field_by_id(id));
     !named.any(|field| field.name == name)
 }
 

@@ -2,17 +2,20 @@
 //!
 //! `COPY t FROM 'file'` is an INSERT: columns of Parquet and JSON go by name, those of CSV in order; what is written in CSV is
 //! text, and is read as the column's type. `COPY t TO 'file'` writes a file that is not there yet, unless it is to be replaced, or
-//! into a directory that has none; what a failed one has written is removed.
+//! into a directory that has none; what a failed one has written is removed. What is written has no field ids: columns of tables have
+//! some, computed ones none, and to whoever reads the file they would be those of another table.
 //!
 //! Which files may be read and written: [`files`].
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::{SchemaRef, UInt64Type};
+use datafusion::common::DFSchema;
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::LogicalPlan;
+use datafusion::logical_expr::{LogicalPlan, Projection};
 use datafusion::sql::parser::{CopyToSource, CopyToStatement, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::{Ident, ObjectName, Statement};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
@@ -29,6 +32,7 @@ use super::computing;
 use super::files::{self, FileOptions, Format};
 use super::statement::refused;
 use crate::error::{Error, Kind, Position, Result};
+use crate::table::types;
 
 /// The largest object that S3 copies at once.
 const COPIED_WHOLE: u64 = 5 << 30;
@@ -271,7 +275,7 @@ pub async fn run(
         }
     };
     let write = async {
-        let physical = state.create_physical_plan(&plan).await?;
+        let physical = state.query_planner().create_physical_plan(&optimized(state, &plan)?, state).await?;
         let batches: Result<Vec<_>, _> = computing::execute(&physical, state.task_ctx())?.try_collect().await;
         let batches = batches.map_err(|e| super::name_files(e.into(), &physical))?;
         let counts = batches.first().and_then(|batch| batch.column(0).as_primitive_opt::<UInt64Type>());
@@ -296,6 +300,20 @@ pub async fn run(
         Kind::Denied => e,
         _ => e.while_doing(doing),
     })
+}
+
+/// The plan as the session optimises it, whose columns have no field ids: the writer takes its schema from the plan that it is above.
+/// Only afterwards, because the optimiser would make that schema again.
+fn optimized(state: &SessionState, plan: &LogicalPlan) -> Result<LogicalPlan> {
+    let LogicalPlan::Copy(mut copy) = state.optimize(plan)? else {
+        return Err(Error::internal("COPY was optimised to something else"));
+    };
+    let schema = copy.input.schema();
+    let columns = schema.iter().map(|(of, column)| (of.cloned(), types::without_ids(column))).collect();
+    let schema = DFSchema::new_with_metadata(columns, schema.metadata().clone())?;
+    let rows = Projection::new_from_schema(copy.input.clone(), Arc::new(schema));
+    copy.input = Arc::new(LogicalPlan::Projection(rows));
+    Ok(LogicalPlan::Copy(copy))
 }
 
 /// Copies an object to where another may be, which stays until all of it is there. One larger than `whole` bytes goes through this

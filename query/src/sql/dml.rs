@@ -43,12 +43,14 @@ use iceberg::spec::{DataFile, Operation, SortOrder, Struct, TableMetadata};
 use super::row_set::RowSet;
 use super::{CATALOG, DEFAULT_SCHEMA, computing, name_files, rounding};
 use crate::error::{Error, Result};
+use crate::progress;
 use crate::scan::plan::{DeleteKind, PlannedFile};
 use crate::scan::sink::{Sharing, write_in_any_order, write_rows};
 use crate::scan::{FILE_COLUMN, LakeTable, POSITION_COLUMN, Wanted, plan, values};
 use crate::table::conflict::{Isolation, Reads, Scope};
 use crate::table::deletes::{self, Deleted, Granularity, Mode};
 use crate::table::layout::{self, Partitioner};
+use crate::table::memory::WriterMemory;
 use crate::table::version::Removed;
 use crate::table::writer::{DataFiles, DataWriter};
 use crate::table::{Table, Tables};
@@ -243,10 +245,11 @@ pub async fn write_plan(
     let in_order = physical.output_ordering().is_some();
     let rows = computing::execute(&physical, state.task_ctx())?;
     let writer = tables.data_writer(metadata)?;
+    let memory = &state.runtime_env().memory_pool;
     let written = match in_order {
-        true => write_rows(writer, rows, deadline).await,
+        true => write_rows(writer.within(WriterMemory::new(memory, 1)), rows, deadline).await,
         false => {
-            let sharing = Sharing::new(state.config().target_partitions(), &state.runtime_env().memory_pool);
+            let sharing = Sharing::new(state.config().target_partitions(), memory);
             write_in_any_order(writer, rows, &sharing, deadline).await
         }
     };
@@ -265,7 +268,8 @@ pub(super) async fn write_sorted(
     let physical = state.create_physical_plan(plan).await?;
     let physical = layout::cluster_by(physical, metadata, order.unwrap_or(metadata.default_sort_order()))?;
     let rows = computing::execute(&physical, state.task_ctx())?;
-    let mut writer = tables.data_writer(metadata)?;
+    let memory = WriterMemory::new(&state.runtime_env().memory_pool, 1);
+    let mut writer = tables.data_writer(metadata)?.within(memory);
     if order.is_some_and(|order| order.fields != metadata.default_sort_order().fields) {
         writer = writer.in_no_order();
     }
@@ -395,12 +399,13 @@ impl Work {
         let table = target.table();
         let rows_of = files.iter().map(|file| (path_of(file), file.data_file().record_count())).collect();
         let rows_of: Arc<HashMap<String, u64>> = Arc::new(rows_of);
+        let memory = &state.runtime_env().memory_pool;
         Ok(Work {
             columns: table.arrow_schema()?.fields().len(),
             removed: RowSet::new(rows_of.clone()),
             seen: RowSet::new(rows_of),
-            reservation: MemoryConsumer::new("rows to be changed").register(&state.runtime_env().memory_pool),
-            writer: tables.data_writer(&table.metadata)?,
+            reservation: MemoryConsumer::new("rows to be changed").register(memory),
+            writer: tables.data_writer(&table.metadata)?.within(WriterMemory::new(memory, 1)),
             count: 0,
             merge,
         })
@@ -412,6 +417,7 @@ impl Work {
         let files = column(FILE_COLUMN)?.as_string_opt::<i32>().ok_or_else(wrong)?;
         let positions = column(POSITION_COLUMN)?.as_primitive_opt::<Int64Type>().ok_or_else(wrong)?;
         let kinds = column(KIND)?.as_primitive_opt::<Int32Type>().ok_or_else(wrong)?;
+        let before = self.count;
         for row in 0..batch.num_rows() {
             let kind = kinds.value(row);
             if kind != SEEN {
@@ -442,6 +448,7 @@ impl Work {
         if written.true_count() > 0 {
             self.write(batch, &written).await?;
         }
+        progress::count(self.count - before);
         Ok(())
     }
 

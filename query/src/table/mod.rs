@@ -13,8 +13,8 @@
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
-//! In reading order: [`types`] (Arrow and Iceberg types), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`], `style`, `bloom` and [`stats`]
-//! (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
+//! In reading order: [`types`] (Arrow and Iceberg types), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`], [`memory`], `style`, `bloom` and
+//! [`stats`] (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
 //! [`staged`] (transactions over several tables), [`expiry`] (snapshots that expire by themselves), [`history`] and [`maintenance`]
@@ -35,6 +35,7 @@ pub mod handing;
 pub mod history;
 pub mod layout;
 pub mod maintenance;
+pub mod memory;
 pub mod numbers;
 pub mod pins;
 pub mod queue;

@@ -22,6 +22,23 @@ pub fn field_id(field: &Field) -> Option<i32> {
     field.metadata().get(FIELD_ID)?.parse().ok()
 }
 
+/// The field without its id, and its parts without theirs.
+pub fn without_ids(field: &FieldRef) -> FieldRef {
+    let data_type = match field.data_type() {
+        DataType::Struct(parts) => DataType::Struct(parts.iter().map(without_ids).collect()),
+        DataType::List(part) => DataType::List(without_ids(part)),
+        DataType::LargeList(part) => DataType::LargeList(without_ids(part)),
+        DataType::ListView(part) => DataType::ListView(without_ids(part)),
+        DataType::LargeListView(part) => DataType::LargeListView(without_ids(part)),
+        DataType::FixedSizeList(part, size) => DataType::FixedSizeList(without_ids(part), *size),
+        DataType::Map(entries, sorted) => DataType::Map(without_ids(entries), *sorted),
+        other => other.clone(),
+    };
+    let mut field = field.as_ref().clone().with_data_type(data_type);
+    field.metadata_mut().remove(FIELD_ID);
+    Arc::new(field)
+}
+
 /// The Arrow schema of a table with this Iceberg schema.
 pub fn arrow_schema(schema: &ice::Schema) -> Result<SchemaRef> {
     let fields = schema.as_struct().fields().iter().map(|field| arrow_field(field, true));

@@ -1,8 +1,8 @@
 //! Writing data files: a stream of record batches becomes Parquet files of about the target size, each durable before
 //! it is named anywhere.
 //!
-//! Memory: a writer holds one row group of one file encoded, at most [`ROW_GROUP_BYTES`], besides its bloom filters and the upload's
-//! buffer. Of a partitioned table a file ends where the partition does; rows that come clustered ([`super::layout`]) make one file, or
+//! Memory: a writer holds one row group of one file encoded, at most [`ROW_GROUP_BYTES`] and as the statement's memory allows
+//! ([`super::memory`]), besides its bloom filters and what its upload has under way. Of a partitioned table a file ends where the partition does; rows that come clustered ([`super::layout`]) make one file, or
 //! a few large ones, for each partition.
 //! A [`DataFiles`] that is dropped without [`DataFiles::keep`] removes what it names: a statement that fails or is
 //! cancelled leaves nothing behind.
@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 use super::deletes::DeletePlace;
 use super::layout::Partitioner;
+use super::memory::WriterMemory;
 use super::numbers::rounded;
 use super::stats::{NanCounter, data_file};
 use super::style::Style;
@@ -127,6 +128,7 @@ pub struct DataWriter {
     /// The order that rows come in, if the table has one.
     sort_order_id: Option<i32>,
     style: Style,
+    memory: Option<WriterMemory>,
     open: Option<OpenFile>,
     done: DataFiles,
 }
@@ -160,13 +162,19 @@ impl DataWriter {
             partitioner: Partitioner::new(metadata)?,
             sort_order_id: (!order.is_unsorted()).then(|| i32::try_from(order.order_id).ok()).flatten(),
             style: Style::of(metadata)?,
+            memory: None,
             open: None,
             done: DataFiles::new(storage.clone(), tasks),
             storage,
         })
     }
 
-    /// Another one for the same table, which makes files of its own.
+    /// The same, which holds no more than this.
+    pub fn within(self, memory: WriterMemory) -> Self {
+        Self { memory: Some(memory), ..self }
+    }
+
+    /// Another one for the same table, which makes files of its own, and whose memory is another one's, too.
     pub fn another(&self) -> Self {
         Self {
             storage: self.storage.clone(),
@@ -177,6 +185,7 @@ impl DataWriter {
             partitioner: self.partitioner.clone(),
             sort_order_id: self.sort_order_id,
             style: self.style.clone(),
+            memory: None,
             open: None,
             done: DataFiles::new(self.storage.clone(), self.done.tasks.clone()),
         }
@@ -214,6 +223,12 @@ impl DataWriter {
         };
         file.nans.add(batch);
         file.writer.write(batch).await.map_err(|e| write_failed(&file.location, &e))?;
+        if let Some(memory) = &self.memory
+            && !memory.allows(file.writer.memory_size())
+        {
+            file.writer.flush().await.map_err(|e| write_failed(&file.location, &e))?;
+            memory.ended(file.writer.memory_size());
+        }
         match file.writer.bytes_written() + file.writer.in_progress_size() >= self.target_file_bytes {
             true => self.end(file).await,
             false => {
@@ -241,6 +256,9 @@ impl DataWriter {
     async fn end(&mut self, file: OpenFile) -> Result<()> {
         let OpenFile { location, partition, mut writer, nans } = file;
         let footer = writer.finish().await.map_err(|e| write_failed(&location, &e))?;
+        if let Some(memory) = &self.memory {
+            memory.ended(0);
+        }
         self.storage.persist(&location).await?;
         let mut described = data_file(&location, writer.bytes_written() as u64, &self.schema, &footer, nans)?;
         if let Some(partitioner) = &self.partitioner {

@@ -22,6 +22,7 @@ use crate::proxy::Proxy;
 use crate::{counts, until_idle};
 
 const ROWS: i64 = 400_000;
+const GIB: u64 = 1 << 30;
 
 /// A table with a file for each node and more.
 async fn with_table(cluster: &Cluster) {
@@ -56,17 +57,28 @@ async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
     assert!(!stages().await);
     run(&client, "SET lake.distributed = DEFAULT").await;
     assert!(!stages().await);
-    // It is how much a query reads that decides here, as the table's metadata has it.
-    let columns = schema(0, [optional(1, "x", PrimitiveType::Long)]);
-    let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
-    let mut large = Foreign::create(&cluster, "large", FormatVersion::V2, columns, spec, &[]).await;
-    let file = large.data(&batch(vec![(1, "x", Arc::new(Int64Array::from(vec![1])) as ArrayRef)]));
-    let file = file.with(|file| {
-        file.file_size_in_bytes(2 << 30).record_count(100_000_000);
-    });
-    large.commit("large", vec![file]).await;
-    let plan = text(&client, "EXPLAIN SELECT x % 10, count(*) FROM large GROUP BY x % 10").await.concat().join("\n");
-    assert!(plan.contains("Stage 1"), "{plan}");
+    // It is how much a query reads that decides here, as the table's metadata has it: 1 GiB, as nothing else is configured.
+    for (name, sizes, is_spread) in [
+        ("below", vec![GIB - 1], false),
+        ("exactly", vec![GIB], true),
+        ("all_below", vec![GIB / 2, GIB / 2 - 1], false),
+        ("together", vec![GIB / 2, GIB / 2], true),
+    ] {
+        let columns = schema(0, [optional(1, "x", PrimitiveType::Long)]);
+        let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
+        let mut large = Foreign::create(&cluster, name, FormatVersion::V2, columns, spec, &[]).await;
+        let files = sizes.into_iter().map(|bytes| {
+            let file = large.data(&batch(vec![(1, "x", Arc::new(Int64Array::from(vec![1])) as ArrayRef)]));
+            file.with(|file| {
+                file.file_size_in_bytes(bytes).record_count(100_000_000);
+            })
+        });
+        let files = files.collect();
+        large.commit(name, files).await;
+        let explain = format!("EXPLAIN SELECT x % 10, count(*) FROM {name} GROUP BY x % 10");
+        let plan = text(&client, &explain).await.concat().join("\n");
+        assert_eq!(plan.contains("Stage 1"), is_spread, "{name}: {plan}");
+    }
     let wrong = refused(&client, "SET lake.distributed = 'far'").await;
     assert!(wrong.kind == Kind::Invalid && wrong.message.contains("off, auto or on"), "{wrong}");
     // What is not in tables stays here.

@@ -13,7 +13,7 @@ use arrow_flight::{FlightDescriptor, IpcMessage};
 use futures::TryStreamExt;
 use tonic::transport::Channel;
 
-use crate::common::{Cluster, number, rows_of, run, text};
+use crate::common::{Cluster, in_time, number, rows_of, run, text, until};
 use crate::{flight_sql, redeem, ticket};
 
 fn values(columns: Vec<ArrayRef>) -> RecordBatch {
@@ -174,9 +174,12 @@ async fn the_server_describes_itself() {
 async fn polling_answers_with_all_there_is() {
     let cluster = Cluster::start(1).await;
     let mut client = flight_sql(&cluster, 0).await;
-    let command = arrow_flight::sql::CommandStatementQuery { query: "SELECT 7 AS x".into(), transaction_id: None };
-    let command = prost::Message::encode_to_vec(&arrow_flight::sql::ProstMessageExt::as_any(&command));
-    let descriptor = FlightDescriptor::new_cmd(command);
+    let asking = |query: &str| {
+        let command = arrow_flight::sql::CommandStatementQuery { query: query.into(), transaction_id: None };
+        let command = prost::Message::encode_to_vec(&arrow_flight::sql::ProstMessageExt::as_any(&command));
+        FlightDescriptor::new_cmd(command)
+    };
+    let descriptor = asking("SELECT 7 AS x");
     let inner = client.inner_mut();
     let poll = inner.poll_flight_info(descriptor.clone()).await.unwrap().into_inner();
     assert!(poll.flight_descriptor.is_none(), "there is nothing more to ask for");
@@ -188,4 +191,17 @@ async fn polling_answers_with_all_there_is() {
     let rows: Vec<RecordBatch> = stream.try_collect().await.unwrap();
     assert_eq!(rows_of(&rows), [["7"]]);
     assert_eq!(rows[0].column(0).null_count(), 0);
+    // A query of months: nothing of it is waited for, nothing runs before its rows are asked for, and those come while it does.
+    let running = || cluster.nodes[0].engine().running();
+    let months = asking("SELECT value FROM generate_series(1, 1000000000000000)");
+    let poll = in_time("an answer", client.inner_mut().poll_flight_info(months.clone())).await.unwrap().into_inner();
+    assert!(poll.flight_descriptor.is_none());
+    until("nothing to run", async || running() == 0).await;
+    let mut rows = client.do_get(ticket(&poll.info.unwrap())).await.unwrap();
+    assert!(in_time("the first rows", rows.try_next()).await.unwrap().unwrap().num_rows() > 0);
+    assert_eq!(running(), 1);
+    let poll = in_time("an answer meanwhile", client.inner_mut().poll_flight_info(months)).await.unwrap().into_inner();
+    assert!(poll.info.is_some());
+    drop(rows);
+    until("the query to end", async || running() == 0).await;
 }

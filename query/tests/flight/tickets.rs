@@ -1,6 +1,7 @@
 //! Tickets: what they hold, where and how long they are good, and that nobody else makes them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
@@ -12,16 +13,17 @@ use arrow_flight::{
 };
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
-use lake_query::Kind;
 use lake_query::flight::keys::TicketKeys;
 use lake_query::flight::ticket::{Plan, StatementTicket};
 use lake_query::sql::bound::Bound;
 use lake_query::sql::session::{Sessions, Settings};
 use lake_query::sql::transactions::Transactions;
+use lake_query::{Kind, progress};
 use prost::Message;
 use tonic::transport::Channel;
+use uuid::Uuid;
 
-use crate::common::{Cluster, number, numbers, rows_of, run};
+use crate::common::{Cluster, TIMEOUT, number, numbers, rows_of, run};
 use crate::support::eventually;
 use crate::{flight_sql, redeem, ticket};
 
@@ -183,23 +185,29 @@ async fn a_change_that_is_cancelled_leaves_nothing_and_aborts_its_transaction() 
     run(&sql, "CREATE TABLE t (x BIGINT)").await;
     let mut client = flight_sql(&cluster, 0).await;
     let endless = "INSERT INTO t SELECT value FROM generate_series(1, 1000000000000)".to_owned();
-    let cancelled = async |info: FlightInfo| {
+    let cancelled = async |info: FlightInfo, id: Option<Uuid>| {
         let mut other = flight_sql(&cluster, 0).await;
         let insert = ticket(&info);
         let inserting = tokio::spawn(async move { redeem(&mut other, insert).await });
+        if let Some(id) = id {
+            eventually("its rows to be told", async || sql.rows_so_far(id).await.filter(|rows| *rows > 0)).await;
+        }
         let runs = async || (cancel(&cluster, &info).await == CancelStatus::Cancelled).then_some(());
         eventually("the change to run", runs).await;
         let error = inserting.await.unwrap().unwrap_err();
         assert!(error.contains("cancelled"), "{error}");
     };
-    // By itself it leaves nothing.
-    cancelled(client.execute(endless.clone(), None).await.unwrap()).await;
+    // By itself it leaves nothing. Meanwhile it tells how far it has come.
+    let insert = StatementTicket::new(endless.clone());
+    let info = FlightInfo::new().with_endpoint(FlightEndpoint::new().with_ticket(insert.encode().unwrap()));
+    cancelled(info, Some(insert.id)).await;
+    assert_eq!(sql.rows_so_far(insert.id).await, None);
     assert_eq!(number(&sql, "SELECT count(*) FROM t").await, 0);
     eventually("its files to be gone", async || cluster.files(".parquet").is_empty().then_some(())).await;
 
     let transaction = client.begin_transaction().await.unwrap();
     client.execute_update("INSERT INTO t VALUES (1)".to_owned(), Some(transaction.clone())).await.unwrap();
-    cancelled(client.execute(endless, Some(transaction.clone())).await.unwrap()).await;
+    cancelled(client.execute(endless, Some(transaction.clone())).await.unwrap(), None).await;
     let ended = client.end_transaction(transaction, EndTransaction::Commit).await;
     let error = ended.unwrap_err().to_string();
     assert!(error.contains("aborted") && error.contains("cancelled"), "{error}");
@@ -306,6 +314,32 @@ async fn a_statement_for_many_rows_of_values_has_one_deadline() {
     let delete = Bound { parameters, ..Bound::from("DELETE FROM t WHERE x = ?") };
     let error = sessions.change(&delete, &Settings::default(), Some(Duration::ZERO)).await.unwrap_err();
     assert!(error.kind == Kind::Deadline && error.message.contains("0 of 3 rows of values"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_tells_how_many_rows_it_has_made() {
+    let cluster = Cluster::start(1).await;
+    run(&cluster.client(0).await, "CREATE TABLE t (x BIGINT)").await;
+    let engine = cluster.nodes[0].engine().clone();
+    let transactions = Transactions::new(engine.tables().clone(), "here".to_owned());
+    let sessions = Sessions::new(engine, Arc::new(transactions));
+    for (sql, made) in [
+        ("INSERT INTO t SELECT value FROM generate_series(1, 10)", 10),
+        ("INSERT INTO t SELECT value FROM generate_series(11, 20) ORDER BY value", 10),
+        ("UPDATE t SET x = x + 100 WHERE x > 15", 5),
+        ("DELETE FROM t WHERE x > 118", 2),
+        (
+            "MERGE INTO t USING (VALUES (1), (2), (50)) AS s(y) ON t.x = s.y WHEN MATCHED AND s.y = 1 THEN DELETE \
+             WHEN NOT MATCHED THEN INSERT (x) VALUES (s.y)",
+            2,
+        ),
+    ] {
+        let rows = Arc::new(AtomicU64::new(0));
+        let (bound, settings) = (Bound::from(sql), Settings::default());
+        let change = progress::told_to(rows.clone(), sessions.change(&bound, &settings, TIMEOUT));
+        let count = change.await.unwrap().count;
+        assert_eq!((count, rows.load(Ordering::Relaxed)), (made, made), "{sql}");
+    }
 }
 
 async fn cancel(cluster: &Cluster, info: &FlightInfo) -> CancelStatus {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, DictionaryArray, Int32Array, Int64Array, LargeListArray, ListArray, MapArray, RecordBatch,
-    StringArray, StructArray, TimestampMillisecondArray,
+    Array, ArrayRef, AsArray, DictionaryArray, Int32Array, Int64Array, LargeListArray, ListArray, MapArray,
+    RecordBatch, StringArray, StructArray, TimestampMillisecondArray,
 };
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Fields, Int32Type};
@@ -198,6 +198,19 @@ async fn older_rows_have_the_initial_default() {
         assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE {filter}")).await, rows, "{filter}");
     }
     assert_eq!(text(&client, "SELECT min(r), max(r), count(t) FROM t").await, [["5", "6", "2"]]);
+    // A struct that is null has no parts, whatever their default.
+    let before = schema(0, [id(), of_struct(vec![])]);
+    let mut table = Foreign::create(&cluster, "u", FormatVersion::V3, before, unpartitioned(), &[]).await;
+    let (fields, parts, _) = struct_of(vec![(3, "a", ints(&[7, 8]))]).as_struct().clone().into_parts();
+    let one_is_null = StructArray::new(fields, parts, Some(vec![true, false].into()));
+    let added = table.data(&batch(vec![(1, "id", ints(&[1, 2])), (2, "s", Arc::new(one_is_null) as ArrayRef)]));
+    table.commit("u", vec![added]).await;
+    let after = schema(1, [id(), of_struct(vec![with_default(4, "b", PrimitiveType::Int, Literal::int(9))])]);
+    table.change("u", |builder| builder.add_current_schema(after).unwrap()).await;
+    assert_eq!(
+        text(&client, "SELECT id, s['a'], s['b'], s IS NULL FROM u ORDER BY id").await,
+        [["1", "7", "9", "false"], ["2", "NULL", "NULL", "true"]]
+    );
 }
 
 /// A file whose columns have no ids, with what Arrow knows of their types.

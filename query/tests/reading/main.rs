@@ -11,6 +11,7 @@ mod pyiceberg;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../rest/python.rs"]
 mod python;
+mod stores;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../../../client/tests/support/mod.rs"]
 mod support;
