@@ -31,6 +31,11 @@ pub fn text(peer: &Peer) -> Result<String> {
         "Questions who leads that this peer was asked",
         peer.leader_questions.get(),
     )?;
+    figures.gauge(
+        "answer_bytes_untaken",
+        "Bytes of answers that their callers have not taken yet",
+        peer.untaken.bytes() as u64,
+    )?;
     for latency in peer.log.latencies().all() {
         figures.registry.register(Box::new(latency.clone()))?;
     }
