@@ -201,6 +201,7 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         "Commands refused because their caller had its part of what may be in flight",
         c.overloaded.get(),
     )?;
+    figures.gauge("watches", "Watches that are open here", member.watches.watchers() as u64)?;
     figures.gauge("nodes_connected", "Query nodes whose stream is open here", member.nodes.connected() as u64)?;
     figures.counter("nodes_registered_total", "Processes registered here as query nodes", c.nodes_registered.get())?;
     figures.counter(
