@@ -351,10 +351,11 @@ impl State {
         if hanging.iter().any(|(id, more)| self.lease_hanging(*id) + more.len() > MAX_HANGING) {
             return Err(Refusal::TooMany { what: command::HANGING, limit: MAX_HANGING as u64 });
         }
-        self.quotas.check(sizes.iter().map(|(key, size)| {
+        let growth = sizes.iter().map(|(key, size)| {
             let now = self.entries.get(key).map_or(0, Entry::size);
             (*key, *size as i64 - now as i64)
-        }))
+        });
+        self.quotas.check(sizes.values().sum(), growth)
     }
 }
 
