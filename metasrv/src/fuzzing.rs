@@ -10,12 +10,14 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use lake_proto::kv::Txn;
+use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::watch::Changes;
 use prost::Message;
 
 use crate::log::{journal, mark, sled_log};
+use crate::peer::pages;
+use crate::raft::state_machine::Applied;
 use crate::raft::wire::{
     append_request_from_wire, entry_from_wire, entry_to_wire, log_id_from_wire, membership_from_wire,
     membership_to_wire, required_vote, snapshot_meta_from_wire, snapshot_meta_to_wire,
@@ -28,7 +30,7 @@ use crate::state::{FEATURE_LEVEL, State};
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All of them. Each tells whether the bytes meant something.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     ("log_entry", log_entry),
     ("log_values", log_values),
     ("journal", journal),
@@ -43,6 +45,7 @@ pub const TARGETS: [Target; 14] = [
     ("txn_request", txn_request),
     ("pipeline_requests", pipeline_requests),
     ("watch_response", watch_response),
+    ("page_token", page_token),
 ];
 
 /// The payload of a log entry.
@@ -208,4 +211,26 @@ pub fn pipeline_requests(bytes: &[u8]) -> bool {
 /// What a watcher is told, as its client reads it.
 pub fn watch_response(bytes: &[u8]) -> bool {
     v1::WatchResponse::decode(bytes).is_ok_and(|wire| Changes::try_from(wire).is_ok())
+}
+
+/// A client's token of a later page, behind a byte that says of which listing it is to be. The listing is held under whatever id
+/// the token has.
+pub fn page_token(bytes: &[u8]) -> bool {
+    const PREFIXES: [&str; 4] = ["", "/kv/", "/kv/a", "/kv/é/"];
+    let Some((prefix, token)) = bytes.split_first() else { return false };
+    let Ok(token) = std::str::from_utf8(token) else { return false };
+    let prefix = PREFIXES[usize::from(*prefix) % PREFIXES.len()];
+    let mut applied = Applied::default();
+    let then = ["a", "a/1", "a/2", "b", "é", "é/1", "é/2"].map(|key| Op::put(format!("/kv/{key}"), "value")).to_vec();
+    applied.state.apply(1, &Action::Txn(Txn { then, ..Txn::default() }).unstamped());
+    let Ok(page) = pages::follow(token, prefix, 2, applied.clone()) else { return false };
+    let after = token.split_once('/').map_or("", |(_, after)| after);
+    let mut keys = vec![after];
+    keys.extend(page.entries.iter().map(|entry| entry.key.as_str()));
+    assert!(keys.is_sorted_by(|one, next| one < next) && keys.iter().all(|key| key.starts_with(prefix)));
+    if let Some(next) = &page.next {
+        let next = pages::follow(next, prefix, 2, applied).expect("what was given");
+        assert!(next.entries.iter().all(|entry| entry.key.as_str() > keys[keys.len() - 1]));
+    }
+    true
 }

@@ -31,6 +31,11 @@ pub fn text(peer: &Peer) -> Result<String> {
         "Questions who leads that this peer was asked",
         peer.leader_questions.get(),
     )?;
+    figures.gauge(
+        "answer_bytes_untaken",
+        "Bytes of answers that their callers have not taken yet",
+        peer.untaken.bytes() as u64,
+    )?;
     for latency in peer.log.latencies().all() {
         figures.registry.register(Box::new(latency.clone()))?;
     }
@@ -196,6 +201,7 @@ fn counts(figures: &Figures, member: &Member) -> Result<()> {
         "Commands refused because their caller had its part of what may be in flight",
         c.overloaded.get(),
     )?;
+    figures.gauge("watches", "Watches that are open here", member.watches.watchers() as u64)?;
     figures.gauge("nodes_connected", "Query nodes whose stream is open here", member.nodes.connected() as u64)?;
     figures.counter("nodes_registered_total", "Processes registered here as query nodes", c.nodes_registered.get())?;
     figures.counter(

@@ -40,6 +40,7 @@ use crate::peer::{Opened, Peer, Settings, joining};
 use crate::raft::network::Transport;
 use crate::services::CheckSecret;
 use crate::services::cluster::ClusterService;
+use crate::services::counting::Counting;
 use crate::services::kv::KvService;
 use crate::services::leases::LeasesService;
 use crate::services::nodes::NodesService;
@@ -130,7 +131,7 @@ impl Server {
 
         let secret = CheckSecret::new(config.secret.as_ref());
         let stop = CancellationToken::new();
-        let streams = Streams::new(stop.child_token());
+        let streams = Streams::new(stop.child_token(), peer.untaken.clone());
         let mut tasks = JoinSet::new();
         let (health, health_service) = tonic_health::server::health_reporter();
         set_health(&health, ServingStatus::NotServing).await;
@@ -139,7 +140,7 @@ impl Server {
             .max_encoding_message_size(usize::MAX);
         let client_services = builder()
             .add_service(health_service)
-            .add_service(InterceptedService::new(kv, secret.clone()))
+            .add_service(InterceptedService::new(Counting::new(kv, &peer), secret.clone()))
             .add_service(LeasesServer::with_interceptor(
                 LeasesService::new(peer.clone(), streams.clone()),
                 secret.clone(),
@@ -155,7 +156,7 @@ impl Server {
                 secret.clone(),
             ))
             .add_service(ShardsServer::with_interceptor(ShardsService::new(peer.clone()), secret.clone()))
-            .add_service(InterceptedService::new(WatchServer::new(peer.clone()), secret.clone()))
+            .add_service(InterceptedService::new(Counting::new(WatchServer::new(peer.clone()), &peer), secret.clone()))
             .add_service(SnapshotsServer::with_interceptor(
                 SnapshotsService::new(peer.clone(), streams.clone()),
                 secret.clone(),

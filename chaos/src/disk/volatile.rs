@@ -7,7 +7,8 @@
 //! The kernel's block layer sends us every write that reaches the "drive", and a flush wherever a file system or an
 //! fsync asks for one. A write is answered at once and stands in a volatile cache until the next flush. What a power cut
 //! leaves is everything flushed, and of the rest any subset of its 512-byte sectors, which is what a drive promises: it
-//! neither keeps the order of unflushed writes nor writes more than one sector at once.
+//! neither keeps the order of unflushed writes nor writes more than one sector at once. Worse drives leave a part of a sector
+//! ([`Fate::Torn`]); a file system need not bear that in what is its own.
 //!
 //! Needs root, `/dev/fuse`, loop devices, and the `mount`, `umount` and `mkfs.ext4` programs. Everything is mounted in
 //! the mount namespace of the process, and loop devices clear themselves: in a namespace of its own nothing is left
@@ -38,6 +39,21 @@ pub enum Flushes {
     Honest,
     /// It says that it flushed, and did not.
     Lies,
+}
+
+/// What becomes of a sector that is not flushed when the power goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    Lost,
+    /// So many bytes of it were written.
+    Torn(usize),
+    Survives,
+}
+
+impl From<bool> for Fate {
+    fn from(survives: bool) -> Self {
+        if survives { Self::Survives } else { Self::Lost }
+    }
 }
 
 /// What the drive holds.
@@ -87,16 +103,38 @@ impl Contents {
         self.volatile.iter().map(|(_, data)| data.len() / SECTOR).sum()
     }
 
-    /// What a power cut now would leave; `survives` says of each unflushed sector, in the order of their writes, whether
-    /// it reached the medium.
-    pub fn after_power_cut(&self, mut survives: impl FnMut() -> bool) -> Vec<u8> {
+    /// The newest unflushed write that has blocks of a file which begin with one of these: of each of its blocks that does, the
+    /// place of the first of its eight sectors in the order in which [`Contents::after_power_cut`] asks.
+    pub fn newest_blocks(&self, beginnings: &[&[u8]]) -> Vec<usize> {
+        let mut sectors = 0;
+        let mut newest = Vec::new();
+        for (at, data) in &self.volatile {
+            // A file system's blocks are not where the kernel's requests begin.
+            let first = at.next_multiple_of(BLOCK) - at;
+            let whole = data.get(first..).unwrap_or_default().chunks_exact(BLOCK).enumerate();
+            let begin = whole.filter(|(_, block)| beginnings.iter().any(|beginning| block.starts_with(beginning)));
+            let found: Vec<usize> = begin.map(|(n, _)| sectors + (first + n * BLOCK) / SECTOR).collect();
+            if !found.is_empty() {
+                newest = found;
+            }
+            sectors += data.len().div_ceil(SECTOR);
+        }
+        newest
+    }
+
+    /// What a power cut now would leave; `fate` says of each unflushed sector, in the order of their writes, whether it
+    /// reached the medium.
+    pub fn after_power_cut<F: Into<Fate>>(&self, mut fate: impl FnMut() -> F) -> Vec<u8> {
         let mut image = self.durable.clone();
         for (at, data) in &self.volatile {
             for (n, sector) in data.chunks(SECTOR).enumerate() {
-                if survives() {
-                    let at = at + n * SECTOR;
-                    image[at..at + sector.len()].copy_from_slice(sector);
-                }
+                let written = match fate().into() {
+                    Fate::Lost => 0,
+                    Fate::Torn(bytes) => bytes.min(sector.len()),
+                    Fate::Survives => sector.len(),
+                };
+                let at = at + n * SECTOR;
+                image[at..at + written].copy_from_slice(&sector[..written]);
             }
         }
         image
@@ -330,6 +368,30 @@ mod tests {
     const SUPERBLOCK: usize = 1024;
     const RO_FEATURES: usize = SUPERBLOCK + 0x64;
     const METADATA_CSUM: u32 = 0x400;
+
+    #[test]
+    fn a_torn_sector_has_its_beginning_and_what_was_there_before() {
+        let mut disk = Contents::new(vec![0; 3 * BLOCK], Flushes::Honest);
+        assert!(disk.write(0, &[1; SECTOR]));
+        disk.flush();
+        let mut record = vec![2; 2 * BLOCK];
+        record[..6].copy_from_slice(b"record");
+        assert!(disk.write(0, &[3; SECTOR]) && disk.write(BLOCK, &record) && disk.write(0, &[4; SECTOR]));
+        assert!(disk.newest_blocks(&[b"nothing"]).is_empty());
+        let [torn] = disk.newest_blocks(&[b"nothing", b"record"])[..] else { panic!("there is one") };
+        assert_eq!(torn, 1, "behind one sector");
+
+        let mut n = 0;
+        let image = disk.after_power_cut(|| {
+            n += 1;
+            if n - 1 == torn { Fate::Torn(100) } else { Fate::Lost }
+        });
+        assert_eq!(n, disk.volatile_sectors());
+        let there =
+            [vec![1; SECTOR], vec![0; BLOCK - SECTOR], record[..100].to_owned(), vec![0; 2 * BLOCK - 100]].concat();
+        assert!(image == there);
+        assert!(disk.after_power_cut(|| true) == disk.current && disk.after_power_cut(|| false) == disk.durable);
+    }
 
     #[test]
     fn a_superblock_of_which_one_sector_was_written_is_still_one() {

@@ -30,6 +30,7 @@ pub fn of(name: &str) -> Vec<Vec<u8>> {
         "txn_request" => transactions().into_iter().map(|txn| txn_request(txn).encode_to_vec()).collect(),
         "pipeline_requests" => vec![pipeline_requests()],
         "watch_response" => vec![watch_response()],
+        "page_token" => vec![b"\x010123456789abcdef//kv/a/1".to_vec(), "\x03ffffffffffffffff//kv/é/1".into()],
         other => panic!("no inputs for {other}"),
     }
 }

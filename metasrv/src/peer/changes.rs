@@ -682,3 +682,24 @@ fn check_record(member: &v1::Member) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_learner_that_answers_may_lack_a_thousand_entries_and_not_one_more() {
+        let progress =
+            |lag_entries, from_log, alive| Progress { replicated: Replicated { lag_entries, from_log }, alive };
+        for lag in [0, MAX_LAG_ENTRIES] {
+            assert!(progress(lag, true, true).caught_up(), "{lag}");
+            assert!(!progress(lag, false, true).caught_up(), "{lag}, which it cannot have without a snapshot");
+            assert!(!progress(lag, true, false).caught_up(), "{lag}, which it had when it was last heard of");
+        }
+        for lag in [MAX_LAG_ENTRIES + 1, u64::MAX] {
+            let behind = progress(lag, true, true);
+            assert!(!behind.caught_up(), "{lag}");
+            assert_eq!(behind.describe(), format!("lacks {lag} entries of the log, of which it may lack 1000"));
+        }
+    }
+}

@@ -15,7 +15,8 @@
 //!   does for them; [`nodes`]: the query nodes that it coordinates; [`procedures`]: what it runs in steps; [`counters`], [`latencies`]: how often what happened, and how long it took;
 //! - [`succession`]: what a voter does whose leader's connection broke;
 //! - [`agreement`]: whether the peers still hold the same state;
-//! - [`shares`]: what all callers share, in parts; [`ledger`]: the same for what stands in the state;
+//! - [`shares`]: what all callers share, in parts; [`ledger`]: the same for what stands in the state; [`untaken`]: for the answers
+//!   that wait for them;
 //! - [`reads`], [`pages`], [`watchdog`], [`address`], [`view`]: parts of a member; [`disk`]: the room it takes;
 //! - [`snapshot_turns`]: which peer writes its snapshot now;
 //! - [`failure`]: why a call failed.
@@ -44,6 +45,7 @@ pub mod shares;
 pub mod snapshot_turns;
 pub mod standing;
 pub mod succession;
+pub mod untaken;
 pub mod verdicts;
 pub mod view;
 pub mod watchdog;
@@ -67,6 +69,7 @@ use self::member::Member;
 use self::placement::Placement;
 use self::procedures::machine::Pace;
 use self::shares::Callers;
+use self::untaken::Untaken;
 use self::verdicts::Verdicts;
 use crate::config::{Config, StorageConfig, Timing};
 use crate::directory::{self, DirectoryLock, DirectoryOptions};
@@ -169,6 +172,8 @@ pub struct Peer {
     /// What the data directory takes.
     pub disk: Disk,
     pub(crate) callers: Callers,
+    /// Answers that wait for their callers.
+    pub untaken: Untaken,
     /// Questions who leads that this peer was asked.
     pub leader_questions: Counter,
     pub(crate) transport: Transport,
@@ -284,6 +289,7 @@ impl Peer {
             log: opened.log,
             disk: opened.disk,
             callers: Callers::default(),
+            untaken: Untaken::default(),
             leader_questions: Counter::default(),
             transport,
             settings,

@@ -12,6 +12,7 @@
 //! A page's token is `id/last key`: asking for the same page twice gives the same page.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,28 @@ impl Held {
 }
 
 type Table = HashMap<u64, Held>;
+
+/// What names a later page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Token<'a> {
+    /// Of the listing or snapshot.
+    id: u64,
+    /// The last key of the page before.
+    after: &'a str,
+}
+
+impl<'a> Token<'a> {
+    fn parse(token: &'a str) -> Option<Self> {
+        let (id, after) = token.split_once('/')?;
+        Some(Self { id: u64::from_str_radix(id, 16).ok()?, after })
+    }
+}
+
+impl fmt::Display for Token<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}/{}", self.id, self.after)
+    }
+}
 
 /// One page and what to ask for next.
 #[derive(Debug)]
@@ -176,8 +199,7 @@ impl Pages {
     /// listing is older than `min_revision`.
     pub fn next(&self, token: &str, prefix: &str, limit: u32, min_revision: Revision) -> Result<Page, Failure> {
         let invalid = || Failure::invalid("the page is not one that this listing gave");
-        let (id, after) = token.split_once('/').ok_or_else(invalid)?;
-        let id = u64::from_str_radix(id, 16).map_err(|_| invalid())?;
+        let Token { id, after } = Token::parse(token).ok_or_else(invalid)?;
         let expired = || {
             Failure::new(
                 Kind::SnapshotExpired,
@@ -235,8 +257,22 @@ fn at_least(applied: Arc<Applied>, min_revision: Revision, what: &str) -> Result
 
 fn page(id: u64, applied: &Applied, prefix: &str, after: Option<&str>, limit: u32) -> Page {
     let listing = applied.state.list(prefix, after, page_limit(limit), MAX_PAGE_BYTES);
-    let next = listing.entries.last().filter(|_| listing.more).map(|last| format!("{id:016x}/{}", last.key));
+    let next = listing.entries.last().filter(|_| listing.more).map(|last| Token { id, after: &last.key }.to_string());
     Page { revision: applied.state.revision(), entries: listing.entries, next }
+}
+
+/// The page that a token names, of so many entries, if these entries are held under its id: for fuzzing.
+///
+/// # Errors
+/// As [`Pages::next`].
+pub(crate) fn follow(token: &str, prefix: &str, limit: u32, entries: Applied) -> Result<Page, Failure> {
+    let pages = Pages::new(Duration::from_secs(60));
+    if let Some(parsed) = Token::parse(token) {
+        assert_eq!(Token::parse(&parsed.to_string()), Some(parsed));
+        let share = pages.listings.note(&Caller::own(), 1);
+        lock(&pages.held).insert(parsed.id, Held::new(Arc::new(entries), Some(prefix.to_owned()), share));
+    }
+    pages.next(token, prefix, limit, 0)
 }
 
 #[cfg(test)]

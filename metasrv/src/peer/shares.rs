@@ -1,8 +1,8 @@
 //! What all callers of a peer share, in parts that no caller can take from the others.
 //!
-//! Connections, commands in flight, their bytes, reads that wait, listings and snapshots that are held, watches, streams and
-//! states that are being saved each have a limit for the whole peer ([`Pool`]); so have the leases, sessions and scopes that
-//! the state holds ([`super::ledger`]).
+//! Connections, commands in flight, their bytes, reads that wait, listings and snapshots that are held, watches, streams,
+//! the bytes of answers on them that are not taken ([`super::untaken`]) and states that are being saved each have a limit for
+//! the whole peer ([`Pool`]); so have the leases, sessions and scopes that the state holds ([`super::ledger`]).
 //! A caller is a connection, and belongs to the host that it comes from. Nobody may take more than is still free:
 //!
 //! - the connections of a host together no more than what is free of the pool: alone a host gets half, and of `n` hosts that
@@ -52,9 +52,10 @@ pub enum Resource {
     Leases,
     Sessions,
     Scopes,
+    AnswerBytes,
 }
 
-const RESOURCES: usize = 14;
+const RESOURCES: usize = 15;
 
 /// How much of each resource is taken.
 #[derive(Debug, Default)]
@@ -222,6 +223,14 @@ impl Pool {
         Ok(self.held(caller, amount))
     }
 
+    /// Whether a caller would get so much now.
+    ///
+    /// # Errors
+    /// Who would not.
+    pub fn room(&self, caller: &Caller, amount: usize) -> Result<(), Refused> {
+        self.check(caller, amount, self.taken())
+    }
+
     /// Notes what a caller has already, however much that is.
     pub fn note(&self, caller: &Caller, amount: usize) -> Held {
         self.taken.fetch_add(amount, Ordering::Relaxed);
@@ -356,6 +365,7 @@ mod tests {
         let held = pool.note(&much, 60);
         assert_eq!(pool.take(&much, 1).unwrap_err(), Refused::Host);
         assert!(pool.take(&at(&callers, 2, 1), 1).is_ok());
+        assert_eq!((pool.room(&much, 1), pool.room(&at(&callers, 2, 1), 1)), (Err(Refused::Host), Ok(())));
         drop(held);
         assert!(pool.take(&much, 1).is_ok() && pool.taken() == 0);
     }

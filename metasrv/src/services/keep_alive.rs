@@ -15,11 +15,10 @@ use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use lake_client::clock;
 use lake_proto::v1;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::serving;
-use super::streams::{Messages, Streams};
+use super::streams::{self, Messages, Streams};
 use crate::peer::Peer;
 use crate::peer::duties::Mortal;
 use crate::peer::failure::Failure;
@@ -30,7 +29,7 @@ use crate::peer::shares::Caller;
 pub const MAX_IN_FLIGHT: usize = 16;
 
 /// What a stream answers.
-pub type Answers = ReceiverStream<Result<v1::KeepAliveResponse, Status>>;
+pub type Answers = streams::Answers<v1::KeepAliveResponse>;
 
 /// Opens a stream.
 ///
@@ -74,9 +73,13 @@ async fn serve(
             }
             Some(answer) = in_flight.next() => answer,
         };
-        let failed = answer.is_err();
-        if !answers.send(answer.map_err(Into::into)).await || failed {
-            return;
+        match answer {
+            Ok(answer) => {
+                if !answers.send(answer).await {
+                    return;
+                }
+            }
+            Err(failure) => return answers.end(failure),
         }
     }
 }

@@ -7,11 +7,10 @@ use lake_client::store::{Consistency, ReadOptions, Snapshot};
 use lake_proto::kv::Txn;
 use lake_proto::v1;
 use lake_proto::v1::kv_server::Kv;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::streams::Streams;
+use super::streams::{Answers, Streams};
 use super::{call, pipeline, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
@@ -131,7 +130,7 @@ impl Kv for KvService {
         Ok(Response::new(txn(&member, request.into_inner(), &call).await?))
     }
 
-    type PipelineStream = ReceiverStream<Result<v1::PipelineResponses, Status>>;
+    type PipelineStream = Answers<v1::PipelineResponses>;
 
     async fn pipeline(
         &self,

@@ -16,10 +16,9 @@ use lake_proto::v1::leader_message::Message as ToNode;
 use lake_proto::v1::node_message::Message as FromNode;
 use lake_proto::v1::nodes_server::Nodes;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::streams::{Messages, Streams};
+use super::streams::{Answers, Messages, Streams};
 use super::{call, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
@@ -43,7 +42,7 @@ impl NodesService {
 
 #[tonic::async_trait]
 impl Nodes for NodesService {
-    type HeartbeatStream = ReceiverStream<Result<v1::LeaderMessage, Status>>;
+    type HeartbeatStream = Answers<v1::LeaderMessage>;
 
     async fn heartbeat(
         &self,
@@ -147,5 +146,5 @@ async fn moved_on(on_duty: &mut watch::Receiver<u64>, accepted_in: u64) {
 }
 
 async fn send(answers: &Messages<v1::LeaderMessage>, message: ToNode) -> bool {
-    answers.send(Ok(v1::LeaderMessage { message: Some(message) })).await
+    answers.send(v1::LeaderMessage { message: Some(message) }).await
 }

@@ -5,7 +5,8 @@
 //!
 //! Limits: [`MAX_IN_FLIGHT`] requests of one stream, more are answered Overloaded at once, and a message with more than that
 //! ends the stream; answers of about [`MESSAGE_BYTES`] in one message; a caller that does not read its answers is not read
-//! from.
+//! from. What all callers have not read is bounded together ([`crate::peer::untaken`]): who has its part is answered Overloaded
+//! at once, also instead of what was read for it meanwhile; the other answers, for which there is no room, end the stream.
 //! It ends when the caller closes its side and has been answered, when the caller goes, and when the server stops.
 
 use std::sync::Arc;
@@ -59,11 +60,14 @@ pub async fn serve(
                     return answers.end(Failure::invalid(what).after_all());
                 }
                 Ok(Some(message)) => {
+                    let refused = answers.may_ask().err();
                     for request in message.requests {
-                        if in_flight.len() < MAX_IN_FLIGHT {
-                            in_flight.push(answer(member.clone(), caller.clone(), request));
-                        } else {
-                            ready.push(overloaded(request.id));
+                        match &refused {
+                            Some(failure) => ready.push(failed(request.id, failure.clone())),
+                            None if in_flight.len() < MAX_IN_FLIGHT => {
+                                in_flight.push(answer(member.clone(), caller.clone(), request));
+                            }
+                            None => ready.push(overloaded(request.id)),
                         }
                     }
                 }
@@ -80,9 +84,21 @@ pub async fn serve(
             bytes += response.encoded_len();
             ready.push(response);
         }
+        if let Err(failure) = answers.room(bytes) {
+            // It can be read again.
+            for read in ready.iter_mut().filter(|answer| is_read(answer)) {
+                *read = failed(read.id, failure.clone());
+            }
+            bytes = ready.iter().map(Message::encoded_len).sum();
+            if let Err(failure) = answers.room(bytes) {
+                let what = format!("the stream ends, and what it has not answered is not told: {}", failure.message);
+                // Not Overloaded: that says that nothing was done.
+                return answers.end(Failure::unknown(what));
+            }
+        }
         if !ready.is_empty() {
             let message = v1::PipelineResponses { responses: std::mem::take(&mut ready) };
-            if !answers.send(Ok(message)).await {
+            if !answers.send(message).await {
                 return;
             }
         }
@@ -115,6 +131,13 @@ fn answer(
 
 fn overloaded(id: u64) -> v1::PipelineResponse {
     let what = format!("the stream has {MAX_IN_FLIGHT} requests in flight, which is the most");
-    let error = Failure::new(Kind::Overloaded, what);
-    v1::PipelineResponse { id, response: Some(Response::Error(error.into())) }
+    failed(id, Failure::new(Kind::Overloaded, what))
+}
+
+fn failed(id: u64, failure: Failure) -> v1::PipelineResponse {
+    v1::PipelineResponse { id, response: Some(Response::Error(failure.into())) }
+}
+
+fn is_read(answer: &v1::PipelineResponse) -> bool {
+    matches!(answer.response, Some(Response::Get(_) | Response::BatchGet(_)))
 }

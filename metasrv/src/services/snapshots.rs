@@ -15,11 +15,10 @@ use std::time::Duration;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::snapshots_server::Snapshots;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::kv::read_options;
-use super::streams::{Messages, Streams};
+use super::streams::{Answers, Messages, Streams};
 use super::{call, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
@@ -52,7 +51,7 @@ impl SnapshotsService {
 
 #[tonic::async_trait]
 impl Snapshots for SnapshotsService {
-    type SaveStream = ReceiverStream<Result<v1::SaveResponse, Status>>;
+    type SaveStream = Answers<v1::SaveResponse>;
 
     async fn save(&self, request: Request<v1::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
         let (call, member) = (call(&self.peer, &request), serving(&self.peer, request.metadata())?);
@@ -100,7 +99,7 @@ async fn send_all(applied: &Applied, cluster_id: &str, messages: &Messages<v1::S
         if chunk.is_empty() {
             break;
         }
-        let message = Ok(v1::SaveResponse { chunk: chunk.into() });
+        let message = v1::SaveResponse { chunk: chunk.into() };
         match tokio::time::timeout(MAX_STALL, messages.send(message)).await {
             Ok(true) => {}
             Ok(false) => return Err("the caller has gone".to_owned()),

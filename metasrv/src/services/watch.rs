@@ -3,10 +3,15 @@
 //!
 //! There is no task for a stream: a connection asks its [`Watcher`] for the next message when it has room for it. A watch
 //! ends when the caller goes, with the error that ended it, or when the server stops.
+//!
+//! What connections have been given and their callers have not taken has a limit ([`crate::peer::untaken`]). A message that
+//! has no room is read again when there is some, from the same place; after [`ROOM_WITHIN`] the watch is cut off.
 
 use std::convert::Infallible;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes};
 use futures::StreamExt;
@@ -14,6 +19,8 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use lake_proto::v1;
 use prost::Message as _;
+use rand::Rng;
+use tokio::time::Instant;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::{Body, Service, StdError, http};
 use tonic::server::{Grpc, NamedService, ServerStreamingService};
@@ -21,6 +28,9 @@ use tonic::{Request, Response, Status};
 
 use super::{call, serving};
 use crate::peer::Peer;
+use crate::peer::failure::Failure;
+use crate::peer::shares::Caller;
+use crate::peer::untaken::Untaken;
 use crate::peer::watches::Watcher;
 
 const PATH: &str = "/lake.v1.Watch/Watch";
@@ -28,6 +38,9 @@ const PATH: &str = "/lake.v1.Watch/Watch";
 const BUFFER_BYTES: usize = 512;
 /// Messages that are ready together go out together, up to so many bytes.
 const TOGETHER_BYTES: usize = 32 << 10;
+/// How long a watcher waits for room for its next message, and how long until it looks again.
+const ROOM_WITHIN: Duration = Duration::from_secs(2);
+const LOOK_AGAIN_MS: RangeInclusive<u64> = 1..=20;
 
 /// Serves one peer's watches.
 #[derive(Clone)]
@@ -83,20 +96,63 @@ impl ServerStreamingService<v1::WatchRequest> for WatchServer {
             let member = serving(&peer, request.metadata())?;
             let request = request.into_inner();
             let watcher = member.watch(&request.prefix, request.from_revision, &call).await?;
-            Ok(Response::new(messages(watcher)))
+            let watch = Watch { watcher, caller: call.caller, untaken: peer.untaken.clone() };
+            Ok(Response::new(watch.messages()))
         })
     }
 }
 
-fn messages(watcher: Watcher) -> BoxStream<'static, Result<Bytes, Status>> {
-    let next = |watcher: Option<Watcher>| async {
-        let mut watcher = watcher?;
-        Some(match watcher.next().await {
-            Ok(message) => (Ok(message.encoded), Some(watcher)),
-            Err(failure) => (Err(failure.into()), None),
-        })
-    };
-    futures::stream::unfold(Some(watcher), next).boxed()
+/// One watch of a caller.
+struct Watch {
+    watcher: Watcher,
+    caller: Caller,
+    untaken: Untaken,
+}
+
+impl Watch {
+    fn messages(self) -> BoxStream<'static, Result<Bytes, Status>> {
+        let next = |watch: Option<Watch>| async {
+            let mut watch = watch?;
+            Some(match watch.next().await {
+                Ok(message) => (Ok(message), Some(watch)),
+                Err(failure) => (Err(failure.into()), None),
+            })
+        };
+        futures::stream::unfold(Some(self), next).boxed()
+    }
+
+    /// The next message, for which there is room.
+    async fn next(&mut self) -> Result<Bytes, Failure> {
+        let mut until = None;
+        loop {
+            let encoded = self.watcher.next().await?.encoded;
+            let bytes = encoded.len();
+            if self.untaken.room(&self.caller, bytes).is_ok() {
+                return Ok(encoded);
+            }
+            // Whoever waits holds nothing.
+            drop(encoded);
+            self.watcher.step_back();
+            let until = *until.get_or_insert_with(|| Instant::now() + ROOM_WITHIN);
+            wait_for_room(&self.untaken, &self.caller, bytes, until).await?;
+        }
+    }
+}
+
+/// Waits until there is room for so many bytes.
+async fn wait_for_room(untaken: &Untaken, caller: &Caller, bytes: usize, until: Instant) -> Result<(), Failure> {
+    while let Err(refused) = untaken.room(caller, bytes) {
+        if Instant::now() >= until {
+            let what = format!(
+                "the watch is cut off, to be gone on with from the revision after the last progress: {}",
+                refused.message
+            );
+            return Err(Failure { message: what, ..refused });
+        }
+        let wait = rand::rng().random_range(LOOK_AGAIN_MS);
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+    }
+    Ok(())
 }
 
 /// Takes messages that are encoded already.

@@ -154,7 +154,10 @@ impl State {
     // ---- transactions -----------------------------------------------------------------------------------------
 
     fn transact(&mut self, term: u64, proposed_unix_ms: u64, txn: &Txn) -> Result<TxnResult, Refusal> {
-        let succeeded = self.all_hold(term, &txn.when)?;
+        let mut looks = Looks { left: MAX_COMPARED, found: None };
+        let succeeded = self.all_hold(term, &txn.when, &mut looks)?;
+        // What is compared is most often what is put next.
+        let found = looks.found.map(|(key, entry)| (key, entry.cloned()));
         let (observed, conflicts) =
             if succeeded { (Vec::new(), Vec::new()) } else { (self.observe(&txn.when), self.in_the_way(&txn.when)) };
         let ops = if succeeded { &txn.then } else { &txn.otherwise };
@@ -163,6 +166,7 @@ impl State {
         let mut run = Run {
             next_revision: self.revision + 1,
             proposed_unix_ms,
+            found,
             changed: false,
             events: Vec::new(),
             bytes_left: MAX_ANSWER_BYTES,
@@ -177,18 +181,21 @@ impl State {
         Ok(TxnResult { revision: self.revision, succeeded, results, observed, conflicts, reduced: None })
     }
 
-    fn all_hold(&self, term: u64, when: &[Compare]) -> Result<bool, Refusal> {
-        let mut looks = Looks { left: MAX_COMPARED };
+    fn all_hold<'s, 't>(&'s self, term: u64, when: &'t [Compare], looks: &mut Looks<'s, 't>) -> Result<bool, Refusal> {
         for compare in when {
-            if !self.holds(term, compare, &mut looks)? {
+            if !self.holds(term, compare, looks)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    fn holds(&self, term: u64, compare: &Compare, looks: &mut Looks) -> Result<bool, Refusal> {
-        let entry = || self.entries.get(&compare.key);
+    fn holds<'s, 't>(&'s self, term: u64, compare: &'t Compare, looks: &mut Looks<'s, 't>) -> Result<bool, Refusal> {
+        let mut entry = || {
+            let entry = self.entries.get(&compare.key);
+            looks.found = Some((compare.key.as_str(), entry));
+            entry
+        };
         Ok(match &compare.condition {
             Condition::Absent => entry().is_none(),
             Condition::ModRevision(_) if planted::has(Bug::CasIgnored) => entry().is_some(),
@@ -218,7 +225,7 @@ impl State {
 
     /// Whether no entry under a prefix is newer. Where the changes since are all kept, each that is newer was written by one of
     /// them: the entries and the changes are gone through side by side, and the shorter way decides.
-    fn unchanged_since(&self, prefix: &str, since: Revision, looks: &mut Looks) -> Result<bool, Refusal> {
+    fn unchanged_since(&self, prefix: &str, since: Revision, looks: &mut Looks<'_, '_>) -> Result<bool, Refusal> {
         let is_newer = |entry: &Entry| entry.mod_revision() > since;
         let mut entries = self.under(prefix, None);
         let kept = self.changes.from(since.saturating_add(1)).ok();
@@ -351,19 +358,22 @@ impl State {
         if hanging.iter().any(|(id, more)| self.lease_hanging(*id) + more.len() > MAX_HANGING) {
             return Err(Refusal::TooMany { what: command::HANGING, limit: MAX_HANGING as u64 });
         }
-        self.quotas.check(sizes.iter().map(|(key, size)| {
+        let growth = sizes.iter().map(|(key, size)| {
             let now = self.entries.get(key).map_or(0, Entry::size);
             (*key, *size as i64 - now as i64)
-        }))
+        });
+        self.quotas.check(sizes.values().sum(), growth)
     }
 }
 
-/// What the compares of one transaction may still look at.
-struct Looks {
+/// What the compares of one transaction may still look at, and what they have seen.
+struct Looks<'s, 't> {
     left: usize,
+    /// The last key that was looked up, and what is there.
+    found: Option<(&'t str, Option<&'s Entry>)>,
 }
 
-impl Looks {
+impl Looks<'_, '_> {
     fn one(&mut self) -> Result<(), Refusal> {
         let left = self.left.checked_sub(1).ok_or(Refusal::ComparesTooMuch { limit: MAX_COMPARED as u64 })?;
         self.left = left;
@@ -372,9 +382,11 @@ impl Looks {
 }
 
 /// One branch under way: each operation sees what those before it did.
-struct Run {
+struct Run<'t> {
     next_revision: Revision,
     proposed_unix_ms: u64,
+    /// What is known to be under a key before the first operation.
+    found: Option<(&'t str, Option<Entry>)>,
     changed: bool,
     /// What each write left, in order, and whether its key was there before.
     events: Vec<(Event, bool)>,
@@ -382,12 +394,16 @@ struct Run {
     scratch: Scratch,
 }
 
-impl Run {
+impl Run<'_> {
     fn op(&mut self, state: &mut State, op: &Op) -> OpResult {
+        let found = self.found.take();
         match op {
             Op::Put { key, value, return_previous, lease } => {
                 self.changed = true;
-                let previous = state.entries.get(key).cloned();
+                let previous = match found {
+                    Some((of, entry)) if of == key.as_str() => entry,
+                    _ => state.entries.get(key).cloned(),
+                };
                 let before = previous.as_ref().map(Entry::numbers);
                 let numbers = Numbers {
                     version: before.map_or(1, |b| b.version + 1),

@@ -87,9 +87,13 @@ impl Quotas {
         }
     }
 
-    /// Refuses what would grow by these amounts beyond a limit. `growth` has each key's, which may be negative.
-    pub fn check<'a>(&self, growth: impl Iterator<Item = (&'a str, i64)> + Clone) -> Result<(), Refusal> {
+    /// Refuses what would grow by these amounts beyond a limit. `growth` has each key's, which may be negative. It takes a search
+    /// in the map for each key, and is not asked where there is room for the most that they can be together.
+    pub fn check<'a>(&self, most: u64, growth: impl Iterator<Item = (&'a str, i64)> + Clone) -> Result<(), Refusal> {
         for (prefix, quota) in self.by_prefix.iter() {
+            if quota.used_bytes.saturating_add(most) <= quota.limit_bytes {
+                continue;
+            }
             let grows: i64 = growth.clone().filter(|(key, _)| key.starts_with(&**prefix)).map(|(_, bytes)| bytes).sum();
             if grows > 0 && quota.used_bytes.saturating_add_signed(grows) > quota.limit_bytes {
                 return Err(Refusal::QuotaExceeded {
@@ -100,5 +104,26 @@ impl Quotas {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_asked_for_only_where_the_most_it_can_be_does_not_fit() {
+        let mut quotas = Quotas::default();
+        quotas.set("", Some(100), 60, &mut StateHash::default());
+        quotas.set("/kv/a", Some(30), 10, &mut StateHash::default());
+        let never = [()].into_iter().map(|()| -> (&'static str, i64) { panic!("it fits whatever is there") });
+        assert_eq!(quotas.check(20, never), Ok(()));
+        let growth = |bytes| [("/kv/a/1", bytes), ("/kv/b", 15)].into_iter();
+        assert_eq!(quotas.check(36, growth(20)), Ok(()));
+        let refused = |prefix: &str, limit, used| Err(Refusal::QuotaExceeded { prefix: prefix.into(), limit, used });
+        assert_eq!(quotas.check(36, growth(21)), refused("/kv/a", 30, 10));
+        assert_eq!(quotas.check(41, growth(26)), refused("", 100, 60));
+        assert_eq!(quotas.check(1_000, growth(-15)), Ok(()), "it only changes in place");
+        assert_eq!(quotas.check(u64::MAX, growth(20)), Ok(()));
     }
 }

@@ -46,6 +46,21 @@ fn a_deleted_and_recreated_key_is_not_the_old_one() {
 }
 
 #[test]
+fn a_put_builds_on_what_is_there_by_then_and_not_on_what_its_compare_found() {
+    let mut state = State::default();
+    state.run(1, &put("/kv/a", "1"));
+    let mut after = |revision, then, key: &str| {
+        let txn = Txn { then, ..Txn::cas("/kv/a", Expected::ModRevision(revision), "") };
+        assert!(state.run(1, &txn).succeeded);
+        state.get(key).map(|entry| (entry.version, entry.create_revision, entry.mod_revision))
+    };
+    assert_eq!(after(1, vec![Op::put("/kv/a", "2"), Op::put("/kv/a", "3")], "/kv/a"), Some((3, 1, 2)));
+    assert_eq!(after(2, vec![Op::delete("/kv/a"), Op::put("/kv/a", "4")], "/kv/a"), Some((1, 3, 3)));
+    assert_eq!(after(3, vec![Op::put("/kv/b", "1")], "/kv/b"), Some((1, 4, 4)));
+    assert_eq!(after(3, vec![Op::put("/kv/a", "5")], "/kv/a"), Some((2, 3, 5)));
+}
+
+#[test]
 fn a_command_that_changes_nothing_raises_no_revision() {
     let mut state = State::default();
     state.run(1, &put("/kv/a", "1"));

@@ -5,12 +5,17 @@ use std::time::{Duration, Instant};
 use crate::support::{PATIENCE, TestCluster, eventually, kind, why};
 use futures::StreamExt;
 use lake_metasrv::config::Config;
+use lake_metasrv::peer::untaken::MAX_BYTES;
 use lake_proto::kv::{Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
+use lake_proto::v1::kv_client::KvClient;
 use lake_proto::v1::pipeline_request::Request as Wanted;
 use lake_proto::v1::pipeline_response::Response as Got;
 use lake_proto::v1::sessions_client::SessionsClient;
+use lake_proto::v1::watch_client::WatchClient;
+use lake_proto::{MAX_MESSAGE_BYTES, MAX_WATCH_MESSAGE_BYTES};
+use prost::Message;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -283,5 +288,160 @@ async fn sessions_of_a_greedy_caller_leave_room_for_another_on_the_same_host() {
     let mut answers = cluster.kv(1).pipeline(ReceiverStream::new(messages)).await.unwrap().into_inner();
     let refused = answers.message().await.unwrap_err();
     assert!(kind(&refused) == Kind::InvalidArgument && refused.message().contains("1025 requests"), "{refused:?}");
+    cluster.stop_all().await;
+}
+
+/// Eight MiB that are read or watched at once.
+const LARGE: u64 = 8;
+
+fn large_keys() -> Vec<String> {
+    (0..LARGE).map(|n| format!("/kv/large/{n}")).collect()
+}
+
+async fn put_large(cluster: &TestCluster) -> u64 {
+    let value = bytes::Bytes::from(vec![7; (1 << 20) - 64]);
+    let then = large_keys().into_iter().map(|key| Op::put(key, value.clone())).collect();
+    cluster.commit(Txn { then, ..Txn::default() }).await.revision
+}
+
+/// A connection on which one stream that nobody reads does not stop the others.
+fn roomy(cluster: &TestCluster) -> Channel {
+    let address = format!("http://{}", cluster.configs[&1].listen);
+    let endpoint = Channel::from_shared(address).unwrap();
+    endpoint.initial_connection_window_size(16 << 20).initial_stream_window_size(64 << 10).connect_lazy()
+}
+
+/// One stream of requests, and its answers, which nobody reads unless asked to.
+struct Stream {
+    asks: mpsc::Sender<v1::PipelineRequests>,
+    answers: tonic::Streaming<v1::PipelineResponses>,
+}
+
+impl Stream {
+    async fn open(channel: &Channel) -> Self {
+        let (asks, requests) = mpsc::channel(1);
+        let mut kv = KvClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let answers = kv.pipeline(ReceiverStream::new(requests)).await.unwrap().into_inner();
+        Self { asks, answers }
+    }
+
+    async fn ask(&self, wanted: impl IntoIterator<Item = Wanted>) {
+        let of = |(id, request)| v1::PipelineRequest { id, timeout_ms: 120_000, request: Some(request) };
+        let requests = (1..).zip(wanted).map(of).collect();
+        self.asks.send(v1::PipelineRequests { requests }).await.unwrap();
+    }
+
+    /// So many answers.
+    async fn answers(&mut self, count: usize) -> Vec<Result<Got, Kind>> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            let message = tokio::time::timeout(PATIENCE, self.answers.message()).await.expect("an answer in time");
+            all.extend(message.unwrap().expect("the stream goes on").responses.into_iter().map(|answer| {
+                match answer.response.unwrap() {
+                    Got::Error(error) => Err(error.detail.unwrap().kind()),
+                    answer => Ok(answer),
+                }
+            }));
+        }
+        all
+    }
+}
+
+// Each thread may let something in at the same moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_a_caller_does_not_take_are_bounded_and_others_get_theirs() {
+    let mut cluster = TestCluster::founded(1, |_| {}).await;
+    cluster.put("/kv/a", "1").await;
+    put_large(&cluster).await;
+    let untaken = cluster.running[&1].peer().untaken.clone();
+    let all_large = || Wanted::BatchGet(v1::BatchGetRequest { keys: large_keys(), options: None });
+    // What one connection may have alone: a quarter of what is not the peer's own.
+    let part = (MAX_BYTES - MAX_BYTES / 16) / 4;
+
+    let mut modest = Stream::open(&cluster.channel(1)).await;
+    modest.ask([all_large()]).await;
+    let one = modest.answers.message().await.unwrap().expect("an answer").encoded_len();
+
+    let greedy = roomy(&cluster);
+    let mut unread = [Stream::open(&greedy).await, Stream::open(&greedy).await];
+    let mut third = Stream::open(&greedy).await;
+    for stream in &unread {
+        stream.ask((0..LARGE).map(|_| all_large())).await;
+    }
+    // A refusal has some hundred bytes; frames have a few.
+    eventually("its part to be taken, and more to be refused", async || {
+        let bytes = untaken.bytes();
+        assert!(bytes < 2 * part, "{bytes} bytes");
+        (bytes >= part && bytes % one > 100).then_some(())
+    })
+    .await;
+
+    // Whatever it asks for now is refused at once, and not begun.
+    third.ask([get(), put("/kv/refused".to_owned())]).await;
+    assert!(third.answers(2).await.iter().all(|answer| matches!(answer, Err(Kind::Overloaded))));
+    assert!(cluster.get(1, "/kv/refused").await.is_none());
+    let (kv, watch) = (KvClient::new(greedy.clone()), WatchClient::new(greedy.clone()));
+    let request = || v1::WatchRequest { prefix: "/kv/large/".to_owned(), from_revision: 0 };
+    assert_eq!(why(async || watch.clone().watch(request()).await).await, Kind::Overloaded);
+    let a = || v1::GetRequest { key: "/kv/a".to_owned(), options: None };
+    assert_eq!(why(async || kv.clone().get(a()).await).await, Kind::Overloaded);
+    // Another connection of the same host gets what it asks for.
+    modest.ask([all_large(), put("/kv/modest".to_owned())]).await;
+    assert!(modest.answers(2).await.iter().all(Result::is_ok));
+
+    // Once it reads, it finds what there was room for, and that there was none for the rest.
+    let mut done = 0;
+    for stream in &mut unread {
+        for answer in stream.answers(LARGE as usize).await {
+            match answer {
+                Ok(Got::BatchGet(got)) if got.entries.len() as u64 == LARGE => done += 1,
+                Ok(other) => panic!("{other:?}"),
+                Err(kind) => assert_eq!(kind, Kind::Overloaded),
+            }
+        }
+    }
+    assert!((LARGE..2 * LARGE).contains(&done), "{done} answers of 8 MiB");
+    eventually("all to be taken", async || (untaken.bytes() == 0).then_some(())).await;
+    third.ask([get()]).await;
+    assert!(third.answers(1).await[0].is_ok());
+    drop((unread, third, modest));
+
+    // Watchers that do not read, and one that does.
+    let member = cluster.running[&1].peer().member().unwrap();
+    let mut watchers = Vec::new();
+    for channel in std::iter::repeat_n(roomy(&cluster), 12).chain([cluster.channel(1)]) {
+        let mut client = WatchClient::new(channel).max_decoding_message_size(MAX_WATCH_MESSAGE_BYTES);
+        let mut stream = client.watch(request()).await.unwrap().into_inner();
+        stream.message().await.unwrap().expect("a first mark");
+        watchers.push(stream);
+    }
+    let mut reads = watchers.pop().unwrap();
+    let revision = put_large(&cluster).await;
+    let told = async |stream: &mut tonic::Streaming<v1::WatchResponse>| {
+        loop {
+            let message = tokio::time::timeout(PATIENCE, stream.message()).await.expect("a message in time")?;
+            let message = message.expect("the stream goes on");
+            if message.progress_revision >= revision {
+                let events: usize = message.changes.iter().map(|change| change.events.len()).sum();
+                return Ok::<_, tonic::Status>(events as u64);
+            }
+        }
+    };
+    assert_eq!(told(&mut reads).await.unwrap(), LARGE);
+    eventually("slow ones to be cut off", async || (member.watches.watchers() < 13).then_some(())).await;
+    assert!((part..2 * part).contains(&untaken.bytes()), "{} bytes", untaken.bytes());
+    let mut cut_off = 0;
+    for stream in &mut watchers {
+        match told(stream).await {
+            Ok(events) => assert_eq!(events, LARGE),
+            Err(status) => {
+                assert!(kind(&status) == Kind::Overloaded && status.message().contains("cut off"), "{status:?}");
+                cut_off += 1;
+            }
+        }
+    }
+    assert!((1..=5).contains(&cut_off), "{cut_off} of 12 were cut off");
+    drop((watchers, reads));
+    eventually("all to be taken", async || (untaken.bytes() == 0).then_some(())).await;
     cluster.stop_all().await;
 }

@@ -3,13 +3,15 @@
 //!
 //! A child process works in a directory on such a disk (see [`lake_chaos::disk::volatile`]) and tells, over a pipe, each thing that
 //! was acknowledged to it, and each thing that it is about to take back. At random writes and flushes the disk gives an
-//! image: everything flushed, and a random part of the rest. What had been told before that moment must be there when
+//! image: everything flushed, and a random part of the rest; of a record of the journal, or a slot of the mark, that is being
+//! written, one sector may be torn. What had been told before that moment must be there when
 //! the image is mounted and opened; the log must be contiguous and hold what was appended; the vote must not have gone
 //! back; the snapshot must be what the log up to it gives; and the directory must open at all. The last image of a round
 //! is the disk that the next round begins with, so that cuts follow upon cuts. Now and then the child is killed and another
 //! goes on: what that finds is promised from then on, though the first may not have synced it.
 //!
-//! What it does not cover: drives that tear a 512-byte sector, or that lose what they were told to flush.
+//! What it does not cover: drives that tear a sector of the file system's own or of sled's, or that lose what they were told to
+//! flush. Several disks that are cut at once: `lake chaos run --nemesis power`.
 //!
 //! Needs root, FUSE and loop devices. Where they are missing the tests fail, unless `LAKE_SKIP_POWER_CUTS=1` says that
 //! this is known. `LAKE_POWER_CUTS` sets the number of cuts per test.
@@ -23,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::log_oracle::{LogWorker, Told, check_contents, open};
-use lake_chaos::disk::volatile::{Contents as Disk, Flushes, MountedImage, VolatileDisk, empty_file_system};
+use lake_chaos::disk::volatile::{Contents as Disk, Fate, Flushes, MountedImage, VolatileDisk, empty_file_system};
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_metasrv::EmbeddedStore;
 use lake_metasrv::config::StorageConfig;
@@ -146,6 +148,8 @@ struct Cut {
     image: Vec<u8>,
     lost: usize,
     volatile: usize,
+    /// What of a sector was written, if one is torn.
+    torn: Option<usize>,
 }
 
 impl Run {
@@ -177,9 +181,10 @@ impl Run {
                     (Ok(after), _) => check_peer(after.path(), &cut.told),
                 };
                 println!(
-                    "cut {done}: {} of {} unflushed sectors lost, told of {}: {}",
+                    "cut {done}: {} of {} unflushed sectors lost{}, told of {}: {}",
                     cut.lost,
                     cut.volatile,
+                    cut.torn.map_or_else(String::new, |bytes| format!(", one torn after {bytes} bytes")),
                     cut.told,
                     checked.as_deref().map_or("whole", |_| "NOT WHOLE")
                 );
@@ -275,14 +280,29 @@ fn spawn_worker(run: Run, disk: &Path, told: Arc<Mutex<Told>>, seed: u64) -> (Ch
     (worker, reader)
 }
 
-/// A random part of what is not flushed survives: none, all, each sector by chance, or all up to a moment.
+/// What begins a block of what this project writes in place.
+const IN_PLACE: [&[u8]; 2] = [b"lakejrnl", b"lakemark"];
+
+/// A random part of what is not flushed survives: none, all, each sector by chance, or all up to a moment. One of the last sectors
+/// that are written in place may be torn.
 fn cut(disk: &Disk, told: Told, seed: u64) -> Cut {
     let mut rng = StdRng::seed_from_u64(seed);
     let volatile = disk.volatile_sectors();
     let (kind, chance, until) = (rng.random_range(0..5), rng.random_range(0.02..0.98), rng.random_range(0..=volatile));
+    let newest = disk.newest_blocks(&IN_PLACE);
+    // Most of what there is to misread stands in the first sector.
+    let torn = (!newest.is_empty() && rng.random_ratio(2, 3)).then(|| {
+        let block = newest[rng.random_range(0..newest.len())];
+        (block + if rng.random_ratio(1, 4) { rng.random_range(0..8) } else { 0 }, rng.random_range(1..512))
+    });
     let (mut lost, mut n) = (0, 0);
     let image = disk.after_power_cut(|| {
         n += 1;
+        if let Some((sector, bytes)) = torn
+            && sector == n - 1
+        {
+            return Fate::Torn(bytes);
+        }
         let survives = match kind {
             0 => false,
             1 => true,
@@ -291,9 +311,9 @@ fn cut(disk: &Disk, told: Told, seed: u64) -> Cut {
             _ => rng.random_bool(chance),
         };
         lost += usize::from(!survives);
-        survives
+        Fate::from(survives)
     });
-    Cut { told, image, lost, volatile }
+    Cut { told, image, lost, volatile, torn: torn.map(|(_, bytes)| bytes) }
 }
 
 // ---- the workers, and what they tell -----------------------------------------------------------------------------

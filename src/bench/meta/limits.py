@@ -8,8 +8,8 @@
 
 failover   the leader is killed with SIGKILL under load, again and again: how long nothing succeeds
 elections  full load for some minutes: how often the leader changes
-size       so many keys of 256 B: memory and disk per peer, latency of cas beside that at 1,000 keys, with a snapshot being
-           written and without, and the time from all killed to serving
+size       so many keys of 256 B: memory per peer, and how much of that is in huge pages, disk, latency of cas beside that at
+           1,000 keys, with a snapshot being written and without, and the time from all killed to serving
 snapshot   so many keys of 256 B, then cas in windows of some two seconds: p99 of those in which a peer wrote a snapshot beside
            those in which none did
 
@@ -109,10 +109,12 @@ class Cluster:
         return finished(self.bench(**options))
 
     def memory_mib(self):
-        def resident(pid):
-            status = pathlib.Path(f"/proc/{pid}/status").read_text()
-            return [int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) / 1024 for field in ("VmRSS", "VmHWM")]
-        return [resident(process.pid) for process in self.peers.values()]
+        """Of each peer: resident now, at most so far, and how much of what is resident is in huge pages."""
+        def of(pid, file, *fields):
+            text = pathlib.Path(f"/proc/{pid}/{file}").read_text()
+            return [int(re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)[1]) / 1024 for field in fields]
+        return [of(process.pid, "status", "VmRSS", "VmHWM") + of(process.pid, "smaps_rollup", "AnonHugePages")
+                for process in self.peers.values()]
 
     def disk_mib(self):
         def size(directory):
@@ -177,8 +179,8 @@ def size(cluster, args):
 
     def figures(when):
         memory, disk = cluster.memory_mib(), cluster.disk_mib()
-        print(f"{when}: per peer " + ", ".join(f"{now:.0f} MiB of memory (at most {peak:.0f})" for now, peak in memory)
-              + "; " + ", ".join(f"{d:.0f} MiB on disk" for d in disk), flush=True)
+        resident = (f"{now:.0f} MiB of memory (at most {peak:.0f}, {huge:.0f} in huge pages)" for now, peak, huge in memory)
+        print(f"{when}: per peer {', '.join(resident)}; {', '.join(f'{d:.0f} MiB on disk' for d in disk)}", flush=True)
 
     figures("after writing")
     for _ in range(2):

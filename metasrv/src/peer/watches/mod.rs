@@ -10,7 +10,7 @@
 //! The kept changes, which are part of the state, are the only buffer. A [`Watcher`] is a place in them: the next revision
 //! it has to be told of. It reads from there whenever it is behind: at its beginning, when it was slow, when a message was
 //! too large to share. When what it needs next is no longer kept it ends with Compacted. A watcher that does not read its
-//! messages therefore costs no memory but for the one that its connection has taken, and slows nobody.
+//! messages therefore costs no memory but for the two that its connection has taken, and slows nobody.
 //!
 //! The hub follows what is applied and shares the work of those that keep up. It finds the prefixes that a change lies
 //! under by hashing the key's beginnings, one for each length of prefix in use ([`groups`]); encodes a message once for all

@@ -59,6 +59,12 @@ impl Position {
         self.behind = true;
     }
 
+    /// What was to be told from the revision `next` on has not been.
+    pub fn step_back(&mut self, next: Revision) {
+        self.next = next;
+        self.behind = true;
+    }
+
     /// What is to be told of a signal; perhaps it is behind afterwards.
     pub fn signalled(&mut self, signal: Signal, now: Instant) -> Option<Arc<Message>> {
         match (signal.place(self.next), signal.what) {

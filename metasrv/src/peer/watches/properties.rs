@@ -1,7 +1,7 @@
 //! Watchers against the obvious: every change that was made, filtered by prefix and revision.
 //!
 //! Random writes, large ones among them; a hub that puts down late, tells shard by shard, forgets messages, or jumps over
-//! changes; watchers that join anywhere, leave, and hear their signals late or not at all. Whatever the order: each is told
+//! changes; watchers that join anywhere, leave, hear their signals late or not at all, and have no room for what they hear. Whatever the order: each is told
 //! its changes once, in order and whole, no progress is told before what it covers, and when all is quiet nothing is missing.
 
 use std::collections::BTreeSet;
@@ -41,8 +41,8 @@ enum Step {
     /// At a prefix, so many revisions ago or ahead; as many as that.
     Join(usize, i64, usize),
     Leave(usize),
-    /// One of them hears so many signals.
-    Hear(usize, usize),
+    /// One of them hears so many signals; there is room for what they say, or it has to read that again.
+    Hear(usize, usize, bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -56,7 +56,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..1500u64, 1..8usize).prop_map(|(millis, shards)| Step::Mark(millis, shards)),
         3 => (0..PREFIXES.len(), -4..3i64, 1..24usize).prop_map(|(prefix, from, count)| Step::Join(prefix, from, count)),
         1 => any::<usize>().prop_map(Step::Leave),
-        8 => (any::<usize>(), 1..12usize).prop_map(|(who, signals)| Step::Hear(who, signals)),
+        8 => (any::<usize>(), 1..12usize, prop::bool::weighted(0.8))
+            .prop_map(|(who, signals, room)| Step::Hear(who, signals, room)),
     ]
 }
 
@@ -160,7 +161,7 @@ impl World {
     }
 
     /// As [`super::Watcher::next`] does it, for as long as there is something to hear.
-    fn hear(&mut self, who: usize, signals: usize) {
+    fn hear(&mut self, who: usize, signals: usize, room: bool) {
         let Some(count) = self.watchers.len().checked_sub(1) else { return };
         let watcher = &mut self.watchers[who % (count + 1)];
         let mut left = signals;
@@ -176,12 +177,13 @@ impl World {
                 return;
             }
             left -= 1;
+            let before = watcher.position.next();
             match watcher.signals.try_recv() {
-                Ok(signal) => {
-                    if let Some(message) = watcher.position.signalled(signal, self.now) {
-                        watcher.take(&message, &self.made, self.now);
-                    }
-                }
+                Ok(signal) => match watcher.position.signalled(signal, self.now) {
+                    Some(message) if room => watcher.take(&message, &self.made, self.now),
+                    Some(_) => watcher.position.step_back(before),
+                    None => {}
+                },
                 Err(TryRecvError::Lagged(_)) => watcher.position.missed(),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Closed) => panic!("it has not left"),
@@ -195,7 +197,7 @@ impl World {
             self.tell(1, true);
         }
         for who in 0..self.watchers.len() {
-            self.hear(who, usize::MAX);
+            self.hear(who, usize::MAX, true);
         }
     }
 }
@@ -246,7 +248,7 @@ proptest! {
                 }
                 Step::Join(prefix, from, count) => (0..count).for_each(|_| world.join(PREFIXES[prefix], from)),
                 Step::Leave(who) => world.leave(who),
-                Step::Hear(who, signals) => world.hear(who, signals),
+                Step::Hear(who, signals, room) => world.hear(who, signals, room),
             }
         }
         world.quiet();

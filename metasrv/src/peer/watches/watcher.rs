@@ -30,13 +30,15 @@ pub struct Watcher {
     shard: u64,
     signals: Receiver<Signal>,
     position: Position,
+    /// Where it was before the last message.
+    before: Revision,
     _share: Held,
 }
 
 impl Watcher {
     pub(super) fn new(watches: Arc<Watches>, joined: Joined, next: Revision, share: Held) -> Self {
         let Joined { prefix, shard, signals } = joined;
-        Self { watches, shard, signals, position: Position::new(prefix, next), _share: share }
+        Self { watches, shard, signals, position: Position::new(prefix, next), before: next, _share: share }
     }
 
     /// The next message. Its first one, once it has caught up, comes at once, even if nothing has changed.
@@ -48,6 +50,7 @@ impl Watcher {
             if self.watches.ended.is_cancelled() {
                 return Err(self.watches.stopping());
             }
+            self.before = self.position.next();
             if self.position.is_behind() {
                 match self.look().await? {
                     Some(message) => return Ok(message),
@@ -64,6 +67,11 @@ impl Watcher {
                 Err(RecvError::Closed) => return Err(self.watches.stopping()),
             }
         }
+    }
+
+    /// Goes back to before the last message, which nobody was told: the next one has its changes again.
+    pub fn step_back(&mut self) {
+        self.position.step_back(self.before);
     }
 
     /// Looks at the kept changes, once, and gives way to others if there is nothing to tell.

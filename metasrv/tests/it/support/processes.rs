@@ -90,6 +90,16 @@ impl Processes {
         Self::founded_so(3, snapshot_entries, Self::RHYTHM, CALM, Vec::new()).await
     }
 
+    /// Three whose leader stays however slow the machine is: an election would be another measurement.
+    pub async fn still(snapshot_entries: u64) -> Self {
+        let timing = Timing {
+            heartbeat: Duration::from_millis(500),
+            election_timeout_min: Duration::from_secs(10),
+            election_timeout_max: Duration::from_secs(15),
+        };
+        Self::founded_so(3, snapshot_entries, Self::RHYTHM, timing, Vec::new()).await
+    }
+
     /// Three with other times for query nodes.
     pub async fn with_rhythm(rhythm: Rhythm) -> Self {
         Self::founded_so(3, 100_000, rhythm, Timing::default(), Vec::new()).await
