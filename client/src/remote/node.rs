@@ -260,8 +260,8 @@ impl Beats {
 enum Ended {
     /// For good.
     Over,
-    /// The peer at this address did not answer, or does not lead.
-    Failed(String, Status),
+    /// The peer at this address, spoken to since then, did not answer, or does not lead.
+    Failed(String, Instant, Status),
     NoLeader(String),
 }
 
@@ -277,7 +277,7 @@ impl Keeping {
     async fn run(mut self) {
         let mut backoff = Backoff::default();
         loop {
-            let (before, began) = (self.held_until(), clock::now());
+            let before = self.held_until();
             let ended = self.one_stream().await;
             let worked = self.held_until() > before;
             if worked {
@@ -286,7 +286,7 @@ impl Keeping {
             let (last, redirected, led) = match ended {
                 Ended::Over => return,
                 Ended::NoLeader(why) => (why, false, None),
-                Ended::Failed(address, status) => {
+                Ended::Failed(address, began, status) => {
                     let failure = classify(status);
                     self.store.inner.after_failure(&address, began, &failure);
                     (format!("{address}: {}", describe(&failure.status)), failure.redirected, Some(address))
@@ -338,9 +338,11 @@ impl Keeping {
         let Some(address) = self.store.leader_address(&mut attempts).await else {
             return Ended::NoLeader(attempts.last);
         };
+        // Not before it was known who leads: what fails then says nothing of whoever was named since.
+        let began = clock::now();
         match self.beat_at(&address).await {
             Ok(()) => Ended::Over,
-            Err(status) => Ended::Failed(address, status),
+            Err(status) => Ended::Failed(address, began, status),
         }
     }
 
