@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::ground::Ground;
+use super::pulse::Pulse;
 use super::recorder::Recorder;
 use super::sampler::Live;
 use super::schemas::{MARK, Schemas};
@@ -186,8 +187,8 @@ impl Ground for Site {
         self.mend().await
     }
 
-    async fn heal(&self) -> Facts {
-        let (leader_after_ms, watched_ms) = heal::one_leader(self, &self.roster.ids()).await;
+    async fn heal(&self, pulse: &Pulse) -> Facts {
+        let (leader_after_ms, watched_ms) = heal::one_leader(self, &self.roster.ids(), pulse).await;
         let nodes = self.query_nodes.ids().into_iter().map(ProcessName::query);
         let coming = nodes.map(|name| probe::until("a query node to serve", SERVES_WITHIN, move || self.serves(name)));
         let away = futures::future::join_all(coming).await.into_iter().filter_map(Result::err);
@@ -195,9 +196,9 @@ impl Ground for Site {
         Facts { leader_after_ms, watched_ms, query_nodes_away, ..Facts::default() }
     }
 
-    async fn compare(&self, facts: &mut Facts) {
+    async fn compare(&self, facts: &mut Facts, pulse: &Pulse) {
         let ids = self.roster.ids();
-        let answers = heal::settled(self, &ids, facts.leader_after_ms.is_some()).await;
+        let answers = heal::settled(self, &ids, facts.leader_after_ms.is_some(), pulse).await;
         facts.peers = ids.into_iter().map(|id| heal::peer(&answers, id, None)).collect();
     }
 }
