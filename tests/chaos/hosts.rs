@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use lake_chaos::nemesis::clock;
 use lake_chaos::ports::{self, Port};
 use lake_chaos::probe;
+use lake_client::secret::Secret;
 
 use super::install::install;
 use super::{ATTEMPTS, LAKE, PATIENCE, Run, assert_code, installed, proofs};
@@ -40,6 +41,9 @@ while True:
         threading.Thread(target=carry, args=ends, daemon=True).start()
 ";
 
+/// What every process of a cluster knows.
+const SECRET: &str = "known-to-operators";
+
 /// Three peers, and perhaps query nodes, that a script starts, stops and hurts. What runs is stopped in the end.
 struct Site {
     dir: PathBuf,
@@ -61,6 +65,7 @@ impl Site {
         let pairs = (1..=3).flat_map(|from| (1..=3).map(move |to| (from, to)));
         let pairs = pairs.filter(|(from, to)| is_linked && from != to);
         let site = Self { dir, links: pairs.map(|pair| (pair, ports::reserve().unwrap())).collect(), ports };
+        std::fs::write(site.dir.join("secret"), SECRET).unwrap();
         if is_linked {
             std::fs::create_dir(site.dir.join("links")).unwrap();
             std::fs::write(site.dir.join("link.py"), LINK).unwrap();
@@ -95,10 +100,10 @@ impl Site {
              case $2 in\n\
              [123]) lake() {{\n\
                exec env {environment} '{LAKE}' metasrv --id $1 --dir data-$1 --listen $listen --raft-listen $raft \
-                 --peers $peers; }};;\n\
+                 --peers $peers --secret-file secret; }};;\n\
              *) lake() {{\n\
                exec '{LAKE}' query --id query-$1 --dir data-$1 --listen $listen --meta {meta} \
-                 --warehouse 'file://{dir}/warehouse'; }};;\n\
+                 --warehouse 'file://{dir}/warehouse' --secret-file secret; }};;\n\
              esac\n\
              case $1 in\n\
              start) alive || {{ lake $2 </dev/null >>log-$2 2>&1 & echo $! >$2.pid; }};;\n\
@@ -121,7 +126,7 @@ impl Site {
         (1..=3).for_each(|id| site.control("heal", id));
         (1..=3).for_each(|id| site.control("start", id));
         let until = Instant::now() + PATIENCE;
-        while !Command::new(LAKE).args(["meta", "init", "--at", &at.join(",")]).output().unwrap().status.success() {
+        while !site.lake(&["meta", "init", "--at", &at.join(",")]).status.success() {
             assert!(Instant::now() < until, "the peers cannot be founded");
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -159,7 +164,12 @@ impl Site {
         };
         let collect = format!("collect = \"cp {}/log-{{id}} {{out}}/\"\n", self.dir.display());
         let partition = if self.links.is_empty() { String::new() } else { command("partition") };
-        format!("{peers}[commands]\n{commands}{clocks}{partition}{collect}")
+        format!("secret_file = \"secret\"\n{peers}[commands]\n{commands}{clocks}{partition}{collect}")
+    }
+
+    /// What a tool says that knows the secret.
+    fn lake(&self, arguments: &[&str]) -> Output {
+        Command::new(LAKE).args(arguments).env("LAKE_SECRET_FILE", self.dir.join("secret")).output().unwrap()
     }
 
     fn control(&self, verb: &str, id: usize) {
@@ -171,10 +181,11 @@ impl Site {
     fn cluster_id(&self) -> String {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let addresses: Vec<String> = (1..=3).map(|id| self.address(id, 0)).collect();
+        let secret = Secret::new(SECRET).unwrap();
         let asking = probe::until("the peers to be one cluster", PATIENCE, || async {
             let mut ids = Vec::new();
             for address in &addresses {
-                let status = probe::peer(address).await?;
+                let status = probe::peer_of(address, Some(&secret)).await?;
                 ids.extend(status.leader.is_some().then_some(status.cluster_id));
             }
             match ids.first() {
@@ -187,7 +198,7 @@ impl Site {
 
     /// What a statement at the first query node says.
     fn sql(&self, statement: &str) -> Output {
-        Command::new(LAKE).args(["sql", "--at", &self.address(4, 0), "-c", statement]).output().unwrap()
+        self.lake(&["sql", "--at", &self.address(4, 0), "-c", statement])
     }
 
     /// Waits until the query nodes serve.
@@ -203,7 +214,8 @@ impl Site {
     /// Keys that runs have left.
     fn keys(&self) -> String {
         let at = self.address(1, 0);
-        let listed = Command::new(LAKE).args(["meta", "list", "/kv/", "--at", &at]).output().unwrap();
+        let listed = self.lake(&["meta", "list", "/kv/", "--at", &at]);
+        assert!(listed.status.success(), "{listed:?}");
         String::from_utf8_lossy(&listed.stdout).into_owned()
     }
 
@@ -287,7 +299,7 @@ fn what_a_run_that_has_died_left_behind_is_healed_by_itself() {
     let cluster_id = site.cluster_id();
     // As a run leaves it that was killed: one peer is down, one stands still, and its keys are there.
     let at = site.address(3, 0);
-    let put = Command::new(LAKE).args(["meta", "put", "/kv/chaos/register/1", "7", "--at", &at]).output().unwrap();
+    let put = site.lake(&["meta", "put", "/kv/chaos/register/1", "7", "--at", &at]);
     assert!(put.status.success(), "{put:?}");
     site.control("kill", 1);
     site.control("pause", 2);
@@ -329,7 +341,7 @@ fn tables_on_a_cluster_of_others_are_a_runs_own_and_are_removed() {
     let left = site.sql("CREATE SCHEMA chaos");
     assert!(left.status.success(), "schemas are left: {left:?}");
     let at = site.address(1, 0);
-    let put = Command::new(LAKE).args(["meta", "put", "/kv/chaos/schemas", "1", "--at", &at]).output().unwrap();
+    let put = site.lake(&["meta", "put", "/kv/chaos/schemas", "1", "--at", &at]);
     assert!(put.status.success(), "{put:?}");
     assert_code(&site.heal(run.dir.path(), &cluster_id), 0);
     let gone = site.sql("CREATE SCHEMA chaos");

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use async_trait::async_trait;
+use lake_client::secret::Secret;
 use lake_proto::v1::StatusResponse;
 
 use super::heal;
@@ -24,6 +25,11 @@ pub trait Ground: Send + Sync + 'static {
     /// The same, where they serve REST.
     fn rest_nodes(&self) -> Roster {
         Roster::default()
+    }
+
+    /// The cluster's secret, if it has one.
+    fn secret(&self) -> Option<Secret> {
+        None
     }
 
     /// Where tables' files are, if they are this machine's.

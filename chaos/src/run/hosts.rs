@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lake_client::remote::{RemoteConfig, RemoteStore};
+use lake_client::secret::Secret;
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_proto::kv::{Compare, Op, Txn};
 use lake_proto::v1::StatusResponse;
@@ -74,6 +75,7 @@ pub const FAULTS: &str = "kill, pause, restart, clock, partition, partition:lead
 /// The cluster.
 struct Site {
     shell: Shell,
+    secret: Option<Secret>,
     roster: Roster,
     query_nodes: Roster,
     /// Processes that are under a fault.
@@ -81,18 +83,19 @@ struct Site {
 }
 
 impl Site {
-    fn new(hosts: Hosts, out: &Path) -> Self {
+    fn new(hosts: Hosts, out: &Path) -> Result<Self> {
+        let secret = hosts.secret()?;
         let roster = |role| Roster::new(hosts.of(role).iter().map(|host| (host.id, host.address.clone())).collect());
         let (peers, query_nodes) = (roster(Role::Metasrv), roster(Role::Query));
         let shell = Shell::new(hosts, out.to_owned());
-        Self { shell, roster: peers, query_nodes, hurt: Mutex::default() }
+        Ok(Self { shell, secret, roster: peers, query_nodes, hurt: Mutex::default() })
     }
 
     async fn status(&self, id: u64) -> Result<StatusResponse, String> {
         let peers = self.roster.peers();
         let known = peers.iter().find(|(known, _)| *known == id);
         let (_, address) = known.ok_or_else(|| format!("there is no peer {id}"))?;
-        probe::peer(address).await
+        probe::peer_of(address, self.secret.as_ref()).await
     }
 
     /// What a peer's wall clock shows.
@@ -177,9 +180,13 @@ impl Ground for Site {
         &self.query_nodes
     }
 
+    fn secret(&self) -> Option<Secret> {
+        self.secret.clone()
+    }
+
     async fn statuses(&self) -> Vec<StatusResponse> {
         let peers = self.roster.peers();
-        let asking = peers.iter().map(|(_, address)| probe::peer(address));
+        let asking = peers.iter().map(|(_, address)| probe::peer_of(address, self.secret.as_ref()));
         futures::future::join_all(asking).await.into_iter().flatten().collect()
     }
 
@@ -329,7 +336,7 @@ pub async fn run(
     interrupt: CancellationToken,
 ) -> Result<Ran> {
     settings.make_directory()?;
-    let site = Arc::new(Site::new(hosts.clone(), &settings.out));
+    let site = Arc::new(Site::new(hosts.clone(), &settings.out)?);
     is_that_cluster(&site, cluster_id).await?;
     let store = store(&site)?;
     let left = keys(&store).await?.len();
@@ -381,7 +388,7 @@ pub async fn run(
 /// # Errors
 /// It is another cluster than the one named: nothing was done.
 pub async fn mend(hosts: &Hosts, cluster_id: &str, front: Option<&Arc<dyn Front>>, out: &Path) -> Result<Vec<String>> {
-    let site = Site::new(hosts.clone(), out);
+    let site = Site::new(hosts.clone(), out)?;
     // Some may be down; those that answer must be of it.
     let others = foreign(&site.statuses().await, cluster_id);
     if let Some(other) = others.first() {
@@ -444,7 +451,8 @@ fn foreign(answers: &[StatusResponse], cluster_id: &str) -> Vec<String> {
 
 fn store(site: &Site) -> Result<RemoteStore> {
     let endpoints = site.roster.peers().into_iter().map(|(_, address)| address).collect();
-    RemoteStore::connect(RemoteConfig { endpoints, secret: None }).map_err(|e| Error::Founding(e.to_string()))
+    let config = RemoteConfig { endpoints, secret: site.secret.clone() };
+    RemoteStore::connect(config).map_err(|e| Error::Founding(e.to_string()))
 }
 
 /// What runs have written, with the revisions of what is there.

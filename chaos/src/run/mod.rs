@@ -242,6 +242,7 @@ async fn under_attack<F: Ground>(
         ledger: Arc::new(Ledger::default()),
         timeout: settings.operation_timeout,
         seed: settings.seed,
+        secret: field.secret(),
         dialer: Dialer::default(),
         door: settings.front.clone().map(|front| Door {
             front,
@@ -392,6 +393,7 @@ mod tests {
             endpoints: vec!["127.0.0.1:1".to_owned()],
             timeout: CALM_TIMEOUT,
             seed: 1,
+            secret: None,
             dialer: Dialer::default(),
             door: None,
         };
