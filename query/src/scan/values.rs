@@ -10,7 +10,7 @@ use crate::table::types::field_id;
 /// Bounds of text are cut to no fewer characters than this by any writer.
 const CUT_TEXT_CHARS: usize = 16;
 /// Text and nested columns have about so many times the bytes before they are compressed.
-const COMPRESSION: u64 = 3;
+pub const COMPRESSION: u64 = 3;
 const DAY_SECONDS: i64 = 86_400;
 const HOUR_SECONDS: i64 = 3_600;
 
@@ -108,7 +108,7 @@ pub fn is_float(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Float16 | DataType::Float32 | DataType::Float64)
 }
 
-fn is_text(data_type: &DataType) -> bool {
+pub fn is_text(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8View | DataType::Utf8 | DataType::BinaryView | DataType::Binary)
 }
 
