@@ -180,9 +180,9 @@ async fn late_columns_have_the_same_rows() {
 async fn columns_are_late_where_that_pays() {
     let cluster = crate::cluster().await;
     let client = cluster.client(0).await;
-    let columns = "value AS id, value * 7919 % 39989 AS k, value % 11 AS digit, md5(CAST(value AS VARCHAR)) AS wide";
+    let columns = "value AS id, value * 7919 % 39989 AS k, value % 11 AS digit, CAST(value * 7919 AS VARCHAR) AS wide";
     let kind = "CASE value % 3 WHEN 0 THEN 'a' WHEN 1 THEN 'b' ELSE 'c' END AS kind";
-    run(&client, &format!("CREATE TABLE facts AS SELECT {columns}, {kind} FROM generate_series(1, 40000)")).await;
+    run(&client, &format!("CREATE TABLE facts AS SELECT {columns}, {kind} FROM generate_series(1, 160000)")).await;
     for (name, keys) in [
         ("few", "SELECT value AS k FROM generate_series(100, 103)"),
         ("hundreds", "SELECT value * 200 AS k FROM generate_series(0, 199)"),
@@ -197,9 +197,9 @@ async fn columns_are_late_where_that_pays() {
         ("SELECT wide FROM facts WHERE k > 20000", false),
         // A third of them.
         ("SELECT wide FROM facts WHERE kind = 'a'", false),
-        // Few, but one column of four is to be late.
-        ("SELECT sum(id) FROM facts WHERE digit = 5 AND k < 500 AND kind = 'b'", false),
-        ("SELECT id, wide FROM facts WHERE digit = 5 AND k < 500 AND kind = 'b'", true),
+        // Few, but one column of three is to be late.
+        ("SELECT sum(id) FROM facts WHERE digit = 5 AND k < 500", false),
+        ("SELECT id, wide FROM facts WHERE digit = 5 AND k < 500", true),
         // A join's values, and its hash table.
         ("SELECT sum(f.id) FROM facts AS f JOIN few ON f.k = few.k", true),
         ("SELECT sum(f.id) FROM facts AS f JOIN hundreds AS h ON f.k = h.k", true),
