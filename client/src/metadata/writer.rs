@@ -40,7 +40,7 @@ pub enum ModifyError<E> {
 /// The metadata, for changing it. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct MetadataWriter {
-    metadata: Metadata,
+    pub(super) metadata: Metadata,
 }
 
 impl MetadataWriter {
@@ -48,7 +48,7 @@ impl MetadataWriter {
         Self { metadata }
     }
 
-    fn catalog(&self) -> &Catalog {
+    pub(super) fn catalog(&self) -> &Catalog {
         &self.metadata.catalog
     }
 
