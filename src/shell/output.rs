@@ -1,10 +1,11 @@
 //! Results on standard output: as a table, CSV or JSON, as they come.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::SchemaRef;
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::util::display::ArrayFormatter;
 use futures::StreamExt;
@@ -119,7 +120,10 @@ pub async fn print(
     }
     let mut left = limit.unwrap_or(usize::MAX);
     let (mut printed, mut cut) = (0, false);
-    let mut sink = Sink::new(format, rows.schema.clone(), out);
+    // Whoever asks for all rows gets all of each, and of a plan no end of a line is less than another.
+    let is_plan = rows.schema.column_with_name("plan_type").is_some();
+    let widest = if limit.is_some() && !is_plan { table::MAX_CELL_WIDTH } else { usize::MAX };
+    let mut sink = Sink::new(format, rows.schema.clone(), widest, out);
     while let Some(batch) = telling.during(printed, rows.next()).await {
         let batch = batch?;
         telling.make_way();
@@ -147,15 +151,15 @@ fn change_count(batch: &RecordBatch) -> Result<String, Failure> {
 
 /// Where batches are turned into text.
 enum Sink<'a, W: Write> {
-    Table { out: &'a mut W, schema: SchemaRef, waiting: Vec<RecordBatch>, rows: usize, tables: usize },
+    Table { out: &'a mut W, schema: SchemaRef, waiting: Vec<RecordBatch>, rows: usize, tables: usize, widest: usize },
     Csv { out: Box<arrow::csv::Writer<&'a mut W>>, schema: SchemaRef, written: bool },
     Json(arrow::json::ArrayWriter<&'a mut W>),
 }
 
 impl<'a, W: Write> Sink<'a, W> {
-    fn new(format: Format, schema: SchemaRef, out: &'a mut W) -> Self {
+    fn new(format: Format, schema: SchemaRef, widest: usize, out: &'a mut W) -> Self {
         match format {
-            Format::Table => Sink::Table { out, schema, waiting: Vec::new(), rows: 0, tables: 0 },
+            Format::Table => Sink::Table { out, schema, waiting: Vec::new(), rows: 0, tables: 0, widest },
             Format::Csv => {
                 let out = arrow::csv::WriterBuilder::new().with_header(true).build(out);
                 Sink::Csv { out: Box::new(out), schema, written: false }
@@ -166,17 +170,17 @@ impl<'a, W: Write> Sink<'a, W> {
 
     fn write(&mut self, batch: RecordBatch) -> Result<(), Failure> {
         match self {
-            Sink::Table { out, schema, waiting, rows, tables } => {
+            Sink::Table { out, schema, waiting, rows, tables, widest } => {
                 *rows += batch.num_rows();
                 waiting.push(batch);
                 if *rows >= TABLE_ROWS {
-                    let text = table::render(schema, &std::mem::take(waiting)).map_err(Failure::Show)?;
+                    let text = table::render(schema, &std::mem::take(waiting), *widest).map_err(Failure::Show)?;
                     out.write_all(text.as_bytes())?;
                     (*rows, *tables) = (0, *tables + 1);
                 }
             }
             Sink::Csv { out, written, .. } => {
-                out.write(&batch)?;
+                out.write(&flat(&batch)?)?;
                 *written = true;
             }
             Sink::Json(out) => out.write(&batch)?,
@@ -186,16 +190,16 @@ impl<'a, W: Write> Sink<'a, W> {
 
     fn finish(self) -> Result<(), Failure> {
         match self {
-            Sink::Table { out, schema, waiting, rows, tables } => {
+            Sink::Table { out, schema, waiting, rows, tables, widest } => {
                 if rows > 0 || tables == 0 {
-                    let text = table::render(&schema, &waiting).map_err(Failure::Show)?;
+                    let text = table::render(&schema, &waiting, widest).map_err(Failure::Show)?;
                     out.write_all(text.as_bytes())?;
                 }
             }
             Sink::Csv { mut out, schema, written } => {
                 if !written {
                     // For the header.
-                    out.write(&RecordBatch::new_empty(schema))?;
+                    out.write(&flat(&RecordBatch::new_empty(schema))?)?;
                 }
             }
             Sink::Json(mut writer) => {
@@ -207,18 +211,38 @@ impl<'a, W: Write> Sink<'a, W> {
     }
 }
 
+/// The batch with lists, structs and maps as the text that a table has of them: CSV has no such values.
+fn flat(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    let schema = batch.schema();
+    if !schema.fields().iter().any(|field| field.data_type().is_nested()) {
+        return Ok(batch.clone());
+    }
+    let options = table::value_options();
+    let columns = batch.columns().iter().zip(schema.fields()).map(|(column, field)| {
+        if !field.data_type().is_nested() {
+            return Ok((field.as_ref().clone(), column.clone()));
+        }
+        let values = ArrayFormatter::try_new(column.as_ref(), &options)?;
+        let text = |row: usize| column.is_valid(row).then(|| values.value(row).try_to_string()).transpose();
+        let texts: StringArray = (0..column.len()).map(text).collect::<Result<_, ArrowError>>()?;
+        Ok::<_, ArrowError>((Field::new(field.name(), DataType::Utf8, true), Arc::new(texts) as ArrayRef))
+    });
+    let (fields, columns): (Vec<Field>, Vec<ArrayRef>) =
+        columns.collect::<Result<Vec<_>, ArrowError>>()?.into_iter().unzip();
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::{ArrayRef, Int64Array, StringArray};
+    use arrow::array::{Int64Array, ListArray};
+    use arrow::datatypes::Int64Type;
 
     use super::*;
 
     fn printed(format: Format, batches: Vec<RecordBatch>) -> String {
         let schema = batches[0].schema();
         let mut out = Vec::new();
-        let mut sink = Sink::new(format, schema, &mut out);
+        let mut sink = Sink::new(format, schema, usize::MAX, &mut out);
         for batch in batches.into_iter().filter(|b| b.num_rows() > 0) {
             sink.write(batch).unwrap();
         }
@@ -239,6 +263,23 @@ mod tests {
         let json = r#"[{"id":0,"name":"a,b"},{"id":1,"name":null},{"id":0,"name":"a,b"}]"#;
         assert_eq!(printed(Format::Json, twice()), format!("{json}\n"));
         assert_eq!(printed(Format::Table, twice()).lines().count(), 7);
+    }
+
+    #[test]
+    fn csv_has_lists_as_text() {
+        let lists = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(vec![Some(1), None]), None]);
+        let batch = RecordBatch::try_from_iter([("l", Arc::new(lists) as ArrayRef)]).unwrap();
+        assert_eq!(printed(Format::Csv, vec![batch.clone()]), "l\n\"[1, NULL]\"\n\"\"\n");
+        assert_eq!(printed(Format::Csv, vec![batch.slice(0, 0)]), "l\n");
+    }
+
+    #[test]
+    fn only_a_prompt_cuts_what_is_wide() {
+        let wide: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(2 * table::MAX_CELL_WIDTH)]));
+        let batch = RecordBatch::try_from_iter([("name", wide)]).unwrap();
+        assert!(printed(Format::Table, vec![batch.clone()]).contains(&"x".repeat(2 * table::MAX_CELL_WIDTH)));
+        let cut = table::render(&batch.schema(), &[batch], table::MAX_CELL_WIDTH).unwrap();
+        assert!(cut.contains("x…"), "{cut}");
     }
 
     #[test]

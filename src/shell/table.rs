@@ -6,19 +6,19 @@ use arrow::datatypes::Schema;
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use unicode_width::UnicodeWidthStr;
 
-/// Widest cell, in columns; what is longer is cut, and ends with an ellipsis.
-const MAX_CELL_WIDTH: usize = 200;
+/// Widest cell at a prompt, in columns; what is longer is cut, and ends with an ellipsis.
+pub const MAX_CELL_WIDTH: usize = 200;
 
 /// How values are written: NULL as NULL.
 pub fn value_options() -> FormatOptions<'static> {
     FormatOptions::new().with_null("NULL")
 }
 
-/// The batches as one table, numbers aligned right. Cells with several lines take several lines.
+/// The batches as one table, numbers aligned right. Cells with several lines take several lines, of at most `widest` columns.
 ///
 /// # Errors
 /// A value that cannot be shown.
-pub fn render(schema: &Schema, batches: &[RecordBatch]) -> Result<String> {
+pub fn render(schema: &Schema, batches: &[RecordBatch], widest: usize) -> Result<String> {
     let mut rows: Vec<Vec<Vec<String>>> = Vec::new();
     for batch in batches {
         let options = value_options();
@@ -29,11 +29,11 @@ pub fn render(schema: &Schema, batches: &[RecordBatch]) -> Result<String> {
             .collect::<Result<Vec<_>, _>>()
             .context("showing a result")?;
         for row in 0..batch.num_rows() {
-            let cells = columns.iter().map(|column| Ok(lines(&column.value(row).try_to_string()?)));
+            let cells = columns.iter().map(|column| Ok(lines(&column.value(row).try_to_string()?, widest)));
             rows.push(cells.collect::<Result<_, arrow::error::ArrowError>>().context("showing a result")?);
         }
     }
-    let header: Vec<Vec<String>> = schema.fields().iter().map(|f| lines(f.name())).collect();
+    let header: Vec<Vec<String>> = schema.fields().iter().map(|f| lines(f.name(), widest)).collect();
     let right: Vec<bool> = schema.fields().iter().map(|f| f.data_type().is_numeric()).collect();
     let width = |column: usize| {
         let cells = rows.iter().chain([&header]).filter_map(|row| row.get(column)).flatten();
@@ -68,22 +68,22 @@ fn push_row(table: &mut String, cells: &[Vec<String>], widths: &[usize], right: 
 }
 
 /// A cell's lines. Control characters are shown, not sent to the terminal.
-fn lines(text: &str) -> Vec<String> {
+fn lines(text: &str, widest: usize) -> Vec<String> {
     if text.is_empty() {
         return vec![String::new()];
     }
-    text.lines().map(|line| shorten(&visible(line))).collect()
+    text.lines().map(|line| shorten(&visible(line), widest)).collect()
 }
 
 fn visible(line: &str) -> String {
     line.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
-fn shorten(line: &str) -> String {
-    if line.width() <= MAX_CELL_WIDTH {
+fn shorten(line: &str, widest: usize) -> String {
+    if line.width() <= widest {
         return line.to_owned();
     }
-    let mut short: String = line.chars().take(MAX_CELL_WIDTH - 1).collect();
+    let mut short: String = line.chars().take(widest.saturating_sub(1)).collect();
     short.push('…');
     short
 }
@@ -114,7 +114,7 @@ mod tests {
 |     NULL | NULL      |
 +----------+-----------+
 ";
-        assert_eq!(render(&batch.schema(), std::slice::from_ref(&batch)).unwrap(), expected);
+        assert_eq!(render(&batch.schema(), std::slice::from_ref(&batch), MAX_CELL_WIDTH).unwrap(), expected);
     }
 
     #[test]
@@ -128,12 +128,12 @@ mod tests {
 |          | bb\\u{1b}[2J |
 +----------+-------------+
 ";
-        assert_eq!(render(&batch.schema(), std::slice::from_ref(&batch)).unwrap(), expected);
+        assert_eq!(render(&batch.schema(), std::slice::from_ref(&batch), MAX_CELL_WIDTH).unwrap(), expected);
     }
 
     #[test]
     fn no_rows_are_a_header() {
         let schema = Schema::new(vec![Field::new("a", DataType::Int64, true)]);
-        assert_eq!(render(&schema, &[]).unwrap(), "+---+\n| a |\n+---+\n");
+        assert_eq!(render(&schema, &[], MAX_CELL_WIDTH).unwrap(), "+---+\n| a |\n+---+\n");
     }
 }

@@ -67,7 +67,9 @@ impl Library {
         self.done("DELETE FROM s.t WHERE writer = 1; CREATE TABLE s.u AS SELECT * FROM s.t;").await;
         assert_eq!(self.done("SELECT count(*) FROM s.u JOIN s.t USING (writer, n);").await, ["8"]);
         self.refused("ALTER TABLE s.t RENAME TO s.v;", "one key at a time").await;
-        self.refused("DROP SCHEMA s;", "one key at a time").await;
+        self.refused("DROP SCHEMA s CASCADE;", "drop the tables in it").await;
+        self.refused("BEGIN; SELECT 1;", "a transaction needs a cluster").await;
+        self.refused("SET lake.operation_id = 'a';", "an operation id needs a cluster").await;
         self.done("DROP TABLE s.t;").await;
         self.refused("SELECT * FROM s.t;", "s.t").await;
     }

@@ -86,11 +86,24 @@ impl Catalog {
         Err(self.raced(format!("creating namespace {namespace}")))
     }
 
+    /// That what is in a namespace is looked at and the namespace dropped in one step takes a store that changes several keys.
+    fn drops_namespaces(&self, namespace: &Namespace) -> Result<()> {
+        match self.store.capabilities().multi_key {
+            true => Ok(()),
+            false => Err(CatalogError::Store(Error::cannot(
+                format!("dropping namespace {namespace}"),
+                "this metadata changes one key at a time, so somebody may create a table in the namespace while it goes; nothing was \
+                 dropped: drop the tables in it, and leave it there",
+            ))),
+        }
+    }
+
     /// Drops an empty namespace.
     ///
     /// # Errors
     /// `NamespaceNotFound`, `NamespaceNotEmpty`, `IsWarehouse`, `ScopeHeld`, or the store's.
     pub async fn drop_namespace(&self, namespace: &Namespace, deadline: Instant) -> Result<()> {
+        self.drops_namespaces(namespace)?;
         let key = namespace.key();
         for _ in 0..MAX_RACES {
             let revision = self.namespace_revision(namespace, deadline).await?;
@@ -120,6 +133,7 @@ impl Catalog {
     /// `NamespaceNotFound`; `IsWarehouse`; `ScopeHeld`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if
     /// there are more than [`MOST_DROPPED_AT_ONCE`]; the store's.
     pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
+        self.drops_namespaces(namespace)?;
         let key = namespace.key();
         let prefixes = [namespace.table_prefix(), namespace.view_prefix()];
         for _ in 0..MAX_RACES {

@@ -448,6 +448,12 @@ impl Sessions {
                 self.transactions.fail(&handle, &error);
                 return Err(error);
             }
+            (SessionChange::SetOperation(Some(_)), None) if !self.engine.tables().metadata.capabilities().multi_key => {
+                return Err(Error::not_supported(
+                    "an operation id needs a cluster: the metadata of library mode changes one key at a time, and keeps no outcome \
+                     beside a table; nothing was done",
+                ));
+            }
             (SessionChange::SetOperation(id), None) => next.operation = id.clone(),
             (SessionChange::SetDistributed(Some(Mode::Auto | Mode::On)), _)
                 if self.engine.distributed().is_some_and(|distributed| distributed.policy() == Policy::Off) =>

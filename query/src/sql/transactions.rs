@@ -222,6 +222,12 @@ impl Transactions {
     /// # Errors
     /// `Exhausted`: there are [`MAX_OPEN`] already. `Invalid`: the operation id.
     pub fn begin(&self, isolation: Isolation, operation: Option<&str>) -> Result<Handle> {
+        if !self.tables.metadata.capabilities().multi_key {
+            return Err(Error::not_supported(
+                "a transaction needs a cluster: the metadata of library mode changes one key at a time; nothing was done: send each \
+                 statement by itself",
+            ));
+        }
         let operation = match operation {
             Some(id) => {
                 once::check_id(id)?;
