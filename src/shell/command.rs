@@ -34,6 +34,9 @@ pub fn parse(line: &str) -> Option<Result<Command, String>> {
     if line.eq_ignore_ascii_case("quit") || line.eq_ignore_ascii_case("exit") {
         return Some(Ok(Command::Quit));
     }
+    if line.eq_ignore_ascii_case("help") {
+        return Some(Ok(Command::Help));
+    }
     let line = line.strip_prefix('\\')?;
     let (name, argument) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let argument = argument.trim();
@@ -70,6 +73,7 @@ mod tests {
             ("\\limit off", Command::Limit(None)),
             ("\\?", Command::Help),
             ("\\q", Command::Quit),
+            ("help", Command::Help),
             ("exit", Command::Quit),
             ("QUIT;", Command::Quit),
         ] {

@@ -38,6 +38,13 @@ impl Input {
                 return vec![command.map_or_else(Item::Wrong, Item::Command)];
             }
         }
+        // No SQL has it, but within quotes and comments: so one can look something up, or quit, in the midst of a statement.
+        if line.trim_start().starts_with('\\')
+            && matches!(statements::split(&self.buffer).inside, Inside::Statement)
+            && let Some(command) = command::parse(line)
+        {
+            return vec![command.map_or_else(Item::Wrong, Item::Command)];
+        }
         if self.buffer.len() + line.len() > MAX_STATEMENT_BYTES {
             *self = Self::default();
             return vec![Item::Wrong(format!("a statement may have at most {MAX_STATEMENT_BYTES} bytes"))];
@@ -92,11 +99,13 @@ mod tests {
         let mut input = Input::default();
         assert_eq!(input.feed("select 1; select"), [statement("select 1")]);
         assert!(!input.is_empty());
-        // Inside a statement, what looks like a command is none.
+        assert_eq!(input.feed("\\q"), [Item::Command(Command::Quit)]);
+        // Inside a text, what looks like a command is none.
+        assert_eq!(input.feed("'"), []);
         assert_eq!(input.feed("\\d"), []);
-        assert_eq!(input.feed("';';"), [statement("select\n\\d\n';'")]);
+        assert_eq!(input.feed("';"), [statement("select\n'\n\\d\n'")]);
         assert!(input.is_empty());
-        assert_eq!(input.take_history(), "select 1; select\n\\d\n';';");
+        assert_eq!(input.take_history(), "select 1; select\n'\n\\d\n';");
         assert_eq!(input.feed("\\d"), [Item::Command(Command::Tables)]);
         assert_eq!(input.take_history(), "\\d");
         assert!(matches!(input.feed("\\nope")[..], [Item::Wrong(_)]));

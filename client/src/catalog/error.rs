@@ -18,7 +18,7 @@ pub enum CatalogError {
     NamespaceNotFound(Namespace),
     #[error("namespace {0} exists already")]
     NamespaceExists(Namespace),
-    #[error("namespace {0} is not empty: drop what is in it first")]
+    #[error("namespace {0} is not empty: drop what is in it first, and the schemas nested in it, which CASCADE leaves")]
     NamespaceNotEmpty(Namespace),
     #[error("namespace {0} is a warehouse: remove that (`lake meta warehouse remove`)")]
     IsWarehouse(Namespace),

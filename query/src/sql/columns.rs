@@ -191,7 +191,8 @@ impl<'a> Columns<'a> {
         let name = &field.name;
         if self.base.format_version() < FormatVersion::V3 {
             return Err(Error::not_supported(format!(
-                "a default for column {name} needs a table of format version 3, and this one has {}",
+                "a default for column {name} needs a table of format version 3, and this one has {} (WITH ('format-version' = '3') behind \
+                 CREATE TABLE's columns says so)",
                 self.base.format_version() as u8
             )));
         }

@@ -257,6 +257,14 @@ pub async fn run(
     deadline: Instant,
 ) -> Result<u64> {
     let LogicalPlan::Copy(copy) = plan else { return Err(Error::internal("COPY was planned as something else")) };
+    let mut columns = copy.input.schema().fields().iter();
+    let nested = columns.find(|column| column.data_type().is_nested());
+    if let Some(column) = nested.filter(|_| copy.file_type.get_ext() == "csv") {
+        return Err(Error::not_supported(format!(
+            "CSV has no lists, structs or maps, as column {} is one; nothing was written: use FORMAT parquet or json",
+            column.name()
+        )));
+    }
     let doing = format!("writing {}", copy.output_url);
     let target = files::Place::of(engine, &copy.output_url).map_err(|e| e.while_doing(&doing))?;
     state.runtime_env().register_object_store(&target.url, target.store.clone());

@@ -89,10 +89,10 @@ fn in_default_schema(parts: &mut Vec<ObjectNamePart>) {
 
 /// The words that name a statement.
 fn leading_words(sql: &str) -> String {
-    let mut words = sql.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| !word.is_empty());
+    let mut words = sql.split(|c: char| !c.is_ascii_alphabetic() && c != '_').filter(|word| !word.is_empty());
     let first = words.next().unwrap_or("this statement").to_ascii_uppercase();
     match (first.as_str(), words.next()) {
-        ("ALTER" | "CREATE" | "DROP" | "SHOW" | "START", Some(second)) => {
+        ("ALTER" | "CREATE" | "DROP" | "FOREIGN" | "PRIMARY" | "SHOW" | "START", Some(second)) => {
             format!("{first} {}", second.to_ascii_uppercase())
         }
         _ => first,
