@@ -143,7 +143,7 @@ pub struct Options {
     /// How often a worker looks whether the tables of its shards need upkeep, in seconds [default: 30]
     #[arg(long, env = "LAKE_QUERY_UPKEEP_INTERVAL_SECS", value_name = "SECS")]
     pub upkeep_interval_secs: Option<u64>,
-    /// Which queries are spread over several query nodes: off (none), allowed (those of sessions that ask), auto (those that read enough), or on (all) [default: allowed]
+    /// Which queries are spread over several query nodes: off (none), allowed (those of sessions that ask), auto (those that read enough), or on (all) [default: auto]
     #[arg(long, env = "LAKE_QUERY_DISTRIBUTE", value_name = "WHICH")]
     pub distribute: Option<String>,
     /// Queries that read as much of tables' files are spread, in bytes [default: 1073741824]
