@@ -10,7 +10,6 @@ use axum::http::HeaderMap;
 use axum::http::header::{CONTENT_RANGE, ETAG, LAST_MODIFIED, RANGE};
 use axum::response::Response;
 use iceberg::spec::{FormatVersion, PrimitiveType, UnboundPartitionSpec};
-use lake_client::memory::MemoryStore;
 use lake_query::Options;
 
 use crate::common::*;
@@ -61,8 +60,7 @@ async fn files_of_one_table_are_read_from_several_stores() {
     writer.close().unwrap();
     let bytes = object.len() as u64;
     let endpoint = serve(object.into()).await;
-    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, |options| Options {
-        pointer_ttl_ms: Some(0),
+    let cluster = crate::with(|options| Options {
         s3_endpoint: Some(endpoint.clone()),
         s3_access_key_file: Some(key.clone()),
         s3_secret_key_file: Some(key.clone()),
@@ -92,6 +90,7 @@ async fn files_of_one_table_are_read_from_several_stores() {
     ] {
         assert_eq!(text(&client, sql).await, expected, "{sql}");
     }
+    crate::check_where_they_ran(&cluster);
     let explained = format!("{:?}", text(&client, "EXPLAIN SELECT * FROM t").await);
     assert!(explained.contains("UnionExec"), "{explained}");
 }
