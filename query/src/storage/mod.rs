@@ -16,8 +16,10 @@
 
 pub mod abandoned;
 pub mod cache;
+mod columns;
 pub mod io;
 mod outside;
+pub mod packed;
 pub mod uploads;
 
 use std::collections::HashMap;
