@@ -188,6 +188,9 @@ impl Engine {
         let spill = config.dir.join("spill");
         prepare_spill(&spill)
             .map_err(|e| Error::storage(format!("preparing the spill directory {}: {e}", spill.display())))?;
+        if !config.allow_local_files {
+            tables.storage.keep_to_warehouses();
+        }
         let memory = SharedMemory::new(config.memory_limit_bytes, config.statement_memory_bytes);
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_pool(memory.statement())
