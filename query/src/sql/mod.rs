@@ -97,7 +97,7 @@ use computing::ComputeThreads;
 use ddl::Ddl;
 use faults::Faults;
 use memory::SharedMemory;
-use procedures::Procedure;
+use procedures::{Procedure, apart};
 use statement::{Action, Command};
 
 /// The name of the one catalog.
@@ -474,10 +474,10 @@ impl Engine {
         let Planned { tables, faults, state, work, deadline, slot: _slot, .. } = planned;
         let changing = AssertUnwindSafe(async {
             match work {
-                Work::ChangeRows(dml) => dml::run(&tables, &state, &dml, deadline).await,
-                Work::Call(call) => procedures::run(&tables, &state, *call, deadline).await,
-                Work::CopyTo { plan, overwrite } => copy::run(self, &state, &plan, overwrite, deadline).await,
-                Work::Ddl(ddl) => ddl::run(&tables, &state, *ddl, deadline).await,
+                Work::ChangeRows(dml) => apart(|| dml::run(&tables, &state, &dml, deadline)).await,
+                Work::Call(call) => apart(|| procedures::run(&tables, &state, *call, deadline)).await,
+                Work::CopyTo { plan, overwrite } => apart(|| copy::run(self, &state, &plan, overwrite, deadline)).await,
+                Work::Ddl(ddl) => apart(|| ddl::run(&tables, &state, *ddl, deadline)).await,
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }
         });

@@ -222,7 +222,7 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
 /// A future on the heap, made in a frame of its own: else what runs one of many has room for each of them on its stack, and so has
 /// whatever it is part of.
 #[inline(never)]
-fn apart<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+pub(super) fn apart<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     Box::pin(make())
 }
 
