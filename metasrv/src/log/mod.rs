@@ -56,8 +56,8 @@ use crate::raft::wire::{entry_from_wire, unknown_entry};
 pub const QUEUE_REQUESTS: usize = 1024;
 /// Bytes of entries that wait for the writer thread, but for what one append has beyond that: as many as a leader takes in.
 pub const QUEUE_BYTES: usize = crate::peer::member::MAX_PROPOSED_BYTES;
-/// Durable entries kept in memory for followers that are almost up to date.
-pub const TAIL_BYTES: usize = 16 << 20;
+/// Durable entries kept in memory for followers that are almost up to date: half a second of what a cluster can take at most.
+pub const TAIL_BYTES: usize = 8 << 20;
 /// How finely it is known how many bytes of entries lie before one.
 const MILESTONE_BYTES: u64 = 1 << 20;
 /// About how much one read returns.

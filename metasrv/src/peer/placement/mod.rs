@@ -12,11 +12,12 @@
 //! - what is moved by itself is so in the settings that it was planned in: nothing is once maintenance has begun;
 //! - nothing is moved by itself from a node whose lease lives, but for balance.
 //!
-//! The supervisor is a part of this peer's duties, and ends with them. It keeps nothing from look to look but whose turn it is, and
-//! what it knows of nodes is in the registry and the detectors, which are of one term.
+//! The supervisor is a part of this peer's duties, and ends with them. It keeps nothing from look to look but whose turn it is and the moves
+//! that are under way ([`moving::UnderWay`]): it looks on while their targets are made ready, so that who is lost meanwhile is
+//! not found later. What it knows of nodes is in the registry and the detectors, which are of one term.
 //!
-//! Limits: [`MOVES_AT_ONCE`] changes of routes under way; a look every [`LOOK`], or once the targets of the moves are warm. Failure
-//! cases: a change that is not made is planned again with the next look, from what is there then.
+//! Limits: [`MOVES_AT_ONCE`] such moves under way, and as many changes besides that are transactions alone; a look every [`LOOK`], or
+//! once those are made. Failure cases: a change that is not made is planned again with a later look, from what is there then.
 
 pub mod moving;
 pub mod phi;
@@ -36,6 +37,7 @@ use lake_proto::kv::{Compare, Expected, Op, Txn};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 
+use self::moving::UnderWay;
 use self::plan::{Change, Why, Worker, World};
 use self::selector::Selector;
 use super::duties::Mortal;
@@ -75,14 +77,14 @@ impl Default for Placement {
 
 /// Looks after the shards while this peer is on duty in `term`; ended by dropping it.
 pub(super) async fn supervise(member: &Weak<Member>, term: u64) {
-    let mut turn = 0;
+    let (mut turn, mut under_way) = (0, UnderWay::default());
     loop {
         tokio::time::sleep(LOOK).await;
         let Some(member) = member.upgrade() else { return };
         // Without a quorum it could do nothing, and what it knows may be of the past.
         if member.look_for_silence(term) {
             tokio::select! {
-                () = member.look_after_shards(term, &mut turn) => {}
+                () = member.look_after_shards(term, &mut turn, &mut under_way) => {}
                 // Changes that take long are not time in which nobody could be heard.
                 () = member.go_on_looking(term) => {}
             }
@@ -119,49 +121,59 @@ impl Member {
         }
     }
 
-    async fn look_after_shards(self: &Arc<Self>, term: u64, turn: &mut usize) {
+    async fn look_after_shards(self: &Arc<Self>, term: u64, turn: &mut usize, under_way: &mut UnderWay) {
         self.forget_the_deleted();
         let state = self.published.current().state.clone();
-        let world = match self.world(&state) {
+        let mut world = match self.world(&state) {
             Some(world) => world,
             None => return self.begin_placement(&state, term).await,
         };
+        world.expect(under_way.moves());
         let changes = plan::plan(&world, MOVES_AT_ONCE, turn);
         let changes = changes.into_iter().map(|change| (world.gives(&change), change)).collect();
-        self.carry_out(term, &state, changes).await;
+        self.carry_out(term, &state, changes, under_way).await;
     }
 
-    /// Carries out what was planned in this state, each with whether who has the shard gives it ([`World::gives`]). Where somebody has begun
-    /// maintenance since, nothing is changed any more.
-    async fn carry_out(self: &Arc<Self>, term: u64, state: &State, changes: Vec<(bool, Change)>) {
+    /// Carries out what was planned in this state, each with whether who has the shard gives it ([`World::gives`]). Those that are given are only
+    /// begun: who has them lives, so there is time, and others do not wait for it. Where somebody has begun maintenance since, nothing is
+    /// changed any more.
+    async fn carry_out(
+        self: &Arc<Self>,
+        term: u64,
+        state: &State,
+        changes: Vec<(bool, Change)>,
+        under_way: &mut UnderWay,
+    ) {
         let settings = state.get(SETTINGS).map(|entry| Compare::mod_revision(SETTINGS, entry.mod_revision));
+        let mut others = Vec::new();
+        for (gives, change) in changes {
+            if gives {
+                let (member, settings, given) = (self.clone(), settings.clone(), change.clone());
+                under_way.begin(change, async move { member.give(term, &given, settings).await });
+            } else if !under_way.has(change.shard) {
+                others.push(change);
+            }
+        }
         let deadline = clock::now() + MOVE_WITHIN;
-        let made = futures::stream::iter(changes)
-            .map(|(gives, change)| {
+        let made = futures::stream::iter(others)
+            .map(|change| {
                 let settings = settings.clone();
                 async move {
-                    let call = Call::own(deadline);
-                    // Who has it lives, so there is time. The next look does not wait until it has ended what it does.
-                    if gives {
-                        self.have_warmed(&change, deadline).await;
-                    }
-                    let made = self.change_route(term, &change, settings, &call).await;
-                    match made {
-                        Ok(Some(fence)) if gives => {
-                            let member = self.clone();
-                            let until = clock::now() + MOVE_WITHIN;
-                            tokio::spawn(async move { member.have_left(&change, fence, until).await });
-                        }
-                        Ok(Some(_)) => {}
-                        Ok(None) => {
-                            tracing::debug!(shard = change.shard, "something was changed meanwhile: looking again")
-                        }
-                        Err(failure) => tracing::debug!(shard = change.shard, "changing a route: {}", failure.message),
-                    }
+                    self.make(term, &change, settings, deadline).await;
                 }
             })
             .buffer_unordered(MOVES_AT_ONCE);
         made.collect::<()>().await;
+    }
+
+    /// One change that was planned. Says the new fence; `None`: it was not made, and is planned again if it is still called for.
+    async fn make(&self, term: u64, change: &Change, settings: Option<Compare>, deadline: Instant) -> Option<u64> {
+        match self.change_route(term, change, settings, &Call::own(deadline)).await {
+            Ok(Some(fence)) => return Some(fence),
+            Ok(None) => tracing::debug!(shard = change.shard, "something was changed meanwhile: looking again"),
+            Err(failure) => tracing::debug!(shard = change.shard, "changing a route: {}", failure.message),
+        }
+        None
     }
 
     /// Forgets what was heard of nodes that were deleted from the map since: they may be many, over a long term.
@@ -384,12 +396,17 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::Arc;
 
+    use bytes::Bytes;
+    use lake_proto::v1::instruction_answer::Outcome;
+    use tokio::sync::mpsc;
+
     use super::*;
     use crate::log::memory::MemoryDisk;
     use crate::peer::{Opened, Peer, Settings as PeerSettings, founding};
     use crate::raft::network::Transport;
     use crate::raft::state_machine::{Applied, Observe};
     use crate::raft::types::{Answer, Entry};
+    use crate::support::eventually;
 
     #[derive(Debug)]
     struct Nobody;
@@ -400,8 +417,8 @@ mod tests {
         fn installed(&self, _: &Applied) {}
     }
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn what_was_planned_before_maintenance_began_is_not_done_after_it() {
+    /// A peer that is a cluster by itself, of two shards, on duty in this term; a lease of node a; and what gives it a shard.
+    async fn alone() -> (Arc<Peer>, Arc<Member>, u64, impl Fn(u32) -> Change, tempfile::TempDir) {
         let (dir, settings) = (tempfile::tempdir().unwrap(), PeerSettings::default());
         let disk = MemoryDisk::new(1, "ab".repeat(16), 1, Duration::from_millis(2));
         let opened = Opened::in_memory(&disk, dir.path().to_owned(), &settings, Arc::new(Nobody)).unwrap();
@@ -415,22 +432,60 @@ mod tests {
         assert!(
             member.commit(Txn::cas(SETTINGS, Expected::Absent, shards.to_bytes()), None, call).await.unwrap().succeeded
         );
-        let planned_in = member.published.current().state.clone();
-        let planned = |shard| Change {
+        let planned = move |shard| Change {
             shard,
             expected: None,
             from: None,
             route: Route { node: "a".to_owned(), lease, ..Route::default() },
             why: Why::Begins,
         };
+        (peer, member, term, planned, dir)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_was_planned_before_maintenance_began_is_not_done_after_it() {
+        let (peer, member, term, planned, _dir) = alone().await;
+        let call = &Call::own(clock::now() + Duration::from_secs(30));
+        let planned_in = member.published.current().state.clone();
         let route_of = |shard| member.published.current().state.get(&key(shard));
-        member.carry_out(term, &planned_in, vec![(false, planned(0))]).await;
+        let mut under_way = UnderWay::default();
+        member.carry_out(term, &planned_in, vec![(false, planned(0))], &mut under_way).await;
         assert!(route_of(0).is_some());
         member.maintain_shards(true, call).await.unwrap();
-        member.carry_out(term, &planned_in, vec![(false, planned(1))]).await;
+        member.carry_out(term, &planned_in, vec![(false, planned(1))], &mut under_way).await;
         assert!(route_of(1).is_none(), "it was told that nothing is moved by itself any more");
         // Somebody has asked for this one.
         assert!(member.change_route(term, &planned(1), None, call).await.unwrap().is_some());
+        peer.shutdown().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nobody_waits_for_the_target_of_anothers_move() {
+        let (peer, member, term, planned, _dir) = alone().await;
+        let state = member.published.current().state.clone();
+        let route_of = |shard| member.published.current().state.get(&key(shard));
+        let (outgoing, mut sent) = mpsc::channel(4);
+        member.nodes.mailbox.open("a", 1, &outgoing);
+        let mut under_way = UnderWay::default();
+        let both = vec![(true, planned(0)), (false, planned(1))];
+        member.carry_out(term, &state, both, &mut under_way).await;
+        assert!(route_of(1).is_some());
+        assert!(under_way.has(0), "it is being moved while others are looked after");
+        // Planned again meanwhile, it is not begun again.
+        let again = vec![(true, planned(0)), (false, planned(0))];
+        member.carry_out(term, &state, again, &mut under_way).await;
+        let warm = sent.recv().await.unwrap();
+        let answer = v1::InstructionAnswer { id: warm.id, outcome: Some(Outcome::Done(Bytes::new())) };
+        member.nodes.mailbox.answered("a", 1, answer);
+        eventually("its move", async || route_of(0).filter(|_| under_way.moves().next().is_none())).await;
+        assert!(sent.try_recv().is_err(), "it was told once, and nobody had the shard before");
+
+        // What is under way ends with the supervisor.
+        let again = Change { expected: route_of(0).map(|entry| entry.mod_revision), ..planned(0) };
+        member.carry_out(term, &state, vec![(true, again)], &mut under_way).await;
+        sent.recv().await.unwrap();
+        drop(under_way);
+        eventually("nobody to wait", async || (member.nodes.mailbox.waited_for() == 0).then_some(())).await;
         peer.shutdown().await;
     }
 }

@@ -7,27 +7,71 @@
 //! Nothing hangs on what surrounds it: a target that is not warm reads later, and what the source commits for the shard is refused from
 //! the change on, whatever it does. So nothing is kept of it: if the leader dies, the rest is left out, and who asked asks again.
 //!
-//! Limits: [`WARM_WITHIN`] and [`LEAVE_WITHIN`], and of what is left until the caller is to be answered half each. Failure cases: a node
-//! that is not connected, does not answer in time, or knows no such instruction is not waited for, and the shard is moved all the same.
+//! Those that the leader makes by itself go on beside its looks ([`UnderWay`]), and end with its duties.
+//!
+//! Limits: [`WARM_WITHIN`] and [`LEAVE_WITHIN`], and of what is left until the caller is to be answered half each; [`MOVES_AT_ONCE`] that the
+//! leader makes by itself, and of those that are asked for. Failure cases: a node that is not connected, does not answer in time, or
+//! knows no such instruction is not waited for, and the shard is moved all the same.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lake_client::clock;
 use lake_client::nodes::validate_node;
 use lake_client::shards::{LEAVE_SHARD, LEAVE_WITHIN, Moving, WARM_SHARD, WARM_WITHIN};
-use lake_proto::kv::Revision;
+use lake_proto::kv::{Compare, Revision};
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::plan::{self, Change};
-use super::{MOVES_AT_ONCE, RACES};
+use super::{MOVE_WITHIN, MOVES_AT_ONCE, RACES};
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
 use crate::peer::procedures::failpoints::{LEAVE, Point, WARM, reached_in};
 use crate::peer::shares::Call;
 
+/// Moves that the leader makes by itself of shards whose workers live, each until its source has answered. They are ended by dropping it.
+#[derive(Debug, Default)]
+pub(super) struct UnderWay {
+    tasks: JoinSet<()>,
+    begun: BTreeMap<u32, (Change, AbortHandle)>,
+}
+
+impl UnderWay {
+    /// Those that have not ended.
+    pub fn moves(&self) -> impl Iterator<Item = &Change> {
+        self.begun.values().filter(|(_, task)| !task.is_finished()).map(|(change, _)| change)
+    }
+
+    /// Whether this shard is being moved.
+    pub fn has(&self, shard: u32) -> bool {
+        self.begun.get(&shard).is_some_and(|(_, task)| !task.is_finished())
+    }
+
+    /// Begins one, unless the shard is being moved already or as many are as may be.
+    pub fn begin(&mut self, change: Change, work: impl Future<Output = ()> + Send + 'static) {
+        while self.tasks.try_join_next().is_some() {}
+        self.begun.retain(|_, (_, task)| !task.is_finished());
+        if self.begun.len() < MOVES_AT_ONCE && !self.begun.contains_key(&change.shard) {
+            let task = self.tasks.spawn(work);
+            self.begun.insert(change.shard, (change, task));
+        }
+    }
+}
+
 impl Member {
+    /// One move of those: [`Why::Balance`](plan::Why), [`Why::Drained`](plan::Why).
+    pub(super) async fn give(&self, term: u64, change: &Change, settings: Option<Compare>) {
+        let deadline = clock::now() + MOVE_WITHIN;
+        self.have_warmed(change, deadline).await;
+        if let Some(fence) = self.make(term, change, settings, deadline).await {
+            // Nobody waits for it: the source has its whole time.
+            self.have_left(change, fence, clock::now() + 2 * LEAVE_WITHIN).await;
+        }
+    }
+
     /// Gives a shard to a node, or with `dry_run` only says whether it would be given.
     ///
     /// # Errors

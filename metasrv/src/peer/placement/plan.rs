@@ -85,6 +85,16 @@ impl World {
     pub fn gives(&self, change: &Change) -> bool {
         matches!(change.why, Why::Balance | Why::Drained) && self.alive.contains(&change.shard)
     }
+
+    /// Takes moves that are under way for made: who is about to be given a shard has it, and nothing more is moved for the same reason.
+    pub fn expect<'a>(&mut self, moves: impl IntoIterator<Item = &'a Change>) {
+        for change in moves {
+            let fenced = self.routes.get_mut(&change.shard);
+            if let Some(fenced) = fenced.filter(|fenced| Some(fenced.revision) == change.expected) {
+                fenced.route = change.route.clone();
+            }
+        }
+    }
 }
 
 /// Why a shard is given to a node.

@@ -174,6 +174,36 @@ fn a_worker_that_is_new_gets_its_part_once_it_has_been_heard_for_a_while() {
 }
 
 #[test]
+fn moves_that_are_under_way_count_as_made() {
+    let mut world = world(16, 1).settled();
+    world.workers.insert("b".to_owned(), worker(2));
+    let begun = plan(&world, 4, &mut 0);
+    assert!(
+        begun.len() == 4 && begun.iter().all(|change| world.gives(change) && change.route.node == "b"),
+        "{begun:?}"
+    );
+    let mut lost = world.clone();
+    world.expect(&begun);
+    let more = plan(&world, 16, &mut 0);
+    assert!(
+        more.len() == 4 && more.iter().all(|change| change.why == Why::Balance),
+        "half of them are b's then: {more:?}"
+    );
+    assert!(!more.iter().any(|change| begun.iter().any(|begun| begun.shard == change.shard)));
+    // Who is lost meanwhile is found all the same.
+    lost.lose("a");
+    lost.expect(&begun);
+    let lost = plan(&lost, 16, &mut 0);
+    assert!(lost.len() == 16 && lost.iter().all(|change| change.route.node == "b"), "{lost:?}");
+    // What has been changed since is as it is.
+    let mut since = world.clone();
+    let fenced = since.routes.get_mut(&begun[0].shard).unwrap();
+    *fenced = Fenced { route: Route { node: "a".to_owned(), lease: 1, ..Route::default() }, revision: 999 };
+    since.expect(&begun);
+    assert_eq!(since.routes[&begun[0].shard].route.node, "a");
+}
+
+#[test]
 fn a_small_difference_is_not_worth_a_move() {
     let mut world = world(10, 2).settled();
     let moved = asked(&world, world.routes.iter().find(|(_, f)| f.route.node == "a").map(|(s, _)| *s).unwrap(), "b");
