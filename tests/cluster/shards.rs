@@ -8,8 +8,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, lake, table, until};
-use crate::purge::files;
+use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, files, lake, table, until};
 use crate::support::free_port;
 
 async fn shards(scratch: &Scratch, cluster: &TestCluster, args: &[&str]) -> Printed {

@@ -9,7 +9,7 @@ use futures::StreamExt;
 use super::writer::TURN_LIMIT;
 use super::*;
 use crate::cache::counters::Reason;
-use crate::faulty::{FaultyStore, soon};
+use crate::faulty::{FaultyStore, soon, until};
 use crate::memory::MemoryStore;
 use crate::nodes::Record;
 use crate::shards::{self, Route, SETTINGS, Settings};
@@ -27,9 +27,7 @@ fn table() -> TableIdent {
 /// A node of its own over the store.
 async fn node(store: &SharedStore) -> Metadata {
     let metadata = Metadata::new(store.clone(), CacheConfig::default());
-    while metadata.namespaces().is_none() {
-        tokio::task::yield_now().await;
-    }
+    until("its namespaces", || metadata.namespaces().is_some()).await;
     metadata
 }
 
@@ -42,9 +40,7 @@ async fn what_one_node_does_it_sees_at_once_and_others_are_told() {
     let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
     for metadata in [&one, &two] {
         metadata.wait_for_version(created.mod_revision, soon()).await.unwrap();
-        while !metadata.namespaces().unwrap().names.contains(&namespace) {
-            tokio::task::yield_now().await;
-        }
+        until("the namespace", || metadata.namespaces().unwrap().names.contains(&namespace)).await;
         let resolved = metadata.table(&table(), Want::by(soon())).await.unwrap();
         assert_eq!(resolved.pointer().unwrap().value, pointer("1"));
     }
@@ -130,7 +126,10 @@ async fn too_many_namespaces_are_not_kept_and_fewer_are_again() {
     let names: [Namespace; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
     let following = tokio::spawn(copies::follow_at_most(store, copy.clone(), 2));
     let has = async |many: Option<usize>| {
+        // Longer than until it is looked at again.
+        let by = clock::now() + Duration::from_secs(120);
         while copy.load().as_ref().map(|namespaces| namespaces.names.len()) != many {
+            assert!(clock::now() < by, "waited in vain for {many:?} namespaces");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -317,12 +316,12 @@ async fn a_copy_that_is_refused_is_asked_for_again() {
     let before = store.calls.load(Ordering::SeqCst);
     let following = tokio::spawn(copies::follow_at_most(shared, copy.clone(), 2));
     // It was listed, and then refused.
-    while store.calls.load(Ordering::SeqCst) < before + 2 {
-        tokio::task::yield_now().await;
-    }
+    until("both calls", || store.calls.load(Ordering::SeqCst) >= before + 2).await;
     assert!(copy.load().is_none() && !following.is_finished());
     store.watches.store(true, Ordering::SeqCst);
+    let by = soon();
     while copy.load().is_none() {
+        assert!(clock::now() < by, "it is not asked for again");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(copy.load().as_ref().unwrap().names.len(), 1);

@@ -262,8 +262,10 @@ mod tests {
         let told = CancellationToken::new();
         // Nobody is there.
         let asking = store.inner.ask_in_turn("127.0.0.1:1", &told);
+        let patience = clock::now() + Duration::from_secs(30);
         let is_told = async {
             while peer.questions.lock().unwrap().is_empty() {
+                assert!(clock::now() < patience, "nobody is asked");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             // From here on time passes only where somebody waits for it.
