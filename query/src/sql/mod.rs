@@ -469,12 +469,13 @@ impl Engine {
     pub async fn change(&self, planned: Planned) -> Result<u64> {
         planned.check_bound()?;
         let Planned { tables, faults, state, work, deadline, slot: _slot, .. } = planned;
+        // Boxed: whoever waits for this holds it, level by level, and without optimisation on the stack of each.
         let changing = AssertUnwindSafe(async {
             match work {
-                Work::ChangeRows(dml) => dml::run(&tables, &state, &dml, deadline).await,
-                Work::Call(call) => procedures::run(&tables, &state, *call, deadline).await,
-                Work::CopyTo { plan, overwrite } => copy::run(self, &state, &plan, overwrite, deadline).await,
-                Work::Ddl(ddl) => ddl::run(&tables, &state, *ddl, deadline).await,
+                Work::ChangeRows(dml) => Box::pin(dml::run(&tables, &state, &dml, deadline)).await,
+                Work::Call(call) => Box::pin(procedures::run(&tables, &state, *call, deadline)).await,
+                Work::CopyTo { plan, overwrite } => Box::pin(copy::run(self, &state, &plan, overwrite, deadline)).await,
+                Work::Ddl(ddl) => Box::pin(ddl::run(&tables, &state, *ddl, deadline)).await,
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }
         });
