@@ -207,8 +207,8 @@ pub async fn run(tables: &Tables, statement: SchemaStatement, deadline: Instant)
             let in_steps = tables.metadata.runs_procedures();
             if *purge && !in_steps {
                 return Err(Error::not_supported(format!(
-                    "{doing}: PURGE needs a metadata cluster, whose leader has the files deleted, and this node's metadata is not in one; \
-                     nothing was dropped"
+                    "{doing}: with PURGE only the leader of a metadata cluster drops a schema, and this node's metadata is not in one; \
+                     nothing was dropped: drop its tables with PURGE, one by one"
                 )));
             }
             let at_once = if *purge { None } else { Some(writer.drop_namespace_and_contents(name, deadline).await) };
