@@ -264,7 +264,18 @@ async fn instructions_reach_a_node_and_their_answers_come_back() {
     // One-way, and then in order behind it one that is answered: the load was set when the next heartbeat told it.
     store.instruct("n", "load", Bytes::from_static(b"four"), true, soon()).await.unwrap();
     assert_eq!(ask(PING, "", PATIENCE).await.unwrap(), Bytes::new());
-    until_listed(&store, "n", |node| node.load.as_ref().is_some_and(|load| load.running_statements == 4)).await;
+    let has = |load: u32| move |node: &NodeStatus| node.load.as_ref().is_some_and(|has| has.running_statements == load);
+    until_listed(&store, "n", has(4)).await;
+    // To all of them; there is nobody whose answer could be waited for.
+    let other = node(cluster.client(), "m");
+    held(&other).await;
+    let all = store.instruct("", "load", Bytes::from_static(b"seven"), true, soon()).await.unwrap();
+    assert_eq!(all, Bytes::from_static(b"2"));
+    for name in ["n", "m"] {
+        until_listed(&store, name, has(5)).await;
+    }
+    assert!(store.instruct("", PING, Bytes::new(), false, soon()).await.is_err());
+    other.leave(PATIENCE).await;
 
     let late = ask("never", "", Duration::from_secs(5)).await.unwrap_err();
     assert_eq!(late.applied(), lake_client::store::Applied::Unknown, "{late}");
