@@ -15,7 +15,7 @@
 //! kill = "ssh {host} systemctl kill --signal=KILL lake-{role}"
 //! start = "ssh {host} systemctl start lake-{role}"
 //! ```
-//! In a command `{role}` is `metasrv` or `query`, `{id}`, `{address}` and `{host}` are the process's, `{others}` the hosts of the other
+//! `secret_file` before that names a file with the cluster's secret. In a command `{role}` is `metasrv` or `query`, `{id}`, `{address}` and `{host}` are the process's, `{others}` the hosts of the other
 //! peers, `{out}` a directory for what is collected, and `{seconds}` by how much a clock is to be wrong. Whatever else stands in braces is the shell's.
 //!
 //! Invariants: what fills a gap has no character that means anything to a shell; every command ends within [`COMMAND_WITHIN`], and is
@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use lake_client::secret::Secret;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use tokio::io::AsyncWriteExt;
@@ -50,6 +51,8 @@ const TOLD_CHARS: usize = 300;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hosts {
+    /// A file that holds the cluster's secret, if it has one: beside this file, unless it says where.
+    pub secret_file: Option<PathBuf>,
     pub peers: Vec<Host>,
     #[serde(default)]
     pub query_nodes: Vec<Host>,
@@ -134,9 +137,19 @@ impl Hosts {
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).doing(|| format!("reading {}", path.display()))?;
         let wrong = |problem: String| Error::Directory { dir: path.to_owned(), problem };
-        let hosts: Hosts = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        let mut hosts: Hosts = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
         hosts.check().map_err(wrong)?;
+        hosts.secret_file = hosts.secret_file.map(|file| path.with_file_name("").join(file));
         Ok(hosts)
+    }
+
+    /// The cluster's secret, if it has one.
+    ///
+    /// # Errors
+    /// Its file cannot be read, or holds none.
+    pub fn secret(&self) -> Result<Option<Secret>> {
+        let secret = self.secret_file.as_deref().map(Secret::from_file).transpose();
+        secret.map_err(|problem| Error::Founding(format!("secret_file: {problem}")))
     }
 
     fn check(&self) -> Result<(), String> {
@@ -357,6 +370,19 @@ mod tests {
         let clocks = [1, 2].map(|id| command(Verb::Clock, ProcessName::metasrv(id)).unwrap());
         assert_eq!(clocks, ["ssh db1 date -s '+3600 seconds'", "ssh 10.0.0.2 date -s '-3600 seconds'"]);
         assert_eq!(command(Verb::Kill, ProcessName::metasrv(7)), None);
+    }
+
+    #[test]
+    fn the_secret_is_in_a_file_beside_this_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hosts.toml");
+        std::fs::write(&file, FILE).unwrap();
+        assert_eq!(Hosts::read(&file).unwrap().secret().unwrap(), None);
+        std::fs::write(&file, format!("secret_file = \"secret\"\n{FILE}")).unwrap();
+        let hosts = Hosts::read(&file).unwrap();
+        assert!(hosts.secret().unwrap_err().to_string().contains("secret_file: reading the cluster secret from"));
+        std::fs::write(dir.path().join("secret"), "0123456789abcdef\n").unwrap();
+        assert_eq!(hosts.secret().unwrap(), Some(Secret::new("0123456789abcdef").unwrap()));
     }
 
     #[test]

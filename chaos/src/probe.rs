@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lake_client::remote::admin;
+use lake_client::secret::Secret;
 use lake_proto::v1::StatusResponse;
 use lake_proto::v1::status_response::Stage;
 use tokio::time::{Instant, sleep};
@@ -23,7 +24,15 @@ const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// # Errors
 /// It did not answer in time; the message says why.
 pub async fn peer(grpc_address: &str) -> Result<StatusResponse, String> {
-    admin::peer_status(grpc_address, None, ASK_TIMEOUT).await.map_err(|e| e.to_string())
+    peer_of(grpc_address, None).await
+}
+
+/// The same of a cluster that may have a secret.
+///
+/// # Errors
+/// As [`peer`].
+pub async fn peer_of(grpc_address: &str, secret: Option<&Secret>) -> Result<StatusResponse, String> {
+    admin::peer_status(grpc_address, secret, ASK_TIMEOUT).await.map_err(|e| e.to_string())
 }
 
 /// Whether the gRPC server at `address` says that it serves.

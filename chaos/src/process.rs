@@ -22,6 +22,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::guard::Guard;
+use crate::nemesis::clock;
 use crate::{Error, IoContext, Result};
 
 /// How many requests may wait for a process's task.
@@ -479,7 +480,11 @@ impl Task {
 
     fn publish(&mut self, change: impl FnOnce(&mut State)) {
         let mut state = self.published.borrow().clone();
+        let before = state.pid;
         change(&mut state);
+        if let (Some(ended), None) = (before, state.pid) {
+            clock::clear_up(ended);
+        }
         (self.on_change)(state.pid);
         self.published.send_replace(state);
     }

@@ -6,6 +6,8 @@ mod moving;
 mod s3;
 mod support;
 
+use std::collections::BTreeSet;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,6 +31,7 @@ async fn store(s3: &S3, root: &str) -> ObjectMetaStore {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_s3_service_does_what_a_store_does() {
+    let before = left_by_the_dead();
     let s3 = S3::start(BUCKET).await;
     conformance::run(Arc::new(store(&s3, "here").await)).await;
 
@@ -45,4 +48,15 @@ async fn an_s3_service_does_what_a_store_does() {
     assert_eq!(elsewhere.value, None);
 
     filled_and_read_again(&store(&s3, "moved").await).await;
+
+    drop(s3);
+    let left: Vec<_> = left_by_the_dead().difference(&before).cloned().collect();
+    assert_eq!(left, Vec::<String>::new());
+}
+
+/// What services that no longer run have left outside their tests' directories.
+fn left_by_the_dead() -> BTreeSet<String> {
+    let paths = std::fs::read_dir("/tmp").unwrap().map(|entry| entry.unwrap().path().display().to_string());
+    let theirs = paths.filter(|path| ["/tmp/seaweedfs-", "/tmp/weed."].iter().any(|of| path.starts_with(of)));
+    theirs.filter(|path| UnixStream::connect(path).is_err()).collect()
 }

@@ -8,22 +8,23 @@ use arrow::datatypes::{DataType, Int64Type};
 use async_trait::async_trait;
 use futures::TryStreamExt;
 use lake_chaos::sql::{Answer, Failure, Front, Session, Statement, Value, What};
+use lake_client::secret::Secret;
 use lake_query::client::{SqlClient, SqlError};
 use lake_query::error::Kind;
 use lake_query::sql::session::Settings;
 
-/// Flight SQL, as lake's own client speaks it.
-pub fn front() -> Option<Arc<dyn Front>> {
-    Some(Arc::new(FlightSql))
+/// Flight SQL, as lake's own client speaks it, to nodes that may have a secret.
+pub fn front(secret: Option<Secret>) -> Option<Arc<dyn Front>> {
+    Some(Arc::new(FlightSql(secret)))
 }
 
 #[derive(Debug)]
-struct FlightSql;
+struct FlightSql(Option<Secret>);
 
 #[async_trait]
 impl Front for FlightSql {
     async fn connect(&self, endpoint: &str) -> Result<Box<dyn Session>, Failure> {
-        let client = SqlClient::connect(&[endpoint.to_owned()], None).await.map_err(failure)?;
+        let client = SqlClient::connect(&[endpoint.to_owned()], self.0.as_ref()).await.map_err(failure)?;
         Ok(Box::new(FlightSession(client)))
     }
 }

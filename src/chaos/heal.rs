@@ -30,7 +30,8 @@ pub struct Args {
 pub async fn run(args: &Args) -> Result<u8> {
     let file = Hosts::read(&args.file)?;
     let out = std::path::absolute(&args.out).context("finding out where commands.log is kept")?;
-    let wrong = hosts::mend(&file, &args.cluster_id, super::run::front().as_ref(), &out).await?;
+    let front = super::run::front(file.secret()?);
+    let wrong = hosts::mend(&file, &args.cluster_id, front.as_ref(), &out).await?;
     for wrong in &wrong {
         eprintln!("lake: {wrong}");
     }

@@ -146,6 +146,7 @@ pub async fn run(args: Args) -> Result<u8> {
         Some((hosts, _)) => hosts.query_nodes.len() as u64,
         None => args.query_nodes.unwrap_or(if args.workload.is_sql() { QUERY_NODES } else { 0 }),
     };
+    let secret = hosts.as_ref().map_or(Ok(None), |(hosts, _)| hosts.secret())?;
     let settings = Settings {
         binary: std::env::current_exe().context("finding out which program this is")?,
         out: std::path::absolute(&args.out).context("finding out where the run's directory is")?,
@@ -154,7 +155,7 @@ pub async fn run(args: Args) -> Result<u8> {
         query_nodes,
         objects: args.warehouse.zip(args.s3_endpoint).map(|(warehouse, address)| ObjectStore { warehouse, address }),
         hosts,
-        front: front(),
+        front: front(secret),
         workload: args.workload,
         nemeses,
         time: args.time,
@@ -224,7 +225,7 @@ pub async fn run(args: Args) -> Result<u8> {
 
 /// The client of query nodes: there is none in a build without SQL.
 #[cfg(not(feature = "query"))]
-pub(super) fn front() -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
+pub(super) fn front(_: Option<lake_client::secret::Secret>) -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
     None
 }
 

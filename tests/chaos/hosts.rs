@@ -1,5 +1,6 @@
 //! `--cluster hosts:FILE` on processes that plain shell commands manage.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -8,31 +9,78 @@ use std::time::{Duration, Instant};
 use lake_chaos::nemesis::clock;
 use lake_chaos::ports::{self, Port};
 use lake_chaos::probe;
+use lake_client::secret::Secret;
 
 use super::install::install;
 use super::{ATTEMPTS, LAKE, PATIENCE, Run, assert_code, installed, proofs};
 
+/// Carries what comes at one address to another, until it is killed.
+const LINK: &str = "\
+import socket, sys, threading
+at, to = [(host, int(port)) for host, port in (arg.rsplit(':', 1) for arg in sys.argv[1:])]
+def carry(a, b):
+    try:
+        while some := a.recv(65536):
+            b.sendall(some)
+    except OSError:
+        pass
+    for end in (a, b):
+        try:
+            end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+listening = socket.create_server(at)
+while True:
+    near = listening.accept()[0]
+    try:
+        far = socket.create_connection(to)
+    except OSError:
+        near.close()
+        continue
+    for ends in ((near, far), (far, near)):
+        threading.Thread(target=carry, args=ends, daemon=True).start()
+";
+
+/// What every process of a cluster knows.
+const SECRET: &str = "known-to-operators";
+
 /// Three peers, and perhaps query nodes, that a script starts, stops and hurts. What runs is stopped in the end.
 struct Site {
     dir: PathBuf,
+    /// On which port one peer reaches another, by both, where what carries that can be cut.
+    links: BTreeMap<(usize, usize), Port>,
     /// gRPC and Raft, by peer; of query nodes, whose numbers follow, Flight SQL and one that is not used.
     ports: Vec<[Port; 2]>,
 }
 
 impl Site {
     fn start(dir: PathBuf) -> Self {
-        Self::start_with(dir, 0)
+        Self::start_with(dir, 0, false)
     }
 
-    fn start_with(dir: PathBuf, query_nodes: usize) -> Self {
+    fn start_with(dir: PathBuf, query_nodes: usize, is_linked: bool) -> Self {
         std::fs::create_dir_all(&dir).unwrap();
         let ports: Vec<[Port; 2]> =
             (0..3 + query_nodes).map(|_| [(), ()].map(|()| ports::reserve().unwrap())).collect();
-        let site = Self { dir, ports };
-        let peers: Vec<String> = (1..=3).map(|id| format!("{id}={}", site.address(id, 1))).collect();
+        let pairs = (1..=3).flat_map(|from| (1..=3).map(move |to| (from, to)));
+        let pairs = pairs.filter(|(from, to)| is_linked && from != to);
+        let site = Self { dir, links: pairs.map(|pair| (pair, ports::reserve().unwrap())).collect(), ports };
+        std::fs::write(site.dir.join("secret"), SECRET).unwrap();
+        if is_linked {
+            std::fs::create_dir(site.dir.join("links")).unwrap();
+            std::fs::write(site.dir.join("link.py"), LINK).unwrap();
+        }
+        for ((from, to), port) in &site.links {
+            let ends = format!("{} {}", port.loopback(), site.address(*to, 1));
+            std::fs::write(site.dir.join(format!("links/{from}-{to}")), ends).unwrap();
+        }
         let at: Vec<String> = (1..=3).map(|id| site.address(id, 0)).collect();
         let listens: String = (1..=site.ports.len())
-            .map(|id| format!("{id}) listen={} raft={};;\n", site.address(id, 0), site.address(id, 1)))
+            .map(|id| {
+                let peers: Vec<String> = (1..=3).map(|to| format!("{to}={}", site.reached(id, to))).collect();
+                let (listen, raft) = (site.address(id, 0), site.address(id, 1));
+                format!("{id}) listen={listen} raft={raft} peers={};;\n", peers.join(","))
+            })
             .collect();
         // Where clocks can be faked, each peer's goes by a file.
         let environment = match clock::library() {
@@ -52,29 +100,33 @@ impl Site {
              case $2 in\n\
              [123]) lake() {{\n\
                exec env {environment} '{LAKE}' metasrv --id $1 --dir data-$1 --listen $listen --raft-listen $raft \
-                 --peers {peers}; }};;\n\
+                 --peers $peers --secret-file secret; }};;\n\
              *) lake() {{\n\
                exec '{LAKE}' query --id query-$1 --dir data-$1 --listen $listen --meta {meta} \
-                 --warehouse 'file://{dir}/warehouse'; }};;\n\
+                 --warehouse 'file://{dir}/warehouse' --secret-file secret; }};;\n\
              esac\n\
              case $1 in\n\
              start) alive || {{ lake $2 </dev/null >>log-$2 2>&1 & echo $! >$2.pid; }};;\n\
              kill) kill -KILL $pid; while alive; do sleep 0.05; done;;\n\
              stop) kill -TERM $pid; while alive; do sleep 0.05; done;;\n\
              clock) echo \"$3 x1.0\" >clocks/$2;;\n\
-             heal) ! test -d clocks || echo '+0 x1.0' >clocks/$2;;\n\
+             partition) for up in links/*$2*.up; do kill -KILL $(cat $up/pid); rm -r $up; done;;\n\
+             heal) ! test -d clocks || echo '+0 x1.0' >clocks/$2\n\
+               for link in links/?-?; do if mkdir $link.up 2>/dev/null; then\n\
+                 python3 link.py $(cat $link) </dev/null >>log-links 2>&1 & echo $! >$link.up/pid\n\
+               fi; done;;\n\
              pause) kill -STOP $pid;;\n\
              resume) kill -CONT $pid 2>/dev/null || true;;\n\
              esac\n",
             dir = site.dir.display(),
-            peers = peers.join(","),
             meta = at.join(","),
         );
         std::fs::write(site.script(), script).unwrap();
         std::fs::write(site.file(), site.text()).unwrap();
+        (1..=3).for_each(|id| site.control("heal", id));
         (1..=3).for_each(|id| site.control("start", id));
         let until = Instant::now() + PATIENCE;
-        while !Command::new(LAKE).args(["meta", "init", "--at", &at.join(",")]).output().unwrap().status.success() {
+        while !site.lake(&["meta", "init", "--at", &at.join(",")]).status.success() {
             assert!(Instant::now() < until, "the peers cannot be founded");
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -94,6 +146,11 @@ impl Site {
         self.ports[id - 1][service].loopback()
     }
 
+    /// Where one peer reaches another, or a query node's number, or itself.
+    fn reached(&self, from: usize, to: usize) -> String {
+        self.links.get(&(from, to)).map_or_else(|| self.address(to, 1), Port::loopback)
+    }
+
     fn text(&self) -> String {
         let peer = |id| format!("[[peers]]\nid = {id}\naddress = \"{}\"\n", self.address(id, 0));
         let node = |id| format!("[[query_nodes]]\nid = {id}\naddress = \"{}\"\n", self.address(id, 0));
@@ -106,7 +163,13 @@ impl Site {
             None => String::new(),
         };
         let collect = format!("collect = \"cp {}/log-{{id}} {{out}}/\"\n", self.dir.display());
-        format!("{peers}[commands]\n{commands}{clocks}{collect}")
+        let partition = if self.links.is_empty() { String::new() } else { command("partition") };
+        format!("secret_file = \"secret\"\n{peers}[commands]\n{commands}{clocks}{partition}{collect}")
+    }
+
+    /// What a tool says that knows the secret.
+    fn lake(&self, arguments: &[&str]) -> Output {
+        Command::new(LAKE).args(arguments).env("LAKE_SECRET_FILE", self.dir.join("secret")).output().unwrap()
     }
 
     fn control(&self, verb: &str, id: usize) {
@@ -118,10 +181,11 @@ impl Site {
     fn cluster_id(&self) -> String {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let addresses: Vec<String> = (1..=3).map(|id| self.address(id, 0)).collect();
+        let secret = Secret::new(SECRET).unwrap();
         let asking = probe::until("the peers to be one cluster", PATIENCE, || async {
             let mut ids = Vec::new();
             for address in &addresses {
-                let status = probe::peer(address).await?;
+                let status = probe::peer_of(address, Some(&secret)).await?;
                 ids.extend(status.leader.is_some().then_some(status.cluster_id));
             }
             match ids.first() {
@@ -134,7 +198,7 @@ impl Site {
 
     /// What a statement at the first query node says.
     fn sql(&self, statement: &str) -> Output {
-        Command::new(LAKE).args(["sql", "--at", &self.address(4, 0), "-c", statement]).output().unwrap()
+        self.lake(&["sql", "--at", &self.address(4, 0), "-c", statement])
     }
 
     /// Waits until the query nodes serve.
@@ -150,7 +214,8 @@ impl Site {
     /// Keys that runs have left.
     fn keys(&self) -> String {
         let at = self.address(1, 0);
-        let listed = Command::new(LAKE).args(["meta", "list", "/kv/", "--at", &at]).output().unwrap();
+        let listed = self.lake(&["meta", "list", "/kv/", "--at", &at]);
+        assert!(listed.status.success(), "{listed:?}");
         String::from_utf8_lossy(&listed.stdout).into_owned()
     }
 
@@ -177,7 +242,9 @@ impl Drop for Site {
     fn drop(&mut self) {
         for id in 1..=self.ports.len() {
             // Some may be down already.
-            let _ = Command::new("sh").arg(self.script()).args(["kill", &id.to_string()]).output();
+            for verb in ["partition", "kill"] {
+                let _ = Command::new("sh").arg(self.script()).args([verb, &id.to_string()]).output();
+            }
         }
     }
 }
@@ -187,7 +254,7 @@ fn a_cluster_of_others_is_hurt_by_their_commands_and_left_as_it_was() {
     install(&["libfaketime"], || clock::library().is_none());
     assert!(clock::library().is_some(), "libfaketime is missing");
     let run = Run::new();
-    let site = Site::start(run.dir.path().join("site"));
+    let site = Site::start_with(run.dir.path().join("site"), 0, true);
     let cluster_id = site.cluster_id();
     // Nothing is done without the cluster's name, or under another.
     let unnamed = site.run(&run, "--nemesis kill --time 5s");
@@ -197,24 +264,26 @@ fn a_cluster_of_others_is_hurt_by_their_commands_and_left_as_it_was() {
     assert_code(&misnamed, 3);
     assert!(String::from_utf8_lossy(&misnamed.stderr).contains("nothing was done"));
     std::fs::remove_dir_all(run.out()).unwrap();
-    let faults = "kill:one,pause,restart,clock";
+    let faults = "kill:one,pause,restart,clock,partition";
     let dry = site.run(&run, &format!("--nemesis {faults} --time 20s --dry-run"));
     assert_code(&dry, 0);
     let said = String::from_utf8_lossy(&dry.stdout).into_owned();
-    for command in ["kill 2", "resume 3", "stop 1", "start 1"] {
+    for command in ["kill 2", "resume 3", "stop 1", "start 1", "partition 2", "heal 3"] {
         assert!(said.contains(&format!("control.sh {command}")), "{said}");
     }
     assert!(said.contains("control.sh clock 2 -3600"), "{said}");
     assert!(!run.out().exists(), "a dry run makes nothing");
 
     let arguments =
-        format!("--workload register --nemesis {faults} --time 32s --rate 60 --clients 4 --cluster-id {cluster_id}");
+        format!("--workload register --nemesis {faults} --time 40s --rate 60 --clients 4 --cluster-id {cluster_id}");
     let output = run.until_judged(|| site.run(&run, &arguments));
     assert_code(&output, 0);
     let history = run.history();
     assert_eq!(installed(&history), faults.split(',').map(|fault| fault.replace(':', "-")).collect());
     assert!(proofs(&history, "restart").iter().all(|proof| proof.matches("it serves").count() == 3));
     assert!(proofs(&history, "clock").iter().all(|proof| proof.contains("s ahead")));
+    let cut_off = ["it knows of no leader", "the others have a leader"];
+    assert!(proofs(&history, "partition").iter().all(|proof| cut_off.iter().any(|seen| proof.contains(seen))));
     let commands = std::fs::read_to_string(run.out().join("commands.log")).unwrap();
     assert!(commands.contains("control.sh kill") && commands.contains("control.sh start"), "{commands}");
     assert!(run.out().join("log-1").exists(), "logs are collected");
@@ -230,7 +299,7 @@ fn what_a_run_that_has_died_left_behind_is_healed_by_itself() {
     let cluster_id = site.cluster_id();
     // As a run leaves it that was killed: one peer is down, one stands still, and its keys are there.
     let at = site.address(3, 0);
-    let put = Command::new(LAKE).args(["meta", "put", "/kv/chaos/register/1", "7", "--at", &at]).output().unwrap();
+    let put = site.lake(&["meta", "put", "/kv/chaos/register/1", "7", "--at", &at]);
     assert!(put.status.success(), "{put:?}");
     site.control("kill", 1);
     site.control("pause", 2);
@@ -244,7 +313,7 @@ fn what_a_run_that_has_died_left_behind_is_healed_by_itself() {
 #[test]
 fn tables_on_a_cluster_of_others_are_a_runs_own_and_are_removed() {
     let run = Run::new();
-    let site = Site::start_with(run.dir.path().join("site"), 2);
+    let site = Site::start_with(run.dir.path().join("site"), 2, false);
     let cluster_id = site.cluster_id();
     site.await_query_nodes();
     let theirs = site.sql("CREATE SCHEMA chaos");
@@ -272,7 +341,7 @@ fn tables_on_a_cluster_of_others_are_a_runs_own_and_are_removed() {
     let left = site.sql("CREATE SCHEMA chaos");
     assert!(left.status.success(), "schemas are left: {left:?}");
     let at = site.address(1, 0);
-    let put = Command::new(LAKE).args(["meta", "put", "/kv/chaos/schemas", "1", "--at", &at]).output().unwrap();
+    let put = site.lake(&["meta", "put", "/kv/chaos/schemas", "1", "--at", &at]);
     assert!(put.status.success(), "{put:?}");
     assert_code(&site.heal(run.dir.path(), &cluster_id), 0);
     let gone = site.sql("CREATE SCHEMA chaos");

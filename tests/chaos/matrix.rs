@@ -118,7 +118,7 @@ fn a_matrix_that_is_interrupted_tells_what_was_run_and_leaves_nothing_behind() {
     }
 }
 
-/// The run that is under way ends with a matrix that is killed.
+/// The run that is under way ends with a matrix that is killed, and its processes with it.
 #[test]
 fn a_run_ends_with_its_matrix() {
     let _room = Room::take();
@@ -127,11 +127,13 @@ fn a_run_ends_with_its_matrix() {
     let mut child = matrix(&out, &format!("--minutes 60 --only {REGISTER}")).spawn().unwrap();
     let first = out.join(directory_of(REGISTER));
     await_load(&first);
-    let children = pids(&first.join("cluster"));
+    let mut processes = pids(&first.join("cluster"));
+    // Its own as well: it writes what it has seen until it ends.
+    processes.push(std::fs::read_to_string(first.join("cluster/lock")).unwrap().parse().unwrap());
     signal(child.id(), Signal::KILL);
     child.wait().unwrap();
     let until = Instant::now() + PATIENCE;
-    while children.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+    while processes.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
         assert!(Instant::now() < until, "the run goes on without its matrix");
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -117,6 +117,14 @@ impl Peers {
         command
     }
 
+    /// Runs `lake bench meta` on the peers that run.
+    pub async fn bench(&self, args: &[&str]) -> Printed {
+        let endpoints: Vec<String> = self.processes.running().map(|id| self.address(id)).collect();
+        let mut command = lake(&["bench", "meta"]);
+        command.args(["--at", &endpoints.join(",")]).args(args);
+        printed(command, b"").await
+    }
+
     /// Runs `lake meta` on the peers that run.
     pub async fn meta(&self, args: &[&str]) -> Printed {
         printed(self.command(args), b"").await
@@ -153,8 +161,12 @@ impl Peers {
 
 /// `lake meta`, on no cluster in particular.
 pub fn tool(args: &[&str]) -> Command {
+    lake(&[&["meta"][..], args].concat())
+}
+
+fn lake(args: &[&str]) -> Command {
     let mut command = Command::new(LAKE);
-    command.arg("meta").args(args).stdin(Stdio::null()).kill_on_drop(true);
+    command.args(args).stdin(Stdio::null()).kill_on_drop(true);
     for name in CALLERS {
         command.env_remove(name);
     }

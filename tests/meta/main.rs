@@ -1,5 +1,6 @@
 //! `lake meta` against clusters of real peers, through the real binary. Each module reads like an operator's session.
 
+mod bench;
 mod common;
 mod coordination;
 #[cfg(feature = "store-object")]

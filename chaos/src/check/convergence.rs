@@ -13,14 +13,20 @@ use super::verdict::Verdict;
 pub const NAME: &str = "convergence";
 /// How long the peers may take to agree on a leader, in milliseconds.
 pub const LEADER_WITHIN_MS: u64 = 10_000;
+/// Where the machine stood still for so long meanwhile, who did not come back shows nothing, in milliseconds.
+pub const STOOD_STILL_MS: u64 = 10_000;
 
 /// What the runner saw after it had ended all faults.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// Milliseconds from healing until all peers named the same leader; none if they did not while they were watched.
+    /// Milliseconds from healing until all peers named the same leader; none if they did not while they were watched. Those in which the
+    /// machine stood still are not among them.
     pub leader_after_ms: Option<u64>,
-    /// How long they were watched, in milliseconds.
+    /// How long they were watched, in milliseconds; the same.
     pub watched_ms: u64,
+    /// For how long in all the machine stood still, in milliseconds, while peers and query nodes were waited for.
+    #[serde(default)]
+    pub stood_still_ms: u64,
     pub peers: Vec<Peer>,
     /// Query nodes that did not serve again; each in a few words.
     #[serde(default)]
@@ -65,13 +71,15 @@ pub fn check(facts: &Facts) -> Outcome {
         }
         None => {}
     }
+    let had_time = facts.stood_still_ms < STOOD_STILL_MS;
     let mut hashes: BTreeMap<u64, Vec<(u64, &str)>> = BTreeMap::new();
     for peer in facts.peers.iter().filter(|peer| peer.excused.is_none()) {
         match &peer.state {
             // Nothing is the same of all peers, and says nothing.
             Ok(state) if state.hash.is_empty() => {}
             Ok(state) => hashes.entry(state.applied).or_default().push((peer.id, &state.hash)),
-            Err(why) => add("peer gone", format!("peer {} did not come back: {why}", peer.id)),
+            Err(why) if had_time => add("peer gone", format!("peer {} did not come back: {why}", peer.id)),
+            Err(_) => {}
         }
     }
     for (applied, peers) in &hashes {
@@ -80,7 +88,7 @@ pub fn check(facts: &Facts) -> Outcome {
             add("states differ", format!("at index {applied} the peers' states differ: {}", hashes.join(", ")));
         }
     }
-    for what in &facts.query_nodes_away {
+    for what in facts.query_nodes_away.iter().filter(|_| had_time) {
         add("query node gone", format!("after all faults had ended a query node did not come back: {what}"));
     }
     for what in &facts.not_found {
@@ -90,7 +98,12 @@ pub fn check(facts: &Facts) -> Outcome {
     let compared = hashes.values().map(Vec::len).filter(|peers| *peers > 1).max().unwrap_or(0);
     let expected = facts.peers.iter().filter(|peer| peer.excused.is_none()).count();
     let otherwise = if facts.leader_after_ms.is_none() {
-        Verdict::Unknown(format!("the peers were watched for {} ms only and had no leader yet", facts.watched_ms))
+        let Facts { watched_ms, stood_still_ms, .. } = facts;
+        Verdict::Unknown(format!(
+            "the peers were watched for {watched_ms} ms only, besides {stood_still_ms} in which this machine stood still, and had no leader yet"
+        ))
+    } else if let (false, Some(what)) = (had_time, away(facts)) {
+        Verdict::Unknown(format!("{what}, but this machine stood still for {} ms", facts.stood_still_ms))
     } else if expected == 0 {
         Verdict::Unknown("there was no peer left that had to agree with anybody".into())
     } else if expected > 1 && compared < expected {
@@ -101,9 +114,19 @@ pub fn check(facts: &Facts) -> Outcome {
         Verdict::Valid
     };
     let mut outcome = findings.conclude(NAME, otherwise).with("peers compared", compared);
+    if facts.stood_still_ms > 0 {
+        outcome.figures.insert("machine stood still for ms".into(), facts.stood_still_ms);
+    }
     outcome.figures.insert("writes looked for".into(), facts.looked_for);
     outcome.figures.extend(facts.leader_after_ms.map(|ms| ("one leader after ms".to_owned(), ms)));
     outcome
+}
+
+/// Who is not back, in a few words.
+fn away(facts: &Facts) -> Option<String> {
+    let peers = facts.peers.iter().filter(|peer| peer.excused.is_none());
+    let mut gone = peers.filter_map(|peer| Some(format!("peer {}: {}", peer.id, peer.state.as_ref().err()?)));
+    gone.next().or_else(|| facts.query_nodes_away.first().cloned())
 }
 
 #[cfg(test)]
@@ -115,6 +138,7 @@ mod tests {
         Facts {
             leader_after_ms: Some(700),
             watched_ms: 700,
+            stood_still_ms: 0,
             peers: vec![peer(1, "a"), peer(2, "a"), peer(3, "a")],
             query_nodes_away: vec![],
             looked_for: 5,
@@ -161,8 +185,13 @@ mod tests {
 
     #[test]
     fn what_was_not_looked_at_is_unknown() {
-        let changes: [fn(&mut Facts); 6] = [
+        let changes: [fn(&mut Facts); 8] = [
             |f| (f.leader_after_ms, f.watched_ms) = (None, 100),
+            |f| (f.peers[1].state, f.stood_still_ms) = (Err("it does not answer".into()), STOOD_STILL_MS),
+            |f| {
+                f.query_nodes_away = vec!["query node 2 does not serve within 40 s".into()];
+                f.stood_still_ms = STOOD_STILL_MS;
+            },
             |f| f.peers[1].state = Ok(State { applied: 8, hash: "a".into() }),
             |f| f.peers.iter_mut().for_each(|peer| peer.state = Ok(State { applied: 0, hash: String::new() })),
             |f| f.peers.iter_mut().for_each(|peer| peer.excused = Some("its log was damaged".into())),

@@ -62,6 +62,14 @@ pub fn environment(library: &Path, dir: &Path, peers: &[u64]) -> Result<Vec<(OsS
     ])
 }
 
+/// Removes what the library has shared with itself in a process that has ended: it does so itself, unless it is killed.
+pub(crate) fn clear_up(pid: u32) {
+    for of_process in ["faketime_shm_", "sem.faketime_sem_"] {
+        // Most processes have none, and one that stays takes a page.
+        let _ = std::fs::remove_file(Path::new("/dev/shm").join(format!("{of_process}{pid}")));
+    }
+}
+
 /// What peer `id` reads its clock's deviation from.
 pub fn file(dir: &Path, id: u64) -> PathBuf {
     dir.join(id.to_string())

@@ -35,6 +35,7 @@ fn record() -> Record {
         facts: Some(Facts {
             leader_after_ms: Some(10),
             watched_ms: 10,
+            stood_still_ms: 20,
             peers: vec![peer(1), peer(2)],
             query_nodes_away: vec![],
             looked_for: 1,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lake_client::Error;
 use lake_client::dial::Dialer;
 use lake_client::remote::{RemoteConfig, RemoteStore};
+use lake_client::secret::Secret;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -34,6 +35,8 @@ pub struct Reach {
     pub endpoints: Vec<String>,
     pub timeout: Duration,
     pub seed: u64,
+    /// The cluster's, if it has one.
+    pub secret: Option<Secret>,
     /// How connections are made.
     pub dialer: Dialer,
     /// How query nodes are reached, if clients are to speak SQL.
@@ -49,7 +52,8 @@ impl Reach {
         let mut rng = StdRng::seed_from_u64(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut endpoints = self.endpoints.clone();
         endpoints.shuffle(&mut rng);
-        let store = RemoteStore::connect_by(RemoteConfig { endpoints, secret: None }, self.dialer.clone())?;
+        let config = RemoteConfig { endpoints, secret: self.secret.clone() };
+        let store = RemoteStore::connect_by(config, self.dialer.clone())?;
         let store = if number % 2 == 1 { store.with_session_ttl(SHORT_SESSION)? } else { store };
         let (sessions, roster) = (self.door.clone().map(Sessions::new), self.roster.clone());
         Ok(Access { store, sessions, roster, ledger: self.ledger.clone(), timeout: self.timeout, rng })
@@ -182,6 +186,7 @@ mod tests {
             endpoints: vec!["127.0.0.1:1".to_owned()],
             timeout: Duration::from_secs(1),
             seed: 1,
+            secret: None,
             dialer: lake_client::dial::Dialer::default(),
             door: None,
         };

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use async_trait::async_trait;
+use lake_client::secret::Secret;
 use lake_proto::v1::StatusResponse;
 
 use super::heal;
+use super::pulse::Pulse;
 use crate::Result;
 use crate::check::convergence::Facts;
 use crate::nemesis::field::Field;
@@ -25,6 +27,11 @@ pub trait Ground: Send + Sync + 'static {
         Roster::default()
     }
 
+    /// The cluster's secret, if it has one.
+    fn secret(&self) -> Option<Secret> {
+        None
+    }
+
     /// Where tables' files are, if they are this machine's.
     fn warehouse(&self) -> Option<PathBuf> {
         None
@@ -40,10 +47,10 @@ pub trait Ground: Send + Sync + 'static {
     async fn calm(&self) -> Result<()>;
 
     /// Has everything run that must, and waits for a leader.
-    async fn heal(&self) -> Facts;
+    async fn heal(&self, pulse: &Pulse) -> Facts;
 
     /// Compares the states of all peers once nothing changes any more.
-    async fn compare(&self, facts: &mut Facts);
+    async fn compare(&self, facts: &mut Facts, pulse: &Pulse);
 }
 
 #[async_trait]
@@ -72,11 +79,11 @@ impl Ground for Field {
         self.calm_all().await
     }
 
-    async fn heal(&self) -> Facts {
-        heal::heal(self).await
+    async fn heal(&self, pulse: &Pulse) -> Facts {
+        heal::heal(self, pulse).await
     }
 
-    async fn compare(&self, facts: &mut Facts) {
-        heal::compare(self, facts).await;
+    async fn compare(&self, facts: &mut Facts, pulse: &Pulse) {
+        heal::compare(self, facts, pulse).await;
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use lake_proto::v1::StatusResponse;
 use lake_proto::v1::status_response::Stage;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::ground::Ground;
+use super::pulse::Pulse;
 use crate::check::convergence::{Facts, LEADER_WITHIN_MS, Peer, State};
 use crate::nemesis::field::Field;
-use crate::probe;
 use crate::process::ProcessName;
 
 /// How long peers that have to be started may take until they serve; after that the others are looked at without them.
@@ -31,7 +31,7 @@ fn expected(field: &Field) -> Vec<u64> {
 
 /// Has every peer that belongs to the cluster run, waits until all of them name one leader, and then has every query node run. The
 /// network is sound.
-pub async fn heal(field: &Field) -> Facts {
+pub async fn heal(field: &Field, pulse: &Pulse) -> Facts {
     let members = expected(field);
     let starting = members.iter().copied().map(|id| async move {
         // One that does not start is found out when the states are compared.
@@ -50,7 +50,7 @@ pub async fn heal(field: &Field) -> Facts {
             field.lose(id, &what);
         }
     }
-    let (leader_after_ms, watched_ms) = one_leader(field, &expected(field)).await;
+    let (leader_after_ms, watched_ms) = one_leader(field, &expected(field), pulse).await;
     let nodes = field.query_nodes.ids();
     let coming = nodes.iter().map(|id| async move {
         match timeout(QUERY_SERVES_WITHIN, field.start_query(*id)).await {
@@ -64,31 +64,31 @@ pub async fn heal(field: &Field) -> Facts {
     Facts { leader_after_ms, watched_ms, query_nodes_away, ..Facts::default() }
 }
 
-/// Waits until all of these peers name one leader: after how many milliseconds they did, and for how many they were watched.
-pub async fn one_leader(ground: &dyn Ground, members: &[u64]) -> (Option<u64>, u64) {
-    let began = Instant::now();
-    let named = probe::until("all peers to name one leader", LOOK_FOR_LEADER, || async {
+/// Waits until all of these peers name one leader: after how many milliseconds they did, and for how many they were watched. Those in
+/// which the machine stood still are not among them.
+pub async fn one_leader(ground: &dyn Ground, members: &[u64], pulse: &Pulse) -> (Option<u64>, u64) {
+    let naming = pulse.until("all peers to name one leader", LOOK_FOR_LEADER, || async {
         let answers = ground.statuses().await;
         let leader = |answer: &StatusResponse| Some(answer.leader.as_ref()?.id);
         let named: Vec<Option<u64>> = members.iter().map(|id| of(&answers, *id).and_then(leader)).collect();
         let one = named.first().copied().flatten();
         if one.is_some() && named.iter().all(|leader| *leader == one) { Ok(()) } else { Err(format!("{named:?}")) }
-    })
-    .await;
-    let watched_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    });
+    let (named, watched) = naming.await;
+    let watched_ms = u64::try_from(watched.as_millis()).unwrap_or(u64::MAX);
     (named.ok().map(|()| watched_ms), watched_ms)
 }
 
 /// Compares the states of all peers once nothing changes any more. Without a leader they are looked at as they are.
-pub async fn compare(field: &Field, facts: &mut Facts) {
-    let answers = settled(field, &expected(field), facts.leader_after_ms.is_some()).await;
+pub async fn compare(field: &Field, facts: &mut Facts, pulse: &Pulse) {
+    let answers = settled(field, &expected(field), facts.leader_after_ms.is_some(), pulse).await;
     facts.peers = field.roster.ids().into_iter().map(|id| peer(&answers, id, field.loss_of(id))).collect();
 }
 
 /// What these peers say once all have applied the same, or what all say if they do not in time.
-pub async fn settled(ground: &dyn Ground, members: &[u64], has_leader: bool) -> Vec<StatusResponse> {
+pub async fn settled(ground: &dyn Ground, members: &[u64], has_leader: bool, pulse: &Pulse) -> Vec<StatusResponse> {
     let within = if has_leader { SAME_WITHIN } else { Duration::ZERO };
-    let settled = probe::until("all peers to have applied the same", within, || async {
+    let settling = pulse.until("all peers to have applied the same", within, || async {
         let answers = ground.statuses().await;
         let all: Vec<&StatusResponse> = members.iter().filter_map(|id| of(&answers, *id)).collect();
         let applied: Vec<u64> = all.iter().map(|answer| answer.applied_index).collect();
@@ -98,9 +98,8 @@ pub async fn settled(ground: &dyn Ground, members: &[u64], has_leader: bool) -> 
             true => Ok(answers),
             false => Err(format!("applied: {applied:?}; {} of {} peers answer", all.len(), members.len())),
         }
-    })
-    .await;
-    match settled {
+    });
+    match settling.await.0 {
         Ok(answers) => answers,
         Err(e) => {
             tracing::warn!("{e}");

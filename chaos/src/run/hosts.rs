@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lake_client::remote::{RemoteConfig, RemoteStore};
+use lake_client::secret::Secret;
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_proto::kv::{Compare, Op, Txn};
 use lake_proto::v1::StatusResponse;
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::ground::Ground;
+use super::pulse::Pulse;
 use super::recorder::Recorder;
 use super::sampler::Live;
 use super::schemas::{MARK, Schemas};
@@ -73,6 +75,7 @@ pub const FAULTS: &str = "kill, pause, restart, clock, partition, partition:lead
 /// The cluster.
 struct Site {
     shell: Shell,
+    secret: Option<Secret>,
     roster: Roster,
     query_nodes: Roster,
     /// Processes that are under a fault.
@@ -80,18 +83,19 @@ struct Site {
 }
 
 impl Site {
-    fn new(hosts: Hosts, out: &Path) -> Self {
+    fn new(hosts: Hosts, out: &Path) -> Result<Self> {
+        let secret = hosts.secret()?;
         let roster = |role| Roster::new(hosts.of(role).iter().map(|host| (host.id, host.address.clone())).collect());
         let (peers, query_nodes) = (roster(Role::Metasrv), roster(Role::Query));
         let shell = Shell::new(hosts, out.to_owned());
-        Self { shell, roster: peers, query_nodes, hurt: Mutex::default() }
+        Ok(Self { shell, secret, roster: peers, query_nodes, hurt: Mutex::default() })
     }
 
     async fn status(&self, id: u64) -> Result<StatusResponse, String> {
         let peers = self.roster.peers();
         let known = peers.iter().find(|(known, _)| *known == id);
         let (_, address) = known.ok_or_else(|| format!("there is no peer {id}"))?;
-        probe::peer(address).await
+        probe::peer_of(address, self.secret.as_ref()).await
     }
 
     /// What a peer's wall clock shows.
@@ -176,9 +180,13 @@ impl Ground for Site {
         &self.query_nodes
     }
 
+    fn secret(&self) -> Option<Secret> {
+        self.secret.clone()
+    }
+
     async fn statuses(&self) -> Vec<StatusResponse> {
         let peers = self.roster.peers();
-        let asking = peers.iter().map(|(_, address)| probe::peer(address));
+        let asking = peers.iter().map(|(_, address)| probe::peer_of(address, self.secret.as_ref()));
         futures::future::join_all(asking).await.into_iter().flatten().collect()
     }
 
@@ -186,8 +194,8 @@ impl Ground for Site {
         self.mend().await
     }
 
-    async fn heal(&self) -> Facts {
-        let (leader_after_ms, watched_ms) = heal::one_leader(self, &self.roster.ids()).await;
+    async fn heal(&self, pulse: &Pulse) -> Facts {
+        let (leader_after_ms, watched_ms) = heal::one_leader(self, &self.roster.ids(), pulse).await;
         let nodes = self.query_nodes.ids().into_iter().map(ProcessName::query);
         let coming = nodes.map(|name| probe::until("a query node to serve", SERVES_WITHIN, move || self.serves(name)));
         let away = futures::future::join_all(coming).await.into_iter().filter_map(Result::err);
@@ -195,9 +203,9 @@ impl Ground for Site {
         Facts { leader_after_ms, watched_ms, query_nodes_away, ..Facts::default() }
     }
 
-    async fn compare(&self, facts: &mut Facts) {
+    async fn compare(&self, facts: &mut Facts, pulse: &Pulse) {
         let ids = self.roster.ids();
-        let answers = heal::settled(self, &ids, facts.leader_after_ms.is_some()).await;
+        let answers = heal::settled(self, &ids, facts.leader_after_ms.is_some(), pulse).await;
         facts.peers = ids.into_iter().map(|id| heal::peer(&answers, id, None)).collect();
     }
 }
@@ -328,7 +336,7 @@ pub async fn run(
     interrupt: CancellationToken,
 ) -> Result<Ran> {
     settings.make_directory()?;
-    let site = Arc::new(Site::new(hosts.clone(), &settings.out));
+    let site = Arc::new(Site::new(hosts.clone(), &settings.out)?);
     is_that_cluster(&site, cluster_id).await?;
     let store = store(&site)?;
     let left = keys(&store).await?.len();
@@ -380,7 +388,7 @@ pub async fn run(
 /// # Errors
 /// It is another cluster than the one named: nothing was done.
 pub async fn mend(hosts: &Hosts, cluster_id: &str, front: Option<&Arc<dyn Front>>, out: &Path) -> Result<Vec<String>> {
-    let site = Site::new(hosts.clone(), out);
+    let site = Site::new(hosts.clone(), out)?;
     // Some may be down; those that answer must be of it.
     let others = foreign(&site.statuses().await, cluster_id);
     if let Some(other) = others.first() {
@@ -443,7 +451,8 @@ fn foreign(answers: &[StatusResponse], cluster_id: &str) -> Vec<String> {
 
 fn store(site: &Site) -> Result<RemoteStore> {
     let endpoints = site.roster.peers().into_iter().map(|(_, address)| address).collect();
-    RemoteStore::connect(RemoteConfig { endpoints, secret: None }).map_err(|e| Error::Founding(e.to_string()))
+    let config = RemoteConfig { endpoints, secret: site.secret.clone() };
+    RemoteStore::connect(config).map_err(|e| Error::Founding(e.to_string()))
 }
 
 /// What runs have written, with the revisions of what is there.

@@ -13,8 +13,8 @@
 //!
 //! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
 //! - [`ground`]: the cluster, wherever it runs; [`hosts`]: one that is there already, with the run's own [`schemas`];
-//! - [`sampler`]: looks at the peers; [`deaths`]: those that end by themselves; [`heal`]: what is found afterwards;
-//!   [`ledger`]: what must be there then.
+//! - [`sampler`]: looks at the peers; [`deaths`]: those that end by themselves; [`heal`]: what is found afterwards, by a
+//!   machine that has the time ([`pulse`]); [`ledger`]: what must be there then.
 //!
 //! Whatever happens, faults are ended and children stopped. A run that was cut short is recorded, and never valid.
 
@@ -25,6 +25,7 @@ pub mod ground;
 pub mod heal;
 pub mod hosts;
 pub mod ledger;
+pub mod pulse;
 pub mod recorder;
 pub mod sampler;
 mod schemas;
@@ -45,6 +46,7 @@ use self::clients::{Clients, Reach};
 use self::deaths::Deaths;
 use self::ground::Ground;
 use self::ledger::{Ledger, Looked};
+use self::pulse::Pulse;
 use self::recorder::{MAX_BYTES, MAX_OPERATIONS, Recorder, Scribe, Tally};
 use self::sampler::{Live, Sampler};
 pub use self::settings::{ObjectStore, Place, Settings};
@@ -240,6 +242,7 @@ async fn under_attack<F: Ground>(
         ledger: Arc::new(Ledger::default()),
         timeout: settings.operation_timeout,
         seed: settings.seed,
+        secret: field.secret(),
         dialer: Dialer::default(),
         door: settings.front.clone().map(|front| Door {
             front,
@@ -284,13 +287,16 @@ async fn under_attack<F: Ground>(
     clients.stop_paced(Instant::now() + settings.operation_timeout + GRACE).await;
     let load_ended_ns = recorder.now_ns();
 
+    let own_disk = settings.out.join("cluster");
+    let pulse = Pulse::start(settings.hosts.is_none().then_some(own_disk.as_path()));
     let facts = match field.calm().await {
-        Ok(()) => Some(field.heal().await),
+        Ok(()) => Some(field.heal(&pulse).await),
         Err(e) => {
             problems.push(format!("not every fault could be taken back: {e}"));
             None
         }
     };
+    let healing = pulse.lost();
     let has_leader = facts.as_ref().is_some_and(|facts| facts.leader_after_ms.is_some());
     // Of those that were told at first, perhaps nobody belongs to the cluster any more.
     let endpoints = calm.roster.peers().into_iter().map(|(_, endpoint)| endpoint).collect();
@@ -301,12 +307,17 @@ async fn under_attack<F: Ground>(
     problems.extend(clients.stop_waiting().await);
     let facts = match facts {
         Some(mut facts) => {
-            field.compare(&mut facts).await;
+            let reading = pulse.lost();
+            field.compare(&mut facts, &pulse).await;
             let Looked { looked_for, not_found } = looked.as_ref().cloned().unwrap_or_default();
-            Some(Facts { looked_for, not_found, ..facts })
+            // What was read in between waits for itself.
+            let stood_still = healing + pulse.lost().saturating_sub(reading);
+            let stood_still_ms = u64::try_from(stood_still.as_millis()).unwrap_or(u64::MAX);
+            Some(Facts { looked_for, not_found, stood_still_ms, ..facts })
         }
         None => None,
     };
+    drop(pulse);
     problems.extend(looked.err().map(|why| format!("not everything could be read at the end: {why}")));
     problems.extend(sampler.stop().await.err().map(|e| e.to_string()));
     let tally = recorder.tally();
@@ -382,6 +393,7 @@ mod tests {
             endpoints: vec!["127.0.0.1:1".to_owned()],
             timeout: CALM_TIMEOUT,
             seed: 1,
+            secret: None,
             dialer: Dialer::default(),
             door: None,
         };

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -77,6 +77,8 @@ pub(super) struct Shared {
     /// The chores that have changed something, and of which table.
     done: Mutex<BTreeSet<(i64, Chore)>>,
     began: Instant,
+    /// How long each operation of the load may take.
+    timeout: OnceLock<Duration>,
     /// A worker was seen to have looked after the table that it is to.
     pub(super) is_tended: AtomicBool,
 }
@@ -84,7 +86,13 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(upkeep: bool) -> Self {
         let used = Used::new(if upkeep { USES_WITH_UPKEEP } else { USES });
-        Self { upkeep, used, done: Mutex::default(), began: clock::now(), is_tended: AtomicBool::new(false) }
+        let (began, timeout) = (clock::now(), OnceLock::new());
+        Self { upkeep, used, done: Mutex::default(), began, timeout, is_tended: AtomicBool::new(false) }
+    }
+
+    /// How old a file is that no statement under way has written.
+    fn settled(&self, access: &Access) -> Duration {
+        2 * *self.timeout.get().unwrap_or(&access.timeout) + Duration::from_secs(AGED_BEYOND_S)
     }
 
     /// Whether files are packed now.
@@ -105,9 +113,13 @@ impl Shared {
     fn left(&self, wanted: &[Chore]) -> (i64, Vec<Chore>) {
         let (done, tables) = (self.done(), self.kept());
         let left = |table: i64| wanted.iter().copied().filter(|what| !done.contains(&(table, *what))).collect();
-        let newest = tables.iter().copied().max().unwrap_or_default();
+        let newest = self.newest().unwrap_or_default();
         let is_settled = tables.iter().any(|table| Vec::<Chore>::is_empty(&left(*table)));
         (newest, if is_settled { Vec::new() } else { left(newest) })
+    }
+
+    fn newest(&self) -> Option<i64> {
+        self.kept().into_iter().max()
     }
 
     /// The tables that clients do chores of.
@@ -145,6 +157,7 @@ struct Client {
 #[async_trait]
 impl Actor for Client {
     async fn step(&mut self, access: &mut Access, scribe: &mut Scribe) {
+        self.shared.timeout.get_or_init(|| access.timeout);
         let table = match self.shared.upkeep && access.chance(tended::ON_IT) {
             true => TENDED,
             false => self.shared.used.tables.pick(&mut access.rng),
@@ -204,10 +217,9 @@ fn statement(table: i64, number: i64) -> String {
 }
 
 /// Makes files of a table look old, and one of them an orphan. Gives why that could not be.
-async fn age(table: i64, number: i64, access: &Access) -> Result<(), Failure> {
+async fn age(table: i64, number: i64, older_than: Duration, access: &Access) -> Result<(), Failure> {
     let failed = |why: String| Failure::unreached(format!("making files of table {table} look old: {why}"));
     let warehouse = access.warehouse().ok_or_else(|| failed("they are not this machine's".to_owned()))?;
-    let older_than = 2 * access.timeout + Duration::from_secs(AGED_BEYOND_S);
     let aged = tokio::task::spawn_blocking(move || {
         swept::age(&swept::locations(&warehouse, SCHEMA, &format!("hot_{table}"))?, older_than, number)
     });
@@ -247,7 +259,7 @@ async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &m
     let by = access.deadline();
     scribe.invoke(action.clone());
     if what == Chore::Sweep
-        && let Err(failure) = age(table, number, access).await
+        && let Err(failure) = age(table, number, shared.settled(access), access).await
     {
         return scribe.statement_failed(action, &failure, node);
     }
@@ -273,7 +285,7 @@ async fn keep_up(shared: &Shared, table: i64, what: Chore, node: u64, access: &m
 }
 
 /// Does what no table has had yet, when nothing is hurt any more: a short run, or one under many faults, may have come to none of some
-/// chore.
+/// chore. Sweeps once more in any case: by now most files look old, and nothing takes the place of one that should not go.
 async fn make_up(shared: &Shared, access: &mut Access, scribe: &mut Scribe) {
     let wanted: Vec<Chore> = [Chore::Pack, Chore::Expire, Chore::Sweep, Chore::Purge]
         .into_iter()
@@ -285,6 +297,9 @@ async fn make_up(shared: &Shared, access: &mut Access, scribe: &mut Scribe) {
             let Some(node) = access.any_node() else { return };
             keep_up(shared, table, what, node, access, scribe).await;
         }
+    }
+    if let (Some(table), Some(node), Some(_)) = (shared.newest(), access.any_node(), access.warehouse()) {
+        keep_up(shared, table, Chore::Sweep, node, access, scribe).await;
     }
 }
 

@@ -238,6 +238,7 @@ pub(super) mod canned {
             endpoints: vec!["127.0.0.1:1".to_owned()],
             timeout: Duration::from_secs(10),
             seed: 1,
+            secret: None,
             dialer: Dialer::default(),
             door: Some(Door {
                 front: Arc::new(Canned(Answer { rows, stale: None })),

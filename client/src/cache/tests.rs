@@ -177,6 +177,12 @@ async fn the_watch_brings_changes_and_one_confirmation_renews_every_entry() {
     }
     assert_eq!(s.loads(), 1, "{:?}", s.cache.counters());
     assert_eq!(s.cache.counters().told, 1);
+    // Nobody confirms what nobody uses: after a pause the first table that is asked for is read, which confirms the others.
+    tokio::time::advance(CacheConfig::default().fresh_for).await;
+    assert!(s.cache.cached(&s.tables[1]).is_none());
+    s.resolve(&s.tables[..1]).await;
+    assert!(s.cache.cached(&s.tables[1]).is_some());
+    assert_eq!((s.loads(), s.cache.counters().calls(Reason::Expired)), (2, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! SeaweedFS, from PyPI: an S3 service that honours conditional puts.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,9 +21,22 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// A running S3 service. It ends with the test.
 pub struct S3 {
     _service: Service,
+    _sockets: Sockets,
     /// A URL.
     pub endpoint: String,
     _dir: tempfile::TempDir,
+}
+
+/// Where its parts talk to each other: no option names another place, and what is killed leaves them.
+struct Sockets(Vec<PathBuf>);
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        for socket in &self.0 {
+            // One of a part that had not come so far is not there.
+            let _ = std::fs::remove_file(socket);
+        }
+    }
 }
 
 impl S3 {
@@ -40,7 +54,7 @@ impl S3 {
         let data = dir.path().join("data");
         std::fs::create_dir(&data).unwrap();
         let mut command = Command::new(weed);
-        command.arg("server").arg(format!("-dir={}", data.display()));
+        command.args(["-logtostderr", "server"]).arg(format!("-dir={}", data.display()));
         command.args([
             "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1",
@@ -53,13 +67,20 @@ impl S3 {
         command.arg(format!("-s3.config={}", identities.display()));
         let port = free_port();
         command.arg(format!("-s3.port={port}"));
-        let others =
-            ["s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port"];
-        for option in others.into_iter().chain(["filer.port.grpc", "metricsPort"]) {
+        for option in ["master.port", "volume.port", "filer.port", "metricsPort"] {
             command.arg(format!("-{option}={}", free_port()));
         }
+        let sockets = ["master", "volume", "filer", "s3"].map(|part| {
+            let port = free_port();
+            command.arg(format!("-{part}.port.grpc={port}"));
+            PathBuf::from(format!("/tmp/seaweedfs-{part}-grpc-{port}.sock"))
+        });
+        for part in ["filer", "s3"] {
+            command.arg(format!("-{part}.localSocket={}", dir.path().join(part).display()));
+        }
         let service = Service::start(&mut command, dir.path());
-        let this = Self { _service: service, endpoint: format!("http://127.0.0.1:{port}"), _dir: dir };
+        let endpoint = format!("http://127.0.0.1:{port}");
+        let this = Self { _service: service, _sockets: Sockets(sockets.into()), endpoint, _dir: dir };
         let objects = this.bucket(bucket);
         let path = Path::from("is-it-there");
         eventually("the S3 service to take an object", async || {

@@ -29,7 +29,7 @@ pub mod writer;
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,8 +56,8 @@ use crate::raft::wire::{entry_from_wire, unknown_entry};
 pub const QUEUE_REQUESTS: usize = 1024;
 /// Bytes of entries that wait for the writer thread, but for what one append has beyond that: as many as a leader takes in.
 pub const QUEUE_BYTES: usize = crate::peer::member::MAX_PROPOSED_BYTES;
-/// Durable entries kept in memory for followers that are almost up to date.
-pub const TAIL_BYTES: usize = 16 << 20;
+/// Durable entries kept in memory for followers that are almost up to date: half a second of what a cluster can take at most.
+pub const TAIL_BYTES: usize = 8 << 20;
 /// How finely it is known how many bytes of entries lie before one.
 const MILESTONE_BYTES: u64 = 1 << 20;
 /// About how much one read returns.
@@ -494,16 +494,7 @@ impl Log {
     /// # Errors
     /// When the disk cannot be read, or an entry in the middle is missing.
     pub async fn read(&self, range: impl RangeBounds<u64>, max_bytes: usize) -> io::Result<Vec<Entry>> {
-        let start = match range.start_bound() {
-            Bound::Included(i) => *i,
-            Bound::Excluded(i) => i.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(i) => i.saturating_add(1),
-            Bound::Excluded(i) => *i,
-            Bound::Unbounded => u64::MAX,
-        };
+        let Range { start, end } = half_open(&range);
         loop {
             let look = self.look(start, end, max_bytes);
             if look.start >= look.disk_end {
@@ -654,6 +645,21 @@ fn open_journal(
     .map_err(io_error)?;
     journal.release();
     Ok((journal, last))
+}
+
+/// The same range, without what bounds may leave open.
+pub(crate) fn half_open(range: &impl RangeBounds<u64>) -> Range<u64> {
+    let start = match range.start_bound() {
+        Bound::Included(i) => *i,
+        Bound::Excluded(i) => i.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(i) => i.saturating_add(1),
+        Bound::Excluded(i) => *i,
+        Bound::Unbounded => u64::MAX,
+    };
+    start..end
 }
 
 fn decode(dir: &Path, frame: Frame) -> io::Result<Entry> {

@@ -5,12 +5,13 @@
 //! those back; so it is what comes next that has no room, of those who have their part already ([`super::shares`]):
 //!
 //! - further reads, writes and watches, also as requests on streams, are refused at once;
-//! - what was read for a request on a stream is not answered, but that there is no room for it: it can be read again;
-//! - any other answer to such requests, and a watcher's next message, ends its stream. A watcher waits a little first, since
+//! - what has been read for a call, or for a request on a stream, by then is not answered, but that there is no room for it: it can
+//!   be read again;
+//! - any other answer ends its call or its stream, and a watcher's next message its stream. A watcher waits a little first, since
 //!   a place in the changes takes no memory, and many of one host may be told of one large change at once.
 //!
-//! Limits: [`MAX_BYTES`], and a message for each thread, which are let in at the same moment. What has up to [`FEW_BYTES`] counts and is always let in: it takes
-//! no more than the call that it answers, of which there is a limit. How long a caller may take nothing is not limited.
+//! Limits: [`MAX_BYTES`], and a message for each thread, which are let in at the same moment. What has up to [`FEW_BYTES`] counts
+//! and is always let in: it takes no more than the call that it answers, of which there is a limit. How long a caller may take nothing is not limited.
 
 use lake_proto::v1::error_detail::Kind;
 

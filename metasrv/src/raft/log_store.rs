@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Range, RangeBounds};
 
 use futures::Stream;
 use openraft::OptionalSend;
@@ -10,7 +10,7 @@ use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 
 use super::types::{Entry, LogId, TypeConfig, Vote};
-use crate::log::{Log, READ_BYTES};
+use crate::log::{Log, READ_BYTES, half_open};
 use crate::planted::{self, Bug};
 
 /// The log, as openraft sees it. Readers are clones of it.
@@ -50,16 +50,7 @@ impl RaftLogReader<TypeConfig> for LogStore {
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
-        let start = match range.start_bound() {
-            Bound::Included(i) => *i,
-            Bound::Excluded(i) => i.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(i) => i.saturating_add(1),
-            Bound::Excluded(i) => *i,
-            Bound::Unbounded => u64::MAX,
-        };
+        let Range { start, end } = half_open(&range);
         let log = self.log.clone();
         let pieces = futures::stream::try_unfold(start, move |next| {
             let log = log.clone();

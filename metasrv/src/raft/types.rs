@@ -69,8 +69,8 @@ pub fn log_id(term: u64, index: u64) -> LogId {
     LogId { leader_id: CommittedLeaderId::new(term), index }
 }
 
-/// What the log replicates: a command, and the bytes that stand for it in the log and on the network. It is encoded
-/// once, where it is proposed, and decoded once where it arrives. Cheap to clone.
+/// What the log replicates: a command, and the bytes that stand for it in the log and on the network, which its values are parts
+/// of. It is encoded once, where it is proposed, and decoded from that on every peer. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Command {
     decoded: Arc<state::Command>,
@@ -78,9 +78,10 @@ pub struct Command {
 }
 
 impl Command {
-    /// Encodes a command that is about to be proposed.
+    /// Encodes a command that is about to be proposed. Its values are parts of the message in which it came, and would keep all of
+    /// that in memory for as long as the log's end has the command there: they are read anew.
     pub fn new(command: state::Command) -> Self {
-        Self { encoded: command.encode(), decoded: Arc::new(command) }
+        Self::decode(command.into_encoded()).expect("a build knows what it encodes")
     }
 
     /// Reads one from the log or the network.
@@ -209,4 +210,24 @@ impl From<v1::Member> for Member {
 /// The members of a membership, by id.
 pub fn members(membership: &Membership) -> BTreeMap<u64, Member> {
     membership.nodes().map(|(id, member)| (*id, member.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lake_proto::kv::{Op, Txn};
+
+    use super::*;
+
+    #[test]
+    fn a_command_keeps_nothing_of_the_message_in_which_it_came() {
+        let message: Arc<[u8]> = vec![7; 1000].into();
+        let put = |value: Bytes| {
+            let txn = Txn { then: vec![Op::put("/kv/a", value)], ..Txn::default() };
+            state::Action::Txn(txn).unstamped()
+        };
+        let proposed = Command::new(put(Bytes::from_owner(message.clone()).slice(10..13)));
+        assert_eq!(Arc::strong_count(&message), 1);
+        assert_eq!(*proposed.command(), put(Bytes::from_static(&[7; 3])));
+        assert_eq!(Command::decode(proposed.encoded().clone()), Ok(proposed));
+    }
 }

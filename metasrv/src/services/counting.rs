@@ -1,7 +1,8 @@
 //! Counts what connections have of a service's answers ([`crate::peer::untaken`]), and refuses the calls of who has its part.
 //!
 //! A connection asks for a piece before it can send it, and keeps it until its caller lets it: a piece counts until the
-//! connection lets go of its bytes.
+//! connection lets go of its bytes. Many calls may have been let in before any of them is answered: the answer of one for which
+//! there is no room by then is dropped, and in place of it the call ends with why.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -17,6 +18,7 @@ use tonic::server::NamedService;
 use tonic::transport::server::TcpConnectInfo;
 
 use crate::peer::Peer;
+use crate::peer::failure::Failure;
 use crate::peer::shares::{Caller, Callers, Held};
 use crate::peer::untaken::Untaken;
 
@@ -59,16 +61,56 @@ where
             let refused: Self::Response = Status::from(refused).into_http();
             return Box::pin(std::future::ready(Ok(refused)));
         }
-        let (untaken, answering) = (self.untaken.clone(), self.service.call(request));
-        Box::pin(async move { Ok(answering.await?.map(|body| Body::new(Counted { body, caller, untaken }))) })
+        let (kind, untaken) = (Answer::of(request.uri().path()), self.untaken.clone());
+        let answering = self.service.call(request);
+        let counted = move |body| Body::new(Counted { body, kind, caller, untaken, ended: false });
+        Box::pin(async move { Ok(answering.await?.map(counted)) })
+    }
+}
+
+/// What a call is answered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// What was read, and can be again.
+    Read,
+    /// What became of a change.
+    Change,
+    /// Messages of a stream, each of which was let in already.
+    Stream,
+}
+
+impl Answer {
+    fn of(path: &str) -> Self {
+        match path {
+            "/lake.v1.Kv/Txn" => Self::Change,
+            "/lake.v1.Kv/Pipeline" | "/lake.v1.Watch/Watch" => Self::Stream,
+            _ => Self::Read,
+        }
+    }
+
+    /// Why there is none, if so many bytes have no room.
+    fn refused(self, untaken: &Untaken, caller: &Caller, bytes: usize) -> Option<Failure> {
+        let no_room = || untaken.room(caller, bytes).err();
+        match self {
+            Self::Read => no_room(),
+            Self::Change => no_room().map(|refused| {
+                let what = format!("what became of the change is not told: {}", refused.message);
+                // Not Overloaded: that says that nothing was done.
+                Failure::unknown(what)
+            }),
+            Self::Stream => None,
+        }
     }
 }
 
 /// An answer whose pieces are counted.
 struct Counted {
     body: Body,
+    kind: Answer,
     caller: Caller,
     untaken: Untaken,
+    /// With a piece that had no room.
+    ended: bool,
 }
 
 impl HttpBody for Counted {
@@ -77,16 +119,29 @@ impl HttpBody for Counted {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
-        let frame = std::task::ready!(Pin::new(&mut this.body).poll_frame(cx));
-        let counted = |data: Bytes| {
-            let held = this.untaken.note(&this.caller, data.len());
-            Bytes::from_owner(Piece { data, _held: held })
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        let frame = match std::task::ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+            Some(Ok(frame)) => frame,
+            other => return Poll::Ready(other),
         };
-        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(counted))))
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+        };
+        if let Some(refused) = this.kind.refused(&this.untaken, &this.caller, data.len()) {
+            this.ended = true;
+            let mut trailers = http::HeaderMap::new();
+            let told = Status::from(refused).add_header(&mut trailers);
+            return Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))));
+        }
+        let held = this.untaken.note(&this.caller, data.len());
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(Piece { data, _held: held })))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.ended || self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -107,7 +162,11 @@ impl AsRef<[u8]> for Piece {
 
 #[cfg(test)]
 mod tests {
+    use lake_proto::status::detail;
+    use lake_proto::v1::error_detail::{Applied, Kind};
+
     use super::*;
+    use crate::peer::untaken::FEW_BYTES;
 
     /// A body of one piece after the other.
     struct Pieces(Vec<Bytes>);
@@ -121,11 +180,39 @@ mod tests {
         }
     }
 
+    fn counted(body: Body, kind: Answer, caller: Caller, untaken: &Untaken) -> Counted {
+        Counted { body, kind, caller, untaken: untaken.clone(), ended: false }
+    }
+
+    #[tokio::test]
+    async fn a_call_whose_answer_has_no_room_by_then_ends_with_why() {
+        let (untaken, caller) = (Untaken::of(100 << 10), Callers::default().at(None));
+        let has = untaken.note(&caller, 90 << 10);
+        let asked = async |path: &str, bytes| {
+            let body = Body::new(Pieces(vec![Bytes::from(vec![7; bytes])]));
+            let mut body = counted(body, Answer::of(path), caller.clone(), &untaken);
+            let first = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.unwrap().unwrap();
+            let trailers = first.into_trailers().ok()?;
+            assert!(body.is_end_stream());
+            assert!(std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
+            let detail = detail(&Status::from_header_map(&trailers).unwrap()).unwrap();
+            Some((detail.kind(), detail.applied()))
+        };
+        let change = "/lake.v1.Kv/Txn";
+        assert_eq!(asked("/lake.v1.Kv/BatchGet", FEW_BYTES + 1).await, Some((Kind::Overloaded, Applied::NotApplied)));
+        assert_eq!(asked(change, FEW_BYTES + 1).await, Some((Kind::Unavailable, Applied::Unknown)));
+        assert_eq!(asked(change, FEW_BYTES).await, None, "there is always room for little");
+        assert_eq!(asked("/lake.v1.Watch/Watch", FEW_BYTES + 1).await, None, "it was let in");
+        assert_eq!(untaken.bytes(), 90 << 10);
+        drop(has);
+        assert_eq!(asked(change, FEW_BYTES + 1).await, None);
+    }
+
     #[tokio::test]
     async fn a_piece_counts_until_its_last_part_is_gone() {
         let untaken = Untaken::default();
         let body = Body::new(Pieces(vec![Bytes::from_static(b"last"), Bytes::from_static(b"the first")]));
-        let mut body = Counted { body, caller: Caller::own(), untaken: untaken.clone() };
+        let mut body = counted(body, Answer::Stream, Caller::own(), &untaken);
         let mut piece = async || {
             let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
             frame.map(|frame| frame.unwrap().into_data().unwrap())

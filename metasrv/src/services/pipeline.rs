@@ -6,7 +6,8 @@
 //! Limits: [`MAX_IN_FLIGHT`] requests of one stream, more are answered Overloaded at once, and a message with more than that
 //! ends the stream; answers of about [`MESSAGE_BYTES`] in one message; a caller that does not read its answers is not read
 //! from. What all callers have not read is bounded together ([`crate::peer::untaken`]): who has its part is answered Overloaded
-//! at once, also instead of what was read for it meanwhile; the other answers, for which there is no room, end the stream.
+//! at once, also instead of what was read for it meanwhile; the other answers, for which there is no room, end the stream: with
+//! Overloaded if nothing that it was asked for is in doubt then.
 //! It ends when the caller closes its side and has been answered, when the caller goes, and when the server stops.
 
 use std::sync::Arc;
@@ -91,9 +92,7 @@ pub async fn serve(
             }
             bytes = ready.iter().map(Message::encoded_len).sum();
             if let Err(failure) = answers.room(bytes) {
-                let what = format!("the stream ends, and what it has not answered is not told: {}", failure.message);
-                // Not Overloaded: that says that nothing was done.
-                return answers.end(Failure::unknown(what));
+                return answers.end(untold(failure, &ready, in_flight.is_empty()));
             }
         }
         if !ready.is_empty() {
@@ -136,6 +135,22 @@ fn overloaded(id: u64) -> v1::PipelineResponse {
 
 fn failed(id: u64, failure: Failure) -> v1::PipelineResponse {
     v1::PipelineResponse { id, response: Some(Response::Error(failure.into())) }
+}
+
+/// Why a stream ends with answers for which there is no room; whether they are for all that it was asked for.
+fn untold(no_room: Failure, answers: &[v1::PipelineResponse], all: bool) -> Failure {
+    let message = format!("the stream ends, and what it has not answered is not told: {}", no_room.message);
+    if all && answers.iter().all(is_refusal) {
+        return Failure { message, ..no_room };
+    }
+    // Not Overloaded: that says that nothing was done.
+    Failure::unknown(message)
+}
+
+/// Whether an answer is that nothing was done, and that it can be asked for again.
+fn is_refusal(answer: &v1::PipelineResponse) -> bool {
+    let Some(Response::Error(error)) = &answer.response else { return false };
+    error.detail.as_ref().is_some_and(|detail| detail.kind() == Kind::Overloaded)
 }
 
 fn is_read(answer: &v1::PipelineResponse) -> bool {

@@ -133,8 +133,13 @@ pub(super) const HANGING: &str = "keys and scopes on one lease";
 impl Command {
     /// The bytes that go into the log and over the network.
     pub fn encode(&self) -> Bytes {
+        self.clone().into_encoded()
+    }
+
+    /// The same, of one that is not needed any more.
+    pub fn into_encoded(self) -> Bytes {
         use v1::command::Action as Wire;
-        let action = match self.action.clone() {
+        let action = match self.action {
             Action::Txn(txn) => Wire::Txn(txn.into()),
             Action::GrantLease { ttl_ms, holder } => Wire::GrantLease(v1::GrantLease { ttl_ms, holder }),
             Action::RevokeLease { lease } => Wire::RevokeLease(v1::RevokeLease { lease }),

@@ -166,6 +166,12 @@ impl Entry {
         KeyValue { key: parts.key().to_owned(), value, version, create_revision, mod_revision, lease }
     }
 
+    /// How many share it.
+    #[cfg(test)]
+    pub(super) fn shared_by(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// Whether everything in it is the same, and not only the key.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.0 == other.0

@@ -7,6 +7,7 @@ use lake_proto::limits::SESSION_WINDOW;
 use super::State;
 use super::changes::Compacted;
 use super::command::{Action, Command, Outcome, Refusal};
+use super::entry::Entry;
 use super::restore::{Numbers, Part, StateBuilder};
 
 impl State {
@@ -58,6 +59,24 @@ fn a_put_builds_on_what_is_there_by_then_and_not_on_what_its_compare_found() {
     assert_eq!(after(2, vec![Op::delete("/kv/a"), Op::put("/kv/a", "4")], "/kv/a"), Some((1, 3, 3)));
     assert_eq!(after(3, vec![Op::put("/kv/b", "1")], "/kv/b"), Some((1, 4, 4)));
     assert_eq!(after(3, vec![Op::put("/kv/a", "5")], "/kv/a"), Some((2, 3, 5)));
+}
+
+#[test]
+fn a_clone_copies_no_entry_and_a_write_behind_it_the_nodes_on_its_way() {
+    let mut state = State::default();
+    for thousand in 0..20 {
+        let then = (0..1000).map(|n| Op::put(format!("/kv/{thousand:02}{n:03}"), "1")).collect();
+        state.run(1, &Txn { then, ..Txn::default() });
+    }
+    let shares = |state: &State| state.entries.0.iter().map(Entry::shared_by).sum::<usize>();
+    let before = shares(&state);
+    let held: Vec<State> = (0..100).map(|_| state.clone()).collect();
+    assert_eq!(shares(&state), before);
+    state.run(1, &put("/kv/10500", "2"));
+    // There are three on it, of up to 64 entries, and the last one is shared by the map and its change.
+    let copied = shares(&state) - before;
+    assert!((20..=3 * 64 + 2).contains(&copied), "{copied} entries of 20,000");
+    assert!(held.iter().all(|held| held.get("/kv/10500").is_some_and(|entry| entry.value == "1")));
 }
 
 #[test]

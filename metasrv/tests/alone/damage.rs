@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::directories::{copy, files};
 use crate::log_oracle::{LogWorker, Told, check_contents, open};
 use lake_metasrv::log::SkipSync;
 use rand::rngs::StdRng;
@@ -159,29 +160,6 @@ fn opened(runtime: &tokio::runtime::Runtime, dir: &Path, told: &Told) -> Result<
     let result = receiver.recv_timeout(PATIENCE).unwrap_or_else(|e| Err(format!("it neither starts nor refuses: {e}")));
     let _ = opening.join();
     result
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        let target = to.join(path.file_name().unwrap());
-        if path.is_dir() {
-            copy(&path, &target);
-        } else {
-            std::fs::copy(&path, &target).unwrap();
-        }
-    }
-}
-
-fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() { found.extend(files(&path)) } else { found.push(path) }
-    }
-    found.sort();
-    found
 }
 
 /// Does it, mostly where something is written; where that was.

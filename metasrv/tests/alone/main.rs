@@ -3,6 +3,8 @@
 //! its own. Neither can share a process with `tests/it/`, and neither opens what disturbs the other.
 
 mod damage;
+#[path = "../it/support/directories.rs"]
+mod directories;
 #[path = "../it/support/log_oracle.rs"]
 mod log_oracle;
 mod mutations;

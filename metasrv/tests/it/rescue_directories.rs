@@ -19,6 +19,7 @@ use openraft::storage::IOFlushed;
 use openraft::type_config::TypeConfigExt;
 use rand::Rng;
 
+use crate::support::directories::{copy, files};
 use crate::support::log_oracle;
 
 const CLUSTER: &str = "c0ffee";
@@ -106,27 +107,6 @@ async fn read(dir: &Path) -> Reading {
 
 fn keys(applied: &Applied) -> BTreeSet<String> {
     applied.state.iter().map(|entry| entry.key).collect()
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for path in std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
-        let target = to.join(path.file_name().unwrap());
-        if path.is_dir() {
-            copy(&path, &target);
-        } else {
-            std::fs::copy(&path, &target).unwrap();
-        }
-    }
-}
-
-fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for path in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
-        if path.is_dir() { found.extend(files(&path)) } else { found.push(path) }
-    }
-    found.sort();
-    found
 }
 
 fn flip(file: &Path, at: usize) {

@@ -230,7 +230,9 @@ async fn delete(tables: &Tables, metadata: &Arc<TableMetadata>, purge: Purge, un
             this.goes_on_with(Part::Metadata);
         }
         Part::Metadata => {
-            abort_uploads(tables, &this.own).await;
+            if !abort_uploads(tables, &this.own, until).await {
+                return Ok(Answer::Part(Box::new(this.purge)));
+            }
             let older = metadata.metadata_log().iter().map(|entry| entry.metadata_file.as_str());
             let older: Vec<&str> = older.filter(|file| *file != of_metadata).collect();
             this.delete(&older).await?;
@@ -242,15 +244,24 @@ async fn delete(tables: &Tables, metadata: &Arc<TableMetadata>, purge: Purge, un
     Ok(Answer::Part(Box::new(this.purge)))
 }
 
-/// Nobody completes what was being written to the table. Where that cannot be listed it stays.
-async fn abort_uploads(tables: &Tables, own: &str) {
+/// Nobody completes what was being written to the table. Says whether it is done with: what cannot be listed or aborted stays.
+async fn abort_uploads(tables: &Tables, own: &str, until: Instant) -> bool {
+    let mut aborted = 0;
     let abort = async {
         let uploads = tables.storage.abandoned_uploads(own, None).await?;
-        tables.storage.abort_uploads(own, &uploads).await
+        for some in uploads.chunks(FILES_AT_A_TIME) {
+            aborted += tables.storage.abort_uploads(own, some, Instant::now() + ASK).await?;
+            if Instant::now() >= until {
+                // Those that are gone are not listed the next time. With a store that aborts none there is none.
+                return Ok(aborted == 0);
+            }
+        }
+        Ok(true)
     };
-    if let Err(error) = abort.await {
+    abort.await.unwrap_or_else(|error: Error| {
         tracing::warn!(location = own, %error, "uploads that were not completed, if there are any, stay");
-    }
+        true
+    })
 }
 
 impl Deleting<'_> {

@@ -2,7 +2,7 @@
 //!
 //! Iceberg's metadata says which files there are and what is deleted from them ([`plan`]), which of them need not be
 //! looked at ([`prune`]), and what is in them ([`values`]). DataFusion's own Parquet source reads them, on all cores, with
-//! projection, filters (row group and page pruning, [`late`] columns), limits and statistics ([`source`]): deleted rows are left
+//! projection, filters (row group and page pruning, [`late`] columns by what [`selectivity`] expects), limits and statistics ([`source`]): deleted rows are left
 //! out by position or by value ([`deletes`]), and columns are found in files by field id ([`adapter`]), so that renamed, added and
 //! widened columns read right. What a file says of itself is checked before it is relied on ([`footer`], and for scans
 //! [`reader`]); what is in its pages shows when they are decoded ([`guard`]). A scan can be handed to another node ([`wire`]).
@@ -24,6 +24,7 @@ pub mod listing;
 pub mod plan;
 pub mod prune;
 pub mod reader;
+pub mod selectivity;
 pub mod sink;
 pub mod source;
 pub mod thrift;
@@ -379,7 +380,9 @@ impl LakeTable {
             MetricBuilder::new(source.metrics()).global_gauge("pointer_age_ms").set(age);
         }
         let source = LakeSource::new(source, read.rules.clone(), deletes, read.pruned);
-        let source: Arc<dyn FileSource> = Arc::new(source.of_table(self.table.metadata.uuid()));
+        let source = source.of_table(self.table.metadata.uuid());
+        let always = state.config_options().execution.parquet.pushdown_filters;
+        let source: Arc<dyn FileSource> = Arc::new(source.with_early_filters(always));
         let partitioned = files.iter().map(|file| self.partitioned(file, &read.columns)).collect::<Result<Vec<_>>>()?;
         let mut statistics = total(&table_schema, files, &partitioned, read.exact);
         for (column, field) in statistics.column_statistics.iter_mut().zip(table_schema.fields()) {

@@ -1,7 +1,7 @@
 //! Which files of a version are to be read, and what is deleted from them.
 //!
-//! The manifests of a snapshot are loaded once. What they say becomes a [`Planned`]: live data files with their partition
-//! values and statistics, each with the deletes that apply to it by the rules of the format:
+//! The manifests of a snapshot are loaded once, and looked at as they are kept. What they say becomes a [`Planned`]: live data files with
+//! their partition values and statistics, each with the deletes that apply to it by the rules of the format:
 //! - a deletion vector applies to the one file that it names; there it takes the place of position deletes;
 //! - position deletes apply to files of the same partition that are not newer (data sequence number at most theirs);
 //! - equality deletes apply to files that are older (less than theirs), of the same partition, or anywhere if they belong
@@ -16,14 +16,15 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 use iceberg::spec::{
-    DataContentType, DataFile, DataFileFormat, Manifest, ManifestContentType, ManifestEntryRef, ManifestFile, Snapshot,
-    Struct,
+    DataContentType, DataFile, DataFileFormat, ManifestContentType, ManifestEntry, ManifestEntryRef, ManifestFile,
+    Snapshot, Struct,
 };
 use serde::{Deserialize, Serialize};
 
 use super::prune::Pruning;
 use crate::error::{Error, Result};
 use crate::storage::cache::MetadataCache;
+use crate::storage::packed::Packed;
 use crate::table::Table;
 use crate::table::deletes::{DeletePlace, Named, names};
 use crate::table::version::has_live_files;
@@ -144,32 +145,31 @@ pub async fn files(
             true => pruned.manifests_cached += 1,
             false => pruned.manifests_read += 1,
         }
-        loads.push(cache.manifest(manifest));
+        loads.push(cache.packed(manifest));
     }
-    let loaded: Vec<Arc<Manifest>> = futures::stream::iter(loads)
+    let loaded: Vec<Arc<Packed>> = futures::stream::iter(loads)
         .buffered(MANIFESTS_IN_FLIGHT)
         .try_collect()
         .await
         .map_err(|e: Error| e.while_doing(format_args!("planning table {}", table.ident)))?;
 
     let mut deletes = DeleteIndex::default();
-    let mut data: Vec<(ManifestEntryRef, i32)> = Vec::new();
-    for (manifest, loaded) in matching.into_iter().zip(&loaded) {
-        let spec_id = manifest.partition_spec_id;
-        for entry in loaded.entries().iter().filter(|entry| entry.is_alive()) {
-            let file = entry.data_file();
-            if file.key_metadata().is_some_and(|key| !key.is_empty()) {
+    let mut data: Vec<(&Packed, usize, i32)> = Vec::new();
+    for (manifest, entries) in matching.into_iter().zip(&loaded) {
+        let (entries, spec_id): (&Packed, i32) = (entries, manifest.partition_spec_id);
+        for at in (0..entries.len()).filter(|at| entries.is_alive(*at)) {
+            if entries.is_encrypted(at) {
                 return Err(refused(&"it is encrypted"));
             }
-            match (manifest.content, file.content_type()) {
-                (ManifestContentType::Data, DataContentType::Data) => data.push((entry.clone(), spec_id)),
-                (ManifestContentType::Deletes, DataContentType::Data) | (ManifestContentType::Data, _) => {
+            match (manifest.content, entries.is_of_data(at)) {
+                (ManifestContentType::Data, true) => data.push((entries, at, spec_id)),
+                (ManifestContentType::Deletes, true) | (ManifestContentType::Data, false) => {
                     let path = &manifest.manifest_path;
                     return Err(Error::corrupt(format!("{path} names files of another kind than it is said to")));
                 }
-                (ManifestContentType::Deletes, _) => {
+                (ManifestContentType::Deletes, false) => {
                     let anywhere = table.metadata.partition_spec_by_id(spec_id).is_some_and(|s| s.is_unpartitioned());
-                    deletes.add(entry, spec_id, anywhere).map_err(|e| match e {
+                    deletes.add(&entries.entry(at)?, spec_id, anywhere).map_err(|e| match e {
                         Unreadable::Refused(what) => refused(&what),
                         Unreadable::Corrupt(what) => Error::corrupt(format!("{}: {what}", manifest.manifest_path)),
                     })?;
@@ -185,7 +185,8 @@ pub async fn files(
         pruned.files = before - data.len();
     }
     let mut files = Vec::with_capacity(data.len());
-    for (entry, spec_id) in data {
+    for (entries, at, spec_id) in data {
+        let entry = Arc::new(entries.entry(at)?);
         if entry.file_format() != DataFileFormat::Parquet {
             return Err(refused(&format_args!("{} is not a Parquet file", entry.file_path())));
         }
@@ -227,7 +228,7 @@ struct Positions {
 }
 
 impl DeleteIndex {
-    fn add(&mut self, entry: &ManifestEntryRef, spec_id: i32, anywhere: bool) -> Result<(), Unreadable> {
+    fn add(&mut self, entry: &ManifestEntry, spec_id: i32, anywhere: bool) -> Result<(), Unreadable> {
         let file = entry.data_file();
         let location = file.file_path();
         let sequence_number = entry
@@ -318,7 +319,7 @@ impl DeleteIndex {
 
 #[cfg(test)]
 mod tests {
-    use iceberg::spec::{DataFileBuilder, ManifestEntry, ManifestStatus};
+    use iceberg::spec::{DataFileBuilder, ManifestStatus};
 
     use super::*;
 

@@ -26,13 +26,12 @@ use datafusion::logical_expr::Expr;
 use datafusion::physical_expr::conjunction;
 use datafusion::physical_expr::simplifier::PhysicalExprSimplifier;
 use datafusion::physical_optimizer::pruning::{PruningPredicate, PruningPredicateBuilder};
-use iceberg::spec::{
-    Datum, Literal, ManifestEntryRef, ManifestFile, PartitionSpec, PrimitiveLiteral, TableMetadata, Transform, Type,
-};
+use iceberg::spec::{Datum, Literal, ManifestFile, PartitionSpec, PrimitiveLiteral, TableMetadata, Transform, Type};
 use iceberg::transform::create_transform_function;
 
-use super::values::{Bounds, file_bounds, is_float, literal_scalar, range_of_partition_value};
+use super::values::{Bounds, is_float, literal_scalar, packed_bounds, range_of_partition_value};
 use crate::error::{Error, Result};
+use crate::storage::packed::Packed;
 use crate::table::types::field_id;
 
 /// A query's filters, for leaving out what cannot match.
@@ -83,12 +82,12 @@ impl Pruning {
         self.prune(containers)
     }
 
-    /// Of each file, with its spec, whether rows in it may match.
-    pub fn files(&self, metadata: &TableMetadata, files: &[(ManifestEntryRef, i32)]) -> Vec<bool> {
+    /// Of each file, an entry of a manifest of that spec, whether rows in it may match.
+    pub fn files(&self, metadata: &TableMetadata, files: &[(&Packed, usize, i32)]) -> Vec<bool> {
         let mut specs = Specs::new(metadata);
         let mut containers = Vec::with_capacity(files.len());
-        for (entry, spec_id) in files {
-            containers.push(Container::File { entry, partition: specs.get(*spec_id) });
+        for (entries, at, spec_id) in files {
+            containers.push(Container::File { entries, at: *at, partition: specs.get(*spec_id) });
         }
         self.prune(containers)
     }
@@ -150,16 +149,16 @@ fn fields_of(metadata: &TableMetadata, spec: &PartitionSpec) -> Vec<Field> {
 /// Something with rows in it.
 enum Container<'a> {
     Manifest { manifest: &'a ManifestFile, partition: Arc<Vec<Field>> },
-    File { entry: &'a ManifestEntryRef, partition: Arc<Vec<Field>> },
+    File { entries: &'a Packed, at: usize, partition: Arc<Vec<Field>> },
 }
 
 impl Container<'_> {
     fn bounds(&self, id: i32, data_type: &DataType) -> Bounds {
         let mut bounds = match self {
             Container::Manifest { .. } => Bounds::default(),
-            Container::File { entry, .. } => file_bounds(entry.data_file(), id, data_type),
+            Container::File { entries, at, .. } => packed_bounds(entries, *at, id, data_type),
         };
-        if is_float(data_type) {
+        if is_float(data_type) || bounds.lower.is_some() && bounds.upper.is_some() {
             return bounds;
         }
         for (index, field) in self.fields_of(id) {
@@ -180,10 +179,10 @@ impl Container<'_> {
     /// Between which values the partition field's lie; nulls aside.
     fn partition_values(&self, index: usize, field: &Field) -> Option<(PrimitiveLiteral, PrimitiveLiteral)> {
         match self {
-            Container::File { entry, .. } => match entry.data_file().partition().fields().get(index)? {
-                Some(Literal::Primitive(value)) => Some((value.clone(), value.clone())),
-                _ => None,
-            },
+            Container::File { entries, at, .. } => {
+                let value = entries.partition_value(*at, index)?;
+                Some((value.clone(), value))
+            }
             Container::Manifest { manifest, .. } => {
                 let summary = manifest.partitions.as_ref()?.get(index)?;
                 let primitive = field.result_type.as_ref()?.as_primitive_type()?;
@@ -196,23 +195,22 @@ impl Container<'_> {
     }
 
     fn nulls(&self, id: i32) -> Option<u64> {
-        let Container::File { entry, .. } = self else { return None };
-        let file = entry.data_file();
-        let known = file.null_value_counts().get(&id).copied();
+        let Container::File { entries, at, .. } = self else { return None };
+        let known = entries.null_count(*at, id);
         // Every transform but void makes null of null, and of null only.
         known.or_else(|| {
             let all_null = self.fields_of(id).any(|(index, field)| {
                 !matches!(field.transform, Transform::Void | Transform::Unknown)
-                    && file.partition().fields().get(index).is_some_and(Option::is_none)
+                    && entries.partition_is_null(*at, index)
             });
-            all_null.then(|| file.record_count())
+            all_null.then(|| entries.records(*at))
         })
     }
 
     fn rows(&self) -> Option<u64> {
         match self {
             Container::Manifest { .. } => None,
-            Container::File { entry, .. } => Some(entry.data_file().record_count()),
+            Container::File { entries, at, .. } => Some(entries.records(*at)),
         }
     }
 

@@ -41,6 +41,7 @@ use uuid::Uuid;
 use super::adapter::Rules;
 use super::deletes::{DeleteReader, EqualityFilter, EqualitySet, access_plan, equality_columns};
 use super::plan::{DeleteFile, DeleteKind, Pruned};
+use super::selectivity::Known;
 use super::{footer, late};
 use crate::error::{Error, Result};
 
@@ -76,6 +77,8 @@ pub struct LakeSource {
     batch_size: Option<usize>,
     /// Whose files they are; `None` for one that came from another node.
     table: Option<Uuid>,
+    /// Whether filters are looked at early wherever they can be, and not only where it pays.
+    always_early: bool,
 }
 
 impl LakeSource {
@@ -87,12 +90,17 @@ impl LakeSource {
         figure("manifest_cache_hits", pruned.manifests_cached);
         figure("manifest_cache_misses", pruned.manifests_read);
         let (inner, plain) = (Arc::new(plain.clone()), Arc::new(plain));
-        Self { inner, plain, rules, deletes, pruned, batch_size: None, table: None }
+        Self { inner, plain, rules, deletes, pruned, batch_size: None, table: None, always_early: false }
     }
 
     /// The same, of this table.
     pub fn of_table(self, table: Uuid) -> Self {
         Self { table: Some(table), ..self }
+    }
+
+    /// The same that looks at filters early wherever that can be, whether it pays or not.
+    pub fn with_early_filters(self, always: bool) -> Self {
+        Self { always_early: always, ..self }
     }
 
     /// The table, where the scan was planned.
@@ -109,7 +117,7 @@ impl LakeSource {
     /// where it was planned.
     pub(super) fn of(parts: Parts, plain: ParquetSource, deletes: DeleteReader) -> Self {
         let Parts { inner, rules, pruned, batch_size } = parts;
-        Self { inner, plain: Arc::new(plain), rules, deletes, pruned, batch_size, table: None }
+        Self { inner, plain: Arc::new(plain), rules, deletes, pruned, batch_size, table: None, always_early: false }
     }
 
     fn with_inner(&self, inner: Arc<dyn FileSource>) -> Self {
@@ -147,14 +155,11 @@ impl LakeSource {
         })
     }
 
-    /// Whether columns that no filter is about may be late. A row's place is made by the reader, and a limit is of rows that no filter
-    /// has looked at.
-    fn may_be_late(&self, config: &FileScanConfig) -> bool {
-        let (Some(filter), Some(asked)) = (self.filter(), self.projection()) else { return false };
+    /// Whether filters may be looked at early. A row's place is made by the reader, and a limit is of rows that no filter has looked at.
+    fn may_be_early(&self, config: &FileScanConfig) -> bool {
         config.limit.is_none()
             && self.table_schema().virtual_columns().is_empty()
-            && late::leaves_columns(&filter, asked)
-            && late::cannot_fail(&filter)
+            && self.filter().is_some_and(|filter| late::cannot_fail(&filter))
     }
 }
 
@@ -175,6 +180,7 @@ impl FileSource for LakeSource {
         config: &FileScanConfig,
         partition: usize,
     ) -> DfResult<Box<dyn Morselizer>> {
+        let columns = config.statistics().column_statistics;
         let scan = Scan {
             source: self.clone(),
             store,
@@ -182,11 +188,11 @@ impl FileSource for LakeSource {
             limit: config.limit,
             preserve_order: config.preserve_order,
             partition,
-            late: self.may_be_late(config),
+            may_be_early: self.may_be_early(config),
+            distinct: columns.iter().map(|column| column.distinct_count.get_value().copied()).collect(),
         };
-        let plain = |late| scan.morselizer(self.inner.clone(), config.limit, Arc::default(), late);
-        let (plain, late) = (plain(false)?, scan.late.then(|| plain(true)).transpose()?);
-        Ok(Box::new(LakeMorselizer { plain, late, scan: Arc::new(scan) }))
+        let plain = scan.morselizer(self.inner.clone(), config.limit, Arc::default(), None)?;
+        Ok(Box::new(LakeMorselizer { plain, scan: Arc::new(scan) }))
     }
 
     fn table_schema(&self) -> &TableSchema {
@@ -274,7 +280,9 @@ struct Scan {
     preserve_order: bool,
     partition: usize,
     /// Whether its filters may be looked at while a file is decoded.
-    late: bool,
+    may_be_early: bool,
+    /// How many distinct values the table's columns have, where that is known.
+    distinct: Vec<Option<usize>>,
 }
 
 /// What a file's deletes come to.
@@ -286,9 +294,18 @@ struct Deleted {
 }
 
 impl Scan {
-    /// Whether the columns of this file that no filter is about are late.
-    fn is_late(&self, file: &PartitionedFile) -> bool {
-        self.late && (self.url.as_str().starts_with("file:") || file.object_meta.size > late::REMOTE_FILE_BYTES)
+    /// What is looked at while this file is decoded.
+    fn early(&self, file: &PartitionedFile) -> Option<Arc<dyn PhysicalExpr>> {
+        let (filter, asked) = self.source.filter().zip(self.source.projection()).filter(|_| self.may_be_early)?;
+        if self.source.always_early {
+            return Some(filter);
+        }
+        if !self.url.as_str().starts_with("file:") && file.object_meta.size <= late::REMOTE_FILE_BYTES {
+            return None;
+        }
+        let schema = self.source.plain.table_schema().file_schema();
+        let known = Known { schema, statistics: file.statistics.as_deref()?, distinct: &self.distinct };
+        late::worth(&filter, asked, &known)
     }
 
     fn morselizer(
@@ -296,11 +313,11 @@ impl Scan {
         source: Arc<dyn FileSource>,
         limit: Option<usize>,
         constants: Arc<HashMap<i32, ScalarValue>>,
-        is_late: bool,
+        early: Option<Arc<dyn PhysicalExpr>>,
     ) -> DfResult<Box<dyn Morselizer>> {
-        let source = match is_late {
-            true => late::late(source),
-            false => source,
+        let source = match early {
+            Some(filter) => late::late(source, filter),
+            None => source,
         };
         // The configuration of the whole scan, but for its files.
         let config = FileScanConfigBuilder::new(self.url.clone(), source.clone())
@@ -341,14 +358,14 @@ impl Scan {
     /// Begins reading a file, without what is deleted from it.
     async fn open(&self, mut file: PartitionedFile, plan: &FilePlan) -> Result<Box<dyn MorselPlanner>> {
         let deleted = self.deleted(plan).await?;
-        let is_late = self.is_late(&file);
+        let early = self.early(&file);
         if let Some(positions) = &deleted.positions {
             let footers = self.source.deletes.footers.as_ref();
             let footer = footer::read(self.store.as_ref(), &file.object_meta, footers, false).await?;
             file = file.with_extension(access_plan(&footer, positions));
         }
         if deleted.equality.is_empty() {
-            let morselizer = self.morselizer(self.source.inner.clone(), self.limit, plan.constants.clone(), is_late)?;
+            let morselizer = self.morselizer(self.source.inner.clone(), self.limit, plan.constants.clone(), early)?;
             return Ok(morselizer.plan_file(file)?);
         }
         let schema = self.source.plain.table_schema().file_schema();
@@ -369,7 +386,7 @@ impl Scan {
             filters.push(EqualityFilter::new(&columns, places, sets)?);
         }
         let source = self.source.with_columns(&names)?;
-        let morselizer = self.morselizer(source, None, plan.constants.clone(), is_late)?;
+        let morselizer = self.morselizer(source, None, plan.constants.clone(), early)?;
         let inner = morselizer.plan_file(file)?;
         Ok(Box::new(FilteredPlanner { inner, asked, filters: filters.into() }))
     }
@@ -378,8 +395,6 @@ impl Scan {
 struct LakeMorselizer {
     /// For files that nothing has to be known of.
     plain: Box<dyn Morselizer>,
-    /// The same with late columns, if any may be.
-    late: Option<Box<dyn Morselizer>>,
     scan: Arc<Scan>,
 }
 
@@ -397,15 +412,12 @@ impl Morselizer for LakeMorselizer {
         if !plan.deletes.is_empty() {
             return Ok(Box::new(WithDeletes { scan: self.scan.clone(), file, plan }));
         }
-        let is_late = self.scan.is_late(&file);
-        if !plan.constants.is_empty() {
-            let source = self.scan.source.inner.clone();
-            return self.scan.morselizer(source, self.scan.limit, plan.constants, is_late)?.plan_file(file);
+        let early = self.scan.early(&file);
+        if plan.constants.is_empty() && early.is_none() {
+            return self.plain.plan_file(file);
         }
-        match &self.late {
-            Some(late) if is_late => late.plan_file(file),
-            _ => self.plain.plan_file(file),
-        }
+        let source = self.scan.source.inner.clone();
+        self.scan.morselizer(source, self.scan.limit, plan.constants, early)?.plan_file(file)
     }
 }
 

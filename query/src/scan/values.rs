@@ -5,12 +5,13 @@ use datafusion::common::stats::Precision;
 use datafusion::common::{ColumnStatistics, ScalarValue, Statistics};
 use iceberg::spec::{DataFile, Datum, PrimitiveLiteral, PrimitiveType, Transform};
 
+use crate::storage::packed::Packed;
 use crate::table::types::field_id;
 
 /// Bounds of text are cut to no fewer characters than this by any writer.
 const CUT_TEXT_CHARS: usize = 16;
 /// Text and nested columns have about so many times the bytes before they are compressed.
-const COMPRESSION: u64 = 3;
+pub const COMPRESSION: u64 = 3;
 const DAY_SECONDS: i64 = 86_400;
 const HOUR_SECONDS: i64 = 3_600;
 
@@ -71,15 +72,28 @@ pub fn file_bounds(file: &DataFile, id: i32, data_type: &DataType) -> Bounds {
     if is_float(data_type) && !is_nan_free(file, id) {
         return Bounds::default();
     }
-    let bound = |datum: Option<&Datum>| datum.and_then(|datum| scalar(datum, data_type));
-    let bounds = Bounds { lower: bound(file.lower_bounds().get(&id)), upper: bound(file.upper_bounds().get(&id)) };
+    let bound = |datum: Option<&Datum>| datum.and_then(|datum| scalar(datum.data_type(), datum.literal(), data_type));
+    sound(bound(file.lower_bounds().get(&id)), bound(file.upper_bounds().get(&id)))
+}
+
+/// The same of an entry of a manifest.
+pub fn packed_bounds(entries: &Packed, at: usize, id: i32, data_type: &DataType) -> Bounds {
+    if is_float(data_type) && entries.nan_count(at, id) != Some(0) {
+        return Bounds::default();
+    }
+    let bound = |known: Option<(&PrimitiveType, PrimitiveLiteral)>| known.and_then(|(of, l)| scalar(of, &l, data_type));
+    sound(bound(entries.lower(at, id)), bound(entries.upper(at, id)))
+}
+
+/// The bounds, if they bound something.
+fn sound(lower: Option<ScalarValue>, upper: Option<ScalarValue>) -> Bounds {
     // Both cut, and the upper one not rounded up: then it bounds nothing.
-    let are_cut = bounds.lower == bounds.upper && bounds.lower.as_ref().is_some_and(may_be_cut);
+    let are_cut = lower == upper && lower.as_ref().is_some_and(may_be_cut);
     // No values are between them: they are damaged, and DataFusion takes them for a defect of its own.
-    let are_crossed = matches!((&bounds.lower, &bounds.upper), (Some(lower), Some(upper)) if lower > upper);
+    let are_crossed = matches!((&lower, &upper), (Some(lower), Some(upper)) if lower > upper);
     match are_cut || are_crossed {
         true => Bounds::default(),
-        false => bounds,
+        false => Bounds { lower, upper },
     }
 }
 
@@ -108,15 +122,15 @@ pub fn is_float(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Float16 | DataType::Float32 | DataType::Float64)
 }
 
-fn is_text(data_type: &DataType) -> bool {
+pub fn is_text(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8View | DataType::Utf8 | DataType::BinaryView | DataType::Binary)
 }
 
 /// A bound as a value of the column's current type. `None` where the bound was written for another type and there is no
 /// exact conversion: then nothing is known.
-fn scalar(datum: &Datum, data_type: &DataType) -> Option<ScalarValue> {
+fn scalar(of: &PrimitiveType, literal: &PrimitiveLiteral, data_type: &DataType) -> Option<ScalarValue> {
     use PrimitiveType as Primitive;
-    let fits = match (datum.data_type(), data_type) {
+    let fits = match (of, data_type) {
         (Primitive::Boolean, DataType::Boolean)
         | (Primitive::Int, DataType::Int32 | DataType::Int64)
         | (Primitive::Long, DataType::Int64)
@@ -132,7 +146,7 @@ fn scalar(datum: &Datum, data_type: &DataType) -> Option<ScalarValue> {
         (Primitive::Decimal { scale, .. }, DataType::Decimal128(_, s)) => i64::from(*scale) == i64::from(*s),
         _ => false,
     };
-    fits.then(|| literal_scalar(datum.literal(), data_type)).flatten()
+    fits.then(|| literal_scalar(literal, data_type)).flatten()
 }
 
 /// A literal as a value of `data_type`, or of the type that it was promoted to. `None` where it is none.
@@ -275,6 +289,7 @@ mod tests {
 
     #[test]
     fn bounds_become_values_of_the_column() {
+        let scalar = |datum: &Datum, data_type| scalar(datum.data_type(), datum.literal(), data_type);
         assert_eq!(scalar(&Datum::int(5), &DataType::Int64), Some(ScalarValue::Int64(Some(5))), "widened since");
         assert_eq!(scalar(&Datum::date(5), &DataType::Date32), Some(ScalarValue::Date32(Some(5))));
         assert_eq!(scalar(&Datum::string("x"), &DataType::Utf8View), Some(ScalarValue::Utf8View(Some("x".into()))));

@@ -33,6 +33,7 @@ pub mod dml;
 pub mod faults;
 pub mod files;
 pub mod floats;
+pub mod growing;
 pub mod information;
 pub mod literal;
 pub mod memory;
@@ -222,6 +223,7 @@ impl Engine {
             .build();
         template.register_udaf(Arc::new(AggregateUDF::from(sum::CheckedSum::default())))?;
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
+        growing::limit(&mut template, config.memory_limit_bytes)?;
         Ok(Self {
             tables,
             template,

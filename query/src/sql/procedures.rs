@@ -23,7 +23,7 @@ use super::statement::{normalize, refused};
 use super::system::SYSTEM;
 use super::{CATALOG, Engine};
 use crate::error::{Error, Result};
-use crate::table::{Table, Tables, history, maintenance, numbers};
+use crate::table::{Table, Tables, history, maintenance, numbers, orphans};
 
 /// A procedure and what it is called with.
 #[derive(Debug)]
@@ -111,12 +111,11 @@ pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Res
         "rewrite_manifests" => Procedure::RewriteManifests { table },
         "remove_orphan_files" => {
             let hours = args.count("older_than_hours")?;
-            let older_than =
-                hours.map_or(maintenance::ORPHAN_AGE, |hours| Duration::from_secs(hours.saturating_mul(3600)));
-            if older_than < maintenance::ORPHAN_AGE_LEAST {
+            let older_than = hours.map_or(orphans::ORPHAN_AGE, |hours| Duration::from_secs(hours.saturating_mul(3600)));
+            if older_than < orphans::ORPHAN_AGE_LEAST {
                 return Err(Error::invalid(format!(
                     "{SYSTEM}.remove_orphan_files: files younger than {} hours may belong to a statement that is running",
-                    maintenance::ORPHAN_AGE_LEAST.as_secs() / 3600
+                    orphans::ORPHAN_AGE_LEAST.as_secs() / 3600
                 )));
             }
             Procedure::RemoveOrphanFiles { table, older_than, dry_run: args.boolean("dry_run")?.unwrap_or(true) }
@@ -181,7 +180,7 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
             maintenance::rewrite_manifests(tables, &load(table).await?, deadline).await
         }
         Procedure::RemoveOrphanFiles { table, older_than, dry_run } => {
-            maintenance::remove_orphan_files(tables, &table, older_than, dry_run, deadline).await
+            orphans::remove_orphan_files(tables, &table, older_than, dry_run, deadline).await
         }
         Procedure::RegisterTable { table, metadata_file } => {
             maintenance::register_table(tables, &table, &metadata_file, deadline).await.map(|()| 0)

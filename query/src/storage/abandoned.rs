@@ -6,11 +6,12 @@
 //! What holds: where ages count, an upload of which the store does not say when it began is never old enough.
 //! Limits: [`MOST_PAGES`] answers of at most 1,000 uploads each.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use arrow::compute::kernels::cast_utils::string_to_timestamp_nanos;
 use axum::http::{Method, Uri};
 use datafusion::execution::object_store::ObjectStoreUrl;
+use futures::StreamExt;
 use object_store::ClientOptions;
 use object_store::aws::{AmazonS3, AwsAuthorizer};
 use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody, ReqwestConnector};
@@ -23,6 +24,8 @@ use crate::error::{Error, Result};
 
 /// Answers with uploads that are asked for at a time.
 const MOST_PAGES: usize = 100;
+/// Uploads that are aborted at a time.
+const ABORTED_AT_A_TIME: usize = 16;
 /// Of an answer that is none, so much is told.
 const TOLD_BYTES: usize = 500;
 
@@ -65,6 +68,32 @@ impl Uploads {
             after = next;
         }
         Ok(found)
+    }
+
+    /// Aborts these, until then. How many are gone.
+    async fn abort(&self, uploads: &[Abandoned], deadline: Instant) -> usize {
+        let mut gone = 0;
+        let all = async {
+            let aborts: Vec<_> = uploads.iter().map(|upload| self.abort_one(upload)).collect();
+            let mut aborts = futures::stream::iter(aborts).buffer_unordered(ABORTED_AT_A_TIME);
+            while let Some(is_gone) = aborts.next().await {
+                gone += usize::from(is_gone);
+            }
+        };
+        // The next sweep finds the rest.
+        let _ = tokio::time::timeout_at(deadline.into(), all).await;
+        gone
+    }
+
+    /// Whether it is gone.
+    async fn abort_one(&self, Abandoned { path, id, .. }: &Abandoned) -> bool {
+        match self.s3.abort_multipart(path, id).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => true,
+            Err(error) => {
+                tracing::warn!(%path, %error, "an upload that nobody completes could not be aborted");
+                false
+            }
+        }
     }
 
     /// An answer with uploads, from behind this key and id on.
@@ -149,19 +178,12 @@ impl Storage {
         uploads.abandoned(&format!("{}/", object.path), before).await.map_err(doing)
     }
 
-    /// Aborts uploads below a location. What cannot be aborted is left for the next sweep.
-    pub async fn abort_uploads(&self, location: &str, uploads: &[Abandoned]) -> Result<()> {
+    /// Aborts uploads below a location, until then. What cannot be aborted, or not in time, is left for the next sweep. How many are gone.
+    pub async fn abort_uploads(&self, location: &str, uploads: &[Abandoned], deadline: Instant) -> Result<usize> {
         if uploads.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
-        let bucket = self.uploads_of(location)?;
-        for Abandoned { path, id, .. } in uploads {
-            match bucket.s3.abort_multipart(path, id).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => tracing::warn!(%path, %error, "an upload that nobody completes could not be aborted"),
-            }
-        }
-        Ok(())
+        Ok(self.uploads_of(location)?.abort(uploads, deadline).await)
     }
 
     fn uploads_of(&self, location: &str) -> Result<Uploads> {
@@ -190,7 +212,7 @@ mod tests {
     use super::*;
     use crate::config::S3Config;
 
-    /// An S3 service that has uploads, in two answers, and says what else it was asked.
+    /// An S3 service that has uploads, in two answers, and says what else it was asked. One of them it never ends to abort.
     #[derive(Debug, Clone, Default)]
     struct Service(Arc<Mutex<Vec<String>>>);
 
@@ -215,7 +237,11 @@ mod tests {
                 false if request.method() == Method::GET => FIRST,
                 false => "",
             };
+            let hangs = asked.ends_with("uploadId=hangs");
             self.0.lock().unwrap().push(asked);
+            if hangs {
+                std::future::pending::<()>().await;
+            }
             Ok(HttpResponse::new(answer.to_owned().into()))
         }
     }
@@ -226,9 +252,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn old_uploads_of_a_table_are_found_and_aborted_and_no_others() {
-        let service = Service::default();
+    fn uploads(service: &Service) -> Uploads {
         let s3 = AmazonS3Builder::new()
             .with_endpoint("http://s3.test")
             .with_allow_http(true)
@@ -239,7 +263,27 @@ mod tests {
             .with_http_connector(service.clone())
             .build()
             .unwrap();
-        let uploads = Uploads { s3, client: HttpClient::new(service.clone()), region: "r".to_owned() };
+        Uploads { s3, client: HttpClient::new(service.clone()), region: "r".to_owned() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn aborting_ends_when_its_time_is_over() {
+        let service = Service::default();
+        let upload = |id: &str| Abandoned { path: Path::from("w/t/x"), id: id.to_owned(), began: None };
+        // As many hang as are aborted at a time: behind them none has its turn.
+        let mut some: Vec<_> = (0..3).map(|id| upload(&id.to_string())).collect();
+        some.extend((0..ABORTED_AT_A_TIME).map(|_| upload("hangs")));
+        some.extend((3..9).map(|id| upload(&id.to_string())));
+        let soon = Instant::now() + Duration::from_secs(30);
+        assert_eq!(uploads(&service).abort(&some, soon).await, 3);
+        assert_eq!(service.0.lock().unwrap().len(), 3 + ABORTED_AT_A_TIME);
+        assert_eq!(uploads(&service).abort(&some[..3], soon).await, 3);
+    }
+
+    #[tokio::test]
+    async fn old_uploads_of_a_table_are_found_and_aborted_and_no_others() {
+        let service = Service::default();
+        let uploads = uploads(&service);
         let old = SystemTime::UNIX_EPOCH
             + Duration::from_nanos(string_to_timestamp_nanos("2026-11-28T00:00:00Z").unwrap().unsigned_abs());
         let ids = |found: &[Abandoned]| found.iter().map(|upload| upload.id.clone()).collect::<Vec<_>>();
@@ -248,7 +292,7 @@ mod tests {
         let found = uploads.abandoned("w/t/", Some(old)).await.unwrap();
         assert_eq!(ids(&found), ["1", "2"]);
         assert_eq!(found[1].path.as_ref(), "w/t/data/b&c");
-        uploads.s3.abort_multipart(&found[0].path, &found[0].id).await.unwrap();
+        assert_eq!(uploads.abort(&found[..1], Instant::now() + Duration::from_secs(60)).await, 1);
         let asked = service.0.lock().unwrap();
         assert_eq!(
             asked.as_slice(),
@@ -264,6 +308,6 @@ mod tests {
     async fn where_nothing_is_uploaded_in_parts_nothing_is_there_to_abort() {
         let storage = Storage::new("file:///nowhere".to_owned(), S3Config::default());
         let found = storage.abandoned_uploads("file:///nowhere/t/", None).await.unwrap();
-        storage.abort_uploads("file:///nowhere/t/", &found).await.unwrap();
+        assert_eq!(storage.abort_uploads("file:///nowhere/t/", &found, Instant::now()).await.unwrap(), 0);
     }
 }

@@ -1,8 +1,9 @@
 //! Parsed table metadata, by location. Everything here is immutable, so an entry is never wrong, only dropped when room
 //! is needed. Many that ask for the same location at the same time cause one read.
 //!
-//! Half of the bytes for manifests, a quarter each for metadata.json and manifest lists. What is weighed is the size of the object
-//! times a factor for what it takes once parsed; what weighs more than there is room for is not kept.
+//! Half of the bytes for manifests, a quarter each for metadata.json and manifest lists. Manifests are kept [`Packed`], and weigh what
+//! they take. Of the others, what is weighed is the size of the object times a factor for what it takes once parsed. What weighs more
+//! than there is room for is not kept.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use moka::future::Cache;
 
 use super::Storage;
 use super::io::LakeIo;
+use super::packed::Packed;
 use crate::error::{Error, Result, words_of_panic};
 use crate::table::view;
 
@@ -30,7 +32,7 @@ pub struct MetadataCache {
     file_io: FileIO,
     tables: Weighed<TableMetadata>,
     lists: Weighed<ManifestList>,
-    manifests: Weighed<Manifest>,
+    manifests: Weighed<Packed>,
     views: Weighed<ViewMetadata>,
 }
 
@@ -108,18 +110,36 @@ impl MetadataCache {
     }
 
     /// A manifest's entries, with what they inherit from its place in the list.
-    pub async fn manifest(&self, file: &ManifestFile) -> Result<Arc<Manifest>> {
+    pub async fn manifest(&self, file: &ManifestFile) -> Result<Manifest> {
+        let packed = self.packed(file).await?;
+        there(&file.manifest_path, async move { packed.manifest() }).await
+    }
+
+    /// The same as they are kept.
+    pub async fn packed(&self, file: &ManifestFile) -> Result<Arc<Packed>> {
         let location = file.manifest_path.as_str();
         let load = async {
-            // Decoding takes longer than reading: manifests that are asked for together are decoded on several cores.
             let (of, io) = (file.clone(), self.file_io.clone());
-            let loading = SpawnedTask::spawn(async move { of.load_manifest(&io).await });
-            let loaded = loading.join_unwind().await.map_err(|e| unreadable(location, Error::internal(e)))?;
-            let manifest = loaded.map_err(|e| unreadable(location, e.into()))?;
-            Ok((Arc::new(manifest), weight(file.manifest_length.max(0) as u64)))
+            there(location, async move {
+                let manifest = of.load_manifest(&io).await?;
+                let packed = Packed::new(&manifest)?;
+                let schema = serde_json::to_vec(manifest.metadata().schema()).map_or(0, |json| json.len());
+                let weight = packed.bytes() as u64 + u64::from(weight(schema as u64));
+                Ok((Arc::new(packed), u32::try_from(weight).unwrap_or(u32::MAX)))
+            })
+            .await
         };
         get(&self.manifests, location, load).await
     }
+}
+
+/// Does it in a task: decoding takes longer than reading, and manifests that are asked for together are decoded on several cores.
+async fn there<T: Send + 'static>(
+    location: &str,
+    decoding: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let decoded = SpawnedTask::spawn(decoding).join_unwind().await;
+    decoded.map_err(Error::internal).flatten().map_err(|e| unreadable(location, e))
 }
 
 fn unreadable(location: &str, error: Error) -> Error {
@@ -156,6 +176,7 @@ async fn get<T: Send + Sync + 'static>(
 mod tests {
     use super::*;
     use crate::config::{Config, Options, S3Config};
+    use crate::storage::packed::tests::{described, metadata};
     use crate::table::version::MANIFEST_TARGET_BYTES;
 
     #[test]
@@ -166,6 +187,10 @@ mod tests {
         // As a node's tables have it.
         let cache = MetadataCache::new(storage, config.metadata_cache_bytes / 2);
         let room = cache.manifests.policy().max_capacity().unwrap();
-        assert!(u64::from(weight(MANIFEST_TARGET_BYTES.unsigned_abs())) <= room, "{room} bytes");
+        let files = 1000;
+        let packed = Packed::new(&Manifest::new(metadata(), (0..files).map(described).collect())).unwrap();
+        // Even if each entry took no more than a hundred bytes of it.
+        let most = MANIFEST_TARGET_BYTES.unsigned_abs() / 100 / u64::from(files.unsigned_abs());
+        assert!(packed.bytes() as u64 * most <= room, "{room} bytes");
     }
 }

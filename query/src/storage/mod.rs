@@ -16,15 +16,17 @@
 
 pub mod abandoned;
 pub mod cache;
+mod columns;
 pub mod io;
 mod outside;
+pub mod packed;
 pub mod uploads;
 
 use std::collections::HashMap;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use datafusion::execution::object_store::ObjectStoreUrl;
@@ -502,11 +504,31 @@ impl Storage {
     /// Removes objects of a commit that certainly did not happen. What cannot be removed is left for the sweep.
     pub async fn discard(&self, locations: &[String]) {
         for location in locations {
-            if let Err(error) = self.delete(location).await
-                && error.kind != Kind::NotFound
-            {
-                tracing::warn!(%location, %error, "an unused object could not be removed; the orphan sweep will find it");
+            self.discard_one(location).await;
+        }
+    }
+
+    /// The same of what nothing refers to any more, until then. How many are gone.
+    pub async fn discard_until(&self, locations: &[String], deadline: Instant) -> usize {
+        let mut gone = 0;
+        let all = async {
+            for location in locations {
+                gone += usize::from(self.discard_one(location).await);
             }
+        };
+        // The next sweep finds the rest.
+        let _ = tokio::time::timeout_at(deadline.into(), all).await;
+        gone
+    }
+
+    /// Whether it is gone.
+    async fn discard_one(&self, location: &str) -> bool {
+        match self.delete(location).await {
+            Err(error) if error.kind != Kind::NotFound => {
+                tracing::warn!(%location, %error, "an unused object could not be removed; the orphan sweep will find it");
+                false
+            }
+            _ => true,
         }
     }
 

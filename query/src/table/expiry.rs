@@ -31,6 +31,9 @@ pub const EVERY: Duration = Duration::from_secs(2);
 /// How often where files may have become unused.
 pub const EVERY_WITH_REMOVALS: Duration = Duration::from_secs(60);
 
+/// How long removing what has become unused may take.
+const CLEANED_WITHIN: Duration = Duration::from_secs(600);
+
 /// What an edit has taken out, and the version that it was taken out of.
 type Gone = Arc<Mutex<Option<(Vec<Snapshot>, TableMetadata)>>>;
 
@@ -121,7 +124,8 @@ async fn clean(tables: &Tables, base: &TableMetadata, current: &TableMetadata, g
     let oldest = gone.iter().map(Snapshot::sequence_number).min().unwrap_or_default();
     let since = base.snapshots().filter(|snapshot| snapshot.sequence_number() >= oldest);
     if !only_added(base, since) {
-        return maintenance::remove_unreferenced(tables, base, current, gone).await;
+        let deadline = Instant::now() + CLEANED_WITHIN;
+        return maintenance::remove_unreferenced(tables, base, current, gone, deadline).await;
     }
     let went: HashSet<i64> = gone.iter().map(Snapshot::snapshot_id).collect();
     let line: Vec<&SnapshotRef> = ancestors(base, base.current_snapshot_id()).collect();

@@ -1,5 +1,5 @@
-//! What is done to a table's history and files, and not to its rows: references, expiry, manifests, orphans, and tables that
-//! others have written.
+//! What is done to a table's history and files, and not to its rows: references, expiry, manifests, and tables that others have
+//! written.
 //!
 //! Objects are removed only after the version that no longer refers to them is certainly current, and only if neither that
 //! version nor one that can be gone back to refers to them. After an unknown outcome nothing is removed: the sweep for
@@ -7,15 +7,14 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use iceberg::spec::{
     MAIN_BRANCH, Operation, Snapshot, SnapshotRef, SnapshotReference, SnapshotRetention, TableMetadata,
     TableMetadataBuilder,
 };
 use lake_client::catalog::{CatalogError, TableIdent, TablePointer};
-use object_store::ObjectStore;
 
 use super::commit::{self, Proposal};
 use super::version::{self, Edit, Removed};
@@ -23,22 +22,13 @@ use super::writer::DataFiles;
 use super::{Table, Tables, catalog_error};
 use crate::error::{Error, Kind, Result};
 use crate::planted::{self, Bug};
-use crate::storage::abandoned::Abandoned;
 use crate::storage::cache::MetadataCache;
-use crate::storage::canonical;
 use crate::storage::io::LakeIo;
-
-/// How old a file must be to be taken for an orphan, unless said otherwise ...
-pub const ORPHAN_AGE: Duration = Duration::from_secs(72 * 3600);
-/// ... and at least: a younger one may belong to a statement that is running.
-pub const ORPHAN_AGE_LEAST: Duration = Duration::from_secs(24 * 3600);
 
 /// Snapshots older than this expire, unless the table or the statement says otherwise.
 const SNAPSHOT_AGE_MS: i64 = 5 * 24 * 3600 * 1000;
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
-/// Orphans that are removed before it is looked again whose it is to do that.
-const REMOVED_AT_A_TIME: usize = 100;
 
 /// Makes a snapshot the current one; `ancestor`: only one that the current one comes from.
 pub fn set_current(snapshot: i64, ancestor: bool) -> Edit {
@@ -147,8 +137,9 @@ pub async fn expire_snapshots(
             let Some(base) = base else { return Ok(0) };
             if !gone.is_empty() {
                 let current = tables.cache.table(&pointer.value.metadata_location).await;
+                // Nobody is told of it as a failure: what was asked for is committed.
                 let removed = match current {
-                    Ok(current) => remove_unreferenced(&tables, &base, &current, &gone).await,
+                    Ok(current) => remove_unreferenced(&tables, &base, &current, &gone, deadline).await,
                     Err(error) => Err(error),
                 };
                 if let Err(error) = removed {
@@ -201,25 +192,38 @@ pub(super) fn retained(
 }
 
 /// Removes what the snapshots `gone` of `base` refer to and no snapshot of `current` does.
+///
+/// # Errors
+/// What could not be read; `Deadline`, with how many are gone.
 pub(super) async fn remove_unreferenced(
     tables: &Tables,
     base: &TableMetadata,
     current: &TableMetadata,
     gone: &[Snapshot],
+    deadline: Instant,
 ) -> Result<()> {
-    let kept = reachable(&tables.cache, current, current.snapshots().map(AsRef::as_ref)).await?;
-    let lost = reachable(&tables.cache, base, gone.iter()).await?;
+    let find = async {
+        let kept = reachable(&tables.cache, current, current.snapshots().map(AsRef::as_ref)).await?;
+        let lost = reachable(&tables.cache, base, gone.iter()).await?;
+        Ok((kept, lost))
+    };
+    let (kept, lost) = tokio::time::timeout_at(deadline.into(), find)
+        .await
+        .unwrap_or_else(|_| Err(Error::deadline("which files these are was not found out in time")))?;
     // What lies elsewhere is not the table's own.
     let own = format!("{}/", base.location());
     let is_kept = |location: &String| kept.contains(location) && !planted::has(Bug::ExpiredTooMuch);
     let orphans: Vec<String> =
         lost.into_iter().filter(|location| !is_kept(location) && location.starts_with(&own)).collect();
-    tables.storage.discard(&orphans).await;
-    Ok(())
+    let removed = tables.storage.discard_until(&orphans, deadline).await;
+    match Instant::now() < deadline || removed == orphans.len() {
+        true => Ok(()),
+        false => Err(Error::deadline(format!("{removed} of {} are gone, and there was no more time", orphans.len()))),
+    }
 }
 
 /// The manifest lists, manifests and files of snapshots.
-async fn reachable<'a>(
+pub(super) async fn reachable<'a>(
     cache: &MetadataCache,
     metadata: &TableMetadata,
     snapshots: impl Iterator<Item = &'a Snapshot>,
@@ -270,144 +274,6 @@ pub async fn rewrite_manifests(tables: &Arc<Tables>, table: &Table, deadline: In
             Ok(before as u64)
         })
         .await
-}
-
-/// Removes, or with `dry_run` only counts and logs, what is in the table's location, that nothing of the table refers to,
-/// and that is older than `older_than` by the store's clock. So are uploads to S3 that began before that and were not completed; where they
-/// cannot be listed they stay, and the log says so.
-///
-/// Where it is done under guards they are looked at before each [`REMOVED_AT_A_TIME`] files; those may still go when it is another's to do,
-/// which finds fewer.
-///
-/// # Errors
-/// `Conflict` once it is another's to do.
-/// `NotSupported` if another table lives in the location as well: what that one refers to would look like an orphan.
-pub async fn remove_orphan_files(
-    tables: &Arc<Tables>,
-    ident: &TableIdent,
-    older_than: Duration,
-    dry_run: bool,
-    deadline: Instant,
-) -> Result<u64> {
-    let find = async {
-        let doing = format!("looking up table {ident}");
-        // Listed first: what is written after that is in no list, and what was written before is known to the pointer that is
-        // read then, or too young.
-        let current = tables.metadata.read_table(ident, deadline).await.map_err(|e| catalog_error(&doing, e))?;
-        let current = current.ok_or_else(|| Error::not_found(format!("table {ident} does not exist")))?;
-        let location = tables.cache.table(&current.value.metadata_location).await?.location().to_owned();
-        lives_alone(tables, ident, &location, deadline).await?;
-        let (listed, uploads) = old_objects(tables, &location, older_than).await?;
-        let current = tables.metadata.read_table(ident, deadline).await.map_err(|e| catalog_error(&doing, e))?;
-        let current = current.ok_or_else(|| Error::not_found(format!("table {ident} does not exist")))?;
-        let metadata = tables.cache.table(&current.value.metadata_location).await?;
-        if metadata.location() != location {
-            return Err(Error::conflict(format!("table {ident} was moved or replaced meanwhile; run it again")));
-        }
-        let mut known = reachable(&tables.cache, &metadata, metadata.snapshots().map(AsRef::as_ref)).await?;
-        if planted::has(Bug::SweptLive) {
-            known.clear();
-        }
-        known.insert(current.value.metadata_location.clone());
-        known.extend(current.value.previous_location.clone());
-        known.extend(metadata.metadata_log().iter().map(|entry| entry.metadata_file.clone()));
-        known.extend(metadata.statistics_iter().map(|file| file.statistics_path.clone()));
-        known.extend(metadata.partition_statistics_iter().map(|file| file.statistics_path.clone()));
-        let known = known.iter().map(|location| tables.storage.resolve(location).map(|object| object.path.to_string()));
-        let known: HashSet<String> = known.collect::<Result<_>>()?;
-        let orphans = listed.into_iter().filter(|(path, _)| !known.contains(path)).map(|(_, url)| url);
-        Ok((location, orphans.collect::<Vec<_>>(), uploads))
-    };
-    let (location, orphans, uploads) = tokio::time::timeout_at(deadline.into(), find).await.unwrap_or_else(|_| {
-        Err(Error::deadline(format!("looking for orphans of table {ident}: not done in time; nothing was removed")))
-    })?;
-    for orphan in &orphans {
-        tracing::info!(table = %ident, location = %orphan, dry_run, "an orphan");
-    }
-    for upload in &uploads {
-        tracing::info!(table = %ident, path = %upload.path, dry_run, "an upload that nobody completes");
-    }
-    if !dry_run {
-        remove(tables, ident, &orphans, deadline).await?;
-        for some in uploads.chunks(REMOVED_AT_A_TIME) {
-            let checked = tables.writer.check_guards(deadline).await;
-            checked.map_err(|e| {
-                catalog_error("looking whose it is to do", e)
-                    .while_doing(format_args!("aborting uploads of table {ident}"))
-            })?;
-            tables.storage.abort_uploads(&location, some).await?;
-        }
-    }
-    Ok((orphans.len() + uploads.len()) as u64)
-}
-
-/// Removes orphans for as long as the guards hold, which no commit carries here.
-async fn remove(tables: &Tables, ident: &TableIdent, orphans: &[String], deadline: Instant) -> Result<()> {
-    let mut removed = 0;
-    for some in orphans.chunks(REMOVED_AT_A_TIME) {
-        let checked = tables.writer.check_guards(deadline).await;
-        checked.map_err(|e| {
-            let doing = format!("removing orphans of table {ident}, {removed} of {} are gone", orphans.len());
-            catalog_error("looking whose it is to do", e).while_doing(doing)
-        })?;
-        tables.storage.discard(some).await;
-        removed += some.len();
-    }
-    Ok(())
-}
-
-/// Refuses if another table's location, or its current metadata, is inside this one or around it. One whose metadata cannot be
-/// read is an error, too.
-async fn lives_alone(tables: &Tables, ident: &TableIdent, location: &str, deadline: Instant) -> Result<()> {
-    let directory = |location: &str| format!("{}/", canonical(location.trim_end_matches('/')));
-    let own = directory(location);
-    for (_, idents) in tables.list(deadline).await? {
-        for other in idents.iter().filter(|other| *other != ident) {
-            let doing = format!("looking up table {other}, which may share the location of table {ident}");
-            let pointer = tables.metadata.read_table(other, deadline).await.map_err(|e| catalog_error(&doing, e))?;
-            let Some(pointer) = pointer else { continue };
-            let file = &pointer.value.metadata_location;
-            let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
-            let theirs = directory(metadata.location());
-            if canonical(file).starts_with(&own) || theirs.starts_with(&own) || own.starts_with(&theirs) {
-                return Err(Error::not_supported(format!(
-                    "removing orphans of table {ident}: table {other} lives in {location} as well, and its files would look like \
-                     orphans; nothing was removed"
-                )));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The objects under a location that are old enough: their paths in the store, and their locations. And the uploads that are.
-async fn old_objects(
-    tables: &Tables,
-    location: &str,
-    older_than: Duration,
-) -> Result<(Vec<(String, String)>, Vec<Abandoned>)> {
-    let root = tables.storage.resolve(location)?;
-    let failed = |e| Error::object_store("listing", location, &e);
-    // The clock that counts is the one that dates the objects.
-    let now = tables.storage.clock(&format!("{location}/metadata")).await?;
-    let listed: Vec<_> = root.store.list(Some(&root.path)).try_collect().await.map_err(failed)?;
-    let old = listed.into_iter().filter(|object| {
-        let modified = SystemTime::from(object.last_modified);
-        now.duration_since(modified).is_ok_and(|age| age >= older_than)
-    });
-    let prefix: &str = root.path.as_ref();
-    let located = old.filter_map(|object| {
-        let path = object.location.to_string();
-        let rest = path.strip_prefix(prefix)?.to_owned();
-        Some((path, format!("{location}{rest}")))
-    });
-    let located = located.collect();
-    let Some(before) = now.checked_sub(older_than) else { return Ok((located, Vec::new())) };
-    let uploads = tables.storage.abandoned_uploads(location, Some(before)).await.unwrap_or_else(|error| {
-        tracing::warn!(%error, "uploads that were not completed, if there are any, stay");
-        Vec::new()
-    });
-    Ok((located, uploads))
 }
 
 /// Makes a table of metadata that is there already.

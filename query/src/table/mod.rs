@@ -18,7 +18,7 @@
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
 //! [`staged`] (transactions over several tables), [`expiry`] (snapshots that expire by themselves), [`history`] and [`maintenance`]
-//! (snapshots, manifests, orphans), [`steps`] (where tests have a node die), `undrop` (dropped tables come back), [`view`]
+//! (snapshots, manifests), [`orphans`], [`steps`] (where tests have a node die), `undrop` (dropped tables come back), [`view`]
 //! (views), [`pins`] (the versions of a query that is run later), [`warehouses`] (where tables live),
 //! and [`Tables`] here, which is what the rest of the crate uses.
 //!
@@ -37,6 +37,7 @@ pub mod layout;
 pub mod maintenance;
 pub mod memory;
 pub mod numbers;
+pub mod orphans;
 pub mod pins;
 pub mod queue;
 pub mod scope;

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::ops::Deref;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -9,7 +10,7 @@ use lake_client::store::{
     Applied, Capabilities, ChangeStream, Committed, Error, Leader, Lease, MetaStore, Page, Read, ReadOptions,
     SharedStore, Snapshot,
 };
-use lake_proto::kv::{KeyValue, Revision, Txn};
+use lake_proto::kv::{KeyValue, Op, Revision, Txn};
 
 /// What is done to calls. Without anything of its own it lets all of them through.
 #[async_trait]
@@ -52,6 +53,22 @@ impl<W> Deref for Through<W> {
 
     fn deref(&self) -> &W {
         &self.way
+    }
+}
+
+/// Makes this, once, just before a table is made or changed.
+#[derive(Debug, Default)]
+pub struct Meanwhile(pub Mutex<Option<Txn>>);
+
+#[async_trait]
+impl Way for Meanwhile {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let of_table = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/"));
+        let first = if txn.then.iter().any(of_table) { self.0.lock().unwrap().take() } else { None };
+        if let Some(first) = first {
+            assert!(store.commit(first, by).await?.result.succeeded);
+        }
+        store.commit(txn, by).await
     }
 }
 

@@ -9,6 +9,7 @@ use arrow_flight::flight_service_client::FlightServiceClient;
 use futures::{StreamExt, TryStreamExt};
 use iceberg::spec::{FormatVersion, PrimitiveType, UnboundPartitionSpec};
 use lake_client::memory::MemoryStore;
+use lake_query::client::SqlClient;
 use lake_query::distributed::token;
 use lake_query::flight::keys::TicketKeys;
 use lake_query::{Kind, Options};
@@ -33,6 +34,18 @@ async fn with_table(cluster: &Cluster) {
         let (from, to) = (part * ROWS / 4 + 1, (part + 1) * ROWS / 4);
         run(&client, &format!("INSERT INTO t SELECT value FROM generate_series({from}, {to})")).await;
     }
+}
+
+/// Two nodes with the table. The first, whose client this is, reaches the second through the proxy.
+async fn through_a_proxy() -> (Cluster, Proxy, SqlClient) {
+    let cluster = crate::nodes(2, |options| options).await;
+    with_table(&cluster).await;
+    let proxy = Proxy::to(cluster.nodes[1].flight_address()).await;
+    cluster.nodes[0]
+        .distribute_over(&[cluster.nodes[0].flight_address().to_string(), proxy.address.to_string()])
+        .unwrap();
+    let client = cluster.client(0).await;
+    (cluster, proxy, client)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,13 +123,7 @@ async fn an_error_of_a_row_is_told_as_on_one_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_cannot_be_reached_costs_no_row() {
-    let cluster = crate::nodes(2, |options| options).await;
-    with_table(&cluster).await;
-    let proxy = Proxy::to(cluster.nodes[1].flight_address()).await;
-    cluster.nodes[0]
-        .distribute_over(&[cluster.nodes[0].flight_address().to_string(), proxy.address.to_string()])
-        .unwrap();
-    let client = cluster.client(0).await;
+    let (cluster, proxy, client) = through_a_proxy().await;
     let sum = "SELECT sum(x) FROM t";
     assert_eq!(number(&client, sum).await, ROWS * (ROWS + 1) / 2);
     assert_eq!(counts(&cluster, 0), (1, 0));
@@ -128,13 +135,7 @@ async fn a_node_that_cannot_be_reached_costs_no_row() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_lost_in_the_middle_ends_the_query_with_an_error() {
-    let cluster = crate::nodes(2, |options| options).await;
-    with_table(&cluster).await;
-    let proxy = Proxy::to(cluster.nodes[1].flight_address()).await;
-    cluster.nodes[0]
-        .distribute_over(&[cluster.nodes[0].flight_address().to_string(), proxy.address.to_string()])
-        .unwrap();
-    let client = cluster.client(0).await;
+    let (cluster, proxy, client) = through_a_proxy().await;
     // Far more than is under way at any time.
     let mut rows = client.execute("SELECT x, repeat('a', 500) FROM t", TIMEOUT).await.unwrap();
     let first = rows.next().await.unwrap().unwrap();
@@ -149,13 +150,7 @@ async fn a_node_that_is_lost_in_the_middle_ends_the_query_with_an_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_says_nothing_any_more_ends_the_query_with_an_error() {
-    let cluster = crate::nodes(2, |options| options).await;
-    with_table(&cluster).await;
-    let proxy = Proxy::to(cluster.nodes[1].flight_address()).await;
-    cluster.nodes[0]
-        .distribute_over(&[cluster.nodes[0].flight_address().to_string(), proxy.address.to_string()])
-        .unwrap();
-    let client = cluster.client(0).await;
+    let (cluster, proxy, client) = through_a_proxy().await;
     let mut rows = client.execute("SELECT x, repeat('a', 500) FROM t", TIMEOUT).await.unwrap();
     rows.next().await.unwrap().unwrap();
     proxy.silence();

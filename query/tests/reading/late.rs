@@ -3,11 +3,30 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, Int32Array, Int64Array, StringArray};
+use datafusion::prelude::{SessionConfig, SessionContext};
 use iceberg::spec::{FormatVersion, Literal, NestedField, PrimitiveType, Type, UnboundPartitionSpec};
+use lake_query::scan::LakeTable;
 
 use crate::common::*;
 use crate::foreign::*;
 use crate::warm::{analyzed, metric};
+
+/// DataFusion over these tables, which looks at filters while it decodes wherever that can be, whether it pays or not.
+async fn early(cluster: &Cluster, names: &[&str]) -> SessionContext {
+    let mut config = SessionConfig::new().with_target_partitions(2);
+    config.options_mut().execution.parquet.pushdown_filters = true;
+    let context = SessionContext::new_with_config(config);
+    let tables = cluster.nodes[0].engine().tables();
+    for name in names {
+        let table = tables.load(&[ident(name)], deadline()).await.unwrap().tables.pop().flatten().unwrap();
+        context.register_table(*name, Arc::new(LakeTable::new(tables.clone(), table, deadline()).unwrap())).unwrap();
+    }
+    context
+}
+
+async fn rows(context: &SessionContext, sql: &str) -> Vec<Vec<String>> {
+    rows_of(&context.sql(sql).await.unwrap().collect().await.unwrap())
+}
 
 fn names(ids: std::ops::Range<i64>) -> ArrayRef {
     Arc::new(StringArray::from_iter(ids.map(|id| (id % 7 != 0).then(|| format!("name {id}")))))
@@ -128,8 +147,9 @@ async fn late_columns_have_the_same_rows() {
     for (i, filter) in filters.iter().enumerate() {
         let holds = |row: &&Vec<String>| row[6 + i] == "true";
         let wanted: Vec<Vec<String>> = all.iter().filter(holds).map(|row| row[..6].to_vec()).collect();
-        let found = text(&client, &format!("SELECT {columns} FROM t WHERE {filter} ORDER BY id")).await;
-        assert_eq!(found, wanted, "{filter}");
+        let query = format!("SELECT {columns} FROM t WHERE {filter} ORDER BY id");
+        assert_eq!(rows(&early(&cluster, &["t"]).await, &query).await, wanted, "{filter}");
+        assert_eq!(text(&client, &query).await, wanted, "{filter}");
     }
     // Filters that come while the query runs: of joins and of the first few.
     run(&client, "CREATE TABLE wanted AS SELECT * FROM (VALUES (30, 'name 10'), (5, 'name 400')) AS v(number, label)")
@@ -142,14 +162,51 @@ async fn late_columns_have_the_same_rows() {
         "SELECT id, x FROM {t} AS t ORDER BY missing NULLS FIRST, id DESC LIMIT 7",
         "SELECT min(x), max(number), min(added) FROM {t} AS t WHERE id > 20",
     ] {
-        let (late, early) = (of.replace("{t}", "t"), of.replace("{t}", whole));
-        assert_eq!(text(&client, &late).await, text(&client, &early).await, "{of}");
+        let (early_or_not, whole) = (of.replace("{t}", "t"), text(&client, &of.replace("{t}", whole)).await);
+        assert_eq!(rows(&early(&cluster, &["t", "wanted"]).await, &early_or_not).await, whole, "{of}");
+        assert_eq!(text(&client, &early_or_not).await, whole, "{of}");
     }
 
-    // They are late where that is asked for, and where no filter can fail.
+    // They are late where no filter can fail.
     for (filter, is_late) in [("number = 30", true), ("label = 'name 400'", true), ("number + 1 = 31", false)] {
-        let plan = analyzed(&client, &format!("SELECT id, x FROM t WHERE {filter}")).await;
+        let analyze = format!("EXPLAIN ANALYZE SELECT id, x FROM t WHERE {filter}");
+        let plan = rows(&early(&cluster, &["t"]).await, &analyze).await.concat().join("\n");
         let pruned = metric(&plan, "pushdown_rows_pruned").unwrap_or(0);
         assert_eq!(pruned > 0, is_late, "{filter}: {plan}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn columns_are_late_where_that_pays() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = "value AS id, value * 7919 % 39989 AS k, value % 11 AS digit, CAST(value * 7919 AS VARCHAR) AS wide";
+    let kind = "CASE value % 3 WHEN 0 THEN 'a' WHEN 1 THEN 'b' ELSE 'c' END AS kind";
+    run(&client, &format!("CREATE TABLE facts AS SELECT {columns}, {kind} FROM generate_series(1, 160000)")).await;
+    for (name, keys) in [
+        ("few", "SELECT value AS k FROM generate_series(100, 103)"),
+        ("hundreds", "SELECT value * 200 AS k FROM generate_series(0, 199)"),
+        ("most", "SELECT value AS k FROM generate_series(0, 30000)"),
+    ] {
+        run(&client, &format!("CREATE TABLE {name} AS {keys}")).await;
+    }
+    for (query, is_late) in [
+        ("SELECT wide FROM facts WHERE k = 4711", true),
+        ("SELECT wide FROM facts WHERE k BETWEEN 100 AND 110", true),
+        // Half of them.
+        ("SELECT wide FROM facts WHERE k > 20000", false),
+        // A third of them.
+        ("SELECT wide FROM facts WHERE kind = 'a'", false),
+        // Few, but one column of three is to be late.
+        ("SELECT sum(id) FROM facts WHERE digit = 5 AND k < 500", false),
+        ("SELECT id, wide FROM facts WHERE digit = 5 AND k < 500", true),
+        // A join's values, and its hash table.
+        ("SELECT sum(f.id) FROM facts AS f JOIN few ON f.k = few.k", true),
+        ("SELECT sum(f.id) FROM facts AS f JOIN hundreds AS h ON f.k = h.k", true),
+        ("SELECT sum(f.id) FROM facts AS f JOIN most AS m ON f.k = m.k", false),
+    ] {
+        let plan = analyzed(&client, query).await;
+        let pruned = metric(&plan, "pushdown_rows_pruned").unwrap_or(0);
+        assert_eq!(pruned > 0, is_late, "{query}: {plan}");
     }
 }

@@ -1,11 +1,12 @@
 //! PyIceberg, as its users use it.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use lake_client::memory::MemoryStore;
 use lake_query::Options;
 
-use crate::common::{number, numbers, run, text};
+use crate::common::{Cluster, number, numbers, run, text};
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
 use crate::{cluster, make_from_sql, over, python, uri};
 
@@ -47,12 +48,11 @@ async fn what_pyiceberg_or_sql_deletes_is_gone_for_the_other() {
     python::run(SCRIPT, "sees_what_sql_deleted", &[&uri]).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn tables_on_s3_are_reached_as_the_catalog_says() {
+/// A node whose warehouse is on an S3 service, with the keys in files here; it lends them if it is told to.
+async fn on_s3(dir: &Path, lends: Option<bool>) -> (S3, Cluster) {
     let s3 = S3::start("lake-test").await;
-    let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, value: &str| {
-        let path = dir.path().join(name);
+        let path = dir.join(name);
         std::fs::write(&path, value).unwrap();
         Some(path)
     };
@@ -63,9 +63,17 @@ async fn tables_on_s3_are_reached_as_the_catalog_says() {
         s3_region: Some("us-east-1".into()),
         s3_access_key_file: access.clone(),
         s3_secret_key_file: secret.clone(),
+        rest_lend_credentials: lends,
         ..options
     })
     .await;
+    (s3, cluster)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_on_s3_are_reached_as_the_catalog_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_s3, cluster) = on_s3(dir.path(), None).await;
     let uri = uri(&cluster, 0);
     // Endpoint and region come from the catalog; keys do not.
     let keys = [format!("s3.access-key-id={ACCESS_KEY}"), format!("s3.secret-access-key={SECRET_KEY}")];
@@ -85,24 +93,8 @@ async fn tables_on_s3_are_reached_as_the_catalog_says() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_lent_to_who_asks_where_the_node_may() {
-    let s3 = S3::start("lake-test").await;
     let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, value: &str| {
-        let path = dir.path().join(name);
-        std::fs::write(&path, value).unwrap();
-        Some(path)
-    };
-    let (access, secret) = (file("access", ACCESS_KEY), file("secret", SECRET_KEY));
-    let cluster = over(Arc::new(MemoryStore::new()), 1, |options| Options {
-        warehouse: Some("s3://lake-test/warehouse".into()),
-        s3_endpoint: Some(s3.endpoint.clone()),
-        s3_region: Some("us-east-1".into()),
-        s3_access_key_file: access.clone(),
-        s3_secret_key_file: secret.clone(),
-        rest_lend_credentials: Some(true),
-        ..options
-    })
-    .await;
+    let (_s3, cluster) = on_s3(dir.path(), Some(true)).await;
     let uri = uri(&cluster, 0);
     // PyIceberg asks for keys by itself, and has none of its own here.
     python::run(SCRIPT, "with_lent_keys", &[&uri]).await;

@@ -25,7 +25,9 @@ pub fn interpreter() -> PathBuf {
     if std::fs::read_to_string(&wanted).is_ok_and(|had| had == REQUIREMENTS) {
         return home.join("bin/python");
     }
-    let run = |args: &[&str]| must(bounded(&uv).args(args));
+    // Where it builds it leaves locks.
+    let scratch = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| must(bounded(&uv).env("TMPDIR", scratch.path()).args(args));
     let list = scripts().join("requirements.txt");
     let python = home.join("bin/python");
     run(&["venv", "--quiet", "--clear", home.to_str().unwrap()]);

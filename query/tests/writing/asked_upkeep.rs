@@ -1,38 +1,21 @@
 //! Upkeep that somebody has asked for: what a worker makes of it, and what it leaves if it is not its own any more.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use lake_client::catalog::{Catalog, TableIdent};
 use lake_client::memory::MemoryStore;
 use lake_client::procedures::upkeep::{Answer, RUN, TABLE_UPKEEP, TableUpkeep, Task, What, of_table};
 use lake_client::procedures::{Record, calls, kept};
-use lake_client::store::{Committed, Error, SharedStore};
-use lake_proto::kv::{Op, Txn};
+use lake_client::store::SharedStore;
+use lake_proto::kv::Txn;
 use lake_query::chores::Chores;
 
-use crate::common::store::{Through, Way};
+use crate::common::store::{Meanwhile, Through};
 use crate::common::*;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
-}
-
-/// Makes this, once, just before a table is changed.
-#[derive(Debug, Default)]
-struct Meanwhile(Mutex<Option<Txn>>);
-
-#[async_trait]
-impl Way for Meanwhile {
-    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
-        let of_table = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/"));
-        let first = if txn.then.iter().any(of_table) { self.0.lock().unwrap().take() } else { None };
-        if let Some(first) = first {
-            assert!(store.commit(first, by).await?.result.succeeded);
-        }
-        store.commit(txn, by).await
-    }
 }
 
 /// Submits what the leader has placed at node "n"; gives the transaction that cancels it.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -17,7 +17,7 @@ use lake_query::chores::{Chores, purge};
 use lake_query::janitor::purges::{Purged, round};
 use lake_query::upkeep::{Claim, Guard};
 
-use crate::common::store::{Through, Way, unavailable};
+use crate::common::store::{Meanwhile, Through, Way, unavailable};
 use crate::common::*;
 
 fn soon() -> Instant {
@@ -190,22 +190,6 @@ async fn what_others_have_gone_on_with_was_done_nevertheless() {
     assert_eq!(numbers(&client, "SELECT x FROM renamed").await, [7], "its files are there");
     run(&client, "DROP TABLE renamed PURGE").await;
     assert_eq!(refused(&client, "SELECT x FROM renamed").await.kind, Kind::NotFound);
-}
-
-/// Makes this, once, just before a table is made or changed.
-#[derive(Debug, Default)]
-struct Meanwhile(Mutex<Option<Txn>>);
-
-#[async_trait]
-impl Way for Meanwhile {
-    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
-        let of_table = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/"));
-        let first = if txn.then.iter().any(of_table) { self.0.lock().unwrap().take() } else { None };
-        if let Some(first) = first {
-            assert!(store.commit(first, by).await?.result.succeeded);
-        }
-        store.commit(txn, by).await
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,13 +3,15 @@
 
     src/bench/meta/limits.py target/dist/lake failover [--kills 20]
     src/bench/meta/limits.py target/dist/lake elections [--minutes 10] [--clients 64]
-    src/bench/meta/limits.py target/dist/lake size [--keys 1000000] [--peers 3]
+    src/bench/meta/limits.py target/dist/lake size [--keys 1000000] [--settle 1] [--peers 3]
     src/bench/meta/limits.py target/dist/lake snapshot [--keys 1000000] [--seconds 90]
 
 failover   the leader is killed with SIGKILL under load, again and again: how long nothing succeeds
 elections  full load for some minutes: how often the leader changes
-size       so many keys of 256 B: memory per peer, and how much of that is in huge pages, disk, latency of cas beside that at
-           1,000 keys, with a snapshot being written and without, and the time from all killed to serving
+size       so many keys of 256 B: memory per peer, how much of that the program's own file and huge pages are, and what a key
+           takes beyond the memory at 1,000 keys; disk, latency of cas beside that at 1,000 keys, with a snapshot being written
+           and without, and the time from all killed to serving. Whoever writes many keys has snapshots written: --settle gives
+           them so many seconds of the load to end before it is measured
 snapshot   so many keys of 256 B, then cas in windows of some two seconds: p99 of those in which a peer wrote a snapshot beside
            those in which none did
 
@@ -109,11 +111,12 @@ class Cluster:
         return finished(self.bench(**options))
 
     def memory_mib(self):
-        """Of each peer: resident now, at most so far, and how much of what is resident is in huge pages."""
+        """Of each peer: resident now, at most so far, how much of what is resident are pages of the program's file, which all
+        processes of one machine share, and how much is in huge pages."""
         def of(pid, file, *fields):
             text = pathlib.Path(f"/proc/{pid}/{file}").read_text()
             return [int(re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)[1]) / 1024 for field in fields]
-        return [of(process.pid, "status", "VmRSS", "VmHWM") + of(process.pid, "smaps_rollup", "AnonHugePages")
+        return [of(process.pid, "status", "VmRSS", "VmHWM", "RssFile") + of(process.pid, "smaps_rollup", "AnonHugePages")
                 for process in self.peers.values()]
 
     def disk_mib(self):
@@ -166,23 +169,27 @@ def elections(cluster, args):
 
 
 def size(cluster, args):
-    def cas(keys):
-        done = cluster.measure(load="cas", clients=16, keys=keys, seconds=10)
+    def cas(keys, warmup):
+        done = cluster.measure(load="cas", clients=16, keys=keys, seconds=10, warmup=warmup)
         return done["p50_ms"], done["p99_ms"]
-
-    small = [cas(1000) for _ in range(2)][1]
-    print(f"1,000 keys: cas p50 {small[0]:.2f} ms, p99 {small[1]:.2f} ms", flush=True)
-    began = time.monotonic()
-    p50, p99 = cas(args.keys)
-    print(f"{args.keys:,} keys (written in {time.monotonic() - began - 11:.0f} s): cas p50 {p50:.2f} ms, p99 {p99:.2f} ms, "
-          f"{p50 / small[0]:.2f} and {p99 / small[1]:.2f} times that at 1,000", flush=True)
 
     def figures(when):
         memory, disk = cluster.memory_mib(), cluster.disk_mib()
-        resident = (f"{now:.0f} MiB of memory (at most {peak:.0f}, {huge:.0f} in huge pages)" for now, peak, huge in memory)
+        resident = (f"{now:.0f} MiB of memory (at most {peak:.0f}; {file:.0f} of the program's file, {huge:.0f} in huge pages)"
+                    for now, peak, file, huge in memory)
         print(f"{when}: per peer {', '.join(resident)}; {', '.join(f'{d:.0f} MiB on disk' for d in disk)}", flush=True)
+        return [now for now, *_ in memory]
 
-    figures("after writing")
+    small = [cas(1000, 1) for _ in range(2)][1]
+    print(f"1,000 keys: cas p50 {small[0]:.2f} ms, p99 {small[1]:.2f} ms", flush=True)
+    few = figures("with them")
+    began = time.monotonic()
+    p50, p99 = cas(args.keys, args.settle)
+    measured = (time.time() - 10, time.time())
+    print(f"{args.keys:,} keys (written in {time.monotonic() - began - 10 - args.settle:.0f} s): cas p50 {p50:.2f} ms, p99 {p99:.2f} ms, "
+          f"{p50 / small[0]:.2f} and {p99 / small[1]:.2f} times that at 1,000", flush=True)
+    grown = [(now - then) * 2**20 / (args.keys - 1000) for now, then in zip(figures("after writing"), few)]
+    print(f"a key takes {', '.join(f'{each:.0f}' for each in grown)} bytes of each peer's memory", flush=True)
     for _ in range(2):
         for peer in cluster.peers:
             cluster.kill(peer)
@@ -195,6 +202,8 @@ def size(cluster, args):
         print(f"all killed: a leader after {leads:.2f} s, all serving after {time.monotonic() - began:.2f} s", flush=True)
         time.sleep(2)
         figures("after a restart")
+    beside = sum(max(0, min(last, measured[1]) - max(first, measured[0])) for first, last in cluster.snapshots())
+    print(f"while cas was measured with {args.keys:,} keys, snapshots that were not cut off were being written for {beside:.1f} of 10 s")
 
 
 def snapshot(cluster, args):
@@ -231,6 +240,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--settle", type=float, default=1)
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--keep", action="store_true", help="keep the directory of logs and data")

@@ -196,6 +196,7 @@ impl Simulation {
             endpoints: ids.iter().map(|id| host::endpoint(*id)).collect(),
             timeout: OPERATION_TIMEOUT,
             seed: plan.seed,
+            secret: None,
             dialer: ways.dialer(CLIENTS),
             door: None,
         };

@@ -1,5 +1,6 @@
 //! A cluster of peers in this process, over real gRPC on free ports, with its data in temporary directories.
 
+pub mod directories;
 pub mod hurt;
 pub mod ledger;
 pub mod load;
