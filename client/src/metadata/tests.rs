@@ -429,6 +429,16 @@ async fn one_key_at_a_time_a_dropped_table_waits_for_its_purge_and_comes_back() 
     assert!(writer.undrop_table(&table(), &read, &made, 3, soon()).await.unwrap() && is_there().await);
     assert_eq!(metadata.procedure(&read.id, soon()).await.unwrap().unwrap().record.state, State::Cancelled);
 
+    // The files of one that was made again are gone where its purge was faster than that.
+    let read = dropped().await;
+    let there = writer.create_table(&table(), &made, soon()).await.unwrap();
+    let over = Record { state: State::Done, step: DELETE.to_owned(), ..read.record.clone() };
+    writer.change_procedure(&read, &over, soon()).await.unwrap().unwrap();
+    assert!(!writer.undrop_table(&table(), &read, &made, 3, soon()).await.unwrap(), "it is not had back");
+    assert!(is_there().await, "whoever has made it has to see to it");
+    writer.drop_table(&table(), there.mod_revision, soon()).await.unwrap();
+    writer.create_table(&table(), &made, soon()).await.unwrap();
+
     // Too late; and whoever was replaced changes nothing.
     let read = dropped().await;
     let deletes = Record { step: DELETE.to_owned(), ..read.record.clone() };
