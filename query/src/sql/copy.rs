@@ -103,7 +103,7 @@ fn copy(parser: &mut Parser<'_>, sql: &str) -> Result<Result<Copy>, ParserError>
         return Ok(target(parser)?.map(|to| Copy::To(to, format!("SELECT {names} FROM {table}"))));
     }
     parser.expect_keyword(Keyword::FROM)?;
-    let (path, options) = match file(parser)? {
+    let (path, options, _) = match file(parser)? {
         Ok(file) => file,
         Err(error) => return Ok(Err(error)),
     };
@@ -138,17 +138,21 @@ fn inner(parser: &mut Parser<'_>, sql: &str) -> Result<String, ParserError> {
 }
 
 fn target(parser: &mut Parser<'_>) -> Result<Result<CopyTo>, ParserError> {
-    Ok(file(parser)?.map(|(target, options)| CopyTo { target, options }))
+    Ok(file(parser)?.and_then(|(target, options, is_said)| match options.misnamed(&target, is_said) {
+        Some(error) => Err(error),
+        None => Ok(CopyTo { target, options }),
+    }))
 }
 
-/// A path and options, up to the end.
-fn file(parser: &mut Parser<'_>) -> Result<Result<(String, FileOptions)>, ParserError> {
+/// A path and options, up to the end, and whether they say a format.
+fn file(parser: &mut Parser<'_>) -> Result<Result<(String, FileOptions, bool)>, ParserError> {
     let path = match parser.next_token() {
         TokenWithSpan { token: Token::SingleQuotedString(path), .. } => path,
         other => return parser.expected("a path in single quotes", other),
     };
     let mut options = FileOptions::of(&path);
-    if parser.parse_keywords(&[Keyword::STORED, Keyword::AS]) {
+    let mut is_said = parser.parse_keywords(&[Keyword::STORED, Keyword::AS]);
+    if is_said {
         let format = parser.parse_identifier()?.value;
         if let Err(error) = options.set("format", Some(format)) {
             return Ok(Err(error));
@@ -175,6 +179,7 @@ fn file(parser: &mut Parser<'_>) -> Result<Result<(String, FileOptions)>, Parser
         })?;
         parser.expect_token(&Token::RParen)?;
         for (key, value) in set {
+            is_said |= key.eq_ignore_ascii_case("format");
             if let Err(error) = options.set(&key.to_ascii_lowercase(), value) {
                 return Ok(Err(error));
             }
@@ -182,7 +187,7 @@ fn file(parser: &mut Parser<'_>) -> Result<Result<(String, FileOptions)>, Parser
     }
     let _ = parser.consume_token(&Token::SemiColon);
     parser.expect_token(&Token::EOF)?;
-    Ok(Ok((path, options)))
+    Ok(Ok((path, options, is_said)))
 }
 
 impl CopyFrom {

@@ -30,7 +30,7 @@ use url::Url;
 
 use super::Engine;
 use super::statement::refused;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::scan::footer;
 
 /// Most files that one name may stand for.
@@ -58,6 +58,9 @@ const ENDINGS: [(&str, Format, Option<u8>); 6] = [
     (".jsonl", Format::Json, None),
     (".ndjson", Format::Json, None),
 ];
+
+/// Endings of compressed files.
+const PACKED: [&str; 6] = [".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip"];
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -96,6 +99,22 @@ impl FileOptions {
         let (format, delimiter) =
             ending.map_or((Format::Parquet, None), |(_, format, delimiter)| (*format, *delimiter));
         Self { format, header: None, delimiter, quote: None, null: None, as_text: false, overwrite: false }
+    }
+
+    /// Why nothing should be written under this name, whose ending says that something else is in it; `is_said` is whether a format is.
+    pub fn misnamed(&self, name: &str, is_said: bool) -> Option<Error> {
+        let lower = name.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+        let is_packed = PACKED.iter().any(|ending| lower.ends_with(ending));
+        if is_packed && (!is_said || self.format != Format::Parquet) {
+            return Some(refused(&format!("writing a compressed file but Parquet's own, as {name} is named,")));
+        }
+        let is_known = ENDINGS.iter().any(|(ending, ..)| lower.ends_with(ending));
+        (!is_said && !is_known && lower.contains('.')).then(|| {
+            Error::invalid(format!(
+                "the ending of {name} says no format that lake writes; nothing was done: add (FORMAT parquet), (FORMAT csv) or (FORMAT \
+                 json)"
+            ))
+        })
     }
 
     /// # Errors
@@ -279,16 +298,21 @@ pub async fn table(engine: &Engine, name: &str) -> Result<Arc<dyn TableProvider>
         Format::Json => Arc::new(JsonFormat::default()),
     };
     let footers = state.runtime_env().cache_manager.get_file_metadata_cache();
+    let kind = options.format;
     let schemas: Vec<Schema> = futures::stream::iter(listed)
         .map(|file| {
             let (format, store, footers) = (&format, &place.store, footers.as_ref());
             async move {
                 if options_are_parquet(format) {
                     // With its page index: DataFusion reads what it does not find in the cache, and checks nothing.
-                    footer::read(store.as_ref(), &file, footers, true).await?;
+                    let read = footer::read(store.as_ref(), &file, footers, true).await;
+                    read.map_err(|e| unnamed(path, e))?;
                 }
                 let schema = format.infer_schema(state, store, std::slice::from_ref(&file)).await;
-                schema.map(Arc::unwrap_or_clone).map_err(|e| footer::damaged(&file, Error::from(e)))
+                schema.map(Arc::unwrap_or_clone).map_err(|e| match options_are_parquet(format) {
+                    true => footer::damaged(&file, Error::from(e)),
+                    false => unread(&file, kind, &Error::from(e)),
+                })
             }
         })
         .buffered(LOOKS_IN_FLIGHT)
@@ -303,6 +327,32 @@ pub async fn table(engine: &Engine, name: &str) -> Result<Arc<dyn TableProvider>
     let options = ListingOptions::new(format).with_file_extension(ending);
     let config = ListingTableConfig::new(place.listed).with_listing_options(options).with_schema(Arc::new(schema));
     Ok(Arc::new(ListingTable::try_new(config)?))
+}
+
+/// An error of a file that was read as Parquet as its name says nothing else: which may be all that is wrong with it.
+fn unnamed(path: &str, mut error: Error) -> Error {
+    let lower = path.to_ascii_lowercase();
+    let is_known = ENDINGS.iter().any(|(ending, ..)| lower.ends_with(ending));
+    if error.kind != Kind::Corrupt || is_known {
+        return error;
+    }
+    error.message.push_str(match PACKED.iter().any(|ending| lower.ends_with(ending)) {
+        true => "; its name says nothing else than Parquet to lake, which reads no compressed CSV or JSON: unpack it first",
+        false => {
+            "; its name says no format, so it was read as Parquet: CSV has a name that ends in .csv or .tsv, JSON one in .json, \
+             .jsonl or .ndjson, and COPY FROM takes (FORMAT csv)"
+        }
+    });
+    error
+}
+
+/// An error that says of a file of text that it cannot be understood.
+fn unread(file: &ObjectMeta, format: Format, why: &Error) -> Error {
+    let hint = match format {
+        Format::Json => " (JSON is one object a line)",
+        Format::Csv | Format::Parquet => "",
+    };
+    Error::corrupt(format!("/{} is damaged or not {format}{hint}: {why}", file.location))
 }
 
 fn options_are_parquet(format: &Arc<dyn FileFormat>) -> bool {

@@ -472,6 +472,7 @@ impl Engine {
     pub async fn change(&self, planned: Planned) -> Result<u64> {
         planned.check_bound()?;
         let Planned { tables, faults, state, work, deadline, slot: _slot, .. } = planned;
+        // Boxed: whoever waits for this holds it, level by level, and without optimisation on the stack of each.
         let changing = AssertUnwindSafe(async {
             match work {
                 Work::ChangeRows(dml) => apart(|| dml::run(&tables, &state, &dml, deadline)).await,

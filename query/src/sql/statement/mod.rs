@@ -3,6 +3,7 @@
 
 mod altering;
 mod classify;
+mod dropped;
 mod prepare;
 mod show;
 
@@ -223,6 +224,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         None => statement,
     };
     let mut action = classify::classify(&mut statement)?;
+    dropped::refuse(&mut statement)?;
     match &mut action {
         Action::CreateTable { layout: of_table, .. } => *of_table = layout,
         _ if layout != Layout::default() => return Err(refused("laying out this kind of table")),
@@ -374,6 +376,8 @@ mod tests {
         for (sql, words) in [
             ("UPDATE t SET st.a = 1", "a part of a column"),
             ("UPDATE t SET a = 1 FROM s, u", "several tables"),
+            ("UPDATE t SET a = s.a FROM s WHERE s.b = t.b LIMIT 1", "LIMIT"),
+            ("UPDATE t SET a = s.a FROM s WHERE s.b = t.b RETURNING t.a", "RETURNING"),
             ("UPDATE t JOIN s ON t.a = s.a SET a = 1", "UPDATE of a join"),
             ("COPY t TO 'x.avro' (FORMAT avro)", "format avro"),
             ("ROLLBACK TO SAVEPOINT a", "ROLLBACK"),

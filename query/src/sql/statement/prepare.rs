@@ -187,6 +187,16 @@ fn update_from(update: Update) -> Result<Statement> {
     if !update.table.joins.is_empty() || !source.joins.is_empty() {
         return Err(refused("UPDATE ... FROM with a join; name a subquery, which"));
     }
+    let (or, returning, order_by, limit) = (&update.or, &update.returning, &update.order_by, &update.limit);
+    let clauses = [
+        (or.is_some(), "OR"),
+        (returning.is_some(), "RETURNING"),
+        (!order_by.is_empty(), "ORDER BY"),
+        (limit.is_some(), "LIMIT"),
+    ];
+    if let Some((_, clause)) = clauses.iter().find(|(is_there, _)| *is_there) {
+        return Err(refused(&format!("UPDATE ... FROM with {clause}")));
+    }
     let on = update.selection.unwrap_or_else(|| Expr::value(Value::Boolean(true)));
     let assignments = update.assignments;
     let action = MergeUpdateExpr {
