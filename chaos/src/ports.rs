@@ -28,10 +28,17 @@ pub struct Port {
     number: u16,
     /// Locked.
     lock: File,
+    /// Where that is.
+    path: PathBuf,
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
+        // While it is locked: whoever locks it next finds that it is there no more.
+        if is_at(&self.lock, &self.path) {
+            // One that stays is the next one's.
+            let _ = fs::remove_file(&self.path);
+        }
         // Closing alone would leave it locked while a child that is just being spawned has a copy of the descriptor.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
@@ -82,16 +89,28 @@ pub fn reserve_exactly(number: u16) -> Result<Option<Port>> {
 fn try_reserve(dir: &Path, number: u16) -> Option<Port> {
     // A lock file that another user made cannot be opened: that port is theirs.
     let path = dir.join(format!("{number}.lock"));
-    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
+    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&path).ok()?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
-    is_bindable(number).then_some(Port { number, lock })
+    // Whoever had it may have removed the file in between.
+    let is_there = is_at(&lock, &path);
+    let port = Port { number, lock, path };
+    (is_there && port.is_free()).then_some(port)
+}
+
+/// Whether a path still leads to this file.
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    let identity = |of: fs::Metadata| (of.dev(), of.ino());
+    matches!((file.metadata(), fs::metadata(path)), (Ok(file), Ok(there)) if identity(file) == identity(there))
 }
 
 fn is_bindable(number: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok()
 }
 
-/// One directory for every supervisor on this machine; the files in it are empty and at most one per port.
+/// One directory for every supervisor on this machine. The files in it are empty, at most one per port, and go with their ports
+/// unless a process is killed.
 fn lock_dir() -> Result<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
 
@@ -157,8 +176,10 @@ mod tests {
     #[test]
     fn a_port_is_free_again_once_dropped() {
         let port = reserve().unwrap();
-        let number = port.number();
+        let (number, path) = (port.number(), port.path.clone());
+        assert!(path.exists());
         drop(port);
+        assert!(!path.exists());
         assert_eq!(in_the_end(|| reserve_exactly(number).unwrap()).number(), number);
     }
 
@@ -166,7 +187,7 @@ mod tests {
     fn a_port_somebody_listens_on_is_not_free() {
         let port = reserve().unwrap();
         let listener = TcpListener::bind(port.loopback()).unwrap();
-        assert!(!port.is_free());
+        assert!(!port.is_free() && reserve_exactly(port.number()).unwrap().is_none() && port.path.exists());
         drop(listener);
         in_the_end(|| port.is_free().then_some(()));
     }

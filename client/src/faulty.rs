@@ -15,6 +15,22 @@ use crate::store::{
     Applied, Capabilities, ChangeStream, Committed, Error, Leader, MetaStore, Page, Read, ReadOptions, Snapshot, Token,
 };
 
+/// Waits for what others of this process do.
+pub async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let by = soon();
+    for look in 1u32.. {
+        if is_so() {
+            return;
+        }
+        assert!(clock::now() < by, "waited in vain for {what}");
+        // A clock that is paused goes on only where somebody sleeps: it stays where it is unless this takes unusually long.
+        match look % 1000 {
+            0 => tokio::time::sleep(Duration::from_millis(1)).await,
+            _ => tokio::task::yield_now().await,
+        }
+    }
+}
+
 /// What another does between two sendings of a commit.
 #[derive(Debug, Clone)]
 pub enum Theirs {

@@ -137,13 +137,13 @@ pub struct Options {
     /// Statements that take as long are logged with their text, in milliseconds [default: none]
     #[arg(long, env = "LAKE_QUERY_SLOW_STATEMENT_MS", value_name = "MS")]
     pub slow_statement_ms: Option<u64>,
-    /// Whether SQL may name Parquet files, and the REST catalog register tables, outside the warehouse [default: true on a loopback address, else false]
+    /// Whether SQL may name files, the REST catalog register tables, and tables have local files, outside the warehouse [default: true on a loopback address, else false]
     #[arg(long, env = "LAKE_QUERY_ALLOW_LOCAL_FILES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub allow_local_files: Option<bool>,
     /// How often a worker looks whether the tables of its shards need upkeep, in seconds [default: 30]
     #[arg(long, env = "LAKE_QUERY_UPKEEP_INTERVAL_SECS", value_name = "SECS")]
     pub upkeep_interval_secs: Option<u64>,
-    /// Which queries are spread over several query nodes: off (none), allowed (those of sessions that ask), auto (those that read enough), or on (all) [default: allowed]
+    /// Which queries are spread over several query nodes: off (none), allowed (those of sessions that ask), auto (those that read enough), or on (all) [default: auto]
     #[arg(long, env = "LAKE_QUERY_DISTRIBUTE", value_name = "WHICH")]
     pub distribute: Option<String>,
     /// Queries that read as much of tables' files are spread, in bytes [default: 1073741824]

@@ -110,8 +110,11 @@ pub trait Claim: Send + Sync {
     /// Waits until the table is not certainly this process's any more. Cancel-safe.
     async fn lost(&self, table: Uuid);
 
-    /// Something is about to be done to this table, if it is this process's then; `None`: nothing is any more.
-    fn works_on(&self, _: Option<Uuid>) {}
+    /// Something is about to be done to this table, if it is this process's then.
+    fn begins(&self, _: Uuid) {}
+
+    /// It has ended. Said once for each begin.
+    fn ended(&self, _: Uuid) {}
 }
 
 /// A worker's: the tables of the shards that it leads.
@@ -183,8 +186,12 @@ impl Claim for Worker {
         }
     }
 
-    fn works_on(&self, table: Option<Uuid>) {
-        self.moves.works_on(table);
+    fn begins(&self, table: Uuid) {
+        self.moves.begins(table);
+    }
+
+    fn ended(&self, table: Uuid) {
+        self.moves.ended(table);
     }
 }
 
@@ -269,19 +276,29 @@ pub struct Round {
     pub purged: usize,
 }
 
-/// Something is being done to a table, until it is dropped.
-struct Works(Arc<dyn Claim>);
+/// Something is being done to a table, until it is dropped: by the last who does it, as a commit that was begun goes on where its statement is
+/// given up.
+pub(crate) struct Works {
+    claim: Arc<dyn Claim>,
+    table: Uuid,
+}
 
 impl Works {
-    fn on(claim: &Arc<dyn Claim>, table: Uuid) -> Self {
-        claim.works_on(Some(table));
-        Self(claim.clone())
+    fn on(claim: &Arc<dyn Claim>, table: Uuid) -> Arc<Self> {
+        claim.begins(table);
+        Arc::new(Self { claim: claim.clone(), table })
     }
 }
 
 impl Drop for Works {
     fn drop(&mut self) {
-        self.0.works_on(None);
+        self.claim.ended(self.table);
+    }
+}
+
+impl std::fmt::Debug for Works {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Works").field("table", &self.table).finish_non_exhaustive()
     }
 }
 
@@ -425,10 +442,10 @@ impl Upkeep {
                 continue;
             }
             // Said before the guard is looked at: whoever ends the claim meanwhile finds this, or nothing is begun.
-            let _works = Works::on(&self.claim, uuid);
+            let works = Works::on(&self.claim, uuid);
             let Some(guard) = self.claim.guard(uuid) else { return Ok(()) };
             self.sweeping |= kind == Kind::Sweep;
-            let guarded = self.engine.tables().under(guard);
+            let guarded = self.engine.tables().under(guard, works);
             let statement = Bound::from(kind.statement(&table.ident).as_str());
             let work = async {
                 let planned = self.engine.plan_in(&statement, Some(STATEMENT), &guarded).await?;

@@ -81,7 +81,11 @@ async fn files_are_read_and_loaded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_are_refused_where_they_are_not_allowed() {
     let store = Arc::new(lake_client::memory::MemoryStore::new());
-    let cluster = Cluster::over(store, 1, |options| Options { allow_local_files: Some(false), ..options }).await;
+    let cluster = Cluster::over(store, 2, |options| {
+        let allows = options.dir.as_ref().is_some_and(|dir| dir.ends_with("node1"));
+        Options { allow_local_files: Some(allows), pointer_ttl_ms: Some(0), ..options }
+    })
+    .await;
     let error = refused(&cluster.client(0).await, "SELECT * FROM '/etc/x.parquet'").await;
     assert!(error.kind == Kind::Denied && error.message.contains("allow_local_files"), "{error}");
     let client = cluster.client(0).await;
@@ -105,6 +109,17 @@ async fn files_are_refused_where_they_are_not_allowed() {
     assert_eq!(number(&client, &format!("COPY t TO '{inside}'")).await, 1);
     assert_eq!(number(&client, &format!("COPY t FROM '{inside}'")).await, 1);
     assert_eq!(number(&client, "SELECT count(*) FROM t").await, 2);
+    // Nor are they read because a table has them, where another node has let them into it.
+    let other = cluster.client(1).await;
+    let outside = cluster.dir.path().join("rows.parquet").display().to_string();
+    run(&other, &format!("COPY t TO '{outside}'")).await;
+    run(&other, "CREATE TABLE borrowed (x BIGINT)").await;
+    assert_eq!(number(&other, &format!("CALL system.add_files('borrowed', 'file://{outside}')")).await, 1);
+    assert_eq!(number(&other, "SELECT sum(x) FROM borrowed").await, 2);
+    let error = refused(&client, "SELECT sum(x) FROM borrowed").await;
+    assert!(error.kind == Kind::Denied && error.message.contains("allow_local_files"), "{error}");
+    assert!(error.message.contains(&outside), "{error}");
+    assert_eq!(number(&client, "SELECT sum(x) FROM t").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use lake_client::drains;
 use lake_client::shards::{ShardListing, ShardMove, ShardStatus};
 use serde_json::{Value, json};
@@ -187,6 +187,9 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             let begins = args.mode == Mode::On;
             if args.dry_run {
                 let listing = store.shards(deadline).await?.value;
+                if listing.count == 0 {
+                    bail!("{NO_SHARDS}; nothing would be done");
+                }
                 let told = || would_maintain(&listing, begins);
                 let lost = listing.shards.iter().filter(|shard| shard.remaining.is_none()).count();
                 let changes = listing.maintenance != begins;
@@ -212,9 +215,11 @@ fn would_maintain(listing: &ShardListing, begins: bool) -> String {
     }
 }
 
+const NO_SHARDS: &str = "The cluster has no shards yet: it gets them with its first worker";
+
 fn table(listing: &ShardListing) -> String {
     if listing.count == 0 {
-        return "The cluster has no shards yet: it gets them with its first worker.\n".to_owned();
+        return format!("{NO_SHARDS}.\n");
     }
     let heading = ["SHARD", "STATE", "NODE", "FOLLOWERS", "FENCE", "LEASE LEFT", "SUSPICION", "WHY THERE"];
     let mut rows = vec![heading.map(str::to_owned)];

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lake_chaos::{Cluster, ProcessName, Role};
 
-use crate::common::{PATIENCE, Scratch, TestCluster, lake, until};
+use crate::common::{PATIENCE, Scratch, TestCluster, files, lake, until};
 
 /// No process of the cluster has panicked.
 fn assert_no_panic(dir: &Path) {
@@ -17,18 +17,6 @@ fn assert_no_panic(dir: &Path) {
             assert_eq!(line, None, "{}", log.display());
         }
     }
-}
-
-fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for path in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
-        if path.is_dir() {
-            found.extend(files(&path, extension));
-        } else if path.extension().is_some_and(|e| e == extension) {
-            found.push(path);
-        }
-    }
-    found
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,7 +63,8 @@ async fn a_corrupt_parquet_file_is_named() {
     let sql = cluster.sql(0).await;
     sql.run("CREATE TABLE nation AS SELECT * FROM tpch('nation', 0.01)").await.unwrap();
     let warehouse = cluster.processes.dir().join("warehouse");
-    let data = files(&warehouse, "parquet");
+    let of_rows = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "parquet");
+    let data: Vec<PathBuf> = files(&warehouse).into_iter().filter(of_rows).collect();
     assert_eq!(data.len(), 1);
     let whole = std::fs::read(&data[0]).unwrap();
 

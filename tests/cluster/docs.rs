@@ -2,17 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::common::files;
+
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 fn markdown_files(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
-    entries.flat_map(|p| if p.is_dir() { markdown_files(&p) } else { vec![p] }).filter(|p| is_markdown(p)).collect()
-}
-
-fn is_markdown(path: &Path) -> bool {
-    path.extension().is_some_and(|e| e == "md")
+    files(dir).into_iter().filter(|path| path.extension().is_some_and(|e| e == "md")).collect()
 }
 
 /// The targets of `[text](target)` in a page, without those on the web.

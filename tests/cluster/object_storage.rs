@@ -1,13 +1,11 @@
 //! Tables on an S3 service.
 
-use std::path::{Path, PathBuf};
-
 use futures::TryStreamExt;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectMeta, ObjectStore};
 
-use crate::common::{PATIENCE, Scratch, TestCluster, until};
+use crate::common::{PATIENCE, Scratch, TestCluster, files, until};
 use crate::library::Library;
 use crate::s3::{ACCESS_KEY, S3, SECRET_KEY};
 
@@ -80,16 +78,11 @@ async fn tables_live_on_s3_as_well() {
     let library = Library::new("s3://lake-test/library/meta", "s3://lake-test/library/tables").with(&access);
     library.holds_what_processes_write_that_know_of_nobody().await;
     for secret in [ACCESS_KEY, SECRET_KEY] {
-        let logs = walk(&scratch.path("lake-data")).into_iter().filter(|p| p.extension().is_some_and(|e| e == "log"));
+        let logs = files(&scratch.path("lake-data")).into_iter().filter(|p| p.extension().is_some_and(|e| e == "log"));
         for log in logs {
             let text = std::fs::read_to_string(&log).unwrap();
             assert!(!text.contains(secret), "{} holds a key", log.display());
             assert!(!text.contains("uploads that were not completed, if there are any, stay"), "{}", log.display());
         }
     }
-}
-
-fn walk(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
-    entries.flat_map(|p| if p.is_dir() { walk(&p) } else { vec![p] }).collect()
 }

@@ -2,12 +2,12 @@
 //! part, and the leader after it: all of its files go, and none else.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use lake_chaos::{ProcessName, Role};
 use serde_json::Value;
 
-use crate::common::{PATIENCE, Scratch, TestCluster, lake, table, until};
+use crate::common::{PATIENCE, Scratch, TestCluster, files, lake, table, until};
 
 /// Files of the table that is dropped.
 const FILES: usize = 10_000;
@@ -16,15 +16,6 @@ const WRITTEN: usize = 500;
 /// Where a worker dies (`query/src/chores/purge.rs`).
 const STEPS: [&str; 5] = ["purge-checked", "purge-files", "purge-manifests", "purge-lists", LAST];
 const LAST: &str = "purge-metadata";
-
-pub fn files(dir: &Path) -> BTreeSet<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let below = entries.flat_map(|entry| match entry.path() {
-        path if path.is_dir() => files(&path),
-        path => BTreeSet::from([path]),
-    });
-    below.collect()
-}
 
 /// What `lake meta proc list` says of the only procedure.
 async fn listed(scratch: &Scratch, cluster: &TestCluster) -> Result<Value, String> {

@@ -1,13 +1,12 @@
 //! Two writers of one table, through different query nodes, at the same moment.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lake_chaos::ProcessName;
 use tokio::task::JoinSet;
 
-use crate::common::{PATIENCE, Scratch, TestCluster, until};
+use crate::common::{PATIENCE, Scratch, TestCluster, files, until};
 
 /// Rounds of two INSERTs at once.
 const ROUNDS: i64 = 25;
@@ -46,11 +45,11 @@ async fn no_row_is_lost_when_two_nodes_write_one_table_at_once() {
 async fn a_killed_node_leaves_no_half_of_a_write(cluster: &TestCluster, expected: &[i64]) {
     let [a, b] = [cluster.sql(0).await, cluster.sql(1).await];
     let warehouse = cluster.processes.dir().join("warehouse");
-    let before = files(&warehouse);
+    let before = files(&warehouse).len();
     let large = "INSERT INTO t SELECT l_orderkey FROM tpch('lineitem', 100)";
     let writing = tokio::spawn(async move { a.run(large).await });
     until("a file of the large INSERT", PATIENCE, || async {
-        let now = files(&warehouse);
+        let now = files(&warehouse).len();
         if now > before { Ok(()) } else { Err(format!("{now} files")) }
     })
     .await;
@@ -66,12 +65,6 @@ async fn a_killed_node_leaves_no_half_of_a_write(cluster: &TestCluster, expected
     for node in [&a, &b] {
         cluster.until_rows(node, "SELECT v FROM t ORDER BY v", &expected).await;
     }
-}
-
-/// How many files there are below a directory.
-fn files(dir: &Path) -> usize {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { 1 }).sum()
 }
 
 /// Two writers through each of two nodes, for as long as one has not made its share.

@@ -8,8 +8,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, lake, table, until};
-use crate::purge::files;
+use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, files, lake, table, until};
 use crate::support::free_port;
 
 async fn shards(scratch: &Scratch, cluster: &TestCluster, args: &[&str]) -> Printed {
@@ -270,6 +269,9 @@ async fn a_janitor_does_the_upkeep_where_there_is_no_cluster() {
     assert!(printed.code == Some(0) && !printed.out.contains("purged"), "{printed:?}");
     assert_eq!((of("gone"), of("back")), (gone.clone(), back.clone()));
     assert_eq!(run("SELECT count(*) FROM system.dropped_tables;").await, "2");
+    let all = ["sql", "--meta", &meta, "--warehouse", &warehouse, "-c", "DROP SCHEMA s CASCADE PURGE"];
+    let all = lake(&scratch.path(""), &all).await;
+    assert!(all.code != Some(0) && all.err.contains("one key at a time"), "{all:?}");
     run("UNDROP TABLE s.back; CREATE TABLE s.gone AS SELECT 7::BIGINT AS x;").await;
     // Whoever deletes dies in the middle of it, before what was done is committed, and after that.
     let die_at = scratch.path("die-at");

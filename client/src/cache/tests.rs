@@ -8,7 +8,7 @@ use super::counters::Reason;
 use super::resolve::is_away;
 use super::*;
 use crate::catalog::Namespace;
-use crate::faulty::{FaultyStore, soon};
+use crate::faulty::{FaultyStore, soon, until};
 
 fn pointer(location: &str) -> TablePointer {
     TablePointer { uuid: Uuid::new_v4(), metadata_location: location.into(), previous_location: None }
@@ -160,9 +160,7 @@ async fn the_watch_brings_changes_and_one_confirmation_renews_every_entry() {
     let s = setup(store, CacheConfig::default()).await;
     let mut version = s.cache.subscribe();
     // The watch begins after what there is.
-    while !s.cache.shared.cover().live {
-        tokio::task::yield_now().await;
-    }
+    until("the watch to begin", || s.cache.shared.cover().live).await;
     s.resolve(&s.tables).await;
     let changed = s.swap(0, "2").await.mod_revision;
     version.wait_for(|known| *known >= changed).await.unwrap();
@@ -171,9 +169,9 @@ async fn the_watch_brings_changes_and_one_confirmation_renews_every_entry() {
         tokio::time::advance(Duration::from_millis(600)).await;
         let before = s.cache.counters().calls(Reason::Confirm);
         assert!(s.resolve(&s.tables).await.iter().all(|r| !r.metasrv_away && r.valid_through >= changed));
-        while s.cache.counters().calls(Reason::Confirm) == before || s.cache.shared.confirming.load(Ordering::SeqCst) {
-            tokio::task::yield_now().await;
-        }
+        let confirmed =
+            || s.cache.counters().calls(Reason::Confirm) > before && !s.cache.shared.confirming.load(Ordering::SeqCst);
+        until("a confirmation", confirmed).await;
     }
     assert_eq!(s.loads(), 1, "{:?}", s.cache.counters());
     assert_eq!(s.cache.counters().told, 1);
@@ -207,7 +205,9 @@ async fn what_is_doubted_is_asked_for_and_used_only_while_metasrv_is_away() {
     assert_eq!((location(&old), old.metasrv_away), ("1", true));
     s.store.away.store(false, Ordering::SeqCst);
     // Asking found out that it was away, and it takes a question to find out that it is back.
+    let by = soon();
     while s.resolve(&s.tables[..1]).await[0].metasrv_away {
+        assert!(clock::now() < by, "it is not noticed to be back");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(location(&s.cache.cached(&s.tables[0]).unwrap()), "2");
@@ -236,9 +236,7 @@ async fn a_doubt_stays_until_what_is_cached_was_read_after_it() {
     let store = FaultyStore::default();
     store.watches.store(true, Ordering::SeqCst);
     let s = setup(store, CacheConfig::default()).await;
-    while !s.cache.shared.cover().live {
-        tokio::task::yield_now().await;
-    }
+    until("the watch to begin", || s.cache.shared.cover().live).await;
     s.resolve(&s.tables).await;
     let began = clock::now();
     let first = s.swap(0, "2").await;
@@ -321,9 +319,7 @@ async fn what_is_shown_beside_a_writer_is_what_was_there_at_its_revision() {
     let minute = Duration::from_secs(60);
     let config = CacheConfig { refresh_after: minute, fresh_for: minute, ..CacheConfig::default() };
     let s = setup(store, config).await;
-    while !s.cache.shared.cover().live {
-        tokio::task::yield_now().await;
-    }
+    until("the watch to begin", || s.cache.shared.cover().live).await;
     s.resolve(&s.tables[..1]).await;
     let written = Arc::new(AtomicBool::new(false));
     let readers: Vec<_> = (0..4)
@@ -394,9 +390,8 @@ async fn what_is_used_is_renewed_before_it_is_too_old() {
         tokio::time::advance(config.refresh_after).await;
         let before = s.cache.counters().calls(Reason::Refresh);
         assert!(s.cache.cached(&s.tables[0]).is_some());
-        while s.cache.counters().calls(Reason::Refresh) == before || !s.cache.shared.lock().is_idle() {
-            tokio::task::yield_now().await;
-        }
+        let renewed = || s.cache.counters().calls(Reason::Refresh) > before && s.cache.shared.lock().is_idle();
+        until("a renewal", renewed).await;
     }
     let counters = s.cache.counters();
     assert_eq!((counters.calls(Reason::Refresh), counters.calls(Reason::Expired)), (4, 0));

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::error::Result;
 use super::names::NAMESPACES;
 use super::pointers::{encode, find};
-use super::{Catalog, CatalogError, MAX_RACES, Namespace, TablePointer, claimed, stands};
+use super::{Catalog, CatalogError, MAX_RACES, Namespace, TableIdent, TablePointer, claimed, stands};
 use crate::procedures::drop_namespace::of_namespace;
+use crate::procedures::purge::of_drop;
 use crate::store::{Error, ReadOptions};
 
 /// Most tables and views that are dropped together with their namespace: each is a compare and an operation of one
@@ -131,9 +132,36 @@ impl Catalog {
     ///
     /// # Errors
     /// `NamespaceNotFound`; `IsWarehouse`; `ScopeHeld`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if
-    /// there are more than [`MOST_DROPPED_AT_ONCE`]; the store's.
+    /// there are more than [`MOST_DROPPED_AT_ONCE`], or than the store takes in one transaction; the store's.
     pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
+        self.drop_with_contents(namespace, None, deadline).await
+    }
+
+    /// The same, and submits the purges of its tables in that transaction.
+    ///
+    /// # Errors
+    /// As [`Catalog::drop_namespace_and_contents`]; `Store(Refused)` also if nobody can read what the files of a table are.
+    pub async fn purge_namespace_and_contents(
+        &self,
+        namespace: &Namespace,
+        now_unix_ms: u64,
+        deadline: Instant,
+    ) -> Result<u64> {
+        self.drop_with_contents(namespace, Some(now_unix_ms), deadline).await
+    }
+
+    async fn drop_with_contents(
+        &self,
+        namespace: &Namespace,
+        purged_at_unix_ms: Option<u64>,
+        deadline: Instant,
+    ) -> Result<u64> {
+        let refused = |message: String| {
+            let doing = format!("dropping namespace {namespace} and what is in it");
+            CatalogError::Store(Error::Refused { doing, message })
+        };
         self.drops_namespaces(namespace)?;
+        let most = self.store.capabilities().txn_ops;
         let key = namespace.key();
         let prefixes = [namespace.table_prefix(), namespace.view_prefix()];
         for _ in 0..MAX_RACES {
@@ -143,27 +171,33 @@ impl Catalog {
             when.extend(self.no_warehouse(namespace, deadline).await?);
             when.extend(self.unclaimed(namespace.scope_path()));
             let mut then = vec![Op::delete(&key)];
-            let mut gone = Vec::new();
+            let (mut gone, mut count) = (Vec::new(), 0);
             for prefix in &prefixes {
                 let read = self.store.list_all(prefix, ReadOptions::default(), deadline).await?;
                 when.push(Compare { key: prefix.clone(), condition: Condition::PrefixUnchangedSince(read.revision) });
                 for entry in read.value {
-                    if let Ok(table) = serde_json::from_slice::<TablePointer>(&entry.value) {
-                        gone.push((entry.key.clone(), table.uuid));
+                    let pointer = serde_json::from_slice::<TablePointer>(&entry.value).ok();
+                    if let Some(now_unix_ms) = purged_at_unix_ms.filter(|_| *prefix == prefixes[0]) {
+                        let table = pointer.as_ref().zip(TableIdent::from_key(&entry.key));
+                        let (pointer, table) = table.ok_or_else(|| {
+                            refused(format!("what {} points at cannot be read; nothing was dropped", entry.key))
+                        })?;
+                        let (purge, record) = of_drop(&table, pointer, entry.mod_revision, now_unix_ms);
+                        let purge = crate::procedures::key(&purge);
+                        when.push(Compare::absent(&purge));
+                        then.push(Op::put(purge, record.to_bytes()));
                     }
                     when.push(Compare::mod_revision(&entry.key, entry.mod_revision));
                     then.push(Op::delete(&entry.key));
+                    gone.extend(pointer.map(|pointer| (entry.key, pointer.uuid)));
+                    count += 1;
                 }
             }
-            let count = then.len() as u64 - 1;
-            if count > MOST_DROPPED_AT_ONCE {
-                return Err(CatalogError::Store(Error::Refused {
-                    doing: format!("dropping namespace {namespace} and what is in it"),
-                    message: format!(
-                        "{count} tables and views are in it, and one transaction drops at most {MOST_DROPPED_AT_ONCE}; nothing \
-                         was dropped: drop some of them first"
-                    ),
-                }));
+            if count > MOST_DROPPED_AT_ONCE || when.len().max(then.len()) > most {
+                return Err(refused(format!(
+                    "{count} tables and views are in it, and one transaction drops at most {MOST_DROPPED_AT_ONCE}, and makes at most \
+                     {most} changes in all; nothing was dropped: drop some of them first"
+                )));
             }
             let committed = self.commit(Txn { when, then, otherwise: vec![] }, deadline).await?;
             // As with an empty one.

@@ -128,7 +128,7 @@ impl MetadataWriter {
         };
         loop {
             let now = calls::get(self.catalog().store().as_ref(), &purge.id, deadline).await?;
-            let Some(now) = now.filter(|now| !now.record.state.is_ended()) else { return Ok(true) };
+            let Some(now) = now.filter(|now| !has_ended_in_time(&now.record)) else { return Ok(true) };
             if !waits(&now.record) {
                 // The retention was over before the table was there: shorter than a statement may take.
                 if let Some(made) = &made {
@@ -179,6 +179,12 @@ impl MetadataWriter {
 /// Whether a purge has deleted nothing yet.
 fn waits(purge: &Record) -> bool {
     purge.state == State::Active && [RETAIN, CHECK].contains(&purge.step.as_str())
+}
+
+/// Whether a purge has ended, and had deleted nothing.
+fn has_ended_in_time(purge: &Record) -> bool {
+    let is_early = purge.state == State::Cancelled || [RETAIN, CHECK].contains(&purge.step.as_str());
+    purge.state.is_ended() && is_early
 }
 
 fn undropped(purge: &Record, now_unix_ms: u64) -> Record {

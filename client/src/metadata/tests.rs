@@ -9,7 +9,7 @@ use futures::StreamExt;
 use super::writer::TURN_LIMIT;
 use super::*;
 use crate::cache::counters::Reason;
-use crate::faulty::{FaultyStore, soon};
+use crate::faulty::{FaultyStore, soon, until};
 use crate::memory::MemoryStore;
 use crate::nodes::Record;
 use crate::shards::{self, Route, SETTINGS, Settings};
@@ -27,9 +27,7 @@ fn table() -> TableIdent {
 /// A node of its own over the store.
 async fn node(store: &SharedStore) -> Metadata {
     let metadata = Metadata::new(store.clone(), CacheConfig::default());
-    while metadata.namespaces().is_none() {
-        tokio::task::yield_now().await;
-    }
+    until("its namespaces", || metadata.namespaces().is_some()).await;
     metadata
 }
 
@@ -42,9 +40,7 @@ async fn what_one_node_does_it_sees_at_once_and_others_are_told() {
     let created = one.writer().create_table(&table(), &pointer("1"), soon()).await.unwrap();
     for metadata in [&one, &two] {
         metadata.wait_for_version(created.mod_revision, soon()).await.unwrap();
-        while !metadata.namespaces().unwrap().names.contains(&namespace) {
-            tokio::task::yield_now().await;
-        }
+        until("the namespace", || metadata.namespaces().unwrap().names.contains(&namespace)).await;
         let resolved = metadata.table(&table(), Want::by(soon())).await.unwrap();
         assert_eq!(resolved.pointer().unwrap().value, pointer("1"));
     }
@@ -130,7 +126,10 @@ async fn too_many_namespaces_are_not_kept_and_fewer_are_again() {
     let names: [Namespace; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
     let following = tokio::spawn(copies::follow_at_most(store, copy.clone(), 2));
     let has = async |many: Option<usize>| {
+        // Longer than until it is looked at again.
+        let by = clock::now() + Duration::from_secs(120);
         while copy.load().as_ref().map(|namespaces| namespaces.names.len()) != many {
+            assert!(clock::now() < by, "waited in vain for {many:?} namespaces");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -317,12 +316,12 @@ async fn a_copy_that_is_refused_is_asked_for_again() {
     let before = store.calls.load(Ordering::SeqCst);
     let following = tokio::spawn(copies::follow_at_most(shared, copy.clone(), 2));
     // It was listed, and then refused.
-    while store.calls.load(Ordering::SeqCst) < before + 2 {
-        tokio::task::yield_now().await;
-    }
+    until("both calls", || store.calls.load(Ordering::SeqCst) >= before + 2).await;
     assert!(copy.load().is_none() && !following.is_finished());
     store.watches.store(true, Ordering::SeqCst);
+    let by = soon();
     while copy.load().is_none() {
+        assert!(clock::now() < by, "it is not asked for again");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(copy.load().as_ref().unwrap().names.len(), 1);
@@ -429,6 +428,16 @@ async fn one_key_at_a_time_a_dropped_table_waits_for_its_purge_and_comes_back() 
     writer.create_table(&table(), &made, soon()).await.unwrap();
     assert!(writer.undrop_table(&table(), &read, &made, 3, soon()).await.unwrap() && is_there().await);
     assert_eq!(metadata.procedure(&read.id, soon()).await.unwrap().unwrap().record.state, State::Cancelled);
+
+    // The files of one that was made again are gone where its purge was faster than that.
+    let read = dropped().await;
+    let there = writer.create_table(&table(), &made, soon()).await.unwrap();
+    let over = Record { state: State::Done, step: DELETE.to_owned(), ..read.record.clone() };
+    writer.change_procedure(&read, &over, soon()).await.unwrap().unwrap();
+    assert!(!writer.undrop_table(&table(), &read, &made, 3, soon()).await.unwrap(), "it is not had back");
+    assert!(is_there().await, "whoever has made it has to see to it");
+    writer.drop_table(&table(), there.mod_revision, soon()).await.unwrap();
+    writer.create_table(&table(), &made, soon()).await.unwrap();
 
     // Too late; and whoever was replaced changes nothing.
     let read = dropped().await;

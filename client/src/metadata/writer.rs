@@ -277,11 +277,32 @@ impl MetadataWriter {
     pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
         let tables = self.catalog().list_tables(namespace, deadline).await?;
         let dropped = self.catalog().drop_namespace_and_contents(namespace, deadline).await;
+        self.see_again(namespace, tables);
+        dropped
+    }
+
+    /// [`Catalog::purge_namespace_and_contents`]; reading here sees it from now on.
+    ///
+    /// # Errors
+    /// Its.
+    pub async fn purge_namespace_and_contents(
+        &self,
+        namespace: &Namespace,
+        now_unix_ms: u64,
+        deadline: Instant,
+    ) -> Result<u64> {
+        let tables = self.catalog().list_tables(namespace, deadline).await?;
+        let dropped = self.catalog().purge_namespace_and_contents(namespace, now_unix_ms, deadline).await;
+        self.see_again(namespace, tables);
+        dropped
+    }
+
+    /// Reading these tables here sees what became of them.
+    fn see_again(&self, namespace: &Namespace, tables: Vec<String>) {
         // What is none of lake's names is not cached.
         for table in tables.into_iter().filter_map(|name| TableIdent::new(namespace.clone(), name).ok()) {
             self.metadata.pointers.invalidate(&table);
         }
-        dropped
     }
 
     /// [`Catalog::submit_namespace_drop`], and waits until the namespace is gone, or nothing more comes of it, up to the deadline. Returns
@@ -308,10 +329,7 @@ impl MetadataWriter {
             }
             tokio::time::sleep(DROP_LOOK).await;
         }
-        // What is none of lake's names is not cached.
-        for table in tables.into_iter().filter_map(|name| TableIdent::new(namespace.clone(), name).ok()) {
-            self.metadata.pointers.invalidate(&table);
-        }
+        self.see_again(namespace, tables);
         Ok((id, last))
     }
 

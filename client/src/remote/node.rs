@@ -524,7 +524,8 @@ impl RemoteStore {
         Ok(Read { revision: revision(answer.header), value })
     }
 
-    /// Has the leader send an instruction to a node, and waits for the answer; `one_way`: only until it is sent.
+    /// Has the leader send an instruction to a node, and waits for the answer; `one_way`: only until it is sent, and without a name to all
+    /// nodes that are connected.
     ///
     /// # Errors
     /// As every call. It is not sent again by this call once it may have been carried out.

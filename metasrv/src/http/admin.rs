@@ -430,8 +430,7 @@ struct Maintenance {
 async fn maintenance(allowed: Allowed, Path(state): Path<String>) -> Answer<Maintenance> {
     let maintenance = on_or_off(&state)?;
     if allowed.dry_run {
-        let now = allowed.member.list_shards(&allowed.call).await?.maintenance;
-        let would_change = Some(now != maintenance);
+        let would_change = Some(allowed.member.would_maintain(maintenance, &allowed.call).await?);
         return Ok(Json(Maintenance { dry_run: true, maintenance, revision: None, would_change }));
     }
     let revision = Some(allowed.member.maintain_shards(maintenance, &allowed.call).await?);

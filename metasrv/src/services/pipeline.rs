@@ -156,3 +156,27 @@ fn is_refusal(answer: &v1::PipelineResponse) -> bool {
 fn is_read(answer: &v1::PipelineResponse) -> bool {
     matches!(answer.response, Some(Response::Get(_) | Response::BatchGet(_)))
 }
+
+#[cfg(test)]
+mod tests {
+    use lake_proto::v1::error_detail::Applied;
+
+    use super::*;
+
+    #[test]
+    fn a_stream_without_room_says_that_nothing_was_done_only_if_that_is_so_of_all() {
+        let no_room = || Failure::new(Kind::Overloaded, "no room");
+        let done = v1::PipelineResponse { id: 2, response: Some(Response::Txn(v1::TxnResponse::default())) };
+        let doubtful = failed(3, Failure::unknown("nobody knows"));
+        let told = |answers: &[v1::PipelineResponse], all| {
+            let failure = untold(no_room(), answers, all);
+            assert!(failure.message.ends_with("no room"), "{failure:?}");
+            (failure.kind, failure.applied)
+        };
+        let (nothing, unknown) = ((Kind::Overloaded, Applied::NotApplied), (Kind::Unavailable, Applied::Unknown));
+        assert_eq!(told(&[overloaded(1), overloaded(2)], true), nothing);
+        assert_eq!(told(&[overloaded(1), overloaded(2)], false), unknown, "another one is under way");
+        assert_eq!(told(&[overloaded(1), done], true), unknown);
+        assert_eq!(told(&[overloaded(1), doubtful], true), unknown);
+    }
+}

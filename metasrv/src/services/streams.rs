@@ -163,10 +163,14 @@ impl Streams {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures::StreamExt;
 
     use super::*;
     use crate::peer::shares::Callers;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
 
     fn streams(untaken: Untaken) -> Streams {
         Streams::new(CancellationToken::new(), untaken)
@@ -179,11 +183,14 @@ mod tests {
         let unread = streams.open(&Caller::own(), serve).unwrap();
         // Those in the stream, and one that has no room there.
         let waiting = (MESSAGES_WAITING + 1) * 1u64.encoded_len();
-        while streams.untaken.bytes() < waiting {
-            tokio::task::yield_now().await;
-        }
+        let all_wait = async {
+            while streams.untaken.bytes() < waiting {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, all_wait).await.expect("as many wait");
         streams.stop.cancel();
-        tokio::time::timeout(std::time::Duration::from_secs(30), streams.ended()).await.expect("the task ends");
+        tokio::time::timeout(PATIENCE, streams.ended()).await.expect("the task ends");
         assert!(streams.is_empty());
         drop(unread);
         assert_eq!(streams.untaken.bytes(), 0);
@@ -200,9 +207,7 @@ mod tests {
             messages.end(Failure::invalid("what came of it"));
         };
         let mut answers = streams.open(&Caller::own(), serve).unwrap();
-        while !streams.is_empty() {
-            tokio::task::yield_now().await;
-        }
+        tokio::time::timeout(PATIENCE, streams.ended()).await.expect("the task ends");
         for n in 1..=MESSAGES_WAITING as u64 {
             assert_eq!(answers.next().await.unwrap().unwrap(), n);
         }

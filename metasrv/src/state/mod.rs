@@ -17,6 +17,8 @@ pub mod command;
 mod entry;
 mod hash;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod model;
 #[cfg(test)]
 mod properties;

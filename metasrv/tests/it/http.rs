@@ -112,6 +112,12 @@ async fn operators_see_and_change_what_is_coordinated() {
     let address = |id: u64| cluster.running[&id].http_address().unwrap();
     let ask = async |method: &str, path: &str| http(address(leader), method, path, "").await;
     let store = cluster.client();
+    // Before there are shards a dry run is refused as what it is one of.
+    eventually("it to be refused", async || {
+        let (code, why) = ask("POST", "/v1/shards/maintenance/on?dry_run=true").await;
+        (code == 400 && why.contains("no shards yet")).then_some(())
+    })
+    .await;
     let worker = NodeKeeper::start(cluster.client(), "w", Worker::new());
     let other_worker = NodeKeeper::start(cluster.client(), "x", Worker::new());
 

@@ -15,6 +15,7 @@ mod exactly_once;
 mod faults;
 mod full_disk;
 mod guards;
+mod held_snapshots;
 mod herd;
 mod http;
 mod lease_kills;

@@ -41,12 +41,14 @@ struct Idle {
 impl Node for Idle {
     fn info(&self) -> v1::NodeInfo {
         let roles = vec!["query".to_owned(), "worker".to_owned()];
-        v1::NodeInfo { roles, flight_address: "127.0.0.1:9".to_owned(), ..v1::NodeInfo::default() }
+        let flight_address = "127.0.0.1:9".to_owned();
+        v1::NodeInfo { roles, flight_address, cores: 3, memory_bytes: 4, ..v1::NodeInfo::default() }
     }
 
     fn load(&self) -> v1::NodeLoad {
         let running_statements = self.load.load(Ordering::Relaxed) as u32;
-        v1::NodeLoad { running_statements, ..v1::NodeLoad::default() }
+        let procedures = vec!["in-hand".to_owned()];
+        v1::NodeLoad { running_statements, cache_bytes: 5, cpu_millicores: 6, observed_revision: 7, procedures }
     }
 
     async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
@@ -264,7 +266,20 @@ async fn instructions_reach_a_node_and_their_answers_come_back() {
     // One-way, and then in order behind it one that is answered: the load was set when the next heartbeat told it.
     store.instruct("n", "load", Bytes::from_static(b"four"), true, soon()).await.unwrap();
     assert_eq!(ask(PING, "", PATIENCE).await.unwrap(), Bytes::new());
-    until_listed(&store, "n", |node| node.load.as_ref().is_some_and(|load| load.running_statements == 4)).await;
+    let has = |load: u32| move |node: &NodeStatus| node.load.as_ref().is_some_and(|has| has.running_statements == load);
+    let told = until_listed(&store, "n", has(4)).await;
+    let idle = Idle { load: AtomicUsize::new(4) };
+    assert_eq!((told.info, told.load), (idle.info(), Some(idle.load())), "all of it is what the node says");
+    // To all of them; there is nobody whose answer could be waited for.
+    let other = node(cluster.client(), "m");
+    held(&other).await;
+    let all = store.instruct("", "load", Bytes::from_static(b"seven"), true, soon()).await.unwrap();
+    assert_eq!(all, Bytes::from_static(b"2"));
+    for name in ["n", "m"] {
+        until_listed(&store, name, has(5)).await;
+    }
+    assert!(store.instruct("", PING, Bytes::new(), false, soon()).await.is_err());
+    other.leave(PATIENCE).await;
 
     let late = ask("never", "", Duration::from_secs(5)).await.unwrap_err();
     assert_eq!(late.applied(), lake_client::store::Applied::Unknown, "{late}");

@@ -2,9 +2,11 @@
 //! given it is made ready for, and for one that it was given before it ends what it does.
 //!
 //! What holds: once a worker has answered that it has left a shard, its upkeep does nothing for the shard under a route of before,
-//! whatever its copy of the routes says. What was asked for as a procedure is not its upkeep, and is not fenced by the route.
+//! whatever its copy of the routes says: the statement was given up, and a commit that it had begun, with what that removes afterwards, has
+//! ended. What was asked for as a procedure is not its upkeep, and is not fenced by the route.
 //!
-//! Limits: of a shard [`MOST_WARMED`] tables are read; what is remembered is one revision for each shard.
+//! Limits: of a shard [`MOST_WARMED`] tables are read; what is remembered is one revision for each shard, and the tables that something is
+//! done to. Failure cases: what has not ended after [`LEAVE_WITHIN`] is not waited for, and the answer says so; its fence stops it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -28,8 +30,8 @@ const MOST_WARMED: usize = 1000;
 pub struct Moves {
     /// By shards: routes of before this revision are over.
     over: Mutex<BTreeMap<u32, Revision>>,
-    /// What something is done to.
-    at: watch::Sender<Option<Uuid>>,
+    /// What something is done to, and in how many ways: a commit may end after the statement that has begun it.
+    at: watch::Sender<BTreeMap<Uuid, usize>>,
 }
 
 impl Moves {
@@ -46,9 +48,18 @@ impl Moves {
         own.then_some(Fence { shard, revision: fenced.revision, lease })
     }
 
-    /// What something is done to from now on; `None`: nothing.
-    pub fn works_on(&self, table: Option<Uuid>) {
-        self.at.send_replace(table);
+    /// Something is done to a table from now on.
+    pub fn begins(&self, table: Uuid) {
+        self.at.send_modify(|at| *at.entry(table).or_default() += 1);
+    }
+
+    /// It has ended.
+    pub fn ended(&self, table: Uuid) {
+        self.at.send_modify(|at| {
+            if let Some(more) = at.remove(&table).and_then(|ways| ways.checked_sub(1)).filter(|more| *more > 0) {
+                at.insert(table, more);
+            }
+        });
     }
 
     /// Nothing is done any more for a shard under a route of before this one, and waits until what was begun has ended.
@@ -63,7 +74,7 @@ impl Moves {
             *known = fence.max(*known);
         }
         let mut at = self.at.subscribe();
-        let elsewhere = at.wait_for(|table| table.is_none_or(|table| shard_of(table) != Some(shard)));
+        let elsewhere = at.wait_for(|tables| tables.keys().all(|table| shard_of(*table) != Some(shard)));
         // Its sender is here, so that waiting ends with that or with the time.
         if tokio::time::timeout(LEAVE_WITHIN, elsewhere).await.is_ok() {
             return Ok(());
@@ -106,7 +117,8 @@ mod tests {
             moves.fence(node, lease, 7, &fenced) == Some(Fence { shard: 7, revision: 5, lease })
         };
         assert!(has("n", 3) && !has("m", 3) && !has("n", 4));
-        moves.works_on(Some(of_seven));
+        // The statement, and a commit of its.
+        (0..2).for_each(|_| moves.begins(of_seven));
         // Another shard's work is not waited for.
         assert_eq!(leaves(8, 3).await.unwrap(), Ok(()));
         let waits = leaves(7, 6);
@@ -114,14 +126,18 @@ mod tests {
         assert!(!has("n", 3), "whatever the copy of the routes says");
         assert!(moves.is_over(7, 5) && !moves.is_over(7, 6) && !moves.is_over(9, 1));
         assert!(!waits.is_finished());
-        moves.works_on(Some(of_eight));
+        moves.ended(of_seven);
+        moves.begins(of_eight);
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished(), "the commit goes on");
+        moves.ended(of_seven);
         assert_eq!(waits.await.unwrap(), Ok(()));
         // One that comes late says nothing new.
         assert_eq!(leaves(7, 4).await.unwrap(), Ok(()));
         assert!(moves.is_over(7, 5));
         let ends = leaves(8, 4).await.unwrap().unwrap_err();
         assert!(ends.contains("shard 8 has not ended"), "{ends}");
-        moves.works_on(None);
+        moves.ended(of_eight);
         assert_eq!(leaves(8, 4).await.unwrap(), Ok(()));
     }
 }

@@ -104,9 +104,9 @@ pub enum Policy {
     /// Spreads no query, whatever a session asks for.
     Off,
     /// As a session asks, and no query of others.
-    #[default]
     Allowed,
     /// As a session asks; of others, the queries that read enough.
+    #[default]
     Auto,
     /// As a session asks; of others, every query that can be.
     On,

@@ -10,10 +10,25 @@ use lake_client::memory::MemoryStore;
 use lake_client::store::SharedStore;
 
 use super::guard::PANICS;
+use super::{Mode, Policy};
 use crate::client::SqlClient;
 use crate::{Config, Options, QueryNode};
 
 const TIMEOUT: Option<Duration> = Some(Duration::from_secs(60));
+
+#[test]
+fn large_queries_are_spread_unless_somebody_says_otherwise() {
+    assert_eq!(Policy::default().mode(None), Mode::Auto);
+    for (policy, unasked, asked) in [
+        ("off", Mode::Off, Mode::Off),
+        ("allowed", Mode::Off, Mode::On),
+        ("auto", Mode::Auto, Mode::On),
+        ("on", Mode::On, Mode::On),
+    ] {
+        let policy: Policy = policy.parse().unwrap();
+        assert_eq!((policy.mode(None), policy.mode(Some(Mode::On))), (unasked, asked), "{policy:?}");
+    }
+}
 
 async fn node(dir: &std::path::Path, name: &str, store: SharedStore) -> QueryNode {
     let options = Options {

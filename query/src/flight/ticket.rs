@@ -29,10 +29,13 @@ use crate::error::{Error, Result};
 use crate::outcomes::now_ms;
 use crate::sql::bound::{self, Bound};
 use crate::sql::session::Settings;
+use crate::table::orphans::ORPHAN_AGE_LEAST;
 use crate::table::pins::Pins;
 
 /// How long a plan may be redeemed.
 pub const LIFETIME: Duration = Duration::from_secs(10 * 60);
+const _: () =
+    assert!(LIFETIME.as_secs() < ORPHAN_AGE_LEAST.as_secs(), "what a plan names may be removed before it expires");
 /// What a plan begins with; JSON does not.
 const PLAN: u8 = 1;
 /// What separates JSON, which never holds it, from values.

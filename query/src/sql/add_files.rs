@@ -314,15 +314,15 @@ impl<'a> Adopter<'a> {
                 constants.insert(field.source_id, value);
             }
         }
-        if stored.fields().iter().any(has_ids)
-            && let Some(column) = without_id(stored.fields(), "")
-        {
+        let by_ids = stored.fields().iter().any(has_ids);
+        if by_ids && let Some(column) = without_id(stored.fields(), "") {
             return Err(Error::invalid(format!(
                 "its column {column} has no field id, and others have: write the file without any, as COPY does, or with all"
             )));
         }
         let columns = self.rules.check_file(self.columns.clone(), stored, constants.clone())?;
-        check_known(metadata, &columns, schema.as_struct().fields(), "")?;
+        // By which other names columns go without ids is for the table's name mapping to say.
+        check_known(by_ids.then_some(metadata.as_ref()), &columns, schema.as_struct().fields(), "")?;
         let mut leaves = Vec::new();
         leaf_ids(&columns, &mut leaves);
         let bounded: HashSet<i32> = columns
@@ -394,9 +394,10 @@ fn without_id<'a>(columns: impl IntoIterator<Item = &'a FieldRef>, within: &str)
     })
 }
 
-/// Whether each column of a file is one of these of the table, under a name that it has or had, and so are its parts.
+/// Whether each column of a file is one of these of the table, and so are its parts: under a name that it has or had in this `history`,
+/// if that matters.
 fn check_known<'a>(
-    metadata: &TableMetadata,
+    history: Option<&TableMetadata>,
     columns: impl IntoIterator<Item = &'a FieldRef>,
     known: &[NestedFieldRef],
     within: &str,
@@ -405,24 +406,27 @@ fn check_known<'a>(
         let path = format!("{within}{}", column.name());
         let of_table = field_id(column).and_then(|id| known.iter().find(|field| field.id == id));
         let Some(field) = of_table else { return Err(Error::invalid(format!("the table has no column {path}"))) };
-        if field.name != *column.name() && field_was_never(metadata, field.id, column.name()) {
+        if let Some(history) = history
+            && field.name != *column.name()
+            && field_was_never(history, field.id, column.name())
+        {
             return Err(Error::invalid(format!(
                 "its column {path} has the id {} of the table's column {within}{}",
                 field.id, field.name
             )));
         }
-        check_parts(metadata, column, field, &path)?;
+        check_parts(history, column, field, &path)?;
     }
     Ok(())
 }
 
 /// The same of the parts of a column that is the table's `field`.
-fn check_parts(metadata: &TableMetadata, column: &FieldRef, field: &NestedFieldRef, path: &str) -> Result<()> {
+fn check_parts(history: Option<&TableMetadata>, column: &FieldRef, field: &NestedFieldRef, path: &str) -> Result<()> {
     let within = format!("{path}.");
     let parts = parts_of(column.data_type());
     let by_place = match field.field_type.as_ref() {
         Type::Primitive(_) => return Ok(()),
-        Type::Struct(fields) => return check_known(metadata, parts, fields.fields(), &within),
+        Type::Struct(fields) => return check_known(history, parts, fields.fields(), &within),
         // Writers call these as they please.
         Type::List(list) => vec![&list.element_field],
         Type::Map(map) => vec![&map.key_field, &map.value_field],
@@ -432,7 +436,7 @@ fn check_parts(metadata: &TableMetadata, column: &FieldRef, field: &NestedFieldR
         if field_id(part) != Some(field.id) {
             return Err(Error::invalid(format!("its column {path} does not have the table's id {}", field.id)));
         }
-        check_parts(metadata, part, field, &path)?;
+        check_parts(history, part, field, &path)?;
     }
     Ok(())
 }

@@ -97,7 +97,7 @@ use computing::ComputeThreads;
 use ddl::Ddl;
 use faults::Faults;
 use memory::SharedMemory;
-use procedures::Procedure;
+use procedures::{Procedure, apart};
 use statement::{Action, Command};
 
 /// The name of the one catalog.
@@ -188,6 +188,9 @@ impl Engine {
         let spill = config.dir.join("spill");
         prepare_spill(&spill)
             .map_err(|e| Error::storage(format!("preparing the spill directory {}: {e}", spill.display())))?;
+        if !config.allow_local_files {
+            tables.storage.keep_to_warehouses();
+        }
         let memory = SharedMemory::new(config.memory_limit_bytes, config.statement_memory_bytes);
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_pool(memory.statement())
@@ -469,12 +472,13 @@ impl Engine {
     pub async fn change(&self, planned: Planned) -> Result<u64> {
         planned.check_bound()?;
         let Planned { tables, faults, state, work, deadline, slot: _slot, .. } = planned;
+        // Boxed: whoever waits for this holds it, level by level, and without optimisation on the stack of each.
         let changing = AssertUnwindSafe(async {
             match work {
-                Work::ChangeRows(dml) => dml::run(&tables, &state, &dml, deadline).await,
-                Work::Call(call) => procedures::run(&tables, &state, *call, deadline).await,
-                Work::CopyTo { plan, overwrite } => copy::run(self, &state, &plan, overwrite, deadline).await,
-                Work::Ddl(ddl) => ddl::run(&tables, &state, *ddl, deadline).await,
+                Work::ChangeRows(dml) => apart(|| dml::run(&tables, &state, &dml, deadline)).await,
+                Work::Call(call) => apart(|| procedures::run(&tables, &state, *call, deadline)).await,
+                Work::CopyTo { plan, overwrite } => apart(|| copy::run(self, &state, &plan, overwrite, deadline)).await,
+                Work::Ddl(ddl) => apart(|| ddl::run(&tables, &state, *ddl, deadline)).await,
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }
         });

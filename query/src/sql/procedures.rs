@@ -3,6 +3,7 @@
 //! Arguments come in order or by name (`name => value`); a value may be any expression of constants. The answer is a count.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,7 @@ use super::statement::{normalize, refused};
 use super::system::SYSTEM;
 use super::{CATALOG, Engine};
 use crate::error::{Error, Result};
+use crate::table::version::Edit;
 use crate::table::{Table, Tables, history, maintenance, numbers, orphans};
 
 /// A procedure and what it is called with.
@@ -145,51 +147,83 @@ fn check_readable(engine: &Engine, location: &str) -> Result<()> {
 
 /// Does it and returns the count.
 pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, deadline: Instant) -> Result<u64> {
-    let load = |ident: TableIdent| async move { load(tables, &ident, deadline).await };
+    let load = move |ident: TableIdent| async move { load(tables, &ident, deadline).await };
+    let edited = move |ident: TableIdent, edit: Edit| async move {
+        let table = load(ident).await?;
+        tables.edit(&table, edit, deadline).await.map(|()| 0)
+    };
     match call {
         Procedure::RollbackToSnapshot { table, snapshot } => {
-            let edit = maintenance::set_current(snapshot, true);
-            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+            apart(move || edited(table, maintenance::set_current(snapshot, true))).await
         }
         Procedure::SetCurrentSnapshot { table, snapshot } => {
-            let edit = maintenance::set_current(snapshot, false);
-            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+            apart(move || edited(table, maintenance::set_current(snapshot, false))).await
         }
         Procedure::CherrypickSnapshot { table, snapshot } => {
-            history::cherrypick_snapshot(tables, &load(table).await?, snapshot, deadline).await.map(|()| 0)
+            let picked = move || async move {
+                let table = load(table).await?;
+                history::cherrypick_snapshot(tables, &table, snapshot, deadline).await.map(|()| 0)
+            };
+            apart(picked).await
         }
         Procedure::FastForward { table, branch, to } => {
-            let edit = history::fast_forward(branch, to);
-            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+            apart(move || edited(table, history::fast_forward(branch, to))).await
         }
         Procedure::CreateRef { table, name, snapshot, branch } => {
-            let edit = maintenance::create_ref(name, snapshot, branch);
-            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+            apart(move || edited(table, maintenance::create_ref(name, snapshot, branch))).await
         }
         Procedure::DropRef { table, name, branch } => {
-            let edit = maintenance::drop_ref(name, branch);
-            tables.edit(&load(table).await?, edit, deadline).await.map(|()| 0)
+            apart(move || edited(table, maintenance::drop_ref(name, branch))).await
         }
         Procedure::ExpireSnapshots { table, older_than_ms, retain_last } => {
-            maintenance::expire_snapshots(tables, &load(table).await?, older_than_ms, retain_last, deadline).await
+            let expired = move || async move {
+                let table = load(table).await?;
+                maintenance::expire_snapshots(tables, &table, older_than_ms, retain_last, deadline).await
+            };
+            apart(expired).await
         }
         Procedure::RewriteDataFiles { table, strategy } => {
-            rewrite::rewrite_data_files(tables, state, &load(table).await?, &strategy, deadline).await
+            let rewritten = move || async move {
+                let table = load(table).await?;
+                rewrite::rewrite_data_files(tables, state, &table, &strategy, deadline).await
+            };
+            apart(rewritten).await
         }
         Procedure::RewriteManifests { table } => {
-            maintenance::rewrite_manifests(tables, &load(table).await?, deadline).await
+            let rewritten = move || async move {
+                let table = load(table).await?;
+                maintenance::rewrite_manifests(tables, &table, deadline).await
+            };
+            apart(rewritten).await
         }
         Procedure::RemoveOrphanFiles { table, older_than, dry_run } => {
-            orphans::remove_orphan_files(tables, &table, older_than, dry_run, deadline).await
+            let removed = move || async move {
+                orphans::remove_orphan_files(tables, &table, older_than, dry_run, deadline).await
+            };
+            apart(removed).await
         }
         Procedure::RegisterTable { table, metadata_file } => {
-            maintenance::register_table(tables, &table, &metadata_file, deadline).await.map(|()| 0)
+            let registered = move || async move {
+                maintenance::register_table(tables, &table, &metadata_file, deadline).await.map(|()| 0)
+            };
+            apart(registered).await
         }
         Procedure::AddFiles { table, source, dry_run } => {
             let footers = state.runtime_env().cache_manager.get_file_metadata_cache();
-            add_files::add_files(tables, footers.as_ref(), &load(table).await?, &source, dry_run, deadline).await
+            let added = move || async move {
+                let table = load(table).await?;
+                add_files::add_files(tables, footers.as_ref(), &table, &source, dry_run, deadline).await
+            };
+            apart(added).await
         }
     }
+}
+
+/// A future on the heap, made in a frame of its own: else what runs one of many has room for each of them on its stack, and so has
+/// whatever it is part of.
+#[inline(never)]
+pub(super) fn apart<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    Box::pin(make())
 }
 
 async fn load(tables: &Tables, ident: &TableIdent, deadline: Instant) -> Result<Table> {

@@ -205,13 +205,12 @@ pub async fn run(tables: &Tables, statement: SchemaStatement, deadline: Instant)
         SchemaStatement::Drop { name, if_exists, purge, .. } => {
             let doing = format!("dropping schema {name} and what is in it");
             let in_steps = tables.metadata.runs_procedures();
-            if *purge && !in_steps {
-                return Err(Error::not_supported(format!(
-                    "{doing}: PURGE needs a metadata cluster, whose leader has the files deleted, and this node's metadata is not in one; \
-                     nothing was dropped"
-                )));
-            }
-            let at_once = if *purge { None } else { Some(writer.drop_namespace_and_contents(name, deadline).await) };
+            let at_once = match (*purge, in_steps) {
+                (true, true) => None,
+                // The janitor sees to the files.
+                (true, false) => Some(writer.purge_namespace_and_contents(name, now_ms(), deadline).await),
+                (false, _) => Some(writer.drop_namespace_and_contents(name, deadline).await),
+            };
             let is_more = matches!(at_once, None | Some(Err(CatalogError::Store(store::Error::Refused { .. }))));
             let done = match at_once {
                 Some(done) if !(is_more && in_steps) => done,

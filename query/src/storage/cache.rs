@@ -111,7 +111,8 @@ impl MetadataCache {
 
     /// A manifest's entries, with what they inherit from its place in the list.
     pub async fn manifest(&self, file: &ManifestFile) -> Result<Manifest> {
-        let packed = self.packed(file).await?;
+        // Boxed, as every load: many wait for manifests, and hold what they wait for.
+        let packed = Box::pin(self.packed(file)).await?;
         there(&file.manifest_path, async move { packed.manifest() }).await
     }
 
@@ -166,7 +167,7 @@ async fn get<T: Send + Sync + 'static>(
             Err(unreadable(location, damaged))
         })
     };
-    match cache.try_get_with_by_ref(location, guarded).await {
+    match cache.try_get_with_by_ref(location, Box::pin(guarded)).await {
         Ok((value, _)) => Ok(value),
         Err(error) => Err(Error::clone(&error)),
     }

@@ -24,7 +24,7 @@ pub mod uploads;
 
 use std::collections::HashMap;
 use std::path::{Path as FsPath, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -93,6 +93,8 @@ pub struct Storage {
     /// The other warehouses. Changed only while `buckets` is locked.
     warehouses: RwLock<Arc<Warehouses>>,
     buckets: Mutex<HashMap<String, Bucket>>,
+    /// Whether files of this machine are only those of warehouses.
+    keeps_to_warehouses: AtomicBool,
     /// What makes the requests to S3, whoever wants them: a connection is served by the runtime that has opened it. `None` where
     /// the storage was made outside of one.
     io: Option<Handle>,
@@ -165,6 +167,7 @@ impl Storage {
             local: Arc::new(LocalFileSystem::new()),
             warehouses: RwLock::default(),
             buckets: Mutex::default(),
+            keeps_to_warehouses: AtomicBool::new(false),
             io: Handle::try_current().ok(),
             uploads: TaskTracker::new(),
             metadata_reads: AtomicU64::new(0),
@@ -225,6 +228,19 @@ impl Storage {
         !location.split('/').any(|part| part == "..")
             && (warehouse::is_under(location, &self.warehouse)
                 || self.warehouses().profiles.values().any(|profile| profile.holds(location)))
+    }
+
+    /// From now on files of this machine are only those of warehouses, whatever the metadata of a table names.
+    pub fn keep_to_warehouses(&self) {
+        self.keeps_to_warehouses.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is a file of this machine, outside of every warehouse that this node knows, and those are not to be had.
+    pub fn refuses(&self, location: &str) -> bool {
+        self.keeps_to_warehouses.load(Ordering::Relaxed)
+            && (location.starts_with('/') || location.starts_with("file:"))
+            && !self.is_in_warehouse(location)
+            && !self.is_in_warehouse(&canonical(location))
     }
 
     /// Whether a warehouse says how a bucket is reached, as far as this node knows.
@@ -312,8 +328,18 @@ impl Storage {
     /// Takes a location apart.
     ///
     /// # Errors
-    /// `Invalid` for a scheme lake does not know, and for what cannot be a path.
+    /// `Invalid` for a scheme lake does not know, and for what cannot be a path; `Denied` for what is refused ([`Storage::refuses`]).
     pub fn resolve(&self, location: &str) -> Result<Object> {
+        match self.refuses(location) {
+            true => Err(Error::denied(format!(
+                "location {location}: this node reads and writes no files outside of its warehouses; allow_local_files in its \
+                 configuration allows it"
+            ))),
+            false => self.take_apart(location),
+        }
+    }
+
+    fn take_apart(&self, location: &str) -> Result<Object> {
         let wrong = |why: String| Error::invalid(format!("location {location}: {why}"));
         let parse = |path: &str| Path::parse(path).map_err(|e| wrong(e.to_string()));
         if let Some(rest) = location.strip_prefix("s3://").or_else(|| location.strip_prefix("s3a://")) {
@@ -534,7 +560,7 @@ impl Storage {
 
     /// The stores behind `locations`, for DataFusion's registry.
     pub fn url_and_store(&self, location: &str) -> Result<(Url, Arc<dyn ObjectStore>)> {
-        let object = self.resolve(location)?;
+        let object = self.take_apart(location)?;
         let url: &Url = object.url.as_ref();
         Ok((url.clone(), object.store))
     }

@@ -75,7 +75,7 @@ use crate::scan::deletes::DeleteCache;
 use crate::storage::Storage;
 use crate::storage::cache::MetadataCache;
 use crate::storage::io::LakeIo;
-use crate::upkeep::Guard;
+use crate::upkeep::{Guard, Works};
 use append::Appends;
 use commit::Proposal;
 use conflict::Reads;
@@ -119,6 +119,8 @@ pub struct Tables {
     pub(crate) scope: Scope,
     /// What the summary of every snapshot says besides.
     notes: Arc<BTreeMap<&'static str, String>>,
+    /// Upkeep that this is used for.
+    _works: Option<Arc<Works>>,
 }
 
 /// One version of a table, as a statement sees it.
@@ -162,6 +164,7 @@ impl Tables {
             last_look: LastLook::default(),
             scope: Scope::Plain,
             notes: Arc::default(),
+            _works: None,
         })
     }
 
@@ -175,10 +178,11 @@ impl Tables {
         Arc::new(Self { writer: self.writer.guarded(guards), ..self.clone() })
     }
 
-    /// The same, under a guard of upkeep: its snapshots say which.
-    pub fn under(&self, guard: Guard) -> Arc<Self> {
+    /// The same, under a guard of upkeep: its snapshots say which. Whatever goes on with it, a commit say, is work.
+    pub(crate) fn under(&self, guard: Guard, works: Arc<Works>) -> Arc<Self> {
         let Guard { compares, notes } = guard;
-        Arc::new(Self { writer: self.writer.guarded(compares), notes: Arc::new(notes), ..self.clone() })
+        let (writer, notes) = (self.writer.guarded(compares), Arc::new(notes));
+        Arc::new(Self { writer, notes, _works: Some(works), ..self.clone() })
     }
 
     /// What changes are made with: where they are one operation, its outcome is left with the first.

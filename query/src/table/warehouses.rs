@@ -91,12 +91,15 @@ impl Tables {
         Ok(known())
     }
 
-    /// Looks for the warehouse of a location in a bucket that the node does not know, or waits for who does so already.
+    /// Looks for the warehouse of a location that the node does not know, or waits for who does so already.
     ///
     /// # Errors
     /// As [`Tables::learn_warehouses`].
     pub(crate) async fn find_bucket(&self, location: &str, deadline: Instant) -> Result<()> {
-        let unknown = || warehouse::bucket(location).is_some_and(|bucket| !self.storage.knows_bucket(bucket));
+        let unknown = || match warehouse::bucket(location) {
+            Some(bucket) => !self.storage.knows_bucket(bucket),
+            None => self.storage.refuses(location),
+        };
         if !unknown() {
             return Ok(());
         }

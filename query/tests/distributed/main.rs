@@ -11,6 +11,8 @@ mod deletes;
 mod foreign;
 mod nodes;
 mod proxy;
+#[path = "../reading/stores.rs"]
+mod stores;
 mod tpch;
 
 use std::sync::Arc;
@@ -35,7 +37,17 @@ async fn nodes(count: usize, change: impl Fn(Options) -> Options) -> Cluster {
 
 /// For the tests of reading, which are run here over three nodes.
 async fn cluster() -> Cluster {
-    nodes(3, |options| options).await
+    with(|options| options).await
+}
+
+async fn with(change: impl Fn(Options) -> Options) -> Cluster {
+    nodes(3, change).await
+}
+
+/// Whether queries ran where they were meant to: here, on several nodes, and none of them on one after all.
+fn check_where_they_ran(cluster: &Cluster) {
+    let (spread, fallen_back) = counts(cluster, 0);
+    assert!(spread > 0 && fallen_back == 0, "{spread} were spread, and {fallen_back} ran on one node after all");
 }
 
 /// How many queries a node has spread, and how many of them ran on it after all.

@@ -52,7 +52,7 @@ async fn through_a_proxy() -> (Cluster, Proxy, SqlClient) {
 async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
     let cluster = crate::nodes(2, |options| {
         let forbids = options.dir.as_ref().is_some_and(|dir| dir.ends_with("node1"));
-        Options { distribute: Some(if forbids { "off" } else { "auto" }.into()), ..options }
+        Options { distribute: forbids.then(|| "off".into()), ..options }
     })
     .await;
     with_table(&cluster).await;
@@ -70,7 +70,7 @@ async fn explain_shows_the_stages_and_settings_say_whether_there_are_any() {
     assert!(!stages().await);
     run(&client, "SET lake.distributed = DEFAULT").await;
     assert!(!stages().await);
-    // It is how much a query reads that decides here, as the table's metadata has it: 1 GiB, as nothing else is configured.
+    // It is how much a query reads that decides here, as the table's metadata has it: 1 GiB, as nothing is configured.
     for (name, sizes, is_spread) in [
         ("below", vec![GIB - 1], false),
         ("exactly", vec![GIB], true),

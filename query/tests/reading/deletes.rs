@@ -120,6 +120,7 @@ async fn rows_deleted_by_position_are_gone_and_the_others_keep_their_places() {
     let sql = format!("SELECT count(*) FROM t WHERE {FILE_COLUMN} = '{path_b}' AND {POSITION_COLUMN} < 10");
     let batches = context.sql(&sql).await.unwrap().collect().await.unwrap();
     assert_eq!(batches[0].column(0).as_primitive::<Int64Type>().value(0), 9, "one of ten is deleted");
+    crate::check_where_they_ran(&cluster);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,6 +165,7 @@ async fn rows_deleted_by_value_are_gone_where_they_are_older() {
     table.commit("t", deletes).await;
     left.extend((500..600).filter(|id| ![500, 550, 551].contains(id)));
     expect(&client, "t", &left).await;
+    crate::check_where_they_ran(&cluster);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,6 +258,7 @@ async fn deletion_vectors_are_applied_counted_and_checked() {
     table.commit("t", vec![vector]).await;
     let left: Vec<i64> = (0..400).filter(|id| ![1, 2, 3, 120, 349, 399].contains(id)).collect();
     expect(&client, "t", &left).await;
+    crate::check_where_they_ran(&cluster);
 
     // A table with vectors only is counted without reading.
     let mut counted = Foreign::create(&cluster, "c", FormatVersion::V3, two_columns(), unpartitioned(), &[]).await;

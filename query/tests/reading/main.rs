@@ -26,5 +26,15 @@ use lake_query::Options;
 
 /// A cluster of one node that looks at every pointer anew, so that it sees what is changed behind its back.
 async fn cluster() -> Cluster {
-    Cluster::over(Arc::new(MemoryStore::new()), 1, |options| Options { pointer_ttl_ms: Some(0), ..options }).await
+    with(|options| options).await
+}
+
+async fn with(change: impl Fn(Options) -> Options) -> Cluster {
+    Cluster::over(Arc::new(MemoryStore::new()), 1, |options| change(Options { pointer_ttl_ms: Some(0), ..options }))
+        .await
+}
+
+/// Whether queries ran where they were meant to: here, on the node that was asked.
+fn check_where_they_ran(cluster: &Cluster) {
+    assert_eq!(cluster.nodes[0].engine().distributed().unwrap().counts(), (0, 0));
 }

@@ -299,6 +299,32 @@ async fn partitions_of_every_spec_are_understood() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn row_groups_and_pages_are_left_out_by_their_bounds() {
+    let cluster = crate::cluster().await;
+    let client = cluster.client(0).await;
+    let columns = schema(0, [optional(1, "n", PrimitiveType::Int), optional(2, "s", PrimitiveType::String)]);
+    let spec = UnboundPartitionSpec::builder().with_spec_id(0).build();
+    let mut table = Foreign::create(&cluster, "t", FormatVersion::V2, columns, spec, &[]).await;
+    // Four row groups of ten pages each. The metadata has no bounds.
+    let rows = batch(vec![
+        (1, "n", Arc::new(Int32Array::from_iter_values(0..400)) as ArrayRef),
+        (2, "s", Arc::new(StringArray::from_iter_values((0..400).map(|n| format!("row {n}"))))),
+    ]);
+    let added =
+        table.data_with(&rows, |properties| properties.set_data_page_row_count_limit(10).set_write_batch_size(10));
+    table.commit("t", vec![added]).await;
+    let filter = "n BETWEEN 215 AND 217";
+    assert_eq!(text(&client, &format!("SELECT max(s), count(*) FROM t WHERE {filter}")).await, [["row 217", "3"]]);
+    let plan = analyzed(&client, &format!("SELECT s FROM t WHERE {filter}")).await;
+    for (figure, counts) in [
+        ("row_groups_pruned_statistics", "4 total \u{2192} 1 matched"),
+        ("page_index_rows_pruned", "100 total \u{2192} 10 matched"),
+    ] {
+        assert!(plan.contains(&format!("{figure}={counts}")), "{figure}: {plan}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn row_groups_are_left_out_by_bloom_filters() {
     let cluster = crate::cluster().await;
     let client = cluster.client(0).await;

@@ -1,17 +1,17 @@
 //! A table whose files are in several stores.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::http::header::{CONTENT_RANGE, ETAG, LAST_MODIFIED, RANGE};
+use axum::http::{HeaderMap, Uri};
 use axum::response::Response;
 use iceberg::spec::{FormatVersion, PrimitiveType, UnboundPartitionSpec};
-use lake_client::memory::MemoryStore;
-use lake_query::Options;
+use lake_query::{Kind, Options};
 
 use crate::common::*;
 use crate::foreign::*;
@@ -20,7 +20,7 @@ fn ids(range: std::ops::Range<i64>) -> RecordBatch {
     batch(vec![(1, "id", Arc::new(Int64Array::from_iter_values(range)) as ArrayRef)])
 }
 
-/// An S3 service that has one object, under every name, and lets anybody read it. Where it is.
+/// An S3 service that has one object, under every name, and lets anybody read it; under one of them never. Where it is.
 async fn serve(object: Bytes) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -29,7 +29,10 @@ async fn serve(object: Bytes) -> String {
     endpoint
 }
 
-async fn read(State(object): State<Bytes>, headers: HeaderMap) -> Response {
+async fn read(State(object): State<Bytes>, uri: Uri, headers: HeaderMap) -> Response {
+    if uri.path().ends_with("hangs.parquet") {
+        std::future::pending::<()>().await;
+    }
     let size = object.len();
     let answer = Response::builder().header(ETAG, "\"1\"").header(LAST_MODIFIED, "Tue, 01 Dec 2026 00:00:00 GMT");
     let answer = match headers.get(RANGE) {
@@ -61,8 +64,7 @@ async fn files_of_one_table_are_read_from_several_stores() {
     writer.close().unwrap();
     let bytes = object.len() as u64;
     let endpoint = serve(object.into()).await;
-    let cluster = Cluster::over(Arc::new(MemoryStore::new()), 1, |options| Options {
-        pointer_ttl_ms: Some(0),
+    let cluster = crate::with(|options| Options {
         s3_endpoint: Some(endpoint.clone()),
         s3_access_key_file: Some(key.clone()),
         s3_secret_key_file: Some(key.clone()),
@@ -92,6 +94,18 @@ async fn files_of_one_table_are_read_from_several_stores() {
     ] {
         assert_eq!(text(&client, sql).await, expected, "{sql}");
     }
+    crate::check_where_they_ran(&cluster);
     let explained = format!("{:?}", text(&client, "EXPLAIN SELECT * FROM t").await);
     assert!(explained.contains("UnionExec"), "{explained}");
+    // A store that does not answer fails the statement, at its deadline, and nobody else's.
+    let columns = schema(0, [optional(1, "id", PrimitiveType::Long)]);
+    let unpartitioned = UnboundPartitionSpec::builder().with_spec_id(0).build();
+    let mut table = Foreign::create(&cluster, "u", FormatVersion::V2, columns, unpartitioned, &[]).await;
+    let hanging = table.data(&rows).with(|file| {
+        file.file_path("s3://elsewhere/data/hangs.parquet".to_owned()).file_size_in_bytes(bytes);
+    });
+    table.commit("u", vec![hanging]).await;
+    let error = client.query("SELECT sum(id) FROM u", Some(Duration::from_secs(2))).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Deadline, "{error}");
+    assert_eq!(number(&client, "SELECT count(*) FROM t WHERE id > 400").await, 99);
 }

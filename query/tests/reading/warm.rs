@@ -146,6 +146,9 @@ async fn joins_and_limits_leave_files_unread() {
     let plan = analyzed(&client, "SELECT id FROM t LIMIT 5").await;
     let rows = metric(&plan, "output_rows").unwrap_or_else(|| panic!("{plan}"));
     assert!(plan.contains("limit=5") && rows <= 20, "{rows} rows were read: {plan}");
+    // Files are read by as many at a time as there are to be.
+    let plan = format!("{:?}", text(&client, "EXPLAIN SELECT sum(id) FROM t").await);
+    assert!(plan.contains("file_groups={2 groups"), "{plan}");
     // What planning left out is told.
     let plan = analyzed(&client, "SELECT id FROM t WHERE id BETWEEN 100 AND 119").await;
     assert!(plan.contains("files_left_out=38"), "{plan}");

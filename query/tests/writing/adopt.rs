@@ -100,6 +100,12 @@ async fn files_are_added_where_they_lie() {
         assert!(error.message.contains("nothing was committed"), "{more}: {error}");
     }
     assert_eq!(number(&client, "SELECT count(*) FROM t").await, 11);
+    // Names that no column of the table ever had, but its name mapping has.
+    let mapping = r#"[{"field-id":1,"names":["id","number"]},{"field-id":2,"names":["name","title","heading"]}]"#;
+    run(&client, &format!("ALTER TABLE t SET TBLPROPERTIES ('schema.name-mapping.default' = '{mapping}')")).await;
+    write(&home.join("aliases/e.parquet"), vec![("number", longs(30..31)), ("heading", texts(&["h"]))]);
+    assert_eq!(number(&client, &add("/aliases'")).await, 1);
+    assert_eq!(text(&client, "SELECT id, title FROM t WHERE id > 20").await, [["30", "h"]]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use iceberg::spec::DataFile;
+use iceberg::spec::{DataFile, Literal};
 use lake_query::Kind;
 
 use crate::common::*;
@@ -59,6 +59,50 @@ async fn rows_go_into_files_of_their_partition() {
     ] {
         let error = refused(&client, sql).await;
         assert!(error.kind == Kind::Invalid && error.message.contains(words), "{sql}: {error}");
+    }
+}
+
+/// By the values that Iceberg's specification has (appendix B), and by those of just before 1970.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_where_the_format_says_by_every_transform() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client(0).await;
+    let ints = |values: &[i32]| values.iter().map(|value| Some(Literal::int(*value))).collect::<Vec<_>>();
+    let truncated = |i: i32, s: &str, n: i128| {
+        let (i, l) = (Literal::int(i), Literal::long(i64::from(i)));
+        vec![Some(i), Some(l), Some(Literal::string(s)), Some(Literal::decimal(n))]
+    };
+    let buckets = "bucket(100, i), bucket(100, l), bucket(100, s), bucket(100, d), bucket(100, ts), bucket(100, tz), \
+                   bucket(100, n)";
+    let truncations = "truncate(10, i), truncate(10, l), truncate(3, s), truncate(50, n)";
+    for (i, (partitions, expected)) in [
+        (buckets, vec![ints(&[79, 79, 89, 26, 7, 7, 59])]),
+        (truncations, vec![truncated(30, "ice", 1400), truncated(-10, "übe", -50)]),
+        ("year(d), year(ts), year(tz)", vec![ints(&[47; 3]), ints(&[-1; 3])]),
+        ("month(d), month(ts), month(tz)", vec![ints(&[574; 3]), ints(&[-1; 3])]),
+        ("day(d), day(ts), day(tz)", vec![ints(&[17_486; 3]), ints(&[-1; 3])]),
+        ("hour(ts), hour(tz)", vec![ints(&[419_686; 2]), ints(&[-1; 2])]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let columns = "i INT, l BIGINT, s VARCHAR, d DATE, ts TIMESTAMP, tz TIMESTAMP WITH TIME ZONE, n DECIMAL(9, 2)";
+        run(&client, &format!("CREATE TABLE t{i} ({columns}) PARTITIONED BY ({partitions})")).await;
+        let rows = "(34, 34, 'iceberg', '2017-11-16', '2017-11-16 22:31:08', '2017-11-16T14:31:08-08:00', 14.20), \
+                    (-1, -1, 'über', '1969-12-31', '1969-12-31 23:30:00', '1969-12-31T23:30:00Z', -0.05), \
+                    (NULL, NULL, NULL, NULL, NULL, NULL, NULL)";
+        assert_eq!(number(&client, &format!("INSERT INTO t{i} VALUES {rows}")).await, 3);
+        let written = files(&metadata(&cluster, &format!("t{i}")).await).await;
+        assert_eq!(written.len(), 3, "{partitions}");
+        let found: Vec<_> = written.iter().map(|file| file.partition().fields().to_vec()).collect();
+        let width = found[0].len();
+        for partition in expected.into_iter().chain([vec![None; width]]) {
+            assert!(found.contains(&partition), "{partitions}: {partition:?} is not in {found:?}");
+        }
+        for filter in ["i = 34", "s = 'iceberg' AND d = '2017-11-16'", "ts < '1970-01-01'", "n IS NULL"] {
+            let sql = format!("SELECT count(*) FROM t{i} WHERE {filter}");
+            assert_eq!(number(&client, &sql).await, 1, "{partitions}: {filter}");
+        }
     }
 }
 

@@ -10,10 +10,12 @@ use lake_client::catalog::{Catalog, TableIdent, TablePointer};
 use lake_client::memory::MemoryStore;
 use lake_client::procedures::purge::{Answer, CHECK, DELETE, PURGE_TABLE, Purge, Task, of_drop};
 use lake_client::procedures::{Procedure, Record, State, calls, id_of, kept};
-use lake_client::store::{Applied, Committed, Error, SharedStore};
+use lake_client::store::{Applied, Capabilities, Committed, Error, SharedStore};
 use lake_proto::kv::{Condition, Op, Txn};
 use lake_query::Kind;
 use lake_query::chores::{Chores, purge};
+use lake_query::janitor::purges::{Purged, round};
+use lake_query::upkeep::{Claim, Guard};
 
 use crate::common::store::{Meanwhile, Through, Way, unavailable};
 use crate::common::*;
@@ -316,6 +318,65 @@ async fn what_is_there_to_purge_is_told() {
     let fresh = Cluster::over(cluster.store.clone(), 2, |options| options).await;
     let stopped = purged(&fresh, "default.t").await.unwrap_err();
     assert!(matches!(&stopped, Answer::Refused(why) if why.contains("is gone")), "{stopped:?}");
+}
+
+/// As an etcd: several keys at once, and nobody leads.
+#[derive(Debug)]
+struct Leaderless;
+
+impl Way for Leaderless {
+    fn capabilities(&self, of: Capabilities) -> Capabilities {
+        Capabilities { scopes: false, ..of }
+    }
+}
+
+/// A janitor that is not replaced.
+struct Janitor;
+
+#[async_trait]
+impl Claim for Janitor {
+    fn guard(&self, _: uuid::Uuid) -> Option<Guard> {
+        Some(Guard::default())
+    }
+
+    fn is_any(&self) -> bool {
+        true
+    }
+
+    async fn lost(&self, _: uuid::Uuid) {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_goes_with_the_files_of_its_tables_where_nobody_leads() {
+    let store = Arc::new(Through { store: Arc::new(MemoryStore::new()), way: Leaderless });
+    let cluster = Cluster::over(store, 1, |options| options).await;
+    let client = cluster.client(0).await;
+    for sql in [
+        "CREATE TABLE other AS SELECT 0 AS x",
+        "CREATE SCHEMA s",
+        "CREATE TABLE s.t AS SELECT 1 AS x",
+        "CREATE TABLE s.u AS SELECT 2 AS x",
+        "CREATE VIEW s.v AS SELECT x FROM s.t",
+    ] {
+        run(&client, sql).await;
+    }
+    let gone = home(&cluster, "u");
+    let before = all_files(&cluster);
+    run(&client, "DROP SCHEMA s CASCADE PURGE").await;
+    assert_eq!(refused(&client, "SELECT x FROM s.t").await.kind, Kind::NotFound);
+    assert_eq!((all_files(&cluster), number(&client, "SELECT count(*) FROM system.dropped_tables").await), (before, 2));
+    run(&client, "CREATE SCHEMA s").await;
+    run(&client, "UNDROP TABLE s.t").await;
+    let tables = cluster.nodes[0].engine().tables();
+    let hour = Duration::from_secs(3600);
+    assert_eq!(round(tables, &Janitor, hour).await.unwrap(), Purged::default());
+    let is_there = || all_files(&cluster).iter().any(|file| file.starts_with(&gone));
+    assert!(is_there(), "it waits");
+    assert_eq!(round(tables, &Janitor, Duration::ZERO).await.unwrap(), Purged { done: 1, failed: 0 });
+    assert!(!is_there());
+    assert_eq!((number(&client, "SELECT x FROM s.t").await, number(&client, "SELECT x FROM other").await), (1, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,16 +1,21 @@
 //! Upkeep: what tables ask for, of whoever has them, under a guard.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use async_trait::async_trait;
+use lake_client::memory::MemoryStore;
 use lake_client::shards::{LEAVE_SHARD, MAX_SHARDS, Moving, SETTINGS, Settings, WARM_SHARD, key};
-use lake_client::store::Token;
-use lake_proto::kv::Compare;
+use lake_client::store::{Committed, Error, SharedStore, Token};
+use lake_proto::kv::{Compare, Op, Txn};
 use lake_query::chores::Chores;
 use lake_query::upkeep::{Claim, FENCE_NOTE, Guard, Round, Upkeep};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
+use crate::common::store::{Through, Way};
 use crate::common::*;
 use crate::table::metadata;
 
@@ -41,6 +46,90 @@ impl Claim for Has {
     async fn lost(&self, _: Uuid) {
         std::future::pending().await
     }
+}
+
+/// Holds the next swap of a pointer back.
+#[derive(Debug)]
+struct Holds {
+    next: AtomicBool,
+    held: Semaphore,
+    released: Semaphore,
+}
+
+#[async_trait]
+impl Way for Holds {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        let of_table = |op: &Op| op.is_write() && op.key().starts_with("/lake/table/");
+        if txn.then.iter().any(of_table) && self.next.swap(false, Ordering::SeqCst) {
+            self.held.add_permits(1);
+            self.released.acquire().await.unwrap().forget();
+        }
+        store.commit(txn, by).await
+    }
+}
+
+/// Has a table until it is told that it has not, and notes what is done to it.
+#[derive(Debug)]
+struct UntilTold {
+    table: Uuid,
+    told: Semaphore,
+    at: Mutex<i32>,
+}
+
+#[async_trait]
+impl Claim for UntilTold {
+    fn guard(&self, table: Uuid) -> Option<Guard> {
+        (table == self.table).then(Guard::default)
+    }
+
+    fn is_any(&self) -> bool {
+        true
+    }
+
+    async fn lost(&self, _: Uuid) {
+        self.told.acquire().await.unwrap().forget();
+    }
+
+    fn begins(&self, _: Uuid) {
+        *self.at.lock().unwrap() += 1;
+    }
+
+    fn ended(&self, _: Uuid) {
+        *self.at.lock().unwrap() -= 1;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_counts_as_work_after_its_statement_was_given_up() {
+    let way = Holds { next: AtomicBool::new(false), held: Semaphore::new(0), released: Semaphore::new(0) };
+    let store = Arc::new(Through { store: Arc::new(MemoryStore::new()), way });
+    let cluster = Cluster::over(store.clone(), 1, |options| options).await;
+    let client = cluster.client(0).await;
+    run(&client, "CREATE TABLE t (x BIGINT)").await;
+    run(&client, "ALTER TABLE t SET TBLPROPERTIES ('lake.compaction.enabled' = 'true')").await;
+    for n in 0..6 {
+        run(&client, &format!("INSERT INTO t VALUES ({n})")).await;
+    }
+    let table = metadata(&cluster, "t").await.uuid();
+    let claim = Arc::new(UntilTold { table, told: Semaphore::new(0), at: Mutex::new(0) });
+    let mut upkeep = Upkeep::new(cluster.nodes[0].engine().clone(), claim.clone());
+    store.next.store(true, Ordering::SeqCst);
+    let round = upkeep.round();
+    let given_up = async {
+        store.held.acquire().await.unwrap().forget();
+        claim.told.add_permits(1);
+    };
+    let (round, ()) = tokio::time::timeout(TIMEOUT.unwrap(), async { tokio::join!(round, given_up) }).await.unwrap();
+    assert_eq!(round.unwrap(), Round { tables: 1, ..Round::default() });
+    assert_eq!(*claim.at.lock().unwrap(), 1, "its commit goes on");
+    store.released.add_permits(1);
+    until("the commit to end", async || *claim.at.lock().unwrap() == 0).await;
+    // What was done to the end has ended with its round.
+    let files = number(&client, "SELECT count(*) FROM \"t$files\"").await;
+    assert_eq!(files, 1, "it was made: nobody else had the shard");
+    run(&client, "INSERT INTO t VALUES (6)").await;
+    assert_eq!(upkeep.round().await.unwrap().tables, 1);
+    until("nothing to be done", async || *claim.at.lock().unwrap() == 0).await;
 }
 
 /// Moves the shard; says what guards its new route.

@@ -3,6 +3,7 @@
 pub mod install;
 pub mod load;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,16 @@ impl Scratch {
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
+}
+
+/// Every file below a directory.
+pub fn files(dir: &Path) -> BTreeSet<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let below = entries.flat_map(|entry| match entry.path() {
+        path if path.is_dir() => files(&path),
+        path => BTreeSet::from([path]),
+    });
+    below.collect()
 }
 
 /// Waits until `check` has an answer; fails with what was seen last.

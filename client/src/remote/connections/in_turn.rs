@@ -72,6 +72,7 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex};
 
     use async_trait::async_trait;
@@ -107,11 +108,14 @@ mod tests {
         }
     }
 
-    /// A peer that keeps the questions. It says who leads, if it knows, and answers heartbeats: as one that leads no more, one of each
-    /// stream.
+    /// A peer that keeps the questions. It says who leads, if it knows, and answers heartbeats: as one that leads no more from the first
+    /// on, that one.
     #[derive(Debug, Clone, Default)]
     struct Asked {
         id: u64,
+        /// Who has led before that.
+        before: Option<v1::Member>,
+        is_over: Arc<AtomicBool>,
         leader: Option<v1::Member>,
         /// It never answers who leads.
         silent: bool,
@@ -129,6 +133,9 @@ mod tests {
             let (sender, answers) = mpsc::channel(1);
             let (mut messages, epoch) = (request.into_inner(), self.id);
             let leads = self.leader.as_ref().is_some_and(|leader| leader.id == self.id);
+            if self.is_over.swap(true, Ordering::SeqCst) && !leads {
+                return Err(Status::unavailable("it leads no more"));
+            }
             tokio::spawn(async move {
                 while let Ok(Some(message)) = messages.message().await {
                     let Some(v1::node_message::Message::Heartbeat(beat)) = message.message else { continue };
@@ -166,8 +173,12 @@ mod tests {
             if self.silent {
                 std::future::pending::<()>().await;
             }
-            let (peer_id, leader) = (self.id, self.leader.clone());
-            Ok(Response::new(v1::LeaderResponse { peer_id, term: 6, leader, ..v1::LeaderResponse::default() }))
+            let (term, leader) = match self.is_over.load(Ordering::SeqCst) {
+                true => (6, self.leader.clone()),
+                false => (5, self.before.clone()),
+            };
+            let peer_id = self.id;
+            Ok(Response::new(v1::LeaderResponse { peer_id, term, leader, ..v1::LeaderResponse::default() }))
         }
 
         async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
@@ -203,8 +214,11 @@ mod tests {
     }
 
     /// A node whose stream the first of three peers ends, since the second leads now. Says what the first was asked, and what
-    /// the others were.
-    async fn loses_its_leader(the_first_knows: bool) -> (Vec<v1::LeaderRequest>, Vec<v1::LeaderRequest>) {
+    /// the others were. With `finds_it` it had to ask who leads before that stream, too.
+    async fn loses_its_leader(
+        the_first_knows: bool,
+        finds_it: bool,
+    ) -> (Vec<v1::LeaderRequest>, Vec<v1::LeaderRequest>) {
         let mut listeners = Vec::new();
         for _ in 0..3 {
             listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
@@ -213,10 +227,11 @@ mod tests {
         let member =
             |id: u64, address: &str| v1::Member { id, grpc_address: address.to_owned(), ..v1::Member::default() };
         let leader = member(2, &endpoints[1]);
-        let (mut peers, mut servers) = (Vec::new(), Vec::new());
+        let (mut peers, mut servers, is_over) = (Vec::new(), Vec::new(), Arc::new(AtomicBool::new(false)));
         for (id, listener) in (1..).zip(listeners) {
             let leader = Some(leader.clone()).filter(|_| id != 1 || the_first_knows);
-            let peer = Asked { id, leader, ..Asked::default() };
+            let (before, is_over) = (Some(member(1, &endpoints[0])), is_over.clone());
+            let peer = Asked { id, before, is_over, leader, ..Asked::default() };
             let server = tonic::transport::Server::builder()
                 .add_service(ClusterServer::new(peer.clone()))
                 .add_service(NodesServer::new(peer.clone()));
@@ -226,7 +241,9 @@ mod tests {
         let store = RemoteStore::connect(RemoteConfig { endpoints: endpoints.clone(), secret: None }).unwrap();
         {
             let mut shared = store.inner.lock();
-            shared.view.learn(5, Some(&member(1, &endpoints[0])));
+            if !finds_it {
+                shared.view.learn(5, Some(&member(1, &endpoints[0])));
+            }
             // So that they are not asked for meanwhile.
             store.inner.learn_members(&mut shared, vec![]);
         }
@@ -243,12 +260,19 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_node_that_loses_its_leader_asks_one_peer_at_a_time() {
-        let (knows, knows_nothing) = tokio::join!(loses_its_leader(true), loses_its_leader(false));
+        let (knows, knows_nothing, finds_it) =
+            tokio::join!(loses_its_leader(true, false), loses_its_leader(false, false), loses_its_leader(false, true));
         let at_once = v1::LeaderRequest::default();
         let waits = v1::LeaderRequest { wait_ms: 1000, besides_id: 1, besides_term: 5 };
         // Where nothing runs in time, another one is asked as well.
         assert!(knows.0 == [at_once] && knows.1.len() <= 1, "{knows:?}");
         assert_eq!(knows_nothing, (vec![at_once], vec![waits]));
+        // It is not taken for one that was named since that stream: then all of them are asked at once.
+        let for_another = |mut asked: Vec<v1::LeaderRequest>| {
+            asked.retain(|question| question.besides_id != 0);
+            asked
+        };
+        assert_eq!((for_another(finds_it.0), for_another(finds_it.1)), (vec![], vec![waits]));
     }
 
     #[tokio::test]
@@ -262,8 +286,10 @@ mod tests {
         let told = CancellationToken::new();
         // Nobody is there.
         let asking = store.inner.ask_in_turn("127.0.0.1:1", &told);
+        let patience = clock::now() + Duration::from_secs(30);
         let is_told = async {
             while peer.questions.lock().unwrap().is_empty() {
+                assert!(clock::now() < patience, "nobody is asked");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             // From here on time passes only where somebody waits for it.

@@ -164,7 +164,8 @@ impl Member {
         Ok((applied.state.revision(), nodes.collect()))
     }
 
-    /// Sends an instruction to a node, and waits for its answer unless it is one-way (then it is empty).
+    /// Sends an instruction to a node, and waits for its answer unless it is one-way (then it is empty). One-way it may also go to all nodes
+    /// that are connected, whose name is empty: the answer is how many it is on its way to.
     ///
     /// # Errors
     /// NotLeader; InvalidArgument over a limit, or what the node itself refuses; Unavailable for a node that is not connected,
@@ -177,7 +178,10 @@ impl Member {
         one_way: bool,
         call: &Call,
     ) -> Result<Bytes, Failure> {
-        validate_node(node).map_err(Failure::invalid)?;
+        let to_all = one_way && node.is_empty();
+        if !to_all {
+            validate_node(node).map_err(Failure::invalid)?;
+        }
         if kind.is_empty() || kind.len() > MAX_HOLDER_BYTES || payload.len() > MAX_PAYLOAD_BYTES {
             let what = format!(
                 "an instruction of a kind with {} bytes and {} bytes of payload; a kind has 1 to {MAX_HOLDER_BYTES}, and a \
@@ -188,6 +192,9 @@ impl Member {
             return Err(Failure::invalid(what));
         }
         self.confirmed_on_duty(&call.caller).await?;
+        if to_all {
+            return Ok(self.nodes.mailbox.tell_all(kind, &payload).to_string().into());
+        }
         let answer = match one_way {
             true => self.nodes.mailbox.tell(node, kind, payload).map(|()| Bytes::new()),
             false => self.nodes.mailbox.ask(node, kind, payload, call.deadline).await,

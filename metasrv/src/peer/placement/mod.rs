@@ -378,6 +378,15 @@ impl Member {
         Err(self.raced("the settings of the shards"))
     }
 
+    /// Whether that would change anything.
+    ///
+    /// # Errors
+    /// As [`Member::maintain_shards`].
+    pub async fn would_maintain(&self, maintenance: bool, call: &Call) -> Result<bool, Failure> {
+        let (_, world) = self.known_world(call).await?;
+        Ok(world.settings.maintenance != maintenance)
+    }
+
     fn raced(&self, what: &str) -> Failure {
         let id = self.identity.id;
         Failure::unavailable(format!(

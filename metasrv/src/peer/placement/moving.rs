@@ -180,9 +180,34 @@ mod tests {
     use super::super::plan::Why;
     use super::*;
 
+    fn change(shard: u32) -> Change {
+        Change { shard, expected: None, from: None, route: Route::default(), why: Why::Balance }
+    }
+
+    #[tokio::test]
+    async fn so_many_moves_are_under_way_and_each_once() {
+        let mut under_way = UnderWay::default();
+        let shards = || 0..2 * MOVES_AT_ONCE as u32;
+        shards().for_each(|shard| under_way.begin(change(shard), std::future::pending()));
+        let begun: Vec<u32> = under_way.moves().map(|change| change.shard).collect();
+        assert_eq!(begun, shards().take(MOVES_AT_ONCE).collect::<Vec<_>>());
+        // As one has ended another one has its place.
+        let mut under_way = UnderWay::default();
+        shards()
+            .skip(1)
+            .take(MOVES_AT_ONCE - 1)
+            .for_each(|shard| under_way.begin(change(shard), std::future::pending()));
+        under_way.begin(change(0), std::future::ready(()));
+        while under_way.has(0) {
+            tokio::task::yield_now().await;
+        }
+        shards().rev().take(2).for_each(|shard| under_way.begin(change(shard), std::future::pending()));
+        assert_eq!(under_way.moves().count(), MOVES_AT_ONCE);
+        assert!(!under_way.has(0) && under_way.has(shards().end - 1));
+    }
+
     #[test]
     fn moves_that_were_made_are_told_also_if_others_failed() {
-        let change = |shard| Change { shard, expected: None, from: None, route: Route::default(), why: Why::Balance };
         let failed = || Err(Failure::unavailable("no".to_owned()));
         let moves = vec![(change(0), failed()), (change(1), Ok(Some(7))), (change(2), Ok(None))];
         let fences: Vec<u64> = balanced(moves).unwrap().iter().map(|moved| moved.fence).collect();

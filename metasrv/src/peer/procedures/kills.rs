@@ -18,7 +18,7 @@ use lake_client::procedures::upkeep::{PLACE, RUN, TableUpkeep, What};
 use lake_client::procedures::{State, calls};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
-use lake_client::shards::{self, ShardStatus};
+use lake_client::shards::{self, LEAVE_SHARD, ShardStatus, WARM_SHARD};
 use lake_client::store::{MetaStore, ReadOptions};
 use lake_client::warehouse::Profile;
 use tokio::sync::{Mutex, MutexGuard};
@@ -299,6 +299,38 @@ async fn a_shard_is_given_to_another_worker_once_wherever_the_leader_dies() {
         assert_eq!((moved.to, version(shard.shard).await), (to, before + 1), "moved once, {whose}");
         assert!(target.warmed.lock().unwrap().contains(&shard.shard), "{whose}");
         cluster.back(died).await;
+    }
+    // The one that is given it dies as it makes itself ready, or the one that had it as it ends what it does; and the leader over it, or not.
+    let deaths = [(WARM_SHARD, "b", Point::Begin, ROUTE), (LEAVE_SHARD, "a", Point::Committed, LEAVE)];
+    for ((kind, to, point, step), both) in deaths.into_iter().flat_map(|death| [false, true].map(|both| (death, both)))
+    {
+        let whose = format!("worker at {kind}, and the leader: {both}");
+        let shards = placed(&store).await;
+        let shard = shards.iter().find(|shard| shard.route.node != to).unwrap().shard;
+        let before = version(shard).await;
+        of_b.dying.dies_at(Death { step: kind, afterwards: false });
+        if both {
+            cluster.dies_at(point, step).await;
+        }
+        let dies = async {
+            of_b.dying.died().await;
+            drop(b);
+            if !both {
+                return None;
+            }
+            let died = cluster.died().await;
+            Some((died, worker(&cluster.peers, "b", &of_b)))
+        };
+        let moves = async || store.move_shard(shard, to, false, soon()).await.ok();
+        let (moved, after) = tokio::join!(eventually("the shard to be moved", moves), dies);
+        assert_eq!((moved.to.as_str(), version(shard).await), (to, before + 1), "moved once, {whose}");
+        b = match after {
+            Some((died, again)) => {
+                cluster.back(died).await;
+                again
+            }
+            None => worker(&cluster.peers, "b", &of_b),
+        };
     }
     // Its worker is gone.
     for point in [Point::Begin, Point::Committed] {

@@ -104,6 +104,7 @@ impl Node for Worker {
     async fn carry_out(&self, kind: &str, payload: Bytes) -> Result<Bytes, String> {
         if [WARM_SHARD, LEAVE_SHARD].contains(&kind) {
             let shard = Moving::of(&payload)?.shard;
+            self.dying.dies_if_meant(kind, false).await;
             if kind == WARM_SHARD {
                 self.warmed.lock().unwrap().insert(shard);
             }
