@@ -101,8 +101,8 @@ fn try_reserve(dir: &Path, number: u16) -> Option<Port> {
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
 
-    let identity = |of: fs::Metadata| (of.dev(), of.ino());
-    matches!((file.metadata(), fs::metadata(path)), (Ok(file), Ok(there)) if identity(file) == identity(there))
+    let identity = |of: &fs::Metadata| (of.dev(), of.ino());
+    matches!((file.metadata(), fs::metadata(path)), (Ok(file), Ok(there)) if identity(&file) == identity(&there))
 }
 
 fn is_bindable(number: u16) -> bool {

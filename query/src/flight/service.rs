@@ -198,7 +198,9 @@ impl LakeFlight {
         let change = move || async move {
             let run = running.begin(id);
             let measured = metrics.begin(command, &bound.sql);
-            let change = progress::told_to(run.counter(), sessions.change(&bound, &settings, timeout));
+            // On the heap: what makes a change is large, and each that wraps it would have a copy on the stack.
+            let change = Box::pin(sessions.change(&bound, &settings, timeout));
+            let change = progress::told_to(run.counter(), change);
             let changed = run.unless_cancelled(change, running::change_cancelled).await;
             measured.end(&changed, |changed| changed.count);
             changed

@@ -482,7 +482,7 @@ impl Engine {
                 Work::Query(_) => Err(Error::internal("a query was run as a change")),
             }
         });
-        let changed = changing.catch_unwind().await;
+        let changed = Box::pin(changing.catch_unwind()).await;
         let changed = changed.unwrap_or_else(|panic| Err(panicked("making the change", panic.as_ref())));
         changed.map_err(|e| faults.explain(e).of_a_change())
     }
