@@ -1,0 +1,204 @@
+//! How large a statement's expressions may be.
+//!
+//! Brackets nest as deep as the parser allows. But a row of operators is a level of a tree for each of them, and such a tree is walked,
+//! copied and dropped recursively, here and in DataFusion: where the stack ended, the process would. So they are counted before anything
+//! is made of them.
+
+use std::ops::ControlFlow;
+
+use datafusion::sql::parser::{CopyToSource, Statement as Parsed};
+use datafusion::sql::sqlparser::ast::{Query, TableFactor, Visit, Visitor};
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::keywords::Keyword;
+use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
+
+use crate::error::{Error, Result};
+
+/// Most operators between commas, those in brackets included; most UNIONs and their like as well.
+pub const MAX_OPERATORS: usize = 2_000;
+/// Most tables and queries that a statement names or has.
+pub const MAX_TABLES: usize = 1_000;
+
+/// # Errors
+/// `Invalid`: there are more than [`MAX_OPERATORS`].
+pub fn check_operators(sql: &str) -> Result<()> {
+    // Each has a character of its own, and what it stands between, another.
+    if sql.len() < 2 * MAX_OPERATORS {
+        return Ok(());
+    }
+    // What cannot be taken apart is nothing that can be parsed.
+    let Ok(tokens) = Tokenizer::new(&GenericDialect {}, sql).tokenize() else { return Ok(()) };
+    let mut outer: Vec<Within> = Vec::new();
+    let mut within = Within::default();
+    // Of a name, or of what is taken out of a value.
+    let mut dots = 0;
+    for token in tokens {
+        match &token {
+            Token::Period => dots += 1,
+            Token::Word(_) | Token::Whitespace(_) => {}
+            _ => dots = 0,
+        }
+        match token {
+            Token::LParen | Token::LBrace => outer.push(std::mem::take(&mut within)),
+            Token::LBracket => {
+                within.operators += 1;
+                outer.push(std::mem::take(&mut within));
+            }
+            Token::RParen | Token::RBracket | Token::RBrace => {
+                let inner = within.most();
+                within = outer.pop().unwrap_or_default();
+                within.operators += inner;
+            }
+            Token::Comma | Token::SemiColon => {
+                within.before = within.before.max(within.operators);
+                within.operators = 0;
+            }
+            Token::Word(word) => match word.keyword {
+                Keyword::UNION | Keyword::EXCEPT | Keyword::INTERSECT | Keyword::MINUS => within.sets += 1,
+                keyword => within.operators += usize::from(is_operator(keyword)),
+            },
+            Token::Whitespace(_)
+            | Token::Number(..)
+            | Token::SingleQuotedString(_)
+            | Token::DoubleQuotedString(_)
+            | Token::HexStringLiteral(_)
+            | Token::Placeholder(_)
+            | Token::Period
+            | Token::EOF => {}
+            _ => within.operators += 1,
+        }
+        if within.most().max(dots) > MAX_OPERATORS {
+            return Err(Error::invalid(format!(
+                "the statement has more than {MAX_OPERATORS} operators in a row (AND, OR, +, UNION and the like); nothing was done: \
+                 IN (...), VALUES or a table takes any number of values"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What was counted between two brackets.
+#[derive(Default)]
+struct Within {
+    /// Since the last comma.
+    operators: usize,
+    /// Most between two commas before.
+    before: usize,
+    sets: usize,
+}
+
+impl Within {
+    fn most(&self) -> usize {
+        self.before.max(self.operators) + self.sets
+    }
+}
+
+fn is_operator(keyword: Keyword) -> bool {
+    matches!(
+        keyword,
+        Keyword::AND
+            | Keyword::OR
+            | Keyword::XOR
+            | Keyword::NOT
+            | Keyword::IS
+            | Keyword::IN
+            | Keyword::BETWEEN
+            | Keyword::LIKE
+            | Keyword::ILIKE
+            | Keyword::RLIKE
+            | Keyword::REGEXP
+            | Keyword::MATCH
+            | Keyword::SIMILAR
+            | Keyword::MEMBER
+            | Keyword::OVERLAPS
+            | Keyword::OPERATOR
+            | Keyword::DIV
+            | Keyword::AT
+            | Keyword::COLLATE
+            | Keyword::NOTNULL
+    )
+}
+
+/// # Errors
+/// `Invalid`: there are more than [`MAX_TABLES`].
+pub fn check_tables(statement: &Parsed, sql: &str) -> Result<()> {
+    if sql.len() < 2 * MAX_TABLES {
+        return Ok(());
+    }
+    let mut counted = Tables(0);
+    let within = match statement {
+        Parsed::Statement(statement) => statement.visit(&mut counted),
+        Parsed::Explain(explain) => return check_tables(&explain.statement, sql),
+        Parsed::CopyTo(copy) => match &copy.source {
+            CopyToSource::Query(query) => query.visit(&mut counted),
+            CopyToSource::Relation(_) => ControlFlow::Continue(()),
+        },
+        _ => ControlFlow::Continue(()),
+    };
+    match within {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::invalid(format!(
+            "the statement has more than {MAX_TABLES} tables and queries; nothing was done: take it apart"
+        ))),
+    }
+}
+
+/// How many there were.
+struct Tables(usize);
+
+impl Tables {
+    fn one_more(&mut self) -> ControlFlow<()> {
+        self.0 += 1;
+        match self.0 > MAX_TABLES {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+}
+
+impl Visitor for Tables {
+    type Break = ();
+
+    fn pre_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
+        self.one_more()
+    }
+
+    fn pre_visit_table_factor(&mut self, _: &TableFactor) -> ControlFlow<()> {
+        self.one_more()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_are_counted_where_they_add_up() {
+        let many = |part: &str, count: usize| part.repeat(count);
+        for sql in [
+            format!("SELECT 1{}", many("+1", MAX_OPERATORS)),
+            format!("SELECT {}1", many("a=1 OR ", MAX_OPERATORS / 2)),
+            format!("INSERT INTO t VALUES (0){}", many(", (1 + 1, - 1)", MAX_OPERATORS)),
+            format!("SELECT a IN (0{})", many(", 1", 2 * MAX_OPERATORS)),
+            format!("SELECT 1{}", many(" UNION ALL SELECT a + 1, 2", MAX_OPERATORS - 1)),
+            format!("SELECT '{}'", many("+1", MAX_OPERATORS + 1)),
+            format!("SELECT t.a{}", many(", t.a", MAX_OPERATORS)),
+        ] {
+            check_operators(&sql).unwrap_or_else(|error| panic!("{error}: {sql:.60}"));
+        }
+        for sql in [
+            format!("SELECT 1{}", many("+1", MAX_OPERATORS + 1)),
+            format!("SELECT {}1", many("a=1 OR ", MAX_OPERATORS / 2 + 1)),
+            format!("SELECT f((1{}){})", many("+1", MAX_OPERATORS / 2 + 1), many("+1", MAX_OPERATORS / 2)),
+            format!("SELECT (1{}, 2), 3", many("+1", MAX_OPERATORS + 1)),
+            format!("SELECT a{}", many("[1]", MAX_OPERATORS + 1)),
+            format!("SELECT a[1]{}", many(".a", MAX_OPERATORS + 1)),
+            format!("SELECT a{}", many("::int", MAX_OPERATORS + 1)),
+            format!("SELECT a{}", many(" IS NULL", MAX_OPERATORS + 1)),
+            format!("SELECT 1{}", many(" UNION SELECT 1, 2", MAX_OPERATORS + 1)),
+        ] {
+            let error = check_operators(&sql).unwrap_err();
+            assert!(error.message.contains("operators in a row"), "{error}");
+        }
+    }
+}
