@@ -224,6 +224,7 @@ async fn errors_say_what_and_where() {
         (nested("(", "1", ")"), "nested"),
         (nested("[", "1", "]"), ""),
         (nested("(SELECT ", "1", ")"), "nested"),
+        (format!("SELECT {}", "CAST(".repeat(40)), "nested more than 16 deep"),
         (nested("NOT ", "true", ""), "operators in a row"),
         (nested("abs(", "id", ")"), "nested"),
         (nested("", "id", " + 1"), "operators in a row"),

@@ -184,7 +184,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
             sql.len()
         )));
     }
-    size::check_operators(sql)?;
+    size::check_text(sql)?;
     if let Some((view, query)) = views::take(sql)? {
         let parsed = match query {
             None => parse_one(state, NOTHING)?,

@@ -1,8 +1,9 @@
 //! How large a statement's expressions may be.
 //!
 //! Brackets nest as deep as the parser allows. But a row of operators is a level of a tree for each of them, and such a tree is walked,
-//! copied and dropped recursively, here and in DataFusion: where the stack ended, the process would. So they are counted before anything
-//! is made of them.
+//! copied and dropped recursively, here and in DataFusion: where the stack ended, the process would. And where a word of SQL's own stands
+//! before a bracket, as in `CAST(`, and what follows cannot be parsed, the parser tries once more with a function of that name: each
+//! within another doubles the work. So both are counted before anything is made of them.
 
 use std::ops::ControlFlow;
 
@@ -16,14 +17,17 @@ use crate::error::{Error, Result};
 
 /// Most operators between commas, those in brackets included; most UNIONs and their like as well.
 pub const MAX_OPERATORS: usize = 2_000;
+/// Most brackets within each other behind words of SQL's own.
+pub const MAX_SPECIAL: usize = 16;
 /// Most tables and queries that a statement names or has.
 pub const MAX_TABLES: usize = 1_000;
 
 /// # Errors
-/// `Invalid`: there are more than [`MAX_OPERATORS`].
-pub fn check_operators(sql: &str) -> Result<()> {
-    // Each has a character of its own, and what it stands between, another.
-    if sql.len() < 2 * MAX_OPERATORS {
+/// `Invalid`: there are more than [`MAX_OPERATORS`] or [`MAX_SPECIAL`].
+pub fn check_text(sql: &str) -> Result<()> {
+    // Each operator has a character of its own, and what it stands between, another.
+    let brackets = || sql.bytes().filter(|byte| *byte == b'(').count();
+    if sql.len() < 2 * MAX_OPERATORS && brackets() <= MAX_SPECIAL {
         return Ok(());
     }
     // What cannot be taken apart is nothing that can be parsed.
@@ -32,20 +36,32 @@ pub fn check_operators(sql: &str) -> Result<()> {
     let mut within = Within::default();
     // Of a name, or of what is taken out of a value.
     let mut dots = 0;
+    let mut special = 0;
+    let mut behind_special = false;
     for token in tokens {
+        let opens_special = behind_special && token == Token::LParen;
+        match &token {
+            Token::Whitespace(_) => {}
+            Token::Word(word) => behind_special = is_special(word.keyword),
+            _ => behind_special = false,
+        }
         match &token {
             Token::Period => dots += 1,
             Token::Word(_) | Token::Whitespace(_) => {}
             _ => dots = 0,
         }
         match token {
-            Token::LParen | Token::LBrace => outer.push(std::mem::take(&mut within)),
+            Token::LParen | Token::LBrace => {
+                special += usize::from(opens_special);
+                outer.push(std::mem::replace(&mut within, Within { special: opens_special, ..Within::default() }));
+            }
             Token::LBracket => {
                 within.operators += 1;
                 outer.push(std::mem::take(&mut within));
             }
             Token::RParen | Token::RBracket | Token::RBrace => {
                 let inner = within.most();
+                special -= usize::from(within.special);
                 within = outer.pop().unwrap_or_default();
                 within.operators += inner;
             }
@@ -67,6 +83,11 @@ pub fn check_operators(sql: &str) -> Result<()> {
             | Token::EOF => {}
             _ => within.operators += 1,
         }
+        if special > MAX_SPECIAL {
+            return Err(Error::invalid(format!(
+                "the statement has CAST(...), NOT (...), TRIM(...) and the like nested more than {MAX_SPECIAL} deep; nothing was done"
+            )));
+        }
         if within.most().max(dots) > MAX_OPERATORS {
             return Err(Error::invalid(format!(
                 "the statement has more than {MAX_OPERATORS} operators in a row (AND, OR, +, UNION and the like); nothing was done: \
@@ -85,6 +106,8 @@ struct Within {
     /// Most between two commas before.
     before: usize,
     sets: usize,
+    /// Behind a word of SQL's own.
+    special: bool,
 }
 
 impl Within {
@@ -116,6 +139,39 @@ fn is_operator(keyword: Keyword) -> bool {
             | Keyword::AT
             | Keyword::COLLATE
             | Keyword::NOTNULL
+    )
+}
+
+/// Whether the parser tries two ways with what is in brackets behind it.
+fn is_special(keyword: Keyword) -> bool {
+    matches!(
+        keyword,
+        Keyword::ARRAY
+            | Keyword::CASE
+            | Keyword::CAST
+            | Keyword::CEIL
+            | Keyword::CONVERT
+            | Keyword::CURRENT_DATE
+            | Keyword::CURRENT_TIME
+            | Keyword::CURRENT_TIMESTAMP
+            | Keyword::EXISTS
+            | Keyword::EXTRACT
+            | Keyword::FLOOR
+            | Keyword::INTERVAL
+            | Keyword::LAMBDA
+            | Keyword::LOCALTIME
+            | Keyword::LOCALTIMESTAMP
+            | Keyword::MATCH
+            | Keyword::NOT
+            | Keyword::OVERLAY
+            | Keyword::POSITION
+            | Keyword::SAFE_CAST
+            | Keyword::STRUCT
+            | Keyword::SUBSTR
+            | Keyword::SUBSTRING
+            | Keyword::TRIM
+            | Keyword::TRY_CAST
+            | Keyword::TRY_CONVERT
     )
 }
 
@@ -183,8 +239,10 @@ mod tests {
             format!("SELECT 1{}", many(" UNION ALL SELECT a + 1, 2", MAX_OPERATORS - 1)),
             format!("SELECT '{}'", many("+1", MAX_OPERATORS + 1)),
             format!("SELECT t.a{}", many(", t.a", MAX_OPERATORS)),
+            format!("SELECT {}1{}", many("CAST(", MAX_SPECIAL), many(" AS INT)", MAX_SPECIAL)),
+            format!("SELECT TRIM(a){}", many(", TRIM(a)", MAX_SPECIAL)),
         ] {
-            check_operators(&sql).unwrap_or_else(|error| panic!("{error}: {sql:.60}"));
+            check_text(&sql).unwrap_or_else(|error| panic!("{error}: {sql:.60}"));
         }
         for sql in [
             format!("SELECT 1{}", many("+1", MAX_OPERATORS + 1)),
@@ -197,8 +255,13 @@ mod tests {
             format!("SELECT a{}", many(" IS NULL", MAX_OPERATORS + 1)),
             format!("SELECT 1{}", many(" UNION SELECT 1, 2", MAX_OPERATORS + 1)),
         ] {
-            let error = check_operators(&sql).unwrap_err();
+            let error = check_text(&sql).unwrap_err();
             assert!(error.message.contains("operators in a row"), "{error}");
+        }
+        // Parsed, these would not come to an end.
+        for word in ["CAST", "not ", "Trim", "substring", "EXISTS /* */"] {
+            let error = check_text(&format!("SELECT {}1", many(&format!("{word}("), MAX_SPECIAL + 1))).unwrap_err();
+            assert!(error.message.contains("nested more than 16 deep"), "{error}");
         }
     }
 }
