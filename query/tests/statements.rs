@@ -234,12 +234,23 @@ async fn errors_say_what_and_where() {
         (format!("SELECT 1{}", " UNION SELECT 1".repeat(900)), "above each other"),
         (format!("SELECT 1 FROM t{}", ", t AS t".repeat(10_000)), "tables and queries"),
         (with(&|i| format!(", w{} AS (SELECT id FROM w{i})", i + 1), 10_000), "tables and queries"),
-        (with(&each_twice, 60), "more than"),
-        (format!("CREATE VIEW v AS {}", with(&each_twice, 60)), "more than"),
+        (with(&each_twice, 60), "tables and queries"),
+        (format!("EXPLAIN {}", with(&each_twice, 60)), "tables and queries"),
     ] {
         let error = refused(&client, &sql).await;
         assert!(error.kind == Kind::Invalid && error.message.contains(words), "{sql:.60}: {:?} {error}", error.kind);
     }
+    run(&client, "CREATE VIEW v0 AS SELECT id FROM t").await;
+    let mut too_large = None;
+    for i in 0..14 {
+        let twice = format!("CREATE VIEW v{} AS SELECT a.id FROM v{i} AS a, v{i} AS b", i + 1);
+        too_large = client.execute(&twice, TIMEOUT).await.err();
+        if too_large.is_some() {
+            break;
+        }
+    }
+    let error = too_large.expect("views of views are limited");
+    assert!(error.message.contains("views count wherever they are named"), "{error}");
     // As far as it may be it is run.
     assert_eq!(number(&client, &format!("SELECT 1{}", " + 1".repeat(499))).await, 500);
     assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE id = 0{}", " OR id = 1".repeat(249))).await, 0);

@@ -3,7 +3,8 @@
 //! It is done at once, on the threads that plans are executed by ([`super::computing`]): the optimiser evaluates whatever is constant. It
 //! asks the metadata nothing, but where a statement reads a listing of what there is.
 //!
-//! How large a plan may be is limited. Views and WITH are in it wherever they are named, so that few words can make a plan without end.
+//! How large a plan may be is limited: views are in it wherever they are named, so that few words can make a plan without end (the text's
+//! own limits: [`super::statement`]).
 
 use std::sync::Arc;
 
@@ -159,7 +160,7 @@ pub(super) fn check_size(plan: &LogicalPlan) -> Result<()> {
         false => Ok(()),
         true => Err(Error::invalid(format!(
             "the statement comes to more than {MAX_OPERATORS} operators, or to more than {MAX_DEPTH} of them above each other, where \
-             views and WITH count wherever they are named; nothing was done: take it apart, or write a part of it into a table"
+             views count wherever they are named; nothing was done: take it apart, or write a part of it into a table"
         ))),
     }
 }

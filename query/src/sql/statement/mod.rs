@@ -271,7 +271,7 @@ fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {
             }
         })?;
     match (statements.pop_front(), statements.is_empty()) {
-        (Some(statement), true) => size::check_tables(&statement, sql).map(|()| statement),
+        (Some(statement), true) => size::check_tables(&statement).map(|()| statement),
         (None, _) => Err(Error::invalid("there is no statement")),
         (Some(_), false) => {
             Err(Error::not_supported("several statements in one text are not supported yet: send them one by one"))

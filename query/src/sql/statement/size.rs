@@ -5,6 +5,7 @@
 //! before a bracket, as in `CAST(`, and what follows cannot be parsed, the parser tries once more with a function of that name: each
 //! within another doubles the work. So both are counted before anything is made of them.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use datafusion::sql::parser::{CopyToSource, Statement as Parsed};
@@ -13,6 +14,7 @@ use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 
+use super::normalize;
 use crate::error::{Error, Result};
 
 /// Most operators between commas, those in brackets included; most UNIONs and their like as well.
@@ -177,14 +179,11 @@ fn is_special(keyword: Keyword) -> bool {
 
 /// # Errors
 /// `Invalid`: there are more than [`MAX_TABLES`].
-pub fn check_tables(statement: &Parsed, sql: &str) -> Result<()> {
-    if sql.len() < 2 * MAX_TABLES {
-        return Ok(());
-    }
-    let mut counted = Tables(0);
+pub fn check_tables(statement: &Parsed) -> Result<()> {
+    let mut counted = Tables { of: vec![0], ..Tables::default() };
     let within = match statement {
         Parsed::Statement(statement) => statement.visit(&mut counted),
-        Parsed::Explain(explain) => return check_tables(&explain.statement, sql),
+        Parsed::Explain(explain) => return check_tables(&explain.statement),
         Parsed::CopyTo(copy) => match &copy.source {
             CopyToSource::Query(query) => query.visit(&mut counted),
             CopyToSource::Relation(_) => ControlFlow::Continue(()),
@@ -194,18 +193,28 @@ pub fn check_tables(statement: &Parsed, sql: &str) -> Result<()> {
     match within {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(()) => Err(Error::invalid(format!(
-            "the statement has more than {MAX_TABLES} tables and queries; nothing was done: take it apart"
+            "the statement has more than {MAX_TABLES} tables and queries, where those of WITH count wherever it is named; nothing was \
+             done: take it apart, or write a part of it into a table"
         ))),
     }
 }
 
-/// How many there were.
-struct Tables(usize);
+/// Counts tables and queries. A query of WITH is planned once, and then is a part of the plan wherever its name is.
+#[derive(Default)]
+struct Tables {
+    /// How many the queries have in which the visitor is.
+    of: Vec<usize>,
+    /// Queries of WITH that were not visited yet.
+    names: HashMap<*const Query, String>,
+    /// How many those have that were.
+    with: HashMap<String, usize>,
+}
 
 impl Tables {
-    fn one_more(&mut self) -> ControlFlow<()> {
-        self.0 += 1;
-        match self.0 > MAX_TABLES {
+    fn add(&mut self, count: usize) -> ControlFlow<()> {
+        let Some(of) = self.of.last_mut() else { return ControlFlow::Continue(()) };
+        *of = of.saturating_add(count);
+        match *of > MAX_TABLES {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -215,12 +224,36 @@ impl Tables {
 impl Visitor for Tables {
     type Break = ();
 
-    fn pre_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
-        self.one_more()
+    fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
+        for cte in query.with.iter().flat_map(|with| &with.cte_tables) {
+            self.names.insert(std::ptr::from_ref(cte.query.as_ref()), normalize(&cte.alias.name));
+        }
+        self.of.push(0);
+        self.add(1)
     }
 
-    fn pre_visit_table_factor(&mut self, _: &TableFactor) -> ControlFlow<()> {
-        self.one_more()
+    fn post_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
+        let count = self.of.pop().unwrap_or_default();
+        match self.names.remove(&std::ptr::from_ref(query)) {
+            None => self.add(count),
+            Some(name) => {
+                // Of two of one name, the larger: which is meant is not looked at.
+                let known = self.with.entry(name).or_default();
+                *known = count.max(*known);
+                ControlFlow::Continue(())
+            }
+        }
+    }
+
+    fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<()> {
+        let count = match table {
+            TableFactor::Table { name, .. } => match name.0.as_slice() {
+                [part] => part.as_ident().and_then(|name| self.with.get(&normalize(name))).copied(),
+                _ => None,
+            },
+            _ => None,
+        };
+        self.add(count.unwrap_or(1))
     }
 }
 
