@@ -231,7 +231,7 @@ async fn errors_say_what_and_where() {
         (nested("", "id", "::int"), "operators in a row"),
         (format!("DELETE FROM t WHERE id = 0{}", " OR id = 1".repeat(10_000)), "operators in a row"),
         (format!("INSERT INTO t (id) SELECT 1{}", " UNION ALL SELECT 1".repeat(10_000)), "operators in a row"),
-        (format!("SELECT 1{}", " UNION SELECT 1".repeat(900)), "above each other"),
+        (format!("SELECT 1{}", " UNION SELECT 1".repeat(600)), "above each other"),
         (format!("SELECT 1 FROM t{}", ", t AS t".repeat(10_000)), "tables and queries"),
         (with(&|i| format!(", w{} AS (SELECT id FROM w{i})", i + 1), 10_000), "tables and queries"),
         (with(&each_twice, 60), "tables and queries"),
@@ -252,8 +252,8 @@ async fn errors_say_what_and_where() {
     let error = too_large.expect("views of views are limited");
     assert!(error.message.contains("views count wherever they are named"), "{error}");
     // As far as it may be it is run.
-    assert_eq!(number(&client, &format!("SELECT 1{}", " + 1".repeat(499))).await, 500);
-    assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE id = 0{}", " OR id = 1".repeat(249))).await, 0);
+    assert_eq!(number(&client, &format!("SELECT 1{}", " + 1".repeat(99))).await, 100);
+    assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE id = 0{}", " OR id = 1".repeat(49))).await, 0);
     assert_eq!(number(&client, "SELECT count(*) FROM t").await, 0, "none of it left a trace");
     assert!(cluster.files(".parquet").is_empty(), "{:?}", cluster.files(".parquet"));
 }
