@@ -236,7 +236,7 @@ impl Server {
     }
 }
 
-fn builder() -> tonic::transport::Server {
+pub(crate) fn builder() -> tonic::transport::Server {
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
