@@ -5,8 +5,9 @@
 //! pings notice a peer that went silent without closing, within [`PING_EVERY`] plus [`PING_TIMEOUT`].
 //!
 //! Snapshots go as one stream: a header, then the file in chunks of [`SNAPSHOT_CHUNK_BYTES`]. The receiver checks every
-//! checksum in the file before it installs it. A chunk is read once there is room for it at the receiver's, so that one who takes
-//! nothing fills nobody's memory but by what HTTP/2 lets be on its way. Its time is limited by progress: [`SNAPSHOT_STALL`] for each further chunk.
+//! checksum in the file before it installs it. A chunk is read once there is room for it at the receiver's: one that takes nothing
+//! fills the sender's memory with no more than HTTP/2 lets be on its way. How long it takes is limited by progress:
+//! [`SNAPSHOT_STALL`] for each further chunk.
 //!
 //! Failure cases: unreachable (openraft backs off and tries again), too slow, refused; none of them is fatal.
 
