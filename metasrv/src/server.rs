@@ -234,6 +234,7 @@ fn counted<S>(service: S, peer: &Peer, secret: &CheckSecret) -> InterceptedServi
     InterceptedService::new(Counting::new(service, peer), secret.clone())
 }
 
+/// How HTTP/2 is spoken with clients and with peers.
 pub(crate) fn builder() -> tonic::transport::Server {
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(5)))

@@ -134,7 +134,7 @@ mod tests {
         for (end, code) in [(None, Code::Ok), (Some(Err(Status::aborted("why"))), Code::Aborted)] {
             let messages = [small("a"), small("bc"), Ok(large.clone()), small("d"), small("e")];
             let mut body = framed(messages.into_iter().chain(end).collect());
-            for expected in [[b"abc", &large[..]].concat(), b"de".to_vec()] {
+            for expected in [[&b"abc"[..], &large[..]].concat(), b"de".to_vec()] {
                 assert_eq!(next(&mut body).await.unwrap().into_data().unwrap(), expected);
             }
             assert!(!body.is_end_stream());
