@@ -192,6 +192,11 @@ fn rename_apart() {
 }
 
 #[test]
+fn reads_unchecked() {
+    assert_found("reads-unchecked", "--workload table --nemesis none --time 25s --rate 15 --clients 5", &["tables"]);
+}
+
+#[test]
 fn tables_apart() {
     let arguments = "--workload multi-table --nemesis none --time 20s --rate 15 --clients 5";
     assert_found("tables-apart", arguments, &["accounts"]);

@@ -34,6 +34,7 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         Some("insert-rows" | "update-rows" | "merge-rows" | "delete-rows" | "read-rows" | "snapshots") => {
             Workload::Table
         }
+        Some("push-number" | "turn-row" | "read-shared") => Workload::Table,
         Some("open-accounts" | "move" | "read-accounts") => Workload::MultiTable,
         Some("create-schema" | "drop-schema" | "create-table" | "rename-table" | "drop-table" | "undrop-table") => {
             Workload::Catalog
@@ -265,9 +266,22 @@ fn table(f: Option<&str>, value: &Edn) -> Result<Table, Problem> {
             let snapshots = optional(value.get("line").unwrap_or(&Edn::Nil), line)?;
             return Ok(Table::Line { table, snapshots });
         }
+        Some("push-number") => {
+            return Ok(Table::Push { table, row: int(part(value, "row")?)?, number: int(part(value, "number")?)? });
+        }
+        Some("turn-row") => {
+            let on = matches!(value.get("on"), Some(Edn::Bool(true)));
+            return Ok(Table::Turn { table, row: int(part(value, "row")?)?, on });
+        }
+        Some("read-shared") => {
+            let rows = optional(value.get("rows").unwrap_or(&Edn::Nil), shared_rows)?;
+            return Ok(Table::Shared { table, rows, stale_ms: number(value, "stale-ms")? });
+        }
         _ => {
             return Err(
-                "it has :insert-rows, :update-rows, :merge-rows, :delete-rows, :read-rows and :snapshots".into()
+                "it has :insert-rows, :update-rows, :merge-rows, :delete-rows, :read-rows, :snapshots, :push-number, :turn-row and \
+                 :read-shared"
+                    .into(),
             );
         }
     };
@@ -384,6 +398,18 @@ fn rows(value: &Edn) -> Result<BTreeMap<i64, Vec<i64>>, Problem> {
     match value {
         Edn::Map(entries) => entries.iter().map(|(id, values)| Ok((int(id)?, ints(values)?))).collect(),
         _ => Err(expected("a map of rows by id", value)),
+    }
+}
+
+/// `{row [[number ...] ...]}`.
+fn shared_rows(value: &Edn) -> Result<BTreeMap<i64, Vec<Vec<i64>>>, Problem> {
+    let lists = |lists: &Edn| {
+        let each = lists.as_elements().ok_or_else(|| expected("a vector of lists", lists))?;
+        each.iter().map(ints).collect::<Result<Vec<_>, _>>()
+    };
+    match value {
+        Edn::Map(entries) => entries.iter().map(|(row, of)| Ok((int(row)?, lists(of)?))).collect(),
+        _ => Err(expected("a map of lists by row", value)),
     }
 }
 

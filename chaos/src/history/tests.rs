@@ -254,6 +254,7 @@ fn tables() -> impl Strategy<Value = Table> {
     let change = prop_oneof![Just(Change::Insert), Just(Change::Update), Just(Change::Merge), Just(Change::Delete)];
     let write = (change, keys(), any::<i64>(), any::<i64>(), any::<bool>());
     let rows = option::of(btree_map(any::<i64>(), vec(any::<i64>(), 0..4), 0..4));
+    let shared = option::of(btree_map(any::<i64>(), vec(vec(any::<i64>(), 0..4), 0..3), 0..4));
     let snapshot = (numbers(), any::<i64>(), option::of(any::<i64>()), option::of(any::<i64>()))
         .prop_map(|(sequence, id, parent, number)| Snapshot { sequence, id, parent, number });
     prop_oneof![
@@ -261,6 +262,13 @@ fn tables() -> impl Strategy<Value = Table> {
         (keys(), rows, option::of(any::<i64>()), option::of(numbers()))
             .prop_map(|(table, rows, snapshot, stale_ms)| Table::Read { table, rows, snapshot, stale_ms }),
         (keys(), option::of(vec(snapshot, 0..4))).prop_map(|(table, snapshots)| Table::Line { table, snapshots }),
+        (keys(), any::<i64>(), any::<i64>()).prop_map(|(table, row, number)| Table::Push { table, row, number }),
+        (keys(), any::<i64>(), any::<bool>()).prop_map(|(table, row, on)| Table::Turn { table, row, on }),
+        (keys(), shared, option::of(numbers())).prop_map(|(table, rows, stale_ms)| Table::Shared {
+            table,
+            rows,
+            stale_ms
+        }),
     ]
 }
 

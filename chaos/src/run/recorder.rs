@@ -163,6 +163,9 @@ fn bytes_of(action: &Action) -> usize {
             Action::Table(Table::Read { rows: Some(rows), .. }) => {
                 rows.values().map(|values| ENTRY + values.len() * NUMBER).sum()
             }
+            Action::Table(Table::Shared { rows: Some(rows), .. }) => {
+                rows.values().flatten().map(|list| ENTRY + list.len() * NUMBER).sum()
+            }
             Action::Accounts(Accounts::Read { balances: Some(balances), .. }) => balances.len() * ENTRY,
             Action::Table(Table::Line { snapshots: Some(line), .. }) => line.len() * ENTRY,
             Action::Catalog(Catalog::Tree { tables: Some(tables), .. }) => tables.len() * ENTRY,
