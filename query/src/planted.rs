@@ -29,10 +29,12 @@ pub enum Bug {
     RestRaceIgnored,
     /// What a statement has read is not looked at again where it is committed on a newer version.
     ReadsUnchecked,
+    /// Snapshots expire however young they are, all but the newest.
+    ExpiredYoung,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 11] = [
+pub const BUGS: [(&str, Bug); 12] = [
     ("outcome-apart", Bug::OutcomeApart),
     ("tables-apart", Bug::TablesApart),
     ("rename-apart", Bug::RenameApart),
@@ -44,6 +46,7 @@ pub const BUGS: [(&str, Bug); 11] = [
     ("purged-borrowed", Bug::PurgedBorrowed),
     ("rest-race-ignored", Bug::RestRaceIgnored),
     ("reads-unchecked", Bug::ReadsUnchecked),
+    ("expired-young", Bug::ExpiredYoung),
 ];
 
 /// Whether this process has the bug.

@@ -159,6 +159,12 @@ fn expired_too_much() {
     assert_found("expired-too-much", arguments, &["upkeep"]);
 }
 
+#[test]
+fn expired_young() {
+    let arguments = "--workload upkeep --nemesis none --time 30s --rate 24 --clients 6";
+    assert_found("expired-young", arguments, &["upkeep"]);
+}
+
 /// Operations that may take less: files look old the sooner.
 #[test]
 fn swept_live() {

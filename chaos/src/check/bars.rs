@@ -199,6 +199,10 @@ fn hot(action: &Hot) -> String {
             let odd = if odd.is_empty() { String::new() } else { format!(", not whole: {}", map(odd)) };
             format!("read table {table} = {}{odd}", list(whole.as_deref()))
         }
+        Hot::Past { table, number, whole, odd, .. } => {
+            let odd = if odd.is_empty() { String::new() } else { format!(", not whole: {}", map(odd)) };
+            format!("read table {table} as of append {number} = {}{odd}", list(whole.as_deref()))
+        }
         Hot::Snapshots { table, count } => {
             format!("snapshots of table {table} = {}", count.map_or_else(dots, |count| count.to_string()))
         }

@@ -383,6 +383,9 @@ pub enum Hot {
     /// of others how many rows there are, -1 if they are as many as there should be. `stale_ms`: how old that is, if the node said that
     /// it may be older than it should.
     Read { table: Key, whole: Option<Vec<i64>>, odd: BTreeMap<Key, i64>, stale_ms: Option<u64> },
+    /// A read of the snapshot that was the newest, at the same node, when append `number` had been acknowledged: it is there for `kept_ms` at
+    /// least, counted from when that was asked for. The rest is as with [`Hot::Read`].
+    Past { table: Key, number: i64, kept_ms: u64, whole: Option<Vec<i64>>, odd: BTreeMap<Key, i64> },
     /// How many snapshots the table has in the end.
     Snapshots { table: Key, count: Option<u64> },
     /// Upkeep, asked for by a client.

@@ -41,7 +41,7 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         }
         Some("claim" | "unclaim" | "tree") => Workload::Catalog,
         Some("write-cached" | "read-cached") => Workload::Cached,
-        Some("append-rows" | "read-appends" | "count-snapshots" | "read-fences") => Workload::Hot,
+        Some("append-rows" | "read-appends" | "read-past" | "count-snapshots" | "read-fences") => Workload::Hot,
         Some("pack-files" | "expire-snapshots" | "sweep-orphans" | "purge-copy") => Workload::Hot,
         Some(f) if f.starts_with(KEPT) => Workload::Upkeep,
         Some("read") => match value {
@@ -356,6 +356,12 @@ fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
             let odd = optional(value.get("odd").unwrap_or(&Edn::Nil), |odd| by_key(odd, int))?.unwrap_or_default();
             Ok(Hot::Read { table, whole, odd, stale_ms: number(value, "stale-ms")? })
         }
+        Some("read-past") => {
+            let whole = optional(value.get("whole").unwrap_or(&Edn::Nil), ints)?;
+            let odd = optional(value.get("odd").unwrap_or(&Edn::Nil), |odd| by_key(odd, int))?.unwrap_or_default();
+            let (number, kept_ms) = (int(part(value, "number")?)?, natural(part(value, "kept-ms")?)?);
+            Ok(Hot::Past { table, number, kept_ms, whole, odd })
+        }
         Some("count-snapshots") => Ok(Hot::Snapshots { table, count: number(value, "count")? }),
         Some("pack-files") => Ok(Hot::Chore { table, what: Chore::Pack }),
         Some("expire-snapshots") => Ok(Hot::Chore { table, what: Chore::Expire }),
@@ -365,7 +371,7 @@ fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
             Ok(Hot::Fences { table, line: optional(value.get("line").unwrap_or(&Edn::Nil), fenced_line)? })
         }
         _ => Err(
-            "it has :append-rows, :read-appends, :count-snapshots, :pack-files, :expire-snapshots, :sweep-orphans, \
+            "it has :append-rows, :read-appends, :read-past, :count-snapshots, :pack-files, :expire-snapshots, :sweep-orphans, \
                   :purge-copy and :read-fences, and upkeep the same with :kept- before"
                 .into(),
         ),

@@ -185,6 +185,12 @@ fn hot(action: &Hot) -> (&'static str, Edn) {
             more.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
             ("read-appends", table, more)
         }
+        Hot::Past { table, number, kept_ms, whole, odd } => {
+            let mut more = vec![entry("number", Edn::Int(*number)), entry("kept-ms", int(*kept_ms))];
+            more.push(entry("whole", whole.as_ref().map_or(Edn::Nil, |whole| Edn::Vector(ints(whole)))));
+            more.extend((!odd.is_empty()).then(|| entry("odd", by_key(odd))));
+            ("read-past", table, more)
+        }
         Hot::Chore { table, what: Chore::Pack } => ("pack-files", table, vec![]),
         Hot::Chore { table, what: Chore::Expire } => ("expire-snapshots", table, vec![]),
         Hot::Chore { table, what: Chore::Sweep } => ("sweep-orphans", table, vec![]),

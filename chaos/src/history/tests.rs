@@ -215,11 +215,23 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
 }
 
 fn hots() -> impl Strategy<Value = Hot> {
-    let odd = btree_map(keys(), any::<i64>(), 0..4);
+    let odd = || btree_map(keys(), any::<i64>(), 0..4);
+    let whole = || option::of(vec(any::<i64>(), 0..4));
     prop_oneof![
         (keys(), any::<i64>()).prop_map(|(table, number)| Hot::Append { table, number }),
-        (keys(), option::of(vec(any::<i64>(), 0..4)), odd, option::of(numbers()))
-            .prop_map(|(table, whole, odd, stale_ms)| Hot::Read { table, whole, odd, stale_ms }),
+        (keys(), any::<i64>(), numbers(), whole(), odd()).prop_map(|(table, number, kept_ms, whole, odd)| Hot::Past {
+            table,
+            number,
+            kept_ms,
+            whole,
+            odd
+        }),
+        (keys(), whole(), odd(), option::of(numbers())).prop_map(|(table, whole, odd, stale_ms)| Hot::Read {
+            table,
+            whole,
+            odd,
+            stale_ms
+        }),
         (keys(), option::of(numbers())).prop_map(|(table, count)| Hot::Snapshots { table, count }),
         (keys(), prop_oneof![Just(Chore::Pack), Just(Chore::Expire), Just(Chore::Sweep), Just(Chore::Purge)])
             .prop_map(|(table, what)| Hot::Chore { table, what }),

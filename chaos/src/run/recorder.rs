@@ -172,7 +172,8 @@ fn bytes_of(action: &Action) -> usize {
             Action::Cached(Cached::Read { values: Some(values), .. }) => values.len() * ENTRY,
             Action::Hot(Hot::Fences { line: Some(line), .. })
             | Action::Upkeep(Hot::Fences { line: Some(line), .. }) => line.len() * ENTRY,
-            Action::Hot(Hot::Read { whole, odd, .. }) | Action::Upkeep(Hot::Read { whole, odd, .. }) => {
+            Action::Hot(Hot::Read { whole, odd, .. } | Hot::Past { whole, odd, .. })
+            | Action::Upkeep(Hot::Read { whole, odd, .. } | Hot::Past { whole, odd, .. }) => {
                 list(whole) + odd.len() * ENTRY
             }
             Action::Watch(Watch::List { entries: Some(entries), .. } | Watch::Final { entries: Some(entries) }) => {

@@ -8,7 +8,7 @@
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
 //!   [`table`] (with [`shared`]), [`accounts`], [`catalog`], [`cached`], [`hot`]: the same through SQL, with what they share in [`statements`],
-//!   [`swept`] and [`tended`];
+//!   [`swept`], [`past`] and [`tended`];
 //!   [`rest`]: a client of tables that is PyIceberg;
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
@@ -22,6 +22,7 @@ mod catalog;
 mod hot;
 mod idempotency;
 mod lock;
+mod past;
 mod register;
 pub mod rest;
 mod rotation;
