@@ -15,6 +15,7 @@ mod leader_dies;
 mod library;
 mod nodes;
 mod object_storage;
+mod packages;
 mod power;
 mod purge;
 #[path = "../../query/tests/rest/python.rs"]
