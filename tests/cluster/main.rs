@@ -10,6 +10,8 @@ mod clocks;
 mod common;
 mod docs;
 mod engines;
+#[path = "../../client/tests/support/etcd.rs"]
+mod etcd;
 mod hot;
 mod leader_dies;
 mod library;
