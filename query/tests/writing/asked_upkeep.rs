@@ -3,20 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use lake_client::catalog::{Catalog, TableIdent};
 use lake_client::memory::MemoryStore;
 use lake_client::nodes::NOTICE;
 use lake_client::procedures::upkeep::{Answer, RUN, TABLE_UPKEEP, TableUpkeep, Task, What, of_table};
 use lake_client::procedures::{Record, calls, kept};
 use lake_client::remote::node::Node;
-use lake_client::store::{Committed, Error, SharedStore};
+use lake_client::store::SharedStore;
 use lake_proto::kv::Txn;
 use lake_query::Config;
 use lake_query::cluster::ThisNode;
-use tokio::sync::Mutex;
 
-use crate::common::store::{Meanwhile, Through, Way};
+use crate::common::store::{Gated, Through};
 use crate::common::*;
 
 fn soon() -> Instant {
@@ -32,21 +30,6 @@ async fn placed(store: &SharedStore, id: &str, table: &TableIdent, uuid: uuid::U
         panic!("{id} was submitted before")
     };
     Record { cancel: true, ..record }.change(id, revision)
-}
-
-/// What comes first happens before a table is changed, and no commit comes through while the gate is held.
-#[derive(Debug, Default)]
-struct Gated {
-    first: Meanwhile,
-    gate: Mutex<()>,
-}
-
-#[async_trait]
-impl Way for Gated {
-    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
-        drop(self.gate.lock().await);
-        self.first.commit(store, txn, by).await
-    }
 }
 
 /// What the node says in the end.
