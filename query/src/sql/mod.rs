@@ -29,6 +29,7 @@ pub mod columns;
 pub mod computing;
 pub mod copy;
 pub mod ddl;
+pub mod dialect;
 pub mod dml;
 pub mod faults;
 pub mod files;
