@@ -29,6 +29,7 @@ pub mod columns;
 pub mod computing;
 pub mod copy;
 pub mod ddl;
+pub mod dialect;
 pub mod dml;
 pub mod faults;
 pub mod files;
@@ -47,6 +48,7 @@ pub mod rows;
 pub mod schemas;
 pub mod session;
 pub mod statement;
+pub mod subqueries;
 pub mod sum;
 pub mod system;
 mod system_procedures;
@@ -214,6 +216,7 @@ impl Engine {
         session.options_mut().sql_parser.parse_float_as_decimal = true;
         let mut rules = Analyzer::new().rules;
         rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
+        rules.insert(0, Arc::new(subqueries::SubqueriesKnowNull));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
         rules.push(Arc::new(rounding::IntegersAreRounded));
         let mut template = SessionStateBuilder::new()

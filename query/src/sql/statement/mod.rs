@@ -13,11 +13,11 @@ use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::{DFParserBuilder, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::{Expr, Ident, ObjectName, visit_relations};
-use datafusion::sql::sqlparser::dialect::GenericDialect;
 use lake_client::catalog::TableIdent;
 
 use super::clauses::{self, AlterLayout};
 use super::copy::{self, Copy, CopyFrom};
+use super::dialect::LakeDialect;
 use super::schemas::{self, SchemaStatement};
 use super::session::SessionChange;
 use super::views::{self, ViewStatement};
@@ -252,7 +252,7 @@ fn parse_query(state: &SessionState, sql: &str, otherwise: &str) -> Result<Parse
 fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {
     let limit = state.config_options().sql_parser.recursion_limit.get();
     let mut statements = DFParserBuilder::new(sql)
-        .with_dialect(&GenericDialect {})
+        .with_dialect(&LakeDialect)
         .with_recursion_limit(limit)
         .build()
         .and_then(|mut parser| parser.parse_statements())
