@@ -6,6 +6,7 @@ mod classify;
 mod dropped;
 mod prepare;
 mod show;
+mod size;
 
 use std::collections::BTreeMap;
 
@@ -183,6 +184,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
             sql.len()
         )));
     }
+    size::check_text(sql)?;
     if let Some((view, query)) = views::take(sql)? {
         let parsed = match query {
             None => parse_one(state, NOTHING)?,
@@ -258,13 +260,18 @@ fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {
         .and_then(|mut parser| parser.parse_statements())
         .map_err(|e| {
             let error = Error::from(e);
+            if error.message.ends_with("recursion limit exceeded") {
+                return Error::invalid(format!(
+                    "the statement has brackets, queries or expressions nested more than {limit} deep; nothing was done"
+                ));
+            }
             match error.message.ends_with("found: EOF") {
                 true => error.at(Some(end_of(sql))),
                 false => error,
             }
         })?;
     match (statements.pop_front(), statements.is_empty()) {
-        (Some(statement), true) => Ok(statement),
+        (Some(statement), true) => size::check_tables(&statement).map(|()| statement),
         (None, _) => Err(Error::invalid("there is no statement")),
         (Some(_), false) => {
             Err(Error::not_supported("several statements in one text are not supported yet: send them one by one"))
