@@ -100,7 +100,7 @@ async fn a_sender_of_a_snapshot_reads_no_further_than_its_receiver_has_room() {
     let (told, mut taken) = mpsc::unbounded_channel();
     let incoming = futures::stream::iter([Ok::<_, io::Error>(far)]).chain(futures::stream::pending());
     let peer = HeldBack { goes_on: goes_on.clone(), taken: told };
-    let serving = tokio::spawn(crate::server::builder().add_service(peer).serve_with_incoming(incoming));
+    let serving = tokio::spawn(crate::server::builder(PING_EVERY).add_service(peer).serve_with_incoming(incoming));
 
     let file = tempfile::tempfile().unwrap();
     file.set_len(CHUNKS * SNAPSHOT_CHUNK_BYTES as u64).unwrap();
