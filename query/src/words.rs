@@ -37,6 +37,7 @@ pub fn sql_type(of: &DataType) -> String {
         | DataType::Decimal256(precision, scale) => format!("DECIMAL({precision}, {scale})"),
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "VARCHAR".to_owned(),
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView => "BYTEA".to_owned(),
+        DataType::FixedSizeBinary(bytes) => format!("BINARY({bytes})"),
         DataType::Date32 | DataType::Date64 => "DATE".to_owned(),
         DataType::Time32(_) | DataType::Time64(_) => "TIME".to_owned(),
         DataType::Timestamp(unit, zone) => {
@@ -61,7 +62,7 @@ pub fn sql_type(of: &DataType) -> String {
         }
         DataType::Map(entries, _) => match entries.data_type() {
             DataType::Struct(entry) if entry.len() == 2 => {
-                format!("MAP<{}, {}>", sql_type(entry[0].data_type()), sql_type(entry[1].data_type()))
+                format!("MAP({}, {})", sql_type(entry[0].data_type()), sql_type(entry[1].data_type()))
             }
             _ => of.to_string(),
         },

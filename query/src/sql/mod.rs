@@ -25,6 +25,7 @@ pub mod as_of;
 pub mod bound;
 pub mod catalog;
 pub mod clauses;
+pub mod column_types;
 pub mod columns;
 pub mod computing;
 pub mod copy;
@@ -221,6 +222,7 @@ impl Engine {
             .with_config(session)
             .with_runtime_env(runtime)
             .with_default_features()
+            .with_type_planner(Arc::new(column_types::MoreTypes))
             .with_physical_optimizer_rule(Arc::new(yielding::JoinsYield))
             .with_physical_optimizer_rule(Arc::new(NameDamagedFiles))
             .build();

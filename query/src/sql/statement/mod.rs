@@ -21,10 +21,9 @@ use super::copy::{self, Copy, CopyFrom};
 use super::schemas::{self, SchemaStatement};
 use super::session::SessionChange;
 use super::views::{self, ViewStatement};
-use super::{MAX_STATEMENT_BYTES, as_of, undrop};
+use super::{MAX_STATEMENT_BYTES, as_of, column_types, undrop};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
-pub(super) use classify::check_length;
 
 /// Kinds of statements, as the answer to a change names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,6 +205,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         }
     }
     let (sql, versions) = as_of::take(sql)?;
+    let sql = column_types::maps_in_parentheses(sql.into_owned());
     let (sql, layout) = clauses::take_layout(&sql)?;
     if let Some(alter) = clauses::alter_layout(&sql)? {
         let statement = altering::alter_table(alter.table.clone(), alter.if_exists, Vec::new());
@@ -386,6 +386,8 @@ mod tests {
             ("CREATE TABLE t (a INT PRIMARY KEY)", "PRIMARY KEY on column a"),
             ("CREATE TABLE t (a INT AUTO_INCREMENT)", "AUTO_INCREMENT on column a"),
             ("CREATE TABLE t (a INT, b CHAR(3))", "column b: CHAR(3)"),
+            ("CREATE TABLE t (a UUID)", "column a: UUID"),
+            ("CREATE TABLE t (a MAP<VARCHAR, STRUCT<b INT UNSIGNED>>)", "column a: INT UNSIGNED"),
             ("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'x'", "CREATE EXTERNAL TABLE"),
             ("DROP TABLE t CASCADE", "CASCADE"),
             ("DROP TABLE a, b", "several"),
