@@ -54,6 +54,13 @@ async fn a_table_is_made_filled_read_and_dropped() {
     let exact = "SELECT 9999999999999999.9999999999 - 0.0000000001, CAST(1e300 > 1e299 AS INT), CAST(1.5E2 AS INT)";
     assert_eq!(text(&client, exact).await, [["9999999999999999.9999999998", "1", "150"]]);
 
+    // What comes out is called as it is written; within a statement names are DataFusion's.
+    let written = "SELECT id, COUNT(*), sum(price) + 1, date_trunc('month', day), 1.5E2 AS x, 2e1 FROM shop.orders GROUP BY id, day";
+    let names: Vec<String> =
+        run(&client, written).await[0].schema().fields().iter().map(|field| field.name().clone()).collect();
+    assert_eq!(names, ["id", "COUNT(*)", "sum(price) + 1", "date_trunc('month', day)", "x", "2e1"]);
+    assert_eq!(number(&client, "SELECT \"count(*)\" FROM (SELECT COUNT(*) FROM shop.orders)").await, 6);
+
     assert_eq!(text(&client, "SHOW TABLES").await, [["default", "copied"], ["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW TABLES FROM shop").await, [["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW SCHEMAS").await, [["default"], ["shop"]]);

@@ -35,6 +35,7 @@ pub mod faults;
 pub mod files;
 pub mod floats;
 pub mod growing;
+pub mod headings;
 pub mod information;
 pub mod literal;
 pub mod memory;
@@ -97,6 +98,7 @@ use bound::Bound;
 use computing::ComputeThreads;
 use ddl::Ddl;
 use faults::Faults;
+use headings::Headings;
 use memory::SharedMemory;
 use procedures::{Procedure, apart};
 use statement::{Action, Command};
@@ -151,6 +153,8 @@ pub struct Planned {
     faults: Arc<Faults>,
     state: SessionState,
     work: Work,
+    /// What its columns are called where the rows leave the node.
+    headings: Headings,
     /// How a query is to be spread over nodes if it may be, and its plan for that.
     spread: Option<Box<(Mode, LogicalPlan)>>,
     slot: Slot,
@@ -358,6 +362,7 @@ impl Engine {
             )));
         }
         let faults = Arc::new(Faults::of(&parsed, &bound.sql));
+        let headings = Headings::of(&parsed);
         let (unbound, rows) = bound.put(&mut parsed)?;
         if (unbound > 0 || bound.parameters.is_some()) && !action.takes_parameters() {
             let command = action.command().as_str();
@@ -438,7 +443,7 @@ impl Engine {
                         if unbound == 0 {
                             plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
                         }
-                        schema = Arc::new(plan.schema().as_arrow().clone());
+                        schema = headings.put(Arc::new(plan.schema().as_arrow().clone()));
                         Work::Query(Box::new(plan))
                     }
                     Action::CopyTo { overwrite } => Work::CopyTo { plan: Box::new(plan), overwrite },
@@ -459,7 +464,21 @@ impl Engine {
             }
         };
         let stale = found.stale;
-        Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, spread, slot })
+        Ok(Planned {
+            command,
+            schema,
+            stale,
+            deadline,
+            parameters,
+            pins,
+            tables,
+            faults,
+            state,
+            work,
+            headings,
+            spread,
+            slot,
+        })
     }
 
     /// How a query is to be spread, if it may be.

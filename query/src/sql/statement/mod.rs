@@ -24,6 +24,7 @@ use super::views::{self, ViewStatement};
 use super::{MAX_STATEMENT_BYTES, as_of, column_types, undrop};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
+pub(super) use prepare::floats_as_written;
 
 /// Kinds of statements, as the answer to a change names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
