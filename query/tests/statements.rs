@@ -64,7 +64,10 @@ async fn a_table_is_made_filled_read_and_dropped() {
     assert_eq!(text(&client, "SHOW TABLES").await, [["default", "copied"], ["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW TABLES FROM shop").await, [["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW SCHEMAS").await, [["default"], ["shop"]]);
-    assert_eq!(text(&client, "DESCRIBE copied").await, [["id", "BIGINT", "YES"], ["what", "VARCHAR", "YES"]]);
+    assert_eq!(
+        text(&client, "DESCRIBE copied").await,
+        [["id", "BIGINT", "YES", "NULL"], ["what", "VARCHAR", "YES", "NULL"]]
+    );
     let columns =
         "SELECT column_name FROM information_schema.columns WHERE table_name = 'orders' ORDER BY ordinal_position";
     assert_eq!(text(&client, columns).await.concat(), ["id", "what", "price", "day", "at"]);

@@ -65,8 +65,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::common::TableReference;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::{ScalarValue, TableReference};
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::FunctionRegistry;
@@ -420,6 +420,12 @@ impl Engine {
                     }
                     _ => parsed,
                 };
+                let mut comments = Vec::new();
+                if let ParsedStatement::Statement(statement) = &parsed
+                    && let Statement::ExplainTable { table_name, .. } = statement.as_ref()
+                {
+                    comments = found.comments(table_name).await;
+                }
                 let plan = match values::plan(&state, parsed).await {
                     Ok(plan) => plan,
                     Err(error) => {
@@ -438,7 +444,7 @@ impl Engine {
                 match action {
                     Action::Query => {
                         check_reads_only(&plan)?;
-                        let mut plan = described(Self::explained(plan)?)?;
+                        let mut plan = described(Self::explained(plan)?, comments)?;
                         spread = self.spread(bound.distributed, &plan);
                         if unbound == 0 {
                             plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
@@ -565,14 +571,16 @@ fn parameter_fields(plan: &LogicalPlan, count: usize) -> Result<Vec<Field>> {
     Ok((1..=count).map(field).collect())
 }
 
-/// DESCRIBE tells the types that SQL has.
-fn described(plan: LogicalPlan) -> Result<LogicalPlan> {
+/// DESCRIBE tells the types that SQL has, and the comments.
+fn described(plan: LogicalPlan, comments: Vec<Option<String>>) -> Result<LogicalPlan> {
     let LogicalPlan::DescribeTable(table) = plan else { return Ok(plan) };
+    let mut comments = comments.into_iter();
     let rows = table.schema.fields().iter().map(|field| {
         let null = if field.is_nullable() { "YES" } else { "NO" };
-        vec![lit(field.name().as_str()), lit(words::sql_type(field.data_type())), lit(null)]
+        let comment = lit(ScalarValue::Utf8(comments.next().flatten()));
+        vec![lit(field.name().as_str()), lit(words::sql_type(field.data_type())), lit(null), comment]
     });
-    let named = ["column_name", "data_type", "is_nullable"].into_iter().enumerate();
+    let named = ["column_name", "data_type", "is_nullable", "comment"].into_iter().enumerate();
     let named = named.map(|(i, name)| ident(format!("column{}", i + 1)).alias(name));
     Ok(LogicalPlanBuilder::values(rows.collect())?.project(named)?.build()?)
 }

@@ -100,13 +100,14 @@ fn leading_words(sql: &str) -> String {
 }
 
 fn create_table(table: &mut CreateTable) -> Result<Action> {
-    let (mut not_null, mut defaults) = (Vec::new(), Vec::new());
+    let (mut not_null, mut defaults, mut comments) = (Vec::new(), Vec::new(), Vec::new());
     for column in &table.columns {
         column_types::check(column)?;
         for option in &column.options {
             match &option.option {
                 ColumnOption::Null => {}
                 ColumnOption::NotNull => not_null.push(normalize(&column.name)),
+                ColumnOption::Comment(text) => comments.push((normalize(&column.name), text.clone())),
                 ColumnOption::Default(value) => {
                     let mut value = value.clone();
                     prepare::floats_in(&mut value);
@@ -127,7 +128,8 @@ fn create_table(table: &mut CreateTable) -> Result<Action> {
     }
     // Taken out, since DataFusion does not know what to do with them.
     for column in &mut table.columns {
-        column.options.retain(|option| !matches!(option.option, ColumnOption::Default(_)));
+        let is_known = |option: &ColumnOption| !matches!(option, ColumnOption::Default(_) | ColumnOption::Comment(_));
+        column.options.retain(|option| is_known(&option.option));
     }
     let mut properties = match std::mem::replace(&mut table.table_options, CreateTableOptions::None) {
         CreateTableOptions::None => Default::default(),
@@ -149,5 +151,5 @@ fn create_table(table: &mut CreateTable) -> Result<Action> {
     }
     let as_query = table.query.is_some().then_some(not_null);
     let properties = properties.into_iter().collect();
-    Ok(Action::CreateTable { as_query, layout: Layout::default(), properties, defaults })
+    Ok(Action::CreateTable { as_query, layout: Layout::default(), properties, defaults, comments })
 }

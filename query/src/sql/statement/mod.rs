@@ -104,6 +104,8 @@ pub enum Action {
         properties: BTreeMap<String, String>,
         /// Of columns, by their names.
         defaults: Vec<(String, Expr)>,
+        /// Of columns, by their names.
+        comments: Vec<(String, String)>,
     },
     /// ALTER TABLE or COMMENT ON.
     Alter(Command),
@@ -221,7 +223,11 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
     };
     as_of::put(&mut statement, versions)?;
     let mut statement = match show::as_query(&statement)? {
-        Some(sql) => parse_one(state, &sql)?,
+        Some(sql) => {
+            let mut query = parse_one(state, &sql)?;
+            show::put_at(&mut query, show::place_of_table(&statement));
+            query
+        }
         None => statement,
     };
     let mut action = classify::classify(&mut statement)?;
@@ -339,6 +345,8 @@ mod tests {
             ("SHOW TABLES FROM a LIKE '%x'", Command::Select),
             ("SHOW SCHEMAS", Command::Select),
             ("SHOW DROPPED TABLES;", Command::Select),
+            ("SHOW CREATE TABLE s.t", Command::Select),
+            ("SHOW TBLPROPERTIES \"T\"", Command::Select),
             ("DESCRIBE t", Command::Select),
             ("INSERT INTO t VALUES (1)", Command::Insert),
             ("INSERT OVERWRITE t VALUES (1)", Command::InsertOverwrite),
