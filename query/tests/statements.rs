@@ -68,6 +68,14 @@ async fn a_table_is_made_filled_read_and_dropped() {
         text(&client, "DESCRIBE copied").await,
         [["id", "BIGINT", "YES", "NULL"], ["what", "VARCHAR", "YES", "NULL"]]
     );
+    // Each function once, also under its other names, and those that are tables.
+    let named = |row: &Vec<String>| row[..2].to_vec();
+    let shown: Vec<_> = text(&client, "SHOW FUNCTIONS").await.iter().map(named).collect();
+    let routines = "SELECT DISTINCT routine_name, function_type FROM information_schema.routines ORDER BY 1, 2";
+    assert_eq!(shown, text(&client, routines).await);
+    for (name, kind) in [("date_part", "SCALAR"), ("datepart", "SCALAR"), ("tpch", "TABLE"), ("sum", "AGGREGATE")] {
+        assert!(shown.contains(&vec![name.to_owned(), kind.to_owned()]), "{name}");
+    }
     let columns =
         "SELECT column_name FROM information_schema.columns WHERE table_name = 'orders' ORDER BY ordinal_position";
     assert_eq!(text(&client, columns).await.concat(), ["id", "what", "price", "day", "at"]);

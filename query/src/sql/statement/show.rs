@@ -59,6 +59,18 @@ pub(super) fn as_query(statement: &Parsed) -> Result<Option<String>> {
                  WHERE table_type = 'VIEW' AND table_schema <> 'information_schema'{like} ORDER BY 1, 2"
             )))
         }
+        // DataFusion shows each overload, and leaves out functions that tell their types from what they are called with.
+        Statement::ShowFunctions { filter } => {
+            let like = filter
+                .as_ref()
+                .map_or(Ok(String::new()), |filter| filtered(filter, "routine_name", "SHOW FUNCTIONS"))?;
+            Ok(Some(format!(
+                "SELECT routine_name AS function_name, function_type, \
+                 array_to_string(array_sort(array_agg(DISTINCT data_type) FILTER (WHERE data_type IS NOT NULL)), ', ') AS return_type, \
+                 max(syntax_example) AS syntax_example, max(description) AS description \
+                 FROM {CATALOG}.information_schema.routines WHERE true{like} GROUP BY routine_name, function_type ORDER BY 1, 2"
+            )))
+        }
         Statement::ShowCreate { obj_type: ShowCreateObject::Table, obj_name } => {
             let table = obj_name.0.iter().filter_map(ObjectNamePart::as_ident);
             of_metadata("create_statement", table, "create", "SHOW CREATE TABLE").map(Some)
@@ -132,6 +144,10 @@ fn like(options: &ShowStatementOptions, column: &str, statement: &str) -> Result
         None => return Ok(String::new()),
         Some(ShowStatementFilterPosition::Infix(filter) | ShowStatementFilterPosition::Suffix(filter)) => filter,
     };
+    filtered(filter, column, statement)
+}
+
+fn filtered(filter: &ShowStatementFilter, column: &str, statement: &str) -> Result<String> {
     let quoted = |pattern: &str| pattern.replace('\'', "''");
     match filter {
         ShowStatementFilter::Like(pattern) | ShowStatementFilter::NoKeyword(pattern) => {
