@@ -132,6 +132,9 @@ pub async fn suggest(tables: &Tables, error: Error, deadline: Instant) -> Error 
         tables.metadata.list_views(&namespace, deadline)
     );
     let words = match (names, views) {
+        (Err(CatalogError::NamespaceNotFound(_)), _) if schema == system::SYSTEM => {
+            format!(": in {schema} are {}", system::NAMES.join(", "))
+        }
         (Err(CatalogError::NamespaceNotFound(_)), _) if schema != DEFAULT_SCHEMA => {
             format!(": there is no schema {schema}")
         }

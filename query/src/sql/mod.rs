@@ -635,7 +635,7 @@ fn name_files(error: Error, plan: &Arc<dyn ExecutionPlan>) -> Error {
         }
         Ok(TreeNodeRecursion::Continue)
     });
-    let concerns_files = error.kind != Kind::Invalid || error.message.contains("Parquet");
+    let concerns_files = error.kind != Kind::Invalid || error.message.contains("Parquet") || is_of_text(&error.message);
     if files.is_empty()
         || !concerns_files
         || files.iter().any(|file| error.message.contains(file.trim_start_matches('/')))
@@ -647,7 +647,17 @@ fn name_files(error: Error, plan: &Arc<dyn ExecutionPlan>) -> Error {
         more => format!(" or {more} more"),
     };
     files.truncate(FILES_NAMED);
-    Error { message: format!("{} (while reading {}{more})", error.message, files.join(", ")), ..error }
+    let hint = if is_of_text(&error.message) {
+        "; the types of its columns follow from its first rows: make a table with others, and COPY it into that"
+    } else {
+        ""
+    };
+    Error { message: format!("{} (while reading {}{more}{hint})", error.message, files.join(", ")), ..error }
+}
+
+/// Whether a value in a file of CSV or JSON is not of the type of its column, by Arrow's words.
+fn is_of_text(message: &str) -> bool {
+    ["rror while parsing value", "whilst decoding field"].iter().any(|words| message.contains(words))
 }
 
 fn panicked(doing: &str, panic: &(dyn std::any::Any + Send)) -> Error {

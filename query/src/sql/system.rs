@@ -21,11 +21,14 @@ const SHARDS: &str = "shards";
 /// What can be undropped.
 pub const DROPPED: &str = "dropped_tables";
 
+/// All of them.
+pub const NAMES: [&str; 4] = [DROPPED, NODES, PROCEDURES, SHARDS];
+
 /// Whether a name is one of these tables.
 pub fn is_system(table: &TableReference) -> bool {
     table.schema() == Some(SYSTEM)
         && table.catalog().is_none_or(|catalog| catalog == CATALOG)
-        && [NODES, PROCEDURES, SHARDS, DROPPED].contains(&table.table())
+        && NAMES.contains(&table.table())
 }
 
 /// The table of that name, as it is now.

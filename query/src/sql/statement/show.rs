@@ -35,20 +35,31 @@ pub(super) fn as_query(statement: &Parsed) -> Result<Option<String>> {
             history: false,
             external: false,
         } => {
-            let of_schema = match show_options.show_in.as_ref().map(|show_in| &show_in.parent_name) {
-                None => String::new(),
+            let schema = match show_options.show_in.as_ref().map(|show_in| &show_in.parent_name) {
+                None => None,
                 Some(Some(ObjectName(parts))) => match parts.as_slice() {
                     [part] => match part.as_ident() {
-                        Some(schema) => format!(" AND table_schema = '{}'", normalize(schema).replace('\'', "''")),
+                        Some(schema) => Some(normalize(schema)),
                         None => return Err(refused("this form of SHOW TABLES")),
                     },
                     _ => return Err(refused("SHOW TABLES in a qualified schema")),
                 },
                 Some(None) => return Err(refused("this form of SHOW TABLES")),
             };
+            let of_schema =
+                schema.as_ref().map(|schema| format!(" AND table_schema = '{}'", schema.replace('\'', "''")));
+            let of_schema = of_schema.unwrap_or_default();
+            let mut all = format!("{CATALOG}.information_schema.tables");
+            if schema.as_deref() == Some(system::SYSTEM) {
+                let own = system::NAMES.map(|name| format!("('{name}')")).join(", ");
+                all = format!(
+                    "(SELECT table_schema, table_name FROM {all} UNION SELECT '{}', column1 FROM (VALUES {own}))",
+                    system::SYSTEM
+                );
+            }
             let like = like(show_options, "table_name", "SHOW TABLES")?;
             Ok(Some(format!(
-                "SELECT table_schema, table_name FROM {CATALOG}.information_schema.tables \
+                "SELECT table_schema, table_name FROM {all} \
                  WHERE table_schema <> 'information_schema'{of_schema}{like} ORDER BY 1, 2"
             )))
         }
