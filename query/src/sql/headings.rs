@@ -96,11 +96,12 @@ fn heading(item: &SelectItem) -> Option<String> {
     match uncast(&floats_as_written(expr)) {
         Expr::Identifier(_) | Expr::CompoundIdentifier(_) => None,
         expr => {
-            let text = expr.to_string();
-            Some(match text.char_indices().nth(MAX_CHARS) {
-                Some((end, _)) => format!("{}...", &text[..end]),
-                None => text,
-            })
+            let mut text = expr.to_string();
+            if let Some((end, _)) = text.char_indices().nth(MAX_CHARS) {
+                text.truncate(end);
+                text.push_str("...");
+            }
+            Some(text)
         }
     }
 }
