@@ -12,7 +12,8 @@ pub const DEFAULT_DIR: &str = "./lake-data";
 /// What tools need to reach a cluster.
 #[derive(Debug, Clone, clap::Args)]
 pub struct At {
-    /// Where the cluster is reached [default: LAKE_META or LAKE_QUERY, then what ./lake-data/cluster.json says]
+    /// Where the cluster is reached: its peers, for commands about metadata [default: LAKE_META], or its query nodes, for those that
+    /// run SQL [default: LAKE_QUERY]; without the variable what ./lake-data/cluster.json says
     #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', global = true)]
     at: Vec<String>,
     /// A file that holds the cluster secret

@@ -10,6 +10,7 @@ mod clocks;
 mod common;
 mod docs;
 mod engines;
+mod first_start;
 mod hot;
 mod leader_dies;
 mod library;
