@@ -24,7 +24,7 @@ async fn every_load_is_run_and_what_came_of_it_is_told() {
     let left = async || peers.json(&["list", "/kv/bench/"]).await.1["entries"].as_array().map(Vec::len);
     assert_eq!(left().await, Some(0));
     let text = peers.bench(&[&small[..], &["--keep-keys"]].concat()).await.text();
-    assert!(text.contains("cas: 3 clients on 1 connections, 12 keys of 100 B, 0.3 s: "), "{text}");
+    assert!(text.contains("cas: 3 clients on 1 connection, 12 keys of 100 B, 0.3 s: "), "{text}");
     assert_eq!(left().await, Some(12));
     let all = ["delete", "--prefix", "/kv/bench/"];
     peers.meta(&[&all[..], &["--limit", "11"]].concat()).await.ended(1, "more than 11 keys");

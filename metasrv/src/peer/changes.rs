@@ -531,7 +531,7 @@ impl Changes {
     }
 
     fn next_id(&self) -> u64 {
-        self.published.current().state.known_peers().map(|(id, _)| id).max().unwrap_or(0).saturating_add(1)
+        self.published.current().state.next_peer_id()
     }
 
     fn removed_before(&self, id: u64) -> bool {
