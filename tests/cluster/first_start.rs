@@ -44,6 +44,7 @@ async fn each_part_says_where_it_is_and_a_cluster_that_is_not_founded_is_named_a
     let said = String::from_utf8_lossy(&put.stderr);
     assert!(put.status.code() == Some(1) && said.contains(why), "{said}");
 
+    std::fs::create_dir(&warehouse).unwrap();
     let args = ["query", "--listen", anywhere, "--rest-listen", anywhere, "--dir", &node, "--meta", peers];
     // The table is looked up a second time, for a second.
     let args = [&args[..], &["--warehouse", &warehouse, "--read-timeout-secs", "3"]].concat();

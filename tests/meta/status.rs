@@ -65,6 +65,8 @@ async fn status_tells_of_each_peer_what_can_be_compared() {
     })
     .await;
     peers.meta(&["members", "list"]).await.ended(1, "no peer leads");
+    let put = peers.meta(&["put", "/kv/a", "1", "--timeout-secs", "2"]).await;
+    put.ended(1, "know of no leader: without a majority of the voters there is none");
     let nobody = printed(tool(&["status", "--at", "127.0.0.1:1"]), b"").await;
     assert_eq!(nobody.code, Some(1), "{nobody:?}");
     assert!(nobody.text().contains("cluster unknown: no peer answers"), "{nobody:?}");

@@ -142,11 +142,9 @@ pub async fn run(args: Args) -> Result<()> {
             Arc::new(EtcdTarget::connect(&args.etcd[n % args.etcd.len()]).await?)
         });
     }
-    let loaded = load_keys(&targets, &args).await.context("writing the keys that the load works on");
-    let measured = match loaded {
-        Ok(revisions) => measure(&targets, &args, revisions).await,
-        Err(error) => Err(error),
-    };
+    let loaded = load_keys(&targets, &args).await;
+    let revisions = loaded.with_context(|| format!("writing the keys that the load works on, under {PREFIX}"))?;
+    let measured = measure(&targets, &args, revisions).await;
     let deleted = match args.keep_keys {
         true => Ok(()),
         false => delete_keys(&targets, args.keys).await,
