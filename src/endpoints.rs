@@ -27,11 +27,16 @@ impl At {
     /// # Errors
     /// None is given, or one is not `host:port`.
     pub fn endpoints(&self, role: Role) -> Result<Vec<String>> {
-        let variable = match role {
-            Role::Metasrv => "LAKE_META",
-            Role::Query => "LAKE_QUERY",
+        let (variable, other, others) = match role {
+            Role::Metasrv => ("LAKE_META", "LAKE_QUERY", "query nodes"),
+            Role::Query => ("LAKE_QUERY", "LAKE_META", "peers"),
         };
-        resolve(&self.at, variable, std::env::var(variable).ok().as_deref(), Path::new(DEFAULT_DIR), role)
+        let value = std::env::var(variable).ok();
+        let is_mistaken = self.at.is_empty() && value.is_none() && std::env::var_os(other).is_some();
+        match resolve(&self.at, variable, value.as_deref(), Path::new(DEFAULT_DIR), role) {
+            Err(error) if is_mistaken => bail!("{error:#} ({other}, which is set, names {others})"),
+            endpoints => endpoints,
+        }
     }
 
     /// The cluster's secret, if one is given.
