@@ -213,7 +213,8 @@ impl Engine {
         // 0.1 in SQL is a decimal, exactly: through a float, 28 digits would come out as 16.
         session.options_mut().sql_parser.parse_float_as_decimal = true;
         let mut rules = Analyzer::new().rules;
-        rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
+        let coercion = rules.iter().position(|rule| rule.name() == "type_coercion").unwrap_or(0);
+        rules.insert(coercion, Arc::new(floats::DecimalsMeetFloats));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
         rules.push(Arc::new(rounding::IntegersAreRounded));
         let mut template = SessionStateBuilder::new()

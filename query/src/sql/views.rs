@@ -34,7 +34,7 @@ use super::catalog::ident;
 use super::clauses::{begins_with, blank, offset};
 use super::ddl::table_reference;
 use super::statement::{self, Action, Command, normalize, refused};
-use super::{CATALOG, DEFAULT_SCHEMA, Engine, alter, check_reads_only, files};
+use super::{CATALOG, DEFAULT_SCHEMA, Engine, alter, check_reads_only, files, values};
 use crate::error::{Error, Kind, Position, Result};
 use crate::table::view::{self, Definition};
 use crate::table::{Tables, catalog_error, ensure_namespace, types};
@@ -533,7 +533,7 @@ impl View {
             .with_config(config)
             .with_catalog_list(catalogs)
             .build();
-        let plan = state.statement_to_plan(self.parsed.clone()).await?;
+        let plan = values::plan(&state, self.parsed.clone()).await?;
         check_reads_only(&plan)?;
         let mut columns = Vec::new();
         for field in self.metadata.current_schema().as_struct().fields() {

@@ -15,7 +15,7 @@ use iceberg::spec::DataFile;
 use super::row_plan::has_subquery;
 use crate::error::Result;
 use crate::scan::{LakeTable, values};
-use crate::sql::{CATALOG, DEFAULT_SCHEMA, rounding};
+use crate::sql::{CATALOG, DEFAULT_SCHEMA, floats, rounding};
 use crate::table::conflict::Scope;
 
 /// In which files rows of the target may be that the statement reads, from its conditions on the target alone.
@@ -62,7 +62,8 @@ pub(super) fn scope(state: &SessionState, target: &LakeTable, dml: &DmlStatement
     // What cannot be used for pruning bounds nothing.
     let condition = DFSchema::try_from(schema.as_ref().clone()).and_then(|columns| {
         // As the rows are looked at.
-        let condition = unqualified.data.transform_up(|expr| Ok(rounding::in_expr(expr, &columns)))?.data;
+        let condition = floats::settled_expr(unqualified.data, &columns)?.data;
+        let condition = condition.transform_up(|expr| Ok(rounding::in_expr(expr, &columns)))?.data;
         state.create_physical_expr(condition, &columns)
     });
     let predicate = condition
