@@ -34,6 +34,7 @@ pub mod faults;
 pub mod files;
 pub mod floats;
 pub mod growing;
+pub mod headings;
 pub mod information;
 pub mod literal;
 pub mod memory;
@@ -414,7 +415,7 @@ impl Engine {
                     }
                     _ => parsed,
                 };
-                let plan = match values::plan(&state, parsed).await {
+                let plan = match headings::plan(&state, parsed).await {
                     Ok(plan) => plan,
                     Err(error) => {
                         let error = found.explain(error.into());
