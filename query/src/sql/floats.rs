@@ -6,6 +6,8 @@
 //! among the arguments of a function, in the columns of UNION, INTERSECT, EXCEPT and VALUES, and in the keys of a join; within
 //! lists, structs and maps, too.
 //!
+//! Timestamps meet in the same places ([`super::times`]).
+//!
 //! What type an expression has is known for certain only once DataFusion has coerced what it is made of: before, a UNION or a CASE
 //! has the type of its first part. So both go hand in hand here, from the innermost out.
 
@@ -28,8 +30,12 @@ use datafusion::logical_expr::{
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::optimizer::analyzer::type_coercion::TypeCoercionRewriter;
 
+use super::times;
+
 /// Functions whose arguments need not have a type in common.
 const APART: [&str; 4] = ["named_struct", "struct", "map", "arrays_zip"];
+/// Functions whose arguments, all of them, are to have a type in common.
+const ALIKE: [&str; 7] = ["coalesce", "nvl", "nullif", "greatest", "least", "make_array", "nvl2"];
 
 /// Comes right before DataFusion's own coercion of types.
 #[derive(Debug)]
@@ -77,7 +83,7 @@ fn settled(plan: LogicalPlan) -> DfResult<Transformed<LogicalPlan>> {
         LogicalPlan::Join(mut join) => {
             for (left, right) in &mut join.on {
                 let types = [left.get_type(join.left.schema()).ok(), right.get_type(join.right.schema()).ok()];
-                cast_each([left, right], met(&types));
+                cast_each([left, right], common(&types));
             }
             LogicalPlan::Join(join)
         }
@@ -192,18 +198,28 @@ fn in_plan(
 
 fn in_expr(mut expr: Expr, schema: &DFSchema) -> DfResult<Expr> {
     match &mut expr {
+        Expr::Cast(cast) if cast.field.name() == times::WRITTEN => {
+            times::written(&mut cast.expr, &mut cast.field, schema);
+        }
+        Expr::TryCast(cast) if cast.field.name() == times::WRITTEN => {
+            times::written(&mut cast.expr, &mut cast.field, schema);
+        }
         Expr::BinaryExpr(binary) if compares(binary.op) => meet(vec![&mut *binary.left, &mut *binary.right], schema),
         Expr::Between(between) => meet(vec![&mut *between.expr, &mut *between.low, &mut *between.high], schema),
         Expr::InList(list) => meet(std::iter::once(&mut *list.expr).chain(&mut list.list).collect(), schema),
         Expr::InSubquery(within) => meet_rows(&mut within.expr, &mut within.subquery, schema)?,
         Expr::SetComparison(compared) => meet_rows(&mut compared.expr, &mut compared.subquery, schema)?,
-        Expr::ScalarFunction(function) if !APART.contains(&function.func.name()) => {
+        Expr::ScalarFunction(function) if ALIKE.contains(&function.func.name()) => {
             meet(function.args.iter_mut().collect(), schema);
+        }
+        Expr::ScalarFunction(function) if !APART.contains(&function.func.name()) => {
+            meet_floats(function.args.iter_mut().collect(), schema);
+            times::arguments(function.func.name(), &mut function.args, schema);
         }
         // lag and lead make of a default what their values are. It has to stay a literal.
         Expr::WindowFunction(window) if matches!(window.fun, WindowFunctionDefinition::WindowUDF(_)) => {
             if let [value, _, default] = window.params.args.as_mut_slice() {
-                meet(vec![value, &mut default.clone()], schema);
+                meet_floats(vec![value, &mut default.clone()], schema);
             }
         }
         Expr::Case(case) => {
@@ -230,11 +246,42 @@ fn compares(op: Operator) -> bool {
     matches!(op, Eq | NotEq | Lt | LtEq | Gt | GtEq | IsDistinctFrom | IsNotDistinctFrom)
 }
 
-/// Makes floats of the decimals among these where there is a float.
+/// Makes floats of the decimals among these where there is a float, and the like of timestamps.
 fn meet(parts: Vec<&mut Expr>, schema: &DFSchema) {
     // What has no type, or is wrong, is for DataFusion to say.
     let types: Vec<Option<DataType>> = parts.iter().map(|part| part.get_type(schema).ok()).collect();
+    let is_constant = |place: usize| parts.get(place).is_some_and(|part| !varies(part));
+    let times = times::met(&types, is_constant);
+    cast_each(parts, either(met(&types), times));
+}
+
+fn meet_floats(parts: Vec<&mut Expr>, schema: &DFSchema) {
+    let types: Vec<Option<DataType>> = parts.iter().map(|part| part.get_type(schema).ok()).collect();
     cast_each(parts, met(&types));
+}
+
+/// Whether it may be another value in another row.
+fn varies(expr: &Expr) -> bool {
+    let varies = |expr: &Expr| {
+        matches!(
+            expr,
+            Expr::Column(_)
+                | Expr::OuterReferenceColumn(..)
+                | Expr::LambdaVariable(_)
+                | Expr::ScalarSubquery(_)
+                | Expr::Placeholder(_)
+        )
+    };
+    expr.exists(|expr| Ok(varies(expr))).unwrap_or(true)
+}
+
+/// What two sides become that are compared in each row.
+fn common(types: &[Option<DataType>]) -> Vec<Option<DataType>> {
+    either(met(types), times::met(types, |_| false))
+}
+
+fn either(floats: Vec<Option<DataType>>, times: Vec<Option<DataType>>) -> Vec<Option<DataType>> {
+    floats.into_iter().zip(times).map(|(float, time)| float.or(time)).collect()
 }
 
 fn cast_each<'a>(parts: impl IntoIterator<Item = &'a mut Expr>, to: Vec<Option<DataType>>) {
@@ -250,7 +297,7 @@ fn meet_rows(value: &mut Expr, rows: &mut Subquery, schema: &DFSchema) -> DfResu
     // Of several columns they are compared by nobody.
     let of_rows = rows.subquery.schema().fields().first().filter(|_| rows.subquery.schema().fields().len() == 1);
     let types = [value.get_type(schema).ok(), of_rows.map(|field| field.data_type().clone())];
-    let mut met = met(&types).into_iter();
+    let mut met = common(&types).into_iter();
     cast_each([value], met.next().into_iter().collect());
     if let Some(to) = met.next().flatten() {
         *rows = cast_subquery(rows.clone(), &to)?;
@@ -268,7 +315,7 @@ fn of_union(Union { inputs, schema }: Union) -> DfResult<Union> {
     for column in 0..width {
         let of = |input: &Arc<LogicalPlan>| input.schema().field(column).data_type().clone();
         let before: Vec<Option<DataType>> = inputs.iter().map(|input| Some(of(input))).collect();
-        for ((types, met), input) in types.iter_mut().zip(met(&before)).zip(&inputs) {
+        for ((types, met), input) in types.iter_mut().zip(common(&before)).zip(&inputs) {
             types.push(met.unwrap_or_else(|| of(input)));
         }
     }

@@ -51,6 +51,7 @@ pub mod statement;
 pub mod sum;
 pub mod system;
 mod system_procedures;
+pub mod times;
 pub mod tpch;
 pub mod transactions;
 mod undrop;
@@ -218,8 +219,10 @@ impl Engine {
         rules.insert(coercion, Arc::new(floats::DecimalsMeetFloats));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
         rules.push(Arc::new(rounding::IntegersAreRounded));
+        let zone = session.options().execution.time_zone.as_deref().map(Arc::from);
         let mut template = SessionStateBuilder::new()
             .with_analyzer_rules(rules)
+            .with_type_planner(Arc::new(times::Microseconds { zone }))
             .with_config(session)
             .with_runtime_env(runtime)
             .with_default_features()
@@ -229,6 +232,7 @@ impl Engine {
         template.register_udaf(Arc::new(AggregateUDF::from(sum::CheckedSum::default())))?;
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
         growing::limit(&mut template, config.memory_limit_bytes)?;
+        times::limit(&mut template)?;
         Ok(Self {
             tables,
             template,
