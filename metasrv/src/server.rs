@@ -55,6 +55,11 @@ use crate::services::watch::WatchServer;
 
 /// How long running calls may go on when the server stops.
 pub const DRAIN: Duration = Duration::from_secs(2);
+/// A connection of another peer that is silent for so long is probed, and closed if that is not answered within as long.
+const PROBES_PEERS: Duration = Duration::from_secs(5);
+/// How long one of a client is silent until it is probed, and closed after [`PROBES_PEERS`] more. Of a thousand query nodes each has one that
+/// is always silent, beside that of its heartbeats.
+const PROBES_CLIENTS: Duration = Duration::from_secs(20);
 /// Calls under way on one connection. A caller that has more waits with the rest at its own side.
 pub const MAX_STREAMS: u32 = 16_384;
 
@@ -138,7 +143,7 @@ impl Server {
         let kv = KvServer::new(KvService::new(peer.clone(), streams.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(usize::MAX);
-        let client_services = builder()
+        let client_services = builder(PROBES_CLIENTS)
             .add_service(health_service)
             .add_service(InterceptedService::new(Counting::new(kv, &peer), secret.clone()))
             .add_service(LeasesServer::with_interceptor(
@@ -168,7 +173,7 @@ impl Server {
         let raft_service = RaftServer::new(RaftService::new(peer.clone(), stop.child_token()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let peer_services = builder().add_service(InterceptedService::new(raft_service, secret));
+        let peer_services = builder(PROBES_PEERS).add_service(InterceptedService::new(raft_service, secret));
         let ended = watch::Sender::new(None);
         let pool = Pool::new(Resource::Connections, accepting::max_connections());
         let clients = accepting::accept("clients", clients.incoming, peer.callers.clone(), pool);
@@ -236,10 +241,10 @@ impl Server {
     }
 }
 
-fn builder() -> tonic::transport::Server {
+fn builder(probes: Duration) -> tonic::transport::Server {
     tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(Duration::from_secs(5)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .http2_keepalive_interval(Some(probes))
+        .http2_keepalive_timeout(Some(PROBES_PEERS))
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(8 << 20)
         .max_concurrent_streams(MAX_STREAMS)

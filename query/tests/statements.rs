@@ -212,6 +212,48 @@ async fn errors_say_what_and_where() {
         let found = error.position.map(|p| (p.line, p.column));
         assert!(position.is_none() || found == position, "{sql}: {found:?}");
     }
+    // What nests without end is an error of the statement, and not the end of the node.
+    let nested = |open: &str, within: &str, close: &str| {
+        format!("SELECT {}{within}{} FROM t", open.repeat(20_000), close.repeat(20_000))
+    };
+    let each_twice = |i: usize| format!(", w{} AS (SELECT a.id FROM w{i} AS a, w{i} AS b)", i + 1);
+    let with = |each: &dyn Fn(usize) -> String, last: usize| {
+        format!("WITH w0 AS (SELECT id FROM t){} SELECT id FROM w{last}", (0..last).map(each).collect::<String>())
+    };
+    for (sql, words) in [
+        (nested("(", "1", ")"), "nested"),
+        (nested("[", "1", "]"), ""),
+        (nested("(SELECT ", "1", ")"), "nested"),
+        (format!("SELECT {}", "CAST(".repeat(40)), "nested more than 16 deep"),
+        (nested("NOT ", "true", ""), "operators in a row"),
+        (nested("abs(", "id", ")"), "nested"),
+        (nested("", "id", " + 1"), "operators in a row"),
+        (nested("", "id", "::int"), "operators in a row"),
+        (format!("DELETE FROM t WHERE id = 0{}", " OR id = 1".repeat(10_000)), "operators in a row"),
+        (format!("INSERT INTO t (id) SELECT 1{}", " UNION ALL SELECT 1".repeat(10_000)), "operators in a row"),
+        (format!("SELECT 1{}", " UNION SELECT 1".repeat(900)), "above each other"),
+        (format!("SELECT 1 FROM t{}", ", t AS t".repeat(10_000)), "tables and queries"),
+        (with(&|i| format!(", w{} AS (SELECT id FROM w{i})", i + 1), 10_000), "tables and queries"),
+        (with(&each_twice, 60), "tables and queries"),
+        (format!("EXPLAIN {}", with(&each_twice, 60)), "tables and queries"),
+    ] {
+        let error = refused(&client, &sql).await;
+        assert!(error.kind == Kind::Invalid && error.message.contains(words), "{sql:.60}: {:?} {error}", error.kind);
+    }
+    run(&client, "CREATE VIEW v0 AS SELECT id FROM t").await;
+    let mut too_large = None;
+    for i in 0..14 {
+        let twice = format!("CREATE VIEW v{} AS SELECT a.id FROM v{i} AS a, v{i} AS b", i + 1);
+        too_large = client.execute(&twice, TIMEOUT).await.err();
+        if too_large.is_some() {
+            break;
+        }
+    }
+    let error = too_large.expect("views of views are limited");
+    assert!(error.message.contains("views count wherever they are named"), "{error}");
+    // As far as it may be it is run.
+    assert_eq!(number(&client, &format!("SELECT 1{}", " + 1".repeat(499))).await, 500);
+    assert_eq!(number(&client, &format!("SELECT count(*) FROM t WHERE id = 0{}", " OR id = 1".repeat(249))).await, 0);
     assert_eq!(number(&client, "SELECT count(*) FROM t").await, 0, "none of it left a trace");
     assert!(cluster.files(".parquet").is_empty(), "{:?}", cluster.files(".parquet"));
 }

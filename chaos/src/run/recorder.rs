@@ -163,13 +163,17 @@ fn bytes_of(action: &Action) -> usize {
             Action::Table(Table::Read { rows: Some(rows), .. }) => {
                 rows.values().map(|values| ENTRY + values.len() * NUMBER).sum()
             }
+            Action::Table(Table::Shared { rows: Some(rows), .. }) => {
+                rows.values().flatten().map(|list| ENTRY + list.len() * NUMBER).sum()
+            }
             Action::Accounts(Accounts::Read { balances: Some(balances), .. }) => balances.len() * ENTRY,
             Action::Table(Table::Line { snapshots: Some(line), .. }) => line.len() * ENTRY,
             Action::Catalog(Catalog::Tree { tables: Some(tables), .. }) => tables.len() * ENTRY,
             Action::Cached(Cached::Read { values: Some(values), .. }) => values.len() * ENTRY,
             Action::Hot(Hot::Fences { line: Some(line), .. })
             | Action::Upkeep(Hot::Fences { line: Some(line), .. }) => line.len() * ENTRY,
-            Action::Hot(Hot::Read { whole, odd, .. }) | Action::Upkeep(Hot::Read { whole, odd, .. }) => {
+            Action::Hot(Hot::Read { whole, odd, .. } | Hot::Past { whole, odd, .. })
+            | Action::Upkeep(Hot::Read { whole, odd, .. } | Hot::Past { whole, odd, .. }) => {
                 list(whole) + odd.len() * ENTRY
             }
             Action::Watch(Watch::List { entries: Some(entries), .. } | Watch::Final { entries: Some(entries) }) => {

@@ -288,7 +288,7 @@ impl Distributed {
             .with_distributed_route_tasks_handler(spread)
             .with_distributed_planner()
             .build();
-        let plan = without_broadcasts_to_one(state.create_physical_plan(logical).await?)?;
+        let plan = without_broadcasts_to_one(computing::physical_plan(&state, logical).await?)?;
         let is_staged = plan.is::<DistributedExec>() && head_is_sound(&plan) && has_same_columns(&plan, local);
         Ok(is_staged.then(|| Staged { plan, task: state.task_ctx(), failure }))
     }
@@ -303,7 +303,7 @@ impl Distributed {
         deadline: Instant,
     ) -> Option<Arc<dyn ExecutionPlan>> {
         let LogicalPlan::Explain(of) = logical else { return None };
-        let local = state.create_physical_plan(&of.plan).await.ok()?;
+        let local = computing::physical_plan(state, &of.plan).await.ok()?;
         let staged = self.staged(state, &of.plan, &local, mode, deadline).await?;
         let mut plans = explain.stringified_plans().to_vec();
         plans.retain(|plan| plan.plan_type != PlanType::FinalPhysicalPlan);

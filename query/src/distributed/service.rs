@@ -22,6 +22,7 @@ use arrow::array::{ArrayRef, AsArray, RecordBatch, RecordBatchOptions};
 use arrow_flight::FlightData;
 use arrow_flight::encode::{DictionaryHandling, FlightDataEncoder, FlightDataEncoderBuilder};
 use arrow_flight::error::FlightError;
+use bytes::Bytes;
 use datafusion::common::Result as DfResult;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::context::SessionConfig;
@@ -114,7 +115,7 @@ impl Parts {
             match call {
                 Call::Plan { task, tasks, node } => {
                     let node = Url::parse(&node).map_err(|e| Error::invalid(format!("{node} is no node: {e}")))?;
-                    self.take(Key { statement, task }, tasks, node, &headers.into_headers(), &body, messages)
+                    self.take(Key { statement, task }, tasks, node, &headers.into_headers(), body, messages).await
                 }
                 Call::Rows { task, partition, head } => {
                     let end = partition.checked_add(1).ok_or_else(|| Error::invalid("a partition without an end"))?;
@@ -133,13 +134,13 @@ impl Parts {
     }
 
     /// Takes a plan, and keeps it until the request ends.
-    fn take(
+    async fn take(
         &self,
         key: Key,
         tasks: usize,
         node: Url,
         headers: &HeaderMap,
-        plan: &[u8],
+        plan: Bytes,
         mut messages: Streaming<FlightData>,
     ) -> Result<Answers> {
         let permit = self.room.clone().try_acquire_owned().map_err(|e| match e {
@@ -154,10 +155,14 @@ impl Parts {
         let own = Own::new(node, key.statement, &self.taken);
         let session = self.sessions.session(key, tasks, own, headers)?;
         let task = session.task_ctx();
-        let codec = DistributedCodec::new_combined_with_user(task.session_config());
-        let converter = DeduplicatingProtoConverter::default();
-        let plan = physical_plan_from_bytes_with_proto_converter(plan, &task, &codec, &converter)?;
-        let kept = self.taken.keep(key, guard::rewrite(plan)?, task)?;
+        let context = task.clone();
+        let part = async move {
+            let codec = DistributedCodec::new_combined_with_user(context.session_config());
+            let converter = DeduplicatingProtoConverter::default();
+            let plan = physical_plan_from_bytes_with_proto_converter(&plan, &context, &codec, &converter)?;
+            guard::rewrite(plan)
+        };
+        let kept = self.taken.keep(key, computing::planning(&session, part).await??, task)?;
         let accepted = futures::stream::once(std::future::ready(Ok(Answer::Accepted.write())));
         let rest = async move {
             // Nothing more is said.

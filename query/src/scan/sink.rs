@@ -205,29 +205,15 @@ mod tests {
     use arrow::datatypes::{DataType, Field};
     use datafusion::execution::memory_pool::{GreedyMemoryPool, UnboundedMemoryPool};
     use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-    use iceberg::spec::{FormatVersion, PartitionSpec, SortOrder, TableMetadataBuilder};
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::config::S3Config;
-    use crate::storage::Storage;
-    use crate::table::types::iceberg_schema;
 
     const ROWS: i64 = 100;
 
     fn writer(dir: &Path, tasks: &TaskTracker) -> DataWriter {
-        let columns = Schema::new(vec![Field::new("id", DataType::Int64, false)]);
-        let location = format!("file://{}", dir.display());
-        let metadata = TableMetadataBuilder::new(
-            iceberg_schema(&columns).unwrap(),
-            PartitionSpec::unpartition_spec(),
-            SortOrder::unsorted_order(),
-            location.clone(),
-            FormatVersion::V2,
-            Default::default(),
-        );
-        let metadata = metadata.unwrap().build().unwrap().metadata;
-        DataWriter::new(Storage::new(location, S3Config::default()), tasks.clone(), &metadata, 1 << 20).unwrap()
+        let columns = vec![Field::new("id", DataType::Int64, false)];
+        DataWriter::in_dir(dir, columns, &[], tasks.clone(), 1 << 20).unwrap()
     }
 
     /// A batch for each row; the one of `null` has no value.

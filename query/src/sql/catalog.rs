@@ -68,9 +68,9 @@ impl Found {
     }
 
     /// The error of an INSERT whose query has another number of columns, with the numbers, as far as they can be found.
-    pub async fn widths(&self, template: &SessionState, state: &SessionState, sql: &str, error: Error) -> Error {
+    pub async fn widths(&self, state: &SessionState, sql: &str, error: Error) -> Error {
         let counted = async {
-            let (Parsed::Statement(statement), _) = statement::parse(template, sql).ok()? else { return None };
+            let (Parsed::Statement(statement), _) = statement::parse(state, sql).ok()? else { return None };
             let Statement::Insert(insert) = *statement else { return None };
             let TableObject::TableName(name) = &insert.table else { return None };
             let columns = match insert.columns.as_slice() {

@@ -6,9 +6,11 @@
 //! runtime to itself: a statement that is cancelled, or whose deadline has come, ends at once for its client, and its operators
 //! where the batch that they are at does.
 //!
-//! Parts of queries that other nodes coordinate are computed there as well. Planning, the writing of data files and all that asks
-//! the metadata stay outside. Requests to object stores are made by the process's runtime, too ([`crate::storage`]): a connection
-//! may be used by both, and must be served while a batch is computed.
+//! So is whatever of planning computes ([`planning`]): expressions of constants are evaluated there, and nothing ends a function that
+//! is at one. What asks the metadata stays outside, and so does the parsing of a text, whose length is limited, and the writing of data
+//! files. Parts of queries that other nodes coordinate are taken and computed by these threads as well. Requests to object stores are
+//! made by the process's runtime, too ([`crate::storage`]): a connection may be used by both, and must be served while a batch is
+//! computed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,11 +20,15 @@ use datafusion::common::{Result as DfResult, exec_err};
 use datafusion::execution::context::SessionConfig;
 use datafusion::execution::session_state::SessionState;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use futures::StreamExt;
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinError;
+use tokio_util::task::AbortOnDropHandle;
 
+use super::growing;
 use crate::error::{Error, Result};
 
 /// Threads at least: one long batch leaves another thread to small statements, on one core too.
@@ -106,6 +112,36 @@ pub fn as_in(other: &SessionState, config: SessionConfig) -> SessionConfig {
     }
 }
 
+/// Does a part of planning on the threads that a session names; on the caller's own if it names none. What it may make of constants
+/// is limited ([`growing::while_planning`]). Who stops waiting has its answer at once: the part ends where it next waits for something.
+///
+/// # Errors
+/// `Unavailable`: the threads are stopping.
+///
+/// # Panics
+/// If the part does.
+pub async fn planning<T: Send + 'static>(
+    session: &SessionState,
+    part: impl Future<Output = T> + Send + 'static,
+) -> Result<T> {
+    let part = growing::while_planning(part);
+    let Some(computing) = session.config().get_extension::<Computing>() else { return Ok(part.await) };
+    match AbortOnDropHandle::new(computing.handle.spawn(part)).await.map_err(JoinError::try_into_panic) {
+        Ok(done) => Ok(done),
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        Err(Err(_)) => Err(Error::unavailable("this query node is stopping; nothing was done: ask another one")),
+    }
+}
+
+/// The physical plan of a logical one, optimised.
+///
+/// # Errors
+/// As [`planning`], and the plan's.
+pub async fn physical_plan(session: &SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
+    let (own, plan) = (session.clone(), plan.clone());
+    Ok(planning(session, async move { own.create_physical_plan(&plan).await }).await??)
+}
+
 /// The rows of a plan, computed by the threads that its session names; by the caller's own if it names none. Dropping the
 /// stream stops it.
 ///
@@ -168,7 +204,7 @@ mod tests {
     use datafusion::execution::FunctionRegistry;
     use datafusion::logical_expr::{ColumnarValue, Volatility, create_udf};
     use futures::TryStreamExt;
-    use tokio::sync::Semaphore;
+    use tokio::sync::{Semaphore, SemaphorePermit};
 
     use super::super::Engine;
     use super::super::bound::Bound;
@@ -184,6 +220,7 @@ mod tests {
         /// Who has come to it, and on which threads.
         threads: Mutex<Vec<String>>,
         come: Semaphore,
+        gone: Semaphore,
     }
 
     impl Gate {
@@ -192,11 +229,16 @@ mod tests {
             self.come.add_permits(1);
             let open = self.open.lock().unwrap();
             let (open, _) = self.opened.wait_timeout_while(open, PATIENCE, |open| !*open).unwrap();
+            self.gone.add_permits(1);
             match *open {
                 true => Ok(()),
                 false => Err(DataFusionError::Execution("nobody opened the gate".to_owned())),
             }
         }
+    }
+
+    async fn run(engine: &Engine, sql: &str) {
+        engine.change(engine.plan(&Bound::from(sql), None).await.unwrap()).await.unwrap();
     }
 
     async fn rows(engine: &Engine, sql: &str) -> Result<Vec<RecordBatch>> {
@@ -207,7 +249,7 @@ mod tests {
 
     // One thread: whatever computes on it has it alone.
     #[tokio::test]
-    async fn a_batch_that_takes_long_holds_up_neither_its_node_nor_its_own_end() {
+    async fn what_takes_long_to_compute_holds_up_neither_its_node_nor_its_own_end() {
         let dir = tempfile::tempdir().unwrap();
         let warehouse = format!("file://{}", dir.path().join("warehouse").display());
         let options = Options { dir: Some(dir.path().join("node")), warehouse: Some(warehouse), ..Options::default() };
@@ -220,15 +262,19 @@ mod tests {
             opened: Condvar::new(),
             threads: Mutex::default(),
             come: Semaphore::new(0),
+            gone: Semaphore::new(0),
         });
-        let passed = gate.clone();
-        let through = move |args: &[ColumnarValue]| {
-            passed.pass()?;
-            Ok::<_, DataFusionError>(args[0].clone())
-        };
-        let through =
-            create_udf("through", vec![DataType::Int64], DataType::Int64, Volatility::Volatile, Arc::new(through));
-        engine.template.register_udf(Arc::new(through)).unwrap();
+        // One that is evaluated for each batch, and one while a statement is planned.
+        for (name, volatility) in [("through", Volatility::Volatile), ("folded", Volatility::Immutable)] {
+            let passed = gate.clone();
+            let through = move |args: &[ColumnarValue]| {
+                passed.pass()?;
+                Ok::<_, DataFusionError>(args[0].clone())
+            };
+            let through = create_udf(name, vec![DataType::Int64], DataType::Int64, volatility, Arc::new(through));
+            engine.template.register_udf(Arc::new(through)).unwrap();
+        }
+        run(&engine, "CREATE TABLE t (x BIGINT)").await;
 
         let long = "SELECT through(x) FROM (VALUES (1)) AS t(x)";
         let planned = engine.plan(&Bound::from(long), None).await.unwrap();
@@ -251,6 +297,25 @@ mod tests {
         *gate.open.lock().unwrap() = true;
         gate.opened.notify_all();
         assert_eq!(rows(&engine, long).await.unwrap().len(), 1);
+
+        // The same where a constant is evaluated: of a query before it is run, of a change when its rows are planned.
+        for sql in ["SELECT folded(1)", "INSERT INTO t VALUES (folded(1))", "DELETE FROM t WHERE x = folded(1)"] {
+            *gate.open.lock().unwrap() = false;
+            for passes in [&gate.come, &gate.gone] {
+                passes.forget_permits(usize::MAX);
+            }
+            while gate.come.try_acquire().map(SemaphorePermit::forget).is_err() {
+                let planned = engine.plan(&Bound::from(sql), Some(Duration::from_secs(1))).await;
+                let changed = async { engine.change(planned?).await };
+                let error = changed.await.err().unwrap_or_else(|| panic!("{sql} has come to an end"));
+                assert!(error.message.contains("deadline"), "{sql}: {error}");
+            }
+            assert_eq!(rows(&engine, "SELECT 1").await.unwrap().len(), 1);
+            assert_eq!(engine.running(), 0, "{sql}");
+            *gate.open.lock().unwrap() = true;
+            gate.opened.notify_all();
+            tokio::time::timeout(PATIENCE, gate.gone.acquire()).await.unwrap().unwrap().forget();
+        }
         let threads = gate.threads.lock().unwrap().clone();
         assert!(threads.iter().all(|name| name == "lake-compute"), "{threads:?}");
         engine.stop_computing(PATIENCE).await;

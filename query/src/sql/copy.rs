@@ -288,7 +288,12 @@ pub async fn run(
         }
     };
     let write = async {
-        let physical = state.query_planner().create_physical_plan(&optimized(state, &plan)?, state).await?;
+        let own = state.clone();
+        let part = async move {
+            let plan = optimized(&own, &plan)?;
+            Ok::<_, Error>(own.query_planner().create_physical_plan(&plan, &own).await?)
+        };
+        let physical = computing::planning(state, part).await??;
         let batches: Result<Vec<_>, _> = computing::execute(&physical, state.task_ctx())?.try_collect().await;
         let batches = batches.map_err(|e| super::name_files(e.into(), &physical))?;
         let counts = batches.first().and_then(|batch| batch.column(0).as_primitive_opt::<UInt64Type>());

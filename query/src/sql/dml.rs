@@ -203,7 +203,7 @@ async fn take_rows_of(
     let scan = LogicalPlanBuilder::scan("older", provider_as_source(Arc::new(source)), None)?.build()?;
     let work = async {
         let mut work = Work::new(tables, state, target, files, false)?;
-        let physical = state.create_physical_plan(&scan).await?;
+        let physical = computing::physical_plan(state, &scan).await?;
         let mut rows = computing::execute(&physical, state.task_ctx())?;
         while let Some(batch) = rows.next().await {
             let batch = batch.map_err(|e| name_files(e.into(), &physical))?;
@@ -220,7 +220,7 @@ async fn take_rows_of(
         drop(rows);
         work.keep_the_rest(state, target, files).await
     };
-    tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| Err(rows_deadline()))
+    in_time(deadline, work).await
 }
 
 /// Writes the rows of a query into data files of a table, laid out as it asks for. Rows that come in an order keep it.
@@ -231,7 +231,7 @@ pub async fn write_plan(
     plan: &LogicalPlan,
     deadline: Instant,
 ) -> Result<DataFiles> {
-    let physical = state.create_physical_plan(plan).await?;
+    let physical = in_time(deadline, computing::physical_plan(state, plan)).await?;
     let physical = layout::cluster(physical, metadata)?;
     let in_order = physical.output_ordering().is_some();
     let rows = computing::execute(&physical, state.task_ctx())?;
@@ -256,7 +256,7 @@ pub(super) async fn write_sorted(
     plan: &LogicalPlan,
     deadline: Instant,
 ) -> Result<DataFiles> {
-    let physical = state.create_physical_plan(plan).await?;
+    let physical = in_time(deadline, computing::physical_plan(state, plan)).await?;
     let physical = layout::cluster_by(physical, metadata, order.unwrap_or(metadata.default_sort_order()))?;
     let rows = computing::execute(&physical, state.task_ctx())?;
     let memory = WriterMemory::new(&state.runtime_env().memory_pool, 1);
@@ -283,7 +283,7 @@ async fn change_rows(
         true => Mode::CopyOnWrite,
         false => Mode::of(&table.metadata, kind)?,
     };
-    let scope = scope(state, target, dml)?;
+    let scope = in_time(deadline, scope(state, target, dml)).await?;
     let files = data_files(tables, table).await?;
     let wanted: Wanted = {
         let scope = scope.clone();
@@ -292,7 +292,7 @@ async fn change_rows(
     let logical = row_plan(target, dml, wanted)?;
     let work = async {
         let mut work = Work::new(tables, state, target, &files, matches!(dml.op, WriteOp::MergeInto(_)))?;
-        let mut physical = state.create_physical_plan(&logical).await?;
+        let mut physical = computing::physical_plan(state, &logical).await?;
         // DELETE writes no rows here.
         if dml.op != WriteOp::Delete {
             physical = layout::cluster(physical, &table.metadata)?;
@@ -308,8 +308,7 @@ async fn change_rows(
             Mode::MergeOnRead => work.name_the_rows(tables, state, target, &files).await,
         }
     };
-    let Changed { added, removed, count } =
-        tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| Err(rows_deadline()))?;
+    let Changed { added, removed, count } = in_time(deadline, work).await?;
     tables.will_answer(count);
     let operation = match (added.files.is_empty(), removed.is_empty() && added.deletes.is_empty()) {
         (true, true) => return Ok(0),
@@ -335,8 +334,9 @@ async fn change_rows(
     tables.change(table, operation, added, removed, Some(reads), deadline).await.map(|()| count)
 }
 
-fn rows_deadline() -> Error {
-    Error::deadline("the rows were not written before the deadline; nothing was committed")
+async fn in_time<T>(deadline: Instant, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = || Error::deadline("the rows were not written before the deadline; nothing was committed");
+    tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// The data files of the current version, with what is deleted from them.

@@ -13,7 +13,7 @@
 //! own with its own catalog: two references to a table in one statement see the same version, and nothing a statement
 //! does to its session outlives it.
 //!
-//! Plans are executed by threads of their own ([`computing`]).
+//! Threads of their own make plans and execute them ([`computing`]).
 //!
 //! Limits: how many statements run and wait ([`admission`]), the memory they share ([`memory`]; more spills to disk, up to a
 //! limit), what a query may return ([`rows`]), deadlines. A panic in planning or running becomes an `Internal` error.
@@ -29,6 +29,7 @@ pub mod columns;
 pub mod computing;
 pub mod copy;
 pub mod ddl;
+pub mod dialect;
 pub mod dml;
 pub mod faults;
 pub mod files;
@@ -40,6 +41,7 @@ pub mod literal;
 pub mod memory;
 pub mod once;
 pub mod overflow;
+mod planning;
 pub mod procedures;
 pub mod rewrite;
 pub mod rounding;
@@ -48,6 +50,7 @@ pub mod rows;
 pub mod schemas;
 pub mod session;
 pub mod statement;
+pub mod subqueries;
 pub mod sum;
 pub mod system;
 mod system_procedures;
@@ -64,24 +67,20 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{Field, SchemaRef};
 use datafusion::common::TableReference;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::FunctionRegistry;
-use datafusion::execution::context::{SQLOptions, SessionConfig};
+use datafusion::execution::context::SessionConfig;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
-use datafusion::logical_expr::{
-    AggregateUDF, DmlStatement, LogicalPlan, LogicalPlanBuilder, PlanType, ToStringifiedPlan, WriteOp, dml::InsertOp,
-    ident, lit,
-};
+use datafusion::logical_expr::{AggregateUDF, DmlStatement, LogicalPlan};
 use datafusion::optimizer::Analyzer;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::sql::parser::Statement as ParsedStatement;
-use datafusion::sql::sqlparser::ast::Statement;
 use futures::FutureExt;
 use lake_client::remote::RemoteStore;
 use tokio_util::task::TaskTracker;
@@ -92,13 +91,13 @@ use crate::error::{Error, Kind, Result, words_of_panic};
 use crate::scan::guard::NameDamagedFiles;
 use crate::table::pins::Pins;
 use crate::table::{Tables, catalog_error};
-use crate::words;
 use admission::{Admission, Slot};
 use bound::Bound;
 use computing::ComputeThreads;
 use ddl::Ddl;
 use faults::Faults;
 use memory::SharedMemory;
+use planning::{Done, Part};
 use procedures::{Procedure, apart};
 use statement::{Action, Command};
 
@@ -217,6 +216,7 @@ impl Engine {
         let mut rules = Analyzer::new().rules;
         let coercion = rules.iter().position(|rule| rule.name() == "type_coercion").unwrap_or(0);
         rules.insert(coercion, Arc::new(floats::DecimalsMeetFloats));
+        rules.insert(0, Arc::new(subqueries::SubqueriesKnowNull));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
         rules.push(Arc::new(rounding::IntegersAreRounded));
         let zone = session.options().execution.time_zone.as_deref().map(Arc::from);
@@ -386,91 +386,27 @@ impl Engine {
             .with_catalog_list(found.catalogs.clone())
             .build();
         state.mark_start_execution();
-        let command = action.command();
-        let (mut schema, mut parameters) = (count_schema(command), Vec::new());
-        let mut spread = None;
-        let work = match action {
-            Action::Alter(_) => {
-                let ddl = ddl::plan_alter(&state, &parsed).await;
-                Work::Ddl(Box::new(ddl.map_err(|e| found.explain(e))?))
-            }
-            Action::AlterLayout(alter) => Work::Ddl(Box::new(ddl::plan_layout(*alter).map_err(|e| found.explain(e))?)),
-            Action::Schema(statement) => Work::Ddl(Box::new(Ddl::Schema(*statement))),
-            Action::UndropTable(ident) => Work::Ddl(Box::new(Ddl::UndropTable(ident))),
-            Action::View(statement) => {
-                let plan = match statement.has_query() {
-                    true => Some(state.statement_to_plan(parsed).await.map_err(|e| found.explain(e.into()))?),
-                    false => None,
-                };
-                let change = views::plan(*statement, plan.as_ref().map(|plan| (plan, &found.views)))?;
-                Work::Ddl(Box::new(Ddl::View(Box::new(change))))
-            }
-            Action::Call => {
-                let nothing = || Error::internal("CALL of nothing");
-                let ParsedStatement::Statement(statement) = &parsed else { return Err(nothing()) };
-                let Statement::Call(call) = statement.as_ref() else { return Err(nothing()) };
-                Work::Call(Box::new(procedures::plan(self, &state, call).await?))
-            }
-            action => {
-                let parsed = match &action {
-                    Action::CopyFrom(copy) => {
-                        let columns = found.columns(copy.source()).await?;
-                        statement::parse(&self.template, &copy.insert(Some(&columns)))?.0
-                    }
-                    _ => parsed,
-                };
-                let plan = match headings::plan(&state, parsed).await {
-                    Ok(plan) => plan,
-                    Err(error) => {
-                        let error = found.explain(error.into());
-                        let error = match words::is_of_width(&error.message) {
-                            true => found.widths(&self.template, &state, &bound.sql, error).await,
-                            false => faults.explain(error),
-                        };
-                        return Err(catalog::suggest(&tables, error, patience).await);
-                    }
-                };
-                let plan = values::without_ids(plan)?;
-                if unbound > 0 {
-                    parameters = parameter_fields(&plan, unbound)?;
-                }
-                match action {
-                    Action::Query => {
-                        check_reads_only(&plan)?;
-                        let mut plan = described(Self::explained(plan)?)?;
-                        spread = self.spread(bound.distributed, &plan);
-                        if unbound == 0 {
-                            plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
-                        }
-                        schema = Arc::new(plan.schema().as_arrow().clone());
-                        Work::Query(Box::new(plan))
-                    }
-                    Action::CopyTo { overwrite } => Work::CopyTo { plan: Box::new(plan), overwrite },
-                    Action::ChangeRows(_) | Action::CopyFrom(_) => {
-                        check_dml(&plan)?;
-                        let LogicalPlan::Dml(dml) = plan else {
-                            return Err(Error::internal("a change without a target"));
-                        };
-                        Work::ChangeRows(Box::new(dml))
-                    }
-                    action => {
-                        let defaults = ddl::defaults(&state, &action).await.map_err(|e| found.explain(e))?;
-                        let state = (unbound == 0).then_some(&state);
-                        let ddl = ddl::plan(plan, &action, defaults, state);
-                        Work::Ddl(Box::new(ddl.map_err(|e| faults.explain(found.explain(e)))?))
-                    }
-                }
-            }
+        let (command, stale) = (action.command(), found.stale);
+        let part = Part {
+            state,
+            parsed,
+            action,
+            found,
+            faults: faults.clone(),
+            sql: bound.sql.clone(),
+            unbound,
+            asked: bound.distributed,
+            distributed: self.distributed().cloned(),
         };
-        let stale = found.stale;
+        let done = match computing::planning(&self.template, part.plan()).await? {
+            Ok(done) => done,
+            Err(error) => return Err(catalog::suggest(&tables, error, patience).await),
+        };
+        let Done { schema, parameters, state, work, spread } = done;
+        if let Work::Call(call) = &work {
+            procedures::check_readable(self, call)?;
+        }
         Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, spread, slot })
-    }
-
-    /// How a query is to be spread, if it may be.
-    fn spread(&self, asked: Option<Mode>, plan: &LogicalPlan) -> Option<Box<(Mode, LogicalPlan)>> {
-        let distributed = self.distributed()?;
-        let mode = distributed.policy().mode(asked);
-        (mode != Mode::Off && distributed.peers().may_be_some()).then(|| Box::new((mode, plan.clone())))
     }
 
     /// Makes a change and returns how many rows were written. Its commit, once begun, runs to its end even if this
@@ -491,23 +427,6 @@ impl Engine {
         let changed = Box::pin(changing.catch_unwind()).await;
         let changed = changed.unwrap_or_else(|panic| Err(panicked("making the change", panic.as_ref())));
         changed.map_err(|e| faults.explain(e).of_a_change())
-    }
-
-    /// EXPLAIN of a statement that changes rows shows how they are found.
-    fn explained(plan: LogicalPlan) -> Result<LogicalPlan> {
-        match plan {
-            LogicalPlan::Explain(mut explain) => {
-                if let LogicalPlan::Dml(dml) = explain.plan.as_ref()
-                    && dml::changes_rows(dml)
-                {
-                    let plan = dml::explain(dml)?;
-                    explain.stringified_plans = vec![plan.to_stringified(PlanType::InitialLogicalPlan)];
-                    explain.plan = Arc::new(plan);
-                }
-                Ok(LogicalPlan::Explain(explain))
-            }
-            plan => Ok(plan),
-        }
     }
 
     /// Lets no further statement begin. What runs goes on.
@@ -531,69 +450,6 @@ impl Engine {
     fn allows_files(&self) -> bool {
         self.allow_local_files
     }
-}
-
-/// The one-row answer to a change.
-fn count_schema(command: Command) -> SchemaRef {
-    let metadata = [(Command::METADATA_KEY.to_owned(), command.as_str().to_owned())].into();
-    Arc::new(Schema::new(vec![Field::new("count", DataType::Int64, false)]).with_metadata(metadata))
-}
-
-/// What the parameters of a plan may be: of type Null where nothing says.
-fn parameter_fields(plan: &LogicalPlan, count: usize) -> Result<Vec<Field>> {
-    let known = plan.get_parameter_types()?;
-    let field = |i: usize| {
-        let name = format!("${i}");
-        let data_type = known.get(&name).cloned().flatten().unwrap_or(DataType::Null);
-        Field::new(name, data_type, true)
-    };
-    Ok((1..=count).map(field).collect())
-}
-
-/// DESCRIBE tells the types that SQL has.
-fn described(plan: LogicalPlan) -> Result<LogicalPlan> {
-    let LogicalPlan::DescribeTable(table) = plan else { return Ok(plan) };
-    let rows = table.schema.fields().iter().map(|field| {
-        let null = if field.is_nullable() { "YES" } else { "NO" };
-        vec![lit(field.name().as_str()), lit(words::sql_type(field.data_type())), lit(null)]
-    });
-    let named = ["column_name", "data_type", "is_nullable"].into_iter().enumerate();
-    let named = named.map(|(i, name)| ident(format!("column{}", i + 1)).alias(name));
-    Ok(LogicalPlanBuilder::values(rows.collect())?.project(named)?.build()?)
-}
-
-/// Nothing that begins as a query may turn out to change something.
-fn check_reads_only(plan: &LogicalPlan) -> Result<()> {
-    if matches!(plan, LogicalPlan::Explain(_)) {
-        // Shows the plan of what it explains, and runs nothing.
-        return Ok(());
-    }
-    let reads = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
-    reads.verify_plan(plan).map_err(|_| {
-        Error::not_supported(match plan {
-            LogicalPlan::Analyze(_) => "EXPLAIN ANALYZE of a statement that changes something is not supported yet",
-            _ => "a query that changes something (SELECT INTO, data-modifying WITH) is not supported yet",
-        })
-    })
-}
-
-/// Only rows of tables: DataFusion would also write into a file named in SQL.
-fn check_dml(plan: &LogicalPlan) -> Result<()> {
-    let LogicalPlan::Dml(dml) = plan else {
-        return Err(Error::not_supported("this form of the statement is not supported yet; nothing was done"));
-    };
-    if dml.op == WriteOp::Insert(InsertOp::Replace) {
-        return Err(Error::not_supported(
-            "REPLACE INTO is not supported; MERGE INTO says by which columns rows are the same",
-        ));
-    }
-    if files::is_file(&dml.table_name) {
-        return Err(Error::not_supported(format!(
-            "writing into the file {} is not supported yet",
-            dml.table_name.table()
-        )));
-    }
-    catalog::ident(&dml.table_name).map(|_| ())
 }
 
 /// Says which files were being read, when reading failed and the message does not name one.

@@ -48,7 +48,7 @@ pub enum Procedure {
 ///
 /// # Errors
 /// `NotFound` for a procedure that does not exist, `Invalid` for wrong arguments.
-pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Result<Procedure> {
+pub async fn plan(state: &SessionState, call: &Function) -> Result<Procedure> {
     let parts: Option<Vec<String>> = call.name.0.iter().map(|part| part.as_ident().map(normalize)).collect();
     let name = match parts.as_deref() {
         Some([system, name]) if system == SYSTEM => name.clone(),
@@ -124,19 +124,22 @@ pub async fn plan(engine: &Engine, state: &SessionState, call: &Function) -> Res
         }
         "add_files" => {
             let source = args.required_text("source")?;
-            check_readable(engine, &source)?;
             Procedure::AddFiles { table, source, dry_run: args.boolean("dry_run")?.unwrap_or(false) }
         }
-        _ => {
-            let metadata_file = args.required_text("metadata_file")?;
-            check_readable(engine, &metadata_file)?;
-            Procedure::RegisterTable { table, metadata_file }
-        }
+        _ => Procedure::RegisterTable { table, metadata_file: args.required_text("metadata_file")? },
     })
 }
 
 /// What lies in the warehouse may be read, and elsewhere what the configuration allows.
-fn check_readable(engine: &Engine, location: &str) -> Result<()> {
+///
+/// # Errors
+/// `Denied` for other files that a procedure would read.
+pub fn check_readable(engine: &Engine, call: &Procedure) -> Result<()> {
+    let (Procedure::AddFiles { source: location, .. } | Procedure::RegisterTable { metadata_file: location, .. }) =
+        call
+    else {
+        return Ok(());
+    };
     match engine.tables.storage.is_in_warehouse(location) || engine.allows_files() {
         true => Ok(()),
         false => Err(Error::denied(format!(

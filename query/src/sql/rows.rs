@@ -14,7 +14,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Engine, Planned, Work, name_files, panicked};
+use super::{Engine, Planned, Work, computing, name_files, panicked};
 use crate::error::{Error, Result};
 
 /// Batches that wait for the client to take them.
@@ -38,9 +38,13 @@ impl Engine {
         let Planned { faults, state, work, deadline, spread, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {
-            // It was optimised when it was planned; the session's own way to a physical plan would do that once more.
-            let physical = state.query_planner().create_physical_plan(&plan, &state).await?;
-            Ok::<_, Error>(self.begin(&state, physical, spread.as_deref(), deadline).await?)
+            let part = async move {
+                // It was optimised when it was planned; the session's own way to a physical plan would do that once more.
+                let physical = state.query_planner().create_physical_plan(&plan, &state).await;
+                (state, physical)
+            };
+            let (state, physical) = computing::planning(&self.template, part).await?;
+            Ok::<_, Error>(self.begin(&state, physical?, spread.as_deref(), deadline).await?)
         });
         let (physical, stream) = match tokio::time::timeout_at(deadline.into(), starting.catch_unwind()).await {
             Ok(Ok(started)) => started.map_err(|e| faults.explain(e))?,

@@ -205,11 +205,10 @@ pub async fn run(tables: &Tables, statement: SchemaStatement, deadline: Instant)
         SchemaStatement::Drop { name, if_exists, purge, .. } => {
             let doing = format!("dropping schema {name} and what is in it");
             let in_steps = tables.metadata.runs_procedures();
-            let at_once = match (*purge, in_steps) {
-                (true, true) => None,
+            let at_once = match *purge && in_steps {
+                true => None,
                 // The janitor sees to the files.
-                (true, false) => Some(writer.purge_namespace_and_contents(name, now_ms(), deadline).await),
-                (false, _) => Some(writer.drop_namespace_and_contents(name, deadline).await),
+                false => Some(writer.drop_namespace_and_contents(name, purge.then(now_ms), deadline).await),
             };
             let is_more = matches!(at_once, None | Some(Err(CatalogError::Store(store::Error::Refused { .. }))));
             let done = match at_once {

@@ -255,7 +255,7 @@ impl Sessions {
     pub async fn describe(&self, bound: &Bound, settings: &Settings, timeout: Option<Duration>) -> Result<Described> {
         let action = self.classify(&bound.sql, settings)?;
         if let Action::Session(change) = action {
-            let schema = super::count_schema(change.command());
+            let schema = super::planning::count_schema(change.command());
             return Ok(Described { schema, stale: None, parameters: Vec::new(), pins: None });
         }
         let is_change = action.is_change();

@@ -33,8 +33,9 @@ use super::as_of::Name;
 use super::catalog::ident;
 use super::clauses::{begins_with, blank, offset};
 use super::ddl::table_reference;
+use super::planning::{check_reads_only, check_size};
 use super::statement::{self, Action, Command, normalize, refused};
-use super::{CATALOG, DEFAULT_SCHEMA, Engine, alter, check_reads_only, files, values};
+use super::{CATALOG, DEFAULT_SCHEMA, Engine, alter, computing, files, values};
 use crate::error::{Error, Kind, Position, Result};
 use crate::table::view::{self, Definition};
 use crate::table::{Tables, catalog_error, ensure_namespace, types};
@@ -533,8 +534,11 @@ impl View {
             .with_config(config)
             .with_catalog_list(catalogs)
             .build();
-        let plan = values::plan(&state, self.parsed.clone()).await?;
+        let parsed = self.parsed.clone();
+        let part = async move { values::plan(&state, parsed).await };
+        let plan = computing::planning(&engine.template, part).await??;
         check_reads_only(&plan)?;
+        check_size(&plan)?;
         let mut columns = Vec::new();
         for field in self.metadata.current_schema().as_struct().fields() {
             let found = plan.schema().iter().find(|(_, column)| column.name() == &field.name);

@@ -65,33 +65,20 @@ mod tests {
     use std::path::Path;
 
     use arrow::array::{RecordBatch, StringArray};
-    use arrow::datatypes::{DataType, Field, Schema};
+    use arrow::datatypes::{DataType, Field};
     use datafusion::execution::memory_pool::{GreedyMemoryPool, UnboundedMemoryPool};
-    use iceberg::spec::{FormatVersion, PartitionSpec, SortOrder, TableMetadataBuilder};
     use parquet::file::reader::{FileReader, SerializedFileReader};
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::config::S3Config;
-    use crate::storage::Storage;
-    use crate::table::types::iceberg_schema;
     use crate::table::writer::DataWriter;
 
     const MIB: usize = 1 << 20;
 
     fn writer(dir: &Path) -> DataWriter {
-        let columns = Schema::new(vec![Field::new("s", DataType::Utf8, true)]);
-        let location = format!("file://{}", dir.display());
-        let metadata = TableMetadataBuilder::new(
-            iceberg_schema(&columns).unwrap(),
-            PartitionSpec::unpartition_spec(),
-            SortOrder::unsorted_order(),
-            location.clone(),
-            FormatVersion::V2,
-            [("write.parquet.compression-codec".to_owned(), "uncompressed".to_owned())].into(),
-        );
-        let metadata = metadata.unwrap().build().unwrap().metadata;
-        DataWriter::new(Storage::new(location, S3Config::default()), TaskTracker::new(), &metadata, 1 << 30).unwrap()
+        let columns = vec![Field::new("s", DataType::Utf8, true)];
+        let properties = [("write.parquet.compression-codec", "uncompressed")];
+        DataWriter::in_dir(dir, columns, &properties, TaskTracker::new(), 1 << 30).unwrap()
     }
 
     /// About 2 MiB.

@@ -327,41 +327,54 @@ fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
+impl DataWriter {
+    /// For an unpartitioned table in a directory of its own.
+    ///
+    /// # Errors
+    /// As [`DataWriter::new`].
+    pub(crate) fn in_dir(
+        dir: &std::path::Path,
+        columns: Vec<arrow::datatypes::Field>,
+        properties: &[(&str, &str)],
+        tasks: TaskTracker,
+        target_file_bytes: usize,
+    ) -> Result<Self> {
+        use iceberg::spec::{FormatVersion, PartitionSpec, SortOrder, TableMetadataBuilder};
+        let location = format!("file://{}", dir.display());
+        let metadata = TableMetadataBuilder::new(
+            super::types::iceberg_schema(&arrow::datatypes::Schema::new(columns)).unwrap(),
+            PartitionSpec::unpartition_spec(),
+            SortOrder::unsorted_order(),
+            location.clone(),
+            FormatVersion::V2,
+            properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        );
+        let metadata = metadata.unwrap().build().unwrap().metadata;
+        let storage = Storage::new(location, crate::config::S3Config::default());
+        Self::new(storage, tasks, &metadata, target_file_bytes)
+    }
+}
 
+#[cfg(test)]
+mod tests {
     use arrow::array::{Float64Array, Int64Array, StringArray};
     use arrow::datatypes::{DataType, Field};
-    use iceberg::spec::{Datum, FormatVersion, PartitionSpec, SortOrder, TableMetadataBuilder};
+    use iceberg::spec::Datum;
     use parquet::file::reader::{FileReader, SerializedFileReader};
 
-    use super::super::types::iceberg_schema;
     use super::*;
-    use crate::config::S3Config;
 
     fn writer(dir: &std::path::Path, target: usize) -> DataWriter {
         writer_with(dir, target, &[]).unwrap()
     }
 
     fn writer_with(dir: &std::path::Path, target: usize, properties: &[(&str, &str)]) -> Result<DataWriter> {
-        let schema = arrow::datatypes::Schema::new(vec![
+        let columns = vec![
             Field::new("id", DataType::Int64, false),
             Field::new("x", DataType::Float64, true),
             Field::new("s", DataType::Utf8, true),
-        ]);
-        let schema = iceberg_schema(&schema).unwrap();
-        let location = format!("file://{}", dir.display());
-        let storage = Storage::new(location.clone(), S3Config::default());
-        let metadata = TableMetadataBuilder::new(
-            schema,
-            PartitionSpec::unpartition_spec(),
-            SortOrder::unsorted_order(),
-            location,
-            FormatVersion::V2,
-            properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<HashMap<_, _>>(),
-        );
-        let metadata = metadata.unwrap().build().unwrap().metadata;
-        DataWriter::new(storage, TaskTracker::new(), &metadata, target)
+        ];
+        DataWriter::in_dir(dir, columns, properties, TaskTracker::new(), target)
     }
 
     fn batch(ids: Vec<Option<i64>>) -> RecordBatch {

@@ -7,7 +7,7 @@
 //! ```
 //! The node is in this process so that what it counts can be read. Figures are medians over the rounds.
 //!
-//! - [`tpch`]: the 22 queries on the very same Parquet files; [`duckdb.py`](duckdb.py) runs them in DuckDB;
+//! - [`tpch`]: the 22 queries on the very same Parquet files; [`compare-with-duckdb.py`](compare-with-duckdb.py) runs them in DuckDB;
 //! - [`plan`]: planning a query on very many data files;
 //! - [`points`]: queries for one row each, and how often they ask the metadata cluster;
 //! - [`insert`]: INSERT of very many rows, beside COPY to plain Parquet.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Bench, MAX_SCALE, Report, both, compare, median, plain_query, query, rows_of};
 
-/// Under which name the directory that is kept says what was measured, for `duckdb.py`.
+/// Under which name the directory that is kept says what was measured, for `compare-with-duckdb.py`.
 const KEPT: &str = "tpch.json";
 
 #[derive(Debug, clap::Args)]

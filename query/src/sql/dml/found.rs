@@ -134,7 +134,7 @@ impl Work {
             let wanted: Wanted = Arc::new(move |file: &DataFile| partly.contains(file.file_path()));
             let source = target.places(wanted)?;
             let scan = LogicalPlanBuilder::scan("rest", provider_as_source(Arc::new(source)), None)?.build()?;
-            let physical = state.create_physical_plan(&scan).await?;
+            let physical = computing::physical_plan(state, &scan).await?;
             let physical = layout::cluster(physical, &target.table().metadata)?;
             let mut rows = computing::execute(&physical, state.task_ctx())?;
             while let Some(batch) = rows.next().await {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use datafusion::common::pruning::PrunableStatistics;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Column, DFSchema};
+use datafusion::common::{Column, DFSchema, Statistics};
 use datafusion::datasource::{ViewTable, source_as_provider};
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::utils::split_conjunction;
@@ -15,11 +15,11 @@ use iceberg::spec::DataFile;
 use super::row_plan::has_subquery;
 use crate::error::Result;
 use crate::scan::{LakeTable, values};
-use crate::sql::{CATALOG, DEFAULT_SCHEMA, floats, rounding};
+use crate::sql::{CATALOG, DEFAULT_SCHEMA, computing, floats, rounding};
 use crate::table::conflict::Scope;
 
 /// In which files rows of the target may be that the statement reads, from its conditions on the target alone.
-pub(super) fn scope(state: &SessionState, target: &LakeTable, dml: &DmlStatement) -> Result<Scope> {
+pub(super) async fn scope(state: &SessionState, target: &LakeTable, dml: &DmlStatement) -> Result<Scope> {
     if reads_besides(dml)? {
         return Ok(Scope::Everything);
     }
@@ -60,15 +60,19 @@ pub(super) fn scope(state: &SessionState, target: &LakeTable, dml: &DmlStatement
         })
     })?;
     // What cannot be used for pruning bounds nothing.
-    let condition = DFSchema::try_from(schema.as_ref().clone()).and_then(|columns| {
+    let (own, of_rows) = (state.clone(), schema.clone());
+    let part = async move {
+        let columns = DFSchema::try_from(of_rows.as_ref().clone()).ok()?;
         // As the rows are looked at.
-        let condition = floats::settled_expr(unqualified.data, &columns)?.data;
-        let condition = condition.transform_up(|expr| Ok(rounding::in_expr(expr, &columns)))?.data;
-        state.create_physical_expr(condition, &columns)
-    });
-    let predicate = condition
-        .ok()
-        .and_then(|condition| PruningPredicateBuilder::new().with_file_schema(schema.clone()).build(condition));
+        let condition = floats::settled_expr(unqualified.data, &columns).ok()?.data;
+        let condition = condition.transform_up(|expr| Ok(rounding::in_expr(expr, &columns))).ok()?.data;
+        let condition = own.create_physical_expr(condition, &columns).ok()?;
+        let predicate = PruningPredicateBuilder::new().with_file_schema(of_rows.clone()).build(condition)?;
+        // It is looked at for each file: not if it holds what is too much for planning.
+        let of_none = Arc::new(Statistics::new_unknown(&of_rows));
+        predicate.prune(&PrunableStatistics::new(vec![of_none], of_rows)).is_ok().then_some(predicate)
+    };
+    let predicate = computing::planning(state, part).await?;
     let Some(predicate) = predicate else { return Ok(Scope::Everything) };
     Ok(Scope::Files(Arc::new(move |file: &DataFile| {
         let statistics = Arc::new(values::file_statistics(file, &schema));

@@ -6,6 +6,7 @@ mod classify;
 mod dropped;
 mod prepare;
 mod show;
+mod size;
 
 use std::collections::BTreeMap;
 
@@ -13,11 +14,11 @@ use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::{DFParserBuilder, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::{Expr, Ident, ObjectName, visit_relations};
-use datafusion::sql::sqlparser::dialect::GenericDialect;
 use lake_client::catalog::TableIdent;
 
 use super::clauses::{self, AlterLayout};
 use super::copy::{self, Copy, CopyFrom};
+use super::dialect::LakeDialect;
 use super::schemas::{self, SchemaStatement};
 use super::session::SessionChange;
 use super::views::{self, ViewStatement};
@@ -183,6 +184,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
             sql.len()
         )));
     }
+    size::check_text(sql)?;
     if let Some((view, query)) = views::take(sql)? {
         let parsed = match query {
             None => parse_one(state, NOTHING)?,
@@ -252,19 +254,24 @@ fn parse_query(state: &SessionState, sql: &str, otherwise: &str) -> Result<Parse
 fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {
     let limit = state.config_options().sql_parser.recursion_limit.get();
     let mut statements = DFParserBuilder::new(sql)
-        .with_dialect(&GenericDialect {})
+        .with_dialect(&LakeDialect)
         .with_recursion_limit(limit)
         .build()
         .and_then(|mut parser| parser.parse_statements())
         .map_err(|e| {
             let error = Error::from(e);
+            if error.message.ends_with("recursion limit exceeded") {
+                return Error::invalid(format!(
+                    "the statement has brackets, queries or expressions nested more than {limit} deep; nothing was done"
+                ));
+            }
             match error.message.ends_with("found: EOF") {
                 true => error.at(Some(end_of(sql))),
                 false => error,
             }
         })?;
     match (statements.pop_front(), statements.is_empty()) {
-        (Some(statement), true) => Ok(statement),
+        (Some(statement), true) => size::check_tables(&statement).map(|()| statement),
         (None, _) => Err(Error::invalid("there is no statement")),
         (Some(_), false) => {
             Err(Error::not_supported("several statements in one text are not supported yet: send them one by one"))

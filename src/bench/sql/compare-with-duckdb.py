@@ -3,7 +3,7 @@
 
     pip install duckdb
     lake bench sql tpch --scale 1 --rounds 3 --dir DIR --keep
-    src/bench/sql/duckdb.py DIR [--rounds 3] [--threads N]
+    src/bench/sql/compare-with-duckdb.py DIR [--rounds 3] [--threads N]
 
 Prints, of each query and in total, the medians in milliseconds of lake (as DIR says they were) and of DuckDB, and their ratio. Both on
 as many threads, one after the other: run it when the machine has nothing else to do, as when lake was measured.
