@@ -35,6 +35,7 @@ pub mod faults;
 pub mod files;
 pub mod floats;
 pub mod growing;
+pub mod headings;
 pub mod information;
 pub mod literal;
 pub mod memory;
@@ -53,6 +54,7 @@ pub mod subqueries;
 pub mod sum;
 pub mod system;
 mod system_procedures;
+pub mod times;
 pub mod tpch;
 pub mod transactions;
 mod undrop;
@@ -212,12 +214,15 @@ impl Engine {
         // 0.1 in SQL is a decimal, exactly: through a float, 28 digits would come out as 16.
         session.options_mut().sql_parser.parse_float_as_decimal = true;
         let mut rules = Analyzer::new().rules;
-        rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
+        let coercion = rules.iter().position(|rule| rule.name() == "type_coercion").unwrap_or(0);
+        rules.insert(coercion, Arc::new(floats::DecimalsMeetFloats));
         rules.insert(0, Arc::new(subqueries::SubqueriesKnowNull));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
         rules.push(Arc::new(rounding::IntegersAreRounded));
+        let zone = session.options().execution.time_zone.as_deref().map(Arc::from);
         let mut template = SessionStateBuilder::new()
             .with_analyzer_rules(rules)
+            .with_type_planner(Arc::new(times::Microseconds { zone }))
             .with_config(session)
             .with_runtime_env(runtime)
             .with_default_features()
@@ -227,6 +232,7 @@ impl Engine {
         template.register_udaf(Arc::new(AggregateUDF::from(sum::CheckedSum::default())))?;
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
         growing::limit(&mut template, config.memory_limit_bytes)?;
+        times::limit(&mut template)?;
         Ok(Self {
             tables,
             template,
