@@ -13,7 +13,6 @@ use lake_client::dial::Dialer;
 use lake_client::secret::Secret;
 use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::v1::cluster_server::ClusterServer;
-use lake_proto::v1::kv_server::KvServer;
 use lake_proto::v1::leases_server::LeasesServer;
 use lake_proto::v1::nodes_server::NodesServer;
 use lake_proto::v1::quotas_server::QuotasServer;
@@ -41,7 +40,7 @@ use crate::raft::network::Transport;
 use crate::services::CheckSecret;
 use crate::services::cluster::ClusterService;
 use crate::services::counting::Counting;
-use crate::services::kv::KvService;
+use crate::services::kv::{KvService, KvServing};
 use crate::services::leases::LeasesService;
 use crate::services::nodes::NodesService;
 use crate::services::quotas::QuotasService;
@@ -140,31 +139,25 @@ impl Server {
         let mut tasks = JoinSet::new();
         let (health, health_service) = tonic_health::server::health_reporter();
         set_health(&health, ServingStatus::NotServing).await;
-        let kv = KvServer::new(KvService::new(peer.clone(), streams.clone()))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(usize::MAX);
+        let kv = KvServing::new(KvService::new(peer.clone(), streams.clone()));
         let client_services = builder(PROBES_CLIENTS)
             .add_service(health_service)
-            .add_service(InterceptedService::new(Counting::new(kv, &peer), secret.clone()))
-            .add_service(LeasesServer::with_interceptor(
-                LeasesService::new(peer.clone(), streams.clone()),
-                secret.clone(),
+            .add_service(counted(kv, &peer, &secret))
+            .add_service(counted(LeasesServer::new(LeasesService::new(peer.clone(), streams.clone())), &peer, &secret))
+            .add_service(counted(
+                SessionsServer::new(SessionsService::new(peer.clone(), streams.clone())),
+                &peer,
+                &secret,
             ))
-            .add_service(SessionsServer::with_interceptor(
-                SessionsService::new(peer.clone(), streams.clone()),
-                secret.clone(),
-            ))
-            .add_service(ScopesServer::with_interceptor(ScopesService::new(peer.clone()), secret.clone()))
-            .add_service(QuotasServer::with_interceptor(QuotasService::new(peer.clone()), secret.clone()))
-            .add_service(NodesServer::with_interceptor(
-                NodesService::new(peer.clone(), streams.clone()),
-                secret.clone(),
-            ))
-            .add_service(ShardsServer::with_interceptor(ShardsService::new(peer.clone()), secret.clone()))
-            .add_service(InterceptedService::new(Counting::new(WatchServer::new(peer.clone()), &peer), secret.clone()))
-            .add_service(SnapshotsServer::with_interceptor(
-                SnapshotsService::new(peer.clone(), streams.clone()),
-                secret.clone(),
+            .add_service(counted(ScopesServer::new(ScopesService::new(peer.clone())), &peer, &secret))
+            .add_service(counted(QuotasServer::new(QuotasService::new(peer.clone())), &peer, &secret))
+            .add_service(counted(NodesServer::new(NodesService::new(peer.clone(), streams.clone())), &peer, &secret))
+            .add_service(counted(ShardsServer::new(ShardsService::new(peer.clone())), &peer, &secret))
+            .add_service(counted(WatchServer::new(peer.clone()), &peer, &secret))
+            .add_service(counted(
+                SnapshotsServer::new(SnapshotsService::new(peer.clone(), streams.clone())),
+                &peer,
+                &secret,
             ))
             .add_service(ClusterServer::with_interceptor(
                 ClusterService::new(peer.clone(), stop.child_token()),
@@ -241,7 +234,13 @@ impl Server {
     }
 }
 
-fn builder(probes: Duration) -> tonic::transport::Server {
+/// A service for clients, its answers counted, behind the check of the secret.
+fn counted<S>(service: S, peer: &Peer, secret: &CheckSecret) -> InterceptedService<Counting<S>, CheckSecret> {
+    InterceptedService::new(Counting::new(service, peer), secret.clone())
+}
+
+/// How HTTP/2 is spoken, with a probe so often where nothing is heard.
+pub(crate) fn builder(probes: Duration) -> tonic::transport::Server {
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(probes))
         .http2_keepalive_timeout(Some(PROBES_PEERS))

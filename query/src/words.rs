@@ -170,6 +170,7 @@ pub fn of(message: &str) -> Option<String> {
         .or_else(|| arguments(message))
         .or_else(|| counts(message))
         .or_else(|| conditions(message))
+        .or_else(|| names(message))
 }
 
 fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
@@ -265,6 +266,15 @@ fn conditions(message: &str) -> Option<String> {
     }
     let column = between(message, "column \"", "\" must appear in the GROUP BY clause")?;
     Some(format!("column {column} is neither in GROUP BY nor in an aggregate function"))
+}
+
+fn names(message: &str) -> Option<String> {
+    let rest = behind(message, "require unique expression names but the expression \"")?;
+    let (one, rest) = rest.split_once("\" at position ")?;
+    let other = between(rest, " and \"", "\" at position ")?;
+    Some(format!(
+        "the columns {one} and {other} have one name: names must be unique here, so give one of them another, with AS"
+    ))
 }
 
 /// Whether an error in these words is about how many columns are inserted.

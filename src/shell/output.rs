@@ -56,6 +56,10 @@ impl Summary {
             }
             Summary::Change { command, count } if command == "CALL" => with(format!("{command}: {count}")),
             Summary::Change { command, count } if count == "0" && command != "INSERT" => with(command.clone()),
+            Summary::Change { command, count } if command == "DROP SCHEMA" => {
+                let what = if count == "1" { "table or view" } else { "tables and views" };
+                with(format!("{command}: {count} {what}"))
+            }
             Summary::Change { command, count } if count == "1" => with(format!("{command}: 1 row")),
             Summary::Change { command, count } => with(format!("{command}: {count} rows")),
         }
@@ -326,6 +330,9 @@ mod tests {
         assert_eq!(change("INSERT", "0").describe(None), "INSERT: 0 rows");
         assert_eq!(change("CREATE TABLE", "0").describe(took), "CREATE TABLE, 1.234 s");
         assert_eq!(change("INSERT", "1").describe(None), "INSERT: 1 row");
+        assert_eq!(change("DROP SCHEMA", "0").describe(None), "DROP SCHEMA");
+        assert_eq!(change("DROP SCHEMA", "1").describe(None), "DROP SCHEMA: 1 table or view");
+        assert_eq!(change("DROP SCHEMA", "8").describe(None), "DROP SCHEMA: 8 tables and views");
         assert_eq!(change("CALL", "0").describe(None), "CALL: 0");
         assert_eq!(change("CALL", "5").describe(took), "CALL: 5, 1.234 s");
     }

@@ -14,14 +14,34 @@ use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer};
 
 use super::clauses::{begins_with, offset};
 use super::statement::{normalize, place};
+use super::times::Microseconds;
 use crate::error::{Error, Result};
+
+/// The zone of TIMESTAMP WITH TIME ZONE, as columns have it.
+const UTC: &str = "UTC";
 
 /// `MAP(K, V)`, `BINARY(n)`, and other names of types that DataFusion has.
 #[derive(Debug)]
-pub struct MoreTypes;
+pub struct MoreTypes {
+    times: Microseconds,
+}
+
+impl Default for MoreTypes {
+    fn default() -> Self {
+        Self { times: Microseconds { zone: Some(UTC.into()) } }
+    }
+}
 
 impl TypePlanner for MoreTypes {
     fn plan_type_field(&self, written: &Written) -> DfResult<Option<FieldRef>> {
+        let timestamp = Written::Timestamp(None, TimezoneInfo::None);
+        let plain = match written {
+            Written::Datetime(None) => &timestamp,
+            other => other,
+        };
+        if let Some(timestamp) = self.times.plan_type_field(plain)? {
+            return Ok(Some(timestamp));
+        }
         let is_more = matches!(
             written,
             Written::Map(..)
@@ -30,7 +50,6 @@ impl TypePlanner for MoreTypes {
                 | Written::Blob(_)
                 | Written::CharacterVarying(_)
                 | Written::CharVarying(_)
-                | Written::Datetime(None)
                 // DataFusion leaves the zone out where the session has none.
                 | Written::Timestamp(_, TimezoneInfo::Tz | TimezoneInfo::WithTimeZone)
         );
@@ -68,17 +87,17 @@ fn arrow_type(written: &Written) -> DfResult<DataType> {
         Written::Time(None, TimezoneInfo::None | TimezoneInfo::WithoutTimeZone) => {
             DataType::Time64(TimeUnit::Nanosecond)
         }
-        Written::Datetime(None) => DataType::Timestamp(TimeUnit::Nanosecond, None),
+        Written::Datetime(None) => DataType::Timestamp(TimeUnit::Microsecond, None),
         Written::Timestamp(digits, zone) => {
             let unit = match digits {
                 Some(0) => TimeUnit::Second,
                 Some(3) => TimeUnit::Millisecond,
-                Some(6) => TimeUnit::Microsecond,
-                None | Some(9) => TimeUnit::Nanosecond,
+                None | Some(6) => TimeUnit::Microsecond,
+                Some(9) => TimeUnit::Nanosecond,
                 _ => return not_impl_err!("Unsupported SQL type {written}: a second has 0, 3, 6 or 9 digits"),
             };
             let has_zone = matches!(zone, TimezoneInfo::Tz | TimezoneInfo::WithTimeZone);
-            DataType::Timestamp(unit, has_zone.then(|| "UTC".into()))
+            DataType::Timestamp(unit, has_zone.then(|| UTC.into()))
         }
         Written::Array(ArrayElemTypeDef::AngleBracket(of) | ArrayElemTypeDef::SquareBracket(of, None)) => {
             DataType::List(part(Field::LIST_FIELD_DEFAULT_NAME, of)?)

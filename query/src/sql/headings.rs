@@ -1,178 +1,223 @@
-//! What the columns of a query's answer are called: an expression without a name as the statement has it (`count(*) + 1`,
-//! `date_trunc('month', day)`), and not as DataFusion calls it (`date_trunc(Utf8("month"),t.day)`).
+//! Two columns of a result by one name.
 //!
-//! Only what leaves the node is called so. Within the statement, and in tables and views that are made of a query, names are
-//! DataFusion's: nothing that a statement refers to changes its meaning.
+//! `SELECT a, a` and `SELECT 1, 1` are queries like others, but no two expressions of a SELECT may have one name in DataFusion, nor may a
+//! column that only ORDER BY needs have the name of one that is selected. Where a query cannot be planned as it is written, and columns
+//! of its outermost SELECT may be of one name, these get names of their own, and the result has those that were meant. So it is with the
+//! query of an INSERT, whose columns go by their place. In a new table, a view and a subquery two columns of one name stay refused:
+//! nobody could tell which one is meant.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow::array::{RecordBatch, RecordBatchOptions};
-use arrow::datatypes::{FieldRef, Fields, Schema, SchemaRef};
-use datafusion::sql::parser::Statement as Parsed;
-use datafusion::sql::sqlparser::ast::{Expr, Query, SelectItem, SetExpr, Statement};
+use datafusion::common::{Column, Result as DfResult, TableReference};
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::{Expr, LogicalPlan, Projection};
+use datafusion::sql::parser::{ExplainStatement, Statement as Parsed};
+use datafusion::sql::sqlparser::ast::{
+    AccessExpr, Expr as Written, Ident, Query, SelectItem, SetExpr, Statement, Subscript, Value,
+};
 
-use super::statement::floats_as_written;
-use crate::error::{Error, Result};
+use super::statement::normalize;
+use super::values;
 
-/// Longer ones are cut, in characters.
-const MAX_CHARS: usize = 200;
+/// What the names begin with that stand for others.
+const OWN: &str = "__lake_column_";
 
-/// Names for the columns of an answer, as far as they are to be others than DataFusion's.
-#[derive(Debug, Default)]
-pub struct Headings {
-    /// From the first column on.
-    first: Vec<Option<String>>,
-    /// Behind an asterisk, which stands for no one knows how many: to the last column.
-    last: Option<Vec<Option<String>>>,
+/// What a column is called in the result.
+#[derive(Debug)]
+struct Heading {
+    /// As it is planned.
+    own: String,
+    /// As it is written.
+    text: String,
+    /// The column that has the same name.
+    like: Option<usize>,
 }
 
-impl Headings {
-    /// Of a statement as it was parsed, before values are put into it.
-    pub fn of(statement: &Parsed) -> Self {
-        match statement {
-            Parsed::Statement(statement) => match statement.as_ref() {
-                Statement::Query(query) => Self::of_query(query),
-                _ => Self::default(),
-            },
-            _ => Self::default(),
-        }
+/// The plan of a statement.
+pub async fn plan(state: &SessionState, statement: Parsed) -> DfResult<LogicalPlan> {
+    let again = renamed(&statement);
+    match (values::plan(state, statement).await, again) {
+        (Err(error), Some((again, headings))) => match values::plan(state, again).await {
+            Ok(plan) => with_headings(plan, &headings),
+            Err(_) => Err(error),
+        },
+        (planned, _) => planned,
     }
+}
 
-    fn of_query(query: &Query) -> Self {
-        let mut body = query.body.as_ref();
-        let mut plain = query.pipe_operators.is_empty();
-        // The first part of a UNION names the columns.
-        let select = loop {
-            match body {
-                SetExpr::Select(select) => break select,
-                SetExpr::Query(query) => {
-                    plain &= query.pipe_operators.is_empty();
-                    body = &query.body;
+/// The same statement with other names, if two columns may be of one name.
+fn renamed(statement: &Parsed) -> Option<(Parsed, Vec<Heading>)> {
+    let query = match statement {
+        Parsed::Statement(statement) => match statement.as_ref() {
+            Statement::Query(query) => query.as_ref(),
+            Statement::Insert(insert) => insert.source.as_deref()?,
+            _ => return None,
+        },
+        Parsed::Explain(explain) => {
+            let (again, headings) = renamed(&explain.statement)?;
+            let explain = ExplainStatement { statement: Box::new(again), ..explain.clone() };
+            return Some((Parsed::Explain(explain), headings));
+        }
+        _ => return None,
+    };
+    if !may_share(&query.body, query.order_by.is_some()) {
+        return None;
+    }
+    let mut again = statement.clone();
+    let mut headings = Vec::new();
+    let Parsed::Statement(statement) = &mut again else { return None };
+    let query: &mut Query = match statement.as_mut() {
+        Statement::Query(query) => query,
+        Statement::Insert(insert) => insert.source.as_deref_mut()?,
+        _ => return None,
+    };
+    let ordered = query.order_by.is_some();
+    rename(&mut query.body, ordered, &mut headings);
+    Some((again, headings))
+}
+
+fn may_share(body: &SetExpr, ordered: bool) -> bool {
+    match body {
+        SetExpr::Select(select) => {
+            let mut seen: Vec<String> = Vec::with_capacity(select.projection.len());
+            for item in &select.projection {
+                match item {
+                    SelectItem::UnnamedExpr(Written::Cast { .. }) if ordered => return true,
+                    SelectItem::UnnamedExpr(expr) => seen.push(name_of(expr)),
+                    SelectItem::ExprWithAlias { alias, .. } => seen.push(normalize(alias)),
+                    _ if select.projection.len() > 1 => return true,
+                    _ => {}
                 }
-                SetExpr::SetOperation { left, .. } => body = left,
-                _ => return Self::default(),
             }
-        };
-        // Of a struct it makes as many columns as that has fields.
-        let unfolds = |item: &SelectItem| item.to_string().to_ascii_lowercase().contains("unnest");
-        if !plain || select.projection.iter().any(unfolds) {
-            return Self::default();
+            let all = seen.len();
+            seen.sort_unstable();
+            seen.dedup();
+            seen.len() < all
         }
-        let is_all = |item: &SelectItem| matches!(item, SelectItem::Wildcard(_) | SelectItem::QualifiedWildcard(..));
-        let named = |items: &[SelectItem]| items.iter().map(heading).collect::<Vec<_>>();
-        let items = select.projection.as_slice();
-        match (items.iter().position(is_all), items.iter().rposition(is_all)) {
-            (Some(first), Some(last)) => Self { first: named(&items[..first]), last: Some(named(&items[last + 1..])) },
-            _ => Self { first: named(items), last: None },
-        }
-    }
-
-    /// The schema with these names; as it is where there are none, or where they are not for as many columns.
-    pub fn put(&self, schema: SchemaRef) -> SchemaRef {
-        let (behind, all) = (self.last.as_deref().unwrap_or_default(), schema.fields().len());
-        let fits = match self.last {
-            Some(_) => self.first.len() + behind.len() <= all,
-            None => self.first.len() == all,
-        };
-        if !fits || self.first.iter().chain(behind).all(Option::is_none) {
-            return schema;
-        }
-        let name = |i: usize| match self.first.get(i) {
-            Some(name) => name.as_ref(),
-            None => (i + behind.len()).checked_sub(all).and_then(|i| behind.get(i)).and_then(Option::as_ref),
-        };
-        let field = |(i, field): (usize, &FieldRef)| match name(i) {
-            Some(name) => Arc::new(field.as_ref().clone().with_name(name)),
-            None => field.clone(),
-        };
-        let fields: Fields = schema.fields().iter().enumerate().map(field).collect();
-        Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+        SetExpr::Query(query) => may_share(&query.body, ordered || query.order_by.is_some()),
+        SetExpr::SetOperation { left, right, .. } => may_share(left, false) || may_share(right, false),
+        _ => false,
     }
 }
 
-/// What an item is called, if DataFusion does not call it as it should be.
-fn heading(item: &SelectItem) -> Option<String> {
-    let SelectItem::UnnamedExpr(expr) = item else { return None };
-    match uncast(&floats_as_written(expr)) {
-        Expr::Identifier(_) | Expr::CompoundIdentifier(_) => None,
-        expr => {
-            let mut text = expr.to_string();
-            if let Some((end, _)) = text.char_indices().nth(MAX_CHARS) {
-                text.truncate(end);
-                text.push_str("...");
+/// Gives names of their own to columns that have the name of another one, or may have that of one that is not written out: of `*`, or
+/// of what only ORDER BY needs.
+fn rename(body: &mut SetExpr, ordered: bool, headings: &mut Vec<Heading>) {
+    match body {
+        SetExpr::Select(select) => {
+            let written =
+                |item: &SelectItem| matches!(item, SelectItem::UnnamedExpr(_) | SelectItem::ExprWithAlias { .. });
+            let all_written = select.projection.iter().all(written);
+            let mut seen: HashMap<String, usize> = HashMap::new();
+            for (place, item) in select.projection.iter_mut().enumerate() {
+                let (text, expr) = match &*item {
+                    SelectItem::UnnamedExpr(expr) => (name_of(expr), expr),
+                    SelectItem::ExprWithAlias { expr, alias } => (normalize(alias), expr),
+                    _ => continue,
+                };
+                let like = seen.get(&text).copied();
+                let hidden = ordered && matches!(item, SelectItem::UnnamedExpr(Written::Cast { .. }));
+                if like.is_none() {
+                    seen.insert(text.clone(), place);
+                    if all_written && !hidden {
+                        continue;
+                    }
+                }
+                let own = format!("{OWN}{}", headings.len());
+                let alias = Ident::with_quote('"', own.as_str());
+                *item = SelectItem::ExprWithAlias { expr: expr.clone(), alias };
+                headings.push(Heading { own, text, like: like.filter(|_| all_written) });
             }
-            Some(text)
         }
+        SetExpr::Query(query) => {
+            let ordered = ordered || query.order_by.is_some();
+            rename(&mut query.body, ordered, headings);
+        }
+        SetExpr::SetOperation { left, right, .. } => {
+            rename(left, false, headings);
+            rename(right, false, headings);
+        }
+        _ => {}
     }
 }
 
-/// What is cast: it has its name, as in DataFusion.
-fn uncast(expr: &Expr) -> &Expr {
+/// What a column is called by whoever reads the statement.
+fn name_of(expr: &Written) -> String {
     match expr {
-        Expr::Cast { expr, .. } | Expr::Nested(expr) => uncast(expr),
-        other => other,
+        Written::Identifier(name) => normalize(name),
+        Written::CompoundIdentifier(parts) => parts.last().map(normalize).unwrap_or_default(),
+        Written::Nested(expr) | Written::Cast { expr, .. } => name_of(expr),
+        Written::CompoundFieldAccess { access_chain, .. } => match access_chain.last() {
+            Some(AccessExpr::Dot(field)) => name_of(field),
+            Some(AccessExpr::Subscript(Subscript::Index { index: Written::Value(value) })) => match &value.value {
+                Value::SingleQuotedString(field) => field.clone(),
+                _ => expr.to_string(),
+            },
+            _ => expr.to_string(),
+        },
+        other => other.to_string(),
     }
 }
 
-/// The rows under another schema, of which the names alone differ.
-///
-/// # Errors
-/// `Internal`: more than the names do.
-pub fn under(schema: &SchemaRef, batch: RecordBatch) -> Result<RecordBatch> {
-    let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    RecordBatch::try_new_with_options(schema.clone(), batch.columns().to_vec(), &rows)
-        .map_err(|e| Error::internal(format!("naming the columns of the answer: {e}")))
+/// The plan with the names that were meant. Each column has a qualifier of its own, which no result shows.
+fn with_headings(plan: LogicalPlan, headings: &[Heading]) -> DfResult<LogicalPlan> {
+    let schema = plan.schema().clone();
+    let of = |name: &str| headings.iter().find(|heading| heading.own == name);
+    if schema.fields().iter().all(|field| of(field.name()).is_none()) {
+        return Ok(plan);
+    }
+    let named = schema.iter().enumerate().map(|(place, (qualifier, field))| {
+        let name = match of(field.name()) {
+            None => field.name().clone(),
+            Some(heading) => {
+                let like = heading.like.and_then(|like| schema.fields().get(like)).map(|like| like.name());
+                like.filter(|like| of(like).is_none()).unwrap_or(&heading.text).clone()
+            }
+        };
+        let column = Expr::Column(Column::from((qualifier, field)));
+        column.alias_qualified(Some(TableReference::bare(place.to_string())), name)
+    });
+    let named = named.collect();
+    Ok(LogicalPlan::Projection(Projection::try_new(named, Arc::new(plan))?))
 }
 
 #[cfg(test)]
 mod tests {
-    use arrow::datatypes::{DataType, Field};
-    use datafusion::execution::session_state::SessionStateBuilder;
+    use datafusion::prelude::SessionContext;
+    use datafusion::sql::parser::DFParser;
 
-    use super::super::statement;
     use super::*;
 
-    /// The names of an answer of as many columns, of which DataFusion calls each `_`.
-    fn names(sql: &str, columns: usize) -> Vec<String> {
-        let state = SessionStateBuilder::new_with_default_features().build();
-        let (parsed, _) = statement::parse(&state, sql).unwrap();
-        let schema = Schema::new(vec![Field::new("_", DataType::Int64, true); columns]);
-        let named = Headings::of(&parsed).put(Arc::new(schema));
-        named.fields().iter().map(|field| field.name().clone()).collect()
+    async fn names(sql: &str) -> DfResult<Vec<String>> {
+        let context = SessionContext::new();
+        let parsed = DFParser::parse_sql(sql)?.pop_front().unwrap();
+        let plan = plan(&context.state(), parsed).await?;
+        let rows = context.execute_logical_plan(plan).await?.collect().await?;
+        Ok(rows[0].schema().fields().iter().map(|field| field.name().clone()).collect())
     }
 
-    #[test]
-    fn expressions_are_called_as_they_are_written() {
-        for (sql, expected) in [
-            ("SELECT a, 1, t.b, COUNT(*), a + 1 AS c, x'00' FROM t", vec!["_", "1", "_", "COUNT(*)", "_", "X'00'"]),
-            (
-                "SELECT date_trunc('month', at), CAST(1.5 AS INT), CAST(a AS INT), $1",
-                vec!["date_trunc('month', at)", "1.5", "_", "$1"],
-            ),
-            ("WITH x AS (SELECT 1) (SELECT 1 FROM x) UNION ALL SELECT 2 ORDER BY 1 LIMIT 1", vec!["1"]),
-            ("SELECT 1, *, 2, a, 3 FROM t", vec!["1", "_", "_", "2", "_", "3"]),
-            ("SELECT t.*, 2, u.*, 3 FROM t, u", vec!["_", "_", "_", "3"]),
-            ("SELECT 1, unnest(s) FROM t", vec!["_", "_", "_"]),
-            ("SELECT 1, 2", vec!["_", "_", "_"]),
-            ("SELECT 1e3, 2.5 * 1e-1", vec!["1e3", "2.5 * 1e-1"]),
-            ("VALUES (1)", vec!["_"]),
-            ("EXPLAIN SELECT 1", vec!["_"]),
+    #[tokio::test]
+    async fn columns_of_one_name_keep_it() {
+        let t = "(VALUES (1, 2)) AS t(a, b)";
+        for (select, expected) in [
+            ("SELECT a, a FROM @", vec!["a", "a"]),
+            ("SELECT t.a, b, a FROM @ ORDER BY a", vec!["a", "b", "a"]),
+            ("SELECT a, b AS a FROM @", vec!["a", "a"]),
+            ("SELECT *, a FROM @", vec!["a", "b", "a"]),
+            ("SELECT 1, 1, 1 FROM @", vec!["Int64(1)"; 3]),
+            ("SELECT CAST(a AS VARCHAR), b FROM @ ORDER BY a", vec!["a", "b"]),
+            ("SELECT a, a FROM @ UNION ALL SELECT b, b FROM @", vec!["a", "a"]),
+            ("SELECT DISTINCT a, a FROM @ ORDER BY a", vec!["a", "a"]),
+            ("SELECT count(*), count(*) FROM @", vec!["count(*)"; 2]),
+            ("SELECT a AS x, b AS y FROM @", vec!["x", "y"]),
         ] {
-            assert_eq!(names(sql, expected.len()), expected, "{sql}");
+            let sql = select.replace('@', t);
+            assert_eq!(names(&sql).await.unwrap(), expected, "{sql}");
         }
-        assert_eq!(names(&format!("SELECT 'é{}'", "a".repeat(300)), 1)[0].chars().count(), MAX_CHARS + 3);
-    }
-
-    #[test]
-    fn rows_are_put_under_their_names() {
-        let plain = Arc::new(Schema::new(vec![Field::new("Int64(1)", DataType::Int64, false)]));
-        let named = Arc::new(Schema::new(vec![Field::new("1", DataType::Int64, false)]));
-        let one: arrow::array::ArrayRef = Arc::new(arrow::array::Int64Array::from(vec![1]));
-        let batch = RecordBatch::try_new(plain, vec![one]).unwrap();
-        assert_eq!(under(&named, batch).unwrap().schema(), named);
-        let none = Arc::new(Schema::empty());
-        let options = RecordBatchOptions::new().with_row_count(Some(3));
-        let batch = RecordBatch::try_new_with_options(none.clone(), Vec::new(), &options).unwrap();
-        assert_eq!(under(&none, batch).unwrap().num_rows(), 3);
+        for sql in ["SELECT * FROM (SELECT 1, 1) AS v", "CREATE TABLE t AS SELECT 1 AS a, 2 AS a", "SELECT nope, nope"]
+        {
+            assert!(names(sql).await.is_err(), "{sql}");
+        }
     }
 }

@@ -22,6 +22,7 @@ pub mod add_files;
 pub mod admission;
 pub mod alter;
 pub mod as_of;
+pub mod as_written;
 pub mod bound;
 pub mod catalog;
 pub mod clauses;
@@ -55,6 +56,7 @@ pub mod subqueries;
 pub mod sum;
 pub mod system;
 mod system_procedures;
+pub mod times;
 pub mod tpch;
 pub mod transactions;
 mod undrop;
@@ -92,11 +94,11 @@ use crate::scan::guard::NameDamagedFiles;
 use crate::table::pins::Pins;
 use crate::table::{Tables, catalog_error};
 use admission::{Admission, Slot};
+use as_written::AsWritten;
 use bound::Bound;
 use computing::ComputeThreads;
 use ddl::Ddl;
 use faults::Faults;
-use headings::Headings;
 use memory::SharedMemory;
 use planning::{Done, Part};
 use procedures::{Procedure, apart};
@@ -153,7 +155,7 @@ pub struct Planned {
     state: SessionState,
     work: Work,
     /// What its columns are called where the rows leave the node.
-    headings: Headings,
+    names: AsWritten,
     /// How a query is to be spread over nodes if it may be, and its plan for that.
     spread: Option<Box<(Mode, LogicalPlan)>>,
     slot: Slot,
@@ -217,22 +219,24 @@ impl Engine {
         // 0.1 in SQL is a decimal, exactly: through a float, 28 digits would come out as 16.
         session.options_mut().sql_parser.parse_float_as_decimal = true;
         let mut rules = Analyzer::new().rules;
-        rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
+        let coercion = rules.iter().position(|rule| rule.name() == "type_coercion").unwrap_or(0);
+        rules.insert(coercion, Arc::new(floats::DecimalsMeetFloats));
         rules.insert(0, Arc::new(subqueries::SubqueriesKnowNull));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
         rules.push(Arc::new(rounding::IntegersAreRounded));
         let mut template = SessionStateBuilder::new()
             .with_analyzer_rules(rules)
+            .with_type_planner(Arc::new(column_types::MoreTypes::default()))
             .with_config(session)
             .with_runtime_env(runtime)
             .with_default_features()
-            .with_type_planner(Arc::new(column_types::MoreTypes))
             .with_physical_optimizer_rule(Arc::new(yielding::JoinsYield))
             .with_physical_optimizer_rule(Arc::new(NameDamagedFiles))
             .build();
         template.register_udaf(Arc::new(AggregateUDF::from(sum::CheckedSum::default())))?;
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
         growing::limit(&mut template, config.memory_limit_bytes)?;
+        times::limit(&mut template)?;
         Ok(Self {
             tables,
             template,
@@ -362,7 +366,7 @@ impl Engine {
             )));
         }
         let faults = Arc::new(Faults::of(&parsed, &bound.sql));
-        let headings = Headings::of(&parsed);
+        let names = AsWritten::of(&parsed);
         let (unbound, rows) = bound.put(&mut parsed)?;
         if (unbound > 0 || bound.parameters.is_some()) && !action.takes_parameters() {
             let command = action.command().as_str();
@@ -405,7 +409,7 @@ impl Engine {
         };
         let Done { mut schema, parameters, state, work, spread } = done;
         if let Work::Query(_) = &work {
-            schema = headings.put(schema);
+            schema = names.put(schema);
         }
         if let Work::Call(call) = &work {
             procedures::check_readable(self, call)?;
@@ -421,7 +425,7 @@ impl Engine {
             faults,
             state,
             work,
-            headings,
+            names,
             spread,
             slot,
         })

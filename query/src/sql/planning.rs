@@ -22,7 +22,7 @@ use super::catalog::{self, Found};
 use super::ddl::{self, Ddl};
 use super::faults::Faults;
 use super::statement::{self, Action, Command};
-use super::{Work, dml, files, procedures, values, views};
+use super::{Work, dml, files, headings, procedures, values, views};
 use crate::distributed::{Distributed, Mode};
 use crate::error::{Error, Result};
 use crate::words;
@@ -104,7 +104,7 @@ impl Part {
                 {
                     comments = found.comments(table_name).await;
                 }
-                let plan = match values::plan(&state, parsed).await {
+                let plan = match headings::plan(&state, parsed).await {
                     Ok(plan) => plan,
                     Err(error) => {
                         let error = found.explain(error.into());

@@ -14,7 +14,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Engine, Planned, Work, computing, headings, name_files, panicked};
+use super::{Engine, Planned, Work, as_written, computing, name_files, panicked};
 use crate::error::{Error, Result};
 
 /// Batches that wait for the client to take them.
@@ -35,7 +35,7 @@ impl Engine {
     /// In the stream too: after an error it ends.
     pub async fn query(&self, planned: Planned) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
         planned.check_bound()?;
-        let Planned { faults, state, work, deadline, headings, spread, slot, .. } = planned;
+        let Planned { faults, state, work, deadline, names, spread, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {
             let part = async move {
@@ -52,7 +52,7 @@ impl Engine {
             Err(_) => return Err(read_deadline()),
         };
         let unnamed = stream.schema();
-        let schema = headings.put(unnamed.clone());
+        let schema = names.put(unnamed.clone());
         let named = (!Arc::ptr_eq(&unnamed, &schema)).then(|| schema.clone());
         let limit = Limit { max_rows: self.max_rows, max_bytes: self.max_bytes, rows: 0, bytes: 0 };
         let (sender, rows) = mpsc::channel(BATCHES_AHEAD);
@@ -92,7 +92,7 @@ async fn send(
 ) -> Result<()> {
     while let Some(batch) = rows.next().await {
         let batch = match &named {
-            Some(schema) => headings::under(schema, batch?)?,
+            Some(schema) => as_written::under(schema, batch?)?,
             None => batch?,
         };
         limit.count(&batch)?;
