@@ -12,6 +12,7 @@ mod docs;
 mod engines;
 #[path = "../../client/tests/support/etcd.rs"]
 mod etcd;
+mod first_start;
 mod hot;
 mod leader_dies;
 mod library;
