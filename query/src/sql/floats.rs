@@ -474,3 +474,23 @@ fn innermost(of: &DataType) -> &DataType {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimals_become_the_widest_float_beside_them() {
+        let decimal = || Some(DataType::Decimal128(3, 1));
+        let (real, double) = (|| Some(DataType::Float32), || Some(DataType::Float64));
+        assert_eq!(
+            met(&[decimal(), real(), None, double(), Some(DataType::Int64)]),
+            [double(), None, None, None, None]
+        );
+        assert_eq!(met(&[real(), decimal()]), [None, real()]);
+        let list = |of: Option<DataType>| of.map(|of| DataType::new_list(of, true));
+        assert_eq!(met(&[list(decimal()), list(double())]), [list(double()), None]);
+        assert_eq!(met(&[list(decimal()), double()]), [list(double()), None]);
+        assert!(met(&[decimal(), Some(DataType::Int64), Some(DataType::Utf8)]).iter().all(Option::is_none));
+    }
+}
