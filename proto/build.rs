@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = files.map(|name| format!("proto/lake/v1/{name}.proto"));
     let etcd = std::env::var_os("CARGO_FEATURE_ETCD").map(|_| "proto/etcdserverpb/kv.proto".to_owned());
     let descriptors = protox::compile(files.into_iter().chain(etcd), ["proto"])?;
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    // Its own codec takes memory of a message's size (src/codec.rs).
+    tonic_prost_build::configure().bytes(".").codec_path("crate::codec::Exact").compile_fds(descriptors)?;
     Ok(())
 }

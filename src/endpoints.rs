@@ -12,7 +12,8 @@ pub const DEFAULT_DIR: &str = "./lake-data";
 /// What tools need to reach a cluster.
 #[derive(Debug, Clone, clap::Args)]
 pub struct At {
-    /// Where the cluster is reached [default: LAKE_META or LAKE_QUERY, then what ./lake-data/cluster.json says]
+    /// Where the cluster is reached: its peers, for commands about metadata [default: LAKE_META], or its query nodes, for those that
+    /// run SQL [default: LAKE_QUERY]; without the variable what ./lake-data/cluster.json says
     #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', global = true)]
     at: Vec<String>,
     /// A file that holds the cluster secret
@@ -26,11 +27,16 @@ impl At {
     /// # Errors
     /// None is given, or one is not `host:port`.
     pub fn endpoints(&self, role: Role) -> Result<Vec<String>> {
-        let variable = match role {
-            Role::Metasrv => "LAKE_META",
-            Role::Query => "LAKE_QUERY",
+        let (variable, other, others) = match role {
+            Role::Metasrv => ("LAKE_META", "LAKE_QUERY", "query nodes"),
+            Role::Query => ("LAKE_QUERY", "LAKE_META", "peers"),
         };
-        resolve(&self.at, variable, std::env::var(variable).ok().as_deref(), Path::new(DEFAULT_DIR), role)
+        let value = std::env::var(variable).ok();
+        let is_mistaken = self.at.is_empty() && value.is_none() && std::env::var_os(other).is_some();
+        match resolve(&self.at, variable, value.as_deref(), Path::new(DEFAULT_DIR), role) {
+            Err(error) if is_mistaken => bail!("{error:#} ({other}, which is set, names {others})"),
+            endpoints => endpoints,
+        }
     }
 
     /// The cluster's secret, if one is given.

@@ -6,7 +6,6 @@ use anyhow::Result;
 use serde_json::Value;
 
 /// So many of something: `1 table`, `2 tables`.
-#[cfg(feature = "query")]
 pub fn counted(number: usize, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")

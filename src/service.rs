@@ -1,11 +1,13 @@
 //! What `lake metasrv` and `lake query` have in common: they start, run until they are asked to stop or cannot go on, and stop
 //! in order, within a bounded time.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 
 use crate::logging::{self, LogArgs};
+use crate::output;
 use crate::signals::StopRequests;
 
 /// A server that this process is there for.
@@ -38,19 +40,29 @@ impl ServiceArgs {
     ///
     /// # Errors
     /// The log cannot be written, or the system refuses.
-    pub fn begin(&self, dir: &std::path::Path) -> Result<StopRequests> {
+    pub fn begin(&self, dir: &Path) -> Result<StopRequests> {
         logging::start(&self.log, dir)?;
         StopRequests::listen(self.exit_with_parent)
     }
+
+    /// Where the log is, for the line that people are told at the start. `None`: who started this process tells them.
+    pub fn log_told(&self, dir: &Path) -> Option<String> {
+        match (self.exit_with_parent, self.log.log_stderr) {
+            (true, _) => None,
+            (false, true) => Some("the log goes to standard error".to_owned()),
+            (false, false) => Some(format!("the log is {}", dir.join(logging::FILE_NAME).display())),
+        }
+    }
 }
 
-/// Serves until asked to stop.
+/// Serves until asked to stop. Once it has started, `told` is a line on standard output, if any: what serves where, and its log.
 ///
 /// # Errors
 /// It cannot start, or cannot go on.
 pub async fn serve<S: Service>(
     starting: impl Future<Output = Result<S, S::Error>>,
     mut stop: StopRequests,
+    told: impl FnOnce(&S) -> Option<String>,
 ) -> Result<()> {
     let service = tokio::select! {
         started = starting => started.map_err(logged)?,
@@ -59,6 +71,12 @@ pub async fn serve<S: Service>(
             return Ok(());
         }
     };
+    if let Some(line) = told(&service)
+        && let Err(error) = output::print(&format!("{line}\n"))
+    {
+        // It serves all the same.
+        tracing::warn!(error = %output::told(&error), "the line that says so cannot be printed");
+    }
     let failed = tokio::select! {
         error = service.failed() => Some(logged(error)),
         why = stop.next() => {

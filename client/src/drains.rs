@@ -18,21 +18,23 @@ pub fn key(node: &str) -> String {
     format!("{DRAINS}{node}")
 }
 
-/// Has a node be drained, or not any more. Nothing changes if it is so; it need not be registered.
+/// Has a node be drained, or not any more. It need not be registered. Says whether that was to be changed; if not, it was so.
 ///
 /// # Errors
 /// `Refused` for what cannot be the name of a node; the store's.
-pub async fn set(store: &dyn MetaStore, node: &str, drained: bool, deadline: Instant) -> Result<(), Error> {
+pub async fn set(store: &dyn MetaStore, node: &str, drained: bool, deadline: Instant) -> Result<bool, Error> {
     let doing = || format!("draining node {node}");
     validate_node(node).map_err(|e| Error::Refused { doing: doing(), message: e.to_string() })?;
     let key = key(node);
+    let mut changes = false;
     loop {
         let there = store.get(&key, ReadOptions::default(), deadline).await?.value;
         let txn = match (there, drained) {
             (None, true) => Txn::cas(&key, Expected::Absent, "drained"),
             (Some(entry), false) => Txn::cas_delete(&key, entry.mod_revision),
-            _ => return Ok(()),
+            _ => return Ok(changes),
         };
+        changes = true;
         // Whoever was faster has left something that is looked at again.
         store.commit(txn, deadline).await?;
     }
@@ -57,9 +59,11 @@ mod tests {
     #[tokio::test]
     async fn a_node_is_drained_until_it_is_not() {
         let store = FaultyStore::default();
+        let mut before = false;
         for drained in [true, true, false, false, true] {
             store.lose_answers.store(1, Ordering::SeqCst);
-            set(&store, "n", drained, soon()).await.unwrap();
+            assert_eq!(set(&store, "n", drained, soon()).await.unwrap(), drained != before);
+            before = drained;
             assert_eq!(list(&store, soon()).await.unwrap(), if drained { vec!["n"] } else { vec![] });
             store.lose_answers.store(0, Ordering::SeqCst);
         }

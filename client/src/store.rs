@@ -317,6 +317,14 @@ impl std::fmt::Display for Leader {
     }
 }
 
+/// Where a store was tried to be reached, in brackets; nothing where nobody knows.
+fn reached(endpoints: &[String]) -> String {
+    match endpoints.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", endpoints.join(", ")),
+    }
+}
+
 /// Why a call to a store failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -327,7 +335,7 @@ pub enum Error {
     #[error("{doing}: the metadata store refused: {message}")]
     Refused { doing: String, message: String },
     /// No answer within the deadline.
-    #[error("{doing}: the metadata cluster is unreachable ({}): {last} ({attempts} attempts in {:.1} s{leader})", .endpoints.join(", "), .elapsed.as_secs_f64())]
+    #[error("{doing}: the metadata cluster is unreachable{}: {last} ({attempts} attempts in {:.1} s{leader})", reached(.endpoints), .elapsed.as_secs_f64())]
     Unavailable {
         doing: String,
         endpoints: Vec<String>,
@@ -479,6 +487,10 @@ mod tests {
         assert_eq!(told(Leader::Unknown { term: 6 }), format!("{begin}, no leader known in term 6)"));
         assert_eq!(told(Leader::Unknown { term: 0 }), format!("{begin}, no leader known)"));
         assert_eq!(told(Leader::Without), format!("{begin})"));
+        let (elapsed, leader) = (Duration::ZERO, Leader::Without);
+        let vain = InVain { doing: "reading".into(), attempts: 1, elapsed, leader, last: "no answer".into() };
+        let nowhere = vain.unavailable(vec![], Applied::No).to_string();
+        assert_eq!(nowhere, "reading: the metadata cluster is unreachable: no answer (1 attempts in 0.0 s)");
     }
 
     #[tokio::test]

@@ -567,7 +567,7 @@ mod tests {
         assert_eq!(known.of(&Namespace::new(["n", "w"]).unwrap()), None);
         let error = catalog.drop_namespace(&namespace, soon()).await.unwrap_err();
         assert_eq!(error, CatalogError::IsWarehouse(namespace.clone()));
-        let error = catalog.drop_namespace_and_contents(&namespace, soon()).await.unwrap_err();
+        let error = catalog.drop_namespace_and_contents(&namespace, None, soon()).await.unwrap_err();
         assert_eq!(error, CatalogError::IsWarehouse(namespace.clone()));
         let nested = Namespace::new(["w", "n"]).unwrap();
         catalog.create_namespace(&nested, BTreeMap::new(), soon()).await.unwrap();

@@ -242,7 +242,7 @@ impl MetaStore for EmbeddedStore {
             async move {
                 let mut watcher = watcher?;
                 Some(match watcher.next().await {
-                    Ok(message) => (changes(doing, message.encoded), Some(watcher)),
+                    Ok(message) => (changes(doing, message.encoded()), Some(watcher)),
                     Err(failure) => (Err(error(&dir, doing, started, failure)), None),
                 })
             }

@@ -13,7 +13,6 @@ use lake_client::dial::Dialer;
 use lake_client::secret::Secret;
 use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::v1::cluster_server::ClusterServer;
-use lake_proto::v1::kv_server::KvServer;
 use lake_proto::v1::leases_server::LeasesServer;
 use lake_proto::v1::nodes_server::NodesServer;
 use lake_proto::v1::quotas_server::QuotasServer;
@@ -41,7 +40,7 @@ use crate::raft::network::Transport;
 use crate::services::CheckSecret;
 use crate::services::cluster::ClusterService;
 use crate::services::counting::Counting;
-use crate::services::kv::KvService;
+use crate::services::kv::{KvService, KvServing};
 use crate::services::leases::LeasesService;
 use crate::services::nodes::NodesService;
 use crate::services::quotas::QuotasService;
@@ -55,6 +54,11 @@ use crate::services::watch::WatchServer;
 
 /// How long running calls may go on when the server stops.
 pub const DRAIN: Duration = Duration::from_secs(2);
+/// A connection of another peer that is silent for so long is probed, and closed if that is not answered within as long.
+const PROBES_PEERS: Duration = Duration::from_secs(5);
+/// How long one of a client is silent until it is probed, and closed after [`PROBES_PEERS`] more. Of a thousand query nodes each has one that
+/// is always silent, beside that of its heartbeats.
+const PROBES_CLIENTS: Duration = Duration::from_secs(20);
 /// Calls under way on one connection. A caller that has more waits with the rest at its own side.
 pub const MAX_STREAMS: u32 = 16_384;
 
@@ -135,31 +139,25 @@ impl Server {
         let mut tasks = JoinSet::new();
         let (health, health_service) = tonic_health::server::health_reporter();
         set_health(&health, ServingStatus::NotServing).await;
-        let kv = KvServer::new(KvService::new(peer.clone(), streams.clone()))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(usize::MAX);
-        let client_services = builder()
+        let kv = KvServing::new(KvService::new(peer.clone(), streams.clone()));
+        let client_services = builder(PROBES_CLIENTS)
             .add_service(health_service)
-            .add_service(InterceptedService::new(Counting::new(kv, &peer), secret.clone()))
-            .add_service(LeasesServer::with_interceptor(
-                LeasesService::new(peer.clone(), streams.clone()),
-                secret.clone(),
+            .add_service(counted(kv, &peer, &secret))
+            .add_service(counted(LeasesServer::new(LeasesService::new(peer.clone(), streams.clone())), &peer, &secret))
+            .add_service(counted(
+                SessionsServer::new(SessionsService::new(peer.clone(), streams.clone())),
+                &peer,
+                &secret,
             ))
-            .add_service(SessionsServer::with_interceptor(
-                SessionsService::new(peer.clone(), streams.clone()),
-                secret.clone(),
-            ))
-            .add_service(ScopesServer::with_interceptor(ScopesService::new(peer.clone()), secret.clone()))
-            .add_service(QuotasServer::with_interceptor(QuotasService::new(peer.clone()), secret.clone()))
-            .add_service(NodesServer::with_interceptor(
-                NodesService::new(peer.clone(), streams.clone()),
-                secret.clone(),
-            ))
-            .add_service(ShardsServer::with_interceptor(ShardsService::new(peer.clone()), secret.clone()))
-            .add_service(InterceptedService::new(Counting::new(WatchServer::new(peer.clone()), &peer), secret.clone()))
-            .add_service(SnapshotsServer::with_interceptor(
-                SnapshotsService::new(peer.clone(), streams.clone()),
-                secret.clone(),
+            .add_service(counted(ScopesServer::new(ScopesService::new(peer.clone())), &peer, &secret))
+            .add_service(counted(QuotasServer::new(QuotasService::new(peer.clone())), &peer, &secret))
+            .add_service(counted(NodesServer::new(NodesService::new(peer.clone(), streams.clone())), &peer, &secret))
+            .add_service(counted(ShardsServer::new(ShardsService::new(peer.clone())), &peer, &secret))
+            .add_service(counted(WatchServer::new(peer.clone()), &peer, &secret))
+            .add_service(counted(
+                SnapshotsServer::new(SnapshotsService::new(peer.clone(), streams.clone())),
+                &peer,
+                &secret,
             ))
             .add_service(ClusterServer::with_interceptor(
                 ClusterService::new(peer.clone(), stop.child_token()),
@@ -168,7 +166,7 @@ impl Server {
         let raft_service = RaftServer::new(RaftService::new(peer.clone(), stop.child_token()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let peer_services = builder().add_service(InterceptedService::new(raft_service, secret));
+        let peer_services = builder(PROBES_PEERS).add_service(InterceptedService::new(raft_service, secret));
         let ended = watch::Sender::new(None);
         let pool = Pool::new(Resource::Connections, accepting::max_connections());
         let clients = accepting::accept("clients", clients.incoming, peer.callers.clone(), pool);
@@ -236,10 +234,16 @@ impl Server {
     }
 }
 
-fn builder() -> tonic::transport::Server {
+/// A service for clients, its answers counted, behind the check of the secret.
+fn counted<S>(service: S, peer: &Peer, secret: &CheckSecret) -> InterceptedService<Counting<S>, CheckSecret> {
+    InterceptedService::new(Counting::new(service, peer), secret.clone())
+}
+
+/// How HTTP/2 is spoken, with a probe so often where nothing is heard.
+pub(crate) fn builder(probes: Duration) -> tonic::transport::Server {
     tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(Duration::from_secs(5)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .http2_keepalive_interval(Some(probes))
+        .http2_keepalive_timeout(Some(PROBES_PEERS))
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(8 << 20)
         .max_concurrent_streams(MAX_STREAMS)

@@ -5,8 +5,10 @@
 //! - [`kv`]: keys, entries, compares, operations and transactions as plain values, validated when they come off the wire;
 //! - [`coordination`]: leases, scopes and sessions as plain values;
 //! - [`watch`]: changes as a watch brings them;
-//! - [`status`]: how an error travels in a gRPC status: its kind, whether it may have been applied, who leads.
+//! - [`status`]: how an error travels in a gRPC status: its kind, whether it may have been applied, who leads;
+//! - [`codec`]: how messages become bytes.
 
+pub mod codec;
 pub mod coordination;
 pub mod kv;
 pub mod limits;

@@ -29,7 +29,7 @@ pub struct Options {
     /// This node's name, unique in the cluster [default: query-<host>-<port>]
     #[arg(long, env = "LAKE_QUERY_ID")]
     pub id: Option<String>,
-    /// What this node is there for: query, worker, or both [default: query,worker]
+    /// What others give this node to do: query, worker, or both; it serves whoever connects to it [default: query,worker]
     #[arg(long, env = "LAKE_QUERY_ROLES", value_name = "ROLE,...", value_delimiter = ',')]
     pub roles: Option<Vec<String>>,
     /// Directory for spill files and logs [default: ./lake-query]

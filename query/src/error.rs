@@ -164,6 +164,9 @@ impl Error {
 /// What DataFusion says when spill files take more than they may.
 const SPILL_LIMIT: &str = "disk space during the spilling process has exceeded";
 
+/// What is said of a regular expression that is none, or too large.
+const REGEX: [&str; 2] = ["regex parse error", "Compiled regex exceeds size limit"];
+
 fn is_disk_full(text: &str) -> bool {
     text.contains("No space left on device") || text.contains("os error 28") || text.contains("Disk quota exceeded")
 }
@@ -286,6 +289,9 @@ fn classify(error: &DataFusionError, message: &str) -> Error {
             arrow::error::ArrowError::ParquetError(_) => Error::corrupt(tidy(message)),
             _ => Error::invalid(tidy(message)),
         },
+        DataFusionError::External(_) if REGEX.iter().any(|said| message.contains(said)) => {
+            Error::invalid(tidy(message))
+        }
         DataFusionError::Execution(_) => Error::invalid(words::of(message).unwrap_or_else(|| tidy(message))),
         _ => Error::internal(tidy(message)),
     }
@@ -311,6 +317,7 @@ fn tidy(message: &str) -> String {
         "Error during planning: ",
         "Schema error: ",
         "Execution error: ",
+        "External error: ",
         "Arrow error: ",
         "Optimizer rule 'type_coercion' failed",
         "caused by",

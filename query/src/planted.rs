@@ -27,10 +27,14 @@ pub enum Bug {
     PurgedBorrowed,
     /// A commit through REST that has lost its race is acknowledged.
     RestRaceIgnored,
+    /// What a statement has read is not looked at again where it is committed on a newer version.
+    ReadsUnchecked,
+    /// Snapshots expire however young they are, all but the newest.
+    ExpiredYoung,
 }
 
 /// Each with its name.
-pub const BUGS: [(&str, Bug); 10] = [
+pub const BUGS: [(&str, Bug); 12] = [
     ("outcome-apart", Bug::OutcomeApart),
     ("tables-apart", Bug::TablesApart),
     ("rename-apart", Bug::RenameApart),
@@ -41,6 +45,8 @@ pub const BUGS: [(&str, Bug); 10] = [
     ("swept-live", Bug::SweptLive),
     ("purged-borrowed", Bug::PurgedBorrowed),
     ("rest-race-ignored", Bug::RestRaceIgnored),
+    ("reads-unchecked", Bug::ReadsUnchecked),
+    ("expired-young", Bug::ExpiredYoung),
 ];
 
 /// Whether this process has the bug.

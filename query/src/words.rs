@@ -37,6 +37,7 @@ pub fn sql_type(of: &DataType) -> String {
         | DataType::Decimal256(precision, scale) => format!("DECIMAL({precision}, {scale})"),
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "VARCHAR".to_owned(),
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView => "BYTEA".to_owned(),
+        DataType::FixedSizeBinary(bytes) => format!("BINARY({bytes})"),
         DataType::Date32 | DataType::Date64 => "DATE".to_owned(),
         DataType::Time32(_) | DataType::Time64(_) => "TIME".to_owned(),
         DataType::Timestamp(unit, zone) => {
@@ -61,7 +62,7 @@ pub fn sql_type(of: &DataType) -> String {
         }
         DataType::Map(entries, _) => match entries.data_type() {
             DataType::Struct(entry) if entry.len() == 2 => {
-                format!("MAP<{}, {}>", sql_type(entry[0].data_type()), sql_type(entry[1].data_type()))
+                format!("MAP({}, {})", sql_type(entry[0].data_type()), sql_type(entry[1].data_type()))
             }
             _ => of.to_string(),
         },
@@ -169,6 +170,7 @@ pub fn of(message: &str) -> Option<String> {
         .or_else(|| arguments(message))
         .or_else(|| counts(message))
         .or_else(|| conditions(message))
+        .or_else(|| names(message))
 }
 
 fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
@@ -264,6 +266,15 @@ fn conditions(message: &str) -> Option<String> {
     }
     let column = between(message, "column \"", "\" must appear in the GROUP BY clause")?;
     Some(format!("column {column} is neither in GROUP BY nor in an aggregate function"))
+}
+
+fn names(message: &str) -> Option<String> {
+    let rest = behind(message, "require unique expression names but the expression \"")?;
+    let (one, rest) = rest.split_once("\" at position ")?;
+    let other = between(rest, " and \"", "\" at position ")?;
+    Some(format!(
+        "the columns {one} and {other} have one name: names must be unique here, so give one of them another, with AS"
+    ))
 }
 
 /// Whether an error in these words is about how many columns are inserted.

@@ -54,10 +54,28 @@ async fn a_table_is_made_filled_read_and_dropped() {
     let exact = "SELECT 9999999999999999.9999999999 - 0.0000000001, CAST(1e300 > 1e299 AS INT), CAST(1.5E2 AS INT)";
     assert_eq!(text(&client, exact).await, [["9999999999999999.9999999998", "1", "150"]]);
 
+    // What comes out is called as it is written; within a statement names are DataFusion's.
+    let written = "SELECT id, COUNT(*), sum(price) + 1, date_trunc('month', day), 1.5E2 AS x, 2e1 FROM shop.orders GROUP BY id, day";
+    let names: Vec<String> =
+        run(&client, written).await[0].schema().fields().iter().map(|field| field.name().clone()).collect();
+    assert_eq!(names, ["id", "COUNT(*)", "sum(price) + 1", "date_trunc('month', day)", "x", "2e1"]);
+    assert_eq!(number(&client, "SELECT \"count(*)\" FROM (SELECT COUNT(*) FROM shop.orders)").await, 6);
+
     assert_eq!(text(&client, "SHOW TABLES").await, [["default", "copied"], ["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW TABLES FROM shop").await, [["shop", "orders"]]);
     assert_eq!(text(&client, "SHOW SCHEMAS").await, [["default"], ["shop"]]);
-    assert_eq!(text(&client, "DESCRIBE copied").await, [["id", "BIGINT", "YES"], ["what", "VARCHAR", "YES"]]);
+    assert_eq!(
+        text(&client, "DESCRIBE copied").await,
+        [["id", "BIGINT", "YES", "NULL"], ["what", "VARCHAR", "YES", "NULL"]]
+    );
+    // Each function once, also under its other names, and those that are tables.
+    let named = |row: &Vec<String>| row[..2].to_vec();
+    let shown: Vec<_> = text(&client, "SHOW FUNCTIONS").await.iter().map(named).collect();
+    let routines = "SELECT DISTINCT routine_name, function_type FROM information_schema.routines ORDER BY 1, 2";
+    assert_eq!(shown, text(&client, routines).await);
+    for (name, kind) in [("date_part", "SCALAR"), ("datepart", "SCALAR"), ("tpch", "TABLE"), ("sum", "AGGREGATE")] {
+        assert!(shown.contains(&vec![name.to_owned(), kind.to_owned()]), "{name}");
+    }
     let columns =
         "SELECT column_name FROM information_schema.columns WHERE table_name = 'orders' ORDER BY ordinal_position";
     assert_eq!(text(&client, columns).await.concat(), ["id", "what", "price", "day", "at"]);

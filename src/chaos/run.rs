@@ -348,11 +348,12 @@ fn describe(live: &Live, longest: usize) -> String {
     let leader = live.leader.map_or_else(|| "no leader".to_owned(), |id| format!("leader {id}"));
     let faults = if live.faults.is_empty() { "no fault".to_owned() } else { live.faults.join(", ") };
     format!(
-        "{:>5.0} s  {:>6.0} ok/s  {} ok, {} unknown, {} failed  {leader}, term {}  {}",
+        "{:>5.0} s  {:>6.0} ok/s  {} ok, {} unknown, {} refused, {} failed  {leader}, term {}  {}",
         live.elapsed.as_secs_f64(),
         live.rate,
         live.tally.ok,
         live.tally.unknown,
+        live.tally.refused,
         live.tally.failed,
         live.term,
         faults.chars().take(longest).collect::<String>()

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::cluster::Cluster;
 use super::output::{FormatArgs, escaped, or_dash};
 use super::peers::{STATUS_TIMEOUT, ask_all, leader, unanswered};
+use super::status::known_lag;
 use super::{EXIT_NO, EXIT_UNKNOWN};
 use crate::columns::columns;
 
@@ -197,7 +198,7 @@ fn members(leader: &StatusResponse) -> Vec<Listed> {
             let progress = leader.progress.iter().find(|p| p.id == member.id);
             let (lag_entries, answers) = match progress {
                 _ if Some(member.id) == own => (Some(0), true),
-                Some(progress) => (Some(progress.lag_entries), progress.answers),
+                Some(progress) => (known_lag(progress), progress.answers),
                 None => (None, false),
             };
             Listed { member: member.clone(), role, lag_entries, answers }

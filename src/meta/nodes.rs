@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use lake_client::drains;
 use lake_client::nodes::{NodeState, NodeStatus};
 use serde_json::{Value, json};
 
@@ -16,7 +17,7 @@ use crate::columns::columns;
 #[command(after_help = "\
 A node is `up` while its lease lives and its stream to the leader is open, `silent` while only its lease lives (for a few seconds
 after a change of the leader, or when it is cut off), and `down` once its lease has ended. What a node does is told by its last
-heartbeat; `-` where this leader has not had one.
+heartbeat; `-` where this leader has not had one. A node that is drained (`lake meta shards drain`) is said to be.
 
 Exit codes: 0 every node is up or silent, 3 one is down.
 
@@ -32,15 +33,18 @@ pub struct Args {
 /// # Errors
 /// As every call.
 pub async fn run(cluster: &Cluster, args: Args) -> Result<u8> {
-    let read = cluster.store()?.nodes(cluster.deadline()).await?;
+    let (store, deadline) = (cluster.store()?, cluster.deadline());
+    let read = store.nodes(deadline).await?;
+    let drained = drains::list(&store, deadline).await?;
+    let nodes = || read.value.iter().map(|node| node_json(node, &drained)).collect::<Value>();
     args.format.print(
-        || table(&read.value),
-        || json!({ "revision": read.revision, "nodes": read.value.iter().map(node_json).collect::<Value>() }),
+        || table(&read.value, &drained),
+        || json!({ "revision": read.revision, "nodes": nodes(), "drained": drained }),
     )?;
     Ok(if read.value.iter().any(|node| node.state() == NodeState::Down) { EXIT_NO } else { 0 })
 }
 
-fn table(nodes: &[NodeStatus]) -> String {
+fn table(nodes: &[NodeStatus], drained: &[String]) -> String {
     let heading = ["NODE", "STATE", "ROLES", "FLIGHT", "EPOCH", "LEASE LEFT", "HEARD", "STATEMENTS", "CPU", "CACHE"];
     let mut rows = vec![heading.map(str::to_owned)];
     let seconds = |d: Duration| format!("{:.1} s", d.as_secs_f64());
@@ -48,7 +52,7 @@ fn table(nodes: &[NodeStatus]) -> String {
         let load = node.load.as_ref();
         [
             escaped(&node.node),
-            node.state().as_str().to_owned(),
+            format!("{}{}", node.state().as_str(), if drained.contains(&node.node) { ", drained" } else { "" }),
             escaped(&node.info.roles.join(",")),
             escaped(&node.info.flight_address),
             node.epoch.to_string(),
@@ -59,14 +63,21 @@ fn table(nodes: &[NodeStatus]) -> String {
             or_dash(load.map(|load| size(load.cache_bytes))),
         ]
     }));
-    columns(rows)
+    let mut text = columns(rows);
+    let gone: Vec<String> =
+        drained.iter().filter(|name| nodes.iter().all(|node| node.node != **name)).map(|name| escaped(name)).collect();
+    if !gone.is_empty() {
+        text.push_str(&format!("Drained, and not registered: {}\n", gone.join(", ")));
+    }
+    text
 }
 
-fn node_json(node: &NodeStatus) -> Value {
+fn node_json(node: &NodeStatus, drained: &[String]) -> Value {
     let load = node.load.as_ref();
     json!({
         "node": node.node,
         "state": node.state().as_str(),
+        "drained": drained.contains(&node.node),
         "process": node.process,
         "epoch": node.epoch,
         "lease": node.lease,

@@ -7,7 +7,8 @@ use lake_client::Catalog;
 use lake_client::catalog::TableIdent;
 use lake_client::procedures::calls::{self, Asked, Clear, Submitted};
 use lake_client::procedures::upkeep::{What, of_table};
-use lake_client::procedures::{Procedure, State, validate_id};
+use lake_client::procedures::{Procedure, Record, State, validate_id};
+use lake_metasrv::peer::procedures::kinds;
 use serde_json::{Value, json};
 
 use super::EXIT_NO;
@@ -127,13 +128,17 @@ pub struct WaitArgs {
 It is the leader who decides, by what was done already: the purge of a table can be cancelled until files are deleted.
 The command waits until it has decided.
 
-Exit codes: 0 it is cancelled, 3 it is not: it goes on, has ended, or is not there.
+Exit codes: 0 it is cancelled, or would be with --dry-run, 3 it is not: it goes on, has ended, or is not there.
 
-Example:
+Examples:
+  lake meta proc cancel purge-6d3f0c1e-7f7e-4c52-9a0e-2f8a4c1d5b60-1742 --dry-run
   lake meta proc cancel purge-6d3f0c1e-7f7e-4c52-9a0e-2f8a4c1d5b60-1742")]
 pub struct CancelArgs {
     /// Its id
     id: String,
+    /// Only say what the leader would decide
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -142,7 +147,7 @@ pub struct CancelArgs {
 #[command(after_help = "\
 Look into what its note says first, and at what it was about to do: `lake meta proc show`.
 
-Exit codes: 0 cleared, 3 it is not poisoned, or not there.
+Exit codes: 0 cleared, or it would be with --dry-run, 3 it is not poisoned, or not there.
 
 Example:
   lake meta proc clear purge-6d3f0c1e-7f7e-4c52-9a0e-2f8a4c1d5b60-1742 --retry")]
@@ -151,6 +156,9 @@ pub struct ClearArgs {
     id: String,
     #[command(flatten)]
     how: HowArgs,
+    /// Only say what would come of it
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -172,7 +180,8 @@ impl Command {
         match self {
             Self::List(_) | Self::Show(_) | Self::Wait(_) => true,
             Self::Start(args) => args.dry_run,
-            Self::Cancel(_) | Self::Clear(_) => false,
+            Self::Cancel(args) => args.dry_run,
+            Self::Clear(args) => args.dry_run,
         }
     }
 }
@@ -197,6 +206,9 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
         Command::Cancel(args) => cancel(cluster, args).await,
         Command::Clear(args) => {
             let how = if args.how.retry { Clear::Retry } else { Clear::GiveUp };
+            if args.dry_run {
+                return would(cluster, args.format, &args.id, |record| kinds::would_clear(record, how)).await;
+            }
             let asked = calls::clear(&cluster.store()?, &args.id, how, cluster.deadline()).await?;
             let cleared = matches!(asked, Asked::Now(_));
             tell(args.format, &args.id, found(asked).as_ref(), cleared)
@@ -234,7 +246,13 @@ async fn start(cluster: &Cluster, args: StartArgs) -> Result<u8> {
         let known = calls::get(&store, &id, deadline).await?;
         let told = || match &known {
             Some(known) => format!("it is there already, and nothing would be submitted\n{}", detail(known)),
-            None => format!("{} would be submitted as {}\n", escaped(&record.subject), escaped(&id)),
+            None => {
+                let counts = match args.what {
+                    WhatArg::RemoveOrphanFiles => "; which files would go, CALL system.remove_orphan_files counts",
+                    _ => "",
+                };
+                format!("{} would be submitted as {}{counts}\n", escaped(&record.subject), escaped(&id))
+            }
         };
         let uuid = pointer.value.uuid.to_string();
         let would = || json!({ "dry_run": true, "id": id, "would_submit": known.is_none(), "table_uuid": uuid });
@@ -250,6 +268,9 @@ async fn start(cluster: &Cluster, args: StartArgs) -> Result<u8> {
 
 /// Asks, and waits for what the leader says.
 async fn cancel(cluster: &Cluster, args: CancelArgs) -> Result<u8> {
+    if args.dry_run {
+        return would(cluster, args.format, &args.id, kinds::would_cancel).await;
+    }
     let (store, deadline) = (cluster.store()?, cluster.deadline());
     let mut seen = match calls::cancel(&store, &args.id, deadline).await? {
         Asked::Now(seen) => Some(*seen),
@@ -264,6 +285,22 @@ async fn cancel(cluster: &Cluster, args: CancelArgs) -> Result<u8> {
     }
     let cancelled = seen.as_ref().is_some_and(|p| p.record.state == State::Cancelled);
     tell(args.format, &args.id, seen.as_ref(), cancelled)
+}
+
+/// Says what would come of a change of a procedure.
+async fn would(
+    cluster: &Cluster,
+    format: FormatArgs,
+    id: &str,
+    judge: impl Fn(&Record) -> (bool, String),
+) -> Result<u8> {
+    let Some(procedure) = calls::get(&cluster.store()?, id, cluster.deadline()).await? else {
+        return tell(format, id, None, false);
+    };
+    let (accepted, would) = judge(&procedure.record);
+    let line =
+        || format!("{}: {}: {would}\n", escaped(id), if accepted { "would be done" } else { "would not be done" });
+    format.answer(accepted, line, || json!({ "dry_run": true, "id": id, "would_accept": accepted, "would": would }))
 }
 
 fn found(asked: Asked) -> Option<Procedure> {

@@ -1,9 +1,10 @@
 //! `lake meta shards`: which worker does the upkeep of which tables.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use lake_client::drains;
+use lake_client::remote::RemoteStore;
 use lake_client::shards::{ShardListing, ShardMove, ShardStatus};
 use serde_json::{Value, json};
 
@@ -81,7 +82,8 @@ pub struct BalanceArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A node that is drained goes on serving statements. Its shards go to other workers, as soon as there are some and outside of maintenance mode,
-and it is given neither shards nor steps of procedures, also when it is started again, until --end. Without a node: which are drained.
+and it is given neither shards nor steps of procedures, also when it is started again, until --end. Without a node: which are drained. A name
+that no node has is taken for a mistyped one; --unregistered drains a node that is stopped, or yet to come.
 
 Examples:
   lake meta shards drain query-2
@@ -95,6 +97,9 @@ pub struct DrainArgs {
     /// Only say which shards would be given away
     #[arg(long, requires = "node", conflicts_with = "end")]
     dry_run: bool,
+    /// Also a name that no registered node has
+    #[arg(long, requires = "node", conflicts_with = "end")]
+    unregistered: bool,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -147,7 +152,8 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
         Command::List(args) => {
             let read = store.shards(deadline).await?;
             let listing = read.value;
-            args.format.print(|| table(&listing), || listing_json(read.revision, &listing))?;
+            let drained = drains::list(&store, deadline).await?;
+            args.format.print(|| table(&listing, &drained), || listing_json(read.revision, &listing, &drained))?;
             let held = listing.shards.iter().filter(|shard| shard.remaining.is_some()).count();
             Ok(if held == listing.count as usize { 0 } else { EXIT_NO })
         }
@@ -165,24 +171,7 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
             let left = !args.dry_run && moves.iter().any(|moved| moved.fence.is_none());
             Ok(if left { EXIT_NO } else { 0 })
         }
-        Command::Drain(args) => {
-            let Some(node) = args.node else {
-                let drained = drains::list(&store, deadline).await?;
-                let lines = || drained.iter().map(|node| format!("{}\n", escaped(node))).collect();
-                args.format.print(lines, || json!({ "drained": drained }))?;
-                return Ok(0);
-            };
-            if args.dry_run {
-                let listing = store.shards(deadline).await?.value;
-                let led: Vec<u32> =
-                    listing.shards.iter().filter(|shard| shard.route.node == node).map(|shard| shard.shard).collect();
-                let line = || format!("{} of {} shards would be given away\n", led.len(), listing.count);
-                args.format.print(line, || json!({ "dry_run": true, "shards": led }))?;
-                return Ok(0);
-            }
-            drains::set(&store, &node, !args.end, deadline).await?;
-            Ok(0)
-        }
+        Command::Drain(args) => drain(&store, args, deadline).await,
         Command::Maintenance(args) => {
             let begins = args.mode == Mode::On;
             if args.dry_run {
@@ -203,6 +192,50 @@ pub async fn run(cluster: &Cluster, command: Command) -> Result<u8> {
     }
 }
 
+async fn drain(store: &RemoteStore, args: DrainArgs, deadline: Instant) -> Result<u8> {
+    let Some(node) = args.node else {
+        let drained = drains::list(store, deadline).await?;
+        let lines = || drained.iter().map(|node| format!("{}\n", escaped(node))).collect();
+        args.format.print(lines, || json!({ "drained": drained }))?;
+        return Ok(0);
+    };
+    let listing = store.shards(deadline).await?.value;
+    let led: Vec<u32> =
+        listing.shards.iter().filter(|shard| shard.route.node == node).map(|shard| shard.shard).collect();
+    if !args.end && !args.unregistered && led.is_empty() {
+        let nodes = store.nodes(deadline).await?.value;
+        if !nodes.iter().any(|listed| listed.node == node) {
+            let mut names: Vec<String> = nodes.iter().take(NAMED).map(|listed| escaped(&listed.node)).collect();
+            match nodes.len() {
+                0 => names.push("none".to_owned()),
+                n if n > NAMED => names.push("...".to_owned()),
+                _ => {}
+            }
+            bail!(
+                "no node {} is registered (registered: {}); nothing was done. --unregistered drains one that is stopped, or yet \
+                 to come",
+                escaped(&node),
+                names.join(", ")
+            );
+        }
+    }
+    let (name, many, count) = (escaped(&node), led.len(), listing.count);
+    if args.dry_run {
+        let line = || format!("{many} of {count} shards would be given away\n");
+        args.format.print(line, || json!({ "dry_run": true, "shards": led }))?;
+        return Ok(0);
+    }
+    let changes = drains::set(store, &node, !args.end, deadline).await?;
+    let line = || match (args.end, changes) {
+        (false, true) => format!("{name} is drained: {many} of {count} shards go to other workers\n"),
+        (false, false) => format!("{name} was drained already; it has {many} of {count} shards\n"),
+        (true, true) => format!("{name} is drained no more\n"),
+        (true, false) => format!("{name} was not drained\n"),
+    };
+    args.format.print(line, || json!({ "node": node, "drained": !args.end, "changed": changes, "shards": led }))?;
+    Ok(0)
+}
+
 /// What beginning maintenance mode, or ending it, would change.
 fn would_maintain(listing: &ShardListing, begins: bool) -> String {
     let lost = listing.shards.iter().filter(|shard| shard.remaining.is_none()).count();
@@ -215,9 +248,11 @@ fn would_maintain(listing: &ShardListing, begins: bool) -> String {
     }
 }
 
+/// Nodes that an error names, of those that there are.
+const NAMED: usize = 10;
 const NO_SHARDS: &str = "The cluster has no shards yet: it gets them with its first worker";
 
-fn table(listing: &ShardListing) -> String {
+fn table(listing: &ShardListing, drained: &[String]) -> String {
     if listing.count == 0 {
         return format!("{NO_SHARDS}.\n");
     }
@@ -227,7 +262,7 @@ fn table(listing: &ShardListing) -> String {
         [
             shard.shard.to_string(),
             state(shard).to_owned(),
-            escaped(&shard.route.node),
+            named(&shard.route.node, drained),
             or_dash(Some(shard.route.followers.join(",")).filter(|text| !text.is_empty()).map(|text| escaped(&text))),
             shard.fence.to_string(),
             or_dash(shard.remaining.map(|left| format!("{:.1} s", left.as_secs_f64()))),
@@ -246,11 +281,17 @@ fn table(listing: &ShardListing) -> String {
     text
 }
 
+/// A node, and whether it is drained.
+fn named(node: &str, drained: &[String]) -> String {
+    let is_drained = drained.iter().any(|drained| drained == node);
+    format!("{}{}", escaped(node), if is_drained { " (drained)" } else { "" })
+}
+
 fn state(shard: &ShardStatus) -> &'static str {
     if shard.remaining.is_some() { "held" } else { "lost" }
 }
 
-fn listing_json(revision: u64, listing: &ShardListing) -> Value {
+fn listing_json(revision: u64, listing: &ShardListing, drained: &[String]) -> Value {
     let shard_json = |shard: &ShardStatus| {
         json!({
             "shard": shard.shard,
@@ -268,6 +309,7 @@ fn listing_json(revision: u64, listing: &ShardListing) -> Value {
         "revision": revision,
         "count": listing.count,
         "maintenance": listing.maintenance,
+        "drained": drained,
         "shards": listing.shards.iter().map(shard_json).collect::<Value>(),
     })
 }

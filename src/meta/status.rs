@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 use lake_proto::v1::status_response::Stage;
-use lake_proto::v1::{StateHashAt, StatusResponse};
+use lake_proto::v1::{Progress, StateHashAt, StatusResponse};
 use serde_json::{Value, json};
 
 use super::cluster::Cluster;
@@ -65,7 +65,12 @@ fn lag(peer: Option<u64>, leader: Option<&StatusResponse>) -> Option<u64> {
     if peer == id(leader) {
         return Some(0);
     }
-    leader.progress.iter().find(|progress| Some(progress.id) == peer).map(|progress| progress.lag_entries)
+    leader.progress.iter().find(|progress| Some(progress.id) == peer).and_then(known_lag)
+}
+
+/// How many entries a member lacks; `None` where the leader has not heard since it leads.
+pub(super) fn known_lag(progress: &Progress) -> Option<u64> {
+    (!progress.unheard).then_some(progress.lag_entries)
 }
 
 // ---- what is wrong --------------------------------------------------------------------------------------------
@@ -143,13 +148,18 @@ fn of_cluster(leader: &StatusResponse) -> Vec<String> {
         problems.push("the voters are being changed: for the moment two majorities are needed".to_owned());
     }
     for progress in &leader.progress {
-        let (peer, lag) = (progress.id, progress.lag_entries);
-        if !progress.answers {
-            problems
-                .push(format!("peer {peer} has not answered the leader lately, and lacks {lag} entries of its log"));
-        } else if lag > LAG_ENTRIES {
-            let how = if progress.needs_snapshot { ", and needs a snapshot for them" } else { "" };
-            problems.push(format!("peer {peer} lacks {lag} entries of the leader's log{how}"));
+        let peer = progress.id;
+        match known_lag(progress) {
+            None if !progress.answers => {
+                problems.push(format!("peer {peer} has not answered the leader since that leads"));
+            }
+            Some(lag) if !progress.answers => problems
+                .push(format!("peer {peer} has not answered the leader lately, and lacks {lag} entries of its log")),
+            Some(lag) if lag > LAG_ENTRIES => {
+                let how = if progress.needs_snapshot { ", and needs a snapshot for them" } else { "" };
+                problems.push(format!("peer {peer} lacks {lag} entries of the leader's log{how}"));
+            }
+            None | Some(_) => {}
         }
     }
     for quota in &leader.nearly_full_quotas {
@@ -314,7 +324,7 @@ fn peer_json(answer: &Answer, leader: Option<&StatusResponse>) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use lake_proto::v1::{DiskUse, Member, Progress, Quota};
+    use lake_proto::v1::{DiskUse, Member, Quota};
 
     use super::*;
 
@@ -345,7 +355,7 @@ mod tests {
     }
 
     fn progress(id: u64, lag_entries: u64) -> Progress {
-        Progress { id, lag_entries, needs_snapshot: false, answers: true }
+        Progress { id, lag_entries, needs_snapshot: false, answers: true, unheard: false }
     }
 
     fn answers(statuses: [StatusResponse; 3]) -> Vec<Answer> {
@@ -383,6 +393,15 @@ mod tests {
     #[test]
     fn a_healthy_cluster_has_no_problem() {
         assert_eq!(found(|_| {}), Vec::<String>::new());
+        // Nor has one whose leader has only just begun, and has not learnt yet what the others have.
+        let unheard = |s: &mut [StatusResponse; 3]| {
+            s[1].progress[0] = Progress { unheard: true, needs_snapshot: true, ..progress(1, 5000) };
+        };
+        assert_eq!(found(unheard), Vec::<String>::new());
+        let mut statuses = [1, 2, 3].map(status);
+        unheard(&mut statuses);
+        let answers = answers(statuses);
+        assert_eq!(lag(Some(1), leader(&answers).as_ref()), None);
     }
 
     #[test]

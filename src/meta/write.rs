@@ -2,15 +2,22 @@
 
 use std::str::FromStr;
 
-use anyhow::Result;
-use lake_client::store::{Committed, MetaStore};
+use anyhow::{Result, bail, ensure};
+use lake_client::store::{Committed, MetaStore, ReadOptions};
 use lake_proto::kv::{Compare, Expected, KeyValue, Op, OpResult, Revision, Txn};
+use lake_proto::limits::MAX_PAGE_ENTRIES;
 use serde_json::{Value, json};
 
 use super::cluster::Cluster;
 use super::output::{FormatArgs, committed_json, entries_table, entry_json, escaped};
 use super::value::ValueArgs;
 use super::{EXIT_NO, EXIT_UNKNOWN};
+
+/// What belongs to whoever writes it.
+const FREE: &str = "/kv/";
+/// Keys that go by their prefix unless told otherwise; in one transaction.
+const DELETED_AT_MOST: u64 = 1000;
+const DELETED_AT_ONCE: usize = 100;
 
 /// Options of `lake meta put`.
 #[derive(Debug, clap::Args)]
@@ -66,17 +73,29 @@ struct WriteArgs {
 /// Options of `lake meta delete`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Without --expect keys under /kv/ only.
+Without --expect keys under /kv/ only. With --prefix all keys that begin so, up to --limit of them, a hundred in a transaction: where there
+are more nothing is deleted.
 
 Exit codes: 0 deleted, 3 it was not there, or at another revision (it is printed), 1 not deleted, 4 it is unknown whether it
-was deleted.
+was deleted, or some were and the same command goes on.
 
 Examples:
   lake meta delete /kv/greeting
+  lake meta delete --prefix /kv/bench/ --limit 10000 --dry-run
   lake meta delete /kv/config --expect 18 --previous --format json")]
 pub struct DeleteArgs {
     /// The key
-    key: String,
+    #[arg(required_unless_present = "prefix")]
+    key: Option<String>,
+    /// Delete all keys that begin so
+    #[arg(long, value_name = "PREFIX", conflicts_with_all = ["key", "expect", "previous"])]
+    prefix: Option<String>,
+    /// With --prefix: most keys that are deleted [default: 1000]
+    #[arg(long, value_name = "N", requires = "prefix", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    limit: Option<u64>,
+    /// With --prefix: only say how many keys would be deleted
+    #[arg(long, requires = "prefix")]
+    dry_run: bool,
     /// The revision that the key must be at
     #[arg(long, value_name = "REVISION")]
     expect: Option<u64>,
@@ -132,10 +151,65 @@ async fn write(cluster: &Cluster, args: WriteArgs, expected: Option<Expected>) -
 /// # Errors
 /// As every change.
 pub async fn delete(cluster: &Cluster, args: DeleteArgs) -> Result<u8> {
-    let delete = Op::Delete { key: args.key.clone(), return_previous: args.previous };
+    let key = match (args.key, args.prefix) {
+        (_, Some(prefix)) => return delete_prefix(cluster, &prefix, args.limit, args.dry_run, args.format).await,
+        (Some(key), None) => key,
+        (None, None) => bail!("say which key is to be deleted, or --prefix"),
+    };
+    let delete = Op::Delete { key: key.clone(), return_previous: args.previous };
     let expected = args.expect.map(Expected::ModRevision);
-    let change = Change { key: args.key, expected, lease: None, verb: "deleted" };
+    let change = Change { key, expected, lease: None, verb: "deleted" };
     commit(cluster, change, delete, args.format).await
+}
+
+/// Deletes all keys that begin so, unless they are more than the limit.
+async fn delete_prefix(
+    cluster: &Cluster,
+    prefix: &str,
+    limit: Option<u64>,
+    dry_run: bool,
+    format: FormatArgs,
+) -> Result<u8> {
+    let shown = escaped(prefix);
+    ensure!(
+        prefix.starts_with(FREE),
+        "{shown}: keys under {FREE} only are deleted by their prefix; nothing was deleted"
+    );
+    let (store, deadline) = (cluster.store()?, cluster.deadline());
+    let limit = limit.unwrap_or(DELETED_AT_MOST);
+    let mut keys: Vec<String> = Vec::new();
+    let mut page: Option<String> = None;
+    loop {
+        let options = ReadOptions::default();
+        let read = store.list(prefix, page.as_deref(), MAX_PAGE_ENTRIES as u32, options, deadline).await?.value;
+        keys.extend(read.entries.into_iter().map(|entry| entry.key));
+        ensure!(
+            keys.len() as u64 <= limit,
+            "more than {limit} keys begin with {shown}; nothing was deleted: --limit allows more"
+        );
+        page = read.next;
+        if page.is_none() {
+            break;
+        }
+    }
+    if dry_run {
+        let line = || format!("{shown}: {} keys would be deleted\n", keys.len());
+        return format.answer(!keys.is_empty(), line, || json!({ "dry_run": true, "keys": keys.len() }));
+    }
+    let mut deleted = 0;
+    for batch in keys.chunks(DELETED_AT_ONCE) {
+        let then = batch.iter().cloned().map(Op::delete).collect();
+        match store.commit(Txn { then, ..Txn::default() }, deadline).await {
+            // One that has gone meanwhile is nobody's loss.
+            Ok(_) => deleted += batch.len(),
+            Err(error) if deleted == 0 => return Err(error.into()),
+            Err(error) => {
+                eprintln!("lake: {error}\n{deleted} of {} keys are deleted: the same command goes on.", keys.len());
+                return Ok(EXIT_UNKNOWN);
+            }
+        }
+    }
+    format.answer(deleted > 0, || format!("{shown}: {deleted} keys deleted\n"), || json!({ "deleted": deleted }))
 }
 
 /// What is to be done to one key.

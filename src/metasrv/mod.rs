@@ -39,5 +39,22 @@ impl Service for Server {
 pub async fn run(args: Args) -> Result<()> {
     let config = Config::load(args.options)?;
     let stop = args.service.begin(&config.dir)?;
-    service::serve(Server::start(config), stop).await
+    let (log, join) = (args.service.log_told(&config.dir), config.join.join(","));
+    service::serve(Server::start(config), stop, |server| log.map(|log| told(server, &join, &log))).await
+}
+
+/// Who serves where, and what is to be done if it belongs to no cluster yet; `join`: whom it asks to be taken in.
+fn told(server: &Server, join: &str, log: &str) -> String {
+    let peer = server.peer();
+    let cluster = match (peer.member(), join) {
+        (Some(member), _) => format!("of cluster {}", member.cluster_id),
+        (None, "") => format!(
+            "fresh: found a cluster of all its peers with `lake meta init --at {},...`",
+            peer.identity.grpc_address
+        ),
+        (None, join) => format!("fresh: asks {join} to be taken in"),
+    };
+    let http = server.http_address().map(|address| format!(", probes at {address}")).unwrap_or_default();
+    let (clients, peers) = (server.grpc_address(), server.raft_address());
+    format!("lake metasrv: peer {}, {cluster}; clients at {clients}, peers at {peers}{http}; {log}", peer.identity.id)
 }

@@ -74,14 +74,23 @@ pub async fn store_at(config: &Config, place: Place) -> Result<SharedStore, Erro
 pub async fn run(args: Args) -> Result<()> {
     let mut config = Config::new(args.options)?;
     let stop = args.service.begin(&config.dir)?;
+    let log = args.service.log_told(&config.dir);
+    let line = |node: &QueryNode| log.map(|log| started(node, &log));
     if config.meta.is_empty() {
         bail!("meta: say where the metadata peers are, as --meta host:port,host:port");
     }
     match Place::of_list(&config.meta).map_err(|e| anyhow!("meta: {e}"))? {
         Place::Cluster(endpoints) => config.meta = endpoints,
-        place => return service::serve(over(config, place), stop).await,
+        place => return service::serve(over(config, place), stop, line).await,
     }
     let remote = RemoteConfig { endpoints: config.meta.clone(), secret: config.secret.clone() };
     let store = RemoteStore::connect(remote).context("meta")?;
-    service::serve(QueryNode::start_in_cluster(config, store), stop).await
+    service::serve(QueryNode::start_in_cluster(config, store), stop, line).await
+}
+
+/// Who serves where.
+fn started(node: &QueryNode, log: &str) -> String {
+    let also = [("REST", node.rest_address()), ("probes", node.http_address())];
+    let also = also.into_iter().filter_map(|(what, address)| Some(format!(", {what} at {}", address?)));
+    format!("lake query: SQL at {}{}; {log}", node.flight_address(), also.collect::<String>())
 }

@@ -6,28 +6,35 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 const CONTEXT_CHARS: usize = 50;
 
 /// The error's message, and below it the line of the statement with a caret under the place. `line` and `column` count
-/// from 1, the column in characters; without a place, or with one that is not in the statement, the message alone.
-pub fn render(message: &str, statement: &str, place: Option<(u64, u64)>) -> String {
-    let mut rendered = format!("error: {message}");
-    let Some((line, column)) = place else { return rendered };
-    let (Some(line_index), Some(column)) = (index(line), index(column)) else { return rendered };
-    let Some(text) = statement.lines().nth(line_index) else { return rendered };
+/// from 1, the column in characters; without a place, or with one that is not in the statement, the message alone. `origin`: the file
+/// that the statement is in, and the line that it begins in; then lines are the file's.
+pub fn render(message: &str, statement: &str, place: Option<(u64, u64)>, origin: Option<(&str, u64)>) -> String {
+    let alone = || match origin {
+        Some((file, first)) => format!("error: {message}\n{file}:{first}: the statement that begins here"),
+        None => format!("error: {message}"),
+    };
+    let Some((line, column)) = place else { return alone() };
+    let (Some(line_index), Some(column)) = (index(line), index(column)) else { return alone() };
+    let Some(text) = statement.lines().nth(line_index) else { return alone() };
     let chars: Vec<char> = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if column > chars.len() {
-        return rendered;
+        return alone();
     }
     let from = column.saturating_sub(CONTEXT_CHARS);
     let to = (column + CONTEXT_CHARS).min(chars.len());
-    let label = format!("LINE {line}: {}", if from > 0 { "..." } else { "" });
+    let place = match origin {
+        Some((file, first)) => format!("{file}:{}", line.saturating_add(first).saturating_sub(1)),
+        None => format!("LINE {line}"),
+    };
+    let label = format!("{place}: {}", if from > 0 { "..." } else { "" });
     let before: usize = chars[from..column].iter().map(|c| c.width().unwrap_or(0)).sum();
-    rendered.push_str(&format!(
-        "\n{label}{}{}\n{:indent$}^",
+    format!(
+        "error: {message}\n{label}{}{}\n{:indent$}^",
         chars[from..to].iter().collect::<String>(),
         if to < chars.len() { "..." } else { "" },
         "",
         indent = label.width() + before,
-    ));
-    rendered
+    )
 }
 
 fn index(from_one: u64) -> Option<usize> {
@@ -39,7 +46,7 @@ mod tests {
     use super::*;
 
     fn at(statement: &str, line: u64, column: u64) -> String {
-        render("no such table", statement, Some((line, column)))
+        render("no such table", statement, Some((line, column)), None)
     }
 
     #[test]
@@ -67,6 +74,14 @@ mod tests {
         for (line, column) in [(0, 1), (1, 0), (3, 1), (1, 99), (u64::MAX, u64::MAX)] {
             assert_eq!(at("select", line, column), "error: no such table");
         }
-        assert_eq!(render("gone", "select", None), "error: gone");
+        assert_eq!(render("gone", "select", None, None), "error: gone");
+    }
+
+    #[test]
+    fn lines_of_a_file_are_the_files() {
+        let from = Some(("a.sql", 40));
+        let expected = "error: no\na.sql:41: from nope\n               ^";
+        assert_eq!(render("no", "select *\nfrom nope", Some((2, 6)), from), expected);
+        assert_eq!(render("no", "select", None, from), "error: no\na.sql:40: the statement that begins here");
     }
 }

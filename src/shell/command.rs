@@ -4,8 +4,10 @@
 pub const HELP: &str = "\
 Statements end with a semicolon and may span lines.
   \\d             the tables
-  \\d TABLE       a table's columns
+  \\d TABLE       a table's columns, what it is partitioned and sorted by, and its properties
   \\l             the schemas
+  \\i FILE        run the statements in a file
+  \\x             print each row as lines, a value on each, or no longer
   \\limit N|off   print at most N rows of a result
   \\timing        show elapsed times, or no longer
   \\?             this help
@@ -19,10 +21,22 @@ pub enum Command {
     Describe(String),
     Schemas,
     Timing,
+    /// Runs a file.
+    Include(String),
+    Expanded,
     /// `None`: every row.
     Limit(Option<usize>),
     Help,
     Quit,
+}
+
+/// What is said of [`is_word`] in the midst of a statement.
+pub const NOT_ENDED: &str = "this line was taken as a part of the statement: a semicolon ends it, Ctrl-C drops it; \\q and \\? are taken anywhere";
+
+/// Whether a line is a command only where no statement has begun.
+pub fn is_word(line: &str) -> bool {
+    let line = line.trim();
+    ["quit", "exit", "help"].iter().any(|word| line.eq_ignore_ascii_case(word))
 }
 
 /// Reads a line as a command, if it is meant to be one.
@@ -45,6 +59,12 @@ pub fn parse(line: &str) -> Option<Result<Command, String>> {
         ("d", table) => Command::Describe(table.to_owned()),
         ("l", "") => Command::Schemas,
         ("timing", "") => Command::Timing,
+        ("x", "") => Command::Expanded,
+        ("i", "") => return Some(Err("\\i takes the name of a file".to_owned())),
+        ("i", file) => {
+            let unquoted = file.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\''));
+            Command::Include(unquoted.unwrap_or(file).to_owned())
+        }
         ("limit", "off") => Command::Limit(None),
         ("limit", rows) => match rows.parse() {
             Ok(rows) if rows > 0 => Command::Limit(Some(rows)),
@@ -52,7 +72,7 @@ pub fn parse(line: &str) -> Option<Result<Command, String>> {
         },
         ("?" | "h" | "help", _) => Command::Help,
         ("q" | "quit", "") => Command::Quit,
-        ("l" | "timing" | "q" | "quit" | "dt", _) => return Some(Err(format!("\\{name} takes no argument"))),
+        ("l" | "timing" | "x" | "q" | "quit" | "dt", _) => return Some(Err(format!("\\{name} takes no argument"))),
         _ => return Some(Err(format!("there is no command \\{name}; \\? lists them"))),
     };
     Some(Ok(command))
@@ -69,6 +89,9 @@ mod tests {
             (" \\d tpch.lineitem; ", Command::Describe("tpch.lineitem".into())),
             ("\\l", Command::Schemas),
             ("\\timing", Command::Timing),
+            ("\\x", Command::Expanded),
+            ("\\i a.sql", Command::Include("a.sql".into())),
+            ("\\i 'my file.sql';", Command::Include("my file.sql".into())),
             ("\\limit 50", Command::Limit(Some(50))),
             ("\\limit off", Command::Limit(None)),
             ("\\?", Command::Help),
@@ -83,11 +106,12 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_and_sql_is_left_alone() {
-        for wrong in ["\\x", "\\limit", "\\limit 0", "\\limit many", "\\q now", "\\"] {
+        for wrong in ["\\y", "\\x on", "\\i", "\\limit", "\\limit 0", "\\limit many", "\\q now", "\\"] {
             assert!(matches!(parse(wrong), Some(Err(_))), "{wrong}");
         }
         assert_eq!(parse("select 1;"), None);
         assert_eq!(parse("exit_code"), None);
+        assert!(is_word(" Exit ") && is_word("help") && !is_word("exit_code"));
         assert_eq!(parse(""), None);
     }
 }

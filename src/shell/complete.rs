@@ -112,7 +112,7 @@ const KEYWORDS: &[&str] = &[
     "WHERE",
     "WITH",
 ];
-const COMMANDS: &[&str] = &["\\d", "\\l", "\\limit", "\\timing", "\\?", "\\q"];
+const COMMANDS: &[&str] = &["\\d", "\\i", "\\l", "\\limit", "\\timing", "\\x", "\\?", "\\q"];
 /// What stands before a name.
 const BEFORE_NAMES: &[&str] =
     &["FROM", "JOIN", "INTO", "UPDATE", "TABLE", "DESCRIBE", "USING", "OVERWRITE", "SCHEMA", "\\D"];

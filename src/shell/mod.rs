@@ -42,7 +42,9 @@ pub use self::output::Format;
 
 /// Rows printed of a result at the prompt, unless told otherwise.
 const DEFAULT_LIMIT: usize = 1_000;
-/// How long reading the names for completion may take.
+/// Most files that are run one from within the other.
+const MAX_INCLUDED: usize = 16;
+/// How long reading the names for completion, or a table's properties for `\d`, may take.
 const NAMES_WITHIN: Duration = Duration::from_secs(10);
 /// How long a connection to a query node may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -84,6 +86,10 @@ pub struct Shell {
     format: Format,
     limit: Option<usize>,
     timing: bool,
+    /// Each row is printed as lines.
+    expanded: bool,
+    /// Files that are being run, one from within the other.
+    included: usize,
     /// What the prompt completes, once there is one.
     names: Option<Names>,
 }
@@ -95,7 +101,18 @@ impl Shell {
     /// None does.
     pub async fn connect(endpoints: Vec<String>, secret: Option<Secret>, format: Format) -> Result<Self> {
         let client = connect(&endpoints, secret.as_ref()).await?;
-        Ok(Self { endpoints, secret, client, reconnect: false, format, limit: None, timing: true, names: None })
+        Ok(Self {
+            endpoints,
+            secret,
+            client,
+            reconnect: false,
+            format,
+            limit: None,
+            timing: true,
+            expanded: false,
+            included: 0,
+            names: None,
+        })
     }
 
     /// Runs what `args` say: statements, a file, what comes from a pipe, or a prompt.
@@ -122,11 +139,11 @@ impl Shell {
     async fn run_all(&mut self, args: &ShellArgs, console: &Console, interrupts: &mut Interrupts) -> Result<Ended> {
         if let Some(path) = &args.file {
             let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-            return self.run_text(&text, interrupts).await;
+            return self.run_text(&text, Some(&path.display().to_string()), interrupts).await;
         }
         if !args.command.is_empty() {
             for text in &args.command {
-                match self.run_text(text, interrupts).await? {
+                match self.run_text(text, None, interrupts).await? {
                     Ended::Well => {}
                     other => return Ok(other),
                 }
@@ -139,18 +156,19 @@ impl Shell {
         }
     }
 
-    async fn run_text(&mut self, text: &str, interrupts: &mut Interrupts) -> Result<Ended> {
+    /// `file`: where the text is from.
+    async fn run_text(&mut self, text: &str, file: Option<&str>, interrupts: &mut Interrupts) -> Result<Ended> {
         let mut input = Input::default();
         for line in text.lines() {
             for item in input.feed(line) {
-                match self.run_item(item, interrupts).await? {
+                match self.run_item(item, file, interrupts).await? {
                     Some(Ended::Well) => return Ok(Ended::Well),
                     Some(other) => return Ok(other),
                     None => {}
                 }
             }
         }
-        self.run_rest(input, interrupts).await
+        self.run_rest(input, file, interrupts).await
     }
 
     async fn run_standard_input(&mut self, interrupts: &mut Interrupts) -> Result<Ended> {
@@ -163,32 +181,38 @@ impl Shell {
             };
             let Some(line) = line else { break };
             for item in input.feed(&line) {
-                if let Some(ended) = self.run_item(item, interrupts).await? {
+                if let Some(ended) = self.run_item(item, None, interrupts).await? {
                     return Ok(ended);
                 }
             }
         }
-        self.run_rest(input, interrupts).await
+        self.run_rest(input, None, interrupts).await
     }
 
     /// The last statement of a text needs no semicolon.
-    async fn run_rest(&mut self, input: Input, interrupts: &mut Interrupts) -> Result<Ended> {
+    async fn run_rest(&mut self, input: Input, file: Option<&str>, interrupts: &mut Interrupts) -> Result<Ended> {
         let item = match input.finish() {
             Ok(None) => return Ok(Ended::Well),
-            Ok(Some(statement)) => Item::Statement(statement),
+            Ok(Some((statement, line))) => Item::Statement(statement, line),
             Err(message) => Item::Wrong(message),
         };
-        Ok(self.run_item(item, interrupts).await?.unwrap_or(Ended::Well))
+        Ok(self.run_item(item, file, interrupts).await?.unwrap_or(Ended::Well))
     }
 
     /// Runs one item of a script. `Some` if that was the end of it.
-    async fn run_item(&mut self, item: Item, interrupts: &mut Interrupts) -> Result<Option<Ended>> {
+    async fn run_item(&mut self, item: Item, file: Option<&str>, interrupts: &mut Interrupts) -> Result<Option<Ended>> {
         Ok(match item {
-            Item::Statement(sql) => Some(self.statement(&sql, interrupts).await?).filter(|e| *e != Ended::Well),
+            Item::Statement(sql, line) => {
+                let origin = file.map(|file| (file, line));
+                Some(self.statement(&sql, origin, interrupts).await?).filter(|e| *e != Ended::Well)
+            }
             Item::Command(Command::Quit) => Some(Ended::Well),
             Item::Command(command) => Some(self.command(command, interrupts).await?).filter(|e| *e != Ended::Well),
             Item::Wrong(message) => {
-                eprintln!("error: {message}");
+                match file {
+                    Some(file) => eprintln!("error: {file}: {message}"),
+                    None => eprintln!("error: {message}"),
+                }
                 Some(Ended::Failed)
             }
         })
@@ -211,6 +235,9 @@ impl Shell {
             let line = editor.line(prompt).await;
             match line {
                 Line::Text(line) => {
+                    if !input.is_empty() && command::is_word(&line) {
+                        eprintln!("{}", command::NOT_ENDED);
+                    }
                     let items = input.feed(&line);
                     if input.is_empty() {
                         editor.remember(input.take_history());
@@ -220,7 +247,7 @@ impl Shell {
                         match item {
                             Item::Command(Command::Quit) => return Ok(Ended::Well),
                             other => {
-                                self.run_item(other, interrupts).await?;
+                                self.run_item(other, None, interrupts).await?;
                             }
                         }
                     }
@@ -235,9 +262,21 @@ impl Shell {
 
     async fn command(&mut self, command: Command, interrupts: &mut Interrupts) -> Result<Ended> {
         match command {
-            Command::Tables => self.statement("SHOW TABLES", interrupts).await,
-            Command::Describe(table) => self.statement(&format!("DESCRIBE {table}"), interrupts).await,
-            Command::Schemas => self.statement("SHOW SCHEMAS", interrupts).await,
+            Command::Tables => self.statement("SHOW TABLES", None, interrupts).await,
+            Command::Describe(table) => {
+                let ended = self.statement(&format!("DESCRIBE {table}"), None, interrupts).await?;
+                if ended == Ended::Well {
+                    self.tell_properties(&table).await;
+                }
+                Ok(ended)
+            }
+            Command::Schemas => self.statement("SHOW SCHEMAS", None, interrupts).await,
+            Command::Include(file) => self.include(&file, interrupts).await,
+            Command::Expanded => {
+                self.expanded = !self.expanded;
+                eprintln!("a row is printed as {}", if self.expanded { "lines" } else { "a line" });
+                Ok(Ended::Well)
+            }
             Command::Timing => {
                 self.timing = !self.timing;
                 eprintln!("elapsed times are {}", if self.timing { "shown" } else { "not shown" });
@@ -259,7 +298,49 @@ impl Shell {
         }
     }
 
-    async fn statement(&mut self, sql: &str, interrupts: &mut Interrupts) -> Result<Ended> {
+    /// Runs a file from within a prompt or another file.
+    async fn include(&mut self, file: &str, interrupts: &mut Interrupts) -> Result<Ended> {
+        if self.included >= MAX_INCLUDED {
+            eprintln!(
+                "error: {file} is not run: {MAX_INCLUDED} files are being run already, one from within the other"
+            );
+            return Ok(Ended::Failed);
+        }
+        let text = match std::fs::read_to_string(file) {
+            Ok(text) => text,
+            Err(e) => {
+                eprintln!("error: reading {file}: {e}");
+                return Ok(Ended::Failed);
+            }
+        };
+        self.included += 1;
+        // Boxed: what runs a file may run another one.
+        let ended = Box::pin(self.run_text(&text, Some(file), interrupts)).await;
+        self.included -= 1;
+        ended
+    }
+
+    /// What a table says of itself besides its columns, for people. A view, or a file, says nothing.
+    async fn tell_properties(&self, table: &str) {
+        // An error would abort a transaction, and for programs it would be a second result.
+        if self.format != Format::Table || self.client.settings().transaction.is_some() {
+            return;
+        }
+        let sql = format!("SHOW TBLPROPERTIES {table}");
+        if let Ok(batches) = self.client.query(&sql, Some(NAMES_WITHIN)).await {
+            let lines = output::pairs(&batches).into_iter().map(|(property, value)| format!("{property}: {value}\n"));
+            // Whoever reads no further has seen enough.
+            let _ = io::stdout().write_all(lines.collect::<String>().as_bytes());
+        }
+    }
+
+    /// `origin`: the file that it is in, and the line that it begins in.
+    async fn statement(
+        &mut self,
+        sql: &str,
+        origin: Option<(&str, u64)>,
+        interrupts: &mut Interrupts,
+    ) -> Result<Ended> {
         if self.reconnect {
             match connect(&self.endpoints, self.secret.as_ref()).await {
                 Ok(client) => {
@@ -286,7 +367,7 @@ impl Shell {
             Ok(()) => Ok(Ended::Well),
             Err(output::Failure::Sql(e)) => {
                 self.reconnect = e.code == tonic::Code::Unavailable || e.kind == lake_query::Kind::Unknown;
-                eprintln!("{}", caret::render(&e.message, sql, e.position.map(|p| (p.line, p.column))));
+                eprintln!("{}", caret::render(&e.message, sql, e.position.map(|p| (p.line, p.column)), origin));
                 Ok(Ended::Failed)
             }
             // Whoever read the output has seen enough.
@@ -325,7 +406,7 @@ impl Shell {
             eprintln!("note: {notice}");
         }
         let mut out = io::stdout();
-        let summary = output::print(rows, self.format, self.limit, &mut out, &mut telling).await?;
+        let summary = output::print(rows, self.format, self.limit, self.expanded, &mut out, &mut telling).await?;
         out.flush()?;
         telling.end();
         eprintln!("{}", summary.describe(self.timing.then(|| started.elapsed())));

@@ -56,6 +56,10 @@ impl Summary {
             }
             Summary::Change { command, count } if command == "CALL" => with(format!("{command}: {count}")),
             Summary::Change { command, count } if count == "0" && command != "INSERT" => with(command.clone()),
+            Summary::Change { command, count } if command == "DROP SCHEMA" => {
+                let what = if count == "1" { "table or view" } else { "tables and views" };
+                with(format!("{command}: {count} {what}"))
+            }
             Summary::Change { command, count } if count == "1" => with(format!("{command}: 1 row")),
             Summary::Change { command, count } => with(format!("{command}: {count} rows")),
         }
@@ -103,11 +107,12 @@ pub fn pairs(batches: &[RecordBatch]) -> Vec<(String, String)> {
     pairs
 }
 
-/// Prints a result, or what a change changed. With a limit, a result is read no further than that.
+/// Prints a result, or what a change changed; as a table, or `expanded`, a line for each value. With a limit, a result is read no further than that.
 pub async fn print(
     mut rows: Rows,
     format: Format,
     limit: Option<usize>,
+    expanded: bool,
     out: &mut impl Write,
     telling: &mut Telling,
 ) -> Result<Summary, Failure> {
@@ -120,10 +125,10 @@ pub async fn print(
     }
     let mut left = limit.unwrap_or(usize::MAX);
     let (mut printed, mut cut) = (0, false);
-    // Whoever asks for all rows gets all of each, and of a plan no end of a line is less than another.
-    let is_plan = rows.schema.column_with_name("plan_type").is_some();
-    let widest = if limit.is_some() && !is_plan { table::MAX_CELL_WIDTH } else { usize::MAX };
-    let mut sink = Sink::new(format, rows.schema.clone(), widest, out);
+    // Whoever asks for all rows gets all of each, and of a plan or a statement no end of a line is less than another.
+    let is_whole = ["plan_type", "create_statement"].iter().any(|name| rows.schema.column_with_name(name).is_some());
+    let widest = if limit.is_some() && !is_whole && !expanded { table::MAX_CELL_WIDTH } else { usize::MAX };
+    let mut sink = Sink::new(format, rows.schema.clone(), widest, expanded, out);
     while let Some(batch) = telling.during(printed, rows.next()).await {
         let batch = batch?;
         telling.make_way();
@@ -152,13 +157,15 @@ fn change_count(batch: &RecordBatch) -> Result<String, Failure> {
 /// Where batches are turned into text.
 enum Sink<'a, W: Write> {
     Table { out: &'a mut W, schema: SchemaRef, waiting: Vec<RecordBatch>, rows: usize, tables: usize, widest: usize },
+    Records { out: &'a mut W, schema: SchemaRef, written: usize, widest: usize },
     Csv { out: Box<arrow::csv::Writer<&'a mut W>>, schema: SchemaRef, written: bool },
     Json(arrow::json::ArrayWriter<&'a mut W>),
 }
 
 impl<'a, W: Write> Sink<'a, W> {
-    fn new(format: Format, schema: SchemaRef, widest: usize, out: &'a mut W) -> Self {
+    fn new(format: Format, schema: SchemaRef, widest: usize, expanded: bool, out: &'a mut W) -> Self {
         match format {
+            Format::Table if expanded => Sink::Records { out, schema, written: 0, widest },
             Format::Table => Sink::Table { out, schema, waiting: Vec::new(), rows: 0, tables: 0, widest },
             Format::Csv => {
                 let out = arrow::csv::WriterBuilder::new().with_header(true).build(out);
@@ -179,6 +186,11 @@ impl<'a, W: Write> Sink<'a, W> {
                     (*rows, *tables) = (0, *tables + 1);
                 }
             }
+            Sink::Records { out, schema, written, widest } => {
+                let text = table::render_records(schema, &batch, *written, *widest).map_err(Failure::Show)?;
+                out.write_all(text.as_bytes())?;
+                *written += batch.num_rows();
+            }
             Sink::Csv { out, written, .. } => {
                 out.write(&flat(&batch)?)?;
                 *written = true;
@@ -196,6 +208,7 @@ impl<'a, W: Write> Sink<'a, W> {
                     out.write_all(text.as_bytes())?;
                 }
             }
+            Sink::Records { .. } => {}
             Sink::Csv { mut out, schema, written } => {
                 if !written {
                     // For the header.
@@ -242,7 +255,7 @@ mod tests {
     fn printed(format: Format, batches: Vec<RecordBatch>) -> String {
         let schema = batches[0].schema();
         let mut out = Vec::new();
-        let mut sink = Sink::new(format, schema, usize::MAX, &mut out);
+        let mut sink = Sink::new(format, schema, usize::MAX, false, &mut out);
         for batch in batches.into_iter().filter(|b| b.num_rows() > 0) {
             sink.write(batch).unwrap();
         }
@@ -263,6 +276,18 @@ mod tests {
         let json = r#"[{"id":0,"name":"a,b"},{"id":1,"name":null},{"id":0,"name":"a,b"}]"#;
         assert_eq!(printed(Format::Json, twice()), format!("{json}\n"));
         assert_eq!(printed(Format::Table, twice()).lines().count(), 7);
+    }
+
+    #[test]
+    fn rows_can_be_lines() {
+        let mut out = Vec::new();
+        let mut sink = Sink::new(Format::Table, batch(1).schema(), usize::MAX, true, &mut out);
+        for batch in [batch(2), batch(1)] {
+            sink.write(batch).unwrap();
+        }
+        sink.finish().unwrap();
+        let expected = "-[ 1 ]-\nid   | 0\nname | a,b\n-[ 2 ]-\nid   | 1\nname | NULL\n-[ 3 ]-\nid   | 0\nname | a,b\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 
     #[test]
@@ -305,6 +330,9 @@ mod tests {
         assert_eq!(change("INSERT", "0").describe(None), "INSERT: 0 rows");
         assert_eq!(change("CREATE TABLE", "0").describe(took), "CREATE TABLE, 1.234 s");
         assert_eq!(change("INSERT", "1").describe(None), "INSERT: 1 row");
+        assert_eq!(change("DROP SCHEMA", "0").describe(None), "DROP SCHEMA");
+        assert_eq!(change("DROP SCHEMA", "1").describe(None), "DROP SCHEMA: 1 table or view");
+        assert_eq!(change("DROP SCHEMA", "8").describe(None), "DROP SCHEMA: 8 tables and views");
         assert_eq!(change("CALL", "0").describe(None), "CALL: 0");
         assert_eq!(change("CALL", "5").describe(took), "CALL: 5, 1.234 s");
     }

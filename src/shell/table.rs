@@ -54,6 +54,31 @@ pub fn render(schema: &Schema, batches: &[RecordBatch], widest: usize) -> Result
     Ok(table)
 }
 
+/// The rows as lines, one for each value; the first is the one behind as many as were `before`.
+///
+/// # Errors
+/// A value that cannot be shown.
+pub fn render_records(schema: &Schema, batch: &RecordBatch, before: usize, widest: usize) -> Result<String> {
+    let names: Vec<String> = schema.fields().iter().map(|field| lines(field.name(), widest).join(" ")).collect();
+    let width = names.iter().map(|name| name.width()).max().unwrap_or(0);
+    let options = value_options();
+    let columns = batch.columns().iter().map(|column| ArrayFormatter::try_new(column.as_ref(), &options));
+    let columns = columns.collect::<Result<Vec<_>, _>>().context("showing a result")?;
+    let mut text = String::new();
+    for row in 0..batch.num_rows() {
+        text.push_str(&format!("-[ {} ]-\n", before + row + 1));
+        for (name, column) in names.iter().zip(&columns) {
+            let value = column.value(row).try_to_string().context("showing a result")?;
+            for (i, line) in lines(&value, widest).iter().enumerate() {
+                let name = if i == 0 { name.as_str() } else { "" };
+                let padding = " ".repeat(width - name.width());
+                text.push_str(&format!("{name}{padding} | {line}\n"));
+            }
+        }
+    }
+    Ok(text)
+}
+
 fn push_row(table: &mut String, cells: &[Vec<String>], widths: &[usize], right: &[bool]) {
     let height = cells.iter().map(Vec::len).max().unwrap_or(1);
     for line in 0..height {

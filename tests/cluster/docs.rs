@@ -77,6 +77,57 @@ fn the_book_lists_every_option() {
     }
 }
 
+/// The TOML blocks of a page, by the path in their first line.
+fn toml_blocks(page: &str) -> Vec<(&str, &str)> {
+    let blocks = page.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(block, _)| block);
+    blocks.map(|block| (block.lines().next().unwrap_or_default().trim_start_matches("# "), block)).collect()
+}
+
+#[test]
+fn a_cluster_on_three_machines_starts_with_the_files_that_the_book_has() {
+    let dir = tempfile::tempdir().unwrap();
+    // What the page has in /etc/lake; everything else is taken as it stands there.
+    let (file, secret) = (dir.path().join("config.toml"), dir.path().join("secret"));
+    std::fs::write(&secret, "0123456789abcdef\n").unwrap();
+    let page = page("three-machines.md");
+    let blocks = toml_blocks(&page);
+    for (path, block) in &blocks {
+        std::fs::write(&file, block).unwrap();
+        let reaches_others = match *path {
+            "/etc/lake/metasrv.toml" => {
+                let options = lake_metasrv::config::Options {
+                    config: Some(file.clone()),
+                    secret_file: Some(secret.clone()),
+                    ..Default::default()
+                };
+                let config = lake_metasrv::config::Config::load(options).unwrap_or_else(|e| panic!("{path}: {e}"));
+                [Some(config.listen), Some(config.raft_listen), config.http_listen]
+            }
+            "/etc/lake/query.toml" => {
+                let keys = block.contains("s3_access_key_file").then(|| secret.clone());
+                let options = lake_query::Options {
+                    config: Some(file.clone()),
+                    secret_file: Some(secret.clone()),
+                    s3_access_key_file: keys.clone(),
+                    s3_secret_key_file: keys,
+                    ..Default::default()
+                };
+                let config = lake_query::Config::new(options).unwrap_or_else(|e| panic!("{path}: {e}"));
+                assert_eq!(config.meta.len(), 3, "{block}");
+                [Some(config.listen), config.rest_listen, config.http_listen]
+            }
+            other => panic!("what is {other} of docs/src/three-machines.md?"),
+        };
+        for address in reaches_others {
+            let address = address.unwrap_or_else(|| panic!("{path} says all three addresses"));
+            assert!(!address.ip().is_loopback(), "{address}");
+            assert!(page.contains(&format!("| {} |", address.port())), "no word of port {}", address.port());
+        }
+        assert!(block.contains("secret_file = \"/etc/lake/secret\""), "{block}");
+    }
+    assert_eq!(blocks.len(), 3, "one for a peer, two for query nodes");
+}
+
 /// The first words of the lines of a section of a help text.
 fn section<'a>(help: &'a str, heading: &str) -> Vec<&'a str> {
     let lines = help.lines().skip_while(|line| *line != heading).skip(1).take_while(|line| !line.is_empty());

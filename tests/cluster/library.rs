@@ -1,5 +1,6 @@
 //! Library mode: tables whose metadata is in a directory or a bucket, and no process of lake's that has to run.
 
+use std::path::Path;
 use std::process::Output;
 
 use crate::common::{LAKE, Scratch};
@@ -48,6 +49,14 @@ impl Library {
         String::from_utf8(output.stdout).unwrap().lines().skip(1).map(str::to_owned).collect()
     }
 
+    /// What a process comes to that runs a file.
+    async fn run_file(&self, file: &Path) -> Output {
+        let mut command = tokio::process::Command::new(LAKE);
+        command.args(["sql", "--meta", &self.meta, "--warehouse", &self.warehouse, "-f"]).arg(file);
+        command.envs(self.variables.iter().cloned()).kill_on_drop(true);
+        command.output().await.unwrap()
+    }
+
     async fn refused(&self, statement: &str, why: &str) {
         let output = self.run(statement).await;
         let told = String::from_utf8_lossy(&output.stderr);
@@ -80,6 +89,19 @@ async fn tables_need_no_process() {
     let scratch = Scratch::new();
     let url = |name: &str| format!("file://{}", scratch.path(name).display());
     Library::new(url("meta"), url("tables")).holds_what_processes_write_that_know_of_nobody().await;
+    let library = Library::new(url("meta"), url("tables"));
+    let (outer, inner) = (scratch.path("outer.sql"), scratch.path("inner.sql"));
+    std::fs::write(&outer, format!("\\x\n\\i {}\nSELECT 3;\n", inner.display())).unwrap();
+    std::fs::write(
+        &inner,
+        "CREATE TABLE told (a INT COMMENT 'first') PARTITIONED BY (a);\n\\d told\nSELECT 1;\nSELECT a,\n  nope FROM told;\n",
+    )
+    .unwrap();
+    let output = library.run_file(&outer).await;
+    let (out, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && told.contains(&format!("{}:5:   nope FROM told", inner.display())), "{told}");
+    assert!(out.contains("comment     | first\n") && out.contains("default-partition-spec: a\n"), "{out}");
+    assert!(out.ends_with("-[ 1 ]-\n1 | 1\n"), "what follows an error is not run: {out}");
     let nowhere = Library::new("nowhere", url("tables"));
     nowhere.refused("SELECT 1;", "meta: ").await;
 }

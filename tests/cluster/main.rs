@@ -10,11 +10,15 @@ mod clocks;
 mod common;
 mod docs;
 mod engines;
+#[path = "../../client/tests/support/etcd.rs"]
+mod etcd;
+mod first_start;
 mod hot;
 mod leader_dies;
 mod library;
 mod nodes;
 mod object_storage;
+mod packages;
 mod power;
 mod purge;
 #[path = "../../query/tests/rest/python.rs"]

@@ -47,6 +47,24 @@ async fn a_node_is_what_its_last_process_is() {
     let epochs = sql.numbers("SELECT epoch FROM lake.system.nodes ORDER BY node").await;
     assert_eq!(epochs, [&first["epoch"], &second["epoch"]].map(|epoch| epoch.as_i64().unwrap()));
 
+    // One that is drained is said to be, and a name that nobody has is taken for a mistyped one.
+    let at = cluster.processes.endpoints(Role::Metasrv).join(",");
+    let drain = async |args: &[&str]| {
+        let args = [&["meta", "shards", "drain", "--at", &at][..], args].concat();
+        lake(&scratch.path(""), &args).await
+    };
+    let refused = drain(&["query-3"]).await;
+    assert!(refused.code == Some(1) && refused.err.contains("no node query-3 is registered"), "{refused:?}");
+    let told = drain(&["query-2"]).await;
+    assert!(told.code == Some(0) && told.out.starts_with("query-2 is drained: "), "{told:?}");
+    assert_eq!(drain(&[]).await.out, "query-2\n");
+    until_listed(&scratch, &cluster, "query-2", |node| node["drained"] == true).await;
+    let answer = sql.run("SELECT node FROM system.nodes WHERE drained").await.unwrap();
+    let shown = table(&answer.batches);
+    assert!(shown.contains("query-2") && !shown.contains("query-1"), "{shown}");
+    assert_eq!(drain(&["query-2", "--end"]).await.out, "query-2 is drained no more\n");
+    assert_eq!(drain(&["query-2", "--end"]).await.out, "query-2 was not drained\n");
+
     // A node that sleeps loses its lease, and gets another one; it stays the process that it was.
     let sleeper = cluster.processes.process(ProcessName::query(2)).unwrap();
     sleeper.pause().await.unwrap();

@@ -108,6 +108,10 @@ async fn the_files_of_a_dropped_table_go_and_none_else_whoever_is_killed() {
         "{printed:?}"
     );
     assert_eq!(meta(&["wait", id]).await.code, Some(0));
+    let would = meta(&["cancel", id, "--dry-run"]).await;
+    assert!(would.code == Some(3) && would.out.ends_with(": would not be done: it is done\n"), "{would:?}");
+    let would = meta(&["clear", id, "--give-up", "--dry-run"]).await;
+    assert!(would.code == Some(3) && would.out.contains("it is done, not poisoned"), "{would:?}");
     for refused in [["cancel", id].as_slice(), &["clear", id, "--retry"], &["show", "nothing"]] {
         assert_eq!(meta(refused).await.code, Some(3), "{refused:?}");
     }

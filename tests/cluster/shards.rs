@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::common::{LAKE, PATIENCE, Printed, Scratch, TestCluster, files, lake, table, until};
+use crate::etcd::Etcd;
 use crate::support::free_port;
 
 async fn shards(scratch: &Scratch, cluster: &TestCluster, args: &[&str]) -> Printed {
@@ -307,4 +308,36 @@ async fn a_janitor_does_the_upkeep_where_there_is_no_cluster() {
         lake(&scratch.path(""), &["janitor", "--store", &url("met"), "--warehouse", &warehouse, "--once"]).await;
     assert!(nowhere.code == Some(1) && nowhere.err.contains("holds no metadata"), "{nowhere:?}");
     assert!(!scratch.path("met").exists(), "nothing was made there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_janitor_packs_and_purges_over_an_etcd() {
+    let (scratch, etcd) = (Scratch::new(), Etcd::start().await);
+    let warehouse = format!("file://{}", scratch.path("tables").display());
+    let meta = format!("etcd://{}/lake", etcd.endpoint);
+    let run = async |statements: &str| {
+        let args = ["sql", "--meta", &meta, "--warehouse", &warehouse, "--format", "csv", "-c", statements];
+        let printed = lake(&scratch.path(""), &args).await;
+        assert_eq!(printed.code, Some(0), "{statements}: {printed:?}");
+        printed.out.lines().last().unwrap_or_default().to_owned()
+    };
+    let inserts: String = (0..6).map(|n| format!("INSERT INTO s.t VALUES ({n});")).collect();
+    run(&format!(
+        "CREATE SCHEMA s; CREATE TABLE s.t (x BIGINT); ALTER TABLE s.t SET TBLPROPERTIES ('lake.compaction.enabled' = 'true'); \
+         {inserts} CREATE SCHEMA g; CREATE TABLE g.gone AS SELECT 1::BIGINT AS x; DROP SCHEMA g CASCADE PURGE;"
+    ))
+    .await;
+    let gone = || files(&scratch.path("tables")).iter().any(|file| file.to_string_lossy().contains("/gone-"));
+    let janitor = ["janitor", "--store", &meta, "--warehouse", &warehouse, "--once", "--log-stderr"];
+    let printed = lake(&scratch.path(""), &janitor).await;
+    assert!(printed.code == Some(0) && printed.out.trim() == "1 table, 1 change, 0 failures", "{printed:?}");
+    assert!(gone(), "it waits");
+    let printed = lake(&scratch.path(""), &[&janitor[..], &["--purge-retention-secs", "0"]].concat()).await;
+    let done = "1 table, 0 changes, 0 failures, 1 table purged";
+    assert!(printed.code == Some(0) && printed.out.trim() == done, "{printed:?}");
+    assert!(!gone());
+    let left = "SELECT sum, files FROM (SELECT sum(x) AS sum FROM s.t), (SELECT count(*) AS files FROM s.\"t$files\");";
+    assert_eq!(run(left).await, "15,1");
+    let Etcd { service, dir, .. } = etcd;
+    drop((service, dir));
 }

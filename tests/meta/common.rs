@@ -101,6 +101,11 @@ impl Peers {
         self.processes.place(id).unwrap().grpc()
     }
 
+    /// Where a peer logs.
+    pub fn log(&self, id: u64) -> PathBuf {
+        self.processes.place(id).unwrap().dir().join("lake.log")
+    }
+
     /// A path in the directory of the test.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

@@ -89,6 +89,12 @@ async fn a_peer_that_is_gone_for_good_is_replaced() {
     .await;
     assert_eq!(peers.done(&["get", "/kv/a", "--peer", "5"]).await["entries"][0]["value"], "1");
 
+    // The peer that was replaced learns of it, and which ids are free by now.
+    peers.start(2);
+    assert_ne!(peers.ended(2).await, Some(0));
+    let log = std::fs::read_to_string(peers.log(2)).unwrap();
+    assert!(log.contains("peer 2 was removed") && log.contains("(from 6 on)"), "{log}");
+
     // With one more gone, removing a voter that lives would leave no majority.
     peers.kill(1);
     peers.leader().await;

@@ -65,6 +65,11 @@ async fn status_tells_of_each_peer_what_can_be_compared() {
     })
     .await;
     peers.meta(&["members", "list"]).await.ended(1, "no peer leads");
+    let put = peers.meta(&["put", "/kv/a", "1", "--timeout-secs", "2"]).await;
+    put.ended(1, "know of no leader: without a majority of the voters there is none");
+    let mut elsewhere = tool(&["status"]);
+    elsewhere.env("LAKE_QUERY", "127.0.0.1:1").current_dir(peers.path(""));
+    printed(elsewhere, b"").await.ended(1, "(LAKE_QUERY, which is set, names query nodes)");
     let nobody = printed(tool(&["status", "--at", "127.0.0.1:1"]), b"").await;
     assert_eq!(nobody.code, Some(1), "{nobody:?}");
     assert!(nobody.text().contains("cluster unknown: no peer answers"), "{nobody:?}");

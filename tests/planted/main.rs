@@ -159,6 +159,12 @@ fn expired_too_much() {
     assert_found("expired-too-much", arguments, &["upkeep"]);
 }
 
+#[test]
+fn expired_young() {
+    let arguments = "--workload upkeep --nemesis none --time 30s --rate 24 --clients 6";
+    assert_found("expired-young", arguments, &["upkeep"]);
+}
+
 /// Operations that may take less: files look old the sooner.
 #[test]
 fn swept_live() {
@@ -189,6 +195,11 @@ fn upkeep_unfenced() {
 fn rename_apart() {
     let arguments = "--workload catalog --nemesis none --time 20s --rate 15 --clients 5";
     assert_found("rename-apart", arguments, &["catalog"]);
+}
+
+#[test]
+fn reads_unchecked() {
+    assert_found("reads-unchecked", "--workload table --nemesis none --time 25s --rate 15 --clients 5", &["tables"]);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! An answer is a success or a refusal (a compare that found another value). Everything else was not served. Faults excuse
 //! what overlaps them and [`RECOVERY_NS`] after them.
 //!
-//! Too few answers outside of faults, seconds in which nothing at all succeeded but for a few, or a kind of operation that
+//! Too few answers outside of faults, too few successes among them (clients that are refused, or are in each other's way, all the
+//! time), seconds in which nothing at all succeeded but for a few, or a kind of operation that
 //! never succeeded in [`TRIES`] tries, make a run [`Verdict::Unknown`]: it has shown too little. No success for
 //! [`Limits::outage_ns`] after all faults had ended, though it was tried, is a violation.
 
@@ -27,6 +28,8 @@ pub struct Limits {
     pub successes: usize,
     /// Of a hundred operations outside of faults, how many must be answered.
     pub answered_percent: usize,
+    /// The same of those that must succeed, where there are [`TRIES`]: a refusal is an answer, and changes nothing.
+    pub succeeded_percent: usize,
     /// Of a hundred seconds in which something was asked for, in faults or not, in how many something must succeed: what
     /// serves nobody from the first fault on keeps every promise.
     pub served_percent: usize,
@@ -42,7 +45,8 @@ impl Limits {
             Workload::Idempotency => 30,
             _ => 90,
         };
-        Limits { successes: 20, answered_percent, served_percent: 20, outage_ns: 30_000_000_000 }
+        let succeeded_percent = 10;
+        Limits { successes: 20, answered_percent, succeeded_percent, served_percent: 20, outage_ns: 30_000_000_000 }
     }
 }
 
@@ -114,6 +118,12 @@ pub fn check(history: &History, limits: &Limits) -> Outcome {
             "outside of faults only {answered} of {} operations were answered, {} of 100 are needed",
             outside.len(),
             limits.answered_percent
+        ))
+    } else if outside.len() >= TRIES && calm * 100 < outside.len() * limits.succeeded_percent {
+        Verdict::Unknown(format!(
+            "outside of faults only {calm} of {} operations succeeded, {} of 100 are needed: clients starved",
+            outside.len(),
+            limits.succeeded_percent
         ))
     } else if served * 100 < asked * limits.served_percent {
         Verdict::Unknown(format!(
@@ -277,6 +287,9 @@ mod tests {
         unknown(judged(10, |_| (Kind::Ok, None), None), "only 10 operations succeeded");
         let failing = |n: u64| if n.is_multiple_of(2) { (Kind::Ok, None) } else { (Kind::Fail, None) };
         unknown(judged(100, failing, None), "only 50 of 100 operations were answered");
+        // Every one was answered.
+        let refused = |n: u64| if n < 25 { (Kind::Ok, None) } else { (Kind::Fail, Some("it is 3")) };
+        unknown(judged(400, refused, None), "only 25 of 400 operations succeeded");
         // Faults excuse each of these, and yet all that was judged are the first seconds.
         let hardly = |n: u64| if n < 22 { (Kind::Ok, None) } else { (Kind::Info, None) };
         unknown(judged(120, hardly, Some((22, 119))), "in only 22 of 120 seconds");

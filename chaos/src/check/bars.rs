@@ -164,6 +164,15 @@ fn table(action: &Table) -> String {
             Some(line) => format!("{} snapshots of table {table}", line.len()),
             None => format!("snapshots of table {table}"),
         },
+        Table::Push { table, row, number } => format!("push {number} to row {row} of table {table}"),
+        Table::Turn { table, row, on } => format!("turn row {row} of table {table} {}", if *on { "on" } else { "off" }),
+        Table::Shared { table, rows, .. } => {
+            let told = |lists: &Vec<Vec<i64>>| {
+                lists.iter().map(|of| list(Some(of.as_slice()))).collect::<Vec<_>>().join(" and ")
+            };
+            let rows = rows.as_ref().map(|rows| entries_of(rows.iter().map(|(row, lists)| (row, told(lists)))));
+            format!("read shared rows of table {table} = {}", rows.unwrap_or_else(dots))
+        }
     }
 }
 
@@ -189,6 +198,10 @@ fn hot(action: &Hot) -> String {
         Hot::Read { table, whole, odd, .. } => {
             let odd = if odd.is_empty() { String::new() } else { format!(", not whole: {}", map(odd)) };
             format!("read table {table} = {}{odd}", list(whole.as_deref()))
+        }
+        Hot::Past { table, number, whole, odd, .. } => {
+            let odd = if odd.is_empty() { String::new() } else { format!(", not whole: {}", map(odd)) };
+            format!("read table {table} as of append {number} = {}{odd}", list(whole.as_deref()))
         }
         Hot::Snapshots { table, count } => {
             format!("snapshots of table {table} = {}", count.map_or_else(dots, |count| count.to_string()))

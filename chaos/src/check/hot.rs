@@ -11,6 +11,9 @@
 //!   have expired only if the newest of that was begun longer ago than that, and [`RETAINED`] snapshots may have come since: an append makes
 //!   one, and each lets one more be made by packing.
 //! - It has no row that no append leaves (*impossible*).
+//! - The snapshot that there was when an append had been acknowledged is there for as long as it is to be kept, counted from when that was asked for
+//!   (*expired early*), with its files (*file gone*), and has the append (*lost*). A read that fails later, or for another reason, is no proof. How
+//!   many were answered is told.
 //!
 //! The verdict is unknown where no read had to show anything, or every append that is there, of whatever outcome, has made a snapshot of its own:
 //! nothing was committed together. With upkeep
@@ -31,6 +34,8 @@ pub const NAME: &str = "appends";
 pub const UPKEEP: &str = "upkeep";
 /// How the error of a read begins that did not find a file.
 pub const GONE: &str = "a file of the table is gone";
+/// The same of one that did not find its snapshot.
+pub const EXPIRED: &str = "a snapshot is gone";
 /// What a read has for an append whose rows are as many as they should be, and not those.
 pub const TORN: i64 = -1;
 
@@ -52,6 +57,18 @@ struct Read<'a> {
     fresh_ns: u64,
 }
 
+impl<'a> Read<'a> {
+    fn new(call: &'a Call, whole: &[i64], odd: &BTreeMap<Key, i64>, node: Option<u64>, fresh_ns: u64) -> Self {
+        let number = |key: &Key| match key {
+            Key::Number(number) => Some(*number),
+            Key::Name(_) => None,
+        };
+        let odd: Vec<(i64, i64)> = odd.iter().filter_map(|(key, rows)| Some((number(key)?, *rows))).collect();
+        let seen = whole.iter().copied().chain(odd.iter().map(|(number, _)| *number)).collect();
+        Self { call, seen, odd, node, fresh_ns }
+    }
+}
+
 /// What was done to one table.
 #[derive(Default)]
 struct One<'a> {
@@ -65,6 +82,10 @@ struct One<'a> {
     chores: Vec<(Chore, usize)>,
     /// Reads that did not find a file, and how they said so.
     gone: Vec<(&'a Call, &'a str)>,
+    /// Reads of what was there after an append, with that one's number.
+    past: Vec<(i64, Read<'a>)>,
+    /// Those that failed since that is gone: the append, how long that was to be kept, in nanoseconds, and how they said so.
+    passed: Vec<(i64, u64, &'a Call, &'a str)>,
 }
 
 impl One<'_> {
@@ -119,12 +140,14 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
     let (mut appends, mut unknown, mut reads, mut telling) = (0, 0, 0, 0);
     // Of tables whose snapshots were counted.
     let (mut snapshots, mut counted) = (0, 0);
-    let mut expired = 0;
+    let (mut expired, mut past) = (0, 0);
     for (key, one) in &tables {
         let judge = Judge { history, key, one };
         telling += judge.reads(&mut findings);
         judge.nodes(&mut findings);
         expired += judge.gone(name == UPKEEP, &mut findings);
+        judge.past(&mut findings);
+        past += one.past.len();
         let acknowledged = one.acknowledged();
         appends += acknowledged;
         unknown += one.appends.len() - acknowledged;
@@ -158,6 +181,7 @@ fn judge(history: &History, name: &str, of: fn(&Action) -> Option<&Hot>) -> Outc
         .with("appends in tables whose snapshots were counted", counted)
         .with("chores", tables.values().map(|one| one.chores.len()).sum())
         .with("reads of what may have expired", expired)
+        .with("late reads that were answered", past)
 }
 
 fn tables<'a>(history: &'a History, of: fn(&Action) -> Option<&Hot>) -> BTreeMap<&'a Key, One<'a>> {
@@ -173,18 +197,20 @@ fn tables<'a>(history: &'a History, of: fn(&Action) -> Option<&Hot>) -> BTreeMap
             Hot::Read { table, whole: Some(whole), odd, stale_ms } if call.outcome == End::Ok => {
                 // The age is told in whole milliseconds.
                 let stale_ns = stale_ms.map_or(0, |ms| ms.saturating_add(1).saturating_mul(1_000_000));
-                let number = |key: &Key| match key {
-                    Key::Number(number) => Some(*number),
-                    Key::Name(_) => None,
-                };
-                let odd: Vec<(i64, i64)> = odd.iter().filter_map(|(key, rows)| Some((number(key)?, *rows))).collect();
-                tables.entry(table).or_default().reads.push(Read {
-                    call,
-                    seen: whole.iter().copied().chain(odd.iter().map(|(number, _)| *number)).collect(),
-                    odd,
-                    node: history.end(call).and_then(|end| end.peer),
-                    fresh_ns: FRESH_NS.max(stale_ns),
-                });
+                let node = history.end(call).and_then(|end| end.peer);
+                let read = Read::new(call, whole, odd, node, FRESH_NS.max(stale_ns));
+                tables.entry(table).or_default().reads.push(read);
+            }
+            Hot::Past { table, number, whole: Some(whole), odd, .. } if call.outcome == End::Ok => {
+                // It is of no node's newest version, and nothing else has to be in it.
+                let read = Read::new(call, whole, odd, None, u64::MAX);
+                tables.entry(table).or_default().past.push((*number, read));
+            }
+            Hot::Past { table, number, kept_ms, .. } => {
+                let error = history.end(call).and_then(|end| end.error.as_deref());
+                let passed = error.filter(|error| error.starts_with(GONE) || error.starts_with(EXPIRED));
+                let kept_ns = kept_ms.saturating_mul(1_000_000);
+                tables.entry(table).or_default().passed.extend(passed.map(|error| (*number, kept_ns, call, error)));
             }
             Hot::Snapshots { table, count } if call.outcome == End::Ok => {
                 let one = tables.entry(table).or_default();
@@ -223,7 +249,7 @@ impl Judge<'_> {
         let (key, one) = (self.key, self.one);
         let mut telling = 0;
         let mut told: HashSet<(i64, &str)> = HashSet::new();
-        for read in &one.reads {
+        for read in one.reads.iter().chain(one.past.iter().map(|(_, read)| read)) {
             for (number, rows) in &read.odd {
                 let kind = match *rows {
                     TORN => "torn",
@@ -301,6 +327,30 @@ impl Judge<'_> {
             }
         }
         may_have
+    }
+
+    /// Reads of what was there a while before.
+    fn past(&self, findings: &mut Findings) {
+        let key = self.key;
+        for (number, read) in self.one.past.iter().filter(|(number, read)| !read.seen.contains(number)) {
+            let what = format!("a snapshot of table {key} that was there after append {number} does not have it");
+            let by = self.one.appends.get(number).copied();
+            self.found(findings, "lost", what, &by.into_iter().chain([read.call]).collect::<Vec<_>>());
+        }
+        for (number, kept_ns, read, error) in &self.one.passed {
+            let Some(by) = self.one.appends.get(number).copied() else { continue };
+            let Some(end) = self.history.end(read) else { continue };
+            let age_ns = end.time_ns.saturating_sub(self.history.invocation(by).time_ns);
+            if age_ns < *kept_ns {
+                let kind = if error.starts_with(EXPIRED) { "expired early" } else { "file gone" };
+                let [age_ms, kept_ms] = [age_ns, *kept_ns].map(|ns| ns / 1_000_000);
+                let what = format!(
+                    "what table {key} had after append {number} cannot be read {age_ms} ms after that was asked for, though it is \
+                     kept for {kept_ms} ms: {error}"
+                );
+                self.found(findings, kind, what, &[by, *read]);
+            }
+        }
     }
 
     fn may_have_expired(&self, read: &Call) -> bool {

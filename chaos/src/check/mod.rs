@@ -7,7 +7,7 @@
 //! - [`verdict`]: the three verdicts and the exit codes; [`outcome`]: what one checker found; [`bars`]: operations as
 //!   people see them;
 //! - one module per promise: [`linear`] (registers), [`append`] (transactions over lists), [`set`], [`bank`],
-//!   [`watch`], [`lock`], [`idempotency`], [`session`], [`table`] (rows through SQL), [`accounts`] (transactions
+//!   [`watch`], [`lock`], [`idempotency`], [`session`], [`table`] (rows through SQL; [`shared`]: those that clients share), [`accounts`] (transactions
 //!   over several tables), [`catalog`] (schemas and tables through SQL), [`cached`] (nodes without metadata),
 //!   [`hot`] (appends that are merged), [`fences`] (workers' upkeep beside them); [`refusals`], [`answers`]: of any of them;
 //! - whatever the workload: [`availability`], [`faults`] (those asked for took effect), [`deaths`] (peers that ended by
@@ -38,6 +38,7 @@ pub mod outcome;
 pub mod refusals;
 pub mod session;
 pub mod set;
+mod shared;
 pub mod table;
 pub mod verdict;
 pub mod watch;

@@ -13,7 +13,10 @@
 //! - No answer has a row that no statement leaves (*impossible*).
 //! - An operation id stands in one snapshot at most, and in none if its write was refused (*made twice*, *refused and made*).
 //!
-//! Where no read had to show a write, or none was of a snapshot that was listed in the end, the verdict is unknown.
+//! Rows that are nobody's own are judged beside that, by [`super::shared`].
+//!
+//! Where no read had to show a write, none was of a snapshot that was listed in the end, or shared rows were changed and no read had to show that,
+//! the verdict is unknown.
 //!
 //! An id that is written on after an unknown outcome, or by two at once, has no numbered states: it is counted, and its rows
 //! are only looked at for being whole.
@@ -24,7 +27,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::bars::Bar;
 use super::outcome::{Finding, Findings, Outcome};
-use super::{Verdict, answers};
+use super::{Verdict, answers, shared};
 use crate::history::{Action, Call, Change, History, Key, Outcome as End, Snapshot, Table};
 
 /// Its name in results.
@@ -93,12 +96,16 @@ pub fn check(history: &History) -> Outcome {
             recovered += in_doubt.filter(|step| seen(step.number)).count();
         }
     }
+    let together = shared::judge(history, &mut findings);
     let otherwise = match (writes, reads, listed) {
         (0, ..) => Verdict::Unknown("no write succeeded".into()),
         (_, 0, _) => Verdict::Unknown("no table was read".into()),
         (_, _, 0) => Verdict::Unknown("no table's snapshots were listed".into()),
         _ if telling == 0 => Verdict::Unknown("no table was read after a write that it had to show".into()),
         _ if placed == 0 => Verdict::Unknown("no table was read at a snapshot that was listed".into()),
+        _ if together.changes > 0 && together.telling == 0 => {
+            Verdict::Unknown("no rows that clients share were read after a change that they had to show".into())
+        }
         _ => Verdict::Valid,
     };
     findings
@@ -108,6 +115,9 @@ pub fn check(history: &History) -> Outcome {
         .with("reads", reads)
         .with("unknown writes that were seen", recovered)
         .with("ids without an order of their writes", unordered)
+        .with("changes of shared rows", together.changes)
+        .with("of these, under way with another one", together.met)
+        .with("reads of shared rows", together.reads)
 }
 
 /// What an answer is that cannot be.
@@ -147,6 +157,8 @@ fn tables(history: &History) -> BTreeMap<&Key, One<'_>> {
             Table::Line { table, snapshots: Some(line) } if call.outcome == End::Ok => {
                 tables.entry(table).or_default().line = Some((call, line));
             }
+            // [`super::shared`]'s to judge.
+            Table::Push { .. } | Table::Turn { .. } | Table::Shared { .. } => {}
             Table::Read { .. } | Table::Line { .. } => {}
         }
     }

@@ -227,11 +227,34 @@ pub enum Table {
         table: Key,
         snapshots: Option<Vec<Snapshot>>,
     },
+    /// One statement puts a number, unique in a run, at the end of the list that a row has: any client, in any row. Tables of such rows
+    /// have keys of their own.
+    Push {
+        table: Key,
+        row: i64,
+        number: i64,
+    },
+    /// One statement adds a row of another kind, from [`Table::LAMPS`] on, unless it is there; or deletes it, unless there is no other one of them
+    /// in the table. One that finds it so is a [`super::Kind::Fail`].
+    Turn {
+        table: Key,
+        row: i64,
+        on: bool,
+    },
+    /// All such rows of one version, whose sequence number is the answer's revision: by their ids the list of each that there is; of the second
+    /// kind they are empty. The rest is as with [`Table::Read`].
+    Shared {
+        table: Key,
+        rows: Option<BTreeMap<i64, Vec<Vec<i64>>>>,
+        stale_ms: Option<u64>,
+    },
 }
 
 impl Table {
     /// Rows under one id.
     pub const PARTS: usize = 3;
+    /// From here on the ids of shared rows are of those that come and go.
+    pub const LAMPS: i64 = 100;
 
     /// The values of the rows that a write of this number leaves: no two rows of a run are alike.
     pub fn values(number: i64) -> Vec<i64> {
@@ -360,6 +383,9 @@ pub enum Hot {
     /// of others how many rows there are, -1 if they are as many as there should be. `stale_ms`: how old that is, if the node said that
     /// it may be older than it should.
     Read { table: Key, whole: Option<Vec<i64>>, odd: BTreeMap<Key, i64>, stale_ms: Option<u64> },
+    /// A read of the snapshot that was the newest, at the same node, when append `number` had been acknowledged: it is there for `kept_ms` at
+    /// least, counted from when that was asked for. The rest is as with [`Hot::Read`].
+    Past { table: Key, number: i64, kept_ms: u64, whole: Option<Vec<i64>>, odd: BTreeMap<Key, i64> },
     /// How many snapshots the table has in the end.
     Snapshots { table: Key, count: Option<u64> },
     /// Upkeep, asked for by a client.

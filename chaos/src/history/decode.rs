@@ -34,13 +34,14 @@ pub fn hint(operation: &Edn) -> Option<Workload> {
         Some("insert-rows" | "update-rows" | "merge-rows" | "delete-rows" | "read-rows" | "snapshots") => {
             Workload::Table
         }
+        Some("push-number" | "turn-row" | "read-shared") => Workload::Table,
         Some("open-accounts" | "move" | "read-accounts") => Workload::MultiTable,
         Some("create-schema" | "drop-schema" | "create-table" | "rename-table" | "drop-table" | "undrop-table") => {
             Workload::Catalog
         }
         Some("claim" | "unclaim" | "tree") => Workload::Catalog,
         Some("write-cached" | "read-cached") => Workload::Cached,
-        Some("append-rows" | "read-appends" | "count-snapshots" | "read-fences") => Workload::Hot,
+        Some("append-rows" | "read-appends" | "read-past" | "count-snapshots" | "read-fences") => Workload::Hot,
         Some("pack-files" | "expire-snapshots" | "sweep-orphans" | "purge-copy") => Workload::Hot,
         Some(f) if f.starts_with(KEPT) => Workload::Upkeep,
         Some("read") => match value {
@@ -265,9 +266,22 @@ fn table(f: Option<&str>, value: &Edn) -> Result<Table, Problem> {
             let snapshots = optional(value.get("line").unwrap_or(&Edn::Nil), line)?;
             return Ok(Table::Line { table, snapshots });
         }
+        Some("push-number") => {
+            return Ok(Table::Push { table, row: int(part(value, "row")?)?, number: int(part(value, "number")?)? });
+        }
+        Some("turn-row") => {
+            let on = matches!(value.get("on"), Some(Edn::Bool(true)));
+            return Ok(Table::Turn { table, row: int(part(value, "row")?)?, on });
+        }
+        Some("read-shared") => {
+            let rows = optional(value.get("rows").unwrap_or(&Edn::Nil), shared_rows)?;
+            return Ok(Table::Shared { table, rows, stale_ms: number(value, "stale-ms")? });
+        }
         _ => {
             return Err(
-                "it has :insert-rows, :update-rows, :merge-rows, :delete-rows, :read-rows and :snapshots".into()
+                "it has :insert-rows, :update-rows, :merge-rows, :delete-rows, :read-rows, :snapshots, :push-number, :turn-row and \
+                 :read-shared"
+                    .into(),
             );
         }
     };
@@ -342,6 +356,12 @@ fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
             let odd = optional(value.get("odd").unwrap_or(&Edn::Nil), |odd| by_key(odd, int))?.unwrap_or_default();
             Ok(Hot::Read { table, whole, odd, stale_ms: number(value, "stale-ms")? })
         }
+        Some("read-past") => {
+            let whole = optional(value.get("whole").unwrap_or(&Edn::Nil), ints)?;
+            let odd = optional(value.get("odd").unwrap_or(&Edn::Nil), |odd| by_key(odd, int))?.unwrap_or_default();
+            let (number, kept_ms) = (int(part(value, "number")?)?, natural(part(value, "kept-ms")?)?);
+            Ok(Hot::Past { table, number, kept_ms, whole, odd })
+        }
         Some("count-snapshots") => Ok(Hot::Snapshots { table, count: number(value, "count")? }),
         Some("pack-files") => Ok(Hot::Chore { table, what: Chore::Pack }),
         Some("expire-snapshots") => Ok(Hot::Chore { table, what: Chore::Expire }),
@@ -351,7 +371,7 @@ fn hot(f: Option<&str>, value: &Edn) -> Result<Hot, Problem> {
             Ok(Hot::Fences { table, line: optional(value.get("line").unwrap_or(&Edn::Nil), fenced_line)? })
         }
         _ => Err(
-            "it has :append-rows, :read-appends, :count-snapshots, :pack-files, :expire-snapshots, :sweep-orphans, \
+            "it has :append-rows, :read-appends, :read-past, :count-snapshots, :pack-files, :expire-snapshots, :sweep-orphans, \
                   :purge-copy and :read-fences, and upkeep the same with :kept- before"
                 .into(),
         ),
@@ -384,6 +404,18 @@ fn rows(value: &Edn) -> Result<BTreeMap<i64, Vec<i64>>, Problem> {
     match value {
         Edn::Map(entries) => entries.iter().map(|(id, values)| Ok((int(id)?, ints(values)?))).collect(),
         _ => Err(expected("a map of rows by id", value)),
+    }
+}
+
+/// `{row [[number ...] ...]}`.
+fn shared_rows(value: &Edn) -> Result<BTreeMap<i64, Vec<Vec<i64>>>, Problem> {
+    let lists = |lists: &Edn| {
+        let each = lists.as_elements().ok_or_else(|| expected("a vector of lists", lists))?;
+        each.iter().map(ints).collect::<Result<Vec<_>, _>>()
+    };
+    match value {
+        Edn::Map(entries) => entries.iter().map(|(row, of)| Ok((int(row)?, lists(of)?))).collect(),
+        _ => Err(expected("a map of lists by row", value)),
     }
 }
 

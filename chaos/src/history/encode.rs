@@ -185,6 +185,12 @@ fn hot(action: &Hot) -> (&'static str, Edn) {
             more.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
             ("read-appends", table, more)
         }
+        Hot::Past { table, number, kept_ms, whole, odd } => {
+            let mut more = vec![entry("number", Edn::Int(*number)), entry("kept-ms", int(*kept_ms))];
+            more.push(entry("whole", whole.as_ref().map_or(Edn::Nil, |whole| Edn::Vector(ints(whole)))));
+            more.extend((!odd.is_empty()).then(|| entry("odd", by_key(odd))));
+            ("read-past", table, more)
+        }
         Hot::Chore { table, what: Chore::Pack } => ("pack-files", table, vec![]),
         Hot::Chore { table, what: Chore::Expire } => ("expire-snapshots", table, vec![]),
         Hot::Chore { table, what: Chore::Sweep } => ("sweep-orphans", table, vec![]),
@@ -235,6 +241,23 @@ fn table(action: &Table) -> (&'static str, Edn) {
             };
             let line = snapshots.as_ref().map_or(Edn::Nil, |line| Edn::Vector(line.iter().map(one).collect()));
             ("snapshots", Edn::Map(vec![entry("table", name(table)), entry("line", line)]))
+        }
+        Table::Push { table, row, number } => {
+            let entries =
+                [entry("table", name(table)), entry("row", Edn::Int(*row)), entry("number", Edn::Int(*number))];
+            ("push-number", Edn::Map(entries.into()))
+        }
+        Table::Turn { table, row, on } => {
+            let entries = [entry("table", name(table)), entry("row", Edn::Int(*row)), entry("on", Edn::Bool(*on))];
+            ("turn-row", Edn::Map(entries.into()))
+        }
+        Table::Shared { table, rows, stale_ms } => {
+            let lists = |lists: &Vec<Vec<i64>>| Edn::Vector(lists.iter().map(|list| Edn::Vector(ints(list))).collect());
+            let of_row = |(row, of): (&i64, &Vec<Vec<i64>>)| (Edn::Int(*row), lists(of));
+            let rows = rows.as_ref().map_or(Edn::Nil, |rows| Edn::Map(rows.iter().map(of_row).collect()));
+            let mut entries = vec![entry("table", name(table)), entry("rows", rows)];
+            entries.extend(stale_ms.map(|stale_ms| entry("stale-ms", int(stale_ms))));
+            ("read-shared", Edn::Map(entries))
         }
     }
 }

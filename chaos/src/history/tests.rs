@@ -215,11 +215,23 @@ fn actions(workload: Workload) -> BoxedStrategy<Action> {
 }
 
 fn hots() -> impl Strategy<Value = Hot> {
-    let odd = btree_map(keys(), any::<i64>(), 0..4);
+    let odd = || btree_map(keys(), any::<i64>(), 0..4);
+    let whole = || option::of(vec(any::<i64>(), 0..4));
     prop_oneof![
         (keys(), any::<i64>()).prop_map(|(table, number)| Hot::Append { table, number }),
-        (keys(), option::of(vec(any::<i64>(), 0..4)), odd, option::of(numbers()))
-            .prop_map(|(table, whole, odd, stale_ms)| Hot::Read { table, whole, odd, stale_ms }),
+        (keys(), any::<i64>(), numbers(), whole(), odd()).prop_map(|(table, number, kept_ms, whole, odd)| Hot::Past {
+            table,
+            number,
+            kept_ms,
+            whole,
+            odd
+        }),
+        (keys(), whole(), odd(), option::of(numbers())).prop_map(|(table, whole, odd, stale_ms)| Hot::Read {
+            table,
+            whole,
+            odd,
+            stale_ms
+        }),
         (keys(), option::of(numbers())).prop_map(|(table, count)| Hot::Snapshots { table, count }),
         (keys(), prop_oneof![Just(Chore::Pack), Just(Chore::Expire), Just(Chore::Sweep), Just(Chore::Purge)])
             .prop_map(|(table, what)| Hot::Chore { table, what }),
@@ -254,6 +266,7 @@ fn tables() -> impl Strategy<Value = Table> {
     let change = prop_oneof![Just(Change::Insert), Just(Change::Update), Just(Change::Merge), Just(Change::Delete)];
     let write = (change, keys(), any::<i64>(), any::<i64>(), any::<bool>());
     let rows = option::of(btree_map(any::<i64>(), vec(any::<i64>(), 0..4), 0..4));
+    let shared = option::of(btree_map(any::<i64>(), vec(vec(any::<i64>(), 0..4), 0..3), 0..4));
     let snapshot = (numbers(), any::<i64>(), option::of(any::<i64>()), option::of(any::<i64>()))
         .prop_map(|(sequence, id, parent, number)| Snapshot { sequence, id, parent, number });
     prop_oneof![
@@ -261,6 +274,13 @@ fn tables() -> impl Strategy<Value = Table> {
         (keys(), rows, option::of(any::<i64>()), option::of(numbers()))
             .prop_map(|(table, rows, snapshot, stale_ms)| Table::Read { table, rows, snapshot, stale_ms }),
         (keys(), option::of(vec(snapshot, 0..4))).prop_map(|(table, snapshots)| Table::Line { table, snapshots }),
+        (keys(), any::<i64>(), any::<i64>()).prop_map(|(table, row, number)| Table::Push { table, row, number }),
+        (keys(), any::<i64>(), any::<bool>()).prop_map(|(table, row, on)| Table::Turn { table, row, on }),
+        (keys(), shared, option::of(numbers())).prop_map(|(table, rows, stale_ms)| Table::Shared {
+            table,
+            rows,
+            stale_ms
+        }),
     ]
 }
 

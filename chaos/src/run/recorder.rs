@@ -29,13 +29,16 @@ const EVENT_BYTES: usize = 200;
 pub struct Tally {
     pub ok: u64,
     pub unknown: u64,
+    /// The system said no, as it should: a compare that found another value, for one.
+    pub refused: u64,
+    /// Not served, and surely not done.
     pub failed: u64,
 }
 
 impl Tally {
     /// All that have ended.
     pub fn ended(&self) -> u64 {
-        self.ok + self.unknown + self.failed
+        self.ok + self.unknown + self.refused + self.failed
     }
 }
 
@@ -126,6 +129,7 @@ impl Recorder {
         if matches!(process, Process::Client(_)) {
             match kind {
                 Kind::Ok => taken.tally.ok += 1,
+                Kind::Fail if operation.refusal.is_some() => taken.tally.refused += 1,
                 Kind::Fail => taken.tally.failed += 1,
                 Kind::Info => taken.tally.unknown += 1,
                 Kind::Invoke => {}
@@ -163,13 +167,17 @@ fn bytes_of(action: &Action) -> usize {
             Action::Table(Table::Read { rows: Some(rows), .. }) => {
                 rows.values().map(|values| ENTRY + values.len() * NUMBER).sum()
             }
+            Action::Table(Table::Shared { rows: Some(rows), .. }) => {
+                rows.values().flatten().map(|list| ENTRY + list.len() * NUMBER).sum()
+            }
             Action::Accounts(Accounts::Read { balances: Some(balances), .. }) => balances.len() * ENTRY,
             Action::Table(Table::Line { snapshots: Some(line), .. }) => line.len() * ENTRY,
             Action::Catalog(Catalog::Tree { tables: Some(tables), .. }) => tables.len() * ENTRY,
             Action::Cached(Cached::Read { values: Some(values), .. }) => values.len() * ENTRY,
             Action::Hot(Hot::Fences { line: Some(line), .. })
             | Action::Upkeep(Hot::Fences { line: Some(line), .. }) => line.len() * ENTRY,
-            Action::Hot(Hot::Read { whole, odd, .. }) | Action::Upkeep(Hot::Read { whole, odd, .. }) => {
+            Action::Hot(Hot::Read { whole, odd, .. } | Hot::Past { whole, odd, .. })
+            | Action::Upkeep(Hot::Read { whole, odd, .. } | Hot::Past { whole, odd, .. }) => {
                 list(whole) + odd.len() * ENTRY
             }
             Action::Watch(Watch::List { entries: Some(entries), .. } | Watch::Final { entries: Some(entries) }) => {
@@ -321,7 +329,7 @@ mod tests {
         one.invoke(read(None));
         one.refused(read(None), "no");
         two.invoke(read(None));
-        assert_eq!(recorder.tally(), Tally { ok: 1, unknown: 1, failed: 1 });
+        assert_eq!(recorder.tally(), Tally { ok: 1, unknown: 1, refused: 1, failed: 0 });
         let history = History::new(recorder.take().0).unwrap();
         let processes: Vec<u64> = history.calls().iter().map(|call| call.process).collect();
         assert_eq!(processes, [0, 1, 2, 1]);

@@ -58,7 +58,9 @@ impl Observe for OnStateMachine {
             ..Applied::default()
         };
         let command = match (&entry.payload, answer) {
-            (Payload::Normal(command), Answer(Some(outcome))) => Some((command.command(), outcome)),
+            (Payload::Normal(command), Answer(Some(outcome))) => {
+                Some((command.command().expect("it was applied"), outcome))
+            }
             _ => None,
         };
         if let Some((command, outcome)) = command {

@@ -8,7 +8,7 @@
 //! the time and at any node: whatever is read must be there. Where the tables' files are this machine's, orphans are swept as well
 //! ([`super::swept`]). What no table has had of all this when the faults are over is done to the newest then, before everything is read.
 //!
-//! One more table has what workers do by themselves ([`super::tended`]).
+//! One more table has what workers do by themselves ([`super::tended`]). Some reads are of what was there a while ago ([`super::past`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ use rand::Rng;
 use super::access::Access;
 use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, stale_ms, told};
 use super::tended::{self, TENDED};
-use super::{Actor, Frame, Plan, swept};
-use crate::check::hot::{EXPIRES_BEYOND_S, GONE, RETAINED, TORN};
+use super::{Actor, Frame, Plan, past, swept};
+use crate::check::hot::{EXPIRES_BEYOND_S, RETAINED, TORN};
 use crate::history::{Action, Chore, Hot, Key, Table};
 use crate::run::recorder::Scribe;
 use crate::sql::{Answer, Failure, Value};
@@ -52,8 +52,8 @@ const AGED_BEYOND_S: u64 = 10;
 const PURGED_WITHIN: Duration = Duration::from_secs(30);
 /// How often a chore that no table has had is tried in the end.
 const TRIES: usize = 3;
-/// How errors of queries that find no file tell its name.
-const FILES: [&str; 3] = [".parquet", ".avro", ".metadata.json"];
+/// What reads ask for of each append.
+pub(super) const COUNTED: &str = "SELECT id, count(*), min(v), max(v), sum(v)";
 
 pub(super) fn plan(clients: usize) -> Plan {
     plan_as(clients, false)
@@ -140,13 +140,13 @@ impl Shared {
     }
 }
 
-fn name(table: i64) -> String {
+pub(super) fn name(table: i64) -> String {
     format!("{SCHEMA}.hot_{table}")
 }
 
 /// How old snapshots are that expire, in seconds: no statement loses what it reads, also at a node that shows what was there a second
 /// ago. One that is cut off may: that is for the check to know.
-fn expired_age_s(timeout: Duration) -> u64 {
+pub(super) fn expired_age_s(timeout: Duration) -> u64 {
     timeout.as_secs() + EXPIRES_BEYOND_S
 }
 
@@ -166,6 +166,9 @@ impl Actor for Client {
         // Whoever comes next tries again.
         if self.shared.make(table, node, access).await.is_err() {
             return;
+        }
+        if self.shared.upkeep && access.chance(past::LOOKS_BACK) {
+            return past::look_back(&self.shared, table, node, access, scribe).await;
         }
         if access.chance(if self.shared.upkeep { READS_WITH_UPKEEP } else { READS }) {
             // How it ended is in the history.
@@ -190,8 +193,14 @@ impl Actor for Client {
     }
 }
 
-/// One INSERT.
-pub(super) async fn append(shared: &Shared, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) {
+/// One INSERT; gives its number if it was acknowledged.
+pub(super) async fn append(
+    shared: &Shared,
+    table: i64,
+    node: u64,
+    access: &mut Access,
+    scribe: &mut Scribe,
+) -> Option<i64> {
     let number = shared.used.numbers.next();
     let action = shared.action(Hot::Append { table: table.into(), number });
     let by = access.deadline();
@@ -201,6 +210,7 @@ pub(super) async fn append(shared: &Shared, table: i64, node: u64, access: &mut 
             Some(count) if count == Table::PARTS as i64 => {
                 scribe.ok(action, None, Some(node));
                 shared.used.acknowledge();
+                return Some(number);
             }
             count => {
                 let what = format!("it has written {count:?} rows instead of {}", Table::PARTS);
@@ -209,6 +219,7 @@ pub(super) async fn append(shared: &Shared, table: i64, node: u64, access: &mut 
         },
         Err(failure) => scribe.statement_failed(action, &failure, node),
     }
+    None
 }
 
 fn statement(table: i64, number: i64) -> String {
@@ -306,39 +317,39 @@ async fn make_up(shared: &Shared, access: &mut Access, scribe: &mut Scribe) {
 /// Counts the rows of each append.
 async fn read(shared: &Shared, table: i64, node: u64, access: &mut Access, scribe: &mut Scribe) -> Result<(), Failure> {
     let action = |whole, odd, stale_ms| shared.action(Hot::Read { table: table.into(), whole, odd, stale_ms });
-    let sql = format!("SELECT id, count(*), min(v), max(v), sum(v) FROM {} GROUP BY id", name(table));
+    let sql = format!("{COUNTED} FROM {} GROUP BY id", name(table));
     let by = access.deadline();
     scribe.invoke(action(None, BTreeMap::new(), None));
     match access.run(node, &sql, None, by).await {
         Ok(answer) => {
-            let (mut whole, mut odd) = (Vec::new(), BTreeMap::<Key, i64>::new());
-            let mut foreign = None;
-            for row in &answer.rows {
-                match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
-                    [Some(number), Some(count), Some(least), Some(most), Some(sum)] => {
-                        match shown(number, count, [least, most, sum]) {
-                            None => whole.push(number),
-                            Some(rows) => drop(odd.insert(number.into(), rows)),
-                        }
-                    }
-                    _ => foreign = Some(row.as_slice()),
-                }
-            }
-            whole.sort_unstable();
+            let (whole, odd, foreign) = appends(&answer);
             told(scribe, action(Some(whole), odd, stale_ms(&answer)), None, node, foreign);
             Ok(())
         }
         Err(failure) => {
-            let is_gone = ["not-found", "corrupt"].contains(&failure.kind.as_str())
-                && FILES.iter().any(|file| failure.message.contains(file));
-            let failure = match is_gone {
-                true => Failure { message: format!("{GONE}: {}", failure.message), ..failure },
-                false => failure,
-            };
+            let failure = past::gone(failure);
             scribe.query_failed(action(None, BTreeMap::new(), None), &failure, node);
             Err(failure)
         }
     }
+}
+
+/// What a read of [`COUNTED`] has answered: the appends that are whole, the rows of others, and a row that cannot be there.
+pub(super) fn appends(answer: &Answer) -> (Vec<i64>, BTreeMap<Key, i64>, Option<&[Value]>) {
+    let (mut whole, mut odd, mut foreign) = (Vec::new(), BTreeMap::<Key, i64>::new(), None);
+    for row in &answer.rows {
+        match row.iter().map(Value::int).collect::<Vec<_>>()[..] {
+            [Some(number), Some(count), Some(least), Some(most), Some(sum)] => {
+                match shown(number, count, [least, most, sum]) {
+                    None => whole.push(number),
+                    Some(rows) => drop(odd.insert(number.into(), rows)),
+                }
+            }
+            _ => foreign = Some(row.as_slice()),
+        }
+    }
+    whole.sort_unstable();
+    (whole, odd, foreign)
 }
 
 /// How many rows of an append there are, or that they are others; `None`: just its own.

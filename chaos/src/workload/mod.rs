@@ -7,8 +7,8 @@
 //! All keys are under [`PREFIX`]; values are unique within a run wherever two changes have to be told apart.
 //!
 //! - [`register`], [`set`], [`append`], [`bank`], [`watch`], [`lock`], [`idempotency`], [`session`]: one file each;
-//!   [`table`], [`accounts`], [`catalog`], [`cached`], [`hot`]: the same through SQL, with what they share in [`statements`], [`swept`] and
-//!   [`tended`];
+//!   [`table`] (with [`shared`]), [`accounts`], [`catalog`], [`cached`], [`hot`]: the same through SQL, with what they share in [`statements`],
+//!   [`swept`], [`past`] and [`tended`];
 //!   [`rest`]: a client of tables that is PyIceberg;
 //! - [`rotation`]: keys that are used for a while and then left;
 //! - [`access`]: a client's way to the cluster.
@@ -22,11 +22,13 @@ mod catalog;
 mod hot;
 mod idempotency;
 mod lock;
+mod past;
 mod register;
 pub mod rest;
 mod rotation;
 mod session;
 mod set;
+mod shared;
 mod statements;
 mod swept;
 mod table;

@@ -8,6 +8,8 @@
 //! Every other one deletes rows by delete files, the others by writing anew what is left.
 //!
 //! Some clients may do the same through REST, by PyIceberg ([`super::rest`]): theirs are inserts, overwrites and deletes, sent once.
+//!
+//! The others meet now and then in rows that all of them change ([`super::shared`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use rand::Rng;
 
 use super::access::Access;
 use super::rest::{PyIceberg, Ready, Rest};
+use super::shared::Shared;
 use super::statements::{Last, PAUSE, SCHEMA, Used, count_of, make_schema, read_everywhere, send, stale_ms, told};
 use super::{Actor, Frame, Plan};
 use crate::history::{Action, Change, Snapshot, Table, Write};
@@ -59,8 +62,11 @@ pub(super) fn plan(clients: usize, rest: Option<&Rest>) -> Plan {
         let ByRest { rest, ready, written, shown } = by_rest.clone().filter(|by| n < by.rest.clients)?;
         Some(Through { rest: PyIceberg::new(rest, ready), written, shown })
     };
-    let client = |n| Client { shared: shared.clone(), mine: Vec::new(), through: through(n) };
-    Plan::of(clients, client, Tables { shared: shared.clone(), by_rest: by_rest.clone() })
+    let together = Arc::new(Shared::new());
+    let client =
+        |n| Client { shared: shared.clone(), together: together.clone(), mine: Vec::new(), through: through(n) };
+    let frame = Tables { shared: shared.clone(), together: together.clone(), by_rest: by_rest.clone() };
+    Plan::of(clients, client, frame)
 }
 
 /// How some clients go through REST.
@@ -99,6 +105,8 @@ fn snapshots_of(table: i64) -> String {
 
 struct Client {
     shared: Arc<Used>,
+    /// Rows that are not any client's own.
+    together: Arc<Shared>,
     /// Ids of which this client knows that their rows are there, with their table.
     mine: Vec<(i64, i64)>,
     through: Option<Through>,
@@ -112,6 +120,9 @@ impl Actor for Client {
         {
             tracing::warn!("{failure}");
             return;
+        }
+        if self.through.is_none() && self.together.meets() {
+            return self.together.step(access, scribe).await;
         }
         let table = self.shared.tables.pick(&mut access.rng);
         let Some(node) = access.any_node() else { return };
@@ -362,6 +373,7 @@ fn snapshot(row: &[Value]) -> Option<Snapshot> {
 
 struct Tables {
     shared: Arc<Used>,
+    together: Arc<Shared>,
     by_rest: Option<ByRest>,
 }
 
@@ -378,6 +390,7 @@ impl Frame for Tables {
 
     async fn finish(&mut self, access: &mut Access, scribe: &mut Scribe) -> Result<(), Error> {
         read_everywhere(self, access, scribe).await?;
+        read_everywhere(self.together.as_ref(), access, scribe).await?;
         for (what, count) in self.by_rest.iter().flat_map(|by| [("write", &by.written), ("read", &by.shown)]) {
             if count.load(Ordering::Relaxed) == 0 {
                 return Err(Failure::unreached(format!("no {what} through REST succeeded")).into());

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use lake_chaos::check::Verdict;
-use lake_chaos::check::hot::{GONE, RETAINED, TORN};
+use lake_chaos::check::hot::{EXPIRED, GONE, RETAINED, TORN};
 use lake_chaos::history::{Action, Chore, Fenced, History, Hot, Key, Kind, Operation, Process, Workload};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -18,6 +18,7 @@ const SEEDS: u64 = 24;
 const TENDED: i64 = 1;
 /// Milliseconds.
 const FRESH: u64 = 1_000;
+const KEPT: u64 = 12_000;
 
 struct Sim {
     workload: Workload,
@@ -158,6 +159,20 @@ impl Sim {
         self.operations.last_mut().unwrap().error = Some(error.to_owned());
     }
 
+    /// A read of what was there after an append.
+    fn looks_back(&mut self, number: i64, answer: Result<Vec<i64>, &str>) {
+        self.process += 1;
+        let read = |whole| Hot::Past { table: 0.into(), number, kept_ms: KEPT, whole, odd: BTreeMap::new() };
+        self.event(self.process, Kind::Invoke, read(None), None);
+        match answer {
+            Ok(whole) => self.event(self.process, Kind::Ok, read(Some(whole)), Some(0)),
+            Err(error) => {
+                self.event(self.process, Kind::Fail, read(None), Some(0));
+                self.operations.last_mut().unwrap().error = Some(format!("{error}: so it is said"));
+            }
+        }
+    }
+
     /// A read that is answered so.
     fn told(&mut self, node: usize, whole: Vec<i64>, odd: BTreeMap<Key, i64>) {
         self.process += 1;
@@ -171,11 +186,20 @@ impl Sim {
         match self.rng.random_range(0..10) {
             0..5 => drop(self.begin()),
             5 | 6 => self.commit(),
-            7 if self.workload == Workload::Upkeep => match self.rng.random_range(0..5) {
+            7 if self.workload == Workload::Upkeep => match self.rng.random_range(0..7) {
                 0 => self.keep_up(Chore::Pack),
                 1 => self.keep_up(Chore::Expire),
                 2 => self.tend(),
                 3 => self.read_fences(),
+                4 => {
+                    let own = self.own();
+                    self.looks_back(own, Ok(self.there.clone()));
+                }
+                5 => {
+                    let own = self.own();
+                    self.now_ms += KEPT;
+                    self.looks_back(own, Err(EXPIRED));
+                }
                 _ => self.fails("query node 2 accepts no connection"),
             },
             _ => {
@@ -264,6 +288,20 @@ const BROKEN: [(&str, Break); 9] = [
     ("file gone", |sim, _| sim.fails(&format!("{GONE}: reading /w/chaos/hot_0/data/1.parquet"))),
 ];
 
+/// What late reads must not find.
+const PASSED: [(&str, Break); 4] = [
+    ("expired early", |sim, own| sim.looks_back(own, Err(EXPIRED))),
+    ("file gone", |sim, own| sim.looks_back(own, Err(GONE))),
+    ("lost", |sim, own| {
+        let whole = sim.without(own);
+        sim.looks_back(own, Ok(whole));
+    }),
+    ("unexpected", |sim, own| {
+        let whole = sim.there.iter().copied().chain([1_000_000]).collect();
+        sim.looks_back(own, Ok(whole));
+    }),
+];
+
 /// What workers must not do.
 const UNFENCED: [(&str, Break); 3] = [
     ("fence fell", |sim, _| {
@@ -305,6 +343,19 @@ fn every_broken_promise_is_found_and_named() {
             let own = sim.own();
             break_it(&mut sim, own);
             assert_found(name, seed, workload, &sim.run(STEPS / 4));
+        }
+    }
+}
+
+#[test]
+fn what_expires_too_early_is_found_and_named() {
+    for (name, break_it) in PASSED {
+        for seed in 0..SEEDS {
+            let mut sim = Sim::new(Workload::Upkeep, seed);
+            (0..10 * seed as usize).for_each(|_| sim.step());
+            let own = sim.own();
+            break_it(&mut sim, own);
+            assert_found(name, seed, Workload::Upkeep, &sim.run(STEPS / 4));
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`sim`]: clients that take turns by chance on a store that is right; [`store`]: the store;
 //! - [`faults`]: one broken promise each, in the midst of it;
-//! - [`sql`], [`catalog`], [`cached`], [`hot`]: all of that for what is written through SQL;
+//! - [`sql`], [`shared`], [`catalog`], [`cached`], [`hot`]: all of that for what is written through SQL;
 //! - [`afterwards`]: what judges the run and not its workload.
 
 mod afterwards;
@@ -10,6 +10,7 @@ mod cached;
 mod catalog;
 mod faults;
 mod hot;
+mod shared;
 mod sim;
 mod sql;
 mod store;

@@ -232,6 +232,11 @@ pub fn unanswered(doing: &str, elapsed: Duration) -> Error {
     unavailable(doing, "no answer in time", elapsed)
 }
 
+/// Whether the cache says so itself, of a store that has not said anything.
+pub fn is_unanswered(error: &CatalogError) -> bool {
+    matches!(error, CatalogError::Store(Error::Unavailable { endpoints, .. }) if endpoints.is_empty())
+}
+
 fn ended() -> CatalogError {
     unavailable(LOOKING_UP, "the cache of table pointers was closed", Duration::ZERO).into()
 }

@@ -39,6 +39,8 @@ impl PointerCache {
         let mut together = false;
         let mut waited = false;
         let mut behind = None;
+        // What the store itself has said of being away.
+        let mut said = None;
         loop {
             let least = shared.least(want.min_revision);
             let cover = shared.cover();
@@ -98,7 +100,12 @@ impl PointerCache {
                     None
                 }
                 // Says more than that there was no time for another answer.
-                Err(error) if is_away(&error) => Some(behind.clone().unwrap_or(error)),
+                Err(error) if is_away(&error) => {
+                    if !load::is_unanswered(&error) {
+                        said = Some(error.clone());
+                    }
+                    Some(behind.as_ref().or(said.as_ref()).cloned().unwrap_or(error))
+                }
                 Err(error @ CatalogError::Behind { .. }) => {
                     behind = Some(error.clone());
                     Some(error)

@@ -128,29 +128,14 @@ impl Catalog {
         Err(self.raced(format!("dropping namespace {namespace}")))
     }
 
-    /// Drops a namespace with its tables and views, in one transaction. Returns how many of these there were.
+    /// Drops a namespace with its tables and views, and submits the purges of its tables if it is told when that is, in one transaction.
+    /// Returns how many tables and views there were.
     ///
     /// # Errors
     /// `NamespaceNotFound`; `IsWarehouse`; `ScopeHeld`; `NamespaceNotEmpty` if there are namespaces nested in it; `Store(Refused)` if
-    /// there are more than [`MOST_DROPPED_AT_ONCE`], or than the store takes in one transaction; the store's.
-    pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
-        self.drop_with_contents(namespace, None, deadline).await
-    }
-
-    /// The same, and submits the purges of its tables in that transaction.
-    ///
-    /// # Errors
-    /// As [`Catalog::drop_namespace_and_contents`]; `Store(Refused)` also if nobody can read what the files of a table are.
-    pub async fn purge_namespace_and_contents(
-        &self,
-        namespace: &Namespace,
-        now_unix_ms: u64,
-        deadline: Instant,
-    ) -> Result<u64> {
-        self.drop_with_contents(namespace, Some(now_unix_ms), deadline).await
-    }
-
-    async fn drop_with_contents(
+    /// there are more than [`MOST_DROPPED_AT_ONCE`], or than the store takes in one transaction, or a table is to be purged of which nobody
+    /// can read what its files are; the store's.
+    pub async fn drop_namespace_and_contents(
         &self,
         namespace: &Namespace,
         purged_at_unix_ms: Option<u64>,

@@ -75,13 +75,13 @@ async fn a_namespace_is_dropped_with_all_that_is_in_it() {
     let view = TableIdent::new(namespace.clone(), "v").unwrap();
     catalog.create_view(&view, &pointer(), soon()).await.unwrap();
     let parent: Namespace = "a".parse().unwrap();
-    let nested = catalog.drop_namespace_and_contents(&parent, soon()).await;
+    let nested = catalog.drop_namespace_and_contents(&parent, None, soon()).await;
     assert_eq!(nested, Err(CatalogError::NamespaceNotEmpty(parent.clone())));
-    assert_eq!(catalog.drop_namespace_and_contents(&namespace, soon()).await, Ok(2));
+    assert_eq!(catalog.drop_namespace_and_contents(&namespace, None, soon()).await, Ok(2));
     assert_eq!(catalog.load_table(&table, soon()).await, Ok(None));
     assert_eq!(catalog.load_view(&view, soon()).await, Ok(None));
-    assert_eq!(catalog.drop_namespace_and_contents(&parent, soon()).await, Ok(0));
-    let gone = catalog.drop_namespace_and_contents(&parent, soon()).await;
+    assert_eq!(catalog.drop_namespace_and_contents(&parent, None, soon()).await, Ok(0));
+    let gone = catalog.drop_namespace_and_contents(&parent, None, soon()).await;
     assert_eq!(gone, Err(CatalogError::NamespaceNotFound(parent)));
 }
 
@@ -467,7 +467,7 @@ async fn what_a_uuid_is_called_follows_its_table() {
     assert_eq!(twin, Err(CatalogError::Registered(ident("b"))));
     assert_eq!(catalog.load_table(&ident("c"), soon()).await.unwrap(), None, "nothing of it was done");
     assert_eq!(catalog.create_table(&ident("d"), &a, soon()).await, Err(CatalogError::Registered(ident("a"))));
-    catalog.drop_namespace_and_contents(&namespace, soon()).await.unwrap();
+    catalog.drop_namespace_and_contents(&namespace, None, soon()).await.unwrap();
     assert_eq!((name_of(&catalog, a.uuid).await, name_of(&catalog, b.uuid).await), (None, None));
 }
 

@@ -95,7 +95,7 @@ async fn a_namespace_is_dropped_with_all_that_is_in_it_and_nothing_of_it_is_seen
     one.table(&table(), Want::by(soon())).await.unwrap();
     // Something that is none of lake's names.
     store.cas("/lake/table/n/a/b", None, "x".into(), soon()).await.unwrap();
-    assert_eq!(one.writer().drop_namespace_and_contents(&namespace, soon()).await, Ok(2));
+    assert_eq!(one.writer().drop_namespace_and_contents(&namespace, None, soon()).await, Ok(2));
     assert_eq!(one.table(&table(), Want::by(soon())).await.unwrap().pointer(), None);
 }
 

@@ -274,25 +274,14 @@ impl MetadataWriter {
     ///
     /// # Errors
     /// Its.
-    pub async fn drop_namespace_and_contents(&self, namespace: &Namespace, deadline: Instant) -> Result<u64> {
-        let tables = self.catalog().list_tables(namespace, deadline).await?;
-        let dropped = self.catalog().drop_namespace_and_contents(namespace, deadline).await;
-        self.see_again(namespace, tables);
-        dropped
-    }
-
-    /// [`Catalog::purge_namespace_and_contents`]; reading here sees it from now on.
-    ///
-    /// # Errors
-    /// Its.
-    pub async fn purge_namespace_and_contents(
+    pub async fn drop_namespace_and_contents(
         &self,
         namespace: &Namespace,
-        now_unix_ms: u64,
+        purged_at_unix_ms: Option<u64>,
         deadline: Instant,
     ) -> Result<u64> {
         let tables = self.catalog().list_tables(namespace, deadline).await?;
-        let dropped = self.catalog().purge_namespace_and_contents(namespace, now_unix_ms, deadline).await;
+        let dropped = self.catalog().drop_namespace_and_contents(namespace, purged_at_unix_ms, deadline).await;
         self.see_again(namespace, tables);
         dropped
     }

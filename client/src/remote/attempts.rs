@@ -262,8 +262,15 @@ impl RemoteStore {
             if self.inner.lock().view.leader().is_some() {
                 continue;
             }
-            if let Ok(Some(why)) = asked {
-                attempts.last = why;
+            match asked {
+                Ok(Some(why)) => attempts.last = why,
+                // No time for an answer: what came of the question before says more.
+                Err(_) if attempts.count == 0 => {
+                    if let Some(why) = self.inner.why_in_vain() {
+                        attempts.last = format!("no leader was found in time; when the peers were last asked: {why}");
+                    }
+                }
+                Ok(None) | Err(_) => {}
             }
             attempts.count += 1;
             if !attempts.wait().await {

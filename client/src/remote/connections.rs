@@ -86,6 +86,8 @@ pub(super) struct Shared {
     asks_members: Option<AbortOnDropHandle<()>>,
     /// The cluster that the first leader found belongs to. Peers of another one are not listened to.
     cluster_id: Option<String>,
+    /// Why the last question round found no leader, if it did not.
+    in_vain: Option<String>,
 }
 
 impl Shared {
@@ -247,6 +249,7 @@ impl Inner {
     /// Asks every endpoint who leads, and learns of it.
     async fn ask_all(&self) -> Result<(), String> {
         let mut why = None;
+        let mut answered = Answered::default();
         let endpoints = self.endpoints();
         let mut round = Round::new(endpoints.len());
         let question = self.lock().view.question(clock::now());
@@ -256,7 +259,11 @@ impl Inner {
             match tokio::time::timeout_at(until, answers.next()).await {
                 Ok(Some(answer)) => {
                     let had_leader = round.has_leader();
-                    let answer = answer.and_then(|(address, answer)| self.of_our_cluster(address, answer));
+                    let answer = answer.and_then(|(address, answer)| {
+                        let answer = self.of_our_cluster(address, answer)?;
+                        answered.note(address, &answer);
+                        Ok(answer)
+                    });
                     round.answer(answer.map_err(|e| why = Some(e)).ok());
                     if !had_leader && round.has_leader() {
                         until = until.min(tokio::time::Instant::now() + ASK_GRACE);
@@ -266,10 +273,18 @@ impl Inner {
             }
         }
         drop(answers);
-        match self.learn(round) {
-            true => Ok(()),
-            false => Err(why.unwrap_or_else(|| "the peers that answered know of no leader".to_owned())),
+        if self.learn(round) {
+            return Ok(());
         }
+        let mut shared = self.lock();
+        let why = answered.without_leader(endpoints.len(), shared.cluster_id.is_some(), why);
+        shared.in_vain = Some(why.clone());
+        Err(why)
+    }
+
+    /// Why there was no leader when the peers were last asked.
+    pub fn why_in_vain(&self) -> Option<String> {
+        self.lock().in_vain.clone()
     }
 
     /// Takes in what the answers came to. Says whether they name a leader.
@@ -284,6 +299,7 @@ impl Inner {
         let leader = v1::Member { id: l.id, grpc_address: l.address.clone(), ..v1::Member::default() };
         let leader = Self::reachable(&shared, leader);
         shared.view.learn_at(now, l.term, Some(&leader));
+        shared.in_vain = None;
         self.learn_members(&mut shared, members);
         true
     }
@@ -404,6 +420,48 @@ impl Inner {
     }
 }
 
+/// Who answered a question round.
+#[derive(Debug, Default)]
+struct Answered {
+    /// Peers of a cluster.
+    members: usize,
+    /// Where peers are that belong to none yet.
+    fresh: Vec<String>,
+}
+
+impl Answered {
+    fn note(&mut self, address: &str, answer: &v1::LeaderResponse) {
+        match answer.cluster_id.is_empty() {
+            true => self.fresh.push(address.to_owned()),
+            false => self.members += 1,
+        }
+    }
+
+    /// Why nobody was found that leads, of so many peers that were asked; `why` is what the last one said that gave no answer.
+    fn without_leader(mut self, asked: usize, is_founded: bool, why: Option<String>) -> String {
+        self.fresh.sort_unstable();
+        let fresh = self.fresh.join(", ");
+        let told = match (self.members, self.fresh.len()) {
+            (0, 0) => None,
+            (0, n) if !is_founded => {
+                let (belongs, it) = if n == 1 { ("belongs", "it") } else { ("belong", "them") };
+                Some(format!(
+                    "{fresh} {belongs} to no cluster yet: found one of all its peers with `lake meta init`, or start {it} with \
+                     --join"
+                ))
+            }
+            (members, fresh) => Some(format!(
+                "the peers that answered, {} of {asked}, know of no leader: without a majority of the voters there is none",
+                members + fresh
+            )),
+        };
+        match (told, why) {
+            (Some(told), Some(why)) => format!("{told}; {why}"),
+            (told, why) => told.or(why).unwrap_or_else(|| "no peer answered in time".to_owned()),
+        }
+    }
+}
+
 async fn why_in_vain(round: Joined<Result<(), String>>) -> Option<String> {
     match round.outcome().await {
         Some(found) => found.err(),
@@ -471,6 +529,31 @@ mod tests {
         assert!(!shown.contains("0123456789abcdef") && shown.contains("c1"), "{shown}");
         let header = request.metadata().get(lake_proto::SECRET_METADATA_KEY).unwrap();
         assert!(secret.matches_bearer(header.as_bytes()));
+    }
+
+    #[test]
+    fn that_nobody_leads_is_told_with_the_reason() {
+        let answers = |clusters: &[&str]| {
+            let mut answered = Answered::default();
+            for (n, cluster_id) in clusters.iter().enumerate() {
+                let answer =
+                    v1::LeaderResponse { cluster_id: (*cluster_id).to_owned(), ..v1::LeaderResponse::default() };
+                answered.note(&format!("peer{n}:1"), &answer);
+            }
+            answered
+        };
+        let refused = || Some("peer2:1: refused".to_owned());
+        let fresh = answers(&["", ""]).without_leader(3, false, refused());
+        assert!(
+            fresh.starts_with("peer0:1, peer1:1 belong to no cluster yet: ") && fresh.ends_with("; peer2:1: refused")
+        );
+        assert!(fresh.contains("`lake meta init`"), "{fresh}");
+        // One that is fresh beside a cluster that was seen is not what is missing.
+        for (clusters, is_founded) in [(&["c"][..], false), (&[""][..], true)] {
+            let lost = answers(clusters).without_leader(3, is_founded, None);
+            assert!(lost.contains("answered, 1 of 3,") && lost.contains("majority of the voters"), "{lost}");
+        }
+        assert_eq!(answers(&[]).without_leader(3, false, refused()), "peer2:1: refused");
     }
 
     #[tokio::test(start_paused = true)]

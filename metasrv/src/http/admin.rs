@@ -289,7 +289,11 @@ async fn nodes(allowed: Allowed) -> Answer<Nodes> {
 async fn node(allowed: Allowed, Path(name): Path<String>) -> Answer<Node> {
     let (_, nodes) = allowed.member.list_nodes(&allowed.call).await?;
     let found = nodes.into_iter().find(|node| node.node == name);
-    found.map(|node| Json(node.into())).ok_or_else(|| Refused::not_found(format!("no node {name:?} is registered")))
+    found.map(|node| Json(node.into())).ok_or_else(|| no_node(&name))
+}
+
+fn no_node(name: &str) -> Refused {
+    Refused::not_found(format!("no node {name:?} is registered"))
 }
 
 #[derive(Serialize)]
@@ -326,7 +330,12 @@ struct Drain {
 async fn drain(allowed: Allowed, Path((node, state)): Path<(String, String)>) -> Answer<Drain> {
     let (drained, dry_run) = (on_or_off(&state)?, allowed.dry_run);
     let listed = allowed.member.list_shards(&allowed.call).await?;
-    let led = listed.shards.iter().filter(|shard| drained && shard.node == node).map(|shard| shard.shard).collect();
+    let led: Vec<u32> =
+        listed.shards.iter().filter(|shard| drained && shard.node == node).map(|shard| shard.shard).collect();
+    if drained && led.is_empty() {
+        let (_, nodes) = allowed.member.list_nodes(&allowed.call).await?;
+        nodes.iter().find(|listed| listed.node == node).ok_or_else(|| no_node(&node))?;
+    }
     if !dry_run {
         drains::set(&allowed.store(), &node, drained, allowed.call.deadline).await?;
     }

@@ -36,6 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use lake_client::clock;
+use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use openraft::entry::RaftEntry;
 use openraft::storage::IOFlushed;
@@ -50,7 +51,7 @@ use crate::config::StorageConfig;
 use crate::files::FreeSpace;
 use crate::peer::latencies::LogLatencies;
 use crate::raft::types::{Entry, LogId, Payload, TypeConfig, Vote, log_id};
-use crate::raft::wire::{entry_from_wire, unknown_entry};
+use crate::raft::wire::{entry_from_wire, unknown_entry, unread_entry_from_wire};
 
 /// Requests that wait for the writer thread.
 pub const QUEUE_REQUESTS: usize = 1024;
@@ -494,6 +495,18 @@ impl Log {
     /// # Errors
     /// When the disk cannot be read, or an entry in the middle is missing.
     pub async fn read(&self, range: impl RangeBounds<u64>, max_bytes: usize) -> io::Result<Vec<Entry>> {
+        self.read_as(range, max_bytes, entry_from_wire).await
+    }
+
+    /// The same, whatever they hold, with their commands unread.
+    ///
+    /// # Errors
+    /// As [`Log::read`], but for a command that this build does not know.
+    pub async fn read_unread(&self, range: impl RangeBounds<u64>) -> io::Result<Vec<Entry>> {
+        self.read_as(range, usize::MAX, unread_entry_from_wire).await
+    }
+
+    async fn read_as(&self, range: impl RangeBounds<u64>, max_bytes: usize, read: FromWire) -> io::Result<Vec<Entry>> {
         let Range { start, end } = half_open(&range);
         loop {
             let look = self.look(start, end, max_bytes);
@@ -501,7 +514,7 @@ impl Log {
                 return Ok(look.from_tail);
             }
             let (from, truncations) = (look.start, look.truncations);
-            match self.read_disk(look, max_bytes).await {
+            match self.read_disk(look, max_bytes, read).await {
                 // What is not as it should be was being removed meanwhile: whoever reads for a leader that is none any more
                 // must not take that for damage. What is left is read again.
                 Err(e) if e.kind() == io::ErrorKind::InvalidData && self.removed_since(from, truncations) => {}
@@ -515,19 +528,20 @@ impl Log {
         tail.first_kept() > start || tail.truncations > truncations
     }
 
-    async fn read_disk(&self, look: Look, max_bytes: usize) -> io::Result<Vec<Entry>> {
+    async fn read_disk(&self, look: Look, max_bytes: usize, read: FromWire) -> io::Result<Vec<Entry>> {
         let Look { start, disk_end, from_tail, .. } = look;
         let reader = lock(&self.inner.shared.entries).clone().ok_or_else(|| self.closed())?;
         let frames = tokio::task::spawn_blocking(move || reader.read(start, disk_end, max_bytes))
             .await
             .map_err(|e| io::Error::other(format!("reading the log: {e}")))??;
-        let mut entries = frames.into_iter().map(|f| decode(&self.inner.dir, f)).collect::<io::Result<Vec<_>>>()?;
-        let read: usize = entries.iter().map(entry_bytes).sum();
+        let entries = frames.into_iter().map(|frame| decode(&self.inner.dir, frame, read));
+        let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
+        let bytes: usize = entries.iter().map(entry_bytes).sum();
         let complete = entries.last().map_or(start, |e| e.index() + 1) >= disk_end;
-        if complete && read < max_bytes {
+        if complete && bytes < max_bytes {
             entries.extend(from_tail);
         }
-        self.check_contiguous(start, disk_end, complete || read >= max_bytes, &entries)?;
+        self.check_contiguous(start, disk_end, complete || bytes >= max_bytes, &entries)?;
         Ok(entries)
     }
 
@@ -662,13 +676,16 @@ pub(crate) fn half_open(range: &impl RangeBounds<u64>) -> Range<u64> {
     start..end
 }
 
-fn decode(dir: &Path, frame: Frame) -> io::Result<Entry> {
+/// How an entry is made of what stands for it.
+type FromWire = fn(v1::LogEntry) -> Result<Entry, Invalid>;
+
+fn decode(dir: &Path, frame: Frame, read: FromWire) -> io::Result<Entry> {
     let (index, term) = (frame.index, frame.term);
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let senseless =
         |what: String| invalid(format!("entry {index} of the log in {} makes no sense: {what}", dir.display()));
     let wire = v1::LogEntry::decode(frame.payload).map_err(|e| senseless(e.to_string()))?;
-    let entry = entry_from_wire(wire).map_err(|e| match unknown_entry(&e) {
+    let entry = read(wire).map_err(|e| match unknown_entry(&e) {
         // Of a kind of its own: nothing is damaged.
         Some(what) => io::Error::new(io::ErrorKind::Unsupported, format!("{what} (the log is in {})", dir.display())),
         None => senseless(e.to_string()),

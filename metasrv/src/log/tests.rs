@@ -3,16 +3,17 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use lake_proto::kv::{Op, Txn};
-use openraft::storage::RaftLogStorage;
+use openraft::storage::{RaftLogReader, RaftLogStorage};
 use openraft::testing::log::{StoreBuilder, Suite};
 use openraft::type_config::TypeConfigExt;
 
 use super::*;
 use crate::raft::log_store::LogStore;
-use crate::raft::state_machine::{DiskReserve, StateMachine};
+use crate::raft::state_machine::{Applied, DiskReserve, StateMachine};
 use crate::raft::types::Command;
 use crate::raft::types::{Member, Membership};
 use crate::snapshot::SnapshotStore;
+use crate::state::FEATURE_LEVEL;
 use crate::state::command::Action;
 
 /// How long what should happen soon may take on a busy machine.
@@ -397,12 +398,31 @@ async fn memberships_and_blank_entries_survive_a_restart() {
     log.close().await;
 }
 
+#[tokio::test]
+async fn what_is_looked_through_for_memberships_is_not_decoded() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = create(dir.path());
+    let payload = Payload::Normal(Command::unread(bytes::Bytes::from_static(b"\x08\x01")));
+    let unknown = Entry { log_id: log_id(1, 1), payload };
+    append(&log, vec![entry(1, 0, 10), unknown.clone()]).await.unwrap();
+    log.close().await;
+    let log = open(dir.path()).unwrap();
+    let found = LogStore::new(log.clone()).try_get_log_entries(..).await.unwrap();
+    assert_eq!(found, [entry(1, 0, 10), unknown.clone()]);
+    // Whoever has to know what is to be done is told that it cannot be.
+    let told = log.read(.., usize::MAX).await.unwrap_err();
+    assert!(told.kind() == io::ErrorKind::Unsupported && told.to_string().contains("log entry 1"), "{told}");
+    let told = Applied::default().apply(unknown, FEATURE_LEVEL).unwrap_err();
+    assert!(told.kind() == io::ErrorKind::Unsupported && told.to_string().contains("log entry 1"), "{told}");
+    log.close().await;
+}
+
 #[test]
 fn an_entry_of_a_newer_build_is_told_from_one_that_makes_no_sense() {
     let dir = Path::new("/data/log");
     let read = |entry: v1::LogEntry| {
         let frame = Frame { index: 7, term: 1, payload: entry.encode_to_vec().into() };
-        decode(dir, frame).unwrap_err().to_string()
+        decode(dir, frame, entry_from_wire).unwrap_err().to_string()
     };
     let log_id = Some(v1::LogId { term: 1, node_id: 0, index: 7 });
     let unknown = v1::log_entry::Payload::Command(bytes::Bytes::from_static(b"\x08\x01"));

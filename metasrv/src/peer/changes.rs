@@ -531,7 +531,7 @@ impl Changes {
     }
 
     fn next_id(&self) -> u64 {
-        self.published.current().state.known_peers().map(|(id, _)| id).max().unwrap_or(0).saturating_add(1)
+        self.published.current().state.next_peer_id()
     }
 
     fn removed_before(&self, id: u64) -> bool {
@@ -577,6 +577,7 @@ impl Changes {
                 lag_entries: progress.replicated.lag_entries,
                 needs_snapshot: !progress.replicated.from_log,
                 answers: progress.alive,
+                unheard: !progress.replicated.known,
             }
         });
         told.collect()
@@ -689,8 +690,10 @@ mod tests {
 
     #[test]
     fn a_learner_that_answers_may_lack_a_thousand_entries_and_not_one_more() {
-        let progress =
-            |lag_entries, from_log, alive| Progress { replicated: Replicated { lag_entries, from_log }, alive };
+        let progress = |lag_entries, from_log, alive| {
+            let known = true;
+            Progress { replicated: Replicated { lag_entries, from_log, known }, alive }
+        };
         for lag in [0, MAX_LAG_ENTRIES] {
             assert!(progress(lag, true, true).caught_up(), "{lag}");
             assert!(!progress(lag, false, true).caught_up(), "{lag}, which it cannot have without a snapshot");

@@ -75,6 +75,8 @@ impl Inquiry {
     }
 
     async fn until_removed(&self) {
+        // Those that have removed it may have taken in others since.
+        let mut next = self.view.id().saturating_add(1);
         loop {
             tokio::time::sleep(EVERY).await;
             if self.applied_removal() {
@@ -84,13 +86,13 @@ impl Inquiry {
             if !silent || self.view.leader_id() == Some(self.view.id()) {
                 continue;
             }
-            if self.ask_all().await {
+            if let Some(theirs) = self.ask_all().await {
+                next = next.max(theirs);
                 break;
             }
             tokio::time::sleep(AGAIN).await;
         }
-        let state = &self.published.current().state;
-        let next = state.known_peers().map(|(id, _)| id).max().unwrap_or(0).max(self.view.id()).saturating_add(1);
+        let next = next.max(self.published.current().state.next_peer_id());
         let what = removed(self.view.id(), &self.cluster_id, next);
         tracing::error!("{what}");
         // Whoever sees the core ended is to find the reason there.
@@ -107,18 +109,20 @@ impl Inquiry {
         applied.state.known_peer(self.view.id()).is_some_and(|known| known.removed)
     }
 
-    async fn ask_all(&self) -> bool {
+    /// From which id on none was ever a peer's, if somebody says that this one was removed.
+    async fn ask_all(&self) -> Option<u64> {
         let (voters, learners) = self.view.members();
         let others = voters.into_iter().chain(learners).filter(|member| member.id != self.view.id());
         let asked = others.map(|member| self.ask(member));
-        futures::future::join_all(asked).await.into_iter().any(|answer| answer == Some(Answer::Removed))
+        let answers = futures::future::join_all(asked).await.into_iter().flatten();
+        answers.filter(|answer| answer.standing() == Answer::Removed).map(|answer| answer.next_peer_id).max()
     }
 
-    async fn ask(&self, member: v1::Member) -> Option<Answer> {
+    async fn ask(&self, member: v1::Member) -> Option<v1::StandingResponse> {
         let header = self.network.sender.header(member.id, &Member::from(member.clone()));
         let mut client = self.network.transport.client(member.id, &member.raft_address).ok()?;
         let request = v1::StandingRequest { header: Some(header) };
         let answer = tokio::time::timeout(ANSWER, client.standing(request)).await.ok()?.ok()?;
-        Some(answer.into_inner().standing())
+        Some(answer.into_inner())
     }
 }

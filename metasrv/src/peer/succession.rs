@@ -27,6 +27,8 @@ pub const TURN: Duration = Duration::from_millis(80);
 pub const ROUNDS: u32 = 3;
 /// Behind the lease: clocks are read at different moments.
 const MARGIN: Duration = Duration::from_millis(10);
+/// The log tells of questions this often at most: on a machine that is too busy connections may break all the time.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 /// What the leader sent before the connection broke is dealt with by then. A call that is accepted later is of one that
 /// lives.
 const SETTLED: Duration = Duration::from_millis(50);
@@ -62,9 +64,10 @@ impl Succession {
         let broken = watch::Sender::new(None);
         let mut news = broken.subscribe();
         let task = async move {
+            let mut told = Told::default();
             while news.changed().await.is_ok() {
                 let Some(broken) = *news.borrow_and_update() else { continue };
-                ask(&view, lease, broken).await;
+                ask(&view, lease, broken, &mut told).await;
             }
         };
         let task = async move {
@@ -82,8 +85,28 @@ impl Succession {
     }
 }
 
+/// What the log was told.
+#[derive(Debug, Default)]
+struct Told {
+    at: Option<Instant>,
+    /// Questions since.
+    untold: u32,
+}
+
+impl Told {
+    /// Another question is asked. `Some` if it is to be told: how many came before it that were not.
+    fn tells(&mut self, now: Instant) -> Option<u32> {
+        if self.at.is_some_and(|at| now.saturating_duration_since(at) < TOLD_EVERY) {
+            self.untold = self.untold.saturating_add(1);
+            return None;
+        }
+        self.at = Some(now);
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
 /// Asks for votes when it is this voter's turn, unless the leader shows itself or there is another one.
-async fn ask(view: &View, lease: Duration, broken: Broken) {
+async fn ask(view: &View, lease: Duration, broken: Broken, told: &mut Told) {
     let metrics = view.metrics();
     let successors: Vec<u64> = metrics.membership_config.voter_ids().filter(|id| *id != broken.leader).collect();
     let Some(place) = successors.iter().position(|id| *id == view.id()) else { return };
@@ -107,14 +130,29 @@ async fn ask(view: &View, lease: Duration, broken: Broken) {
         if !orphaned || heard > broken.at + SETTLED {
             return;
         }
-        tracing::info!(
-            leader = broken.leader,
-            term = now.current_term,
-            "the leader's connection broke: asking for votes"
-        );
+        if let Some(before) = told.tells(clock::now()) {
+            tracing::info!(
+                leader = broken.leader,
+                term = now.current_term,
+                untold_before = before,
+                "the leader's connection broke: asking for votes"
+            );
+        }
         if let Err(e) = view.raft().trigger().elect(true).await {
             tracing::debug!("asking for votes: {e}");
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_break_all_the_time_are_told_once_a_minute() {
+        let (start, mut told) = (clock::now(), Told::default());
+        let mut at = |secs: u64| told.tells(start + Duration::from_secs(secs));
+        assert_eq!([at(0), at(1), at(59), at(60), at(61)], [Some(0), None, None, Some(2), None]);
     }
 }

@@ -10,8 +10,14 @@
 //! - any other answer ends its call or its stream, and a watcher's next message its stream. A watcher waits a little first, since
 //!   a place in the changes takes no memory, and many of one host may be told of one large change at once.
 //!
+//! What is counted is what is in memory, but for some KiB of each call: messages are encoded into memory of their size
+//! ([`lake_proto::codec`]), and a stream keeps nothing of what its connection has written ([`crate::services::framed`]). What a
+//! generated stream has (keeping alive, heartbeats, a state that is saved) is put together in a buffer that stays: twice its largest
+//! message, of some KiB, of an instruction's 1 MiB, or of a chunk of a state and one record.
+//!
 //! Limits: [`MAX_BYTES`], and a message for each thread, which are let in at the same moment. What has up to [`FEW_BYTES`] counts
-//! and is always let in: it takes no more than the call that it answers, of which there is a limit. How long a caller may take nothing is not limited.
+//! and is always let in: it takes no more than the call that it answers, of which there is a limit. So does what keeps somebody
+//! alive, whatever it has. How long a caller may take nothing is not limited.
 
 use lake_proto::v1::error_detail::Kind;
 

@@ -33,6 +33,8 @@ pub struct Replicated {
     pub lag_entries: u64,
     /// What it lacks is still in the leader's log: it needs no snapshot.
     pub from_log: bool,
+    /// The leader has learnt since it leads what the member has. Until then all of the log counts as lacking.
+    pub known: bool,
 }
 
 impl View {
@@ -179,6 +181,7 @@ impl View {
         Replicated {
             lag_entries: entries(last).saturating_sub(entries(matched)),
             from_log: matched.is_some() && matched >= metrics.purged.map(|id| id.index),
+            known: matched.is_some(),
         }
     }
 

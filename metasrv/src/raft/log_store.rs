@@ -31,7 +31,9 @@ impl RaftLogReader<TypeConfig> for LogStore {
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
-        self.log.read(range, usize::MAX).await
+        // Asked for when a peer starts, all behind the last snapshot, for the memberships and ids in it: what is applied or sent is
+        // read by the two below.
+        self.log.read_unread(range).await
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {

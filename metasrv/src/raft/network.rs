@@ -5,7 +5,9 @@
 //! pings notice a peer that went silent without closing, within [`PING_EVERY`] plus [`PING_TIMEOUT`].
 //!
 //! Snapshots go as one stream: a header, then the file in chunks of [`SNAPSHOT_CHUNK_BYTES`]. The receiver checks every
-//! checksum in the file before it installs it. Its time is limited by progress: [`SNAPSHOT_STALL`] for each further chunk.
+//! checksum in the file before it installs it. A chunk is read once there is room for it at the receiver's: one that takes nothing
+//! fills the sender's memory with no more than HTTP/2 lets be on its way. How long it takes is limited by progress:
+//! [`SNAPSHOT_STALL`] for each further chunk.
 //!
 //! Failure cases: unreachable (openraft backs off and tries again), too slow, refused; none of them is fatal.
 
@@ -486,43 +488,5 @@ fn snapshot_messages(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// How long a transfer may go on that has a chunk accepted every `every`, `chunks` times, and then is `whole` or stands.
-    async fn given_up_after(chunks: u32, every: Duration, whole: bool) -> Duration {
-        let (accepted, progress) = watch::channel(0);
-        let began = tokio::time::Instant::now();
-        let stalled = tokio::spawn(stalled(progress));
-        for _ in 0..chunks {
-            tokio::time::sleep(every).await;
-            accepted.send_modify(|chunks| *chunks += 1);
-        }
-        let accepted = (!whole).then_some(accepted);
-        stalled.await.unwrap();
-        drop(accepted);
-        Duration::from_secs(began.elapsed().as_secs())
-    }
-
-    #[tokio::test]
-    async fn connections_are_bounded_whoever_is_asked_for() {
-        let transport = Transport::new(HashMap::new(), None);
-        let known = || lock(&transport.inner.channels).len();
-        for id in 1..=10 * MAX_CHANNELS as u64 {
-            transport.client(id, "127.0.0.1:1").unwrap();
-            assert!(known() <= MAX_CHANNELS);
-        }
-        let before = known();
-        transport.client(10 * MAX_CHANNELS as u64, "127.0.0.1:1").unwrap();
-        assert_eq!(known(), before, "one that is there is taken again");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_snapshot_may_take_as_long_as_it_moves_on() {
-        let slow = SNAPSHOT_STALL / 2;
-        let hours = 720 * slow;
-        assert_eq!(given_up_after(720, slow, true).await, hours + SNAPSHOT_INSTALL);
-        assert_eq!(given_up_after(720, slow, false).await, hours + SNAPSHOT_STALL);
-        assert_eq!(given_up_after(0, slow, false).await, SNAPSHOT_STALL);
-    }
-}
+#[path = "network_tests.rs"]
+mod tests;

@@ -19,6 +19,7 @@ use openraft::{EntryPayload, OptionalSend};
 use tokio::sync::watch;
 
 use super::types::{Answer, Entry, LogId, Member, SnapshotMeta, StoredMembership, TypeConfig};
+use super::wire::{unknown_command, unknown_entry};
 use crate::blocking::{behind, blocking};
 use crate::files::FreeSpace;
 use crate::log::{Log, entry_bytes, lock};
@@ -53,11 +54,19 @@ impl Applied {
     /// Applies the entry that comes next. `feature_level` is the highest that can be applied.
     ///
     /// # Errors
-    /// When the entry raises the feature level above that. It must not be skipped (semantics, section 1).
+    /// When the entry raises the feature level above that, or this build does not know it. It must not be skipped (semantics,
+    /// section 1).
     pub fn apply(&mut self, entry: Entry, feature_level: u32) -> Result<Answer, io::Error> {
         let log_id = entry.log_id;
-        if let EntryPayload::Normal(command) = &entry.payload
-            && let Action::SetFeatureLevel { level, term } = command.command().action
+        let command = match &entry.payload {
+            EntryPayload::Normal(command) => Some(command.command().map_err(|e| {
+                let unknown = unknown_entry(&unknown_command(log_id.index, &e));
+                io::Error::new(io::ErrorKind::Unsupported, unknown.unwrap_or_default())
+            })?),
+            EntryPayload::Blank | EntryPayload::Membership(_) => None,
+        };
+        if let Some(command) = command
+            && let Action::SetFeatureLevel { level, term } = command.action
             && term == log_id.leader_id.term
             && level > feature_level
         {
@@ -69,15 +78,11 @@ impl Applied {
             )));
         }
         self.last = Some(log_id);
-        let answer = match entry.payload {
-            EntryPayload::Blank => Answer(None),
-            EntryPayload::Normal(command) => Answer(Some(self.state.apply(log_id.leader_id.term, command.command()))),
-            EntryPayload::Membership(membership) => {
-                self.state.set_members(membership.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
-                self.membership = StoredMembership::new(Some(log_id), membership);
-                Answer(None)
-            }
-        };
+        let answer = Answer(command.map(|command| self.state.apply(log_id.leader_id.term, command)));
+        if let EntryPayload::Membership(membership) = entry.payload {
+            self.state.set_members(membership.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
+            self.membership = StoredMembership::new(Some(log_id), membership);
+        }
         if Notes::due(log_id.index) {
             self.notes.add(Note { index: log_id.index, hash: self.state.digest() });
         }

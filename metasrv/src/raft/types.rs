@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use lake_proto::kv::Invalid;
@@ -70,12 +70,20 @@ pub fn log_id(term: u64, index: u64) -> LogId {
 }
 
 /// What the log replicates: a command, and the bytes that stand for it in the log and on the network, which its values are parts
-/// of. It is encoded once, where it is proposed, and decoded from that on every peer. Cheap to clone.
-#[derive(Clone, PartialEq, Eq)]
+/// of. It is encoded once, where it is proposed, and decoded from that on every peer, once. Cheap to clone.
+#[derive(Clone)]
 pub struct Command {
-    decoded: Arc<state::Command>,
+    decoded: Arc<OnceLock<state::Command>>,
     encoded: Bytes,
 }
+
+impl PartialEq for Command {
+    fn eq(&self, other: &Self) -> bool {
+        self.encoded == other.encoded
+    }
+}
+
+impl Eq for Command {}
 
 impl Command {
     /// Encodes a command that is about to be proposed. Its values are parts of the message in which it came, and would keep all of
@@ -89,12 +97,25 @@ impl Command {
     /// # Errors
     /// When the bytes are no command that this build knows.
     pub fn decode(encoded: Bytes) -> Result<Self, Invalid> {
-        Ok(Self { decoded: Arc::new(state::Command::decode(encoded.clone())?), encoded })
+        let decoded = state::Command::decode(encoded.clone())?;
+        Ok(Self { decoded: Arc::new(OnceLock::from(decoded)), encoded })
+    }
+
+    /// One that is decoded when somebody wants to know what is to be done, if ever.
+    pub fn unread(encoded: Bytes) -> Self {
+        Self { decoded: Arc::default(), encoded }
     }
 
     /// What is to be done.
-    pub fn command(&self) -> &state::Command {
-        &self.decoded
+    ///
+    /// # Errors
+    /// When an [unread](Self::unread) one is no command that this build knows.
+    pub fn command(&self) -> Result<&state::Command, Invalid> {
+        if let Some(decoded) = self.decoded.get() {
+            return Ok(decoded);
+        }
+        let decoded = state::Command::decode(self.encoded.clone())?;
+        Ok(self.decoded.get_or_init(|| decoded))
     }
 
     /// The bytes that stand for it.
@@ -105,18 +126,22 @@ impl Command {
 
 impl fmt::Debug for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.decoded.fmt(f)
+        match self.command() {
+            Ok(command) => command.fmt(f),
+            Err(unknown) => write!(f, "a command that cannot be read: {unknown}"),
+        }
     }
 }
 
 impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use state::Action;
-        match &self.decoded.action {
-            Action::Txn(txn) => {
+        match self.command().map(|command| &command.action) {
+            Ok(Action::Txn(txn)) => {
                 write!(f, "txn of {} compares, {} + {} operations", txn.when.len(), txn.then.len(), txn.otherwise.len())
             }
-            other => write!(f, "{other:?}"),
+            Ok(other) => write!(f, "{other:?}"),
+            Err(_) => fmt::Debug::fmt(self, f),
         }
     }
 }
@@ -227,7 +252,7 @@ mod tests {
         };
         let proposed = Command::new(put(Bytes::from_owner(message.clone()).slice(10..13)));
         assert_eq!(Arc::strong_count(&message), 1);
-        assert_eq!(*proposed.command(), put(Bytes::from_static(&[7; 3])));
+        assert_eq!(proposed.command(), Ok(&put(Bytes::from_static(&[7; 3]))));
         assert_eq!(Command::decode(proposed.encoded().clone()), Ok(proposed));
     }
 }

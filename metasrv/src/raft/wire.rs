@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
 use lake_proto::kv::Invalid;
 use lake_proto::v1;
 use openraft::raft::AppendEntriesRequest;
@@ -146,14 +147,25 @@ pub fn unknown_entry(error: &Invalid) -> Option<String> {
 
 /// The other way.
 pub fn entry_from_wire(wire: v1::LogEntry) -> Result<Entry, Invalid> {
+    entry_with(wire, Command::decode)
+}
+
+/// The same, its command left unread: for who looks for something else.
+pub fn unread_entry_from_wire(wire: v1::LogEntry) -> Result<Entry, Invalid> {
+    entry_with(wire, |command| Ok(Command::unread(command)))
+}
+
+/// An entry's command could not be read.
+pub fn unknown_command(index: u64, error: &Invalid) -> Invalid {
+    Invalid::UnknownCommand { index, what: error.to_string() }
+}
+
+fn entry_with(wire: v1::LogEntry, command: impl FnOnce(Bytes) -> Result<Command, Invalid>) -> Result<Entry, Invalid> {
     use v1::log_entry::Payload as Wire;
     let log_id = possible_log_id(wire.log_id.ok_or(Invalid::Missing("log id"))?)?;
     let payload = match wire.payload.ok_or(Invalid::Missing("log entry's payload"))? {
         Wire::Blank(_) => Payload::Blank,
-        Wire::Command(command) => Payload::Normal(
-            Command::decode(command)
-                .map_err(|e| Invalid::UnknownCommand { index: log_id.index, what: e.to_string() })?,
-        ),
+        Wire::Command(encoded) => Payload::Normal(command(encoded).map_err(|e| unknown_command(log_id.index, &e))?),
         // Without voters everyone would be a quorum.
         Wire::Membership(membership) if membership.configs.is_empty() => {
             return Err(Invalid::Missing("membership's voters"));

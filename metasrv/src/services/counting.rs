@@ -57,11 +57,13 @@ where
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let address = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         let caller = self.callers.at(address);
-        if let Err(refused) = self.untaken.may_ask(&caller) {
+        let (kind, untaken) = (Answer::of(request.uri().path()), self.untaken.clone());
+        if kind != Answer::Small
+            && let Err(refused) = untaken.may_ask(&caller)
+        {
             let refused: Self::Response = Status::from(refused).into_http();
             return Box::pin(std::future::ready(Ok(refused)));
         }
-        let (kind, untaken) = (Answer::of(request.uri().path()), self.untaken.clone());
         let answering = self.service.call(request);
         let counted = move |body| Body::new(Counted { body, kind, caller, untaken, ended: false });
         Box::pin(async move { Ok(answering.await?.map(counted)) })
@@ -77,14 +79,17 @@ enum Answer {
     Change,
     /// Messages of a stream, each of which was let in already.
     Stream,
+    /// What takes no more than the call, and what somebody lives by who has much to read besides: never refused.
+    Small,
 }
 
 impl Answer {
     fn of(path: &str) -> Self {
         match path {
-            "/lake.v1.Kv/Txn" => Self::Change,
+            "/lake.v1.Kv/Txn" | "/lake.v1.Nodes/Instruct" => Self::Change,
             "/lake.v1.Kv/Pipeline" | "/lake.v1.Watch/Watch" => Self::Stream,
-            _ => Self::Read,
+            _ if path.starts_with("/lake.v1.Kv/") || path.ends_with("/List") => Self::Read,
+            _ => Self::Small,
         }
     }
 
@@ -94,11 +99,11 @@ impl Answer {
         match self {
             Self::Read => no_room(),
             Self::Change => no_room().map(|refused| {
-                let what = format!("what became of the change is not told: {}", refused.message);
+                let what = format!("what came of it is not told: {}", refused.message);
                 // Not Overloaded: that says that nothing was done.
                 Failure::unknown(what)
             }),
-            Self::Stream => None,
+            Self::Stream | Self::Small => None,
         }
     }
 }
@@ -199,7 +204,13 @@ mod tests {
             Some((detail.kind(), detail.applied()))
         };
         let change = "/lake.v1.Kv/Txn";
-        assert_eq!(asked("/lake.v1.Kv/BatchGet", FEW_BYTES + 1).await, Some((Kind::Overloaded, Applied::NotApplied)));
+        for read in ["/lake.v1.Kv/BatchGet", "/lake.v1.Leases/List", "/lake.v1.Shards/List"] {
+            assert_eq!(asked(read, FEW_BYTES + 1).await, Some((Kind::Overloaded, Applied::NotApplied)));
+        }
+        assert_eq!(asked("/lake.v1.Nodes/Instruct", FEW_BYTES + 1).await, Some((Kind::Unavailable, Applied::Unknown)));
+        for kept in ["/lake.v1.Leases/KeepAlive", "/lake.v1.Nodes/Heartbeat"] {
+            assert_eq!(asked(kept, FEW_BYTES + 1).await, None, "somebody lives by it");
+        }
         assert_eq!(asked(change, FEW_BYTES + 1).await, Some((Kind::Unavailable, Applied::Unknown)));
         assert_eq!(asked(change, FEW_BYTES).await, None, "there is always room for little");
         assert_eq!(asked("/lake.v1.Watch/Watch", FEW_BYTES + 1).await, None, "it was let in");

@@ -1,21 +1,79 @@
 //! The `Kv` service: reads on any peer, transactions on the leader.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures::future::BoxFuture;
 use lake_client::store::{Consistency, ReadOptions, Snapshot};
+use lake_proto::MAX_MESSAGE_BYTES;
 use lake_proto::kv::Txn;
 use lake_proto::v1;
-use lake_proto::v1::kv_server::Kv;
+use lake_proto::v1::kv_server::{Kv, KvServer};
+use tonic::codegen::{Body, Service, StdError, http};
 use tonic::metadata::MetadataMap;
+use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::streams::{Answers, Streams};
-use super::{call, pipeline, serving};
+use super::{call, framed, pipeline, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
 use crate::peer::member::Member;
 use crate::peer::shares::Call;
+
+const PIPELINE: &str = "/lake.v1.Kv/Pipeline";
+
+/// The service of one peer. Its stream is served by hand, so that nothing of what was sent stays with it ([`super::framed`]).
+#[derive(Clone)]
+pub struct KvServing {
+    service: Arc<KvService>,
+    generated: KvServer<KvService>,
+}
+
+impl KvServing {
+    /// Serves this.
+    pub fn new(service: KvService) -> Self {
+        let service = Arc::new(service);
+        let generated = KvServer::from_arc(service.clone())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(usize::MAX);
+        Self { service, generated }
+    }
+}
+
+impl NamedService for KvServing {
+    const NAME: &'static str = "lake.v1.Kv";
+}
+
+impl<B> Service<http::Request<B>> for KvServing
+where
+    B: Body + Send + 'static,
+    B::Error: Into<StdError> + Send + 'static,
+{
+    type Response = http::Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        if request.uri().path() != PIPELINE {
+            return self.generated.call(request);
+        }
+        let service = self.service.clone();
+        Box::pin(async move {
+            Ok(match service.open_pipeline(framed::requests(request)) {
+                Ok(answers) => framed::answer(answers),
+                Err(failure) => Status::from(failure).into_http(),
+            })
+        })
+    }
+}
 
 /// Serves one peer's map.
 pub struct KvService {
@@ -31,6 +89,13 @@ impl KvService {
 
     fn member(&self, metadata: &MetadataMap) -> Result<Arc<Member>, Failure> {
         serving(&self.peer, metadata)
+    }
+
+    /// A stream of requests; its answers, framed.
+    fn open_pipeline(&self, request: Request<Streaming<v1::PipelineRequests>>) -> Result<Answers<Bytes>, Failure> {
+        let member = self.member(request.metadata())?;
+        let caller = self.peer.callers.at(request.remote_addr());
+        self.streams.open(&caller.clone(), |answers| pipeline::serve(member, caller, request.into_inner(), answers))
     }
 }
 
@@ -134,13 +199,8 @@ impl Kv for KvService {
 
     async fn pipeline(
         &self,
-        request: Request<Streaming<v1::PipelineRequests>>,
+        _: Request<Streaming<v1::PipelineRequests>>,
     ) -> Result<Response<Self::PipelineStream>, Status> {
-        let member = self.member(request.metadata())?;
-        let caller = self.peer.callers.at(request.remote_addr());
-        let stream = self
-            .streams
-            .open(&caller.clone(), |answers| pipeline::serve(member, caller, request.into_inner(), answers))?;
-        Ok(Response::new(stream))
+        Err(Status::unimplemented("it is served before it comes here"))
     }
 }

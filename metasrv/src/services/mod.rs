@@ -3,11 +3,13 @@
 //! - [`kv`] with [`pipeline`], [`watch`], [`cluster`], [`snapshots`]: for clients; [`raft`]: for the other peers;
 //! - [`leases`], [`sessions`] with [`keep_alive`], [`scopes`], [`quotas`]: for clients, too;
 //! - [`nodes`], [`shards`]: for query nodes, and who has which shard;
-//! - [`streams`]: who serves a stream of answers, and for how long; [`counting`]: what of answers is on its way;
+//! - [`streams`]: who serves a stream of answers, and for how long; [`framed`]: how large messages go out on one; [`counting`]: what
+//!   of answers is on its way;
 //! - this file: the secret's check, who calls and until when, and the member that serves.
 
 pub mod cluster;
 pub mod counting;
+pub mod framed;
 pub mod keep_alive;
 pub mod kv;
 pub mod leases;

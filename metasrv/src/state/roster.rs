@@ -73,6 +73,11 @@ impl State {
     pub fn known_peers(&self) -> impl Iterator<Item = (u64, &KnownPeer)> {
         self.roster.peers.iter().map(|(id, peer)| (*id, peer))
     }
+
+    /// From which id on none was ever a peer's.
+    pub fn next_peer_id(&self) -> u64 {
+        self.known_peers().map(|(id, _)| id).max().unwrap_or(0).saturating_add(1)
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Three peers over real gRPC: founding, reading anywhere, restarting, snapshots, and what is refused.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -341,6 +342,36 @@ async fn reads_share_their_confirmations_and_keep_no_write_waiting() {
     cluster.put("/kv/99", "2").await;
     let rest: Vec<_> = entries.collect();
     assert!(first.value == "1" && rest.len() == 99 && rest.iter().all(|entry| entry.value == "1"));
+
+    // Keys that are always written together are read together, at any peer.
+    let keys: Vec<String> = (0..100).map(|i| format!("/kv/{i:02}")).collect();
+    let together = |value: String| Txn {
+        then: keys.iter().map(|key| Op::put(key, value.repeat(1000))).collect(),
+        ..Txn::default()
+    };
+    cluster.commit(together("a".to_owned())).await;
+    let written = Cell::new(false);
+    let writing = async {
+        for n in 0..50 {
+            cluster.commit(together((n % 10).to_string())).await;
+        }
+        written.set(true);
+    };
+    let reading = (1..=3).map(|at| {
+        let (mut kv, keys, written) = (cluster.kv(at), &keys, &written);
+        async move {
+            while !written.get() {
+                let read = kv.batch_get(v1::BatchGetRequest { keys: keys.clone(), options: None }).await.unwrap();
+                let v1::BatchGetResponse { header, entries } = read.into_inner();
+                let one = &entries[0];
+                let is_like_it =
+                    |entry: &v1::KeyValue| (&entry.value, entry.mod_revision) == (&one.value, one.mod_revision);
+                assert!(entries.len() == 100 && entries.iter().all(is_like_it), "peer {at}: {header:?}");
+                assert!(header.unwrap().revision >= one.mod_revision);
+            }
+        }
+    });
+    tokio::join!(writing, futures::future::join_all(reading));
     cluster.stop_all().await;
 }
 

@@ -136,7 +136,7 @@ async fn same_states(dir: &Path) {
         for entry in contents.log.read(from.., usize::MAX).await.unwrap() {
             match &entry.payload {
                 Payload::Blank => {}
-                Payload::Normal(command) => drop(state.apply(entry.log_id.leader_id.term, command.command())),
+                Payload::Normal(command) => drop(state.apply(entry.log_id.leader_id.term, command.command().unwrap())),
                 Payload::Membership(members) => {
                     state.set_members(members.nodes().map(|(id, member)| (*id, member.incarnation.as_str())));
                 }

@@ -162,7 +162,7 @@ async fn structure_is_one_transaction_that_no_scope_of_others_may_be_in_the_way_
         ("/catalog/n", catalog.drop_table(&t, table.mod_revision, soon()).await.map(drop)),
         ("/catalog/n", catalog.drop_view(&v, view, soon()).await.map(drop)),
         ("/catalog/n", catalog.create_namespace(&nested, BTreeMap::new(), soon()).await),
-        ("/catalog/n", catalog.drop_namespace_and_contents(&n, soon()).await.map(drop)),
+        ("/catalog/n", catalog.drop_namespace_and_contents(&n, None, soon()).await.map(drop)),
         ("/catalog/o", catalog.drop_namespace(&o, soon()).await),
     ];
     for (at, (path, refused)) in refused.into_iter().enumerate() {
@@ -203,7 +203,7 @@ async fn structure_is_one_transaction_that_no_scope_of_others_may_be_in_the_way_
     one("creating a namespace", catalog.create_namespace(&nested, BTreeMap::new(), soon()).await).await;
     one("dropping a namespace", catalog.drop_namespace(&nested, soon()).await).await;
     one("properties", catalog.update_namespace(&o, &Default::default(), &properties, soon()).await.map(drop)).await;
-    let dropped = catalog.drop_namespace_and_contents(&n, soon()).await;
+    let dropped = catalog.drop_namespace_and_contents(&n, None, soon()).await;
     assert_eq!(dropped, Ok(4), "two tables and two views");
     one("dropping a namespace with all that is in it", dropped.map(drop)).await;
     cluster.stop_all().await;

@@ -167,6 +167,7 @@ async fn operators_see_and_change_what_is_coordinated() {
     // All of them, where that is asked for.
     let (code, would) = ask("POST", "/v1/nodes/x/drain/on?dry_run=true").await;
     assert!(code == 200 && !would.contains("\"shards\":[]"), "{code} {would}");
+    assert_eq!(ask("POST", "/v1/nodes/nobody/drain/on").await.0, 404);
     assert!(ask("GET", "/v1/drained").await.1.contains("\"drained\":[]"));
     assert_eq!(ask("POST", "/v1/nodes/x/drain/on").await.0, 200);
     eventually("x to have none", async || {

@@ -364,7 +364,7 @@ async fn answers_that_a_caller_does_not_take_are_bounded_and_others_get_theirs()
 
     let greedy = roomy(&cluster);
     let mut unread = [Stream::open(&greedy).await, Stream::open(&greedy).await];
-    let mut third = Stream::open(&greedy).await;
+    let [mut third, mut fourth] = [Stream::open(&greedy).await, Stream::open(&greedy).await];
     for stream in &unread {
         stream.ask((0..LARGE).map(|_| all_large())).await;
     }
@@ -380,6 +380,10 @@ async fn answers_that_a_caller_does_not_take_are_bounded_and_others_get_theirs()
     third.ask([get(), put("/kv/refused".to_owned())]).await;
     assert!(third.answers(2).await.iter().all(|answer| matches!(answer, Err(Kind::Overloaded))));
     assert!(cluster.get(1, "/kv/refused").await.is_none());
+    // So many refusals have no room either, and nothing is in doubt.
+    fourth.ask((0..64).map(|_| get())).await;
+    let ended = tokio::time::timeout(PATIENCE, fourth.answers.message()).await.expect("an end in time").unwrap_err();
+    assert_eq!(kind(&ended), Kind::Overloaded, "{ended:?}");
     let (kv, watch) = (KvClient::new(greedy.clone()), WatchClient::new(greedy.clone()));
     let request = || v1::WatchRequest { prefix: "/kv/large/".to_owned(), from_revision: 0 };
     assert_eq!(why(async || watch.clone().watch(request()).await).await, Kind::Overloaded);
@@ -404,7 +408,43 @@ async fn answers_that_a_caller_does_not_take_are_bounded_and_others_get_theirs()
     eventually("all to be taken", async || (untaken.bytes() == 0).then_some(())).await;
     third.ask([get()]).await;
     assert!(third.answers(1).await[0].is_ok());
-    drop((unread, third, modest));
+    drop((unread, third, fourth));
+
+    // Calls that are all let in before any is answered: each waits for the next revision.
+    let mut kv = KvClient::new(roomy(&cluster)).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    kv.get(a()).await.unwrap();
+    let options = v1::ReadOptions {
+        consistency: v1::read_options::Consistency::Local as i32,
+        min_revision: cluster.put("/kv/a", "2").await + 1,
+        ..v1::ReadOptions::default()
+    };
+    let mut calls: Vec<_> = (0..3 * LARGE)
+        .map(|_| {
+            let (mut kv, options) = (kv.clone(), Some(options));
+            let mut request = tonic::Request::new(v1::BatchGetRequest { keys: large_keys(), options });
+            request.set_timeout(PATIENCE);
+            Box::pin(async move { kv.batch_get(request).await })
+        })
+        .collect();
+    // Each is sent, and not read from.
+    for call in &mut calls {
+        assert!(futures::poll!(call).is_pending());
+    }
+    kv.get(a()).await.unwrap();
+    cluster.put("/kv/a", "3").await;
+    eventually("its part to be taken", async || (untaken.bytes() >= part).then_some(())).await;
+    // Behind those that are not done yet.
+    for _ in 0..3 {
+        modest.ask([all_large()]).await;
+        assert!(modest.answers(1).await[0].is_ok());
+    }
+    assert!(untaken.bytes() < 2 * part, "{} bytes", untaken.bytes());
+    let answered = futures::future::join_all(calls).await;
+    let done = answered.iter().filter(|answer| answer.is_ok()).count() as u64;
+    assert!((1..3 * LARGE).contains(&done), "{done} answers of 8 MiB");
+    assert!(answered.iter().filter_map(|answer| answer.as_ref().err()).all(|status| kind(status) == Kind::Overloaded));
+    drop((answered, modest));
+    eventually("all to be taken", async || (untaken.bytes() == 0).then_some(())).await;
 
     // Watchers that do not read, and one that does.
     let member = cluster.running[&1].peer().member().unwrap();

@@ -1,5 +1,5 @@
 //! What a table's metadata says, as tables: `"t$snapshots"`, `"t$history"`, `"t$refs"`, `"t$manifests"`, `"t$files"`,
-//! `"t$entries"`, `"t$partitions"`. Columns are named as Spark names them, as far as both have them.
+//! `"t$entries"`, `"t$partitions"`, `"t$properties"`, `"t$create"`. Columns are named as Spark names them, as far as both have them.
 //!
 //! A listing is made when it is scanned, from metadata that is in the cache or read into it.
 
@@ -23,6 +23,7 @@ use iceberg::spec::{
 };
 
 use super::as_of::refs_json;
+use super::spelled;
 use crate::error::{Error, Result};
 use crate::table::{Table, Tables};
 
@@ -36,6 +37,10 @@ pub enum Listing {
     Files,
     Entries,
     Partitions,
+    /// What SHOW TBLPROPERTIES shows, of the current version.
+    Properties,
+    /// What SHOW CREATE TABLE shows, of the current version.
+    Create,
 }
 
 impl Listing {
@@ -49,6 +54,8 @@ impl Listing {
             "files" => Listing::Files,
             "entries" => Listing::Entries,
             "partitions" => Listing::Partitions,
+            "properties" => Listing::Properties,
+            "create" => Listing::Create,
             _ => return None,
         })
     }
@@ -140,6 +147,8 @@ impl Listing {
                 ("equality_delete_record_count", long.clone()),
                 ("equality_delete_file_count", long),
             ],
+            Listing::Properties => vec![("property", text.clone()), ("value", text)],
+            Listing::Create => vec![("create_statement", text)],
         };
         let fields = columns.into_iter().map(|(name, data_type)| Field::new(name, data_type, true));
         Arc::new(Schema::new(fields.collect::<Vec<_>>()))
@@ -193,6 +202,14 @@ impl ListingTable {
                 columns
             }
             Listing::Partitions => self.partitions(&self.entries().await?),
+            Listing::Properties => {
+                let properties = spelled::properties(&self.table);
+                vec![
+                    texts(properties.keys().map(|key| Some(key.as_str()))),
+                    texts(properties.values().map(|value| Some(value.as_str()))),
+                ]
+            }
+            Listing::Create => vec![texts(std::iter::once(Some(spelled::create_statement(&self.table)?.as_str())))],
         };
         RecordBatch::try_new(self.schema.clone(), columns)
             .map_err(|e| Error::internal(format!("listing the {:?} of table {}: {e}", self.listing, self.table.ident)))

@@ -27,6 +27,7 @@ pub mod reader;
 pub mod selectivity;
 pub mod sink;
 pub mod source;
+pub mod spelled;
 pub mod thrift;
 pub mod values;
 pub mod wire;
@@ -204,6 +205,11 @@ impl LakeTable {
     /// A reader of what is deleted.
     pub fn delete_reader(&self, footers: Arc<FileMetadataCache>) -> DeleteReader {
         DeleteReader { storage: self.tables.storage.clone(), cache: self.tables.deletes.clone(), footers }
+    }
+
+    /// The comments of its columns, in their order.
+    pub fn comments(&self) -> Vec<Option<String>> {
+        self.columns.as_struct().fields().iter().map(|column| column.doc.clone()).collect()
     }
 
     /// The snapshot that is read.

@@ -19,10 +19,10 @@ use datafusion::sql::sqlparser::ast::{
 };
 use iceberg::spec::{Schema, TableMetadata, TableMetadataBuilder};
 
-use super::add_files;
 use super::columns::{Columns, shown};
 use super::procedures::constant;
-use super::statement::{check_length, normalize, place, refused};
+use super::statement::{normalize, place, refused};
+use super::{add_files, column_types};
 use crate::error::{Error, Result};
 use crate::scan::adapter::NAME_MAPPING;
 use crate::table::FORMAT_VERSION;
@@ -268,7 +268,7 @@ fn check_property(name: &str) -> Result<()> {
 
 /// The column that a definition means, with the type that DataFusion gives it.
 async fn column(state: &SessionState, definition: &ColumnDef) -> Result<FieldRef> {
-    check_length(definition)?;
+    column_types::check(definition)?;
     let name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new("columns"))]);
     let options = Vec::new();
     let definition = ColumnDef { name: definition.name.clone(), data_type: definition.data_type.clone(), options };

@@ -266,7 +266,8 @@ fn replace(statement: &mut Parsed, values: &[Expr]) {
     visit(statement, &mut Replacing { values });
 }
 
-fn visit(statement: &mut Parsed, visitor: &mut impl VisitorMut<Break = ()>) {
+/// Shows a visitor all of a statement. Nothing may break off.
+pub(super) fn visit(statement: &mut Parsed, visitor: &mut impl VisitorMut<Break = ()>) {
     // Nothing breaks off.
     let _ = match statement {
         Parsed::Statement(statement) => statement.visit(visitor),

@@ -14,7 +14,7 @@ use datafusion::common::{Result as DfResult, TableReference};
 use datafusion::datasource::TableType;
 use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::Statement as Parsed;
-use datafusion::sql::sqlparser::ast::{Statement, TableObject};
+use datafusion::sql::sqlparser::ast::{ObjectName, Statement, TableObject};
 use lake_client::catalog::{CatalogError, Namespace, TableIdent};
 
 use super::as_of::Name;
@@ -96,6 +96,16 @@ impl Found {
         }
     }
 
+    /// The comments of a table's columns, in their order.
+    pub async fn comments(&self, table: &ObjectName) -> Vec<Option<String>> {
+        let found = async {
+            let table = table_reference(table).ok()?.resolve(CATALOG, DEFAULT_SCHEMA);
+            let schema = self.catalogs.catalog(&table.catalog)?.schema(&table.schema)?;
+            schema.table(&table.table).await.ok()?
+        };
+        found.await.map(|table| comments(table.as_ref())).unwrap_or_default()
+    }
+
     /// The columns of the files that a statement names so.
     ///
     /// # Errors
@@ -122,6 +132,9 @@ pub async fn suggest(tables: &Tables, error: Error, deadline: Instant) -> Error 
         tables.metadata.list_views(&namespace, deadline)
     );
     let words = match (names, views) {
+        (Err(CatalogError::NamespaceNotFound(_)), _) if schema == system::SYSTEM => {
+            format!(": in {schema} are {}", system::NAMES.join(", "))
+        }
         (Err(CatalogError::NamespaceNotFound(_)), _) if schema != DEFAULT_SCHEMA => {
             format!(": there is no schema {schema}")
         }
@@ -133,6 +146,11 @@ pub async fn suggest(tables: &Tables, error: Error, deadline: Instant) -> Error 
         }
     };
     Error { message: format!("{}{words}", error.message), ..error }
+}
+
+/// The comments of a table's columns, in their order; none of what is no table of lake's.
+pub fn comments(table: &dyn TableProvider) -> Vec<Option<String>> {
+    table.downcast_ref::<LakeTable>().map(LakeTable::comments).unwrap_or_default()
 }
 
 /// The table that a name means.

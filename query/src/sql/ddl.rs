@@ -56,17 +56,22 @@ pub struct NewTable {
     rows: Option<Box<LogicalPlan>>,
 }
 
-/// What sets the defaults of a new table's columns.
+/// What sets the defaults and the comments of a new table's columns.
 ///
 /// # Errors
 /// `Invalid` for one that is no constant.
 pub async fn defaults(state: &SessionState, action: &Action) -> Result<Vec<Alteration>> {
-    let Action::CreateTable { defaults, .. } = action else { return Ok(Vec::new()) };
-    let mut alterations = Vec::with_capacity(defaults.len());
+    let Action::CreateTable { defaults, comments, .. } = action else { return Ok(Vec::new()) };
+    let mut alterations = Vec::with_capacity(defaults.len() + comments.len());
     for (name, value) in defaults {
         let value = Some(constant(state, value).await?).filter(|value| !value.is_null());
         alterations.push(Alteration::SetDefault { name: name.clone(), value });
     }
+    let comment = |(name, comment): &(String, String)| Alteration::CommentColumn {
+        name: name.clone(),
+        comment: Some(comment.clone()),
+    };
+    alterations.extend(comments.iter().map(comment));
     Ok(alterations)
 }
 
@@ -289,8 +294,8 @@ async fn create_table(tables: &Arc<Tables>, state: &SessionState, table: NewTabl
             if let Some(table) = load(tables, ident, deadline).await? {
                 if !defaults.is_empty() {
                     return Err(Error::not_supported(
-                        "a default for a column of a table that is replaced is not supported yet; ALTER COLUMN ... SET DEFAULT sets one \
-                         afterwards; nothing was done",
+                        "a default or a comment for a column of a table that is replaced is not supported yet; ALTER COLUMN ... SET \
+                         DEFAULT and COMMENT ON COLUMN set them afterwards; nothing was done",
                     ));
                 }
                 let reads = rows.as_deref().map(|rows| reads_of(rows, ident)).transpose()?.flatten();

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use datafusion::sql::parser::{CopyToSource, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::{
-    BinaryOperator, CastKind, Expr, Spanned, Statement, UnaryOperator, visit_expressions,
+    BinaryOperator, CastKind, Expr, Spanned, Statement, UnaryOperator, Value, ValueWithSpan, visit_expressions,
 };
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
@@ -27,14 +27,26 @@ enum Fault {
     Division,
     Overflow,
     Cast,
+    /// A regular expression that is none.
+    Pattern,
+    /// A timestamp with which is not computed.
+    Time,
 }
+
+const ALL: [Fault; 5] = [Fault::Division, Fault::Overflow, Fault::Cast, Fault::Pattern, Fault::Time];
 
 impl Fault {
     /// What the execution says of it.
     fn of(message: &str) -> Option<Self> {
         let lower = message.to_ascii_lowercase();
         let says = |words: &str| lower.contains(words);
-        if says("divide by zero") {
+        if says("regular expression") || says("regex ") {
+            Some(Fault::Pattern)
+        } else if says("date_bin()")
+            || (says("timestamp ") && lower.ends_with(" out of range") && !says("is out of range"))
+        {
+            Some(Fault::Time)
+        } else if says("divide by zero") {
             Some(Fault::Division)
         } else if says("overflow") {
             Some(Fault::Overflow)
@@ -59,6 +71,20 @@ impl Fault {
             ),
             (Fault::Overflow, Expr::UnaryOp { op, .. }) => *op == UnaryOperator::Minus,
             (Fault::Cast, Expr::Cast { kind, .. }) => matches!(kind, CastKind::Cast | CastKind::DoubleColon),
+            (Fault::Pattern, Expr::Function(function)) => {
+                function.name.to_string().to_ascii_lowercase().starts_with("regexp_")
+            }
+            (Fault::Pattern, Expr::BinaryOp { op, .. }) => matches!(
+                op,
+                BinaryOperator::PGRegexMatch
+                    | BinaryOperator::PGRegexIMatch
+                    | BinaryOperator::PGRegexNotMatch
+                    | BinaryOperator::PGRegexNotIMatch
+            ),
+            (Fault::Pattern, Expr::SimilarTo { .. } | Expr::RLike { .. }) => true,
+            (Fault::Time, Expr::Function(function)) => {
+                function.name.to_string().to_ascii_lowercase().starts_with("date_")
+            }
             _ => false,
         }
     }
@@ -72,6 +98,8 @@ pub struct Faults {
     target: Option<String>,
     /// Operators that may not take what is on their sides, with all of the expression.
     operators: Vec<(String, String, Option<Position>)>,
+    /// Comparisons with texts that are written out, which may have to be something else, with these texts.
+    compared: Vec<(Vec<String>, String, Option<Position>)>,
     /// The statement's text.
     sql: String,
 }
@@ -83,7 +111,12 @@ impl Faults {
             if let Expr::BinaryOp { op, .. } = expr {
                 faults.add_operator(op, expr);
             }
-            for fault in [Fault::Division, Fault::Overflow, Fault::Cast] {
+            let texts = texts_compared(expr);
+            if !texts.is_empty() && faults.compared.len() < MOST_OPERATORS {
+                let (text, place) = shown(expr);
+                faults.compared.push((texts, text, place));
+            }
+            for fault in ALL {
                 if fault.can_be(expr) {
                     faults.add(fault, expr);
                 }
@@ -163,27 +196,55 @@ impl Faults {
             _ => None,
         };
         let Some(fault) = fault else { return error };
-        let known: Vec<_> = self.known.iter().filter(|(other, ..)| *other == fault).collect();
+        let known = self.known.iter().filter(|(other, ..)| *other == fault);
+        let mut known: Vec<(&str, Option<Position>)> = known.map(|(_, text, place)| (text.as_str(), *place)).collect();
+        let is_named = |text: &String| error.message.contains(&format!("'{text}'"));
+        let compared = self.compared.iter().filter(|(texts, ..)| fault == Fault::Cast && texts.iter().any(is_named));
+        let compared: Vec<(&str, Option<Position>)> =
+            compared.map(|(_, text, place)| (text.as_str(), *place)).take(MOST + 1).collect();
         let assigned = match (fault, &self.target) {
-            (Fault::Cast, Some(table)) => Some(format!("a value for a column of {table}")),
+            (Fault::Cast, Some(table)) if compared.is_empty() => Some(format!("a value for a column of {table}")),
             _ => None,
         };
+        known.extend(compared);
         let (message, place) = match (known.as_slice(), assigned) {
             ([], Some(assigned)) => (format!("{} ({assigned})", error.message), None),
-            ([(_, text, _)], Some(assigned)) => (format!("{} (in {text}, or {assigned})", error.message), None),
+            ([(text, _)], Some(assigned)) => (format!("{} (in {text}, or {assigned})", error.message), None),
             (some, Some(assigned)) if some.len() <= MOST => {
-                let texts: Vec<&str> = some.iter().map(|(_, text, _)| text.as_str()).collect();
+                let texts: Vec<&str> = some.iter().map(|(text, _)| *text).collect();
                 (format!("{} (in one of: {}; or {assigned})", error.message, texts.join("; ")), None)
             }
             ([], None) => return error,
-            ([(_, text, place)], None) => (format!("{} (in {text})", error.message), *place),
+            ([(text, place)], None) => (format!("{} (in {text})", error.message), *place),
             (some, None) if some.len() <= MOST => {
-                let texts: Vec<&str> = some.iter().map(|(_, text, _)| text.as_str()).collect();
+                let texts: Vec<&str> = some.iter().map(|(text, _)| *text).collect();
                 (format!("{} (in one of: {})", error.message, texts.join("; ")), None)
             }
             _ => return error,
         };
         Error { message, ..error }.at(place)
+    }
+}
+
+/// The texts that something is compared with in this expression.
+fn texts_compared(expr: &Expr) -> Vec<String> {
+    let texts = |of: &[&Expr]| -> Vec<String> {
+        let text = |expr: &&Expr| match expr {
+            Expr::Value(ValueWithSpan { value: Value::SingleQuotedString(text), .. }) if text.len() <= LONGEST => {
+                Some(text.clone())
+            }
+            _ => None,
+        };
+        of.iter().filter_map(text).take(MOST_OPERATORS).collect()
+    };
+    match expr {
+        Expr::BinaryOp { left, right, .. } => texts(&[left.as_ref(), right.as_ref()]),
+        Expr::Between { expr, low, high, .. } => texts(&[expr.as_ref(), low.as_ref(), high.as_ref()]),
+        Expr::InList { expr, list, .. } => {
+            texts(&std::iter::once(expr.as_ref()).chain(list).take(MOST_OPERATORS).collect::<Vec<_>>())
+        }
+        Expr::InSubquery { expr, .. } => texts(&[expr.as_ref()]),
+        _ => Vec::new(),
     }
 }
 
@@ -246,6 +307,14 @@ mod tests {
         assert_eq!(assigned.message, "Can't cast value 3e9 to type Int32 (a value for a column of s.t)");
         let either = of("UPDATE t SET a = CAST(b AS INT)").explain(Error::invalid("Cannot cast string 'x'"));
         assert_eq!(either.message, "Cannot cast string 'x' (in CAST(b AS INT), or a value for a column of t)");
+        let written = of("SELECT a\nFROM t WHERE b = 'x' AND a = 'abc'")
+            .explain(Error::invalid("Cannot cast string 'abc' to value of Int32 type"));
+        assert_eq!(written.message, "Cannot cast string 'abc' to value of Int32 type (in a = 'abc')");
+        assert_eq!(written.position, Some(Position { line: 2, column: 26 }));
+        let listed = of("DELETE FROM t WHERE a IN (1, 'y')").explain(Error::invalid("Cannot cast string 'y'"));
+        assert_eq!(listed.message, "Cannot cast string 'y' (in a IN (1, 'y'))");
+        let pattern = of("SELECT regexp_replace(a, '(', b) FROM t").explain(Error::invalid("regex parse error: ("));
+        assert_eq!(pattern.message, "regex parse error: ( (in regexp_replace(a, '(', b))");
         let many = of("SELECT 1/a, 2/a, 3/a, 4/a, 5/a, 6/a").explain(Error::invalid("Divide by zero error"));
         assert_eq!(many.message, "Divide by zero error");
     }

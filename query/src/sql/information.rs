@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray, UInt64Array, new_null_array};
-use arrow::datatypes::{DataType, Field, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use async_trait::async_trait;
 use datafusion::catalog::information_schema::InformationSchemaProvider;
 use datafusion::catalog::streaming::StreamingTable;
@@ -20,10 +20,13 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{ExecutionPlan, SendableRecordBatchStream};
 use futures::StreamExt;
 
-use super::CATALOG;
+use super::{CATALOG, catalog};
+use crate::scan::spelled;
 use crate::words;
 
 const COLUMNS: &str = "columns";
+/// One more than the standard has.
+const COMMENT: &str = "column_comment";
 /// The tables of functions, from which SHOW FUNCTIONS reads as well.
 const FUNCTIONS: [&str; 2] = ["routines", "parameters"];
 
@@ -50,8 +53,11 @@ impl SchemaProvider for Information {
         let table = self.plain.table(name).await?;
         match (table, self.catalogs.catalog(CATALOG)) {
             (Some(table), Some(lake)) if name.eq_ignore_ascii_case(COLUMNS) => {
-                let columns = Columns { schema: table.schema(), lake };
-                Ok(Some(Arc::new(StreamingTable::try_new(table.schema(), vec![Arc::new(columns)])?)))
+                let mut fields = table.schema().fields().to_vec();
+                fields.push(Arc::new(Field::new(COMMENT, DataType::Utf8, true)));
+                let schema = Arc::new(Schema::new(fields));
+                let columns = Columns { schema: schema.clone(), lake };
+                Ok(Some(Arc::new(StreamingTable::try_new(schema, vec![Arc::new(columns)])?)))
             }
             (Some(table), _) if FUNCTIONS.iter().any(|of| name.eq_ignore_ascii_case(of)) => {
                 Ok(Some(Arc::new(Functions { plain: table })))
@@ -156,6 +162,7 @@ struct Row {
     /// From 1.
     position: u64,
     default: Option<String>,
+    comment: Option<String>,
 }
 
 async fn read(lake: &dyn CatalogProvider, schema: SchemaRef) -> DfResult<RecordBatch> {
@@ -165,12 +172,14 @@ async fn read(lake: &dyn CatalogProvider, schema: SchemaRef) -> DfResult<RecordB
         for table_name in of.table_names() {
             // It may have been dropped since it was listed.
             let Some(table) = of.table(&table_name).await? else { continue };
+            let mut comments = catalog::comments(table.as_ref()).into_iter();
             rows.extend(table.schema().fields().iter().zip(1..).map(|(field, position)| Row {
                 schema: name.clone(),
                 table: table_name.clone(),
                 field: field.as_ref().clone(),
                 position,
                 default: table.get_column_default(field.name()).and_then(written),
+                comment: comments.next().flatten(),
             }));
         }
     }
@@ -183,6 +192,7 @@ async fn read(lake: &dyn CatalogProvider, schema: SchemaRef) -> DfResult<RecordB
         "column_name" => text(|row| Some(row.field.name().clone())),
         "ordinal_position" => number(|row| Some(row.position)),
         "column_default" => text(|row| row.default.clone()),
+        COMMENT => text(|row| row.comment.clone()),
         "is_nullable" => text(|row| Some(if row.field.is_nullable() { "YES" } else { "NO" }.to_owned())),
         "data_type" => text(|row| Some(words::sql_type(row.field.data_type()))),
         "numeric_precision" => number(|row| digits(row.field.data_type()).map(|(all, ..)| all)),
@@ -199,10 +209,7 @@ async fn read(lake: &dyn CatalogProvider, schema: SchemaRef) -> DfResult<RecordB
 /// A default as a statement would have it.
 fn written(default: &Expr) -> Option<String> {
     let Expr::Literal(value, _) = default else { return None };
-    Some(match value.try_as_str().flatten() {
-        Some(text) => format!("'{}'", text.replace('\'', "''")),
-        None => value.to_string(),
-    })
+    spelled::value(value)
 }
 
 /// How many digits a number has, to which base, and how many of them behind the point, where that is certain.

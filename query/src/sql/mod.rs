@@ -22,18 +22,22 @@ pub mod add_files;
 pub mod admission;
 pub mod alter;
 pub mod as_of;
+pub mod as_written;
 pub mod bound;
 pub mod catalog;
 pub mod clauses;
+pub mod column_types;
 pub mod columns;
 pub mod computing;
 pub mod copy;
 pub mod ddl;
+pub mod dialect;
 pub mod dml;
 pub mod faults;
 pub mod files;
 pub mod floats;
 pub mod growing;
+pub mod headings;
 pub mod information;
 pub mod literal;
 pub mod memory;
@@ -48,9 +52,11 @@ pub mod rows;
 pub mod schemas;
 pub mod session;
 pub mod statement;
+pub mod subqueries;
 pub mod sum;
 pub mod system;
 mod system_procedures;
+pub mod times;
 pub mod tpch;
 pub mod transactions;
 mod undrop;
@@ -88,6 +94,7 @@ use crate::scan::guard::NameDamagedFiles;
 use crate::table::pins::Pins;
 use crate::table::{Tables, catalog_error};
 use admission::{Admission, Slot};
+use as_written::AsWritten;
 use bound::Bound;
 use computing::ComputeThreads;
 use ddl::Ddl;
@@ -147,6 +154,8 @@ pub struct Planned {
     faults: Arc<Faults>,
     state: SessionState,
     work: Work,
+    /// What its columns are called where the rows leave the node.
+    names: AsWritten,
     /// How a query is to be spread over nodes if it may be, and its plan for that.
     spread: Option<Box<(Mode, LogicalPlan)>>,
     slot: Slot,
@@ -210,11 +219,14 @@ impl Engine {
         // 0.1 in SQL is a decimal, exactly: through a float, 28 digits would come out as 16.
         session.options_mut().sql_parser.parse_float_as_decimal = true;
         let mut rules = Analyzer::new().rules;
-        rules.insert(0, Arc::new(floats::DecimalsMeetFloats));
+        let coercion = rules.iter().position(|rule| rule.name() == "type_coercion").unwrap_or(0);
+        rules.insert(coercion, Arc::new(floats::DecimalsMeetFloats));
+        rules.insert(0, Arc::new(subqueries::SubqueriesKnowNull));
         rules.push(Arc::new(overflow::IntegersDoNotWrap));
         rules.push(Arc::new(rounding::IntegersAreRounded));
         let mut template = SessionStateBuilder::new()
             .with_analyzer_rules(rules)
+            .with_type_planner(Arc::new(column_types::MoreTypes::default()))
             .with_config(session)
             .with_runtime_env(runtime)
             .with_default_features()
@@ -224,6 +236,7 @@ impl Engine {
         template.register_udaf(Arc::new(AggregateUDF::from(sum::CheckedSum::default())))?;
         template.register_udtf("tpch", Arc::new(tpch::TpchFunction));
         growing::limit(&mut template, config.memory_limit_bytes)?;
+        times::limit(&mut template)?;
         Ok(Self {
             tables,
             template,
@@ -353,6 +366,7 @@ impl Engine {
             )));
         }
         let faults = Arc::new(Faults::of(&parsed, &bound.sql));
+        let names = AsWritten::of(&parsed);
         let (unbound, rows) = bound.put(&mut parsed)?;
         if (unbound > 0 || bound.parameters.is_some()) && !action.takes_parameters() {
             let command = action.command().as_str();
@@ -393,11 +407,28 @@ impl Engine {
             Ok(done) => done,
             Err(error) => return Err(catalog::suggest(&tables, error, patience).await),
         };
-        let Done { schema, parameters, state, work, spread } = done;
+        let Done { mut schema, parameters, state, work, spread } = done;
+        if let Work::Query(_) = &work {
+            schema = names.put(schema);
+        }
         if let Work::Call(call) = &work {
             procedures::check_readable(self, call)?;
         }
-        Ok(Planned { command, schema, stale, deadline, parameters, pins, tables, faults, state, work, spread, slot })
+        Ok(Planned {
+            command,
+            schema,
+            stale,
+            deadline,
+            parameters,
+            pins,
+            tables,
+            faults,
+            state,
+            work,
+            names,
+            spread,
+            slot,
+        })
     }
 
     /// Makes a change and returns how many rows were written. Its commit, once begun, runs to its end even if this
@@ -459,7 +490,7 @@ fn name_files(error: Error, plan: &Arc<dyn ExecutionPlan>) -> Error {
         }
         Ok(TreeNodeRecursion::Continue)
     });
-    let concerns_files = error.kind != Kind::Invalid || error.message.contains("Parquet");
+    let concerns_files = error.kind != Kind::Invalid || error.message.contains("Parquet") || is_of_text(&error.message);
     if files.is_empty()
         || !concerns_files
         || files.iter().any(|file| error.message.contains(file.trim_start_matches('/')))
@@ -471,7 +502,17 @@ fn name_files(error: Error, plan: &Arc<dyn ExecutionPlan>) -> Error {
         more => format!(" or {more} more"),
     };
     files.truncate(FILES_NAMED);
-    Error { message: format!("{} (while reading {}{more})", error.message, files.join(", ")), ..error }
+    let hint = if is_of_text(&error.message) {
+        "; the types of its columns follow from its first rows: make a table with others, and COPY it into that"
+    } else {
+        ""
+    };
+    Error { message: format!("{} (while reading {}{more}{hint})", error.message, files.join(", ")), ..error }
+}
+
+/// Whether a value in a file of CSV or JSON is not of the type of its column, by Arrow's words.
+fn is_of_text(message: &str) -> bool {
+    ["rror while parsing value", "whilst decoding field"].iter().any(|words| message.contains(words))
 }
 
 fn panicked(doing: &str, panic: &(dyn std::any::Any + Send)) -> Error {

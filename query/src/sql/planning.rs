@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::common::Result as DfResult;
 use datafusion::common::tree_node::{TreeNodeRecursion, TreeNodeVisitor};
+use datafusion::common::{Result as DfResult, ScalarValue};
 use datafusion::execution::context::SQLOptions;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::dml::InsertOp;
@@ -22,7 +22,7 @@ use super::catalog::{self, Found};
 use super::ddl::{self, Ddl};
 use super::faults::Faults;
 use super::statement::{self, Action, Command};
-use super::{Work, dml, files, procedures, values, views};
+use super::{Work, dml, files, headings, procedures, values, views};
 use crate::distributed::{Distributed, Mode};
 use crate::error::{Error, Result};
 use crate::words;
@@ -98,7 +98,13 @@ impl Part {
                     }
                     _ => parsed,
                 };
-                let plan = match values::plan(&state, parsed).await {
+                let mut comments = Vec::new();
+                if let ParsedStatement::Statement(statement) = &parsed
+                    && let Statement::ExplainTable { table_name, .. } = statement.as_ref()
+                {
+                    comments = found.comments(table_name).await;
+                }
+                let plan = match headings::plan(&state, parsed).await {
                     Ok(plan) => plan,
                     Err(error) => {
                         let error = found.explain(error.into());
@@ -116,7 +122,7 @@ impl Part {
                 match action {
                     Action::Query => {
                         check_reads_only(&plan)?;
-                        let mut plan = described(explained(plan)?)?;
+                        let mut plan = described(explained(plan)?, comments)?;
                         spread = distributed.and_then(|distributed| spread_as(&distributed, asked, &plan));
                         if unbound == 0 {
                             plan = state.optimize(&plan).map_err(|e| faults.explain(e.into()))?;
@@ -226,14 +232,16 @@ fn parameter_fields(plan: &LogicalPlan, count: usize) -> Result<Vec<Field>> {
     Ok((1..=count).map(field).collect())
 }
 
-/// DESCRIBE tells the types that SQL has.
-fn described(plan: LogicalPlan) -> Result<LogicalPlan> {
+/// DESCRIBE tells the types that SQL has, and the comments.
+fn described(plan: LogicalPlan, comments: Vec<Option<String>>) -> Result<LogicalPlan> {
     let LogicalPlan::DescribeTable(table) = plan else { return Ok(plan) };
+    let mut comments = comments.into_iter();
     let rows = table.schema.fields().iter().map(|field| {
         let null = if field.is_nullable() { "YES" } else { "NO" };
-        vec![lit(field.name().as_str()), lit(words::sql_type(field.data_type())), lit(null)]
+        let comment = lit(ScalarValue::Utf8(comments.next().flatten()));
+        vec![lit(field.name().as_str()), lit(words::sql_type(field.data_type())), lit(null), comment]
     });
-    let named = ["column_name", "data_type", "is_nullable"].into_iter().enumerate();
+    let named = ["column_name", "data_type", "is_nullable", "comment"].into_iter().enumerate();
     let named = named.map(|(i, name)| ident(format!("column{}", i + 1)).alias(name));
     Ok(LogicalPlanBuilder::values(rows.collect())?.project(named)?.build()?)
 }

@@ -26,6 +26,21 @@ use super::{CATALOG, Engine};
 use crate::error::{Error, Result};
 use crate::table::version::Edit;
 use crate::table::{Table, Tables, history, maintenance, numbers, orphans};
+use crate::words::{did_you_mean, nearest};
+
+/// Procedures, and what they take.
+const PROCEDURES: [(&[&str], &[&str]); 10] = [
+    (&["rollback_to_snapshot", "set_current_snapshot", "cherrypick_snapshot"], &["table", "snapshot_id"]),
+    (&["fast_forward"], &["table", "branch", "to"]),
+    (&["create_tag", "create_branch"], &["table", "name", "snapshot_id"]),
+    (&["drop_tag", "drop_branch"], &["table", "name"]),
+    (&["expire_snapshots"], &["table", "older_than", "retain_last"]),
+    (&["rewrite_data_files"], &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold"]),
+    (&["rewrite_manifests"], &["table"]),
+    (&["remove_orphan_files"], &["table", "older_than_hours", "dry_run"]),
+    (&["register_table"], &["table", "metadata_file"]),
+    (&["add_files"], &["table", "source", "dry_run"]),
+];
 
 /// A procedure and what it is called with.
 #[derive(Debug)]
@@ -60,19 +75,16 @@ pub async fn plan(state: &SessionState, call: &Function) -> Result<Procedure> {
             )));
         }
     };
-    let parameters: &[&str] = match name.as_str() {
-        "rollback_to_snapshot" | "set_current_snapshot" | "cherrypick_snapshot" => &["table", "snapshot_id"],
-        "fast_forward" => &["table", "branch", "to"],
-        "create_tag" | "create_branch" => &["table", "name", "snapshot_id"],
-        "drop_tag" | "drop_branch" => &["table", "name"],
-        "expire_snapshots" => &["table", "older_than", "retain_last"],
-        "rewrite_data_files" => &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold"],
-        "rewrite_manifests" => &["table"],
-        "remove_orphan_files" => &["table", "older_than_hours", "dry_run"],
-        "register_table" => &["table", "metadata_file"],
-        "add_files" => &["table", "source", "dry_run"],
-        _ => return Err(Error::not_found(format!("there is no procedure {SYSTEM}.{name}"))),
-    };
+    let known = PROCEDURES.iter().find(|(names, _)| names.contains(&name.as_str()));
+    let (_, parameters) = known.ok_or_else(|| {
+        let mut names: Vec<&str> = PROCEDURES.iter().flat_map(|(names, _)| names.iter().copied()).collect();
+        names.sort_unstable();
+        Error::not_found(format!(
+            "there is no procedure {SYSTEM}.{name}{} (there are: {})",
+            did_you_mean(nearest(&name, names.iter().copied())),
+            names.join(", ")
+        ))
+    })?;
     let args = arguments(state, &name, parameters, call).await?;
     let table = args.text("table")?.ok_or_else(|| args.missing("table"))?;
     let table = ident(&TableReference::parse_str(&table))?;

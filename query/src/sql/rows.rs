@@ -14,7 +14,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Engine, Planned, Work, computing, name_files, panicked};
+use super::{Engine, Planned, Work, as_written, computing, name_files, panicked};
 use crate::error::{Error, Result};
 
 /// Batches that wait for the client to take them.
@@ -35,7 +35,7 @@ impl Engine {
     /// In the stream too: after an error it ends.
     pub async fn query(&self, planned: Planned) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
         planned.check_bound()?;
-        let Planned { faults, state, work, deadline, spread, slot, .. } = planned;
+        let Planned { faults, state, work, deadline, names, spread, slot, .. } = planned;
         let Work::Query(plan) = work else { return Err(Error::internal("a change was run as a query")) };
         let starting = AssertUnwindSafe(async {
             let part = async move {
@@ -51,13 +51,15 @@ impl Engine {
             Ok(Err(panic)) => return Err(panicked("planning the query", panic.as_ref())),
             Err(_) => return Err(read_deadline()),
         };
-        let schema = stream.schema();
+        let unnamed = stream.schema();
+        let schema = names.put(unnamed.clone());
+        let named = (!Arc::ptr_eq(&unnamed, &schema)).then(|| schema.clone());
         let limit = Limit { max_rows: self.max_rows, max_bytes: self.max_bytes, rows: 0, bytes: 0 };
         let (sender, rows) = mpsc::channel(BATCHES_AHEAD);
         let failure = Arc::new(OnceLock::new());
         let failed = failure.clone();
         self.tasks.spawn(async move {
-            let sending = AssertUnwindSafe(send(stream, limit, &sender)).catch_unwind();
+            let sending = AssertUnwindSafe(send(stream, named, limit, &sender)).catch_unwind();
             let ended = tokio::select! {
                 biased;
                 () = sender.closed() => return,
@@ -81,10 +83,18 @@ impl Engine {
     }
 }
 
-/// Sends what a query returns, as fast as it is taken.
-async fn send(mut rows: SendableRecordBatchStream, mut limit: Limit, to: &mpsc::Sender<RecordBatch>) -> Result<()> {
+/// Sends what a query returns, as fast as it is taken; under the schema that it is to have, if it is to have another.
+async fn send(
+    mut rows: SendableRecordBatchStream,
+    named: Option<SchemaRef>,
+    mut limit: Limit,
+    to: &mpsc::Sender<RecordBatch>,
+) -> Result<()> {
     while let Some(batch) = rows.next().await {
-        let batch = batch?;
+        let batch = match &named {
+            Some(schema) => as_written::under(schema, batch?)?,
+            None => batch?,
+        };
         limit.count(&batch)?;
         if to.send(batch).await.is_err() {
             return Err(Error::cancelled("the client went away"));

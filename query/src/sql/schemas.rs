@@ -17,11 +17,11 @@ use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop, RESTORE};
 use lake_client::procedures::{Procedure, State};
 use lake_client::store;
 
-use super::CATALOG;
 use super::alter;
 use super::catalog::{INFORMATION_SCHEMA, namespace};
 use super::clauses::begins_with;
 use super::statement::{Command, normalize, refused};
+use super::{CATALOG, DEFAULT_SCHEMA};
 use crate::error::{Error, Position, Result};
 use crate::outcomes::now_ms;
 use crate::table::{Tables, catalog_error};
@@ -136,7 +136,13 @@ fn drop_schema(parser: &mut Parser<'_>) -> Taken {
     if purge && !cascade {
         return Ok(Err(refused("DROP SCHEMA ... PURGE without CASCADE")));
     }
-    Ok(named(&name).map(|name| SchemaStatement::Drop { name, if_exists, cascade, purge }))
+    Ok(named(&name).and_then(|name| match cascade && name.to_string() == DEFAULT_SCHEMA {
+        true => Err(Error::invalid(format!(
+            "{DEFAULT_SCHEMA} is the schema of every name without one, and is not dropped with all that is in it; nothing was done: \
+             drop its tables and views by their names"
+        ))),
+        false => Ok(SchemaStatement::Drop { name, if_exists, cascade, purge }),
+    }))
 }
 
 const PROPERTIES: [Keyword; 2] = [Keyword::TBLPROPERTIES, Keyword::WITH];
@@ -205,11 +211,10 @@ pub async fn run(tables: &Tables, statement: SchemaStatement, deadline: Instant)
         SchemaStatement::Drop { name, if_exists, purge, .. } => {
             let doing = format!("dropping schema {name} and what is in it");
             let in_steps = tables.metadata.runs_procedures();
-            let at_once = match (*purge, in_steps) {
-                (true, true) => None,
+            let at_once = match *purge && in_steps {
+                true => None,
                 // The janitor sees to the files.
-                (true, false) => Some(writer.purge_namespace_and_contents(name, now_ms(), deadline).await),
-                (false, _) => Some(writer.drop_namespace_and_contents(name, deadline).await),
+                false => Some(writer.drop_namespace_and_contents(name, purge.then(now_ms), deadline).await),
             };
             let is_more = matches!(at_once, None | Some(Err(CatalogError::Store(store::Error::Refused { .. }))));
             let done = match at_once {
@@ -324,6 +329,8 @@ mod tests {
             ("CREATE SCHEMA s s", Kind::Invalid),
             ("DROP SCHEMA a, b", Kind::NotSupported),
             ("DROP SCHEMA a PURGE", Kind::NotSupported),
+            ("DROP SCHEMA default CASCADE", Kind::Invalid),
+            ("DROP SCHEMA IF EXISTS lake.\"default\" CASCADE PURGE", Kind::Invalid),
         ] {
             assert_eq!(take(sql).unwrap_err().kind, kind, "{sql}");
         }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, BooleanArray, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::catalog::{MemTable, TableProvider};
 use datafusion::common::TableReference;
+use lake_client::drains;
 use lake_client::nodes::NodeStatus;
 use lake_client::shards::ShardStatus;
 
@@ -21,11 +22,14 @@ const SHARDS: &str = "shards";
 /// What can be undropped.
 pub const DROPPED: &str = "dropped_tables";
 
+/// All of them.
+pub const NAMES: [&str; 4] = [DROPPED, NODES, PROCEDURES, SHARDS];
+
 /// Whether a name is one of these tables.
 pub fn is_system(table: &TableReference) -> bool {
     table.schema() == Some(SYSTEM)
         && table.catalog().is_none_or(|catalog| catalog == CATALOG)
-        && [NODES, PROCEDURES, SHARDS, DROPPED].contains(&table.table())
+        && NAMES.contains(&table.table())
 }
 
 /// The table of that name, as it is now.
@@ -45,17 +49,21 @@ pub async fn table(engine: &Engine, name: &str, deadline: Instant) -> Result<Arc
 async fn of_cluster(engine: &Engine, name: &str, deadline: Instant) -> Result<RecordBatch> {
     let Some(cluster) = &engine.cluster else {
         return Err(Error::not_supported(format!(
-            "{SYSTEM}.{name} lists the {name} of a metadata cluster, and this node's metadata is not in one"
+            "{SYSTEM}.{name} lists the {name} of a metadata cluster of several processes; here one process is all there is, or the \
+             metadata is in a store without a leader"
         )));
     };
     let failed = |e| Error::unavailable(format!("reading {SYSTEM}.{name}: {e}"));
     match name {
         SHARDS => shard_rows(&cluster.shards(deadline).await.map_err(failed)?.value.shards),
-        _ => node_rows(&cluster.nodes(deadline).await.map_err(failed)?.value),
+        _ => {
+            let drained = drains::list(cluster, deadline).await.map_err(failed)?;
+            node_rows(&cluster.nodes(deadline).await.map_err(failed)?.value, &drained)
+        }
     }
 }
 
-fn node_rows(nodes: &[NodeStatus]) -> Result<RecordBatch> {
+fn node_rows(nodes: &[NodeStatus], drained: &[String]) -> Result<RecordBatch> {
     type Text = fn(&NodeStatus) -> Option<String>;
     type Number = fn(&NodeStatus) -> Option<i64>;
     let texts: [(&str, Text); 7] = [
@@ -90,6 +98,9 @@ fn node_rows(nodes: &[NodeStatus]) -> Result<RecordBatch> {
         fields.push(Field::new(name, DataType::Int64, true));
         columns.push(Arc::new(nodes.iter().map(of).collect::<Int64Array>()));
     }
+    fields.push(Field::new("drained", DataType::Boolean, true));
+    let drained = nodes.iter().map(|node| Some(drained.contains(&node.node)));
+    columns.push(Arc::new(drained.collect::<BooleanArray>()));
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
         .map_err(|e| Error::internal(format!("listing the nodes: {e}")))
 }

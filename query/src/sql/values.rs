@@ -7,6 +7,9 @@
 //! through constants the ids of some parts get lost, and then the rows are refused for having other types than they should. So
 //! VALUES have these types without ids; the writer gives the table's to what it writes. Where a column is NOT NULL the writer
 //! names it, and DataFusion would name a number: there VALUES may be null.
+//!
+//! Where the values of a column differ in type, DataFusion casts them to one that they have in common, which may have to be another one
+//! ([`super::floats`]). Casts that the statement itself has, and those to a table's columns, are written twice: these are to stay.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -20,16 +23,25 @@ use datafusion::logical_expr::{
     Cast, CreateMemoryTable, DdlStatement, DmlStatement, Expr, ExprSchemable, LogicalPlan, Projection, Values, cast,
 };
 use datafusion::sql::parser::Statement as Parsed;
-use datafusion::sql::sqlparser::ast::{Query, SetExpr, Statement, Visit, Visitor};
+use datafusion::sql::sqlparser::ast::{
+    CastKind, DataType as WrittenType, Expr as Written, Query, SetExpr, Statement, Visit, Visitor, VisitorMut,
+};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::parser::Parser;
 
+use super::bound::visit;
 use crate::error::Result;
 
 /// The plan of a statement.
 pub async fn plan(state: &SessionState, mut statement: Parsed) -> DfResult<LogicalPlan> {
+    keep_casts(&mut statement);
+    let typed = is_typed(&statement);
     let Some(place) = query_with_values(&mut statement) else {
-        return state.statement_to_plan(statement).await;
+        let plan = state.statement_to_plan(statement).await?;
+        return match typed {
+            true => with_kept_types(plan),
+            false => Ok(plan),
+        };
     };
     let query = Statement::Query(place.clone());
     let query = state.statement_to_plan(Parsed::Statement(Box::new(query))).await?;
@@ -48,6 +60,71 @@ pub async fn plan(state: &SessionState, mut statement: Parsed) -> DfResult<Logic
         }
         _ => Err(planned_otherwise()),
     }
+}
+
+/// Writes each cast to a decimal that is a value of VALUES twice.
+pub fn keep_casts(statement: &mut Parsed) {
+    visit(statement, &mut Casts);
+}
+
+struct Casts;
+
+impl VisitorMut for Casts {
+    type Break = ();
+
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
+        keep_casts_of(&mut query.body);
+        ControlFlow::Continue(())
+    }
+}
+
+fn keep_casts_of(body: &mut SetExpr) {
+    match body {
+        SetExpr::Values(values) => {
+            for value in values.rows.iter_mut().flat_map(|row| row.content.iter_mut()) {
+                let mut written = &*value;
+                while let Written::Nested(within) = written {
+                    written = within;
+                }
+                if let Written::Cast { kind: CastKind::Cast | CastKind::DoubleColon, data_type, .. } = written
+                    && let WrittenType::Decimal(_) | WrittenType::Numeric(_) | WrittenType::Dec(_) = data_type
+                {
+                    let (data_type, expr) = (data_type.clone(), Box::new(written.clone()));
+                    *value = Written::Cast { kind: CastKind::Cast, expr, data_type, array: false, format: None };
+                }
+            }
+        }
+        SetExpr::SetOperation { left, right, .. } => {
+            keep_casts_of(left);
+            keep_casts_of(right);
+        }
+        _ => {}
+    }
+}
+
+/// Whether VALUES in this statement get the types of a table's columns.
+fn is_typed(statement: &Parsed) -> bool {
+    let Parsed::Statement(statement) = statement else { return false };
+    match statement.as_ref() {
+        Statement::Insert(_) => true,
+        Statement::CreateTable(create) => !create.columns.is_empty(),
+        _ => false,
+    }
+}
+
+fn with_kept_types(plan: LogicalPlan) -> DfResult<LogicalPlan> {
+    let plan = plan.transform_up(|node| {
+        let LogicalPlan::Values(mut values) = node else { return Ok(Transformed::no(node)) };
+        for value in values.values.iter_mut().flatten() {
+            let to = match value {
+                Expr::Cast(cast) if cast.field.data_type().is_decimal() => cast.field.data_type().clone(),
+                _ => continue,
+            };
+            *value = cast(std::mem::take(value), to);
+        }
+        Ok(Transformed::yes(LogicalPlan::Values(values)))
+    })?;
+    Ok(plan.data)
 }
 
 fn planned_otherwise() -> DataFusionError {

@@ -35,7 +35,7 @@ use super::clauses::{begins_with, blank, offset};
 use super::ddl::table_reference;
 use super::planning::{check_reads_only, check_size};
 use super::statement::{self, Action, Command, normalize, refused};
-use super::{CATALOG, DEFAULT_SCHEMA, Engine, alter, computing, files};
+use super::{CATALOG, DEFAULT_SCHEMA, Engine, alter, computing, files, values};
 use crate::error::{Error, Kind, Position, Result};
 use crate::table::view::{self, Definition};
 use crate::table::{Tables, catalog_error, ensure_namespace, types};
@@ -535,7 +535,7 @@ impl View {
             .with_catalog_list(catalogs)
             .build();
         let parsed = self.parsed.clone();
-        let part = async move { state.statement_to_plan(parsed).await };
+        let part = async move { values::plan(&state, parsed).await };
         let plan = computing::planning(&engine.template, part).await??;
         check_reads_only(&plan)?;
         check_size(&plan)?;

@@ -163,6 +163,10 @@ pub(super) fn retained(
     older_than_ms: Option<i64>,
     retain_last: Option<u64>,
 ) -> Result<HashSet<i64>> {
+    let (older_than_ms, retain_last) = match planted::has(Bug::ExpiredYoung) {
+        true => (Some(version::now_ms()), Some(1)),
+        false => (older_than_ms, retain_last),
+    };
     let property = |name: &str| base.properties().get(name).and_then(|text| text.parse::<i64>().ok());
     let now = version::now_ms();
     let default_cutoff = older_than_ms.unwrap_or(now.saturating_sub(snapshot_age_ms(base)));

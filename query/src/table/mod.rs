@@ -686,7 +686,10 @@ pub(crate) fn catalog_error(doing: &str, error: CatalogError) -> Error {
             Error::unknown(format!("{doing}: {error}; whether it was done is unknown: look before doing it again"))
         }
         CatalogError::Store(store) if store.is_unavailable() => {
-            Error::unavailable(format!("{doing}: {}; nothing was committed", unreachable_words(&error)))
+            let words = unreachable_words(&error);
+            // The cache of pointers says what it was doing in the same words.
+            let told = words.strip_prefix(doing).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&words);
+            Error::unavailable(format!("{doing}: {told}; nothing was committed"))
         }
         CatalogError::Store(_) => Error::internal(format!("{doing}: {error}; nothing was committed")),
     }

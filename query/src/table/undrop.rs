@@ -38,6 +38,12 @@ impl Tables {
                 // The purge has gone on since it was read, or by an attempt of ours it is cancelled.
                 Ok(false) => {}
                 Err(CatalogError::AlreadyDone(left)) if left.is_empty() || procedures::is_record(&left) => {}
+                Err(CatalogError::NamespaceNotFound(schema)) => {
+                    return Err(Error::not_found(format!(
+                        "{doing}: schema {schema} does not exist any more; CREATE SCHEMA {schema} makes it, and then the table can be \
+                         undropped"
+                    )));
+                }
                 Err(error) => return Err(catalog_error(&doing, error)),
             }
             if Instant::now() >= deadline {

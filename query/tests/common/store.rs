@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -60,11 +61,35 @@ impl<W> Deref for Through<W> {
 #[derive(Debug, Default)]
 pub struct Meanwhile(pub Mutex<Option<Txn>>);
 
+/// Whether it makes or changes a table.
+fn is_of_table(txn: &Txn) -> bool {
+    txn.then.iter().any(|op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/")))
+}
+
+/// The same, and while the gate is held no table is made or changed.
+#[derive(Debug, Default)]
+pub struct Gated {
+    pub first: Meanwhile,
+    pub gate: tokio::sync::Mutex<()>,
+    /// How many have come to the gate.
+    pub came: AtomicUsize,
+}
+
+#[async_trait]
+impl Way for Gated {
+    async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
+        if is_of_table(&txn) {
+            self.came.fetch_add(1, Ordering::SeqCst);
+            drop(self.gate.lock().await);
+        }
+        self.first.commit(store, txn, by).await
+    }
+}
+
 #[async_trait]
 impl Way for Meanwhile {
     async fn commit(&self, store: &SharedStore, txn: Txn, by: Instant) -> Result<Committed, Error> {
-        let of_table = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with("/lake/table/"));
-        let first = if txn.then.iter().any(of_table) { self.0.lock().unwrap().take() } else { None };
+        let first = if is_of_table(&txn) { self.0.lock().unwrap().take() } else { None };
         if let Some(first) = first {
             assert!(store.commit(first, by).await?.result.succeeded);
         }

@@ -1,11 +1,15 @@
 //! The protocol, request by request: statuses, types, fields, limits.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use lake_client::memory::MemoryStore;
 use lake_query::Options;
 use serde_json::{Value, json};
 
-use crate::common::{number, numbers, run};
+use crate::common::store::{Gated, Through};
+use crate::common::{TIMEOUT, in_time, number, numbers, run, until};
 use crate::http::Http;
 use crate::{cluster, over, rest};
 
@@ -547,7 +551,8 @@ async fn a_secret_is_asked_for() {
 
 #[tokio::test]
 async fn a_node_that_stops_ends_what_it_has_begun() {
-    let mut cluster = cluster(1).await;
+    let way = Arc::new(Through { store: Arc::new(MemoryStore::new()), way: Gated::default() });
+    let mut cluster = over(way.clone(), 1, |options| options).await;
     let rest = rest(&cluster, 0);
     with_table(&rest).await;
     // An idle connection does not hold it up.
@@ -560,7 +565,23 @@ async fn a_node_that_stops_ends_what_it_has_begun() {
         }
     }));
     assert_eq!(commits.await, [200; 8]);
-    let node = cluster.nodes.remove(0);
-    crate::common::in_time("the node to stop", node.shutdown()).await;
+    let (client, other) = (cluster.client(0).await, cluster.client(0).await);
+    run(&client, "CREATE TABLE n.u (x BIGINT)").await;
+    // Two changes come to their commits, and no further.
+    let gate = way.gate.lock().await;
+    let before = way.came.load(Ordering::SeqCst);
+    let commit = tokio::spawn({
+        let rest = rest.clone();
+        async move { rest.post(&format!("{TABLES}/t"), json!({"updates": [set("p", "x")]})).await.status }
+    });
+    let insert = tokio::spawn(async move { run(&client, "INSERT INTO n.u VALUES (1)").await });
+    until("both to be there", async || way.came.load(Ordering::SeqCst) == before + 2).await;
+    let stops = tokio::spawn(cluster.nodes.remove(0).shutdown());
+    until("no statement to begin", async || other.query("SELECT 1", TIMEOUT).await.is_err()).await;
+    assert!(!stops.is_finished());
+    drop(gate);
+    assert_eq!(commit.await.unwrap(), 200);
+    insert.await.unwrap();
+    in_time("the node to stop", stops).await.unwrap();
     assert!(tokio::net::TcpStream::connect(rest.address).await.is_err());
 }

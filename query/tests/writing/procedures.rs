@@ -43,6 +43,11 @@ async fn snapshots_are_named_and_gone_back_to() {
         ("CALL system.rollback_to_snapshot('t', 5, 6)", Kind::Invalid, "is no argument"),
         ("CALL system.rollback_to_snapshot('t', 'x')", Kind::Invalid, "snapshot_id"),
         ("CALL system.make_coffee('t')", Kind::NotFound, "no procedure system.make_coffee"),
+        (
+            "CALL system.add_file('t')",
+            Kind::NotFound,
+            "did you mean add_files? (there are: add_files, cherrypick_snapshot",
+        ),
         ("CALL make_coffee()", Kind::NotFound, "no procedure make_coffee"),
         ("CALL system.rewrite_manifests('nope')", Kind::NotFound, "nope does not exist"),
     ] {

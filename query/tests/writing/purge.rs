@@ -367,6 +367,8 @@ async fn a_schema_goes_with_the_files_of_its_tables_where_nobody_leads() {
     run(&client, "DROP SCHEMA s CASCADE PURGE").await;
     assert_eq!(refused(&client, "SELECT x FROM s.t").await.kind, Kind::NotFound);
     assert_eq!((all_files(&cluster), number(&client, "SELECT count(*) FROM system.dropped_tables").await), (before, 2));
+    let error = refused(&client, "UNDROP TABLE s.t").await;
+    assert!(error.kind == Kind::NotFound && error.message.contains("CREATE SCHEMA s makes it"), "{error}");
     run(&client, "CREATE SCHEMA s").await;
     run(&client, "UNDROP TABLE s.t").await;
     let tables = cluster.nodes[0].engine().tables();

@@ -1,7 +1,7 @@
 //! `lake bench meta`: a closed loop against a running metadata cluster.
 //!
 //! Each client makes one call at a time, so that the number of clients is the number of calls in flight. Keys are
-//! written once before the measurement; every client then works on keys of its own, so that a compare-and-set never loses
+//! written once before the measurement and deleted after it; every client then works on keys of its own, so that a compare-and-set never loses
 //! and what is measured is the store. The first part of the time ([`Args::warmup`]) is not counted.
 //!
 //! - [`target`]: what a load is run against; [`report`]: what came of it.
@@ -45,8 +45,14 @@ const LOAD_CLIENTS: usize = 16;
 /// The longest latency that is told apart, in microseconds.
 const MAX_LATENCY_US: u64 = 60_000_000;
 
+/// What every key begins with.
+const PREFIX: &str = "/kv/bench/";
+
 /// Options of `lake bench meta`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The keys are /kv/bench/00000000 and so on. They are deleted at the end, unless --keep-keys says otherwise; what a run leaves that was
+interrupted goes with `lake meta delete --prefix /kv/bench/ --limit N`.")]
 pub struct Args {
     #[command(flatten)]
     at: At,
@@ -74,6 +80,9 @@ pub struct Args {
     /// Seconds before that
     #[arg(long, default_value_t = 1.0)]
     warmup: f64,
+    /// Leave the keys that were worked on
+    #[arg(long)]
+    keep_keys: bool,
     /// How the result is printed
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -133,9 +142,16 @@ pub async fn run(args: Args) -> Result<()> {
             Arc::new(EtcdTarget::connect(&args.etcd[n % args.etcd.len()]).await?)
         });
     }
-    let revisions = load_keys(&targets, &args).await.context("writing the keys that the load works on")?;
-    let report = measure(&targets, &args, revisions).await?;
+    let loaded = load_keys(&targets, &args).await;
+    let revisions = loaded.with_context(|| format!("writing the keys that the load works on, under {PREFIX}"))?;
+    let measured = measure(&targets, &args, revisions).await;
+    let deleted = match args.keep_keys {
+        true => Ok(()),
+        false => delete_keys(&targets, args.keys).await,
+    };
+    let report = measured?;
     println!("{}", report.format(args.format));
+    deleted.with_context(|| format!("deleting the keys under {PREFIX}, of which some are left"))?;
     if report.errors > 0 {
         bail!("{} calls failed; the last one: {}", report.errors, report.last_error.unwrap_or_default());
     }
@@ -143,7 +159,7 @@ pub async fn run(args: Args) -> Result<()> {
 }
 
 fn key(n: usize) -> String {
-    format!("/kv/bench/{n:08}")
+    format!("{PREFIX}{n:08}")
 }
 
 fn value(rng: &mut SmallRng, bytes: usize) -> Bytes {
@@ -177,6 +193,24 @@ async fn load_keys(targets: &[Arc<dyn Target>], args: &Args) -> Result<Vec<u64>>
         revisions[n] = revision;
     }
     Ok(revisions)
+}
+
+/// Deletes every key.
+async fn delete_keys(targets: &[Arc<dyn Target>], keys: usize) -> Result<()> {
+    let batches: Vec<Vec<usize>> = (0..keys).collect::<Vec<_>>().chunks(LOAD_BATCH).map(<[usize]>::to_vec).collect();
+    let lanes: Vec<_> = (0..LOAD_CLIENTS)
+        .map(|lane| {
+            let target = &targets[lane % targets.len()];
+            let batches = &batches;
+            async move {
+                for batch in batches.iter().skip(lane).step_by(LOAD_CLIENTS) {
+                    target.delete_many(batch.iter().copied().map(key).collect(), Instant::now() + CALL_TIMEOUT).await?;
+                }
+                anyhow::Ok(())
+            }
+        })
+        .collect();
+    try_join_all(lanes).await.map(drop)
 }
 
 /// When counting begins and ends.

@@ -3,6 +3,8 @@
 use hdrhistogram::Histogram;
 use serde_json::json;
 
+use crate::output::counted;
+
 /// How a report is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -42,12 +44,12 @@ impl Report {
         let gap = self.longest_gap_us as f64 / 1000.0;
         match format {
             Format::Text => format!(
-                "{} {}: {} clients on {} connections, {} keys of {} B, {} s: {:.0} per second, p50 {p50:.2} ms, p99 {p99:.2} ms, max {max:.2} ms, longest without a success {gap:.0} ms, {} errors",
+                "{} {}: {} on {}, {} of {} B, {} s: {:.0} per second, p50 {p50:.2} ms, p99 {p99:.2} ms, max {max:.2} ms, longest without a success {gap:.0} ms, {} errors",
                 self.target,
                 self.load,
-                self.clients,
-                self.connections,
-                self.keys,
+                counted(self.clients, "client"),
+                counted(self.connections, "connection"),
+                counted(self.keys, "key"),
                 self.value_bytes,
                 self.seconds,
                 self.rate(),

@@ -24,6 +24,8 @@ pub trait Target: Send + Sync + 'static {
     async fn put(&self, key: String, value: Bytes, deadline: Instant) -> Result<u64>;
     /// Writes several in one transaction. Gives the revision.
     async fn put_many(&self, entries: Vec<(String, Bytes)>, deadline: Instant) -> Result<u64>;
+    /// Deletes several in one transaction.
+    async fn delete_many(&self, keys: Vec<String>, deadline: Instant) -> Result<()>;
     /// Writes keys, each of which must be at a revision. Gives the new one.
     async fn cas(&self, writes: Vec<(String, u64, Bytes)>, deadline: Instant) -> Result<u64>;
     /// Reads a key that is there.
@@ -67,6 +69,11 @@ impl Target for LakeTarget {
     async fn put_many(&self, entries: Vec<(String, Bytes)>, deadline: Instant) -> Result<u64> {
         let then = entries.into_iter().map(|(key, value)| Op::put(key, value)).collect();
         self.commit(Txn { then, ..Txn::default() }, deadline).await
+    }
+
+    async fn delete_many(&self, keys: Vec<String>, deadline: Instant) -> Result<()> {
+        let then = keys.into_iter().map(Op::delete).collect();
+        self.commit(Txn { then, ..Txn::default() }, deadline).await.map(drop)
     }
 
     async fn cas(&self, writes: Vec<(String, u64, Bytes)>, deadline: Instant) -> Result<u64> {
@@ -129,6 +136,11 @@ fn put(key: String, value: Bytes) -> etcd::RequestOp {
     etcd::RequestOp { request: Some(etcd::request_op::Request::RequestPut(put)) }
 }
 
+fn delete(key: String) -> etcd::RequestOp {
+    let delete = etcd::DeleteRangeRequest { key: key.into(), ..etcd::DeleteRangeRequest::default() };
+    etcd::RequestOp { request: Some(etcd::request_op::Request::RequestDeleteRange(delete)) }
+}
+
 #[async_trait]
 impl Target for EtcdTarget {
     fn name(&self) -> &'static str {
@@ -144,6 +156,11 @@ impl Target for EtcdTarget {
     async fn put_many(&self, entries: Vec<(String, Bytes)>, deadline: Instant) -> Result<u64> {
         let success = entries.into_iter().map(|(key, value)| put(key, value)).collect();
         self.txn(etcd::TxnRequest { success, ..etcd::TxnRequest::default() }, deadline).await
+    }
+
+    async fn delete_many(&self, keys: Vec<String>, deadline: Instant) -> Result<()> {
+        let success = keys.into_iter().map(delete).collect();
+        self.txn(etcd::TxnRequest { success, ..etcd::TxnRequest::default() }, deadline).await.map(drop)
     }
 
     async fn cas(&self, writes: Vec<(String, u64, Bytes)>, deadline: Instant) -> Result<u64> {

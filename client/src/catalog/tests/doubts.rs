@@ -133,7 +133,7 @@ async fn run(operation: &str, world: &World) -> Result<(), Failed> {
         "drop table" => catalog.drop_table(&t, table.mod_revision, by).await.map(drop),
         "drop view" => catalog.drop_view(&v, view.mod_revision, by).await.map(drop),
         "drop namespace" => catalog.drop_namespace(&namespace("a.e"), by).await,
-        "drop contents" => catalog.drop_namespace_and_contents(&namespace("a.b"), by).await.map(drop),
+        "drop contents" => catalog.drop_namespace_and_contents(&namespace("a.b"), None, by).await.map(drop),
         "submit drop" => catalog.submit_namespace_drop(&namespace("a.b"), false, 1, by).await.map(drop),
         "submit purge" => return catalog.submit_warehouse_purge("w", 1, by).await.map(drop).map_err(refused),
         "update namespace" => {

@@ -7,14 +7,13 @@ use lake_client::catalog::{Catalog, TableIdent};
 use lake_client::procedures::calls::{self, Asked, Clear};
 use lake_client::procedures::purge_warehouse::of_warehouse;
 use lake_client::procedures::upkeep::{What, of_table};
-use lake_client::procedures::{Procedure, Record, State};
+use lake_client::procedures::{Procedure, Record};
 use lake_client::store::ReadOptions;
 use lake_client::warehouse::{Holdings, WarehouseError};
 use serde::Serialize;
 
 use super::{Allowed, Answer, Json, Refused};
 use crate::peer::procedures::kinds;
-use crate::peer::procedures::machine::Cancel;
 
 #[derive(Serialize)]
 pub(super) struct Listed {
@@ -131,22 +130,13 @@ impl Change {
     }
 }
 
-/// What this peer says of a kind that its build does not know.
-const UNKNOWN: Cancel = Cancel::TooLate("this peer does not know its kind, and leaves it alone");
-
 pub(super) async fn cancel(allowed: Allowed, Path(id): Path<String>) -> Answer<Change> {
     if !allowed.dry_run {
         let asked = calls::cancel(&allowed.leading_store().await?, &id, allowed.call.deadline).await?;
         return Ok(Json(Change::of(asked, &id)?));
     }
     let procedure = found(&allowed, &id).await?;
-    let record = &procedure.record;
-    let (accepted, would) = match kinds::of(record).map_or(UNKNOWN, |kind| kind.cancel(record)) {
-        _ if record.state != State::Active => (false, format!("it is {}", record.state.as_str())),
-        Cancel::Now => (true, "it ends as cancelled".to_owned()),
-        Cancel::Back(step) => (true, format!("what was done is undone, from step {step} on")),
-        Cancel::TooLate(why) => (false, format!("it goes on: {why}")),
-    };
+    let (accepted, would) = kinds::would_cancel(&procedure.record);
     Ok(Json(Change { dry_run: true, accepted, would: Some(would), procedure: procedure.into() }))
 }
 
@@ -165,12 +155,6 @@ pub(super) async fn clear(allowed: Allowed, Path((id, how)): Path<(String, Strin
         return Ok(Json(Change::of(asked, &id)?));
     }
     let procedure = found(&allowed, &id).await?;
-    let record = &procedure.record;
-    let accepted = record.state == State::Poisoned;
-    let would = match how {
-        _ if !accepted => format!("it is {}, not poisoned", record.state.as_str()),
-        Clear::Retry => format!("it goes on with step {}", record.step),
-        Clear::GiveUp => format!("it ends as failed, and {} scopes go", record.scopes.len()),
-    };
+    let (accepted, would) = kinds::would_clear(&procedure.record, how);
     Ok(Json(Change { dry_run: true, accepted, would: Some(would), procedure: procedure.into() }))
 }

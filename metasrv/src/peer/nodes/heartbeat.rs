@@ -6,7 +6,7 @@
 //! |-------------|------------------------------------------------------------------|-------------------------------------|
 //! | `check`     | the limits; one stream is of one process                         | InvalidArgument                     |
 //! | `turns`     | one request of a node at a time                                  |                                     |
-//! | `gather`    | renewals wait for others, a thirtieth of the interval at most    |                                     |
+//! | `gather`    | renewals wait for others, a fifteenth of the interval at most    |                                     |
 //! | `confirm`   | a quorum confirms this leader; what was committed is applied     | NotLeader, Unavailable, Overloaded  |
 //! | `fence`     | is the process the node's? by what the map says                  | superseded, and nothing else        |
 //! | `leave`     | a process that ends: its lease and its entry go                  | left                                |
@@ -25,7 +25,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lake_client::clock;
 use lake_client::nodes::{self, MAX_NODES, NODES, Record, validate_heartbeat};
 use lake_proto::kv::{Compare, Condition, Expected, Op, Revision, Txn};
 use lake_proto::v1;
@@ -118,7 +117,7 @@ impl Member {
     /// # Errors
     /// As the handlers: the stream is over.
     pub async fn heartbeat(
-        &self,
+        self: &Arc<Self>,
         line: &mut Line,
         beat: v1::Heartbeat,
         arrived: Instant,
@@ -135,7 +134,7 @@ impl Member {
     }
 
     async fn handle(
-        &self,
+        self: &Arc<Self>,
         line: &mut Line,
         beat: v1::Heartbeat,
         arrived: Instant,
@@ -143,10 +142,17 @@ impl Member {
     ) -> Result<v1::HeartbeatAnswer, Failure> {
         check(line, &beat)?;
         let _turn = self.nodes.turns.take(&beat.node).await;
-        if beat.lease != 0 && !beat.leaving {
-            tokio::time::sleep_until(self.nodes.gathered(clock::now()).into()).await;
-        }
-        let term = self.confirmed_on_duty(&line.caller).await?;
+        let term = match beat.lease != 0 && !beat.leaving {
+            true => {
+                // One round for many callers: it is the peer's own.
+                let round = || {
+                    let this = self.clone();
+                    async move { this.confirmed_on_duty(&Caller::own()).await }
+                };
+                self.nodes.gathering.confirmed(round).await?
+            }
+            false => self.confirmed_on_duty(&line.caller).await?,
+        };
         line.term = term;
         let sequence = beat.sequence;
         let answer = |outcome| Ok(v1::HeartbeatAnswer { sequence, outcome: Some(outcome) });

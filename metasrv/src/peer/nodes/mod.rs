@@ -5,6 +5,7 @@
 //! - [`registry`]: what was heard of whom, in memory, of one term;
 //! - [`records`]: the nodes' entries as they were read last;
 //! - [`turns`]: one request of a node at a time;
+//! - [`gathering`]: renewals that are confirmed together;
 //! - [`mailbox`]: instructions to nodes, and their answers.
 //!
 //! Invariants:
@@ -13,6 +14,7 @@
 //! - nothing is renewed or said to a process that is not the node's, but that it is over;
 //! - a tenure is answered only by a leader that a quorum has confirmed since the heartbeat arrived.
 
+pub mod gathering;
 pub mod heartbeat;
 pub mod mailbox;
 pub mod records;
@@ -21,7 +23,7 @@ pub mod turns;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use lake_client::clock;
@@ -31,6 +33,7 @@ use lake_proto::limits::MAX_HOLDER_BYTES;
 use lake_proto::v1;
 use lake_proto::v1::error_detail::Kind;
 
+use self::gathering::Gathering;
 use self::mailbox::{MAX_PAYLOAD_BYTES, Mailbox, NotDone};
 use self::records::Records;
 use self::registry::Registry;
@@ -43,8 +46,6 @@ use super::shares::Call;
 use crate::log::lock;
 use crate::state::State;
 
-/// Heartbeats wait for each other for at most this part of the interval.
-const GATHER: u32 = 30;
 /// What is put before a node's name where a lease is granted to it.
 const HOLDER: &str = "node ";
 
@@ -58,8 +59,8 @@ pub struct Nodes {
     pub(super) registry: Mutex<Registry>,
     pub(super) detectors: Mutex<Detectors>,
     turns: Turns,
+    gathering: Gathering,
     streams: AtomicU64,
-    began: Instant,
 }
 
 impl Nodes {
@@ -72,18 +73,9 @@ impl Nodes {
             registry: Mutex::default(),
             detectors: Mutex::default(),
             turns: Turns::default(),
+            gathering: Gathering::new(rhythm.interval),
             streams: AtomicU64::new(0),
-            began: clock::now(),
         }
-    }
-
-    /// When the heartbeats that come about now are confirmed, all of them in one round: the round is most of what a heartbeat costs, and a
-    /// thousand nodes send one every 3 ms.
-    fn gathered(&self, now: Instant) -> Instant {
-        let window = (self.rhythm.interval / GATHER).as_nanos().max(1);
-        let passed = now.saturating_duration_since(self.began).as_nanos();
-        let left = window - passed % window;
-        now + Duration::from_nanos(u64::try_from(left).unwrap_or(u64::MAX))
     }
 
     /// This peer is on duty in `term` from now on.
@@ -215,23 +207,4 @@ fn failure(not_done: &NotDone) -> Failure {
 
 pub(super) fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heartbeats_that_come_together_are_confirmed_together() {
-        let nodes = Nodes::new(Rhythm { interval: Duration::from_secs(3), ..Rhythm::default() });
-        let at = |us| nodes.began + Duration::from_micros(us);
-        let window = Duration::from_millis(100);
-        for (arrived, confirmed) in [(0, 100), (1, 100), (99_999, 100), (100_000, 200), (299_999, 300)] {
-            assert_eq!(nodes.gathered(at(arrived)), at(confirmed * 1000), "{arrived}");
-        }
-        for arrived in (0..1_000_000).step_by(777).map(at) {
-            let waits = nodes.gathered(arrived) - arrived;
-            assert!(!waits.is_zero() && waits <= window, "{waits:?}");
-        }
-    }
 }

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lake_client::clock;
-use lake_client::drains;
+use lake_client::drains::{self, DRAINS};
 use lake_client::nodes::{MAX_NODES, NODES, key as node_key};
 use lake_client::shards::{DEFAULT_SHARDS, Fenced, MAX_SHARDS, ROUTES, Route, Routes, SETTINGS, Settings, WORKER, key};
 use lake_proto::kv::{Compare, Expected, Op, Txn};
@@ -245,6 +245,7 @@ impl Member {
         let registry = lock(&self.nodes.registry);
         let countdowns = lock(self.duties.of(Mortal::Lease));
         let detectors = lock(&self.nodes.detectors);
+        let drained: BTreeSet<&str> = state.keys(DRAINS).filter_map(|key| key.strip_prefix(DRAINS)).collect();
         let workers = state.keys(NODES).take(MAX_NODES).filter_map(|key| {
             let node = key.strip_prefix(NODES)?.to_owned();
             let (record, _) = records.of(state, &node)?;
@@ -263,7 +264,7 @@ impl Member {
                 suspicion: detectors.phi(&node, now),
                 cpu_permille: load.map_or(0, |load| load.cpu_millicores / cores),
                 running_statements: load.map_or(0, |load| load.running_statements),
-                drained: is_drained(state, &node),
+                drained: drained.contains(node.as_str()),
             };
             Some((node, worker))
         });

@@ -93,7 +93,8 @@ fn purges(dropping: &NamespaceDrop, children: &[Procedure]) -> Outcome {
     let left = children.iter().filter(|child| !child.record.state.is_ended()).count();
     match left {
         0 => Outcome::Done { data: kept(dropping), note: so_far(dropping) },
-        left => Outcome::Wait(format!("{}; {left} of {} purges are to end", so_far(dropping), dropping.purges)),
+        // Not how many are left: nobody looks at it again until all have ended.
+        _ => Outcome::Wait(format!("{}; waits for the end of its purges: {}", so_far(dropping), dropping.purges)),
     }
 }
 
@@ -110,9 +111,9 @@ fn outcome(planned: Planned) -> Outcome {
 
 fn so_far(dropping: &NamespaceDrop) -> String {
     let NamespaceDrop { dropped, restored, .. } = dropping;
-    let mut text = format!("{dropped} tables and views are dropped");
+    let mut text = format!("tables and views dropped: {dropped}");
     if *restored > 0 {
-        text.push_str(&format!("; {restored} of them are there again"));
+        text.push_str(&format!("; of them there again: {restored}"));
     }
     text
 }
@@ -154,7 +155,7 @@ mod tests {
         assert!(matches!(purges(&dropping, &ended), Outcome::Done { .. }));
         for state in [Stands::Active, Stands::Poisoned] {
             let Outcome::Wait(note) = purges(&dropping, &[child(Stands::Done), child(state)]) else { panic!() };
-            assert_eq!(note, "3 tables and views are dropped; 1 of 2 purges are to end");
+            assert_eq!(note, "tables and views dropped: 3; waits for the end of its purges: 2");
         }
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! Only this crate's own tests (`kills`) are built so that they can; no package, and no other build of it, is: [`VARIABLE`] names a file,
 //! and the peer that comes to the point named in it removes the file and kills itself. So one peer dies, and not the next leader as well.
+//! The file may ask for several procedures to have come to the point: each waits there for the others, and all of them stand there when the
+//! peer dies.
 
 /// Names the file, in a build that can die.
 pub const VARIABLE: &str = "LAKE_METASRV_DIE_AT";
@@ -28,7 +30,8 @@ impl Point {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Begin, Self::Uncommitted, Self::Committed];
 
-    /// As the file names it, with the procedure's step; a procedure that is not accepted yet has the step `new`.
+    /// As the file names it in its first line, with the procedure's step; a procedure that is not accepted yet has the step `new`. A second
+    /// line may say how many procedures are to come to it.
     pub fn of(self, step: &str) -> String {
         let point = match self {
             Self::Begin => "begin",
@@ -39,14 +42,30 @@ impl Point {
     }
 }
 
-/// A point was reached.
+/// A procedure has come to a point.
 #[cfg(not(test))]
-pub(super) const fn reached(_: Point, _: &lake_client::procedures::Record) {}
+pub(super) async fn reached(_: Point, _: &lake_client::procedures::Record) {}
 
-/// A point was reached.
+/// A procedure has come to a point.
 #[cfg(test)]
-pub(super) fn reached(point: Point, record: &lake_client::procedures::Record) {
-    reached_in(point, if record.accepted_ms.is_none() { "new" } else { record.step.as_str() });
+pub(super) async fn reached(point: Point, record: &lake_client::procedures::Record) {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static WAITING: AtomicUsize = AtomicUsize::new(0);
+    /// It waits there until the peer dies, or leads no more.
+    struct Waits;
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            WAITING.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    let step = if record.accepted_ms.is_none() { "new" } else { record.step.as_str() };
+    let Some(most) = meant(point, step) else { return };
+    let waiting = WAITING.fetch_add(1, Ordering::SeqCst) + 1;
+    let _waits = Waits;
+    if waiting < most {
+        std::future::pending::<()>().await;
+    }
+    die();
 }
 
 /// A point of a step was reached.
@@ -56,11 +75,31 @@ pub(in crate::peer) const fn reached_in(_: Point, _: &str) {}
 /// A point of a step was reached.
 #[cfg(test)]
 pub(in crate::peer) fn reached_in(point: Point, step: &str) {
+    if meant(point, step).is_some() {
+        die();
+    }
+}
+
+/// The file, in a process that was told of one.
+#[cfg(test)]
+fn file() -> Option<&'static std::path::Path> {
     static FILE: std::sync::OnceLock<Option<std::path::PathBuf>> = std::sync::OnceLock::new();
-    let Some(file) = FILE.get_or_init(|| std::env::var_os(VARIABLE).map(Into::into)) else { return };
-    let is_meant = std::fs::read_to_string(file).is_ok_and(|named| named.trim() == point.of(step));
+    FILE.get_or_init(|| std::env::var_os(VARIABLE).map(Into::into)).as_deref()
+}
+
+/// How many are to come to this point, if it is the one where somebody dies.
+#[cfg(test)]
+fn meant(point: Point, step: &str) -> Option<usize> {
+    let told = std::fs::read_to_string(file()?).ok()?;
+    let mut lines = told.lines();
+    lines.next().filter(|named| *named == point.of(step))?;
+    Some(lines.next().and_then(|count| count.parse().ok()).unwrap_or(1))
+}
+
+#[cfg(test)]
+fn die() {
     // Of several that come to it at the same time one dies.
-    if is_meant && std::fs::remove_file(file).is_ok() {
+    if file().is_some_and(|file| std::fs::remove_file(file).is_ok()) {
         let me = rustix::process::getpid();
         // Where that is refused, the test waits in vain and says so.
         let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);

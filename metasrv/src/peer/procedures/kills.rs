@@ -12,10 +12,10 @@ use std::time::Instant;
 
 use lake_client::catalog::{Catalog, Namespace, TableIdent, TablePointer};
 use lake_client::procedures::drop_namespace::{DROP, NamespaceDrop, PURGES, RESTORE};
-use lake_client::procedures::purge::{CHECK, DELETE, RETAIN};
+use lake_client::procedures::purge::{CHECK, DELETE, Purge, RETAIN};
 use lake_client::procedures::purge_warehouse::{REMOVE, WarehousePurge};
 use lake_client::procedures::upkeep::{PLACE, RUN, TableUpkeep, What};
-use lake_client::procedures::{State, calls};
+use lake_client::procedures::{Record, State, calls};
 use lake_client::remote::RemoteStore;
 use lake_client::remote::node::NodeKeeper;
 use lake_client::shards::{self, LEAVE_SHARD, ShardStatus, WARM_SHARD};
@@ -25,7 +25,9 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use super::failpoints::{LEAVE, Point, ROUTE, VARIABLE, WARM};
 use crate::support::processes::Processes;
-use crate::support::purging::{COUNT, Death, FILES, Runner, Worker, deleted, soon, submit, submit_upkeep, until};
+use crate::support::purging::{
+    COUNT, Death, Dying, FILES, Runner, Worker, deleted, soon, submit, submit_upkeep, until,
+};
 use crate::support::{PATIENCE, eventually};
 
 /// The steps that a purge comes to, the first one being that it is accepted.
@@ -54,8 +56,30 @@ impl Mortal {
 
     /// The leader that comes to this point is to die. There is one.
     async fn dies_at(&self, point: Point, step: &str) {
+        self.dies_with(1, point, step).await;
+    }
+
+    /// It is to die once so many procedures stand at this point.
+    async fn dies_with(&self, procedures: usize, point: Point, step: &str) {
         self.peers.leader().await;
-        std::fs::write(&self.die_at, point.of(step)).unwrap();
+        std::fs::write(&self.die_at, format!("{}\n{procedures}", point.of(step))).unwrap();
+    }
+
+    /// Waits until a worker has died with so many instructions of a step in hand, of which `keeper` is dropped; and with `both` the leader
+    /// over what it makes of that, which it does when the worker's stream is gone. Says which peer has died.
+    async fn worker_died(
+        &mut self,
+        dying: &Dying,
+        keeper: NodeKeeper,
+        (instructions, step): (usize, &str),
+        both: bool,
+    ) -> Option<u64> {
+        dying.died().await;
+        if both {
+            self.dies_with(instructions, Point::Uncommitted, step).await;
+        }
+        drop(keeper);
+        if both { Some(self.died().await) } else { None }
     }
 
     /// Waits until a peer has died there. Says which.
@@ -116,20 +140,70 @@ async fn a_procedure_is_done_once_wherever_its_worker_dies_and_the_leader_with_i
         let table = format!("t{n}");
         worker.dying.dies_at(death);
         let id = submit(&cluster.store, &table).await;
-        worker.dying.died().await;
-        // The leader dies over what it makes of that: it knows when the worker's stream is gone.
-        if both {
-            cluster.dies_at(Point::Uncommitted, death.step).await;
-        }
-        drop(keeper);
-        let died = if both { Some(cluster.died().await) } else { None };
+        let died = cluster.worker_died(&worker.dying, keeper, (1, death.step), both).await;
         keeper = NodeKeeper::start(cluster.peers.store(), "w", worker.clone());
         cluster.is_done_once(&id, &table, &worker, &format!("worker at {death:?}, and the leader: {both}")).await;
         if let Some(died) = died {
             cluster.back(died).await;
         }
     }
+    // The same with the purges of all tables of a schema and of a warehouse in hand, for which these two wait.
+    let catalog = Catalog::new(Arc::new(cluster.peers.store()));
+    let deaths = [(CHECK, false), (DELETE, true)].map(|(step, afterwards)| Death { step, afterwards });
+    for (n, (death, both)) in deaths.into_iter().flat_map(|death| [false, true].map(|both| (death, both))).enumerate() {
+        let whose = format!("worker at {death:?}, and the leader: {both}");
+        let namespace: Namespace = format!("n{n}").parse().unwrap();
+        catalog.create_namespace(&namespace, BTreeMap::new(), soon()).await.unwrap();
+        for name in ["a", "b"] {
+            create_table(&catalog, &namespace, name).await;
+        }
+        let warehouse = format!("w{n}");
+        create_warehouse(&catalog, &warehouse).await;
+        worker.dying.dies_with(death, 4);
+        let schema = catalog.submit_namespace_drop(&namespace, true, 0, soon()).await.unwrap();
+        let warehouse = catalog.submit_warehouse_purge(&warehouse, 0, soon()).await.unwrap();
+        let died = cluster.worker_died(&worker.dying, keeper, (4, death.step), both).await;
+        keeper = NodeKeeper::start(cluster.peers.store(), "w", worker.clone());
+        let is_done = |record: &Record| record.state == State::Done;
+        let dropped: NamespaceDrop = until(&cluster.store, &schema, is_done).await.record.data().unwrap();
+        let purged: WarehousePurge = until(&cluster.store, &warehouse, is_done).await.record.data().unwrap();
+        assert_eq!((dropped.dropped, dropped.purges, purged.dropped, purged.purges), (2, 2, 3, 2), "{whose}");
+        let all = calls::list(&cluster.store, ReadOptions::default(), soon()).await.unwrap().value;
+        let children = all
+            .iter()
+            .filter(|child| child.record.parent.as_ref().is_some_and(|of| [&schema, &warehouse].contains(&of)));
+        let children: Vec<_> = children.collect();
+        assert_eq!(children.len(), 4, "{whose}");
+        for child in children {
+            let purge: Purge = child.record.data().unwrap();
+            cluster.is_done_once(&child.id, &purge.table, &worker, &whose).await;
+        }
+        if let Some(died) = died {
+            cluster.back(died).await;
+        }
+    }
     drop(keeper);
+}
+
+/// A table without files.
+async fn create_table(catalog: &Catalog, namespace: &Namespace, name: &str) -> (String, TablePointer) {
+    let ident = TableIdent::new(namespace.clone(), name).unwrap();
+    let (uuid, metadata_location) = (uuid::Uuid::new_v4(), format!("file:///{ident}.json"));
+    let pointer = TablePointer { uuid, metadata_location, previous_location: None };
+    catalog.create_table(&ident, &pointer, soon()).await.unwrap();
+    (ident.name, pointer)
+}
+
+/// A warehouse with a table, and another one in a namespace that is nested in its own.
+async fn create_warehouse(catalog: &Catalog, name: &str) -> [Namespace; 2] {
+    let profile = Profile::new(&format!("file:///{name}"), None).unwrap();
+    catalog.create_warehouse(name, &profile, soon()).await.unwrap();
+    let namespaces = [Namespace::new([name]), Namespace::new([name, "n"])].map(Result::unwrap);
+    catalog.create_namespace(&namespaces[1], BTreeMap::new(), soon()).await.unwrap();
+    for namespace in &namespaces {
+        create_table(catalog, namespace, "t").await;
+    }
+    namespaces
 }
 
 /// Tables of the schemas that are dropped.
@@ -146,11 +220,7 @@ async fn a_schema_is_dropped_and_had_back_once_wherever_the_leader_dies() {
         catalog.create_namespace(&namespace, BTreeMap::new(), soon()).await.unwrap();
         let mut made = BTreeMap::new();
         for t in 0..TABLES {
-            let ident = TableIdent::new(namespace.clone(), format!("t{t}")).unwrap();
-            let (uuid, metadata_location) = (uuid::Uuid::new_v4(), format!("file:///{ident}.json"));
-            let pointer = TablePointer { uuid, metadata_location, previous_location: None };
-            catalog.create_table(&ident, &pointer, soon()).await.unwrap();
-            made.insert(ident.name, pointer);
+            made.extend([create_table(&catalog, &namespace, &format!("t{t}")).await]);
         }
         cluster.dies_at(point, step).await;
         let whose = format!("leader at {step} {point:?}");
@@ -185,24 +255,14 @@ async fn a_warehouse_is_purged_once_wherever_the_leader_dies() {
     let steps = [DROP, PURGES, REMOVE];
     for (n, (step, point)) in steps.iter().flat_map(|step| Point::ALL.map(|point| (step, point))).enumerate() {
         let (name, whose) = (format!("w{n}"), format!("leader at {step} {point:?}"));
-        let profile = Profile::new(&format!("file:///{name}"), None).unwrap();
-        catalog.create_warehouse(&name, &profile, soon()).await.unwrap();
-        let own = Namespace::new([name.as_str()]).unwrap();
-        let nested = Namespace::new([name.as_str(), "n"]).unwrap();
-        catalog.create_namespace(&nested, BTreeMap::new(), soon()).await.unwrap();
-        for namespace in [&own, &nested] {
-            let ident = TableIdent::new(namespace.clone(), "t").unwrap();
-            let (uuid, metadata_location) = (uuid::Uuid::new_v4(), format!("file:///{ident}.json"));
-            let pointer = TablePointer { uuid, metadata_location, previous_location: None };
-            catalog.create_table(&ident, &pointer, soon()).await.unwrap();
-        }
+        let namespaces = create_warehouse(&catalog, &name).await;
         cluster.dies_at(point, step).await;
         let id = catalog.submit_warehouse_purge(&name, 0, soon()).await.unwrap();
         let died = cluster.died().await;
         let done = until(&cluster.store, &id, |record| record.state == State::Done).await.record;
         let purge: WarehousePurge = done.data().unwrap();
         assert_eq!((purge.dropped, purge.purges), (3, 2), "{whose}: two tables, and a namespace");
-        for namespace in [&own, &nested] {
+        for namespace in &namespaces {
             assert_eq!(worker.deleted_of(&format!("{namespace}.t")), (0..FILES).collect(), "{whose}");
             assert!(!catalog.namespace_exists(namespace, soon()).await.unwrap(), "{whose}");
         }
@@ -213,18 +273,40 @@ async fn a_warehouse_is_purged_once_wherever_the_leader_dies() {
     }
 }
 
+/// Has each kind of upkeep done, by procedures of this round.
+async fn submit_each_upkeep(store: &RemoteStore, round: usize) {
+    for what in What::ALL {
+        submit_upkeep(store, &upkeep_id(round, what), what).await;
+    }
+}
+
+fn upkeep_id(round: usize, what: What) -> String {
+    format!("{what}-{round}")
+}
+
+/// Waits until that is done.
+async fn each_upkeep_is_done(store: &RemoteStore, round: usize, whose: &str) -> Vec<TableUpkeep> {
+    let mut all = Vec::new();
+    for what in What::ALL {
+        let done = until(store, &upkeep_id(round, what), |record| record.state == State::Done).await.record;
+        let upkeep: TableUpkeep = done.data().unwrap();
+        assert_eq!((upkeep.what, upkeep.count), (what, Some(COUNT)), "{whose}");
+        all.push(upkeep);
+    }
+    all
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn upkeep_is_done_wherever_the_leader_dies() {
     let mut cluster = Mortal::founded().await;
     let _keeper = NodeKeeper::start(cluster.peers.store(), "w", Runner::new(true));
     let steps = ["new", PLACE, RUN];
     for (n, (step, point)) in steps.iter().flat_map(|step| Point::ALL.map(|point| (step, point))).enumerate() {
-        cluster.dies_at(point, step).await;
-        let (id, what) = (format!("upkeep-{n}"), What::ALL[n % What::ALL.len()]);
-        submit_upkeep(&cluster.store, &id, what).await;
+        // One of each kind stands there.
+        cluster.dies_with(What::ALL.len(), point, step).await;
+        submit_each_upkeep(&cluster.store, n).await;
         let died = cluster.died().await;
-        let done = until(&cluster.store, &id, |record| record.state == State::Done).await.record;
-        assert_eq!(done.data::<TableUpkeep>().unwrap().count, Some(COUNT), "leader at {step} {point:?}");
+        each_upkeep_is_done(&cluster.store, n, &format!("leader at {step} {point:?}")).await;
         cluster.back(died).await;
     }
 }
@@ -233,24 +315,17 @@ async fn upkeep_is_done_wherever_the_leader_dies() {
 async fn upkeep_is_done_wherever_its_worker_dies_and_the_leader_with_it() {
     let mut cluster = Mortal::founded().await;
     let deaths = [false, true].into_iter().flat_map(|afterwards| [false, true].map(|both| (afterwards, both)));
-    for (what, (afterwards, both)) in What::ALL.into_iter().zip(deaths) {
-        let whose = format!("{what}, worker afterwards: {afterwards}, and the leader: {both}");
+    for (n, (afterwards, both)) in deaths.enumerate() {
+        let whose = format!("worker afterwards: {afterwards}, and the leader: {both}");
         let dies = Runner::new(true);
         let keeper = NodeKeeper::start(cluster.peers.store(), "w", dies.clone());
-        dies.dying.dies_at(Death { step: RUN, afterwards });
-        submit_upkeep(&cluster.store, what.as_str(), what).await;
-        dies.dying.died().await;
-        // The leader dies over what it makes of that.
-        if both {
-            cluster.dies_at(Point::Uncommitted, RUN).await;
-        }
-        drop(keeper);
-        let died = if both { Some(cluster.died().await) } else { None };
-        let runs = Runner::new(true);
-        let keeper = NodeKeeper::start(cluster.peers.store(), "x", runs.clone());
-        let done = until(&cluster.store, what.as_str(), |record| record.state == State::Done).await.record;
-        let upkeep: TableUpkeep = done.data().unwrap();
-        assert_eq!((upkeep.node.as_deref(), upkeep.count), (Some("x"), Some(COUNT)), "{whose}");
+        // With one of each kind in hand.
+        dies.dying.dies_with(Death { step: RUN, afterwards }, What::ALL.len());
+        submit_each_upkeep(&cluster.store, n).await;
+        let died = cluster.worker_died(&dies.dying, keeper, (What::ALL.len(), RUN), both).await;
+        let keeper = NodeKeeper::start(cluster.peers.store(), "x", Runner::new(true));
+        let done = each_upkeep_is_done(&cluster.store, n, &whose).await;
+        assert!(done.iter().all(|upkeep| upkeep.node.as_deref() == Some("x")), "{whose}: {done:?}");
         if let Some(died) = died {
             cluster.back(died).await;
         }

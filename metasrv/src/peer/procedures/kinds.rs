@@ -4,7 +4,8 @@
 //! that this build does not know is left alone, for a leader that does.
 
 use async_trait::async_trait;
-use lake_client::procedures::{Procedure, Record};
+use lake_client::procedures::calls::Clear;
+use lake_client::procedures::{Procedure, Record, State};
 
 use super::drop_namespace::DropNamespace;
 use super::machine::{Cancel, Outcome, Pace, Terms};
@@ -44,4 +45,28 @@ const KINDS: [&dyn Kind; 4] = [&PurgeTable, &DropNamespace, &PurgeWarehouse, &Up
 /// The kind of a procedure, if this build knows it.
 pub fn of(record: &Record) -> Option<&'static dyn Kind> {
     KINDS.into_iter().find(|kind| kind.name() == record.kind)
+}
+
+/// What a leader of this build says of a kind that it does not know.
+const UNKNOWN: Cancel = Cancel::TooLate("this build does not know its kind, and leaves it alone");
+
+/// Whether a procedure could be cancelled as it stands, and what would come of asking.
+pub fn would_cancel(record: &Record) -> (bool, String) {
+    match of(record).map_or(UNKNOWN, |kind| kind.cancel(record)) {
+        _ if record.state != State::Active => (false, format!("it is {}", record.state.as_str())),
+        Cancel::Now => (true, "it ends as cancelled".to_owned()),
+        Cancel::Back(step) => (true, format!("what was done is undone, from step {step} on")),
+        Cancel::TooLate(why) => (false, format!("it goes on: {why}")),
+    }
+}
+
+/// Whether a procedure could be cleared as it stands, and what would come of it.
+pub fn would_clear(record: &Record, how: Clear) -> (bool, String) {
+    let poisoned = record.state == State::Poisoned;
+    let would = match how {
+        _ if !poisoned => format!("it is {}, not poisoned", record.state.as_str()),
+        Clear::Retry => format!("it goes on with step {}", record.step),
+        Clear::GiveUp => format!("it ends as failed, and {} scopes go", record.scopes.len()),
+    };
+    (poisoned, would)
 }

@@ -332,7 +332,7 @@ async fn take_turn(member: Arc<Member>, term: u64, clock: ClusterClock, procedur
         tracing::debug!(id, kind = before.kind, "a procedure of a kind that this build does not know is left alone");
         return Done::Unchanged(Box::new(procedure));
     };
-    reached(Point::Begin, before);
+    reached(Point::Begin, before).await;
     let mut waits = false;
     let mut together = None;
     let next = match turn {
@@ -362,13 +362,13 @@ async fn commit(
     waits: bool,
 ) -> Done {
     let Procedure { id, mod_revision, record: before } = procedure;
-    reached(Point::Uncommitted, &before);
+    reached(Point::Uncommitted, &before).await;
     let next = Record { changed_unix_ms: unix_ms(), ..next };
     let (txn, next) = machine::committed(&id, mod_revision, next, together);
     let committed = commit_in(member, term, txn).await;
     match committed {
         Ok(Some(revision)) => {
-            reached(Point::Committed, &before);
+            reached(Point::Committed, &before).await;
             let steps = next.steps.saturating_sub(before.steps);
             member.procedures.steps.add(steps);
             told(&id, &before, &next);

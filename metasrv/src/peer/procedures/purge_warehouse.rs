@@ -95,12 +95,13 @@ fn purges(purge: &WarehousePurge, children: &[Procedure], before: &[Procedure]) 
         (0, []) => Outcome::Next { step: REMOVE, data: kept(purge), note: so_far(purge) },
         // Without the warehouse nobody would reach their files any more.
         (0, [first, ..]) => Outcome::Wait(format!(
-            "{}; {} purges of tables that were dropped before are to end, {} first",
+            "{}; waits for the end of purges of tables that were dropped before: {}, {} first",
             so_far(purge),
             before.len(),
             first.id
         )),
-        (left, _) => Outcome::Wait(format!("{}; {left} of {} purges are to end", so_far(purge), purge.purges)),
+        // Not how many are left: nobody looks at it again until all have ended.
+        _ => Outcome::Wait(format!("{}; waits for the end of its purges: {}", so_far(purge), purge.purges)),
     }
 }
 
@@ -118,9 +119,9 @@ fn outcome(planned: Planned<WarehousePurge>) -> Outcome {
 }
 
 fn so_far(purge: &WarehousePurge) -> String {
-    let mut text = format!("{} tables, views and schemas are dropped", purge.dropped);
+    let mut text = format!("tables, views and schemas dropped: {}", purge.dropped);
     if purge.lost > 0 {
-        text.push_str(&format!("; {} tables could not be read, and their files stay", purge.lost));
+        text.push_str(&format!("; tables that could not be read, and whose files stay: {}", purge.lost));
     }
     text
 }
@@ -148,7 +149,7 @@ mod tests {
         assert!(matches!(purges(&purge, &[child(Stands::Poisoned)], &[]), Outcome::Wait(_)));
         let ended = [child(Stands::Done), child(Stands::Cancelled)];
         let Outcome::Wait(why) = purges(&purge, &ended, &[child(Stands::Active)]) else { panic!("it does not wait") };
-        assert!(why.contains("1 purges of tables that were dropped before") && why.contains(&id), "{why}");
+        assert!(why.contains("purges of tables that were dropped before: 1,") && why.contains(&id), "{why}");
         let over = purges(&purge, &ended, &[]);
         assert!(matches!(over, Outcome::Next { step: REMOVE, .. }), "{over:?}");
         // What reaches the files of a table that is live, say, stays.

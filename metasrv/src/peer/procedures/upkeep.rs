@@ -84,7 +84,7 @@ fn outcome(record: &Record, upkeep: TableUpkeep, answer: Result<Answer, String>)
     match answer {
         Ok(Answer::Running) => Outcome::Wait(record.note.clone()),
         Ok(Answer::Done(count)) => {
-            let note = format!("done, with {count} as what CALL answers");
+            let note = format!("done: CALL would answer {count}");
             Outcome::Done { data: kept(&TableUpkeep { count: Some(count), ..upkeep }), note }
         }
         Ok(Answer::Failed(why)) => Outcome::Retry(why),

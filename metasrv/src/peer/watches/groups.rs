@@ -410,7 +410,7 @@ mod tests {
         let mut revisions = vec![];
         while let Ok(signal) = joined.signals.try_recv() {
             let What::Message { message, .. } = signal.what else { panic!("told to look") };
-            let response = v1::WatchResponse::decode(message.upgrade().unwrap().encoded.clone()).unwrap();
+            let response = v1::WatchResponse::decode(message.upgrade().unwrap().encoded()).unwrap();
             revisions.extend(Changes::try_from(response).unwrap().changes.iter().map(|change| change.revision));
         }
         revisions

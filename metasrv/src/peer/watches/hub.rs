@@ -41,7 +41,7 @@ impl Prepared {
 }
 
 fn cost(message: &Message) -> usize {
-    message.encoded.len() + size_of::<Message>()
+    message.framed.len() + size_of::<Message>()
 }
 
 /// How far the round of marks has come.

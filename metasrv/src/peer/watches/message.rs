@@ -1,16 +1,16 @@
 //! What a watcher is sent, encoded; and reading it off the kept changes: pure.
 
 use bytes::Bytes;
+use lake_proto::codec::{HEAD_BYTES, framed};
 use lake_proto::kv::Revision;
 use lake_proto::v1;
-use prost::Message as _;
 
 use super::{MESSAGE_BYTES, SCAN_EVENTS};
 use crate::planted::{self, Bug};
 use crate::state::State;
 use crate::state::changes::{Change, Compacted};
 
-/// One message of a watch, encoded as it goes over the wire ([`v1::WatchResponse`]).
+/// One message of a watch ([`v1::WatchResponse`]), as it goes over every connection that it goes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// Every change under the prefix after this revision ...
@@ -19,7 +19,8 @@ pub struct Message {
     pub upto: Revision,
     /// The first revision that changed something; `None` for a progress mark.
     pub first: Option<Revision>,
-    pub encoded: Bytes,
+    /// Its head before it.
+    pub framed: Bytes,
 }
 
 impl Message {
@@ -27,7 +28,12 @@ impl Message {
     pub fn new(header: v1::ResponseHeader, changes: Vec<v1::Change>, after: Revision, upto: Revision) -> Self {
         let first = changes.first().map(|change| change.revision);
         let response = v1::WatchResponse { header: Some(header), changes, progress_revision: upto };
-        Self { after, upto, first, encoded: response.encode_to_vec().into() }
+        Self { after, upto, first, framed: framed(&response) }
+    }
+
+    /// The message alone.
+    pub fn encoded(&self) -> Bytes {
+        self.framed.slice(HEAD_BYTES..)
     }
 }
 

@@ -214,7 +214,7 @@ impl Watcher {
     }
 
     fn take(&mut self, message: &Message, made: &[Made], now: Instant) {
-        let response = v1::WatchResponse::decode(message.encoded.clone()).unwrap();
+        let response = v1::WatchResponse::decode(message.encoded()).unwrap();
         let Changes { changes, progress, .. } = Changes::try_from(response).unwrap();
         if changes.is_empty() {
             let early = self.told_at.is_some_and(|at| now.duration_since(at) < MARK_EVERY);

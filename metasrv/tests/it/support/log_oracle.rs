@@ -139,7 +139,7 @@ pub fn entry(term: u64, index: u64) -> Entry {
 
 pub fn apply(state: &mut State, entry: &Entry) {
     if let Payload::Normal(command) = &entry.payload {
-        state.apply(entry.log_id.leader_id.term, command.command());
+        state.apply(entry.log_id.leader_id.term, command.command().unwrap());
     }
 }
 

@@ -52,7 +52,8 @@ pub struct Death {
 /// That a worker is to die, and that it did.
 #[derive(Debug, Default)]
 pub struct Dying {
-    at: Mutex<Option<Death>>,
+    /// Where, and how many instructions are to come to it still.
+    at: Mutex<Option<(Death, usize)>>,
     died: Notify,
 }
 
@@ -60,10 +61,16 @@ impl Dying {
     /// It is to die there, the next time that it comes to it.
     #[allow(dead_code, reason = "it is the unit tests that use it")]
     pub fn dies_at(&self, death: Death) {
-        *self.at.lock().unwrap() = Some(death);
+        self.dies_with(death, 1);
     }
 
-    /// Waits until it has come to where it dies: from there on it says nothing more of that instruction, and whoever keeps it
+    /// It is to die there once it has come to it with so many instructions.
+    #[allow(dead_code, reason = "it is the unit tests that use it")]
+    pub fn dies_with(&self, death: Death, instructions: usize) {
+        *self.at.lock().unwrap() = Some((death, instructions));
+    }
+
+    /// Waits until it has come to where it dies: from there on it says nothing more of those instructions, and whoever keeps it
     /// registered is to be dropped.
     #[allow(dead_code, reason = "it is the unit tests that use it")]
     pub async fn died(&self) {
@@ -71,11 +78,24 @@ impl Dying {
     }
 
     async fn dies_if_meant(&self, step: &str, afterwards: bool) {
-        let is_meant = self.at.lock().unwrap().take_if(|at| at.step == step && at.afterwards == afterwards).is_some();
-        if is_meant {
-            self.died.notify_one();
+        if let Some(is_last) = self.came_to(step, afterwards) {
+            if is_last {
+                self.died.notify_one();
+            }
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Whether the last one has come to where it dies; nothing elsewhere.
+    fn came_to(&self, step: &str, afterwards: bool) -> Option<bool> {
+        let mut at = self.at.lock().unwrap();
+        let (_, left) = at.as_mut().filter(|(at, _)| at.step == step && at.afterwards == afterwards)?;
+        *left -= 1;
+        let is_last = *left == 0;
+        if is_last {
+            *at = None;
+        }
+        Some(is_last)
     }
 }
 

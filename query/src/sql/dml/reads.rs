@@ -15,7 +15,7 @@ use iceberg::spec::DataFile;
 use super::row_plan::has_subquery;
 use crate::error::Result;
 use crate::scan::{LakeTable, values};
-use crate::sql::{CATALOG, DEFAULT_SCHEMA, computing, rounding};
+use crate::sql::{CATALOG, DEFAULT_SCHEMA, computing, floats, rounding};
 use crate::table::conflict::Scope;
 
 /// In which files rows of the target may be that the statement reads, from its conditions on the target alone.
@@ -64,7 +64,8 @@ pub(super) async fn scope(state: &SessionState, target: &LakeTable, dml: &DmlSta
     let part = async move {
         let columns = DFSchema::try_from(of_rows.as_ref().clone()).ok()?;
         // As the rows are looked at.
-        let condition = unqualified.data.transform_up(|expr| Ok(rounding::in_expr(expr, &columns))).ok()?.data;
+        let condition = floats::settled_expr(unqualified.data, &columns).ok()?.data;
+        let condition = condition.transform_up(|expr| Ok(rounding::in_expr(expr, &columns))).ok()?.data;
         let condition = own.create_physical_expr(condition, &columns).ok()?;
         let predicate = PruningPredicateBuilder::new().with_file_schema(of_rows.clone()).build(condition)?;
         // It is looked at for each file: not if it holds what is too much for planning.

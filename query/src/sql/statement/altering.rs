@@ -13,6 +13,7 @@ use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer, Wor
 
 use crate::error::{Error, Result};
 use crate::sql::columns::SEPARATOR;
+use crate::sql::dialect::LakeDialect;
 
 /// `ALTER TABLE t UNSET TBLPROPERTIES ('a')`, which the parser does not know, as `SET TBLPROPERTIES ('a' = NULL)`.
 pub(super) fn unset_properties(sql: &str) -> Option<Parsed> {
@@ -87,7 +88,7 @@ pub(super) fn alter_parts(sql: &str) -> Result<Option<Parsed>> {
         return Ok(None);
     }
     let wrong = |e| Error::from(DataFusionError::SQL(Box::new(e), None));
-    let mut parser = Parser::new(&GenericDialect {}).with_tokens_with_locations(tokens);
+    let mut parser = Parser::new(&LakeDialect).with_tokens_with_locations(tokens);
     let statement = parser.parse_statement().map_err(wrong)?;
     let _ = parser.consume_token(&Token::SemiColon);
     parser.expect_token(&Token::EOF).map_err(wrong)?;

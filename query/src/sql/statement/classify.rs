@@ -3,13 +3,13 @@
 use datafusion::common::TableReference;
 use datafusion::sql::parser::Statement as Parsed;
 use datafusion::sql::sqlparser::ast::{
-    ColumnDef, ColumnOption, CommentDef, CreateTable, CreateTableOptions, DataType, FromTable, Ident, ObjectName,
-    ObjectNamePart, ObjectType, SqlOption, Statement, TableFactor,
+    ColumnOption, CommentDef, CreateTable, CreateTableOptions, FromTable, Ident, ObjectName, ObjectNamePart,
+    ObjectType, SqlOption, Statement, TableFactor,
 };
 
 use super::{Action, Command, normalize, place, prepare, refused};
 use crate::error::{Error, Result};
-use crate::sql::{DEFAULT_SCHEMA, alter, files, session};
+use crate::sql::{DEFAULT_SCHEMA, alter, column_types, files, session};
 use crate::table::layout::Layout;
 
 pub(super) fn classify(statement: &mut Parsed) -> Result<Action> {
@@ -100,13 +100,14 @@ fn leading_words(sql: &str) -> String {
 }
 
 fn create_table(table: &mut CreateTable) -> Result<Action> {
-    let (mut not_null, mut defaults) = (Vec::new(), Vec::new());
+    let (mut not_null, mut defaults, mut comments) = (Vec::new(), Vec::new(), Vec::new());
     for column in &table.columns {
-        check_length(column)?;
+        column_types::check(column)?;
         for option in &column.options {
             match &option.option {
                 ColumnOption::Null => {}
                 ColumnOption::NotNull => not_null.push(normalize(&column.name)),
+                ColumnOption::Comment(text) => comments.push((normalize(&column.name), text.clone())),
                 ColumnOption::Default(value) => {
                     let mut value = value.clone();
                     prepare::floats_in(&mut value);
@@ -127,7 +128,8 @@ fn create_table(table: &mut CreateTable) -> Result<Action> {
     }
     // Taken out, since DataFusion does not know what to do with them.
     for column in &mut table.columns {
-        column.options.retain(|option| !matches!(option.option, ColumnOption::Default(_)));
+        let is_known = |option: &ColumnOption| !matches!(option, ColumnOption::Default(_) | ColumnOption::Comment(_));
+        column.options.retain(|option| is_known(&option.option));
     }
     let mut properties = match std::mem::replace(&mut table.table_options, CreateTableOptions::None) {
         CreateTableOptions::None => Default::default(),
@@ -149,18 +151,5 @@ fn create_table(table: &mut CreateTable) -> Result<Action> {
     }
     let as_query = table.query.is_some().then_some(not_null);
     let properties = properties.into_iter().collect();
-    Ok(Action::CreateTable { as_query, layout: Layout::default(), properties, defaults })
-}
-
-/// Text in Iceberg has neither a length nor padding. A longest length that is not kept harms little, and many tools write one; one
-/// that all values are to have would be wrong in silence.
-pub(in crate::sql) fn check_length(column: &ColumnDef) -> Result<()> {
-    match &column.data_type {
-        DataType::Char(_) | DataType::Character(_) => Err(Error::not_supported(format!(
-            "column {}: {} is not supported, as Iceberg has no text of a fixed length: use VARCHAR; nothing was done",
-            column.name, column.data_type
-        ))
-        .at(place(&column.name))),
-        _ => Ok(()),
-    }
+    Ok(Action::CreateTable { as_query, layout: Layout::default(), properties, defaults, comments })
 }

@@ -14,18 +14,18 @@ use datafusion::common::TableReference;
 use datafusion::execution::session_state::SessionState;
 use datafusion::sql::parser::{DFParserBuilder, Statement as Parsed};
 use datafusion::sql::sqlparser::ast::{Expr, Ident, ObjectName, visit_relations};
-use datafusion::sql::sqlparser::dialect::GenericDialect;
 use lake_client::catalog::TableIdent;
 
 use super::clauses::{self, AlterLayout};
 use super::copy::{self, Copy, CopyFrom};
+use super::dialect::LakeDialect;
 use super::schemas::{self, SchemaStatement};
 use super::session::SessionChange;
 use super::views::{self, ViewStatement};
-use super::{MAX_STATEMENT_BYTES, as_of, undrop};
+use super::{MAX_STATEMENT_BYTES, as_of, column_types, undrop};
 use crate::error::{Error, Position, Result};
 use crate::table::layout::Layout;
-pub(super) use classify::check_length;
+pub(super) use prepare::floats_as_written;
 
 /// Kinds of statements, as the answer to a change names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +105,8 @@ pub enum Action {
         properties: BTreeMap<String, String>,
         /// Of columns, by their names.
         defaults: Vec<(String, Expr)>,
+        /// Of columns, by their names.
+        comments: Vec<(String, String)>,
     },
     /// ALTER TABLE or COMMENT ON.
     Alter(Command),
@@ -208,6 +210,7 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
         }
     }
     let (sql, versions) = as_of::take(sql)?;
+    let sql = column_types::maps_in_parentheses(sql.into_owned());
     let (sql, layout) = clauses::take_layout(&sql)?;
     if let Some(alter) = clauses::alter_layout(&sql)? {
         let statement = altering::alter_table(alter.table.clone(), alter.if_exists, Vec::new());
@@ -222,7 +225,11 @@ pub fn parse(state: &SessionState, sql: &str) -> Result<(Parsed, Action)> {
     };
     as_of::put(&mut statement, versions)?;
     let mut statement = match show::as_query(&statement)? {
-        Some(sql) => parse_one(state, &sql)?,
+        Some(sql) => {
+            let mut query = parse_one(state, &sql)?;
+            show::put_at(&mut query, show::place_of_table(&statement));
+            query
+        }
         None => statement,
     };
     let mut action = classify::classify(&mut statement)?;
@@ -254,7 +261,7 @@ fn parse_query(state: &SessionState, sql: &str, otherwise: &str) -> Result<Parse
 fn parse_one(state: &SessionState, sql: &str) -> Result<Parsed> {
     let limit = state.config_options().sql_parser.recursion_limit.get();
     let mut statements = DFParserBuilder::new(sql)
-        .with_dialect(&GenericDialect {})
+        .with_dialect(&LakeDialect)
         .with_recursion_limit(limit)
         .build()
         .and_then(|mut parser| parser.parse_statements())
@@ -345,6 +352,8 @@ mod tests {
             ("SHOW TABLES FROM a LIKE '%x'", Command::Select),
             ("SHOW SCHEMAS", Command::Select),
             ("SHOW DROPPED TABLES;", Command::Select),
+            ("SHOW CREATE TABLE s.t", Command::Select),
+            ("SHOW TBLPROPERTIES \"T\"", Command::Select),
             ("DESCRIBE t", Command::Select),
             ("INSERT INTO t VALUES (1)", Command::Insert),
             ("INSERT OVERWRITE t VALUES (1)", Command::InsertOverwrite),
@@ -393,6 +402,8 @@ mod tests {
             ("CREATE TABLE t (a INT PRIMARY KEY)", "PRIMARY KEY on column a"),
             ("CREATE TABLE t (a INT AUTO_INCREMENT)", "AUTO_INCREMENT on column a"),
             ("CREATE TABLE t (a INT, b CHAR(3))", "column b: CHAR(3)"),
+            ("CREATE TABLE t (a UUID)", "column a: UUID"),
+            ("CREATE TABLE t (a MAP<VARCHAR, STRUCT<b INT UNSIGNED>>)", "column a: INT UNSIGNED"),
             ("CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'x'", "CREATE EXTERNAL TABLE"),
             ("DROP TABLE t CASCADE", "CASCADE"),
             ("DROP TABLE a, b", "several"),

@@ -39,6 +39,29 @@ pub(super) fn floats_in(part: &mut impl VisitMut) {
     });
 }
 
+/// The expression as it was before [`floats_in`].
+pub(in crate::sql) fn floats_as_written(expr: &Expr) -> Expr {
+    let mut expr = expr.clone();
+    let _ = visit_expressions_mut(&mut expr, |part| {
+        let number = match part {
+            Expr::Cast { expr, data_type: DataType::Double(ExactNumberInfo::None), .. } => match expr.as_ref() {
+                Expr::Value(ValueWithSpan { value: Value::SingleQuotedString(text), span })
+                    if text.contains(['e', 'E']) && text.parse::<f64>().is_ok() =>
+                {
+                    Some(ValueWithSpan { value: Value::Number(text.clone(), false), span: *span })
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        if let Some(number) = number {
+            *part = Expr::Value(number);
+        }
+        ControlFlow::<()>::Continue(())
+    });
+    expr
+}
+
 /// What is inserted goes by its place: that two columns of the query have one name is nothing to it, and DataFusion refuses it.
 /// So what comes again gets another name.
 pub(super) fn inserts_go_by_place(statement: &mut Parsed) {
