@@ -123,7 +123,11 @@ async fn new_columns_have_defaults_in_format_3() {
     assert_eq!(text(&client, "SELECT * FROM made ORDER BY id").await, [["1", "5", "x"], ["2", "7", "NULL"]]);
     for (create, kind, words) in [
         (format!("CREATE TABLE made_too {columns}"), Kind::NotSupported, "format version 3"),
-        (format!("CREATE OR REPLACE TABLE made {columns}"), Kind::NotSupported, "SET DEFAULT sets one afterwards"),
+        (
+            format!("CREATE OR REPLACE TABLE made {columns}"),
+            Kind::NotSupported,
+            "SET DEFAULT and COMMENT ON COLUMN set them afterwards",
+        ),
         ("CREATE TABLE made_too (id BIGINT DEFAULT nope)".to_owned(), Kind::NotFound, "nope"),
     ] {
         let error = refused(&client, &create).await;
