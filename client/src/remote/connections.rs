@@ -52,9 +52,9 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_millis(600);
 const ASK_TIMEOUT: Duration = Duration::from_millis(600);
 /// How long a question round waits for better answers once one names a leader.
 const ASK_GRACE: Duration = Duration::from_millis(60);
-/// After this long at the most, and half of it at least, a client that makes calls asks the leader who the members are.
+/// After this long at the most, and half of it at least, a client that makes calls, or watches, asks the leader who the members are.
 const MEMBERS_FOR: Duration = Duration::from_secs(20);
-/// The same while the leader is none of the members known.
+/// The same while the leader is none of the members known, or after a watch lost its peer.
 const MEMBERS_RETRY: Duration = Duration::from_secs(1);
 
 /// What the clones of a store share.
@@ -334,6 +334,28 @@ impl Inner {
         Some(leader.address)
     }
 
+    /// What a watch does, as it makes no calls: where the members are to be asked for, that is begun, and not waited for.
+    pub fn keep_members(self: &Arc<Self>) {
+        let mut shared = self.lock();
+        if shared.view.leader().is_some() {
+            drop(shared);
+            // It asks beside the call that there is not.
+            let _ = self.leader();
+        } else if shared.members_due.is_none_or(|due| clock::now() >= due) {
+            shared.members_due = Some(clock::now() + MEMBERS_RETRY);
+            // The round goes on by itself.
+            drop(self.question_round(&mut shared));
+        }
+    }
+
+    /// A peer went away under a watch: who the members are is asked for soon, before those that are known have all gone. Many watches
+    /// that lose it at once ask once.
+    pub fn members_may_have_changed(&self) {
+        let mut shared = self.lock();
+        let soon = clock::now() + MEMBERS_RETRY;
+        shared.members_due = shared.members_due.map(|due| due.min(soon));
+    }
+
     async fn ask_members(self: Arc<Self>, leader: KnownLeader) {
         let question = Question { wait: Duration::ZERO, besides: None };
         // Calls are under way on that connection, and find out whether it is broken.
@@ -570,6 +592,31 @@ mod tests {
         assert!(inner.ask().await.is_some(), "nobody leads");
         assert!(clock::since(began) < ASK_TIMEOUT + ASK_TIMEOUT / 6, "each has begun one anew");
         assert!(inner.lock().asking.as_ref().unwrap().join().is_none());
+    }
+
+    #[tokio::test]
+    async fn who_watches_asks_for_the_members_from_time_to_time_and_soon_after_a_peer_went() {
+        let config = RemoteConfig { endpoints: vec!["127.0.0.1:1".to_owned()], secret: None };
+        let inner = Arc::new(Inner::new(config, Dialer::default()));
+        let member = |id: u64| v1::Member { id, grpc_address: format!("127.0.0.1:{id}"), ..v1::Member::default() };
+        inner.learn_members(&mut inner.lock(), vec![member(1), member(2)]);
+        let due = || inner.lock().members_due.unwrap();
+        let later = due();
+        inner.keep_members();
+        assert!(due() == later && inner.lock().asking.is_none(), "they are known");
+        inner.members_may_have_changed();
+        let soon = due();
+        assert!(soon <= clock::now() + MEMBERS_RETRY && soon < later);
+        inner.members_may_have_changed();
+        assert_eq!(due(), soon, "a second watch puts it off no further");
+        // Nobody is known to lead: all are asked; else the leader is.
+        inner.lock().members_due = Some(clock::now());
+        inner.keep_members();
+        assert!(inner.lock().asking.is_some() && inner.lock().asks_members.is_none());
+        inner.lock().view.learn_at(clock::now(), 5, Some(&member(2)));
+        inner.lock().members_due = Some(clock::now());
+        inner.keep_members();
+        assert!(inner.lock().asks_members.is_some() && due() > clock::now());
     }
 
     #[tokio::test]

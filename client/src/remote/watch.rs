@@ -175,6 +175,7 @@ impl Follower {
             tracing::debug!(prefix = self.prefix, next = self.next, error = last, "a watch was lost");
             if failure.broken {
                 self.inner.lock().forget_connection(address);
+                self.inner.members_may_have_changed();
             }
             let failing_for = clock::since(*self.failing_since.get_or_insert_with(clock::now));
             self.refused = if failure.retry { 0 } else { self.refused + 1 };
@@ -268,6 +269,7 @@ impl Follower {
         }
         self.next = progress.saturating_add(1);
         self.served();
+        self.inner.keep_members();
         Ok(())
     }
 
