@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// How long a process may take to stop once its parent is gone; then it just ends.
-const ORPHAN_GRACE: Duration = Duration::from_secs(15);
+/// How long a process may take to stop once its parent is gone, unless it needs longer; then it just ends.
+pub const ORPHAN_GRACE: Duration = Duration::from_secs(15);
 
 /// Ctrl-C, for those who take it as something else than "stop" while a prompt is open.
 #[derive(Debug)]
@@ -80,20 +80,28 @@ pub struct StopRequests {
 
 impl StopRequests {
     /// Listens from now on. With `exit_with_parent`, the end of standard input is the end of whoever started this
-    /// process: it is asked to stop, and ended if it does not.
+    /// process: it is asked to stop, and ended if it does not within [`ORPHAN_GRACE`].
     ///
     /// # Errors
     /// The system refuses.
     pub fn listen(exit_with_parent: bool) -> Result<Self> {
+        Self::listen_within(exit_with_parent.then_some(ORPHAN_GRACE))
+    }
+
+    /// The same of a process that may take so long to stop.
+    ///
+    /// # Errors
+    /// As [`Self::listen`].
+    pub fn listen_within(orphan_grace: Option<Duration>) -> Result<Self> {
         let (parent_gone, orphaned) = watch::channel(false);
-        if exit_with_parent {
+        if let Some(grace) = orphan_grace {
             std::thread::Builder::new()
                 .name("parent".to_owned())
                 .spawn(move || {
                     await_end_of_input();
                     parent_gone.send_replace(true);
-                    std::thread::sleep(ORPHAN_GRACE);
-                    tracing::error!("did not stop within {} s of its parent's end", ORPHAN_GRACE.as_secs());
+                    std::thread::sleep(grace);
+                    tracing::error!("did not stop within {} s of its parent's end", grace.as_secs());
                     std::process::exit(1);
                 })
                 .context("watching for the end of the parent process")?;

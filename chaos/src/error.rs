@@ -39,6 +39,9 @@ pub enum Error {
     /// There is no process that something could be done to.
     #[error("{0} has no process")]
     NoProcess(ProcessName),
+    /// This program panicked, with that; the cluster has nothing to do with it.
+    #[error("this program has a bug, and panicked: {0}")]
+    Bug(String),
     /// The supervising task has ended, because the cluster is being shut down.
     #[error("{0} is no longer supervised: the cluster is shutting down")]
     ShuttingDown(ProcessName),

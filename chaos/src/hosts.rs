@@ -16,7 +16,7 @@
 //! start = "ssh {host} systemctl start lake-{role}"
 //! ```
 //! `secret_file` before that names a file with the cluster's secret. In a command `{role}` is `metasrv` or `query`, `{id}`, `{address}` and `{host}` are the process's, `{others}` the hosts of the other
-//! peers, `{out}` a directory for what is collected, and `{seconds}` by how much a clock is to be wrong. Whatever else stands in braces is the shell's.
+//! peers (of a query node: of all peers), `{out}` a directory for what is collected, and `{seconds}` by how much a clock is to be wrong. Whatever else stands in braces is the shell's.
 //!
 //! Invariants: what fills a gap has no character that means anything to a shell; every command ends within [`COMMAND_WITHIN`], and is
 //! written down with what it printed.
@@ -43,7 +43,7 @@ const CLOCK_OFF_S: i64 = 3_600;
 /// Most processes of a role.
 const MAX_HOSTS: usize = 32;
 /// What takes back whatever was done to a process.
-const MEND: [Verb; 3] = [Verb::Heal, Verb::Resume, Verb::Start];
+pub(crate) const MEND: [Verb; 3] = [Verb::Heal, Verb::Resume, Verb::Start];
 /// How much of what a failed command printed is told.
 const TOLD_CHARS: usize = 300;
 
@@ -81,7 +81,7 @@ pub struct Commands {
     pub stop: Option<String>,
     pub pause: Option<String>,
     pub resume: Option<String>,
-    /// Nothing passes any more between the peer and the others; clients still reach it.
+    /// Nothing passes any more between the peer, or the query node, and the other peers; clients still reach it.
     pub partition: Option<String>,
     /// The wall clock of the process goes `{seconds}` off, such as `+3600`.
     pub clock: Option<String>,
@@ -237,6 +237,17 @@ fn quoted(path: &str) -> String {
     format!("'{}'", path.replace('\'', "'\\''"))
 }
 
+/// What a command has started: killed with whoever gives up waiting for it. What ssh has not done yet must not be done once nobody
+/// expects it any more.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // It may have ended just now.
+        let _ = self.0.map(|group| kill_process_group(group, Signal::KILL));
+    }
+}
+
 /// Runs commands, and writes them down.
 #[derive(Debug, Clone)]
 pub struct Shell {
@@ -269,14 +280,15 @@ impl Shell {
         shell.args(["-c", &command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Of its own group: Ctrl-C on a terminal ends the run, and not the command that takes a fault back.
         let shell = shell.process_group(0).kill_on_drop(true).spawn().doing(doing)?;
-        let group = shell.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let mut group = Group(shell.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)));
         let ended = tokio::time::timeout(within, shell.wait_with_output()).await;
         let output = match ended {
-            Ok(output) => output.doing(doing)?,
+            Ok(output) => {
+                group.0 = None;
+                output.doing(doing)?
+            }
             Err(_) => {
-                // All that it has started: what ssh has not done yet must not be done once nobody expects it any more. It may
-                // have ended just now.
-                let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+                drop(group);
                 let source = std::io::Error::other(format!("it has not ended after {} s", within.as_secs()));
                 return Err(Error::Io { doing: doing(), source });
             }
@@ -299,13 +311,13 @@ impl Shell {
         log.flush().await.doing(doing)
     }
 
-    /// Has every process run, with nothing wrong around it: heal, resume and start, whatever was done to it. Gives what went
+    /// Has these processes run, with nothing wrong around them: heal, resume and start, whatever was done to them. Gives what went
     /// wrong; what the file does not say how to do is left out.
-    pub async fn mend(&self) -> Vec<String> {
+    pub async fn mend(&self, names: &[ProcessName]) -> Vec<String> {
         let mut wrong = Vec::new();
-        for name in self.hosts.all() {
+        for name in names {
             for verb in MEND {
-                if let Err(e) = self.run(verb, name).await {
+                if let Err(e) = self.run(verb, *name).await {
                     wrong.push(e.to_string());
                 }
             }

@@ -78,7 +78,7 @@ impl Pair {
     /// What of its faults can be had on a cluster that is there already, by its operator's commands; or why none can.
     ///
     /// # Errors
-    /// It speaks SQL, and there is no query node; or no fault can be had.
+    /// It speaks SQL, and there is no query node; no fault can be had; or the one cannot without which the workload shows nothing.
     pub fn on(&self, hosts: &Hosts) -> Result<Vec<&'static str>, String> {
         if self.workload.is_sql() && hosts.query_nodes.is_empty() {
             return Err("the file names no query nodes".to_owned());
@@ -88,6 +88,13 @@ impl Pair {
             asked.and_then(|asked| verbs(&asked)).is_some_and(|(verbs, _)| verbs.iter().all(|verb| hosts.can(*verb)))
         };
         let had: Vec<&str> = self.nemeses.iter().copied().filter(can).collect();
+        let is_of = |word: &&str, kind| word.parse::<Requested>().is_ok_and(|asked| asked.kind == kind);
+        if self.workload == Workload::Cached && !had.iter().any(|word| is_of(word, Kind::QueryPartition)) {
+            return Err(
+                "no answer says how old it is without query-partition, which takes commands partition and heal"
+                    .to_owned(),
+            );
+        }
         if had.is_empty() { Err("none of its faults can be had by commands".to_owned()) } else { Ok(had) }
     }
 
@@ -195,6 +202,26 @@ mod tests {
         assert!(few.left_out.iter().all(|(_, why)| why.contains("no time")));
         assert_eq!(few.left_out.len(), PAIRS.len() - 4);
         assert!(choose(LEAST, &[], |_| None).unwrap_err().contains("45 s"));
+    }
+
+    #[test]
+    fn on_hosts_a_pair_has_what_the_commands_can_do_and_none_is_run_that_can_only_be_unknown() {
+        let on = |pair: &Pair, commands: &str| {
+            let query_nodes = "[[query_nodes]]\nid = 1\naddress = \"db1:9393\"\n";
+            let text = format!("{query_nodes}[[peers]]\nid = 1\naddress = \"db1:9191\"\n[commands]\n{commands}");
+            pair.on(&toml::from_str(&text).unwrap())
+        };
+        let cached = PAIRS.iter().find(|pair| pair.workload == Workload::Cached).unwrap();
+        let processes = "kill = \"k\"\nstart = \"s\"\n";
+        assert!(on(cached, processes).unwrap_err().contains("without query-partition"));
+        let all = format!("{processes}partition = \"p\"\nheal = \"h\"\n");
+        assert_eq!(on(cached, &all), Ok(cached.nemeses.to_vec()));
+        assert_eq!(on(&PAIRS[1], processes), Ok(vec!["query-kill:one"]));
+        assert_eq!(on(&PAIRS[1], &all), Ok(PAIRS[1].nemeses.to_vec()));
+        assert!(
+            on(&PAIRS[5], &all).unwrap_err().contains("none of its faults"),
+            "there is no store that could be hurt"
+        );
     }
 
     #[test]

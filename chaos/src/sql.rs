@@ -18,6 +18,20 @@ pub trait Front: Debug + Send + Sync {
     async fn connect(&self, endpoint: &str) -> Result<Box<dyn Session>, Failure>;
 }
 
+/// How much longer than the node a question waits for its answer: the node's words are better.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// One question, in a session of its own.
+///
+/// # Errors
+/// As [`Session::run`]; and no answer has come within that time.
+pub async fn ask(front: &dyn Front, endpoint: &str, sql: &str, within: Duration) -> Result<Answer, Failure> {
+    let statement = Statement { sql: sql.to_owned(), operation: None, timeout: within };
+    let asked = async { front.connect(endpoint).await?.run(&statement).await };
+    let asked = tokio::time::timeout(within + GRACE, asked).await;
+    asked.unwrap_or_else(|_| Err(Failure::unanswered(within + GRACE)))
+}
+
 /// One client's session: what BEGIN opens is open for its next statements.
 #[async_trait]
 pub trait Session: Debug + Send + Sync {

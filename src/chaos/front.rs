@@ -78,6 +78,8 @@ fn values(column: &ArrayRef) -> Result<Vec<Value>, Failure> {
 /// What an error says of the change that it ended.
 fn failure(error: SqlError) -> Failure {
     let what = match error.kind {
+        // Without the secret nothing is run.
+        _ if error.code == tonic::Code::Unauthenticated => What::Refused,
         Kind::Conflict => What::Conflict,
         Kind::Invalid | Kind::NotSupported | Kind::NotFound | Kind::AlreadyExists | Kind::Denied => What::Refused,
         Kind::Unavailable | Kind::Deadline | Kind::Exhausted | Kind::Corrupt | Kind::Storage => What::NotServed,
@@ -110,5 +112,7 @@ mod tests {
         assert_eq!(said(Kind::Unavailable), What::NotServed);
         assert_eq!(said(Kind::NotFound), What::Refused);
         assert_eq!(said(Kind::Unknown), What::Unknown);
+        let (message, code) = ("no".to_owned(), tonic::Code::Unauthenticated);
+        assert_eq!(failure(SqlError { message, position: None, code, kind: Kind::Internal }).what, What::Refused);
     }
 }

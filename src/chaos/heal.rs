@@ -22,8 +22,8 @@ pub struct Args {
     out: PathBuf,
 }
 
-/// Heals, resumes and starts every process, waits until all of them serve, and removes what runs have written. Gives 0 if all of that
-/// was done.
+/// Heals, resumes and starts every process, waits until all of them serve, and removes what runs have written. Query nodes of which nobody knows
+/// that they are that cluster's are left alone, and told of. Gives 0 if all of that was done.
 ///
 /// # Errors
 /// The file is wrong, or it is another cluster: nothing was done.

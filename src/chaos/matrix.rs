@@ -1,7 +1,8 @@
 //! `lake chaos matrix`: several fault runs, one after the other, and one page over them.
 //!
 //! Each run is a process of its own, `lake chaos run`, in a process group of its own: a Ctrl-C reaches this one alone, which has the
-//! run end in order. However this one ends, the run's standard input ends with it, and so does the run.
+//! run end in order. However this one ends, the run's standard input ends with it, and so does the run. On a cluster of others it takes as
+//! long for that as it needs to take back what it has done: it is killed after that only.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use lake_chaos::hosts::Hosts;
 use lake_chaos::matrix::{self, Chosen, Pair};
 use lake_chaos::report::index::{self, Entry};
 use lake_chaos::report::results;
-use lake_chaos::run::{ObjectStore, Place};
+use lake_chaos::run::{ObjectStore, Place, ending};
 use lake_chaos::workload::access::Roster;
 use lake_chaos::workload::rest::{MAX_REST_CLIENTS, Rest};
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,7 +31,7 @@ use crate::signals::StopRequests;
 const MAX_MINUTES: f64 = 24.0 * 60.0;
 /// How much longer than its clients a run may take. Everything in it is bounded; this is for what is not.
 const BEYOND: Duration = Duration::from_secs(1_200);
-/// How long a run may take to end in order once that is past, or it was interrupted.
+/// How long a run of a cluster of its own may take to end in order once that is past, or it was interrupted.
 const ORDERLY: Duration = Duration::from_secs(180);
 /// Characters of an error that the table has.
 const MAX_ERROR_CHARS: usize = 200;
@@ -208,6 +209,12 @@ impl Ground {
         }
     }
 
+    /// How long a run may take to end in order.
+    fn orderly(&self, pair: &Pair) -> Duration {
+        let hosts = self.hosts.as_ref();
+        hosts.map_or(ORDERLY, |hosts| ending::ends_within(hosts, run::operation_timeout(pair.workload)))
+    }
+
     /// The faults of a pair that can be had.
     fn nemeses(&self, pair: &Pair) -> Vec<&'static str> {
         self.hosts.as_ref().and_then(|hosts| pair.on(hosts).ok()).unwrap_or_else(|| pair.nemeses.to_vec())
@@ -298,7 +305,8 @@ async fn one(
     command.args(arguments(ground, run)).arg(EXIT_WITH_PARENT);
     command.arg("--out").arg(out.join(&directory));
     command.stdin(Stdio::piped()).stdout(file.try_clone().context("writing a run's log")?).stderr(file);
-    command.process_group(0).kill_on_drop(true);
+    // One on a cluster of others ends with its standard input: killed, it would leave that as it is.
+    command.process_group(0).kill_on_drop(ground.hosts.is_none());
     let began = Instant::now();
     let mut child = command.spawn().context("starting a run")?;
     // Its end is the run's.
@@ -313,7 +321,7 @@ async fn one(
     };
     let code = match ended {
         Some(ended) => ended.context("waiting for a run")?.code(),
-        None => end(&mut child).await?,
+        None => end(&mut child, ground.orderly(run.pair)).await?,
     };
     let came = judged(&out.join(&directory), &path, code);
     Ok(Entry {
@@ -326,15 +334,15 @@ async fn one(
     })
 }
 
-/// Has a run end in order, or else at once.
-async fn end(child: &mut Child) -> Result<Option<i32>> {
+/// Has a run end in order within that time, or else at once.
+async fn end(child: &mut Child, orderly: Duration) -> Result<Option<i32>> {
     if let Some(pid) = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
         // It may have ended just now.
         let _ = kill_process(pid, Signal::INT);
     }
     tokio::select! {
         ended = child.wait() => return Ok(ended.context("waiting for a run")?.code()),
-        () = sleep(ORDERLY) => {}
+        () = sleep(orderly) => {}
     }
     child.kill().await.context("killing a run that does not end")?;
     Ok(None)

@@ -16,6 +16,7 @@ use lake_chaos::nemesis::kind::Requested;
 use lake_chaos::nemesis::schedule;
 use lake_chaos::net::namespaces::{self, PRIVATE_NETWORK};
 use lake_chaos::report::{self, page, record};
+use lake_chaos::run::ending;
 use lake_chaos::run::hosts::{FAULTS, verbs};
 use lake_chaos::run::sampler::Live;
 use lake_chaos::run::{self, ObjectStore, Place, Settings};
@@ -28,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 pub(super) use super::front::front;
 use super::print::{self, Format};
 use crate::output;
-use crate::signals::StopRequests;
+use crate::signals::{ORPHAN_GRACE, StopRequests};
 
 /// Characters of the faults in force that a terminal's line has: it is written over and must not wrap.
 const TERMINAL_FAULTS: usize = 80;
@@ -141,7 +142,13 @@ pub async fn run(args: Args) -> Result<u8> {
         }
         (None, _) => None,
     };
-    let mut stop = StopRequests::listen(args.exit_with_parent)?;
+    let operation_timeout = args.operation_timeout.unwrap_or(operation_timeout(args.workload));
+    // Whatever has become of who started it: what it has done to a cluster of others is taken back first.
+    let grace = match &hosts {
+        Some((hosts, _)) => ending::ends_within(hosts, operation_timeout),
+        None => ORPHAN_GRACE,
+    };
+    let mut stop = StopRequests::listen_within(args.exit_with_parent.then_some(grace))?;
     let query_nodes = match &hosts {
         Some((hosts, _)) => hosts.query_nodes.len() as u64,
         None => args.query_nodes.unwrap_or(if args.workload.is_sql() { QUERY_NODES } else { 0 }),
@@ -167,7 +174,7 @@ pub async fn run(args: Args) -> Result<u8> {
             nodes: Roster::default(),
         }),
         seed,
-        operation_timeout: args.operation_timeout.unwrap_or(if args.workload.is_sql() { SQL_TIMEOUT } else { TIMEOUT }),
+        operation_timeout,
         metasrv_args: args.metasrv_arg,
         query_args: args.query_arg,
     };
@@ -227,6 +234,11 @@ pub async fn run(args: Args) -> Result<u8> {
 #[cfg(not(feature = "query"))]
 pub(super) fn front(_: Option<lake_client::secret::Secret>) -> Option<std::sync::Arc<dyn lake_chaos::sql::Front>> {
     None
+}
+
+/// How long an operation may take unless told otherwise.
+pub(super) fn operation_timeout(workload: Workload) -> Duration {
+    if workload.is_sql() { SQL_TIMEOUT } else { TIMEOUT }
 }
 
 /// The cluster that is hurt.

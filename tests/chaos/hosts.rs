@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use lake_chaos::matrix::PAIRS;
 use lake_chaos::nemesis::clock;
 use lake_chaos::ports::{self, Port};
 use lake_chaos::probe;
@@ -14,13 +15,23 @@ use lake_client::secret::Secret;
 use super::install::install;
 use super::{ATTEMPTS, LAKE, PATIENCE, Run, assert_code, installed, proofs};
 
-/// Carries what comes at one address to another, until it is killed.
+/// Carries what comes at one address to another, until it is killed; but nothing of a process N.pid while there is a file cut-N.
 const LINK: &str = "\
-import socket, sys, threading
+import glob, os, socket, sys, threading
 at, to = [(host, int(port)) for host, port in (arg.rsplit(':', 1) for arg in sys.argv[1:])]
-def carry(a, b):
+def opened_by(port):
+    lines = [line.split() for line in open('/proc/net/tcp')]
+    sockets = ['socket:[%s]' % words[9] for words in lines if words[1].endswith(':%04X' % port)]
+    for file in glob.glob('*.pid'):
+        fds = '/proc/%s/fd' % open(file).read().strip()
+        try:
+            if any(os.readlink(os.path.join(fds, fd)) in sockets for fd in os.listdir(fds)):
+                return file.removesuffix('.pid')
+        except OSError:
+            pass
+def carry(a, b, who):
     try:
-        while some := a.recv(65536):
+        while (some := a.recv(65536)) and not os.path.exists('cut-%s' % who):
             b.sendall(some)
     except OSError:
         pass
@@ -31,13 +42,16 @@ def carry(a, b):
             pass
 listening = socket.create_server(at)
 while True:
-    near = listening.accept()[0]
+    near, (_, port) = listening.accept()
+    who = opened_by(port)
     try:
+        if os.path.exists('cut-%s' % who):
+            raise OSError
         far = socket.create_connection(to)
     except OSError:
         near.close()
         continue
-    for ends in ((near, far), (far, near)):
+    for ends in ((near, far, who), (far, near, who)):
         threading.Thread(target=carry, args=ends, daemon=True).start()
 ";
 
@@ -47,7 +61,7 @@ const SECRET: &str = "known-to-operators";
 /// Three peers, and perhaps query nodes, that a script starts, stops and hurts. What runs is stopped in the end.
 struct Site {
     dir: PathBuf,
-    /// On which port one peer reaches another, by both, where what carries that can be cut.
+    /// On which port one peer reaches another, by both, where what carries that can be cut; and everybody else a peer, by 0 and that.
     links: BTreeMap<(usize, usize), Port>,
     /// gRPC and Raft, by peer; of query nodes, whose numbers follow, Flight SQL and one that is not used.
     ports: Vec<[Port; 2]>,
@@ -62,7 +76,8 @@ impl Site {
         std::fs::create_dir_all(&dir).unwrap();
         let ports: Vec<[Port; 2]> =
             (0..3 + query_nodes).map(|_| [(), ()].map(|()| ports::reserve().unwrap())).collect();
-        let pairs = (1..=3).flat_map(|from| (1..=3).map(move |to| (from, to)));
+        let least = usize::from(query_nodes == 0);
+        let pairs = (least..=3).flat_map(|from| (1..=3).map(move |to| (from, to)));
         let pairs = pairs.filter(|(from, to)| is_linked && from != to);
         let site = Self { dir, links: pairs.map(|pair| (pair, ports::reserve().unwrap())).collect(), ports };
         std::fs::write(site.dir.join("secret"), SECRET).unwrap();
@@ -71,15 +86,18 @@ impl Site {
             std::fs::write(site.dir.join("link.py"), LINK).unwrap();
         }
         for ((from, to), port) in &site.links {
-            let ends = format!("{} {}", port.loopback(), site.address(*to, 1));
+            let ends = format!("{} {}", port.loopback(), site.address(*to, usize::from(*from > 0)));
             std::fs::write(site.dir.join(format!("links/{from}-{to}")), ends).unwrap();
         }
         let at: Vec<String> = (1..=3).map(|id| site.address(id, 0)).collect();
+        let gate = |id| site.links.get(&(0, id)).map_or_else(|| site.address(id, 0), Port::loopback);
+        let gates: Vec<String> = (1..=3).map(gate).collect();
         let listens: String = (1..=site.ports.len())
             .map(|id| {
                 let peers: Vec<String> = (1..=3).map(|to| format!("{to}={}", site.reached(id, to))).collect();
                 let (listen, raft) = (site.address(id, 0), site.address(id, 1));
-                format!("{id}) listen={listen} raft={raft} peers={};;\n", peers.join(","))
+                let gate = gates.get(id - 1).unwrap_or(&listen);
+                format!("{id}) listen={listen} raft={raft} gate={gate} peers={};;\n", peers.join(","))
             })
             .collect();
         // Where clocks can be faked, each peer's goes by a file.
@@ -100,7 +118,7 @@ impl Site {
              case $2 in\n\
              [123]) lake() {{\n\
                exec env {environment} '{LAKE}' metasrv --id $1 --dir data-$1 --listen $listen --raft-listen $raft \
-                 --peers $peers --secret-file secret; }};;\n\
+                 --advertise $gate --peers $peers --secret-file secret; }};;\n\
              *) lake() {{\n\
                exec '{LAKE}' query --id query-$1 --dir data-$1 --listen $listen --meta {meta} \
                  --warehouse 'file://{dir}/warehouse' --secret-file secret; }};;\n\
@@ -110,8 +128,12 @@ impl Site {
              kill) kill -KILL $pid; while alive; do sleep 0.05; done;;\n\
              stop) kill -TERM $pid; while alive; do sleep 0.05; done;;\n\
              clock) echo \"$3 x1.0\" >clocks/$2;;\n\
-             partition) for up in links/*$2*.up; do kill -KILL $(cat $up/pid); rm -r $up; done;;\n\
-             heal) ! test -d clocks || echo '+0 x1.0' >clocks/$2\n\
+             partition) case $2 in\n\
+               [123]) for up in links/[123]-$2.up links/$2-?.up; do kill -KILL $(cat $up/pid); rm -r $up; done;;\n\
+               *) touch cut-$2;;\n\
+             esac;;\n\
+             unlink) for up in links/?-?.up; do kill -KILL $(cat $up/pid); rm -r $up; done;;\n\
+             heal) rm -f cut-$2; ! test -d clocks || echo '+0 x1.0' >clocks/$2\n\
                for link in links/?-?; do if mkdir $link.up 2>/dev/null; then\n\
                  python3 link.py $(cat $link) </dev/null >>log-links 2>&1 & echo $! >$link.up/pid\n\
                fi; done;;\n\
@@ -119,7 +141,7 @@ impl Site {
              resume) kill -CONT $pid 2>/dev/null || true;;\n\
              esac\n",
             dir = site.dir.display(),
-            meta = at.join(","),
+            meta = gates.join(","),
         );
         std::fs::write(site.script(), script).unwrap();
         std::fs::write(site.file(), site.text()).unwrap();
@@ -159,12 +181,13 @@ impl Site {
         let command = |verb: &str| format!("{verb} = \"sh {} {verb} {{id}}\"\n", script.display());
         let commands: String = ["start", "kill", "stop", "pause", "resume"].map(command).concat();
         let clocks = match clock::library() {
-            Some(_) => format!("clock = \"sh {} clock {{id}} {{seconds}}\"\n{}", script.display(), command("heal")),
+            Some(_) => format!("clock = \"sh {} clock {{id}} {{seconds}}\"\n", script.display()),
             None => String::new(),
         };
         let collect = format!("collect = \"cp {}/log-{{id}} {{out}}/\"\n", self.dir.display());
         let partition = if self.links.is_empty() { String::new() } else { command("partition") };
-        format!("secret_file = \"secret\"\n{peers}[commands]\n{commands}{clocks}{partition}{collect}")
+        let heal = command("heal");
+        format!("secret_file = \"secret\"\n{peers}[commands]\n{commands}{clocks}{partition}{heal}{collect}")
     }
 
     /// What a tool says that knows the secret.
@@ -225,10 +248,15 @@ impl Site {
     }
 
     fn matrix(&self, out: &Path, arguments: &str) -> Output {
+        self.matrix_command(out, arguments).output().unwrap()
+    }
+
+    fn matrix_command(&self, out: &Path, arguments: &str) -> Command {
         let mut matrix = Command::new(LAKE);
         matrix.args(["chaos", "matrix", "--seed", "7", "--cluster", &format!("hosts:{}", self.file().display())]);
         matrix.args(arguments.split_whitespace()).arg("--out").arg(out);
-        matrix.stdin(Stdio::null()).output().unwrap()
+        matrix.stdin(Stdio::null());
+        matrix
     }
 
     fn heal(&self, out: &Path, cluster_id: &str) -> Output {
@@ -242,7 +270,7 @@ impl Drop for Site {
     fn drop(&mut self) {
         for id in 1..=self.ports.len() {
             // Some may be down already.
-            for verb in ["partition", "kill"] {
+            for verb in ["unlink", "kill"] {
                 let _ = Command::new("sh").arg(self.script()).args([verb, &id.to_string()]).output();
             }
         }
@@ -343,9 +371,99 @@ fn tables_on_a_cluster_of_others_are_a_runs_own_and_are_removed() {
     let at = site.address(1, 0);
     let put = site.lake(&["meta", "put", "/kv/chaos/schemas", "1", "--at", &at]);
     assert!(put.status.success(), "{put:?}");
+    // One that says nothing is the cluster's by its registry.
+    site.control("kill", 4);
     assert_code(&site.heal(run.dir.path(), &cluster_id), 0);
     let gone = site.sql("CREATE SCHEMA chaos");
     assert!(gone.status.success(), "the schema is left: {gone:?}");
+}
+
+/// A file whose query node is another cluster's: whatever is to be done, nothing is done to that one.
+#[test]
+fn a_query_node_of_another_cluster_is_refused_and_left_alone() {
+    let run = Run::new();
+    let site = Site::start(run.dir.path().join("site"));
+    let theirs = Site::start_with(run.dir.path().join("theirs"), 1, false);
+    let cluster_id = site.cluster_id();
+    theirs.await_query_nodes();
+    let node = format!("[[query_nodes]]\nid = 9\naddress = \"{}\"\n[commands]\n", theirs.address(4, 0));
+    std::fs::write(site.file(), site.text().replace("[commands]\n", &node)).unwrap();
+    let named = format!("query node 9 at {}", theirs.address(4, 0));
+    for nemesis in ["query-kill", "none"] {
+        let arguments = format!("--workload register --nemesis {nemesis} --time 5s --cluster-id {cluster_id}");
+        let refused = site.run(&run, &arguments);
+        assert_code(&refused, 3);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            said.contains(&named) && said.contains("another cluster") && said.contains("nothing was done"),
+            "{said}"
+        );
+        assert!(!run.out().join("commands.log").exists());
+        std::fs::remove_dir_all(run.out()).unwrap();
+    }
+    assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
+    // Peers that a run has left so are healed all the same.
+    site.control("kill", 1);
+    let healed = site.heal(run.dir.path(), &cluster_id);
+    assert_code(&healed, 3);
+    let said = String::from_utf8_lossy(&healed.stderr).into_owned();
+    assert!(said.contains(&named) && said.contains("was left alone: it is of another cluster"), "{said}");
+    assert_eq!(site.cluster_id(), cluster_id);
+    let commands = std::fs::read_to_string(run.dir.path().join("commands.log")).unwrap();
+    assert!(commands.contains("control.sh start 1") && !commands.contains(" 9\n"), "{commands}");
+}
+
+/// A query node that its cluster's peers are not reached by any more, as a command has it, serves on; and reaches them afterwards.
+#[test]
+fn a_query_node_of_others_is_cut_off_from_their_peers() {
+    let run = Run::new();
+    let site = Site::start_with(run.dir.path().join("site"), 1, true);
+    let cluster_id = site.cluster_id();
+    site.await_query_nodes();
+    let arguments = "--workload register --nemesis query-partition:one --time 12s --rate 40 --clients 3";
+    let output = run.until_judged(|| site.run(&run, &format!("{arguments} --cluster-id {cluster_id}")));
+    assert_code(&output, 0);
+    let history = run.history();
+    assert_eq!(installed(&history), ["query-partition-one".to_owned()].into());
+    let proofs = proofs(&history, "query-partition-one");
+    assert!(proofs.iter().all(|proof| proof.contains("it serves, and does not reach the leader")), "{proofs:?}");
+    let shown = site.sql("SELECT node FROM system.nodes");
+    assert!(shown.status.success(), "{shown:?}");
+    assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
+}
+
+/// A matrix that is killed takes its run with it, which takes back first what it has done: however long the commands for that take.
+#[test]
+fn a_run_that_outlives_its_matrix_takes_everything_back_before_it_ends() {
+    let run = Run::new();
+    let site = Site::start(run.dir.path().join("site"));
+    let cluster_id = site.cluster_id();
+    // Longer, all together, than a process has that owes nobody anything.
+    let heals = site.text().replace("heal = \"", "heal = \"sleep 6 && ");
+    std::fs::write(site.file(), heals).unwrap();
+    let out = run.dir.path().join("matrix");
+    let only = "register/kill:leader+partition";
+    let mut matrix = site.matrix_command(&out, &format!("--minutes 60 --only {only} --cluster-id {cluster_id}"));
+    let mut matrix = matrix.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let place = PAIRS.iter().position(|pair| pair.name() == only).unwrap();
+    let dir = out.join(format!("{:02}-{}", place + 1, PAIRS[place].directory()));
+    await_that("a peer to be killed", || {
+        std::fs::read_to_string(dir.join("commands.log")).is_ok_and(|commands| commands.contains("control.sh kill"))
+    });
+    matrix.kill().unwrap();
+    matrix.wait().unwrap();
+    // The last that a run writes.
+    await_that("the run to be judged", || dir.join("results.json").exists());
+    assert_eq!(site.cluster_id(), cluster_id);
+    assert!(!site.keys().contains("/kv/chaos/"), "{}", site.keys());
+}
+
+fn await_that(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "still waiting for {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// What could not be taken back may be why peers do not agree: nothing is concluded from that.

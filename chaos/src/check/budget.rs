@@ -16,6 +16,8 @@ pub struct Budget {
 impl Budget {
     /// Steps of each search unless told otherwise.
     pub const STEPS: u64 = 1 << 21;
+    /// How long all searches may take unless told otherwise.
+    pub const TIME: Duration = Duration::from_secs(60);
 
     /// So many steps for each search, and no longer than this for all.
     pub fn new(steps: u64, time: Duration) -> Self {
@@ -45,6 +47,6 @@ impl Budget {
 impl Default for Budget {
     /// Some hundred megabytes and a minute at worst.
     fn default() -> Self {
-        Budget::new(Budget::STEPS, Duration::from_secs(60))
+        Budget::new(Budget::STEPS, Budget::TIME)
     }
 }

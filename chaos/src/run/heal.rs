@@ -20,9 +20,9 @@ const SERVE_WITHIN: Duration = Duration::from_secs(10);
 /// The same of query nodes.
 const QUERY_SERVES_WITHIN: Duration = Duration::from_secs(40);
 /// How long a leader is looked for: beyond what it may take, so that a late one is told from none.
-const LOOK_FOR_LEADER: Duration = Duration::from_millis(LEADER_WITHIN_MS + 2_000);
+pub(super) const LOOK_FOR_LEADER: Duration = Duration::from_millis(LEADER_WITHIN_MS + 2_000);
 /// How long all peers may take to have applied the same.
-const SAME_WITHIN: Duration = Duration::from_secs(15);
+pub(super) const SAME_WITHIN: Duration = Duration::from_secs(15);
 
 /// Peers that must be there: all members but those that have lost what they had.
 fn expected(field: &Field) -> Vec<u64> {

@@ -12,7 +12,8 @@
 //! query nodes).
 //!
 //! - [`settings`]: what is asked for; [`recorder`]: the history under way; [`clients`]; [`attack`]: the faults, as planned;
-//! - [`ground`]: the cluster, wherever it runs; [`hosts`]: one that is there already, with the run's own [`schemas`];
+//! - [`ground`]: the cluster, wherever it runs; [`hosts`]: one that is there already, with the run's own [`schemas`]: [`whose`] its query
+//!   nodes are, and how long its [`ending`] takes;
 //! - [`sampler`]: looks at the peers; [`deaths`]: those that end by themselves; [`heal`]: what is found afterwards, by a
 //!   machine that has the time ([`pulse`]); [`ledger`]: what must be there then.
 //!
@@ -21,6 +22,7 @@
 pub mod attack;
 pub mod clients;
 pub mod deaths;
+pub mod ending;
 pub mod ground;
 pub mod heal;
 pub mod hosts;
@@ -30,6 +32,7 @@ pub mod recorder;
 pub mod sampler;
 mod schemas;
 pub mod settings;
+mod whose;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

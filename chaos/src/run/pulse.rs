@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_millis(50);
 /// The shortest wait of a peer before an election.
 const LATE: Duration = Duration::from_millis(200);
 /// So much of a wait at most was lost.
-const MAX_LOST: Duration = Duration::from_secs(60);
+pub(super) const MAX_LOST: Duration = Duration::from_secs(60);
 
 /// See the module. It goes on until it is dropped.
 #[derive(Debug, Default)]

@@ -8,29 +8,25 @@ use std::time::{Duration, Instant};
 
 use lake_client::remote::RemoteStore;
 use lake_client::store::{MetaStore, ReadOptions};
-use lake_proto::kv::{Compare, KeyValue, Op, Txn};
-use tokio::time::timeout;
+use lake_proto::kv::KeyValue;
 
-use crate::sql::{Answer, Front, Statement, Value};
+use crate::sql::{self, Front};
 use crate::workload::access::Roster;
 use crate::{Error, Result, probe};
 
 /// Among a run's keys: it goes once the schemas are dropped.
 pub(super) const MARK: &str = "/kv/chaos/schemas";
-/// The schemas of a cluster, and its query nodes.
+/// The schemas of a cluster.
 const SCHEMAS: &str = "/lake/catalog/";
-const NODES: &str = "/lake/node/";
 /// Joins the levels of a schema in a key.
 const LEVELS: char = '\u{1f}';
 /// The name of the workloads' schema, and what the names of the others begin with.
 const OWN: &str = "chaos";
 const OWN_PREFIX: &str = "chaos_";
 /// How long one question may take.
-const ASK_WITHIN: Duration = Duration::from_secs(20);
-/// How long a query node may take to know of the cluster's nodes: a new leader hears them one after the other.
-const KNOWN_WITHIN: Duration = Duration::from_secs(20);
+pub(super) const ASK_WITHIN: Duration = Duration::from_secs(20);
 /// How long dropping all of them may take: scopes that clients held on them end with their leases.
-const DROPPED_WITHIN: Duration = Duration::from_secs(90);
+pub(super) const DROPPED_WITHIN: Duration = Duration::from_secs(90);
 
 /// A cluster's schemas.
 pub(super) struct Schemas<'a> {
@@ -40,34 +36,17 @@ pub(super) struct Schemas<'a> {
 }
 
 impl Schemas<'_> {
-    /// Looks whether a run may make its schemas, and marks them as a run's.
+    /// Looks whether a run may make its schemas.
     ///
     /// # Errors
-    /// One is there, or a query node is of another cluster: nothing was done.
-    pub(super) async fn begin(&self) -> Result<()> {
-        if let Some(schema) = self.there().await?.first() {
-            return Err(Error::Founding(format!(
+    /// One is there: nothing was done.
+    pub(super) async fn look(&self) -> Result<()> {
+        match self.there().await?.first() {
+            None => Ok(()),
+            Some(schema) => Err(Error::Founding(format!(
                 "there is a schema {schema}, and runs need the names {OWN} and {OWN_PREFIX}...: nothing was done"
-            )));
+            ))),
         }
-        let known = self.list(NODES).await?;
-        for (id, address) in self.nodes.peers() {
-            probe::until(&format!("query node {id} to be one of that cluster"), KNOWN_WITHIN, || async {
-                let answer = self.ask(&address, "SELECT process FROM system.nodes").await?;
-                let is_known = |process: &String| {
-                    known.iter().any(|node| String::from_utf8_lossy(&node.value).contains(process.as_str()))
-                };
-                match answer.rows.iter().flatten().any(|value| matches!(value, Value::Text(name) if is_known(name))) {
-                    true => Ok(()),
-                    false => Err(format!("the nodes that {address} knows are of another one")),
-                }
-            })
-            .await?;
-        }
-        let when = vec![Compare::absent(MARK)];
-        let txn = Txn { when, then: vec![Op::put(MARK, "1")], otherwise: vec![] };
-        let marked = self.store.commit(txn, Instant::now() + ASK_WITHIN).await;
-        marked.map(drop).map_err(|e| Error::Founding(format!("marking the run's schemas: {e}")))
     }
 
     /// Drops all of them.
@@ -97,24 +76,20 @@ impl Schemas<'_> {
     }
 
     /// Asks query nodes, one after the other, until one answers.
-    async fn ask_any(&self, sql: &str) -> Result<Answer, String> {
+    async fn ask_any(&self, sql: &str) -> Result<(), String> {
         let mut last = "there is no query node".to_owned();
         for (_, address) in self.nodes.peers() {
             match self.ask(&address, sql).await {
-                Ok(answer) => return Ok(answer),
+                Ok(()) => return Ok(()),
                 Err(why) => last = why,
             }
         }
         Err(last)
     }
 
-    async fn ask(&self, address: &str, sql: &str) -> Result<Answer, String> {
-        let statement = Statement { sql: sql.to_owned(), operation: None, timeout: ASK_WITHIN };
-        let asked = async { self.front.connect(address).await?.run(&statement).await };
-        match timeout(ASK_WITHIN, asked).await {
-            Ok(answer) => answer.map_err(|e| format!("{address}: {e}")),
-            Err(_) => Err(format!("{address} has not answered within {} s", ASK_WITHIN.as_secs())),
-        }
+    async fn ask(&self, address: &str, sql: &str) -> Result<(), String> {
+        let asked = sql::ask(self.front.as_ref(), address, sql, ASK_WITHIN).await;
+        asked.map(drop).map_err(|e| format!("{address}: {e}"))
     }
 }
 
