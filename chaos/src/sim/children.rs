@@ -137,6 +137,11 @@ impl Children {
                 Ok(Some(status)) if status.signal() == Some(Signal::XCPU.as_raw()) => {
                     return Err(format!("it takes more than {} s of a processor", LIMIT.as_secs()));
                 }
+                // Ctrl-C reached it before it had a group of its own, and the parent, too, if perhaps later.
+                Ok(Some(status)) if status.signal() == Some(Signal::INT.as_raw()) => {
+                    self.stop();
+                    return Err("it was stopped".to_owned());
+                }
                 Ok(Some(_)) => return Ok(()),
                 Ok(None) if self.stopped() => break "it was stopped".to_owned(),
                 Ok(None) if Instant::now() >= deadline => break format!("it takes more than {} s", DEADLINE.as_secs()),
@@ -217,6 +222,16 @@ pub fn child(trace: Option<PathBuf>) -> Result<Report, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_that_ctrl_c_ended_was_stopped_and_one_that_was_killed_failed() {
+        for (signal, stopped) in [("INT", true), ("KILL", false)] {
+            let children = Children::new(PathBuf::from("sh"));
+            let mut child = Command::new("sh").args(["-c", &format!("kill -{signal} $$")]).spawn().unwrap();
+            let ended = children.look_after(&mut child);
+            assert!(ended.is_err() == stopped && children.stopped() == stopped, "{signal}: {ended:?}");
+        }
+    }
 
     #[test]
     fn a_directory_that_was_left_behind_is_in_nobodys_way() {

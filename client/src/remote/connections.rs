@@ -322,30 +322,41 @@ impl Inner {
     pub fn leader(self: &Arc<Self>) -> Option<String> {
         let mut shared = self.lock();
         let leader = shared.view.leader()?.clone();
-        let now = clock::now();
-        if shared.members_due.is_none_or(|due| now >= due) {
-            shared.members_due = Some(now + MEMBERS_RETRY);
-            let address = leader.address.clone();
-            // It ends within the time of a question, and keeps the store alive for as long.
-            let asking = tokio::spawn(self.clone().ask_members(leader));
-            shared.asks_members = Some(AbortOnDropHandle::new(asking));
-            return Some(address);
+        let address = leader.address.clone();
+        if Self::members_to_be_asked(&mut shared) {
+            self.begin_asking_members(&mut shared, leader);
         }
-        Some(leader.address)
+        Some(address)
     }
 
-    /// What a watch does, as it makes no calls: where the members are to be asked for, that is begun, and not waited for.
+    /// What a watch does with each message, as it makes no calls: where the members are to be asked for, that is begun, and not waited
+    /// for.
     pub fn keep_members(self: &Arc<Self>) {
         let mut shared = self.lock();
-        if shared.view.leader().is_some() {
-            drop(shared);
-            // It asks beside the call that there is not.
-            let _ = self.leader();
-        } else if shared.members_due.is_none_or(|due| clock::now() >= due) {
-            shared.members_due = Some(clock::now() + MEMBERS_RETRY);
-            // The round goes on by itself.
-            drop(self.question_round(&mut shared));
+        if !Self::members_to_be_asked(&mut shared) {
+            return;
         }
+        match shared.view.leader().cloned() {
+            Some(leader) => self.begin_asking_members(&mut shared, leader),
+            // The round goes on by itself.
+            None => drop(self.question_round(&mut shared)),
+        }
+    }
+
+    /// Whether it is time to ask who the members are; that is put off then, for whoever comes next.
+    fn members_to_be_asked(shared: &mut Shared) -> bool {
+        let now = clock::now();
+        let due = shared.members_due.is_none_or(|due| now >= due);
+        if due {
+            shared.members_due = Some(now + MEMBERS_RETRY);
+        }
+        due
+    }
+
+    fn begin_asking_members(self: &Arc<Self>, shared: &mut Shared, leader: KnownLeader) {
+        // It ends within the time of a question, and keeps the store alive for as long.
+        let asking = tokio::spawn(self.clone().ask_members(leader));
+        shared.asks_members = Some(AbortOnDropHandle::new(asking));
     }
 
     /// A peer went away under a watch: who the members are is asked for soon, before those that are known have all gone. Many watches

@@ -80,6 +80,7 @@ mod tests {
     use lake_proto::v1;
     use lake_proto::v1::cluster_server::{Cluster, ClusterServer};
     use lake_proto::v1::nodes_server::{Nodes, NodesServer};
+    use lake_proto::v1::watch_server::{Watch, WatchServer};
     use tokio::net::TcpListener;
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -119,6 +120,7 @@ mod tests {
         leader: Option<v1::Member>,
         /// It never answers who leads.
         silent: bool,
+        members: Arc<Mutex<Vec<v1::Member>>>,
         questions: Arc<Mutex<Vec<v1::LeaderRequest>>>,
     }
 
@@ -177,8 +179,8 @@ mod tests {
                 true => (6, self.leader.clone()),
                 false => (5, self.before.clone()),
             };
-            let peer_id = self.id;
-            Ok(Response::new(v1::LeaderResponse { peer_id, term, leader, ..v1::LeaderResponse::default() }))
+            let (peer_id, members) = (self.id, self.members.lock().unwrap().clone());
+            Ok(Response::new(v1::LeaderResponse { peer_id, term, leader, members, ..v1::LeaderResponse::default() }))
         }
 
         async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
@@ -210,6 +212,62 @@ mod tests {
             _: Request<v1::TransferLeadershipRequest>,
         ) -> Result<Response<v1::TransferLeadershipResponse>, Status> {
             unreachable!()
+        }
+    }
+
+    #[tonic::async_trait]
+    impl Watch for Asked {
+        type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
+
+        /// Nothing changes, which is told all the time.
+        async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+            let (sender, messages) = mpsc::channel(1);
+            tokio::spawn(async move {
+                let message = v1::WatchResponse { progress_revision: 5, ..v1::WatchResponse::default() };
+                while sender.send(Ok(message.clone())).await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            });
+            Ok(Response::new(ReceiverStream::new(messages)))
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_only_watches_learns_of_new_members() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap().into_std().unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let member = |id: u64, address: &str| v1::Member { id, grpc_address: address.to_owned(), ..Default::default() };
+        let peer = Asked { id: 1, before: Some(member(1, &address)), ..Asked::default() };
+        // It ends with all of its connections.
+        let cluster = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let served = peer.clone();
+        cluster.spawn(async move {
+            let incoming = TcpListenerStream::new(TcpListener::from_std(listener).unwrap());
+            let (leads, watches) = (ClusterServer::new(served.clone()), WatchServer::new(served));
+            tonic::transport::Server::builder()
+                .add_service(leads)
+                .add_service(watches)
+                .serve_with_incoming(incoming)
+                .await
+        });
+        let store = RemoteStore::connect(RemoteConfig { endpoints: vec![address.clone()], secret: None }).unwrap();
+        let mut watch = store.watch("/kv/", 6).unwrap();
+        watch.next().await.unwrap().unwrap();
+        // No call is made that would ask.
+        *peer.members.lock().unwrap() = vec![member(1, &address), member(2, "127.0.0.1:1")];
+        store.inner.lock().members_due = Some(clock::now());
+        let patience = clock::now() + Duration::from_secs(30);
+        while store.inner.endpoints().len() < 2 {
+            assert!(clock::now() < patience, "the watch does not ask");
+            watch.next().await.unwrap().unwrap();
+        }
+        // The peer goes away: the members are asked for long before they would be.
+        let far = clock::now() + Duration::from_secs(3600);
+        store.inner.lock().members_due = Some(far);
+        cluster.shutdown_background();
+        while store.inner.lock().members_due == Some(far) {
+            assert!(clock::now() < patience, "what a lost peer may mean is not looked at");
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
