@@ -64,6 +64,7 @@ use iceberg::spec::{
 use parquet::arrow::RowNumber;
 
 use crate::error::{Error, Result};
+use crate::storage::Object;
 use crate::table::types::{arrow_schema, field_id};
 use crate::table::{Table, Tables};
 use adapter::Rules;
@@ -303,9 +304,9 @@ impl LakeTable {
         let mut by_store: HashMap<ObjectStoreUrl, Vec<PlannedFile>> = HashMap::new();
         for file in planned.files {
             let location = file.data_file().file_path();
-            let (url, store) = self.tables.storage.url_and_store(location)?;
-            state.runtime_env().register_object_store(&url, store);
-            by_store.entry(self.tables.storage.resolve(location)?.url).or_default().push(file);
+            let Object { url, store, .. } = self.tables.storage.resolve(location)?;
+            state.runtime_env().register_object_store(url.as_ref(), store);
+            by_store.entry(url).or_default().push(file);
         }
         let mut scans = Vec::with_capacity(by_store.len());
         for (url, files) in by_store {

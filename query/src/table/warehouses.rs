@@ -91,14 +91,14 @@ impl Tables {
         Ok(known())
     }
 
-    /// Looks for the warehouse of a location that the node does not know, or waits for who does so already.
+    /// Looks for the warehouse of a location that the node does not know, or must not open, or waits for who does so already.
     ///
     /// # Errors
     /// As [`Tables::learn_warehouses`].
     pub(crate) async fn find_bucket(&self, location: &str, deadline: Instant) -> Result<()> {
-        let unknown = || match warehouse::bucket(location) {
-            Some(bucket) => !self.storage.knows_bucket(bucket),
-            None => self.storage.refuses(location),
+        let unknown = || {
+            let bucket = warehouse::bucket(location);
+            self.storage.refuses(location) || bucket.is_some_and(|bucket| !self.storage.knows_bucket(bucket))
         };
         if !unknown() {
             return Ok(());
