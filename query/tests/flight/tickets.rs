@@ -85,6 +85,11 @@ async fn a_version_that_has_expired_since_is_said_to_be_gone() {
     run(&sql, "INSERT INTO t VALUES (1)").await;
     let info = flight_sql(&cluster, 0).await.execute("SELECT * FROM t".to_owned(), None).await.unwrap();
     run(&sql, "INSERT INTO t VALUES (2)").await;
+    // Whoever has a ticket may read it for a while, unless the table says otherwise.
+    assert_eq!(number(&sql, "CALL system.expire_snapshots('t', older_than => now())").await, 0);
+    let rows = redeem(&mut flight_sql(&cluster, 0).await, ticket(&info)).await.unwrap();
+    assert_eq!(rows_of(&rows), [["1"]]);
+    run(&sql, "ALTER TABLE t SET TBLPROPERTIES ('lake.expire-snapshots.held-ms' = '0')").await;
     assert_eq!(number(&sql, "CALL system.expire_snapshots('t', older_than => now())").await, 1);
     // Its metadata is there, and what is found by it is not.
     let error = redeem(&mut flight_sql(&cluster, 1).await, ticket(&info)).await.unwrap_err();
