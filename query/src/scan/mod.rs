@@ -48,8 +48,8 @@ use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfigBuilder, FileSource, ParquetSource};
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::datasource::source::DataSourceExec;
-use datafusion::execution::cache::cache_manager::FileMetadataCache;
 use datafusion::execution::object_store::ObjectStoreUrl;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
 use datafusion::physical_plan::empty::EmptyExec;
@@ -203,9 +203,9 @@ impl LakeTable {
         &self.table
     }
 
-    /// A reader of what is deleted.
-    pub fn delete_reader(&self, footers: Arc<FileMetadataCache>) -> DeleteReader {
-        DeleteReader { storage: self.tables.storage.clone(), cache: self.tables.deletes.clone(), footers }
+    /// A reader of what is deleted, with the memory of the statement that this is the runtime of.
+    pub fn delete_reader(&self, runtime: &RuntimeEnv) -> DeleteReader {
+        DeleteReader::new(self.tables.storage.clone(), self.tables.deletes.clone(), runtime)
     }
 
     /// The comments of its columns, in their order.
@@ -365,7 +365,7 @@ impl LakeTable {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let runtime = state.runtime_env();
         let footers = runtime.cache_manager.get_file_metadata_cache();
-        let readers = CheckedReaders::new(runtime.object_store(&url)?, footers.clone());
+        let readers = CheckedReaders::new(runtime.object_store(&url)?, footers);
         let mut options =
             TableParquetOptions { global: state.config_options().execution.parquet.clone(), ..Default::default() };
         // The source sees to that ([`late`]), and to what is done with it.
@@ -381,7 +381,7 @@ impl LakeTable {
         let source = ParquetSource::new(schema)
             .with_table_parquet_options(options)
             .with_parquet_file_reader_factory(Arc::new(readers));
-        let deletes = self.delete_reader(footers);
+        let deletes = self.delete_reader(runtime);
         if let Some(age) = self.pointer_age {
             let age = usize::try_from(age.as_millis()).unwrap_or(usize::MAX);
             MetricBuilder::new(source.metrics()).global_gauge("pointer_age_ms").set(age);
