@@ -228,7 +228,7 @@ impl Place {
         let listed = parse(path)?;
         let location = location(&listed);
         let storage = &engine.tables().storage;
-        if !storage.is_in_warehouse(&location) && !engine.allows_files() {
+        if !storage.may_be_named(&location) {
             return Err(Error::denied(format!(
                 "{path}: this node reads and writes no files outside of its warehouses; allow_local_files in its configuration \
                  allows it"
