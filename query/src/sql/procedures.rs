@@ -165,7 +165,7 @@ pub fn check_readable(engine: &Engine, call: &Procedure) -> Result<()> {
     else {
         return Ok(());
     };
-    match engine.tables.storage.is_in_warehouse(location) || engine.allows_files() {
+    match engine.tables.storage.may_be_named(location) {
         true => Ok(()),
         false => Err(Error::denied(format!(
             "{location} is outside of every warehouse, and this node may not read there (allow_local_files)"

@@ -237,6 +237,11 @@ impl Storage {
         self.keeps_to_warehouses.store(true, Ordering::Relaxed);
     }
 
+    /// Whether a client may name this place: in a warehouse, or anywhere if the node does not keep to those.
+    pub fn may_be_named(&self, location: &str) -> bool {
+        !self.keeps_to_warehouses.load(Ordering::Relaxed) || self.is_in_warehouse(location)
+    }
+
     /// Whether it is a file of this machine, or an object in a bucket, outside of every warehouse that this node knows, and those are
     /// not to be had.
     pub fn refuses(&self, location: &str) -> bool {
@@ -344,13 +349,32 @@ impl Storage {
     }
 
     fn take_apart(&self, location: &str) -> Result<Object> {
+        match Self::parse(location)? {
+            (Some((bucket, url)), path) => Ok(Object { store: self.bucket(bucket)?.store, path, url }),
+            (None, path) => Ok(Object { store: self.local.clone(), path, url: ObjectStoreUrl::local_filesystem() }),
+        }
+    }
+
+    /// Checks that there can be an object at a location.
+    ///
+    /// # Errors
+    /// `Invalid`, as [`Storage::resolve`].
+    pub fn check_location(location: &str) -> Result<()> {
+        match Self::parse(location)?.1.as_ref().is_empty() {
+            true => Err(Error::invalid(format!("location {location}: it names no object"))),
+            false => Ok(()),
+        }
+    }
+
+    /// A location's bucket with its URL, which files of this machine have not, and the path in it.
+    fn parse(location: &str) -> Result<(Option<(&str, ObjectStoreUrl)>, Path)> {
         let wrong = |why: String| Error::invalid(format!("location {location}: {why}"));
         let parse = |path: &str| Path::parse(path).map_err(|e| wrong(e.to_string()));
         if let Some(rest) = location.strip_prefix("s3://").or_else(|| location.strip_prefix("s3a://")) {
             let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
             let scheme = &location[..location.len() - rest.len()];
             let url = ObjectStoreUrl::parse(format!("{scheme}{bucket}")).map_err(|e| wrong(e.to_string()))?;
-            return Ok(Object { store: self.bucket(bucket)?.store, path: parse(path)?, url });
+            return Ok((Some((bucket, url)), parse(path)?));
         }
         let path = match location.split_once("://") {
             Some(("file", path)) => path,
@@ -360,7 +384,7 @@ impl Storage {
         if !path.starts_with('/') {
             return Err(wrong("not an absolute path".into()));
         }
-        Ok(Object { store: self.local.clone(), path: parse(path)?, url: ObjectStoreUrl::local_filesystem() })
+        Ok((None, parse(path)?))
     }
 
     fn bucket(&self, bucket: &str) -> Result<Bucket> {

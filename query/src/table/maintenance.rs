@@ -371,10 +371,13 @@ pub async fn rewrite_manifests(tables: &Arc<Tables>, table: &Table, deadline: In
 ///
 /// # Errors
 /// `AlreadyExists` for one of this name, or one that this is the metadata of; `NotFound` for the namespace or the file; `Corrupt`
-/// for a file that is no table metadata.
+/// for a file that is no table metadata; `Invalid` for what lake cannot use, or names what is where it may not be.
 pub async fn register_table(tables: &Arc<Tables>, ident: &TableIdent, file: &str, deadline: Instant) -> Result<()> {
     let doing = format!("registering table {ident}");
     let metadata = tables.cache.table(file).await.map_err(|e| e.while_doing(&doing))?;
+    let place = tables.check_place("the table's location", metadata.location(), deadline).await;
+    place.map_err(|e| e.while_doing(&doing))?;
+    tables.check_incoming(&metadata, None, deadline).await.map_err(|e| e.while_doing(&doing))?;
     let check = || tables.check_not_purged(metadata.uuid(), deadline);
     let unpurged = check().await.map_err(|e| e.while_doing(&doing))?;
     let pointer = TablePointer { uuid: metadata.uuid(), metadata_location: file.to_owned(), previous_location: None };

@@ -13,7 +13,7 @@
 //! A change writes new objects, makes them durable, and then swaps the pointer by compare-and-set ([`commit`]). A
 //! reader sees the old version or the new one.
 //!
-//! In reading order: [`types`] (Arrow and Iceberg types), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`], [`memory`], `style`, `bloom` and
+//! In reading order: [`types`] (Arrow and Iceberg types), [`sound`] (what metadata must be that comes in), [`numbers`] (what is rounded), [`layout`] (partitions and order of rows), [`writer`], [`memory`], `style`, `bloom` and
 //! [`stats`] (data files), [`deletes`] (delete files), [`version`] (manifests, lists, metadata.json), [`conflict`] (does a change hold on a
 //! newer version), [`commit`] (the swap, lost races, unknown outcomes), [`queue`] (one writer of a node at a time per table),
 //! [`append`] (appends that wait together are one commit), [`handing`] (and those of several nodes), [`scope`] (on whose behalf),
@@ -41,6 +41,7 @@ pub mod orphans;
 pub mod pins;
 pub mod queue;
 pub mod scope;
+pub mod sound;
 pub mod staged;
 pub mod stats;
 pub(crate) mod steps;
@@ -407,6 +408,7 @@ impl Tables {
         let built = TableMetadataBuilder::new(schema, spec, order, place.of(uuid), version, properties)?
             .assign_uuid(uuid)
             .build()?;
+        sound::check(&built.metadata, None)?;
         Ok(built.metadata)
     }
 
@@ -441,6 +443,7 @@ impl Tables {
             Ok(builder)
         });
         let metadata = edit(&table.metadata, table.metadata.as_ref().clone().into_builder(None))?.build()?.metadata;
+        sound::check(&metadata, Some(&table.metadata))?;
         Ok((metadata, edit))
     }
 
