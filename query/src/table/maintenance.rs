@@ -29,6 +29,8 @@ use crate::storage::io::LakeIo;
 const SNAPSHOT_AGE_MS: i64 = 5 * 24 * 3600 * 1000;
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
+/// Most files, and most snapshots, that the log names of what a dry run has found.
+pub const NAMED_AT_MOST: usize = 1000;
 
 /// Makes a snapshot the current one; `ancestor`: only one that the current one comes from.
 pub fn set_current(snapshot: i64, ancestor: bool) -> Edit {
@@ -114,16 +116,14 @@ pub async fn expire_snapshots(
     retain_last: Option<u64>,
     deadline: Instant,
 ) -> Result<u64> {
-    let expired: Arc<Mutex<(Vec<Snapshot>, Option<TableMetadata>)>> = Arc::default();
+    let taken_out: Arc<Mutex<(Vec<Snapshot>, Option<TableMetadata>)>> = Arc::default();
     let edit: Edit = {
-        let (expired, tables) = (expired.clone(), tables.clone());
+        let (taken_out, tables) = (taken_out.clone(), tables.clone());
         Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
-            let kept = retained(base, older_than_ms, retain_last)?;
-            let gone: Vec<Snapshot> =
-                base.snapshots().filter(|s| !kept.contains(&s.snapshot_id())).map(|s| s.as_ref().clone()).collect();
+            let gone = expired(base, older_than_ms, retain_last)?;
             tables.will_answer(gone.len() as u64);
             let ids: Vec<i64> = gone.iter().map(|snapshot| snapshot.snapshot_id()).collect();
-            *expired.lock().unwrap_or_else(PoisonError::into_inner) = (gone, Some(base.clone()));
+            *taken_out.lock().unwrap_or_else(PoisonError::into_inner) = (gone, Some(base.clone()));
             Ok(builder.remove_snapshots(&ids))
         })
     };
@@ -133,7 +133,7 @@ pub async fn expire_snapshots(
         .owned(async move {
             let none = DataFiles::new(tables.storage.clone(), tables.tasks.clone());
             let pointer = commit::commit(&tables, &table, Proposal::edit(edit), none, deadline).await?;
-            let (gone, base) = std::mem::take(&mut *expired.lock().unwrap_or_else(PoisonError::into_inner));
+            let (gone, base) = std::mem::take(&mut *taken_out.lock().unwrap_or_else(PoisonError::into_inner));
             let Some(base) = base else { return Ok(0) };
             if !gone.is_empty() {
                 let current = tables.cache.table(&pointer.value.metadata_location).await;
@@ -149,6 +149,42 @@ pub async fn expire_snapshots(
             Ok(gone.len() as u64)
         })
         .await
+}
+
+/// What [`expire_snapshots`] would do to the table as it is now. Returns how many snapshots it would remove; the log names them, and the
+/// objects that only they refer to.
+///
+/// # Errors
+/// What could not be read; `Deadline`.
+pub async fn would_expire(
+    tables: &Tables,
+    table: &Table,
+    older_than_ms: Option<i64>,
+    retain_last: Option<u64>,
+    deadline: Instant,
+) -> Result<u64> {
+    let base: &TableMetadata = &table.metadata;
+    let gone = expired(base, older_than_ms, retain_last)?;
+    let ids: HashSet<i64> = gone.iter().map(Snapshot::snapshot_id).collect();
+    let stay =
+        base.snapshots().map(AsRef::as_ref).filter(|snapshot: &&Snapshot| !ids.contains(&snapshot.snapshot_id()));
+    let objects = unreferenced(tables, base, &gone, (base, stay), deadline).await?;
+    let (snapshots, found) = (gone.len(), objects.len());
+    tracing::info!(table = %table.ident, snapshots, objects = found, "an expiry that was only asked about");
+    for snapshot in ids.iter().take(NAMED_AT_MOST) {
+        tracing::info!(table = %table.ident, snapshot, "would expire");
+    }
+    for location in objects.iter().take(NAMED_AT_MOST) {
+        tracing::info!(table = %table.ident, %location, "would be removed");
+    }
+    Ok(snapshots as u64)
+}
+
+/// The snapshots that do not stay.
+fn expired(base: &TableMetadata, older_than_ms: Option<i64>, retain_last: Option<u64>) -> Result<Vec<Snapshot>> {
+    let kept = retained(base, older_than_ms, retain_last)?;
+    let gone = base.snapshots().filter(|snapshot| !kept.contains(&snapshot.snapshot_id()));
+    Ok(gone.map(|snapshot| snapshot.as_ref().clone()).collect())
 }
 
 /// How long snapshots of a table are kept, in milliseconds.
@@ -206,8 +242,28 @@ pub(super) async fn remove_unreferenced(
     gone: &[Snapshot],
     deadline: Instant,
 ) -> Result<()> {
+    let stay = current.snapshots().map(AsRef::as_ref);
+    let orphans = unreferenced(tables, base, gone, (current, stay), deadline).await?;
+    let removed = tables.storage.discard_until(&orphans, deadline).await;
+    match Instant::now() < deadline || removed == orphans.len() {
+        true => Ok(()),
+        false => Err(Error::deadline(format!("{removed} of {} are gone, and there was no more time", orphans.len()))),
+    }
+}
+
+/// What the snapshots `gone` of `base` refer to, and those that `stay` in a version do not.
+///
+/// # Errors
+/// What could not be read; `Deadline`.
+async fn unreferenced<'a>(
+    tables: &Tables,
+    base: &TableMetadata,
+    gone: &[Snapshot],
+    (version, stay): (&TableMetadata, impl Iterator<Item = &'a Snapshot>),
+    deadline: Instant,
+) -> Result<Vec<String>> {
     let find = async {
-        let kept = reachable(&tables.cache, current, current.snapshots().map(AsRef::as_ref)).await?;
+        let kept = reachable(&tables.cache, version, stay).await?;
         let lost = reachable(&tables.cache, base, gone.iter()).await?;
         Ok((kept, lost))
     };
@@ -217,13 +273,7 @@ pub(super) async fn remove_unreferenced(
     // What lies elsewhere is not the table's own.
     let own = format!("{}/", base.location());
     let is_kept = |location: &String| kept.contains(location) && !planted::has(Bug::ExpiredTooMuch);
-    let orphans: Vec<String> =
-        lost.into_iter().filter(|location| !is_kept(location) && location.starts_with(&own)).collect();
-    let removed = tables.storage.discard_until(&orphans, deadline).await;
-    match Instant::now() < deadline || removed == orphans.len() {
-        true => Ok(()),
-        false => Err(Error::deadline(format!("{removed} of {} are gone, and there was no more time", orphans.len()))),
-    }
+    Ok(lost.into_iter().filter(|location| !is_kept(location) && location.starts_with(&own)).collect())
 }
 
 /// The manifest lists, manifests and files of snapshots.

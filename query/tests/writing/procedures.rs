@@ -152,6 +152,9 @@ async fn what_only_expired_snapshots_need_goes() {
     run(&client, "INSERT INTO t VALUES (4)").await;
     assert_eq!(cluster.files(".parquet").len(), 4);
     assert_eq!(number(&client, "CALL system.expire_snapshots('t')").await, 0, "all are young");
+    let dry = "CALL system.expire_snapshots('t', older_than => now(), dry_run => true)";
+    assert_eq!(number(&client, dry).await, 2);
+    assert_eq!((metadata(&cluster, "t").await.snapshots().len(), cluster.files(".parquet").len()), (4, 4));
     // Of 4 snapshots the tagged one stays, and the newest.
     assert_eq!(number(&client, "CALL system.expire_snapshots('t', older_than => now())").await, 2);
     let table = metadata(&cluster, "t").await;
