@@ -112,7 +112,7 @@ async fn run_file(path: &Path) -> Vec<String> {
     let node = Cell::new(0);
     let mut runner = Runner::new(|| {
         let (cluster, node, files) = (&cluster, node.get(), files.display().to_string());
-        async move { Ok(Session { client: cluster.client(node).await, files }) }
+        async move { Ok::<_, SqlError>(Session { client: cluster.client(node).await, files }) }
     });
     runner.with_column_validator(strict_column_validator);
     let (mut ran, mut wrong) = (0, Vec::new());
