@@ -42,8 +42,11 @@ const PROCEDURES: [(&[&str], &[&str]); 12] = [
         &["table", "name", "snapshot_id", "retain_days", "snapshot_retain_days", "min_snapshots_to_keep"],
     ),
     (&["drop_tag", "drop_branch"], &["table", "name"]),
-    (&["expire_snapshots"], &["table", "older_than", "retain_last"]),
-    (&["rewrite_data_files"], &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold"]),
+    (&["expire_snapshots"], &["table", "older_than", "retain_last", "dry_run"]),
+    (
+        &["rewrite_data_files"],
+        &["table", "min_input_files", "strategy", "sort_order", "delete_file_threshold", "dry_run"],
+    ),
     (&["rewrite_manifests"], &["table"]),
     (&["remove_orphan_files"], &["table", "older_than_hours", "dry_run"]),
     (&["register_table"], &["table", "metadata_file"]),
@@ -60,8 +63,8 @@ pub enum Procedure {
     FastForward { table: TableIdent, branch: String, to: String },
     CreateRef { table: TableIdent, name: String, snapshot: Option<i64>, retention: SnapshotRetention },
     DropRef { table: TableIdent, name: String, branch: bool },
-    ExpireSnapshots { table: TableIdent, older_than_ms: Option<i64>, retain_last: Option<u64> },
-    RewriteDataFiles { table: TableIdent, strategy: Strategy },
+    ExpireSnapshots { table: TableIdent, older_than_ms: Option<i64>, retain_last: Option<u64>, dry_run: bool },
+    RewriteDataFiles { table: TableIdent, strategy: Strategy, dry_run: bool },
     RewriteManifests { table: TableIdent },
     RemoveOrphanFiles { table: TableIdent, older_than: Duration, dry_run: bool },
     RegisterTable { table: TableIdent, metadata_file: String },
@@ -127,13 +130,14 @@ pub async fn plan(state: &SessionState, call: &Function) -> Result<Procedure> {
             table,
             older_than_ms: args.timestamp_ms("older_than")?,
             retain_last: args.count("retain_last")?,
+            dry_run: args.boolean("dry_run")?.unwrap_or(false),
         },
         "rewrite_data_files" => {
             let (strategy, order) = (args.text("strategy")?, args.text("sort_order")?);
             let (files, deletes) = (args.count("min_input_files")?, args.count("delete_file_threshold")?);
             let strategy = Strategy::new(strategy.as_deref(), order, files, deletes);
             let strategy = strategy.map_err(|e| e.while_doing(format_args!("{SYSTEM}.{name}")))?;
-            Procedure::RewriteDataFiles { table, strategy }
+            Procedure::RewriteDataFiles { table, strategy, dry_run: args.boolean("dry_run")?.unwrap_or(false) }
         }
         "rewrite_manifests" => Procedure::RewriteManifests { table },
         "remove_orphan_files" => {
@@ -206,17 +210,20 @@ pub async fn run(tables: &Arc<Tables>, state: &SessionState, call: Procedure, de
         Procedure::DropRef { table, name, branch } => {
             apart(move || edited(table, maintenance::drop_ref(name, branch))).await
         }
-        Procedure::ExpireSnapshots { table, older_than_ms, retain_last } => {
+        Procedure::ExpireSnapshots { table, older_than_ms, retain_last, dry_run } => {
             let expired = move || async move {
                 let table = load(table).await?;
-                maintenance::expire_snapshots(tables, &table, older_than_ms, retain_last, deadline).await
+                match dry_run {
+                    true => maintenance::would_expire(tables, &table, older_than_ms, retain_last, deadline).await,
+                    false => maintenance::expire_snapshots(tables, &table, older_than_ms, retain_last, deadline).await,
+                }
             };
             apart(expired).await
         }
-        Procedure::RewriteDataFiles { table, strategy } => {
+        Procedure::RewriteDataFiles { table, strategy, dry_run } => {
             let rewritten = move || async move {
                 let table = load(table).await?;
-                rewrite::rewrite_data_files(tables, state, &table, &strategy, deadline).await
+                rewrite::rewrite_data_files(tables, state, &table, &strategy, dry_run, deadline).await
             };
             apart(rewritten).await
         }

@@ -35,6 +35,8 @@ pub const HELD_FOR: Duration = Duration::from_secs(21 * 60);
 pub const HELD: &str = "lake.expire-snapshots.held-ms";
 /// Manifests read at a time.
 const MANIFESTS_IN_FLIGHT: usize = 16;
+/// Most files, and most snapshots, that the log names of what a dry run has found.
+pub const NAMED_AT_MOST: usize = 1000;
 
 /// Makes a snapshot the current one; `ancestor`: only one that the current one comes from.
 pub fn set_current(snapshot: i64, ancestor: bool) -> Edit {
@@ -138,13 +140,13 @@ pub async fn expire_snapshots(
     retain_last: Option<u64>,
     deadline: Instant,
 ) -> Result<u64> {
-    let expired: Arc<Mutex<(Vec<Snapshot>, Option<TableMetadata>)>> = Arc::default();
+    let taken_out: Arc<Mutex<(Vec<Snapshot>, Option<TableMetadata>)>> = Arc::default();
     let edit: Edit = {
-        let (expired, tables) = (expired.clone(), tables.clone());
+        let (taken_out, tables) = (taken_out.clone(), tables.clone());
         Arc::new(move |base: &TableMetadata, builder: TableMetadataBuilder| {
             let (gone, builder) = retained(base, older_than_ms, retain_last)?.remove_others(base, builder);
             tables.will_answer(gone.len() as u64);
-            *expired.lock().unwrap_or_else(PoisonError::into_inner) = (gone, Some(base.clone()));
+            *taken_out.lock().unwrap_or_else(PoisonError::into_inner) = (gone, Some(base.clone()));
             Ok(builder)
         })
     };
@@ -154,7 +156,7 @@ pub async fn expire_snapshots(
         .owned(async move {
             let none = DataFiles::new(tables.storage.clone(), tables.tasks.clone());
             let pointer = commit::commit(&tables, &table, Proposal::edit(edit), none, deadline).await?;
-            let (gone, base) = std::mem::take(&mut *expired.lock().unwrap_or_else(PoisonError::into_inner));
+            let (gone, base) = std::mem::take(&mut *taken_out.lock().unwrap_or_else(PoisonError::into_inner));
             let Some(base) = base else { return Ok(0) };
             if !gone.is_empty() {
                 let current = tables.cache.table(&pointer.value.metadata_location).await;
@@ -172,6 +174,40 @@ pub async fn expire_snapshots(
         .await
 }
 
+/// What [`expire_snapshots`] would do to the table as it is now. Returns how many snapshots it would remove; the log names them, and the
+/// objects that only they refer to.
+///
+/// # Errors
+/// What could not be read; `Deadline`.
+pub async fn would_expire(
+    tables: &Tables,
+    table: &Table,
+    older_than_ms: Option<i64>,
+    retain_last: Option<u64>,
+    deadline: Instant,
+) -> Result<u64> {
+    let base: &TableMetadata = &table.metadata;
+    let gone = expired(base, older_than_ms, retain_last)?;
+    let ids: HashSet<i64> = gone.iter().map(Snapshot::snapshot_id).collect();
+    let stay =
+        base.snapshots().map(AsRef::as_ref).filter(|snapshot: &&Snapshot| !ids.contains(&snapshot.snapshot_id()));
+    let objects = unreferenced(tables, base, &gone, (base, stay), deadline).await?;
+    let (snapshots, found) = (gone.len(), objects.len());
+    tracing::info!(table = %table.ident, snapshots, objects = found, "an expiry that was only asked about");
+    for snapshot in ids.iter().take(NAMED_AT_MOST) {
+        tracing::info!(table = %table.ident, snapshot, "would expire");
+    }
+    for location in objects.iter().take(NAMED_AT_MOST) {
+        tracing::info!(table = %table.ident, %location, "would be removed");
+    }
+    Ok(snapshots as u64)
+}
+
+/// The snapshots that do not stay.
+fn expired(base: &TableMetadata, older_than_ms: Option<i64>, retain_last: Option<u64>) -> Result<Vec<Snapshot>> {
+    Ok(retained(base, older_than_ms, retain_last)?.others(base))
+}
+
 /// How long snapshots of a table are kept, in milliseconds.
 pub(super) fn snapshot_age_ms(base: &TableMetadata) -> i64 {
     property(base, "history.expire.max-snapshot-age-ms").unwrap_or(SNAPSHOT_AGE_MS)
@@ -186,14 +222,19 @@ pub(super) struct Retained {
 }
 
 impl Retained {
+    /// The snapshots that do not stay.
+    fn others(&self, base: &TableMetadata) -> Vec<Snapshot> {
+        let others = base.snapshots().filter(|snapshot| !self.snapshots.contains(&snapshot.snapshot_id()));
+        others.map(|snapshot| snapshot.as_ref().clone()).collect()
+    }
+
     /// Removes what does not stay. Gives the snapshots.
     pub fn remove_others(
         &self,
         base: &TableMetadata,
         builder: TableMetadataBuilder,
     ) -> (Vec<Snapshot>, TableMetadataBuilder) {
-        let others = base.snapshots().filter(|snapshot| !self.snapshots.contains(&snapshot.snapshot_id()));
-        let gone: Vec<Snapshot> = others.map(|snapshot| snapshot.as_ref().clone()).collect();
+        let gone = self.others(base);
         let ids: Vec<i64> = gone.iter().map(Snapshot::snapshot_id).collect();
         let builder = self.past.iter().fold(builder, |builder, name| builder.remove_ref(name));
         (gone, builder.remove_snapshots(&ids))
@@ -293,8 +334,28 @@ pub(super) async fn remove_unreferenced(
     gone: &[Snapshot],
     deadline: Instant,
 ) -> Result<()> {
+    let stay = current.snapshots().map(AsRef::as_ref);
+    let orphans = unreferenced(tables, base, gone, (current, stay), deadline).await?;
+    let removed = tables.storage.discard_until(&orphans, deadline).await;
+    match Instant::now() < deadline || removed == orphans.len() {
+        true => Ok(()),
+        false => Err(Error::deadline(format!("{removed} of {} are gone, and there was no more time", orphans.len()))),
+    }
+}
+
+/// What the snapshots `gone` of `base` refer to, and those that `stay` in a version do not.
+///
+/// # Errors
+/// What could not be read; `Deadline`.
+async fn unreferenced<'a>(
+    tables: &Tables,
+    base: &TableMetadata,
+    gone: &[Snapshot],
+    (version, stay): (&TableMetadata, impl Iterator<Item = &'a Snapshot>),
+    deadline: Instant,
+) -> Result<Vec<String>> {
     let find = async {
-        let kept = reachable(&tables.cache, current, current.snapshots().map(AsRef::as_ref)).await?;
+        let kept = reachable(&tables.cache, version, stay).await?;
         let lost = reachable(&tables.cache, base, gone.iter()).await?;
         Ok((kept, lost))
     };
@@ -304,13 +365,7 @@ pub(super) async fn remove_unreferenced(
     // What lies elsewhere is not the table's own.
     let own = format!("{}/", base.location());
     let is_kept = |location: &String| kept.contains(location) && !planted::has(Bug::ExpiredTooMuch);
-    let orphans: Vec<String> =
-        lost.into_iter().filter(|location| !is_kept(location) && location.starts_with(&own)).collect();
-    let removed = tables.storage.discard_until(&orphans, deadline).await;
-    match Instant::now() < deadline || removed == orphans.len() {
-        true => Ok(()),
-        false => Err(Error::deadline(format!("{removed} of {} are gone, and there was no more time", orphans.len()))),
-    }
+    Ok(lost.into_iter().filter(|location| !is_kept(location) && location.starts_with(&own)).collect())
 }
 
 /// The manifest lists, manifests and files of snapshots.

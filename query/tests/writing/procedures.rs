@@ -159,6 +159,9 @@ async fn what_only_expired_snapshots_need_goes() {
     );
     assert_eq!(cluster.files(".parquet").len(), 4);
     run(&client, "ALTER TABLE t SET TBLPROPERTIES ('lake.expire-snapshots.held-ms' = '0')").await;
+    let dry = "CALL system.expire_snapshots('t', older_than => now(), dry_run => true)";
+    assert_eq!(number(&client, dry).await, 2);
+    assert_eq!((metadata(&cluster, "t").await.snapshots().len(), cluster.files(".parquet").len()), (4, 4));
     // Of 4 snapshots the tagged one stays, and the newest.
     assert_eq!(number(&client, "CALL system.expire_snapshots('t', older_than => now())").await, 2);
     let table = metadata(&cluster, "t").await;
